@@ -1,0 +1,35 @@
+# One line a target, so that a person, pre-commit and CI run the same thing.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check shapes long format clean
+
+demo: .venv/ready  ## set up, then learn to translate numbers in under three minutes
+	$(BIN)/regard quickstart
+
+test: .venv/ready check  ## lint, types and the tests that every commit must pass
+	$(BIN)/pytest -q -n 2 -m "not long"
+	$(MAKE) shapes
+
+check: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+shapes: .venv/ready  ## the same parts with every annotated shape checked at every call
+	$(BIN)/pytest -q -n 2 -m "not long" --jaxtyping-packages=regard,beartype.beartype tests/nn tests/contract
+
+long: .venv/ready  ## kill storms and other tests of minutes
+	$(BIN)/pytest -q -m long
+
+format: .venv/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv runs
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@

@@ -1,0 +1,218 @@
+"""Settings: frozen dataclasses, filled strictly from TOML, JSON and `key=value` words.
+
+A *choice* is a name or a table: `position = "rotary"` or `{ kind = "rotary", base = 500000 }`.
+Nothing here knows what the names mean; the tables beside the parts do.
+"""
+
+import inspect
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from regard.errors import ConfigError, unknown
+
+Choice = str | Mapping[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """Where the examples come from and how they become ids."""
+
+    path: Choice | None = None  # file, folder, or the name (or table) of a built-in
+    source: str | None = None  # or two parallel files …
+    target: str | None = None  # … line by line
+    validation: list[str] = field(default_factory=list)  # one path, or [source, target]
+    held_out: float = 0.1  # share kept for validation when no file is given
+    tokenizer: Choice = "bpe"  # text.TOKENIZERS
+    lower: bool = False  # fold case before anything else
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """How the weights are found."""
+
+    steps: int = 1000
+    batch: int | None = None  # rows per step, or …
+    tokens: int | None = None  # … (padded) target tokens per step
+    accumulate: int = 1  # micro-batches per step
+    rate: float = 1e-3
+    optimizer: Choice = "adamw"  # train.optim.OPTIMIZERS
+    schedule: Choice = "cosine"  # train.schedule.SCHEDULES
+    clip: float = 1.0  # largest gradient norm; 0: off
+    average: float = 0.0  # decay of the running mean of the weights; 0: off
+    seed: int = 1
+    evaluate_every: int | None = None  # None: ten times a run
+    evaluate_tokens: int = 200_000  # at most so many targets during training
+    save_every: int | None = None  # None: at every evaluation
+    keep: int = 3  # newest checkpoints kept, beside the best
+    patience: int | None = None  # stop after so many evaluations without a better one
+    best: str = "loss"  # the validation metric that picks model.safetensors; "last": the newest
+    start: str | None = None  # a run folder whose weights to begin from
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Everything a run is made from; saved whole as `config.json` and never re-defaulted."""
+
+    name: str
+    task: Choice = "causal"  # tasks.TASKS
+    data: DataConfig = field(default_factory=DataConfig)
+    model: dict[str, Any] = field(
+        default_factory=dict
+    )  # models.build: preset or family, and fields
+    train: TrainConfig = field(default_factory=TrainConfig)
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+
+
+def kind_of(choice: Choice) -> tuple[str, dict[str, Any]]:
+    """Split a choice into its name and its options.
+
+    >>> kind_of({"kind": "rotary", "base": 500000})
+    ('rotary', {'base': 500000})
+    """
+    if isinstance(choice, str):
+        return choice, {}
+    options = dict(choice)
+    if "kind" not in options:
+        raise ConfigError(f"a table of choices needs a 'kind': {dict(choice)}")
+    return str(options.pop("kind")), options
+
+
+def make(choice: Choice, table: Mapping[str, Callable[..., T]], what: str, **given: Any) -> T:
+    """Build the entry of `table` that `choice` names, with its options.
+
+    `given` are facts the caller knows (sizes); each part takes those it asks for.
+    """
+    kind, options = kind_of(choice)
+    if kind not in table:
+        raise ConfigError(unknown(what, kind, table))
+    accepted = inspect.signature(table[kind]).parameters
+    for name in options:
+        if name not in accepted or name in given:
+            known = [each for each in accepted if each not in given]
+            raise ConfigError(f"{what} {kind!r}: {unknown('option', name, known)}")
+    return table[kind](**{k: v for k, v in given.items() if k in accepted}, **options)
+
+
+def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
+    """Make a config dataclass from a plain table; unknown keys and wrong types are errors."""
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    values = {}
+    for name, value in table.items():
+        path = f"{where}.{name}" if where else name
+        if name not in known:
+            raise ConfigError(f"{path}: {unknown('key', name, known)}")
+        values[name] = _coerce(hints[name], value, path)
+    for name, f in known.items():
+        if name not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise ConfigError(f"{where + '.' if where else ''}{name} is missing")
+    return cls(**values)
+
+
+def _coerce(hint: Any, value: Any, path: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        if type(None) in arguments and (value is None or value == "none"):
+            return None
+        for each in (a for a in arguments if a is not type(None)):
+            try:
+                return _coerce(each, value, path)
+            except ConfigError as error:
+                last = error
+        raise last
+    if origin is Literal:
+        if value not in arguments:
+            raise ConfigError(f"{path}: {unknown('value', str(value), map(str, arguments))}")
+        return value
+    if is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path} is a table of settings, not {value!r}")
+        return build(typing.cast(type[Any], hint), value, path)
+    if origin in (list, tuple):
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise ConfigError(f"{path} must be a list, not {value!r}")
+        return origin(_coerce(arguments[0], item, path) for item in items)
+    plain = origin or hint
+    if plain is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if plain is Mapping or plain is dict:
+        plain = Mapping
+    if not isinstance(value, plain) or (plain in (int, float) and isinstance(value, bool)):
+        name = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+        raise ConfigError(f"{path} must be {name.get(plain, 'a table')}, not {value!r}")
+    return dict(value) if plain is Mapping else value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a recipe; what is wrong with it is named with its file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no recipe at {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from None
+
+
+def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
+    """Turn `key=value` words into a nested table; values are TOML, or else plain words.
+
+    >>> parse_overrides(["model.dim=128", "train.rate=1e-3", "data.tokenizer=char"])
+    {'model': {'dim': 128}, 'train': {'rate': 0.001}, 'data': {'tokenizer': 'char'}}
+    """
+    result: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{word!r} is not key=value, as in train.steps=2000")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        *path, last = key.split(".")
+        table = result
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{key}: {part!r} already has a value")
+        table[last] = value
+    return result
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one nested table over another; a choice of another kind replaces the whole choice.
+
+    >>> merge({"train": {"steps": 10, "rate": 0.1}}, {"train": {"steps": 20}})
+    {'train': {'steps': 20, 'rate': 0.1}}
+    """
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        if isinstance(value, Mapping) and isinstance(old, str) and "kind" not in value:
+            old = {"kind": old}  # schedule = "cosine", then schedule.warmup = 10
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and "kind" not in value:
+            result[key] = merge(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def to_table(config: Any) -> Any:
+    """The plain table that `build` makes an equal config from."""
+    if is_dataclass(config):
+        return {f.name: to_table(getattr(config, f.name)) for f in fields(config)}
+    if isinstance(config, Mapping):
+        return {key: to_table(value) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return [to_table(value) for value in config]
+    return config

@@ -1,0 +1,67 @@
+"""What can go wrong, and the exit code the command line gives it.
+
+RegardError               1   something failed
+├── ConfigError           2   a setting is wrong                    (ValueError)
+│   └── ShapeError        2   sizes that do not fit together
+├── DataError             3   the user's data cannot be used        (ValueError)
+├── CheckpointError       4   a run folder, checkpoint or disk      (OSError)
+├── DivergedError         5   training left the finite numbers      (ArithmeticError)
+└── Stopped              75   ended by a signal, saved, resumable (130 for Ctrl-C)
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class RegardError(Exception):
+    """A mistake whose message is all the user needs: what, where, why, what to try."""
+
+    exit_code = 1
+
+
+class ConfigError(RegardError, ValueError):
+    """A setting is unknown, mistyped or does not fit with the others."""
+
+    exit_code = 2
+
+
+class ShapeError(ConfigError):
+    """Sizes that do not fit together."""
+
+
+class DataError(RegardError, ValueError):
+    """The user's data cannot be read or cannot be used for this."""
+
+    exit_code = 3
+
+
+class CheckpointError(RegardError, OSError):
+    """A run folder or checkpoint is missing, damaged or cannot be written."""
+
+    exit_code = 4
+
+
+class DivergedError(RegardError, ArithmeticError):
+    """Loss or gradients stopped being finite."""
+
+    exit_code = 5
+
+
+class Stopped(RegardError):
+    """Training was stopped by a signal; the run is saved and can be resumed."""
+
+    def __init__(self, message: str, exit_code: int = 75) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """The message for a name that is not in a table.
+
+    >>> unknown("sampler", "topp", ["top_k", "top_p"])
+    "unknown sampler 'topp'; did you mean 'top_p'?"
+    """
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    return f"unknown {what} {name!r}; {hint}"

@@ -1,0 +1,56 @@
+"""What every model promises: the protocols that tasks, generation and explaining rely on."""
+
+from typing import Protocol, Self, runtime_checkable
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.nn.head import Head
+from regard.nn.state import Source
+
+
+class State(Protocol):
+    """What decoding remembers of each row. `step` may write into it and so use it up."""
+
+    @property
+    def lengths(self) -> Int[Tensor, " rows"]:
+        """How many ids each row has taken in."""
+
+    def select(self, rows: Int[Tensor, " chosen"]) -> Self:
+        """The state of these rows, in this order; a row may come several times."""
+
+    def rewind(self, lengths: Int[Tensor, " rows"]) -> Self:
+        """Forget all but the first `lengths` ids of each row.
+
+        A recurrent state can only go back within the ids of the last `step`.
+        """
+
+
+@runtime_checkable
+class Language(Protocol):
+    """A model that can be asked what comes next."""
+
+    context: int | None  # the most ids a row can hold; None: no limit
+
+    def start(self, rows: int, capacity: int, source: Source | None = None) -> State:
+        """An empty state for `rows` rows of up to `capacity` ids each."""
+
+    def step(
+        self,
+        ids: Int[Tensor, "rows time"],
+        state: State,
+        *,
+        counts: Int[Tensor, " rows"] | None = None,
+        every: bool = False,
+    ) -> tuple[Float[Tensor, "rows scored vocab"], State]:
+        """Take in one or more ids per row; give the logits of what follows.
+
+        Rows may be right-padded: `counts` says how many ids of each row are real. The logits
+        are those after each row's last real id (scored = 1), or after every id (`every`).
+        """
+
+
+class Scored(Protocol):
+    """A model that can be trained or evaluated: hidden states, and a head that makes logits."""
+
+    head: Head

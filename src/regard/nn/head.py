@@ -1,0 +1,159 @@
+"""From hidden states to the vocabulary, and the loss that never holds all the logits at once."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+CHUNK_ELEMENTS = 1 << 25  # logits held at a time: 128 MiB in float32
+IGNORED = -1  # a target that is not scored
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Summed cross-entropy of a linear read-out, its gradient formed in the forward pass.
+
+    Logits of one chunk of positions exist at a time, and only once: what the backward pass
+    needs is the gradient with respect to x, W and b, which is known as soon as the chunk is.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
+    ) -> Tensor:
+        rows, vocab = len(x), len(weight)
+        size = max(1, min(rows, CHUNK_ELEMENTS // vocab))
+        total = torch.zeros(
+            (), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32, device=x.device
+        )
+        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        dweight = torch.zeros_like(weight, dtype=total.dtype) if ctx.needs_input_grad[1] else None
+        dbias = (
+            torch.zeros_like(bias, dtype=total.dtype)
+            if bias is not None and ctx.needs_input_grad[2]
+            else None
+        )
+        for start in range(0, rows, size):
+            part, goal = x[start : start + size], targets[start : start + size]
+            scored = goal != IGNORED
+            goal = goal.clamp_min(0).unsqueeze(-1)
+            logits = F.linear(part, weight, bias).to(total.dtype)  # softmax in float32, always
+            logp = logits.log_softmax(-1)
+            loss = -logp.gather(-1, goal).squeeze(-1)
+            if smoothing:
+                loss = (1 - smoothing) * loss - smoothing * logp.mean(-1)
+            total += (loss * scored).sum()
+            if dx is None and dweight is None:
+                continue
+            grad = logp.exp_()  # softmax - target distribution, in place
+            grad -= smoothing / vocab
+            grad.scatter_add_(-1, goal, grad.new_full(goal.shape, smoothing - 1))
+            grad *= scored.unsqueeze(-1)
+            if dbias is not None:
+                dbias += grad.sum(0)
+            grad = grad.to(part.dtype)
+            if dx is not None:
+                dx[start : start + size] = grad @ weight
+            if dweight is not None:
+                dweight += grad.T @ part
+        ctx.grads = (dx, dweight, dbias)
+        ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = outer
+        grads = (
+            None if grad is None else (grad * scale).to(dtype)
+            for grad, dtype in zip(ctx.grads, ctx.dtypes, strict=True)
+        )
+        return (*grads, None, None)
+
+
+def linear_cross_entropy(
+    x: Float[Tensor, "*rows dim"],
+    weight: Float[Tensor, "vocab dim"],
+    bias: Float[Tensor, " vocab"] | None,
+    targets: Int[Tensor, "*rows"],
+    *,
+    smoothing: float = 0.0,
+) -> Float[Tensor, ""]:
+    r"""Cross-entropy of softmax(W x + b) against the targets, summed over those that count.
+
+        loss = sum_n [ -(1 - e) log p_n(target_n) - e / V sum_v log p_n(v) ]
+
+    e is label smoothing (Szegedy et al. 2016, as torch defines it). Targets of -1 are not
+    scored. The logits are made in chunks, each once; the full matrix never exists.
+    """
+    x, targets = x.flatten(0, -2), targets.flatten()
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    result: Tensor = _LinearCrossEntropy.apply(x, weight, bias, targets, smoothing)
+    return result
+
+
+class Head(nn.Module):
+    """The output layer: logits = W x + b.
+
+    `tied` names an embedding matrix to use as W; it is then stored once, with the embedding.
+    """
+
+    def __init__(
+        self, dim: int, vocab_size: int, *, bias: bool = False, tied: nn.Embedding | None = None
+    ) -> None:
+        super().__init__()
+        self._tied = (tied,)  # in a tuple, so that it is not registered twice
+        if tied is None:
+            self.weight = nn.Parameter(torch.empty(vocab_size, dim))
+            nn.init.normal_(self.weight, std=0.02)
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+
+    @property
+    def matrix(self) -> Tensor:
+        """W, wherever it is kept."""
+        (tied,) = self._tied
+        return self.weight if tied is None else tied.weight
+
+    def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
+        """The logits."""
+        return F.linear(x, self.matrix, self.bias)
+
+    def loss(
+        self,
+        x: Float[Tensor, "*rows dim"],
+        targets: Int[Tensor, "*rows"],
+        *,
+        smoothing: float = 0.0,
+    ) -> Float[Tensor, ""]:
+        """The summed cross-entropy against `targets`; -1 is not scored."""
+        return linear_cross_entropy(x, self.matrix, self.bias, targets, smoothing=smoothing)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class GivenHead(nn.Module):
+    """The head of a model whose hidden states are already log-probabilities (counts)."""
+
+    def forward(self, x: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
+        """The same."""
+        return x
+
+    def loss(
+        self,
+        x: Float[Tensor, "*rows vocab"],
+        targets: Int[Tensor, "*rows"],
+        *,
+        smoothing: float = 0.0,
+    ) -> Float[Tensor, ""]:
+        """The summed negative log-probability of `targets`; -1 is not scored."""
+        return F.cross_entropy(
+            x.flatten(0, -2),
+            targets.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+            label_smoothing=smoothing,
+        )

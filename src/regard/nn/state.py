@@ -1,0 +1,100 @@
+"""What a model reads before it writes, and what it remembers while it writes."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import ShapeError
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a conditional model reads before it writes: right-padded ids and their real lengths."""
+
+    ids: Int[Tensor, "batch source"]
+    lengths: Int[Tensor, " batch"]
+
+    def to(self, device: torch.device | str) -> "Source":
+        """The same on another device."""
+        return Source(
+            self.ids.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True)
+        )
+
+
+@dataclass(slots=True)
+class KeyValues:
+    """The keys and values of one attention layer, in buffers made once.
+
+    A row's new keys are written at its own length, so rows may stand at different positions;
+    what lies beyond a row's length is never looked at and is simply written over.
+    """
+
+    keys: Float[Tensor, "rows kv_heads capacity head_dim"]
+    values: Float[Tensor, "rows kv_heads capacity head_dim"]
+
+    def write(
+        self,
+        k: Float[Tensor, "rows kv_heads time head_dim"],
+        v: Float[Tensor, "rows kv_heads time head_dim"],
+        at: Int[Tensor, "rows time"],
+        seen: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Store new keys and values at positions `at`; return the first `seen` of all of them."""
+        index = at[:, None, :, None].expand_as(k)
+        self.keys.scatter_(2, index, k.to(self.keys.dtype))
+        self.values.scatter_(2, index, v.to(self.values.dtype))
+        return self.keys[:, :, :seen], self.values[:, :, :seen]
+
+    def select(self, rows: Int[Tensor, " chosen"]) -> "KeyValues":
+        """The same for these rows, in this order."""
+        return KeyValues(self.keys.index_select(0, rows), self.values.index_select(0, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerState:
+    """Keys and values of every layer, those of the source, and how far each row has come.
+
+    `longest` is a bound on `lengths` that the host knows without asking the device.
+    """
+
+    layers: list[KeyValues]
+    lengths: Int[Tensor, " rows"]
+    capacity: int
+    longest: int = 0
+    memory: list[tuple[Tensor, Tensor]] | None = None  # cross-attention's keys and values
+    memory_lengths: Int[Tensor, " rows"] | None = None
+
+    def select(self, rows: Int[Tensor, " chosen"]) -> "TransformerState":
+        """The state of these rows, in this order."""
+        return TransformerState(
+            [layer.select(rows) for layer in self.layers],
+            self.lengths.index_select(0, rows),
+            self.capacity,
+            self.longest,
+            self.memory
+            and [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.memory],
+            None if self.memory_lengths is None else self.memory_lengths.index_select(0, rows),
+        )
+
+    def rewind(self, lengths: Int[Tensor, " rows"]) -> "TransformerState":
+        """Forget all but the first `lengths` ids of each row."""
+        return self._moved(lengths, self.longest)
+
+    def advanced(self, counts: Int[Tensor, " rows"] | int, time: int) -> "TransformerState":
+        """The same after `time` more ids, of which `counts` per row are real."""
+        return self._moved(self.lengths + counts, self.longest + time)
+
+    def room_for(self, time: int) -> int:
+        """How many keys there are to look at after `time` more; an error when there is no room."""
+        if self.longest + time > self.capacity:
+            raise ShapeError(
+                f"{self.longest} ids and {time} more do not fit a state of capacity {self.capacity}"
+            )
+        return self.longest + time
+
+    def _moved(self, lengths: Tensor, longest: int) -> "TransformerState":
+        return TransformerState(
+            self.layers, lengths, self.capacity, longest, self.memory, self.memory_lengths
+        )
