@@ -93,12 +93,18 @@ def make(choice: Choice, table: Mapping[str, Callable[..., T]], what: str, **giv
     kind, options = kind_of(choice)
     if kind not in table:
         raise ConfigError(unknown(what, kind, table))
-    accepted = inspect.signature(table[kind]).parameters
+    signature = inspect.signature(table[kind])
+    accepted = signature.parameters
     for name in options:
         if name not in accepted or name in given:
             known = [each for each in accepted if each not in given]
             raise ConfigError(f"{what} {kind!r}: {unknown('option', name, known)}")
-    return table[kind](**{k: v for k, v in given.items() if k in accepted}, **options)
+    arguments = {k: v for k, v in given.items() if k in accepted} | options
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:  # "missing a required argument: 'factor'"
+        raise ConfigError(f"{what} {kind!r}: {error}") from None
+    return table[kind](**arguments)
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:

@@ -41,3 +41,11 @@ class PairBatch:
 
 
 Batch = TextBatch | PairBatch
+
+
+def pinned(batch: Batch) -> Batch:
+    """The same in memory from which a GPU can copy while it computes."""
+    if isinstance(batch, TextBatch):
+        return TextBatch(batch.ids.pin_memory(), batch.targets.pin_memory())
+    source = Source(batch.source.ids.pin_memory(), batch.source.lengths.pin_memory())
+    return PairBatch(source, batch.ids.pin_memory(), batch.targets.pin_memory())

@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Models: configurations and the modules they describe."""

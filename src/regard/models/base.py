@@ -1,14 +1,14 @@
 """What every model promises: the protocols that tasks, generation and explaining rely on."""
 
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.nn.head import Head
 from regard.nn.state import Source
 
 
+@runtime_checkable
 class State(Protocol):
     """What decoding remembers of each row. `step` may write into it and so use it up."""
 
@@ -16,10 +16,10 @@ class State(Protocol):
     def lengths(self) -> Int[Tensor, " rows"]:
         """How many ids each row has taken in."""
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> Self:
+    def select(self, rows: Int[Tensor, " chosen"]) -> "State":
         """The state of these rows, in this order; a row may come several times."""
 
-    def rewind(self, lengths: Int[Tensor, " rows"]) -> Self:
+    def rewind(self, lengths: Int[Tensor, " rows"]) -> "State":
         """Forget all but the first `lengths` ids of each row.
 
         A recurrent state can only go back within the ids of the last `step`.
@@ -48,9 +48,3 @@ class Language(Protocol):
         Rows may be right-padded: `counts` says how many ids of each row are real. The logits
         are those after each row's last real id (scored = 1), or after every id (`every`).
         """
-
-
-class Scored(Protocol):
-    """A model that can be trained or evaluated: hidden states, and a head that makes logits."""
-
-    head: Head

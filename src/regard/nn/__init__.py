@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""The parts: torch modules with plain arguments, each one idea and its formula."""

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = 1 << 25  # logits held at a time: 128 MiB in float32
 IGNORED = -1  # a target that is not scored
@@ -44,7 +45,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if smoothing:
                 loss = (1 - smoothing) * loss - smoothing * logp.mean(-1)
             total += (loss * scored).sum()
-            if dx is None and dweight is None:
+            if dx is None and dweight is None and dbias is None:
                 continue
             grad = logp.exp_()  # softmax - target distribution, in place
             grad -= smoothing / vocab
@@ -57,16 +58,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 dx[start : start + size] = grad @ weight
             if dweight is not None:
                 dweight += grad.T @ part
-        ctx.grads = (dx, dweight, dbias)
+        ctx.save_for_backward(dx, dweight, dbias)
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = outer
         grads = (
             None if grad is None else (grad * scale).to(dtype)
-            for grad, dtype in zip(ctx.grads, ctx.dtypes, strict=True)
+            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return (*grads, None, None)
 
@@ -91,7 +93,7 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    result: Tensor = _LinearCrossEntropy.apply(x, weight, bias, targets, smoothing)
+    result: Tensor = _LinearCrossEntropy.apply(x, weight, bias, targets, smoothing)  # type: ignore[no-untyped-call]
     return result
 
 

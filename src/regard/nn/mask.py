@@ -75,7 +75,7 @@ class Mask:
             is_causal=self.is_causal or other.is_causal,
             prefixes=prefixes,
             width=min(widths, default=None),
-            key_lengths=torch.minimum(*lengths) if len(lengths) == 2 else (lengths or [None])[0],
+            key_lengths=torch.minimum(*lengths) if len(lengths) == 2 else next(iter(lengths), None),
             document_ids=other.document_ids if self.document_ids is None else self.document_ids,
         )
 

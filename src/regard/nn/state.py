@@ -80,11 +80,13 @@ class TransformerState:
 
     def rewind(self, lengths: Int[Tensor, " rows"]) -> "TransformerState":
         """Forget all but the first `lengths` ids of each row."""
-        return self._moved(lengths, self.longest)
+        return self._moved(lengths, int(lengths.max()))
 
-    def advanced(self, counts: Int[Tensor, " rows"] | int, time: int) -> "TransformerState":
-        """The same after `time` more ids, of which `counts` per row are real."""
-        return self._moved(self.lengths + counts, self.longest + time)
+    def advanced(self, counts: Int[Tensor, " rows"] | None, time: int) -> "TransformerState":
+        """The same after `time` more ids, of which `counts` per row are real (None: all)."""
+        if counts is None:
+            return self._moved(self.lengths + time, self.longest + time)
+        return self.rewind(self.lengths + counts)
 
     def room_for(self, time: int) -> int:
         """How many keys there are to look at after `time` more; an error when there is no room."""

@@ -1,1 +1,15 @@
-"""Placeholder."""
+"""Text and ids: five kinds of tokenizers, trained here, each kept in one `tokenizer.json`."""
+
+from regard.text.base import SPECIALS, Tokenizer
+from regard.text.kinds import TOKENIZERS, load_tokenizer, train_tokenizer
+from regard.text.pairs import PairTokenizers, train_pair
+
+__all__ = [
+    "SPECIALS",
+    "TOKENIZERS",
+    "PairTokenizers",
+    "Tokenizer",
+    "load_tokenizer",
+    "train_pair",
+    "train_tokenizer",
+]

@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Pictures of attention, for the terminal and for files."""

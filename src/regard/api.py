@@ -1,0 +1,292 @@
+"""The verbs in Python: train, load, and what a run can do."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard.config import RunConfig, build, kind_of, make, merge, parse_overrides, read_toml
+from regard.data.sources import BUILTINS, Pairs, open_data
+from regard.errors import ConfigError, unknown
+from regard.explain import AttentionMap, attention_maps
+from regard.generate import Chain, parse_chain, stream_text
+from regard.models.base import Language
+from regard.models.build import build_model, load_weights, resolve
+from regard.tasks import TASKS, Task
+from regard.tasks.seq2seq import Seq2Seq
+from regard.text import PairTokenizers, Tokenizer
+from regard.train import evaluate
+from regard.train.auto import choose, named
+from regard.train.checkpoint import read_tensors
+from regard.train.device import pick_device
+from regard.train.folder import Folder, new_folder
+from regard.train.prepare import Progress, Tokenizers, load_tokenizers, open_held_out, prepare
+from regard.train.run import Event, begin
+from regard.train.run import resume as resume_events
+from regard.train.size import fit_to_minutes
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def recipes() -> list[str]:
+    """The names of the recipes that come with the library."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def configure(what: str, overrides: dict[str, Any] | None = None) -> RunConfig:
+    """The settings of a run: of a recipe, a .toml file, or chosen for the user's own data.
+
+    `overrides` is a nested table; `minutes` in it sizes model and steps to this machine.
+    """
+    over = dict(overrides or {})
+    minutes = over.pop("minutes", None)
+    if what.endswith(".toml"):
+        base = {"name": Path(what).stem, **read_toml(Path(what))}
+    elif what in recipes() and not Path(what).exists():
+        base = {"name": what, **read_toml(RECIPES / f"{what}.toml")}
+    else:
+        base = _for_data(what, over)
+    data = merge(base.get("data", {}), over.get("data", {}))
+    for key in ("path", "source", "target"):  # a run can be resumed from another folder
+        if isinstance(data.get(key), str) and data[key] not in BUILTINS:
+            data[key] = str(Path(data[key]).absolute())
+    if data.get("validation"):
+        given = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
+        data["validation"] = [str(Path(each).absolute()) for each in given]
+    config = build(RunConfig, merge(merge(base, over), {"data": data}))
+    return config if minutes is None else fit_to_minutes(config, float(minutes))
+
+
+def _for_data(what: str, over: dict[str, Any]) -> dict[str, Any]:
+    given = over.get("data", {})
+    if "," in what and not Path(what).exists():
+        source, _, target = what.partition(",")
+        where: dict[str, Any] = {"source": source, "target": target}
+    else:
+        where = {"path": what}
+    known = {*recipes(), *BUILTINS}
+    if "path" in where and not Path(what).exists() and what not in BUILTINS:
+        raise ConfigError(
+            f"{unknown('recipe, file or built-in data set', what, known)}\n"
+            "give a recipe's name, a .toml file, or a file or folder of your own"
+        )
+    data = open_data(
+        where.get("path"), where.get("source"), where.get("target"), lower=given.get("lower", False)
+    )
+    device = pick_device(over.get("device", "auto"))
+    chosen = choose(data, where, fast=device.type == "cuda")
+    return {"name": named(where.get("path"), where.get("source")), **chosen}
+
+
+def train(
+    what: str | RunConfig,
+    *words: str,
+    out: Path | str | None = None,
+    watch: Callable[[Event], None] = lambda event: None,
+    **overrides: Any,
+) -> "Run":
+    """Train a model and return its run.
+
+        regard.train("my.txt")
+        regard.train("my.txt", "model.layers=6", minutes=10, out="runs/mine")
+
+    `words` are `key=value` as on the command line, `overrides` the same as a nested table;
+    `watch` is told what happens.
+    """
+    over = merge(parse_overrides(words), overrides)
+    config = configure(what, over) if isinstance(what, str) else what
+    folder = new_folder(config.name) if out is None else Path(out)
+    for event in begin(config, folder):
+        watch(event)
+    return load(folder)
+
+
+def resume(
+    path: Path | str, *words: str, watch: Callable[[Event], None] = lambda event: None
+) -> "Run":
+    """Go on with a run that was stopped, or extend one that ended (`train.steps=…`)."""
+    for event in resume_events(Path(path), parse_overrides(words)):
+        watch(event)
+    return load(path)
+
+
+def load(path: Path | str, device: str = "auto") -> "Run":
+    """Open a run folder."""
+    folder = Folder(path)
+    config = folder.load_config()
+    where = pick_device(device)
+    model = build_model(resolve(config.model)).to(where)
+    load_weights(model, read_tensors(folder.model), str(folder.model))
+    return Run(folder, config, model.eval(), load_tokenizers(folder.path, config), where)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model with its tokenizer and its settings, and what can be done with them."""
+
+    folder: Folder
+    config: RunConfig
+    model: nn.Module
+    tokenizers: Tokenizers
+    device: torch.device
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of what the model writes."""
+        both = self.tokenizers
+        return both.target if isinstance(both, PairTokenizers) else both
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The validation metrics of the model that was kept."""
+        rows = [row for row in self.folder.rows() if "validation" in row]
+        name = self.config.train.best
+        best = rows[-1] if name == "last" else min(rows, key=lambda row: row["validation"][name])
+        return dict(best["validation"])
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        sampler: Sequence[str] = ("temperature=0.8", "top_p=0.95"),
+        seed: int | None = None,
+    ) -> str:
+        """Continue a prompt; the prompt is not repeated."""
+        return "".join(self.stream(prompt, tokens=tokens, sampler=sampler, seed=seed))
+
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        sampler: Sequence[str] | Chain = ("temperature=0.8", "top_p=0.95"),
+        seed: int | None = None,
+    ) -> Iterator[str]:
+        """Continue a prompt, piece by piece as it comes."""
+        self._must(pairs=False, verb="generate", other="translate")
+        tokenizer = self.tokenizer
+        chain = sampler if isinstance(sampler, Chain) else parse_chain(sampler)
+        ids = tokenizer.encode(prompt) or [self._beginning()]
+        return stream_text(
+            cast(Language, self.model),
+            tokenizer,
+            ids,
+            chain,
+            tokens=tokens,
+            stop={tokenizer.stop_id},
+            seed=seed,
+        )
+
+    def translate(
+        self, text: str | Sequence[str], *, beam: int = 5, length_penalty: float = 1.0
+    ) -> Any:
+        """Write a sentence, or each of several, in the other language."""
+        self._must(pairs=True, verb="translate", other="generate")
+        many = [text] if isinstance(text, str) else list(text)
+        if self.config.data.lower:
+            many = [each.lower() for each in many]
+        tokenizers = cast(PairTokenizers, self.tokenizers)
+        found = dict(
+            evaluate.translate(
+                self.model,
+                self._task(),
+                tokenizers,
+                many,
+                width=beam,
+                length_penalty=length_penalty,
+            )
+        )
+        written = [found[i] for i in range(len(many))]
+        return written[0] if isinstance(text, str) else written
+
+    def evaluate(
+        self,
+        *data: str,
+        beam: int = 5,
+        length_penalty: float = 1.0,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """All metrics of the run's task on its own held-out data, or on other data."""
+        config = self.config
+        pairs = isinstance(self.tokenizers, PairTokenizers)
+        if data:
+            held = open_held_out(list(data), pairs, lower=config.data.lower)
+            config = replace(config, data=replace(config.data, validation=list(data)))
+        material = prepare(config, self.tokenizers, progress)
+        result: dict[str, Any] = evaluate.losses(material, self.model, self.device)
+        if pairs:
+            held = material.held_out_data
+            assert isinstance(held, Pairs)
+            result |= evaluate.written(
+                material, self.model, held, width=beam, length_penalty=length_penalty
+            )
+        return result
+
+    def explain(self, text: str, *, pattern: str | None = None) -> dict[str, AttentionMap]:
+        """What the model looks at: its alignment for a translation, its heads for a text.
+
+        By default the last layer; `pattern` names others, as in "decoder.blocks.0.*".
+        """
+        layers = len(self.model.decoder.blocks)  # type: ignore[union-attr, arg-type]
+        if isinstance(self.tokenizers, PairTokenizers):
+            return self._explain_pair(text, pattern or f"decoder.blocks.{layers - 1}.cross")
+        ids = self.tokenizer.encode(text)
+        if not ids:
+            raise ConfigError("nothing to explain: the text is empty")
+        tensor = torch.tensor([ids], device=self.device)
+        pieces = [self.tokenizer.piece(each) for each in ids]
+        maps = attention_maps(
+            self.model,
+            lambda: self.model(tensor),
+            pattern=pattern or f"decoder.blocks.{layers - 1}.attention",
+        )
+        return {name: AttentionMap(pieces, pieces, weights[0]) for name, weights in maps.items()}
+
+    def _explain_pair(self, text: str, pattern: str) -> dict[str, AttentionMap]:
+        tokenizers, task = cast(PairTokenizers, self.tokenizers), self._task()
+        read = tokenizers.source.encode(text.lower() if self.config.data.lower else text)
+        source = task.source([np.asarray(read, dtype=np.int64)]).to(self.device)
+        wrote = tokenizers.target.encode(self.translate(text))
+        ids = torch.tensor([[task.start_id, *wrote]], device=self.device)
+        maps = attention_maps(self.model, lambda: self.model(ids, source=source), pattern=pattern)
+        rows = [*map(tokenizers.target.piece, wrote), "<stop>"]
+        columns = [*map(tokenizers.source.piece, read), "<stop>"]
+        result = {}
+        for name, weights in maps.items():
+            across = ".cross" in name
+            inside = name.startswith("encoder")
+            down, along = (
+                (rows, columns) if across else (columns, columns) if inside else (rows, rows)
+            )
+            result[name] = AttentionMap(down, along, weights[0])
+        return result
+
+    def _task(self) -> Seq2Seq:
+        tokenizers = cast(PairTokenizers, self.tokenizers)
+        task: Task = make(
+            self.config.task,
+            TASKS,
+            "task",
+            start_id=tokenizers.target.start_id,
+            stop_id=tokenizers.target.stop_id,
+            source_stop_id=tokenizers.source.stop_id,
+        )
+        assert isinstance(task, Seq2Seq)
+        return task
+
+    def _beginning(self) -> int:
+        """What an empty prompt begins with: a new line, as if after a finished one."""
+        ids = self.tokenizer.encode("\n")
+        return ids[0] if ids else self.tokenizer.stop_id
+
+    def _must(self, *, pairs: bool, verb: str, other: str) -> None:
+        if isinstance(self.tokenizers, PairTokenizers) != pairs:
+            kind = kind_of(self.config.task)[0]
+            raise ConfigError(
+                f"this run's task is {kind!r}, which cannot {verb}; use `{other}` instead"
+            )

@@ -1,0 +1,89 @@
+"""A path is enough: find out what the user's data is, and open it."""
+
+import os
+from difflib import get_close_matches
+from pathlib import Path
+
+from regard.config import Choice, make
+from regard.data import pairs, text
+from regard.data.pairs import Pairs
+from regard.data.synthetic import BUILTINS
+from regard.data.text import Text
+from regard.errors import ConfigError, DataError
+
+__all__ = ["BUILTINS", "Pairs", "Text", "open_data"]
+
+
+def open_data(
+    path: Choice | None,
+    source: str | None = None,
+    target: str | None = None,
+    *,
+    lower: bool = False,
+) -> Text | Pairs:
+    """Open text or pairs, whatever the path turns out to be.
+
+        a file                    text, one document
+        a folder                  text, a document for each text file in it
+        a .tsv file               pairs: source, tab, target
+        source and target         pairs: two files, line by line
+        a name in BUILTINS        made here; a table gives its options
+                                  (a file of such a name is opened as ./name)
+
+    Each file may be gzip, whatever its name. What was found, and what was left out, is told by
+    the `description` of the result.
+    """
+    opened = _open(path, source, target)
+    return opened.lowered() if lower else opened
+
+
+def _open(path: Choice | None, source: str | None, target: str | None) -> Text | Pairs:
+    if source is not None or target is not None:
+        if path is not None:
+            raise ConfigError("give data.path, or data.source and data.target, not both")
+        if source is None or target is None:
+            given = "source" if target is None else "target"
+            raise ConfigError(
+                f"data.{given} is given alone; data.source and data.target belong together"
+            )
+        return pairs.from_parallel(_existing(source), _existing(target))
+    if path is None:
+        raise ConfigError("no data; give data.path, or data.source and data.target")
+    if not isinstance(path, str) or path in BUILTINS:
+        return make(path, BUILTINS, "built-in data set")
+    place = _existing(path)
+    if place.is_dir():
+        return _folder(place)
+    endings = [ending.lower() for ending in place.suffixes]
+    if endings[-1:] == [".tsv"] or endings[-2:] == [".tsv", ".gz"]:
+        return pairs.from_tsv(place)
+    return text.from_file(place)
+
+
+def _folder(folder: Path) -> Text:
+    paths: list[Path] = []
+    skipped: dict[str, list[str]] = {}
+    for here, folders, files in os.walk(folder):
+        hidden = [name for name in folders + files if name.startswith(".")]
+        folders[:] = [name for name in folders if name not in hidden]
+        linked = [name for name in folders if (Path(here) / name).is_symlink()]
+        for reason, names in (("hidden", hidden), ("linked folder", linked)):
+            if names:
+                skipped.setdefault(reason, []).extend(sorted(names))
+        paths += [Path(here) / name for name in files if name not in hidden]
+    return text.from_files(folder.resolve().name, sorted(paths), skipped)
+
+
+def _existing(path: str) -> Path:
+    place = Path(path).expanduser()
+    if place.exists():
+        return place
+    near = sorted(each.name for each in place.parent.iterdir()) if place.parent.is_dir() else []
+    close = get_close_matches(place.name, [*BUILTINS, *near], n=1)
+    hint = ""
+    if close:
+        found = close[0] if close[0] in BUILTINS else str(place.parent / close[0])
+        hint = f"\ndid you mean {found!r}?"
+    raise DataError(
+        f"no file, folder or built-in data set {path!r}{hint}\nbuilt in: {', '.join(BUILTINS)}"
+    )

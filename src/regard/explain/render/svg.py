@@ -1,0 +1,132 @@
+"""Attention maps as one self-contained SVG: no script, no font, nothing to fetch."""
+
+import math
+from collections.abc import Sequence
+from xml.sax.saxutils import escape
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.explain.render.label import blend, cells, cut, shade, visible
+
+PAPER = [(255, 255, 255), (133, 180, 222), (33, 96, 165), (8, 36, 84)]  # light to dark
+CELL = 18  # pixels, as everything here
+FONT = 12
+ADVANCE = 7.5  # of one cell of a monospaced font of that size, with something to spare
+LABEL_CELLS = 24  # the longest label
+HEADING, GAP, EDGE = 26, 24, 12
+PAGE = 1600  # maps side by side as long as they fit this
+
+
+def heatmap_svg(
+    weights: Float[Tensor, "heads rows columns"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    headings: Sequence[str] | None = None,
+) -> str:
+    """Attention maps with their words as an SVG image; hovering a cell tells its weight.
+
+    Heads stand side by side under their `headings` ("head 0", "head 1", …) on one scale: a
+    cell's shade grows with the square root of its weight, so that small ones are seen too.
+    """
+    heads = weights.shape[0]
+    headings = [f"head {head}" for head in range(heads)] if headings is None else headings
+    if tuple(weights.shape) != (len(headings), len(rows), len(columns)):
+        raise ShapeError(
+            f"{len(headings)} headings, {len(rows)} row and {len(columns)} column labels "
+            f"do not fit weights of {tuple(weights.shape)}"
+        )
+    sides = [cut(visible(row), LABEL_CELLS) for row in rows]
+    tops = [cut(visible(column), LABEL_CELLS) for column in columns]
+    titles = [cut(_visible_words(heading), 60) for heading in headings]
+    largest = float(weights.max()) if weights.numel() else 0.0
+
+    left = _length(sides) + 6
+    above = HEADING + _length(tops) + 6
+    across = max(CELL * len(columns), _length(titles))
+    panel_width, panel_height = left + across, above + CELL * len(rows)
+    beside = min(heads, max(1, (PAGE - 2 * EDGE + GAP) // (panel_width + GAP)))
+    lines = -(-heads // beside) if heads else 0
+    width = max(2 * EDGE + beside * (panel_width + GAP) - GAP, 220)
+    height = 2 * EDGE + lines * (panel_height + GAP) + 36
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" role="img" font-family="monospace" '
+        f'font-size="{FONT}" fill="#222">',
+        "<title>attention</title>",
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
+    for head, values in enumerate(weights.tolist()):
+        x = EDGE + head % beside * (panel_width + GAP)
+        y = EDGE + head // beside * (panel_height + GAP)
+        parts.append(f'<g transform="translate({x} {y})">')
+        parts += _panel(titles[head], sides, tops, values, largest, left, above)
+        parts.append("</g>")
+    parts += [_scale(largest, EDGE, height - EDGE - 28), "</svg>"]
+    return "\n".join(parts)
+
+
+def _visible_words(text: str) -> str:
+    """Like `visible`, but a space stays a space."""
+    return " ".join(visible(word) for word in text.split(" ") if word)
+
+
+def _panel(
+    title: str,
+    sides: list[str],
+    tops: list[str],
+    values: list[list[float]],
+    largest: float,
+    left: int,
+    above: int,
+) -> list[str]:
+    grid_width, grid_height = CELL * len(tops), CELL * len(sides)
+    parts = [f'<text x="{left}" y="{FONT + 1}" font-weight="bold">{escape(title)}</text>']
+    for column, label in enumerate(tops):
+        x, y = left + CELL * column + CELL // 2 + FONT // 3, above - 5
+        parts.append(f'<text transform="translate({x} {y}) rotate(-90)">{escape(label)}</text>')
+    for row, label in enumerate(sides):
+        y = above + CELL * row + CELL // 2 + FONT // 3
+        parts.append(f'<text x="{left - 5}" y="{y}" text-anchor="end">{escape(label)}</text>')
+    for row, (side, line) in enumerate(zip(sides, values, strict=True)):
+        for column, (top, weight) in enumerate(zip(tops, line, strict=True)):
+            if weight == 0:  # masked: the paper shows through
+                continue
+            red, green, blue = blend(PAPER, shade(weight, largest))
+            parts.append(
+                f'<rect x="{left + CELL * column}" y="{above + CELL * row}" '
+                f'width="{CELL}" height="{CELL}" fill="#{red:02x}{green:02x}{blue:02x}">'
+                f"<title>{escape(side)} → {escape(top)}: {weight:.3f}</title></rect>"
+            )
+    parts.append(
+        f'<rect x="{left}" y="{above}" width="{grid_width}" height="{grid_height}" '
+        'fill="none" stroke="#999"/>'
+    )
+    return parts
+
+
+def _scale(largest: float, x: int, y: int) -> str:
+    steps, step_width = 20, 8
+    boxes = [
+        '<rect x="{}" y="{}" width="{}" height="{}" fill="#{:02x}{:02x}{:02x}"/>'.format(
+            x + step_width * step, y, step_width, CELL - 6, *blend(PAPER, step / (steps - 1))
+        )
+        for step in range(steps)
+    ]
+    length = step_width * steps
+    boxes.append(
+        f'<rect x="{x}" y="{y}" width="{length}" height="{CELL - 6}" fill="none" stroke="#999"/>'
+    )
+    for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        boxes.append(
+            f'<text x="{x + share * length:.0f}" y="{y + CELL + FONT - 6}" '
+            f'text-anchor="{anchor}">{share**2 * largest:.2f}</text>'
+        )
+    return f"<g>{''.join(boxes)}</g>"
+
+
+def _length(labels: Sequence[str]) -> int:
+    return math.ceil(ADVANCE * max(map(cells, labels), default=0))

@@ -1,0 +1,107 @@
+"""Attention maps as text, with colours or without."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.explain.render.label import blend, cells, clusters, cut, shade, visible
+
+SHADES = " ░▒▓█"
+NIGHT = [(22, 24, 44), (96, 42, 122), (214, 84, 88), (255, 236, 160)]  # dark to bright
+RESET = "\x1b[0m"
+ROW_CELLS, COLUMN_LINES = 16, 12  # the longest label at the side, and on top
+SMALL_ROWS, SMALL_COLUMNS = 12, 24  # the most cells of a map in an overview
+GAP = 2
+SLIGHTLY_MORE = 1 + 1e-6  # than where a shade begins, whichever way that was rounded
+
+
+def heatmap(
+    weights: Float[Tensor, "rows columns"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    width: int,
+    colour: bool,
+) -> str:
+    """An attention map for the terminal: rows look at columns, whose labels read downwards.
+
+    A cell's shade grows with the square root of its weight, up to the largest, so that small
+    ones are seen too. What does not fit `width` is left out and said so.
+    """
+    if tuple(weights.shape) != (len(rows), len(columns)):
+        raise ShapeError(
+            f"{len(rows)} row and {len(columns)} column labels do not fit weights of "
+            f"{tuple(weights.shape)}"
+        )
+    sides = [cut(visible(row), min(ROW_CELLS, width // 3)) for row in rows]
+    tops = [clusters(cut(visible(column), COLUMN_LINES)) for column in columns]
+    margin = max(map(cells, sides), default=0) + 1
+    roomy = margin + 2 * len(columns) <= width
+    wide = any(cells(each) > 1 for top in tops for each in top)
+    cell = 2 if roomy or wide else 1
+    shown = min(len(columns), max(0, width - margin) // cell)
+    largest = float(weights.max()) if weights.numel() else 0.0
+
+    height = max(map(len, tops[:shown]), default=0)
+    lines = []
+    for line in range(height):
+        marks = [top[line - height + len(top)] if line >= height - len(top) else "" for top in tops]
+        padded = "".join(mark + " " * (cell - cells(mark)) for mark in marks[:shown])
+        lines.append((" " * margin + padded).rstrip())
+    for side, values in zip(sides, weights[:, :shown].tolist(), strict=True):
+        label = " " * (margin - 1 - cells(side)) + side + " "
+        lines.append(label + _shaded(values, largest, cell, colour))
+    lines.append(_scale(largest, width, colour))
+    if shown < len(columns):
+        lines.append(cut(f"… {len(columns) - shown} of {len(columns)} columns left out", width))
+    return "\n".join(lines)
+
+
+def heads_overview(
+    weights: Float[Tensor, "heads rows columns"], *, width: int, colour: bool
+) -> str:
+    """All heads of a layer as small maps side by side, shaded as in `heatmap` on one scale.
+
+    Where a map is too large, a cell stands for the largest weight of a small rectangle.
+    """
+    heads, high, across = weights.shape
+    high, across = min(high, SMALL_ROWS), min(across, SMALL_COLUMNS, width)
+    small = F.adaptive_max_pool2d(weights, (high, across))
+    largest = float(weights.max()) if weights.numel() else 0.0
+    cell = 2 if across <= min(SMALL_COLUMNS, width) // 2 else 1
+    each = max(cell * across, len(f"head {heads - 1}"))
+    beside = max(1, (width + GAP) // (each + GAP))
+    blank = " " * (each - cell * across)
+    lines = []
+    for first in range(0, heads, beside):
+        group = range(first, min(first + beside, heads))
+        lines.append((" " * GAP).join(f"head {head}".ljust(each) for head in group).rstrip())
+        for row in range(high):
+            parts = (_shaded(small[head, row].tolist(), largest, cell, colour) for head in group)
+            lines.append((blank + " " * GAP).join(parts))
+        lines.append("")
+    return "\n".join([*lines, _scale(largest, width, colour)])
+
+
+def _shaded(values: Sequence[float], largest: float, cell: int, colour: bool) -> str:
+    shares = [shade(value, largest) for value in values]
+    if not colour:
+        return "".join(SHADES[min(int(share * 5), 4)] * cell for share in shares)
+    painted = ""
+    for share in shares:
+        red, green, blue = blend(NIGHT, share)
+        painted += f"\x1b[48;2;{red};{green};{blue}m" + " " * cell
+    return painted + RESET
+
+
+def _scale(largest: float, width: int, colour: bool) -> str:
+    """Where each shade begins."""
+    if width < 48:
+        return cut(f"largest {largest:.2f}", width)
+    steps = [(step / 5) ** 2 * largest for step in range(1, 5)]
+    shades = [_shaded([SLIGHTLY_MORE * step], largest, 2, colour) for step in steps]
+    marks = (f"{shaded} {step:.2f}" for shaded, step in zip(shades, steps, strict=True))
+    return "  ".join([*marks, f"largest {largest:.2f}"])

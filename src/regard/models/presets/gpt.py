@@ -1,0 +1,43 @@
+"""Decoders: the GPT-2 sizes, a small modern one, and one for a laptop."""
+
+from dataclasses import replace
+
+from regard.models.transformer import TransformerConfig
+
+
+def _gpt2(dim: int, layers: int, heads: int) -> TransformerConfig:
+    return TransformerConfig(
+        vocab_size=50257, dim=dim, layers=layers, heads=heads, context=1024, ffn="gelu_tanh"
+    )
+
+
+def gpt2() -> TransformerConfig:
+    """GPT-2 small, 124 M (Radford et al. 2019, table 2; heads and tanh GELU as released)."""
+    return _gpt2(768, 12, 12)
+
+
+def gpt2_medium() -> TransformerConfig:
+    """GPT-2 medium, 355 M (Radford et al. 2019)."""
+    return _gpt2(1024, 24, 16)
+
+
+def gpt2_large() -> TransformerConfig:
+    """GPT-2 large, 774 M (Radford et al. 2019)."""
+    return _gpt2(1280, 36, 20)
+
+
+def gpt2_xl() -> TransformerConfig:
+    """GPT-2 XL, 1.56 B (Radford et al. 2019)."""
+    return _gpt2(1600, 48, 25)
+
+
+def modern() -> TransformerConfig:
+    """What changed since GPT-2, at its small size: rotary, RMSNorm, SwiGLU, grouped queries."""
+    return replace(
+        gpt2(), kv_heads=4, position="rotary", norm="rms", norm_eps=1e-6, ffn="swiglu", bias=False
+    )
+
+
+def tiny_decoder() -> TransformerConfig:
+    """A decoder that a laptop's CPU trains in minutes."""
+    return replace(modern(), dim=128, layers=4, heads=4, kv_heads=None, context=64)

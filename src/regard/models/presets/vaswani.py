@@ -1,0 +1,42 @@
+"""The 2017 Transformer, and small encoders and encoder–decoders for a CPU."""
+
+from dataclasses import replace
+
+from regard.models.transformer import TransformerConfig
+
+
+def transformer_base() -> TransformerConfig:
+    """Vaswani et al. 2017, table 3 (base): 65 M by the paper with its 37 k shared sub-words."""
+    return TransformerConfig(
+        vocab_size=37_000,
+        dim=512,
+        layers=6,
+        heads=8,
+        context=1024,
+        shape="encoder-decoder",
+        position="sinusoidal",
+        order="post",
+        ffn="relu",
+        init="xavier",
+        embed_scaled=True,
+        dropout=0.1,
+    )
+
+
+def transformer_big() -> TransformerConfig:
+    """Vaswani et al. 2017, table 3 (big): 213 M by the paper."""
+    return replace(transformer_base(), dim=1024, heads=16, dropout=0.3)
+
+
+def tiny_encoder_decoder() -> TransformerConfig:
+    """An encoder–decoder that a laptop's CPU trains in minutes: pre-norm, so any rate is safe."""
+    return replace(
+        transformer_base(), dim=128, layers=2, heads=4, context=128, order="pre", dropout=0.0
+    )
+
+
+def tiny_encoder() -> TransformerConfig:
+    """An encoder that a laptop's CPU trains in minutes."""
+    return TransformerConfig(
+        vocab_size=8000, dim=128, layers=4, heads=4, context=128, shape="encoder"
+    )

@@ -1,0 +1,171 @@
+"""Attention: a soft look-up of values by comparing a query with keys."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.config import Choice, make
+from regard.errors import ShapeError
+from regard.nn.functional import masked_softmax, merge_heads, share_heads, split_heads
+from regard.nn.mask import Mask
+from regard.nn.position import Position, Turn
+from regard.nn.score import SCORES
+from regard.nn.state import KeyValues
+from regard.nn.tap import Tap
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Who looks where in one forward pass: made once, used by every layer.
+
+    `causal` says that the kernel's own causal mode does; otherwise `allowed` and `bias` are
+    dense, and where there is a bias it already holds -inf where nobody may look.
+    """
+
+    mask: Mask
+    query_at: Int[Tensor, "batch time"]
+    key_at: Int[Tensor, "batch seen"]
+    causal: bool = False
+    allowed: Bool[Tensor, "batch 1 time seen"] | None = None
+    bias: Float[Tensor, "batch heads time seen"] | None = None
+    turn: Turn | None = None
+    place: Float[Tensor, "batch time dim"] | None = None  # added to the input of every layer
+
+    @classmethod
+    def of(
+        cls,
+        mask: Mask,
+        query_at: Int[Tensor, "batch time"],
+        key_at: Int[Tensor, "batch seen"] | None = None,
+        position: Position | None = None,
+    ) -> "View":
+        """The view of queries at `query_at` on keys at `key_at`: on themselves where not given."""
+        fresh = key_at is None
+        key_at = query_at if key_at is None else key_at
+        position = Position() if position is None else position
+        bias = position.bias(query_at, key_at)
+        causal = fresh and mask.only_causal and bias is None
+        allowed = None if causal else mask.dense(query_at, key_at)
+        if bias is not None and allowed is not None:
+            bias = bias.masked_fill(~allowed, -torch.inf)
+        return cls(
+            mask,
+            query_at,
+            key_at,
+            causal,
+            allowed,
+            bias,
+            position.turn(query_at),
+            position.embed(query_at) if position.each_layer else None,
+        )
+
+    def dense(self) -> Bool[Tensor, "batch 1 time seen"] | None:
+        """What is allowed, also where a kernel did not need to be told."""
+        return self.mask.dense(self.query_at, self.key_at) if self.causal else self.allowed
+
+
+class Attention(nn.Module):
+    r"""Multi-head attention of `x` over `memory` (over itself when there is none).
+
+        head_i = softmax(score(x Q_i, m K_i) | allowed) m V_i,     y = [head_1 ... head_h] O
+
+    With `kv_heads < heads`, neighbouring query heads share one key and value head (GQA; one
+    for all is multi-query). The taps see q and k; `explain` recomputes any row of the weights
+    from them, so the fused kernel runs whether or not someone is looking.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,  # width of a value head; None: head_dim
+        score: Choice = "scaled_dot",
+        bias: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        if head_dim is None and dim % heads:
+            raise ShapeError(f"heads={heads} must divide dim={dim}, or give head_dim")
+        if heads % kv_heads:
+            raise ShapeError(f"kv_heads={kv_heads} must divide heads={heads}")
+        head_dim = dim // heads if head_dim is None else head_dim
+        value_dim = head_dim if value_dim is None else value_dim
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.dropout = dropout
+        self.query = nn.Linear(dim, heads * head_dim, bias=bias)
+        self.key = nn.Linear(dim, kv_heads * head_dim, bias=bias)
+        self.value = nn.Linear(dim, kv_heads * value_dim, bias=bias)
+        self.out = nn.Linear(heads * value_dim, dim, bias=bias)
+        self.score = make(score, SCORES, "score", head_dim=head_dim)
+        self.q_tap, self.k_tap = Tap(), Tap()
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch time dim"],
+        memory: Float[Tensor, "batch seen dim"] | None = None,
+        *,
+        view: View,
+        state: KeyValues | None = None,
+        given: tuple[Tensor, Tensor] | None = None,
+    ) -> Float[Tensor, "batch time dim"]:
+        """Look; `state` keeps earlier keys and values, `given` replaces those of the memory."""
+        if view.place is not None:
+            x = x + view.place.to(x.dtype)
+        q = split_heads(self.query(x), self.heads)  # (batch, heads, time, head_dim)
+        k, v = self.keys_values(x if memory is None else memory) if given is None else given
+        if view.turn is not None:
+            q, k = view.turn(q), view.turn(k)
+        if state is not None:
+            seen_k, seen_v = state.write(k, v, view.query_at, view.key_at.shape[1])
+            if not view.causal:  # with nothing before them, the new keys are all there is to see
+                k, v = seen_k, seen_v
+        q, k = self.q_tap(q), self.k_tap(k)
+        y = self._fused(q, k, v, view) if self.score.fused else self._open(q, k, v, view)
+        return self.out(merge_heads(y))
+
+    def keys_values(self, memory: Float[Tensor, "batch seen dim"]) -> tuple[Tensor, Tensor]:
+        """What `memory` is looked up by, and what is found: (batch, kv_heads, seen, head_dim)."""
+        return (
+            split_heads(self.key(memory), self.kv_heads),
+            split_heads(self.value(memory), self.kv_heads),
+        )
+
+    def weights(
+        self,
+        q: Float[Tensor, "batch heads time head_dim"],
+        k: Float[Tensor, "batch kv_heads seen head_dim"],
+        view: View,
+    ) -> Float[Tensor, "batch heads time seen"]:
+        """How much each query looks at each key: the formula, in the open."""
+        scores = self.score(q, share_heads(k, self.heads), view.query_at, view.key_at)
+        if view.bias is not None:
+            finite = view.bias if view.allowed is None else view.bias.masked_fill(~view.allowed, 0)
+            scores = scores + finite
+        return masked_softmax(scores, view.dense())
+
+    def _open(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
+        weights = F.dropout(self.weights(q, k, view), self.dropout, self.training)
+        return weights @ share_heads(v, self.heads)
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=view.allowed if view.bias is None else view.bias.to(q.dtype),
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=view.causal,
+            scale=self.score.scale,
+            enable_gqa=self.kv_heads != self.heads,
+        )
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -1,0 +1,74 @@
+"""One layer of a Transformer, handed its parts."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.nn.attention import Attention, View
+from regard.nn.residual import Order, residual
+from regard.nn.state import KeyValues
+from regard.nn.tap import Tap
+
+
+class Block(nn.Module):
+    """One layer. Positions talk (to themselves, then to `memory`), then each thinks alone."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        ffn: nn.Module,
+        norm: Callable[[], nn.Module],
+        order: Order,
+        cross: Attention | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        after = norm if order.kind == "sandwich" else lambda: None
+        self.attention, self.attention_norm, self.attention_after = attention, norm(), after()
+        if cross is not None:
+            self.cross_norm, self.cross_after = norm(), after()
+        self.cross = cross
+        self.ffn, self.ffn_norm, self.ffn_after = ffn, norm(), after()
+        self.order, self.dropout = order, dropout
+        self.out_tap = Tap()
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch time dim"],
+        memory: Float[Tensor, "batch seen dim"] | None = None,
+        *,
+        view: View,
+        memory_view: View | None = None,
+        state: KeyValues | None = None,
+        given: tuple[Tensor, Tensor] | None = None,
+    ) -> Float[Tensor, "batch time dim"]:
+        """The stream after this layer."""
+        drop = self._drop
+        x = residual(
+            x,
+            lambda x: drop(self.attention(x, view=view, state=state)),
+            self.attention_norm,
+            self.order,
+            self.attention_after,
+        )
+        if self.cross is not None:
+            cross = self.cross
+            assert memory_view is not None
+            x = residual(
+                x,
+                lambda x: drop(cross(x, memory, view=memory_view, given=given)),
+                self.cross_norm,
+                self.order,
+                self.cross_after,
+            )
+        x = residual(x, lambda x: drop(self.ffn(x)), self.ffn_norm, self.order, self.ffn_after)
+        return self.out_tap(x)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+    if TYPE_CHECKING:
+        __call__ = forward

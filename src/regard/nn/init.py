@@ -1,0 +1,56 @@
+"""How the weights begin."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from regard.nn.attention import Attention
+from regard.nn.ffn import FeedForward
+from regard.nn.head import Head
+
+
+def normal(model: nn.Module, layers: int, std: float = 0.02) -> None:
+    """N(0, std), the matrices that write into the residual stream N(0, std / sqrt(2 layers)).
+
+    Radford et al. 2019; biases begin at 0.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding | Head) and hasattr(module, "weight"):
+            nn.init.normal_(module.weight, std=std)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    for out in _writers(model):
+        nn.init.normal_(out.weight, std=std / (2 * layers) ** 0.5)
+
+
+def xavier(model: nn.Module) -> None:
+    """Uniform with variance 2 / (fan in + fan out), tables N(0, 1 / dim): the 2017 Transformer."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding | Head) and hasattr(module, "weight"):
+            nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+
+
+def deepnorm_gain(stack: nn.Module, gain: float) -> None:
+    """DeepNorm's start: Xavier, times `gain` for values, outputs and the feed-forward."""
+    for module in stack.modules():
+        if isinstance(module, Attention):
+            for linear in (module.query, module.key):
+                nn.init.xavier_normal_(linear.weight)
+            for linear in (module.value, module.out):
+                nn.init.xavier_normal_(linear.weight, gain=gain)
+        elif isinstance(module, FeedForward):
+            for part in module.children():
+                if isinstance(part, nn.Linear):
+                    nn.init.xavier_normal_(part.weight, gain=gain)
+
+
+def _writers(model: nn.Module) -> list[nn.Linear]:
+    attentions = [m.out for m in model.modules() if isinstance(m, Attention)]
+    return attentions + [m.down for m in model.modules() if isinstance(m, FeedForward)]
+
+
+INITS: dict[str, Callable[..., None]] = {"normal": normal, "xavier": xavier}

@@ -1,0 +1,60 @@
+"""The three doors through which a model can learn where a token stands."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+At = Int[Tensor, "batch time"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Rotations of queries and keys, one angle per position and pair of coordinates."""
+
+    cos: Float[Tensor, "batch 1 time pairs"]
+    sin: Float[Tensor, "batch 1 time pairs"]
+    interleaved: bool = False  # pairs are (0,1), (2,3) … instead of (0,d/2), (1,d/2+1) …
+
+    def __call__(
+        self, x: Float[Tensor, "batch heads time head_dim"]
+    ) -> Float[Tensor, "batch heads time head_dim"]:
+        """Turn the first 2 * pairs coordinates; the others pass."""
+        width = 2 * self.cos.shape[-1]
+        turned, rest = x[..., :width], x[..., width:]
+        if self.interleaved:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+        else:
+            a, b = turned.chunk(2, dim=-1)
+        first, second = a * self.cos - b * self.sin, b * self.cos + a * self.sin
+        if self.interleaved:
+            turned = torch.stack((first, second), dim=-1).flatten(-2)
+        else:
+            turned = torch.cat((first, second), dim=-1)
+        turned = turned.to(x.dtype)
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+
+class Position(nn.Module):
+    """How a model learns where a token stands. There are three doors; open one.
+
+    `at` holds the absolute position of every token, so decoding states, left padding and
+    packed sequences need no special case. Each door is asked once per forward pass.
+    """
+
+    each_layer = False  # add `embed` to the input of every layer's attention, not once
+
+    def embed(self, at: At) -> Float[Tensor, "batch time dim"] | None:
+        """Vectors to add to the embeddings."""
+        return None
+
+    def turn(self, at: At) -> Turn | None:
+        """Rotations of the queries and keys of every layer."""
+        return None
+
+    def bias(
+        self, query_at: At, key_at: Int[Tensor, "batch seen"]
+    ) -> Float[Tensor, "batch heads time seen"] | None:
+        """Numbers to add to the scores of every layer."""
+        return None

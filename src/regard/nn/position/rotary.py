@@ -1,0 +1,81 @@
+"""Positions that turn queries and keys."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.config import make
+from regard.errors import ShapeError
+from regard.nn.position.base import Position, Turn
+
+Frequencies = Float[Tensor, " pairs"]
+
+
+def linear(frequency: Frequencies, factor: float) -> Frequencies:
+    """Squeeze positions: t becomes t / factor (Chen et al. 2023)."""
+    return frequency / factor
+
+
+def ntk(frequency: Frequencies, factor: float) -> Frequencies:
+    """Raise the base so that the slowest pair is squeezed by `factor`, the fastest not at all."""
+    pairs = len(frequency)
+    exponent = torch.arange(pairs, device=frequency.device) / max(pairs - 1, 1)
+    return frequency * factor**-exponent
+
+
+def llama3(
+    frequency: Frequencies,
+    factor: float,
+    original_context: int,
+    low: float = 1.0,
+    high: float = 4.0,
+) -> Frequencies:
+    """Squeeze only waves longer than the old context, with a ramp between (LLaMA 3.1)."""
+    turns = original_context * frequency / (2 * math.pi)  # in the original context
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequency * (keep + (1 - keep) / factor)
+
+
+SCALINGS: dict[str, Callable[..., Frequencies]] = {"linear": linear, "ntk": ntk, "llama3": llama3}
+
+
+class Rotary(Position):
+    r"""Turn each pair of coordinates of q and k by an angle that grows with the position.
+
+        (a, b) at position t  ->  (a cos tw - b sin tw,  b cos tw + a sin tw),   w = base^(-2i/d)
+
+    so that q_t . k_s depends on t - s only (Su et al. 2021). `fraction` turns only the first
+    part of each head (GPT-NeoX, Phi); `scaling` stretches a trained model to longer texts.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = 10_000.0,
+        fraction: float = 1.0,
+        interleaved: bool = False,
+        scaling: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 < fraction <= 1:
+            raise ShapeError(f"rotary: fraction must lie in (0, 1], got {fraction}")
+        width = int(head_dim * fraction)
+        if width % 2 or width == 0:
+            raise ShapeError(
+                f"rotary turns pairs: head_dim={head_dim} times fraction={fraction} must be even"
+            )
+        self.width, self.base, self.interleaved, self.scaling = width, base, interleaved, scaling
+        self.turn(torch.zeros(1, 1, dtype=torch.long))  # so that a wrong scaling is refused now
+
+    def turn(self, at: Int[Tensor, "batch time"]) -> Turn:
+        """The angles of these positions."""
+        pairs = torch.arange(0, self.width, 2, device=at.device)
+        frequency = self.base ** (-pairs / self.width)
+        if self.scaling is not None:
+            frequency = make(self.scaling, SCALINGS, "rotary scaling", frequency=frequency)
+        angle = (at.unsqueeze(-1) * frequency).unsqueeze(1)  # (batch, 1, time, pairs)
+        return Turn(angle.cos(), angle.sin(), self.interleaved)

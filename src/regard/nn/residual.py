@@ -1,0 +1,71 @@
+"""Where the norm stands beside the residual stream."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Stream = Float[Tensor, "batch time dim"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The residual order of a block; DeepNorm also has a weight for the stream."""
+
+    kind: Literal["pre", "post", "sandwich", "deepnorm", "none"]
+    scale: float = 1.0
+
+    @property
+    def final_norm(self) -> bool:
+        """Whether the stream leaves the last block without a norm, and so needs one."""
+        return self.kind in ("pre", "sandwich", "none")
+
+
+def residual(
+    x: Stream,
+    branch: Callable[[Tensor], Tensor],
+    norm: nn.Module,
+    order: Order,
+    after: nn.Module | None = None,
+) -> Stream:
+    r"""A branch f beside the residual stream, n its norm.
+
+    pre        x + f(n(x))         GPT-2, LLaMA, ViT
+    post       n(x + f(x))         the 2017 Transformer, BERT
+    sandwich   x + m(f(n(x)))      CogView, Gemma 2; m is the norm `after`
+    deepnorm   n(a x + f(x))       Wang et al. 2022; a = (2 layers)^(1/4) for a decoder
+    none       f(n(x))             no residual at all: deep stacks then stop learning
+    """
+    if order.kind == "pre":
+        return x + branch(norm(x))
+    if order.kind == "post":
+        return norm(x + branch(x))
+    if order.kind == "deepnorm":
+        return norm(order.scale * x + branch(x))
+    if order.kind == "sandwich":
+        assert after is not None
+        return x + after(branch(norm(x)))
+    return branch(norm(x))
+
+
+def deepnorm(
+    side: Literal["encoder", "decoder"], encoder_layers: int, decoder_layers: int
+) -> tuple[float, float]:
+    r"""DeepNorm's weight of the stream and gain of the initialisation (Wang et al. 2022, table 1).
+
+        encoder only, N layers       a = (2N)^(1/4)                  b = (8N)^(-1/4)
+        decoder only, M layers       a = (2M)^(1/4)                  b = (8M)^(-1/4)
+        encoder of both              a = 0.81 (N^4 M)^(1/16)         b = 0.87 (N^4 M)^(-1/16)
+        decoder of both              a = (3M)^(1/4)                  b = (12M)^(-1/4)
+
+    >>> deepnorm("decoder", 0, 8)[0]
+    2.0
+    """
+    n, m = encoder_layers, decoder_layers
+    if not n or not m:
+        return (2 * (n + m)) ** 0.25, (8 * (n + m)) ** -0.25
+    if side == "encoder":
+        return 0.81 * (n**4 * m) ** 0.0625, 0.87 * (n**4 * m) ** -0.0625
+    return (3 * m) ** 0.25, (12 * m) ** -0.25

@@ -1,0 +1,76 @@
+"""A stack of blocks with its positions: an encoder or a decoder without its embedding."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.nn.attention import View
+from regard.nn.block import Block
+from regard.nn.mask import Mask
+from regard.nn.position import Position
+from regard.nn.state import TransformerState
+
+
+class Stack(nn.Module):
+    """Add positions, pass through the blocks, norm at the end where the order needs it."""
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        position: Position,
+        *,
+        embed_norm: nn.Module | None = None,
+        norm: nn.Module | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.position = position
+        self.embed_norm = embed_norm
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm
+        self.dropout = dropout
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch time dim"],
+        *,
+        at: Int[Tensor, "batch time"],
+        mask: Mask,
+        memory: Float[Tensor, "batch source dim"] | None = None,
+        memory_mask: Mask | None = None,
+        state: TransformerState | None = None,
+    ) -> Float[Tensor, "batch time dim"]:
+        """The last layer's vectors. With a `state`, earlier tokens are seen through it."""
+        if not self.position.each_layer and (placed := self.position.embed(at)) is not None:
+            x = x + placed.to(x.dtype)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        x = F.dropout(x, self.dropout, self.training)
+
+        key_at = None
+        if state is not None and state.room_for(x.shape[1]) > x.shape[1]:
+            key_at = torch.arange(state.room_for(x.shape[1]), device=x.device).unsqueeze(0)
+        view = View.of(mask, at, key_at, self.position)
+        memory_view = None
+        if memory_mask is not None:
+            seen = memory.shape[1] if memory is not None else state.memory[0][0].shape[2]  # type: ignore[union-attr, index]
+            memory_view = View.of(memory_mask, at, torch.arange(seen, device=x.device).unsqueeze(0))
+        for number, block in enumerate(self.blocks):
+            x = block(
+                x,
+                memory,
+                view=view,
+                memory_view=memory_view,
+                state=None if state is None else state.layers[number],
+                given=None if state is None or state.memory is None else state.memory[number],
+            )
+        if self.norm is not None:
+            x = self.norm(x)
+        return x
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -1,0 +1,40 @@
+"""What a task is: four methods between examples and numbers."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.data.batch import Batch
+
+
+class Task(Protocol):
+    """What to learn. The loss is a sum and a count, so that any split of a batch is exact."""
+
+    pairs: ClassVar[bool]  # learns from pairs, not from text
+
+    def collate(self, examples: Any, generator: torch.Generator) -> Batch:
+        """Make a batch; all randomness comes from the generator."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
+        """The loss summed over the scored targets."""
+
+    def count(self, batch: Any) -> Int[Tensor, ""]:
+        """How many targets are scored."""
+
+    def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
+        """What a held-out set says of the model."""
+
+
+class Objective(nn.Module):
+    """A model and what it is trained for, in one module: compile and wrappers see one call."""
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+
+    def forward(self, batch: Batch) -> Float[Tensor, ""]:
+        """The summed loss."""
+        return self.task.loss(self.model, batch)

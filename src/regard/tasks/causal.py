@@ -1,0 +1,47 @@
+"""Language modelling: predict each token from those before it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.data.batch import TextBatch
+from regard.nn.head import IGNORED
+from regard.tasks.metrics import bits_per_byte, mean_loss, perplexity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Causal:
+    r"""P(t_1 .. t_N) = prod_n P(t_n | t_1 .. t_{n-1}): cross-entropy of every next token."""
+
+    pairs: ClassVar[bool] = False
+    smoothing: float = 0.0
+    bytes_per_token: float | None = None  # of the held-out text: makes bits per byte comparable
+
+    def collate(
+        self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
+    ) -> TextBatch:
+        """Blocks of ids and, for each, the id that follows."""
+        ids, targets = examples
+        return TextBatch(torch.from_numpy(ids), torch.from_numpy(targets))
+
+    def loss(self, model: nn.Module, batch: TextBatch) -> Float[Tensor, ""]:
+        """Summed cross-entropy."""
+        smoothing = self.smoothing if model.training else 0.0
+        return model.head.loss(model(batch.ids), batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
+
+    def count(self, batch: TextBatch) -> Int[Tensor, ""]:
+        """How many tokens are predicted."""
+        return (batch.targets != IGNORED).sum()
+
+    def metrics(self, model: nn.Module, batches: Iterable[TextBatch]) -> dict[str, float]:
+        """Loss in nats per token, perplexity, and bits per byte where the bytes are known."""
+        loss = mean_loss(self, model, batches)
+        result = {"loss": loss, "perplexity": perplexity(loss)}
+        if self.bytes_per_token is not None:
+            result["bits_per_byte"] = bits_per_byte(loss, self.bytes_per_token)
+        return result

@@ -1,0 +1,71 @@
+"""Sequence to sequence: read one sentence, write another."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.data.batch import PairBatch
+from regard.nn.head import IGNORED
+from regard.nn.state import Source
+from regard.tasks.metrics import mean_loss, perplexity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2Seq:
+    r"""P(y | x) = prod_n P(y_n | y_1 .. y_{n-1}, x), with label smoothing.
+
+    The source ends in STOP; the target is read from START and must write STOP at its end.
+    """
+
+    pairs: ClassVar[bool] = True
+    smoothing: float = 0.1
+    start_id: int = 1
+    stop_id: int = 2
+    source_stop_id: int = 2
+
+    def source(self, sentences: Sequence[np.ndarray], width: int | None = None) -> Source:
+        """Sentences as the encoder reads them, padded to `width`."""
+        lengths = [len(sentence) + 1 for sentence in sentences]
+        ids = np.zeros((len(sentences), max(lengths) if width is None else width), dtype=np.int64)
+        for row, sentence in zip(ids, sentences, strict=True):
+            row[: len(sentence)] = sentence
+            row[len(sentence)] = self.source_stop_id
+        return Source(torch.from_numpy(ids), torch.tensor(lengths))
+
+    def collate(
+        self,
+        examples: tuple[Sequence[np.ndarray], Sequence[np.ndarray], int],
+        generator: torch.Generator,
+    ) -> PairBatch:
+        """Sources, targets shifted right behind START, and what each position must say."""
+        sources, sentences, width = examples
+        ids = np.zeros((len(sentences), width), dtype=np.int64)
+        targets = np.full((len(sentences), width), IGNORED, dtype=np.int64)
+        for row, goal, sentence in zip(ids, targets, sentences, strict=True):
+            row[0] = self.start_id
+            row[1 : len(sentence) + 1] = sentence
+            goal[: len(sentence)] = sentence
+            goal[len(sentence)] = self.stop_id
+        return PairBatch(
+            self.source(sources, width), torch.from_numpy(ids), torch.from_numpy(targets)
+        )
+
+    def loss(self, model: nn.Module, batch: PairBatch) -> Float[Tensor, ""]:
+        """Summed cross-entropy of the target; smoothed while training."""
+        smoothing = self.smoothing if model.training else 0.0
+        hidden = model(batch.ids, source=batch.source)
+        return model.head.loss(hidden, batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
+
+    def count(self, batch: PairBatch) -> Int[Tensor, ""]:
+        """How many target tokens are predicted, STOP included."""
+        return (batch.targets != IGNORED).sum()
+
+    def metrics(self, model: nn.Module, batches: Iterable[PairBatch]) -> dict[str, float]:
+        """Loss in nats per target token and perplexity; what it writes is judged elsewhere."""
+        loss = mean_loss(self, model, batches)
+        return {"loss": loss, "perplexity": perplexity(loss)}

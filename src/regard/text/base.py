@@ -1,0 +1,272 @@
+"""The tokenizer that every kind shares: text to ids and back, kept in one `tokenizer.json`.
+
+How each kind learns its vocabulary lives in the module of its name.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import AddedToken, normalizers
+
+from regard.errors import CheckpointError, ConfigError, DataError, unknown
+
+SPECIALS = ("<pad>", "<start>", "<stop>", "<unk>", "<mask>", "<cls>", "<sep>")  # ids 0, 1, 2, …
+SPACE = "▁"  # how SentencePiece vocabularies write a space
+GLUE = "￭"  # in word vocabularies: no space on this side
+CHARACTER = r"[\s\S]"  # the pattern that splits text into single characters
+KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram"}
+
+
+class Tokenizer:
+    r"""Turns text into the ids that a model reads, and ids back into text.
+
+        text -> normalise -> split -> ids,      decode(ids) = text, as far as the kind keeps it
+
+    Text never becomes a special token of a vocabulary learned here, whatever it says: "<stop>"
+    typed by a user is six ordinary characters (or unknown ones). Special ids are put in by the
+    one who needs them.
+
+    >>> from regard.text import train_tokenizer
+    >>> tokenizer = train_tokenizer("word", ["to be, or not to be"])
+    >>> [tokenizer.piece(id) for id in tokenizer.encode("be not, <stop>")]
+    ['be', 'not', ',', '<unk>', '<unk>', '<unk>']
+    >>> tokenizer.decode([tokenizer.start_id, *tokenizer.encode("be not, "), tokenizer.stop_id])
+    'be not,'
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        # All three are settings of one call rather than of the vocabulary, and come in with
+        # files of other origin; the first is not even stored in the file.
+        library.encode_special_tokens = True
+        library.no_padding()
+        library.no_truncation()
+        table = json.loads(library.to_str())
+        self._library = library
+        self._specials = {
+            token["content"]: int(token["id"])
+            for token in table["added_tokens"]
+            if token["special"]
+        }
+        self._byte_level = '"ByteLevel"' in json.dumps([table["decoder"], table["pre_tokenizer"]])
+        self._table: NDArray[np.uint32] | None = None  # of a char vocabulary, by code point
+        self.kind = _kind(table)
+        self.size = 1 + max(library.get_vocab().values(), default=-1)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.kind!r}, size={self.size})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_json, (self._library.to_str(),)  # the library's own way forgets a setting
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; none of them special, save for `<unk>`."""
+        if self.kind == "char":
+            return self.encode_array(text).tolist()
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts, on all cores."""
+        if self.kind == "char":
+            return [self.encode(text) for text in texts]
+        for text in texts:
+            check_text(text)
+        encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def encode_array(self, text: str) -> NDArray[np.uint32]:
+        """The ids of a text as an array; for characters one look into a table, fit for large files.
+
+        ids_i = table[code point of character i]
+        """
+        if self.kind != "char":
+            return np.array(self.encode(text), np.uint32)
+        check_text(text)
+        if self._table is None:
+            self._table = self._code_points_to_ids()
+        codes = _code_points(text)
+        if self._library.normalizer is not None:
+            codes = self._lower(text, codes)
+        return self._table[codes]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids, without the special ones."""
+        ids = list(ids)
+        for id in {min(ids), max(ids)} if ids else ():
+            self._check_id(id)
+        text: str = self._library.decode(ids, skip_special_tokens=True)
+        return text
+
+    def piece(self, id: int) -> str:
+        """What one id looks like to a reader: ' the', not 'Ġthe'; half a character as '<0xE2>'."""
+        self._check_id(id)
+        token: str = self._library.id_to_token(id) or ""  # foreign vocabularies may have gaps
+        if token in self._specials:
+            return token
+        if self._byte_level:
+            return _byte_level_text(token)
+        if self.kind == "word":
+            return token.strip(GLUE)
+        return token.replace(SPACE, " ") if self.kind in ("bpe", "unigram") else token
+
+    def special(self, name: str) -> int | None:
+        """The id of the special token `<name>`, or None where the vocabulary has no such token."""
+        token = f"<{name}>"
+        if token not in SPECIALS:
+            raise ConfigError(unknown("special token", name, (each[1:-1] for each in SPECIALS)))
+        return self._specials.get(token)
+
+    @property
+    def pad_id(self) -> int:
+        """Fills short rows."""
+        return self._needed("pad")
+
+    @property
+    def start_id(self) -> int:
+        """Stands before the first token."""
+        return self._needed("start")
+
+    @property
+    def stop_id(self) -> int:
+        """Stands after the last token."""
+        return self._needed("stop")
+
+    @property
+    def unk_id(self) -> int:
+        """Stands for what the vocabulary does not know."""
+        return self._needed("unk")
+
+    def save(self, path: Path | str) -> None:
+        """Write `tokenizer.json`; it is all there is."""
+        try:
+            Path(path).write_text(self._library.to_str(pretty=True), encoding="utf-8")
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a `tokenizer.json`, ours or one from elsewhere."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise CheckpointError(f"no tokenizer at {path}; training a run writes one") from None
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+        except UnicodeDecodeError:
+            raise CheckpointError(f"{path} is not a tokenizer.json: it is not UTF-8") from None
+        try:
+            return cls(tokenizers.Tokenizer.from_str(text))
+        except Exception as error:  # the library raises nothing narrower
+            raise CheckpointError(f"{path} is not a tokenizer.json, or damaged: {error}") from error
+
+    def fingerprint(self) -> str:
+        """The same for equal tokenizers only: the sha256 of the canonical JSON."""
+        table = json.loads(self._library.to_str())
+        text = json.dumps(table, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return sha256(text.encode()).hexdigest()
+
+    def _needed(self, name: str) -> int:
+        id = self.special(name)
+        if id is None:
+            raise ConfigError(
+                f"this {self.kind} vocabulary of {self.size} ids has no <{name}> token;\n"
+                f"its special tokens: {', '.join(self._specials) or 'none'}"
+            )
+        return id
+
+    def _check_id(self, id: int) -> None:
+        if not 0 <= id < self.size:
+            raise DataError(f"id {id} is not one of the {self.size} ids (0 to {self.size - 1})")
+
+    def _code_points_to_ids(self) -> NDArray[np.uint32]:
+        table = np.full(0x110000, self.unk_id, np.uint32)
+        for token, id in self._library.get_vocab().items():
+            if len(token) == 1:
+                table[ord(token)] = id
+        return table
+
+    def _lower(self, text: str, codes: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        # Character by character, as the library does it (Python's lower() knows the final sigma);
+        # 'İ' becomes two.
+        seen = np.zeros(0x110000, bool)
+        seen[codes] = True
+        lower = {c: self._library.normalizer.normalize_str(chr(c)) for c in np.flatnonzero(seen)}
+        changed = {int(c): small for c, small in lower.items() if small != chr(c)}
+        return _code_points(text.translate(changed)) if changed else codes
+
+
+def check_text(text: str) -> str:
+    """The text, if it is one: half of a surrogate pair is not a character and has no bytes."""
+    try:
+        if not text.isascii():
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"character {error.start} of the text is a lone surrogate, {text[error.start]!a};\n"
+            "read the file as UTF-8, or drop such characters with errors='replace'"
+        ) from None
+    return text
+
+
+def check_size(size: int, needed: int, what: str) -> None:
+    """Refuse a vocabulary that cannot even hold the special tokens and what else it must."""
+    least = len(SPECIALS) + needed
+    if not isinstance(size, int) or size < least:
+        raise ConfigError(
+            f"tokenizer size={size!r} must be a whole number of at least {least}:\n"
+            f"{len(SPECIALS)} special tokens and {what}"
+        )
+
+
+def characters(pieces: Iterable[str], *, lower: bool) -> set[str]:
+    """All characters that occur."""
+    seen: set[str] = set()
+    for piece in pieces:
+        seen.update(check_text(piece))
+    fold = normalizers.Lowercase().normalize_str
+    return set("".join(map(fold, seen))) if lower else seen
+
+
+def special_tokens() -> list[AddedToken]:
+    """The special tokens as the library wants them."""
+    return [AddedToken(token, special=True, normalized=False) for token in SPECIALS]
+
+
+def _from_json(text: str) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(text))
+
+
+def _kind(table: dict[str, Any]) -> str:
+    model = table["model"]
+    if model["type"] in KINDS:
+        return KINDS[model["type"]]
+    characters = {"type": "Split", "pattern": {"Regex": CHARACTER}}
+    splits = table["pre_tokenizer"] or {}
+    one_by_one = {key: splits.get(key) for key in characters} == characters
+    return "char" if one_by_one and "<unk>" in model["vocab"] else "word"
+
+
+def _code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le"), "<u4")
+
+
+def _byte_level_text(token: str) -> str:
+    # GPT-2 writes each byte as one printable character: itself where that is visible in
+    # Latin-1, and the others, in order, from U+0100 on.
+    raw = bytes(_BYTES[character] for character in token if character in _BYTES)
+    text = raw.decode("utf-8", errors="surrogateescape")
+    return re.sub("[\udc80-\udcff]", lambda half: f"<0x{ord(half[0]) - 0xDC00:02X}>", text)
+
+
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(0x100) if byte not in _VISIBLE]
+_BYTES = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + i): b for i, b in enumerate(_HIDDEN)}

@@ -1,0 +1,71 @@
+"""Tokenizers for pairs of texts: one for both sides, or one for each."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from regard.config import Choice, kind_of
+from regard.errors import CheckpointError, ConfigError
+from regard.text.base import Tokenizer
+from regard.text.kinds import train_tokenizer
+
+JOINT, SOURCE, TARGET = "tokenizer.json", "tokenizer.source.json", "tokenizer.target.json"
+
+
+@dataclass(frozen=True)
+class PairTokenizers:
+    """What reads the source and what reads the target; one and the same when they are joint.
+
+    joint       tokenizer.json
+    separate    tokenizer.source.json, tokenizer.target.json
+    """
+
+    source: Tokenizer
+    target: Tokenizer
+
+    @property
+    def joint(self) -> bool:
+        """Whether both sides share one vocabulary."""
+        return self.source is self.target
+
+    def save(self, folder: Path | str) -> None:
+        """Write the one file or the two."""
+        if self.joint:
+            self.source.save(Path(folder, JOINT))
+        else:
+            self.source.save(Path(folder, SOURCE))
+            self.target.save(Path(folder, TARGET))
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Self:
+        """Read what `save` wrote."""
+        joint, source, target = (Path(folder, name) for name in (JOINT, SOURCE, TARGET))
+        separate = source.exists() or target.exists()
+        if joint.exists() and separate:
+            raise CheckpointError(
+                f"{folder} has both {JOINT} and one for each side; remove one kind"
+            )
+        if separate:
+            return cls(Tokenizer.load(source), Tokenizer.load(target))
+        both = Tokenizer.load(joint)
+        return cls(both, both)
+
+
+def train_pair(choice: Choice, rows: Callable[[], Iterator[tuple[str, str]]]) -> PairTokenizers:
+    """Learn the tokenizers of a parallel text; `rows()` begins it anew.
+
+    The vocabulary is joint unless the choice says `{ kind = "bpe", shared = false }`.
+    """
+    kind, options = kind_of(choice)
+    shared = options.pop("shared", True)
+    if not isinstance(shared, bool):
+        raise ConfigError(f"tokenizer shared={shared!r} must be true or false")
+    choice = {"kind": kind, **options}
+    if shared:
+        both = train_tokenizer(choice, (text for row in rows() for text in row))
+        return PairTokenizers(both, both)
+    return PairTokenizers(
+        train_tokenizer(choice, (source for source, _ in rows())),
+        train_tokenizer(choice, (target for _, target in rows())),
+    )

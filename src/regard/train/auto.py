@@ -1,0 +1,81 @@
+"""Choices for those who gave only data: a recipe, printed and saved like any other."""
+
+from pathlib import Path
+from typing import Any
+
+from regard.config import Choice, kind_of
+from regard.data.sources import Pairs, Text
+
+SMALL_TEXT = 10_000_000  # bytes; below, characters are learned faster than sub-words
+
+
+def choose(data: Text | Pairs, where: dict[str, Any], *, fast: bool) -> dict[str, Any]:
+    """The settings of a run on this data; `fast` says that there is a GPU."""
+    return _pairs(data, where, fast) if isinstance(data, Pairs) else _text(data, where, fast)
+
+
+def _text(data: Text, where: dict[str, Any], fast: bool) -> dict[str, Any]:
+    """A decoder: characters for a small text with a small alphabet, sub-words for the rest."""
+    by_character = data.size < SMALL_TEXT and len(_alphabet(data)) <= 256
+    size = min(32_000, max(1000, data.size // 500 // 100 * 100))
+    shape = (
+        {"dim": 384, "layers": 6, "heads": 6, "context": 256, "dropout": 0.2}
+        if fast
+        else {"dim": 128, "layers": 4, "heads": 4, "context": 64 if by_character else 128}
+    )
+    return {
+        "task": "causal",
+        "data": {**where, "tokenizer": "char" if by_character else {"kind": "bpe", "size": size}},
+        "model": {"preset": "tiny-decoder", **_fitting(shape, data.size // 20)},
+        "train": {
+            "steps": 3000 if fast else 2000,
+            "batch": 64 if fast else 16,
+            "rate": 2e-3 if fast else 6e-3,
+            "optimizer": "muon",
+            "schedule": {"kind": "stable_decay", "warmup": 50, "decay": 0.5},
+        },
+    }
+
+
+def _pairs(data: Pairs, where: dict[str, Any], fast: bool) -> dict[str, Any]:
+    """An encoder–decoder over joint sub-words."""
+    size = min(16_000, max(200, data.count // 4 // 100 * 100))
+    shape = {"dim": 256, "layers": 4, "heads": 4} if fast else {"dim": 128, "layers": 2, "heads": 4}
+    return {
+        "task": "seq2seq",
+        "data": {**where, "tokenizer": {"kind": "bpe", "size": size}},
+        "model": {"preset": "tiny-encoder-decoder", "dropout": 0.1, **shape},
+        "train": {
+            "steps": 5000 if fast else 2000,
+            "tokens": 8192 if fast else 2048,
+            "rate": 2e-3,
+            "optimizer": "muon",
+            "average": 0.995,
+            "schedule": {"kind": "cosine", "warmup": 100},
+        },
+    }
+
+
+def _fitting(shape: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """A text of a few hundred tokens gets a block that fits into it."""
+    context = max(2, min(shape["context"], tokens))
+    return {**shape, "context": context}
+
+
+def _alphabet(data: Text) -> set[str]:
+    letters: set[str] = set()
+    for piece, _ in data.pieces():
+        letters |= set(piece)
+    return letters
+
+
+def named(path: Choice | None, source: str | None) -> str:
+    """A name for a run on this data."""
+    if path is None:
+        return Path(source or "pairs").name.split(".")[0]
+    if isinstance(path, str) and "/" in path:
+        here = Path(path)
+        stem = here.name.split(".")[0]
+        return here.resolve().parent.name if stem in ("input", "train", "data") else stem
+    name = kind_of(path)[0] if not isinstance(path, str) else path
+    return name.split(".")[0]

@@ -1,0 +1,101 @@
+"""How good a trained model is, by its loss and by what it writes."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard.data.sources import Pairs
+from regard.generate import beam
+from regard.models.base import Language
+from regard.tasks.metrics import bleu, chrf, exact_match
+from regard.tasks.seq2seq import Seq2Seq
+from regard.text import PairTokenizers
+from regard.train.prepare import Material
+
+
+def losses(
+    material: Material, model: nn.Module, device: torch.device, limit: int | None = None
+) -> dict[str, float]:
+    """The task's own metrics on the held-out data."""
+    batches = (batch.to(device) for batch in material.held_out(limit))
+    return material.task.metrics(model, batches)
+
+
+def translate(
+    model: nn.Module,
+    task: Seq2Seq,
+    tokenizers: PairTokenizers,
+    sentences: Sequence[str],
+    *,
+    width: int = 5,
+    length_penalty: float = 1.0,
+    tokens: int | None = None,
+    rows: int = 64,
+) -> Iterator[tuple[int, str]]:
+    """Write each sentence in the other language; yields (number, text), shortest sources first."""
+    device = next(model.parameters()).device
+    language = cast(Language, model)
+    ids = [np.asarray(each, dtype=np.int64) for each in tokenizers.source.encode_batch(sentences)]
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    model.eval()
+    for start in range(0, len(order), rows):
+        chosen = order[start : start + rows]
+        source = task.source([ids[i] for i in chosen]).to(device)
+        room = 2 * int(source.lengths.max()) + 20 if tokens is None else tokens
+        found = beam(
+            language,
+            source,
+            prompts=[[task.start_id]] * len(chosen),
+            width=width,
+            tokens=room,
+            stop=task.stop_id,
+            length_penalty=length_penalty,
+        )
+        for i, hypotheses in zip(chosen, found, strict=True):
+            yield i, tokenizers.target.decode(hypotheses[0].ids)
+
+
+def written(
+    material: Material,
+    model: nn.Module,
+    pairs: Pairs,
+    *,
+    width: int = 5,
+    length_penalty: float = 1.0,
+    limit: int | None = None,
+) -> dict[str, Any]:
+    """BLEU, chrF and exact match of what the model writes for `pairs`, with their signatures."""
+    rows = list(pairs.rows())[:limit]
+    assert isinstance(material.task, Seq2Seq)
+    assert isinstance(material.tokenizers, PairTokenizers)
+    sources, wanted = [source for source, _ in rows], [target for _, target in rows]
+    texts = dict(
+        translate(
+            model,
+            material.task,
+            material.tokenizers,
+            sources,
+            width=width,
+            length_penalty=length_penalty,
+        )
+    )
+    ours = [texts[i] for i in range(len(rows))]
+    (bleu_score, bleu_signature), (chrf_score, chrf_signature) = (
+        bleu(ours, wanted),
+        chrf(ours, wanted),
+    )
+    lower_score, lower_signature = bleu(ours, wanted, lower=True)
+    return {
+        "exact_match": exact_match(ours, wanted),
+        "bleu": bleu_score,
+        "bleu_lower": lower_score,
+        "chrf": chrf_score,
+        "signatures": {
+            "bleu": bleu_signature,
+            "bleu_lower": lower_signature,
+            "chrf": chrf_signature,
+        },
+    }

@@ -1,0 +1,408 @@
+"""A run from beginning to end: everything is wired here, once, in plain sight.
+
+`begin` and `resume` are generators of events; whoever iterates shows them. Nothing is printed.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard.config import RunConfig, merge, to_table
+from regard.config import build as build_config
+from regard.data.batch import pinned
+from regard.data.loader import prefetch
+from regard.data.sources import Pairs
+from regard.errors import CheckpointError, ConfigError, DataError, DivergedError, Stopped
+from regard.generate import generate, parse_chain
+from regard.models.base import Language
+from regard.models.build import (
+    build_model,
+    count_parameters,
+    describe,
+    load_weights,
+    resolve,
+    weights,
+)
+from regard.tasks import Objective
+from regard.tasks.seq2seq import Seq2Seq
+from regard.text import PairTokenizers, Tokenizer
+from regard.train import checkpoint, evaluate
+from regard.train.average import Average
+from regard.train.device import autocast, check_memory, compiles, environment, pick_device
+from regard.train.folder import Folder
+from regard.train.loop import Step, train
+from regard.train.optim import load_state_tensors, optimizers, state_tensors
+from regard.train.prepare import Material, Progress, load_tokenizers, prepare
+from regard.train.schedule import schedule
+from regard.train.signals import Interrupts
+
+FLUSH_STEPS, FLUSH_SECONDS = 64, 0.5
+TOLERATED = 3  # steps in a row whose gradient is not finite
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The data is ready and the model is made."""
+
+    folder: Path
+    config: RunConfig
+    description: list[str]
+    parameters: int
+    step: int  # 0, or where a resumed run goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Some steps were taken."""
+
+    step: int
+    steps: int
+    loss: float
+    rate: float
+    grad_norm: float
+    targets_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The held-out data was looked at."""
+
+    step: int
+    metrics: dict[str, float]
+    best: bool
+    sample: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run is finished; `metrics` are those of the model that was kept."""
+
+    folder: Path
+    step: int
+    metrics: dict[str, float]
+    seconds: float
+    stopped_early: bool = False
+
+
+Event = Begun | Progressed | Evaluated | Ended
+
+
+@dataclass(slots=True)
+class _Best:
+    """The best evaluation so far, and how many came after it."""
+
+    step: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    since: int = 0
+
+    def sees(self, step: int, metrics: dict[str, float], name: str) -> bool:
+        """Take in an evaluation; whether it is the best one."""
+        if name != "last" and name not in metrics:
+            known = ", ".join(["last", *metrics])
+            raise ConfigError(f"train.best={name!r} is not measured here; choose among {known}")
+        better = name == "last" or self.step is None or metrics[name] < self.metrics[name]
+        if better:
+            self.step, self.metrics, self.since = step, metrics, 0
+        else:
+            self.since += 1
+        return better
+
+
+def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> Iterator[Event]:
+    """Train a new run in a folder that does not exist yet."""
+    if path.exists():
+        Folder(path).create(config, {})  # says why not
+    tokenizers = None
+    if config.train.start is not None:
+        start = Folder(config.train.start)
+        tokenizers = load_tokenizers(start.path, start.load_config())
+    device = pick_device(config.device)
+    if "vocab_size" in config.model or "preset" in config.model:  # refuse the impossible early
+        early = resolve(config.model) if "preset" in config.model else None
+        if early is not None:
+            check_memory(count_parameters(early), config.train, device)
+    material = prepare(config, tokenizers, progress)
+    config = replace(config, model=describe(material.model))
+    check_memory(count_parameters(material.model), config.train, device)
+    folder = Folder(path)
+    facts = environment(device) | {
+        "data": material.fingerprint,
+        "tokenizer": _tokenizer_fingerprint(material),
+    }
+    folder.create(config, facts)
+    material.tokenizers.save(
+        folder.path
+        if isinstance(material.tokenizers, PairTokenizers)
+        else folder.path / "tokenizer.json"
+    )
+    yield from _run(config, material, folder, device, None)
+
+
+def resume(
+    path: Path,
+    overrides: dict[str, Any] | None = None,
+    *,
+    step: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Event]:
+    """Go on with a run from its newest checkpoint (or that of `step`), bit for bit."""
+    folder = Folder(path)
+    config = folder.load_config()
+    if overrides:
+        config = build_config(RunConfig, merge(to_table(config), overrides))
+    facts = folder.load_environment()
+    material = prepare(config, load_tokenizers(folder.path, config), progress)
+    if _tokenizer_fingerprint(material) != facts["tokenizer"]:
+        raise CheckpointError(
+            f"the tokenizer in {folder.path} has changed since the run began; its ids no longer "
+            "mean what the model learned"
+        )
+    if material.fingerprint != facts["data"]:
+        raise DataError(
+            "the data has changed since the run began: "
+            f"{config.data.path or config.data.source}\n"
+            "put the old file back, or begin a new run with regard train"
+        )
+    newest = checkpoint.latest(folder.checkpoints, step)
+    if overrides:
+        folder.save_config(config)
+    yield from _run(config, material, folder, pick_device(config.device), newest)
+
+
+def _run(
+    config: RunConfig,
+    material: Material,
+    folder: Folder,
+    device: torch.device,
+    newest: checkpoint.Checkpoint | None,
+) -> Iterator[Event]:
+    settings = config.train
+    torch.manual_seed(settings.seed)
+    model = build_model(material.model).to(device)
+    parameters = sum(p.numel() for p in model.parameters())
+    start = 0 if newest is None else newest.step
+    yield Begun(folder.path, config, material.description, parameters, start)
+    if settings.start is not None and newest is None:
+        source = Folder(settings.start).model
+        load_weights(model, checkpoint.read_tensors(source), str(source))
+    if hasattr(model, "fit"):
+        yield from _fit(model, material, folder, device)
+        return
+
+    objective = Objective(model, material.task)
+    all_optimizers = optimizers(settings.optimizer, model, settings.rate)
+    average = Average(model, settings.average)
+    best = _Best()
+    if newest is not None:
+        load_weights(model, newest.tensors("model"), str(newest.path))
+        load_state_tensors(model, all_optimizers, newest.tensors("optimizer"))
+        average.load(newest.tensors("average"))
+        state = newest.state()
+        best = _Best(**state["best"])
+        folder.cut_back(state["sizes"])
+    else:
+        folder.cut_back(dict.fromkeys(folder.sizes(), 0))
+
+    factor = schedule(settings.schedule, settings.steps)
+    cast_up = autocast(settings, device)
+    loss = torch.compile(objective, dynamic=False) if compiles(settings, device) else None
+    every = settings.evaluate_every or max(1, settings.steps // 10)
+    save_every = settings.save_every or every
+    cuda = device.type == "cuda"
+    batches = prefetch(
+        lambda number: pinned(material.batch(number)) if cuda else material.batch(number),
+        start * settings.accumulate,
+        settings.steps * settings.accumulate,
+    )
+    steps = train(
+        objective,
+        (batch.to(device) for batch in batches),
+        all_optimizers,
+        lambda number: settings.rate * factor(number),
+        accumulate=settings.accumulate,
+        clip=settings.clip,
+        seed=settings.seed,
+        start=start,
+        loss=loss,
+        autocast=cast_up,
+    )
+    log = _Log(folder, settings.steps, start)
+    began = time.perf_counter()
+    early = False
+
+    def save(step: int) -> None:
+        checkpoint.save(
+            folder.checkpoints,
+            step,
+            {
+                "model": weights(model),
+                "optimizer": dict(state_tensors(model, all_optimizers)),
+                "average": average.tensors(),
+            },
+            {
+                "best": {"step": best.step, "metrics": best.metrics, "since": best.since},
+                "sizes": folder.sizes(),
+                "config": _hash(to_table(config)),
+                "data": material.fingerprint,
+            },
+        )
+        checkpoint.prune(folder.checkpoints, settings.keep, best.step)
+
+    done = start
+    with Interrupts() as interrupts:
+        for step in steps:
+            done = step.number + 1
+            average.update(step.number)
+            event = log.add(step, now=done == settings.steps or done % every == 0)
+            if event is not None:
+                yield event
+            if done % every == 0 or done == settings.steps:
+                with average.applied(), cast_up():
+                    metrics = evaluate.losses(material, model, device, settings.evaluate_tokens)
+                    sample = _sample(material, model, settings.seed)
+                    is_best = best.sees(done, metrics, settings.best)
+                    if is_best:
+                        checkpoint.write_tensors(folder.model, weights(model))
+                folder.append({"step": done, "validation": metrics})
+                with open(folder.samples, "a", encoding="utf-8") as file:
+                    file.write(f"--- step {done}\n{sample}\n")
+                yield Evaluated(done, metrics, is_best, sample)
+                early = settings.patience is not None and best.since >= settings.patience
+            stopping = interrupts.received is not None
+            if done % save_every == 0 or done == settings.steps or stopping or early:
+                log.flush()
+                save(done)
+            if stopping and done < settings.steps:
+                name = interrupts.received.name if interrupts.received is not None else ""
+                raise Stopped(
+                    f"stopped by {name} at step {done:,} of {settings.steps:,}, and saved;\n"
+                    f"go on with: regard resume {folder.path}",
+                    interrupts.exit_code,
+                )
+            if early:
+                break
+    if done < settings.steps and not early:
+        raise ConfigError(f"train.steps={settings.steps} are done already at step {done}")
+    yield Ended(folder.path, done, best.metrics, time.perf_counter() - began, early)
+
+
+def _fit(
+    model: nn.Module, material: Material, folder: Folder, device: torch.device
+) -> Iterator[Event]:
+    """Models that count need no steps: look at everything once, judge, save."""
+    began = time.perf_counter()
+    cast(Any, model).fit(material.train_in_order())
+    metrics = evaluate.losses(material, model, device)
+    checkpoint.write_tensors(folder.model, weights(model))
+    folder.append({"step": 1, "validation": metrics})
+    yield Evaluated(1, metrics, True, _sample(material, model, 1))
+    yield Ended(folder.path, 1, metrics, time.perf_counter() - began)
+
+
+class _Log:
+    """Keeps steps as tensors until it is worth waiting for the device, then writes them all."""
+
+    def __init__(self, folder: Folder, steps: int, start: int) -> None:
+        self.folder, self.steps = folder, steps
+        self.pending: list[Step] = []
+        self.at = time.perf_counter()
+        self.speed: float | None = None
+        self.pace: float | None = None  # seconds per step
+        self.unlucky = 0
+        self.smooth: float | None = None
+
+    def add(self, step: Step, *, now: bool) -> Progressed | None:
+        """Take in a step; now and then, tell what happened since the last time."""
+        self.pending.append(step)
+        waited = time.perf_counter() - self.at
+        if now or waited >= FLUSH_SECONDS or len(self.pending) >= FLUSH_STEPS:
+            return self.flush()
+        return None
+
+    def flush(self) -> Progressed | None:
+        """Write all pending steps; a run of non-finite gradients ends the training."""
+        if not self.pending:
+            return None
+        rows = torch.stack(
+            [
+                torch.stack([s.loss.float(), s.grad_norm.float(), s.targets.float(), s.skipped])
+                for s in self.pending
+            ]
+        ).tolist()
+        seconds = time.perf_counter() - self.at
+        targets = sum(row[2] for row in rows)
+        self.speed = _mixed(self.speed, targets / seconds)
+        self.pace = _mixed(self.pace, seconds / len(rows))
+        for step, (loss, norm, count, skipped) in zip(self.pending, rows, strict=True):
+            row: dict[str, Any] = {
+                "step": step.number + 1,
+                "loss": loss,
+                "rate": step.rate,
+                "grad_norm": norm,
+                "targets": int(count),
+            }
+            if skipped:
+                row |= {"loss": None, "grad_norm": None, "skipped": True}
+            self.folder.append(row)
+            self.unlucky = self.unlucky + 1 if skipped else 0
+            if self.unlucky >= TOLERATED:
+                raise DivergedError(
+                    f"the gradient was not finite in {TOLERATED} steps in a row, up to step "
+                    f"{step.number + 1:,}; the weights were left alone\n"
+                    f"try a lower train.rate (now {step.rate:.2g}) or train.clip"
+                )
+            if not skipped:
+                self.smooth = _mixed(self.smooth, loss)
+        last = self.pending[-1]
+        self.pending = []
+        self.at = time.perf_counter()
+        return Progressed(
+            last.number + 1,
+            self.steps,
+            float("nan") if self.smooth is None else self.smooth,
+            last.rate,
+            rows[-1][1],
+            self.speed,
+            self.pace * (self.steps - last.number - 1),
+        )
+
+
+def _mixed(old: float | None, new: float) -> float:
+    return new if old is None else 0.7 * old + 0.3 * new
+
+
+def _sample(material: Material, model: nn.Module, seed: int) -> str:
+    """A little of what the model writes now: text, or the translation of one held-out sentence."""
+    model.eval()
+    language = cast(Language, model)
+    data, tokenizers = material.held_out_data, material.tokenizers
+    if isinstance(data, Pairs) and isinstance(tokenizers, PairTokenizers):
+        source, target = next(data.rows())
+        assert isinstance(material.task, Seq2Seq)
+        found = evaluate.translate(model, material.task, tokenizers, [source], width=1)
+        return f"{source}\n→ {next(found)[1]}\n= {target}"
+    assert isinstance(tokenizers, Tokenizer)
+    first = np.asarray(next(iter(material.held_out(1))).ids)[0, :1].tolist()
+    chain = parse_chain(["temperature=0.8", "top_p=0.95"])
+    (ids,) = generate(language, [first], chain, tokens=160, seed=seed)
+    return tokenizers.decode(first + ids)
+
+
+def _tokenizer_fingerprint(material: Material) -> str:
+    tokenizers = material.tokenizers
+    if isinstance(tokenizers, PairTokenizers):
+        return f"{tokenizers.source.fingerprint()} {tokenizers.target.fingerprint()}"
+    return tokenizers.fingerprint()
+
+
+def _hash(table: Any) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,64 @@
+"""`minutes=N`: size the model and the steps to this machine, by a short measured probe."""
+
+import time
+from dataclasses import replace
+from itertools import islice
+
+import torch
+
+from regard.config import RunConfig
+from regard.models.build import build_model, count_parameters, describe, resolve
+from regard.tasks import Objective
+from regard.train.device import autocast, pick_device
+from regard.train.loop import train
+from regard.train.optim import optimizers
+from regard.train.prepare import Material, prepare
+
+SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022: what a model of a size can use
+PROBE_STEPS = 4
+
+
+def fit_to_minutes(config: RunConfig, minutes: float) -> RunConfig:
+    """The largest of a few sizes that can be trained well in the time, and steps to fill it.
+
+    Each size is timed for a few real steps, smallest first. A size is worth its time while the
+    tokens it can see are at least a few per parameter; the text's own length bounds it too.
+    """
+    material = prepare(config)
+    device = pick_device(config.device)
+    budget = 0.9 * 60 * minutes  # evaluations and checkpoints take the rest
+    chosen = config
+    for dim, layers in SIZES:
+        model = {
+            **describe(material.model),
+            "dim": dim,
+            "layers": layers,
+            "heads": max(2, dim // 32),
+        }
+        candidate = replace(config, model=model)
+        seconds, targets = _probe(candidate, material, device)
+        steps = max(50, int(budget / seconds))
+        sized = replace(candidate, train=replace(config.train, steps=steps))
+        parameters = count_parameters(resolve(model))
+        if chosen is not config and steps * targets < TOKENS_PER_PARAMETER / 4 * parameters:
+            break
+        chosen = sized
+    return chosen
+
+
+def _probe(config: RunConfig, material: Material, device: torch.device) -> tuple[float, float]:
+    """Seconds and targets of a step, after one to warm up."""
+    model = build_model(resolve(config.model)).to(device)
+    batches = (material.batch(number).to(device) for number in range(PROBE_STEPS + 1))
+    steps = train(
+        Objective(model, material.task),
+        batches,
+        optimizers(config.train.optimizer, model, config.train.rate),
+        lambda step: config.train.rate,
+        autocast=autocast(config.train, device),
+    )
+    next(steps)
+    begin = time.perf_counter()
+    taken = [float(step.targets) for step in islice(steps, PROBE_STEPS)]
+    return (time.perf_counter() - begin) / len(taken), sum(taken) / len(taken)

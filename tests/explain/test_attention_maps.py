@@ -1,0 +1,104 @@
+import pytest
+import torch
+
+from regard.errors import RegardError, ShapeError
+from regard.explain import AttentionMap, attention_maps
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.state import Source
+
+IDS = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
+SOURCE = Source(torch.tensor([[4, 2, 8, 1], [7, 3, 0, 0]]), torch.tensor([4, 2]))
+
+
+def small(**choices):
+    torch.manual_seed(0)
+    config = {"vocab_size": 9, "dim": 16, "layers": 2, "heads": 4, "context": 16} | choices
+    return Transformer(TransformerConfig(**config)).double().eval()
+
+
+def hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_cross_attention_maps_have_a_row_per_target_and_a_column_per_source():
+    model = small(shape="encoder-decoder")
+    maps = attention_maps(model, lambda: model(IDS, source=SOURCE), pattern="*.cross")
+    assert list(maps) == ["decoder.blocks.0.cross", "decoder.blocks.1.cross"]
+    for weights in maps.values():
+        assert weights.shape == (2, 4, 5, 4)
+        assert weights.dtype == torch.float32
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 5))
+        assert (weights[1, ..., 2:] == 0).all()  # padding of the second source
+
+
+@pytest.mark.parametrize("position", ["learned", "rotary", "alibi"])
+@pytest.mark.parametrize("kv_heads", [None, 2])
+def test_the_maps_are_the_weights_that_made_the_output(position, kv_heads):
+    model = small(position=position, kv_heads=kv_heads, bias=False)
+    layer = model.decoder.blocks[1].attention
+    calls = []
+    layer.register_forward_hook(lambda _, given, out: calls.append((given[0], out)))
+    maps = attention_maps(model, lambda: model(IDS), pattern="decoder.blocks.1.attention")
+    weights = maps["decoder.blocks.1.attention"].double()
+    [(x, out)] = calls
+    v = layer.value(x).unflatten(-1, (layer.kv_heads, -1)).transpose(1, 2)
+    v = v.repeat_interleave(layer.heads // layer.kv_heads, 1)
+    y = layer.out((weights @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(y, out, rtol=0, atol=1e-6)  # the maps are float32
+
+
+def test_a_decoder_looks_at_nothing_ahead():
+    model = small()
+    for weights in attention_maps(model, lambda: model(IDS)).values():
+        assert (weights.triu(1) == 0).all()
+
+
+def test_watching_changes_nothing_and_leaves_nothing_behind():
+    model = small()
+    before, seen = model(IDS), []
+    attention_maps(model, lambda: seen.append(model(IDS)))
+    assert torch.equal(before, seen[0])
+    assert hooks(model) == 0
+
+
+def test_a_step_of_decoding_shows_the_row_of_its_token():
+    model = small()
+    whole = attention_maps(model, lambda: model(IDS))
+
+    def stepwise():
+        state = model.start(2, 5)
+        for column in range(5):
+            _, state = model.step(IDS[:, column : column + 1], state)
+
+    for name, weights in attention_maps(model, stepwise).items():
+        torch.testing.assert_close(weights, whole[name][:, :, -1:], rtol=0, atol=1e-6)
+
+
+def test_an_attention_that_is_not_there_is_named_with_those_that_are():
+    model = small()
+    with pytest.raises(RegardError, match=r"no attention matches '\*.cross'; there are: decoder"):
+        attention_maps(model, lambda: model(IDS), pattern="*.cross")
+
+
+def test_a_run_that_never_calls_the_model_is_an_error():
+    with pytest.raises(RegardError, match="`run` must call this model"):
+        attention_maps(small(), lambda: None)
+
+
+def test_hooks_are_gone_after_an_error():
+    model = small()
+    with pytest.raises(ZeroDivisionError):
+        attention_maps(model, lambda: 1 / 0)
+    assert hooks(model) == 0
+
+
+def test_a_map_of_one_sentence_leaves_out_the_padding():
+    weights = torch.rand(2, 4, 5, 6)
+    map_ = AttentionMap.of(weights, ["a", "b"], ["x", "y", "z"], sentence=1)
+    assert torch.equal(map_.weights, weights[1, :, :2, :3])
+    assert torch.equal(map_.mean(), weights[1, :, :2, :3].mean(0))
+
+
+def test_labels_must_fit_the_weights():
+    with pytest.raises(ShapeError, match="2 row and 3 column labels do not fit"):
+        AttentionMap(["a", "b"], ["x", "y", "z"], torch.rand(4, 3, 3))

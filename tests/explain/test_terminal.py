@@ -1,0 +1,111 @@
+import re
+import unicodedata
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.errors import ShapeError
+from regard.explain import heads_overview, heatmap
+from regard.explain.render.label import cells, clusters, cut, visible
+
+COLOURS = re.compile(r"\x1b\[(48;2;\d+;\d+;\d+|0)m")
+HOSTILE = ["\x1b[2J", "\x07", "\x9b31m", "\u202eabc", "a\rb", "\u2028", "\ud800", "\x00", "\u0301"]
+TOKENS = st.lists(st.text(max_size=20), min_size=1, max_size=8)
+
+
+def plain(text):
+    return COLOURS.sub("", text)
+
+
+def picture(rows, columns, *, width=80, colour=False):
+    weights = torch.rand(len(rows), len(columns), generator=torch.Generator().manual_seed(0))
+    return heatmap(weights, rows, columns, width=width, colour=colour)
+
+
+def test_a_map_by_hand():
+    weights = torch.tensor([[1.0, 0.0, 0.17], [0.05, 0.5, 0.4]])
+    assert heatmap(weights, [" in", "order"], ["im", "a", "x"], width=60, colour=False) == (
+        "      i\n"
+        "      m a x\n"
+        "  ␣in ██  ▒▒\n"
+        "order ░░▓▓▓▓\n"
+        "░░ 0.04  ▒▒ 0.16  ▓▓ 0.36  ██ 0.64  largest 1.00"
+    )
+
+
+def test_colour_paints_the_same_cells():
+    painted = picture(["a", "b"], ["x", "y", "z"], colour=True)
+    row = painted.splitlines()[1]
+    assert len(COLOURS.findall(row)) == 4
+    assert plain(row) == "a       "
+    assert row.endswith("\x1b[0m")
+
+
+@given(TOKENS, TOKENS, st.booleans(), st.integers(12, 90))
+def test_no_label_reaches_the_terminal_raw_and_no_line_is_too_wide(rows, columns, colour, width):
+    for line in plain(picture(rows, columns, width=width, colour=colour)).split("\n"):
+        assert not any(unicodedata.category(each) in ("Cc", "Cf", "Cs") for each in line)
+        assert cells(line) <= width
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_hostile_labels_are_escaped_on_both_axes(colour):
+    text = plain(picture(HOSTILE, HOSTILE, colour=colour))
+    assert text.replace("\n", "").isprintable()
+    assert "\\x1b[2J" in text
+    text.encode()
+
+
+def test_white_space_and_nothing_are_visible():
+    assert [visible(each) for each in (" a", "\n", "\t", "")] == ["␣a", "⏎", "⇥", "∅"]
+
+
+def test_wide_characters_keep_the_columns_in_line():
+    text = picture(["注意力", "a"], ["注", "b", "意"]).splitlines()
+    assert text[0] == "       注b 意"
+    assert [cells(line) for line in text[1:3]] == [7 + 6] * 2
+
+
+def test_a_mark_stands_upon_its_letter():
+    assert clusters("e\u0301\u0302a") == ["e\u0301\u0302", "a"]
+    assert cells("e\u0301") == 1
+
+
+@given(st.text(max_size=30), st.integers(1, 12))
+def test_a_cut_label_fits_and_says_that_it_was_cut(text, most):
+    shown = cut(visible(text), most)
+    assert cells(shown) <= most
+    assert shown == visible(text) or shown.endswith("…")
+
+
+def test_columns_that_do_not_fit_are_left_out_and_counted():
+    text = picture(["row"], ["c"] * 60, width=30)
+    assert text.splitlines()[-1] == "… 34 of 60 columns left out"
+
+
+def test_a_map_of_zeros_is_blank():
+    text = heatmap(torch.zeros(1, 2), ["a"], ["b", "c"], width=40, colour=False)
+    assert text.splitlines()[1].strip() == "a"
+
+
+def test_labels_must_fit_the_weights():
+    with pytest.raises(ShapeError, match="1 row and 1 column labels"):
+        heatmap(torch.rand(2, 2), ["a"], ["b"], width=40, colour=False)
+
+
+@pytest.mark.parametrize("colour", [True, False])
+@pytest.mark.parametrize(("heads", "size"), [(1, 1), (3, 6), (8, 14), (12, 60)])
+@pytest.mark.parametrize("width", [20, 80])
+def test_an_overview_shows_every_head_within_the_width(heads, size, width, colour):
+    text = plain(heads_overview(torch.rand(heads, size, size), width=width, colour=colour))
+    assert re.findall(r"head (\d+)", text) == [str(head) for head in range(heads)]
+    assert max(map(cells, text.splitlines())) <= width
+
+
+def test_an_overview_keeps_the_largest_of_what_a_cell_stands_for():
+    weights = torch.zeros(1, 60, 60)
+    weights[0, 30, 17] = 1.0
+    text = heads_overview(weights, width=80, colour=False)
+    assert sum("█" in line for line in text.splitlines()[1:-1]) == 1

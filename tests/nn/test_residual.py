@@ -1,0 +1,61 @@
+import pytest
+import torch
+from torch import nn
+
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.norm import LayerNorm
+from regard.nn.residual import Order, deepnorm, residual
+
+ORDERS = {
+    "pre": lambda x, f, n, m, a: x + f(n(x)),
+    "post": lambda x, f, n, m, a: n(x + f(x)),
+    "sandwich": lambda x, f, n, m, a: x + m(f(n(x))),
+    "deepnorm": lambda x, f, n, m, a: n(a * x + f(x)),
+    "none": lambda x, f, n, m, a: f(n(x)),
+}
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_every_order_computes_its_formula(kind):
+    f, n, m = nn.Linear(6, 6), LayerNorm(6), LayerNorm(6)
+    for norm in (n, m):
+        nn.init.normal_(norm.weight)
+    x = torch.randn(2, 3, 6)
+    y = residual(x, f, n, Order(kind, 1.7), m)
+    torch.testing.assert_close(y, ORDERS[kind](x, f, n, m, 1.7), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_the_stream_leaves_a_stack_normed_exactly_once(kind):
+    stack = Transformer(
+        TransformerConfig(vocab_size=5, dim=8, layers=1, heads=2, order=kind)
+    ).decoder
+    assert (stack.norm is not None) == (kind not in ("post", "deepnorm"))
+
+
+@pytest.mark.parametrize(
+    ("side", "depths", "weight", "gain"),
+    [
+        ("encoder", (12, 0), 24**0.25, 96**-0.25),
+        ("decoder", (0, 12), 24**0.25, 96**-0.25),
+        ("encoder", (6, 3), 0.81 * (6**4 * 3) ** (1 / 16), 0.87 * (6**4 * 3) ** (-1 / 16)),
+        ("decoder", (6, 3), 9**0.25, 36**-0.25),
+    ],
+)
+def test_deepnorm_has_the_constants_of_the_paper(side, depths, weight, gain):
+    assert deepnorm(side, *depths) == pytest.approx((weight, gain), rel=1e-12)
+
+
+def test_a_deepnorm_model_weighs_its_stream_by_its_own_depth():
+    config = TransformerConfig(
+        vocab_size=5,
+        dim=8,
+        heads=2,
+        layers=3,
+        encoder_layers=6,
+        shape="encoder-decoder",
+        order="deepnorm",
+    )
+    model = Transformer(config)
+    assert model.encoder.blocks[0].order.scale == pytest.approx(0.81 * (6**4 * 3) ** (1 / 16))
+    assert model.decoder.blocks[0].order.scale == pytest.approx(9**0.25)

@@ -1,0 +1,63 @@
+import pytest
+import reference
+import torch
+from torch.autograd import gradcheck
+
+from regard.nn.score import SCORES, Dot, ScaledDot, Shaw
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def compare(score, formula):
+    q, k = torch.randn(2, 3, 6, 4), torch.randn(2, 3, 9, 4)
+    scores = score(q, k, torch.arange(6).unsqueeze(0), torch.arange(9).unsqueeze(0))
+    for row in range(2):
+        for head in range(3):
+            expected = [
+                [formula(a, b, i, j) for j, b in enumerate(k[row, head].tolist())]
+                for i, a in enumerate(q[row, head].tolist())
+            ]
+            torch.testing.assert_close(
+                scores[row, head], reference.tensor(expected), rtol=0, atol=1e-12
+            )
+
+
+def test_dot_computes_the_formula():
+    compare(Dot(), reference.dot)
+
+
+def test_scaled_dot_computes_the_formula():
+    compare(ScaledDot(4), reference.scaled_dot)
+
+
+def test_shaw_computes_the_formula_also_beyond_its_reach():
+    score = Shaw(4, reach=3)
+    compare(score, reference.shaw(score.relative.weight.tolist(), 3))
+
+
+def test_shaw_goes_by_positions_not_by_indices():
+    score = Shaw(4, reach=3)
+    q, k = torch.randn(2, 1, 2, 4), torch.randn(2, 1, 3, 4)
+    query_at, key_at = torch.tensor([[5, 6], [0, 1]]), torch.tensor([[4, 5, 6]])
+    formula = reference.shaw(score.relative.weight.tolist(), 3)
+    scores = score(q, k, query_at, key_at)
+    for row in range(2):
+        for i in range(2):
+            for j in range(3):
+                at = int(query_at[row, i]), int(key_at[0, j])
+                expected = formula(q[row, 0, i].tolist(), k[row, 0, j].tolist(), *at)
+                assert abs(scores[row, 0, i, j].item() - expected) < 1e-12
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_every_score_has_the_right_gradient(name):
+    score = SCORES[name](head_dim=4) if name != "dot" else SCORES[name]()
+    at = torch.arange(3).unsqueeze(0)
+    q = torch.randn(1, 2, 3, 4, requires_grad=True)
+    k = torch.randn(1, 2, 3, 4, requires_grad=True)
+    parameters = tuple(score.parameters())
+
+    def run(q, k, *parameters):
+        return score(q, k, at, at)
+
+    assert gradcheck(run, (q, k, *parameters))

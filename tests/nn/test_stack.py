@@ -1,0 +1,80 @@
+"""Blocks and stacks: positions or none, dropout, and what a state remembers."""
+
+import pytest
+import torch
+
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.mask import Mask
+from regard.nn.position import POSITIONS
+
+TINY = {"vocab_size": 11, "dim": 16, "layers": 2, "heads": 4, "context": 16}
+AT = torch.arange(6).unsqueeze(0)
+
+
+def encoder(**fields):
+    return Transformer(TransformerConfig(**TINY, shape="encoder", **fields)).encoder
+
+
+def test_without_positions_a_permutation_of_the_input_permutes_the_output():
+    stack = encoder(position="none").double()
+    x, order = torch.randn(2, 6, 16).double(), torch.randperm(6)
+    y = stack(x, at=AT, mask=Mask.none())
+    permuted = stack(x[:, order], at=AT, mask=Mask.none())
+    torch.testing.assert_close(permuted, y[:, order], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("position", [name for name in POSITIONS if name != "none"])
+def test_with_positions_the_order_of_the_input_matters(position):
+    stack = encoder(position=position, init={"kind": "normal", "std": 0.5})
+    x, order = torch.randn(2, 6, 16), torch.tensor([1, 0, 2, 3, 4, 5])
+    y = stack(x, at=AT, mask=Mask.none())
+    permuted = stack(x[:, order], at=AT, mask=Mask.none())
+    assert (permuted - y[:, order]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "learned"])
+def test_positions_of_each_layer_are_added_before_every_attention(position):
+    stack = encoder(position={"kind": position, "each_layer": True})
+    inputs = []
+    for block in stack.blocks:
+        block.attention.query.register_forward_hook(lambda _, given, __: inputs.append(given[0]))
+    x = torch.randn(2, 6, 16)
+    stack(x, at=AT, mask=Mask.none())
+    placed = stack.position.embed(AT)
+    first = stack.blocks[0].attention_norm(x) + placed
+    torch.testing.assert_close(inputs[0], first, rtol=0, atol=1e-6)
+    assert len(inputs) == 2
+
+
+def test_a_block_talks_then_thinks():
+    stack = encoder(order="post", position="none").double()
+    block = stack.blocks[0]
+    x = torch.randn(2, 6, 16).double()
+    seen = []
+    block.register_forward_hook(lambda _, __, out: seen.append(out))
+    view = []
+    block.attention.register_forward_pre_hook(
+        lambda _, __, named: view.append(named["view"]), with_kwargs=True
+    )
+    stack(x, at=AT, mask=Mask.none())
+    talked = block.attention_norm(x + block.attention(x, view=view[0]))
+    expected = block.ffn_norm(talked + block.ffn(talked))
+    torch.testing.assert_close(seen[0], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "ffn_dropout"])
+def test_dropout_acts_only_in_training(kind):
+    stack = encoder(**{kind: 0.5}, init={"kind": "normal", "std": 0.5})
+    x = torch.randn(2, 6, 16)
+    assert not torch.equal(stack(x, at=AT, mask=Mask.none()), stack(x, at=AT, mask=Mask.none()))
+    stack.eval()
+    assert torch.equal(stack(x, at=AT, mask=Mask.none()), stack(x, at=AT, mask=Mask.none()))
+
+
+def test_a_norm_of_the_embeddings_stands_before_the_first_block():
+    stack = encoder(embed_norm=True)
+    inputs = []
+    stack.blocks[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    stack(5 + 3 * torch.randn(2, 6, 16), at=AT, mask=Mask.none())
+    torch.testing.assert_close(inputs[0].mean(-1), torch.zeros(2, 6), rtol=0, atol=1e-5)
+    torch.testing.assert_close(inputs[0].var(-1, correction=0), torch.ones(2, 6), rtol=0, atol=1e-3)

@@ -1,0 +1,49 @@
+import pytest
+import torch
+
+from regard.errors import ShapeError
+from regard.nn.state import KeyValues, Source, TransformerState
+
+
+def empty(rows=2, capacity=5):
+    layers = [KeyValues(torch.zeros(rows, 1, capacity, 2), torch.zeros(rows, 1, capacity, 2))]
+    return TransformerState(layers, torch.zeros(rows, dtype=torch.long), capacity)
+
+
+def test_new_keys_are_written_at_the_length_of_each_row():
+    layer = empty().layers[0]
+    k = torch.arange(1.0, 9.0).view(2, 1, 2, 2)
+    keys, values = layer.write(k, -k, torch.tensor([[0, 1], [2, 3]]), 4)
+    assert keys.shape == (2, 1, 4, 2)
+    assert torch.equal(keys[0, 0, :2], k[0, 0])
+    assert torch.equal(keys[1, 0, 2:4], k[1, 0])
+    assert (keys[1, 0, :2] == 0).all()
+    assert torch.equal(values, -keys)
+
+
+def test_a_state_counts_the_real_ids_of_each_row():
+    state = empty().advanced(None, 2).advanced(torch.tensor([1, 2]), 2)
+    assert state.lengths.tolist() == [3, 4]
+    assert state.longest == 4
+    assert state.rewind(torch.tensor([0, 1])).longest == 1
+
+
+def test_ids_beyond_the_capacity_are_refused():
+    state = empty().advanced(None, 4)
+    assert state.room_for(1) == 5
+    with pytest.raises(ShapeError, match="4 ids and 2 more do not fit a state of capacity 5"):
+        state.room_for(2)
+
+
+def test_selected_rows_are_copies():
+    state = empty()
+    state.layers[0].keys[1] = 1.0
+    chosen = state.select(torch.tensor([1, 1, 0]))
+    assert chosen.layers[0].keys[:, 0, 0, 0].tolist() == [1, 1, 0]
+    state.layers[0].keys.zero_()
+    assert chosen.layers[0].keys[:, 0, 0, 0].tolist() == [1, 1, 0]
+
+
+def test_a_source_moves_whole():
+    source = Source(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 1])).to("meta")
+    assert source.ids.device.type == source.lengths.device.type == "meta"
