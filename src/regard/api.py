@@ -1,5 +1,6 @@
 """The verbs in Python: train, load, and what a run can do."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,15 +20,15 @@ from regard.models.build import build_model, load_weights, resolve
 from regard.tasks import TASKS, Task
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import PairTokenizers, Tokenizer
-from regard.train import evaluate
-from regard.train.auto import choose, named
-from regard.train.checkpoint import read_tensors
-from regard.train.device import pick_device
-from regard.train.folder import Folder, new_folder
-from regard.train.prepare import Progress, Tokenizers, load_tokenizers, open_held_out, prepare
-from regard.train.run import Event, begin
-from regard.train.run import resume as resume_events
-from regard.train.size import fit_to_minutes
+from regard.training import evaluate
+from regard.training.auto import choose, named
+from regard.training.checkpoint import read_tensors
+from regard.training.device import pick_device
+from regard.training.folder import Folder, new_folder
+from regard.training.prepare import Progress, Tokenizers, load_tokenizers, open_held_out, prepare
+from regard.training.run import Event, begin
+from regard.training.run import resume as resume_events
+from regard.training.size import fit_to_minutes
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -37,48 +38,68 @@ def recipes() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
-def configure(what: str, overrides: dict[str, Any] | None = None) -> RunConfig:
+def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunConfig:
     """The settings of a run: of a recipe, a .toml file, or chosen for the user's own data.
 
     `overrides` is a nested table; `minutes` in it sizes model and steps to this machine.
+    Without `what`, its `data` says where the data is, as in two parallel files.
     """
     over = dict(overrides or {})
     minutes = over.pop("minutes", None)
-    if what.endswith(".toml"):
+    if what is not None and what.endswith(".toml"):
         base = {"name": Path(what).stem, **read_toml(Path(what))}
-    elif what in recipes() and not Path(what).exists():
+    elif what is not None and what in recipes() and not Path(what).exists():
         base = {"name": what, **read_toml(RECIPES / f"{what}.toml")}
     else:
         base = _for_data(what, over)
     data = merge(base.get("data", {}), over.get("data", {}))
-    for key in ("path", "source", "target"):  # a run can be resumed from another folder
+    for key in ("path", "source", "target"):
         if isinstance(data.get(key), str) and data[key] not in BUILTINS:
-            data[key] = str(Path(data[key]).absolute())
+            data[key] = _absolute(data[key])
     if data.get("validation"):
         given = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
-        data["validation"] = [str(Path(each).absolute()) for each in given]
+        data["validation"] = [_absolute(each) for each in given]
     config = build(RunConfig, merge(merge(base, over), {"data": data}))
     return config if minutes is None else fit_to_minutes(config, float(minutes))
 
 
-def _for_data(what: str, over: dict[str, Any]) -> dict[str, Any]:
+def _absolute(path: str) -> str:
+    """A path that still holds when the run is resumed from another folder."""
+    full = os.path.expandvars(path)
+    if "$" in full:
+        name = full[full.index("$") :].split("/")[0]
+        raise ConfigError(f"{path} needs {name}, which is not set; say where the data is")
+    return str(Path(full).absolute())
+
+
+def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
     given = over.get("data", {})
-    if "," in what and not Path(what).exists():
+    where: dict[str, Any]
+    if what is None:
+        where = {key: given[key] for key in ("path", "source", "target") if key in given}
+        if not where:
+            raise ConfigError(
+                "nothing to train on; give a recipe, a file or a folder first, "
+                "or data.source=… and data.target=…"
+            )
+    elif "," in what and not Path(what).exists():
         source, _, target = what.partition(",")
-        where: dict[str, Any] = {"source": source, "target": target}
+        where = {"source": source, "target": target}
     else:
         where = {"path": what}
-    known = {*recipes(), *BUILTINS}
-    if "path" in where and not Path(what).exists() and what not in BUILTINS:
-        raise ConfigError(
-            f"{unknown('recipe, file or built-in data set', what, known)}\n"
-            "give a recipe's name, a .toml file, or a file or folder of your own"
-        )
+        if not Path(what).exists() and what not in BUILTINS:
+            known = {*recipes(), *BUILTINS}
+            raise ConfigError(
+                f"{unknown('recipe, file or built-in data set', what, known)}\n"
+                "give a recipe's name, a .toml file, or a file or folder of your own"
+            )
     data = open_data(
         where.get("path"), where.get("source"), where.get("target"), lower=given.get("lower", False)
     )
     device = pick_device(over.get("device", "auto"))
     chosen = choose(data, where, fast=device.type == "cuda")
+    if {"family", "preset"} & set(over.get("model", {})):
+        chosen["model"] = {}  # the sizes chosen were those of another model
     return {"name": named(where.get("path"), where.get("source")), **chosen}
 
 

@@ -41,8 +41,8 @@ class TrainConfig:
     tokens: int | None = None  # … (padded) target tokens per step
     accumulate: int = 1  # micro-batches per step
     rate: float = 1e-3
-    optimizer: Choice = "adamw"  # train.optim.OPTIMIZERS
-    schedule: Choice = "cosine"  # train.schedule.SCHEDULES
+    optimizer: Choice = "adamw"  # training.optim.OPTIMIZERS
+    schedule: Choice = "cosine"  # training.schedule.SCHEDULES
     clip: float = 1.0  # largest gradient norm; 0: off
     average: float = 0.0  # decay of the running mean of the weights; 0: off
     seed: int = 1
@@ -130,12 +130,15 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         if type(None) in arguments and (value is None or value == "none"):
             return None
-        for each in (a for a in arguments if a is not type(None)):
+        options = [a for a in arguments if a is not type(None)]
+        for each in options:
             try:
                 return _coerce(each, value, path)
             except ConfigError as error:
                 last = error
-        raise last
+        if len(options) == 1:
+            raise last
+        raise ConfigError(f"{path} must be {' or '.join(map(_named, options))}, not {value!r}")
     if origin is Literal:
         if value not in arguments:
             raise ConfigError(f"{path}: {unknown('value', str(value), map(str, arguments))}")
@@ -155,9 +158,13 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
     if plain is Mapping or plain is dict:
         plain = Mapping
     if not isinstance(value, plain) or (plain in (int, float) and isinstance(value, bool)):
-        name = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
-        raise ConfigError(f"{path} must be {name.get(plain, 'a table')}, not {value!r}")
+        raise ConfigError(f"{path} must be {_named(hint)}, not {value!r}")
     return dict(value) if plain is Mapping else value
+
+
+def _named(hint: Any) -> str:
+    name = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+    return name.get(hint, "a table")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

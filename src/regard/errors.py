@@ -63,5 +63,6 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     close = get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    known_ones = f"known: {', '.join(names)}" if names else "there are none"
+    hint = f"did you mean {close[0]!r}?" if close else known_ones
     return f"unknown {what} {name!r}; {hint}"

@@ -76,7 +76,7 @@ def test_every_block_of_a_text_is_visited_once_an_epoch():
     loader = TextLoader(text_of(1003), context=10, batch=9, seed=1)
     assert loader.blocks == 99
     assert loader.per_epoch == 11
-    offsets = set()
+    offsets, orders = set(), set()
     for epoch in range(20):
         rows = np.concatenate([loader.examples(epoch * 11 + i) for i in range(11)])
         assert rows.shape == (99, 11)
@@ -84,10 +84,12 @@ def test_every_block_of_a_text_is_visited_once_an_epoch():
         assert np.array_equal(rows, rows[:, :1] + np.arange(11))
         starts = np.sort(rows[:, 0])
         offsets.add(int(starts[0]))
+        orders.add(tuple(rows[:, 0] - starts[0]))
         assert np.array_equal(starts, starts[0] + 10 * np.arange(99))
     assert min(offsets) >= 0
     assert max(offsets) <= 9
     assert len(offsets) > 5
+    assert len(orders) == 20
 
 
 def test_a_batch_may_run_on_into_the_next_epochs():
@@ -161,7 +163,7 @@ def test_every_pair_is_visited_once_an_epoch(options):
     store = random_pairs(1000)
     loader = PairLoader(store, seed=1, longest=64, **options)
     needed = np.maximum(store.source_lengths, store.target_lengths) + 1
-    orders = []
+    widths, batches = set(), set()
     for epoch in range(3):
         counts, shapes, order = np.zeros(1000, int), set(), []
         for step in range(loader.per_epoch):
@@ -169,13 +171,15 @@ def test_every_pair_is_visited_once_an_epoch(options):
             assert (needed[rows.indices] <= rows.width).all()
             shapes.add((len(rows.indices), rows.width))
             np.add.at(counts, rows.indices, 1)
-            order += rows.indices.tolist()
+            order.append(rows.width)
+            batches.add(frozenset(rows.indices.tolist()))
         assert counts.min() == 1
         narrowest = loader.buckets[0]
         assert counts.sum() - 1000 < narrowest.rows  # only what fills the narrowest bucket
         assert len(shapes) == len(loader.buckets)
-        orders.append(order)
-    assert orders[0] != orders[1] != orders[2]
+        widths.add(tuple(order))
+    assert len(widths) == 3  # another order of buckets …
+    assert len(batches) > 2 * loader.per_epoch  # … and of the pairs inside them in every epoch
 
 
 def test_a_bucket_has_as_many_rows_as_fill_the_tokens():

@@ -241,6 +241,7 @@ def test_a_missing_path_suggests_what_is_near(tmp_path, monkeypatch):
     wrong = str(tmp_path / "shakespere.txt")
     assert f"did you mean '{tmp_path / 'shakespeare.txt'}'?" in failure(wrong)
     monkeypatch.chdir(tmp_path)
+    assert "no file, folder or built-in data set ''" in failure("")
     message = failure("reversel")
     assert "did you mean 'reversal'?" in message
     assert "built in: reversal, copy, numbers" in message

@@ -1,14 +1,13 @@
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from regard.data import pairs, store, text
 from regard.data.store import cache_folder, pair_store, text_store
+from regard.data.text import from_file
 from regard.errors import CheckpointError, DataError
 
 
@@ -40,6 +39,13 @@ def test_each_of_several_documents_is_followed_by_a_stop(tokenizer):
     opened = text_store(made("ab", "c"), tokenizer)
     assert opened.tokens.tolist() == [97, 98, 256, 99, 256]
     assert opened.bytes == 3
+
+
+def test_a_document_of_many_pieces_has_one_stop(tokenizer, monkeypatch):
+    monkeypatch.setattr(store, "_PIECE", 8)
+    monkeypatch.setattr(store, "_PIECES", 2)
+    opened = text_store(made("x" * 50, "y" * 30), tokenizer)
+    assert opened.tokens.tolist() == [120] * 50 + [256] + [121] * 30 + [256]
 
 
 def test_a_large_vocabulary_needs_32_bits(tokenizer):
@@ -125,12 +131,14 @@ def test_a_faster_process_wins_and_its_store_is_used(tokenizer, home, monkeypatc
     def encode(texts):
         monkeypatch.setattr(tokenizer, "encode_batch", real)
         monkeypatch.setattr(os, "getpid", lambda: 1)  # the other process
-        text_store(made("hello"), tokenizer)
+        opened = text_store(made("hello"), tokenizer)
+        (home / "tokens" / opened.fingerprint / "theirs").touch()
         return real(texts)
 
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
     assert text_store(made("hello"), tokenizer).tokens.tolist() == list(b"hello")
-    assert len(list((home / "tokens").iterdir())) == 1
+    [folder] = (home / "tokens").iterdir()
+    assert (folder / "theirs").exists()
 
 
 def test_a_store_that_cannot_be_written_says_where_to_put_it(tokenizer, tmp_path, monkeypatch):
@@ -153,7 +161,7 @@ def test_the_index_is_plain_json(tokenizer, home):
 
 
 def test_pairs_come_back_row_by_row(tokenizer, monkeypatch):
-    monkeypatch.setattr(store, "_ROWS", 2)
+    monkeypatch.setattr(store, "_ROWS", 1)
     rows = [("ab", "é"), ("c", "xyz"), ("defg", "z")]
     opened = pair_store(pairs.from_rows("p", "made", rows), tokenizer, tokenizer)
     assert len(opened) == 3
@@ -183,29 +191,17 @@ def test_sides_that_give_no_ids_can_be_stored(tokenizer, monkeypatch):
     assert opened.target_lengths.tolist() == [0]
 
 
-def test_memory_does_not_grow_with_the_text(tmp_path):
-    """The peak of a process that stores 8 MB, and of one that stores 128 MB, are about equal."""
-    program = """
-import resource, sys
-sys.path.insert(0, sys.argv[2])
-from conftest import Bytes
-from regard.data.sources import open_data
-from regard.data.store import text_store
-tokenizer = Bytes(); tokenizer.kind = "char"
-store = text_store(open_data(sys.argv[1]), tokenizer)
-print(store.bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
+def test_memory_does_not_grow_with_the_text(tokenizer, tmp_path):
+    tokenizer.kind = "char"
     peaks = []
-    for megabytes in (8, 128):
+    for megabytes in (4, 40):
         path = tmp_path / f"{megabytes}.txt"
         with path.open("wb") as file:
             for _ in range(megabytes):
                 file.write(b"0123456789abcde\n" * 62_500)
-        out = subprocess.run(
-            [sys.executable, "-c", program, str(path), str(Path(__file__).parent)],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        size, peak = map(int, out.stdout.split())
-        assert size == megabytes * 1_000_000
-        peaks.append(peak)
-    assert peaks[1] - peaks[0] < 10_000  # kB
+        tracemalloc.start()
+        opened = text_store(from_file(path), tokenizer)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(opened) == opened.bytes == megabytes * 1_000_000
+    assert peaks[1] < 1.1 * peaks[0] < 40_000_000

@@ -1,8 +1,8 @@
 import pytest
-import reference
 import torch
 from torch.autograd import gradcheck
 
+import reference
 from regard.errors import ShapeError
 from regard.nn.attention import Attention, View
 from regard.nn.mask import Mask

@@ -1,8 +1,8 @@
 import pytest
-import reference
 import torch
 from torch.autograd import gradcheck
 
+import reference
 from regard.nn.ffn import FFNS, GATED
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -1,7 +1,7 @@
-import reference
 import torch
 from torch.autograd import gradcheck
 
+import reference
 from regard.nn.functional import masked_softmax, merge_heads, share_heads, split_heads
 
 
@@ -26,6 +26,8 @@ def test_masked_softmax_has_the_right_gradient_even_where_all_is_masked():
     allowed = torch.tensor([[True, False, True], [False, False, False]])
     scores = torch.randn(2, 3, dtype=torch.double, requires_grad=True)
     assert gradcheck(lambda s: masked_softmax(s, allowed), scores)
+    with torch.autograd.set_detect_anomaly(True):  # nor does a NaN arise on the way
+        masked_softmax(scores, allowed).sum().backward()
 
 
 def test_masked_softmax_sums_half_precision_in_float32():

@@ -1,9 +1,9 @@
 import pytest
-import reference
 import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck
 
+import reference
 from regard.nn import head
 from regard.nn.head import GivenHead, Head, linear_cross_entropy
 

@@ -1,9 +1,9 @@
 import pytest
-import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import reference
 from regard.errors import ShapeError
 from regard.nn.mask import Mask
 

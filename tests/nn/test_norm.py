@@ -1,9 +1,9 @@
 import pytest
-import reference
 import torch
 from torch import nn
 from torch.autograd import gradcheck
 
+import reference
 from regard.nn.norm import NORMS, LayerNorm, RMSNorm
 
 pytestmark = pytest.mark.usefixtures("float64")

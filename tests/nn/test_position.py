@@ -1,12 +1,12 @@
 import math
 
 import pytest
-import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
+import reference
 from regard.errors import ConfigError, ShapeError
 from regard.nn.attention import Attention, View
 from regard.nn.mask import Mask

@@ -1,8 +1,8 @@
 import pytest
-import reference
 import torch
 from torch.autograd import gradcheck
 
+import reference
 from regard.nn.score import SCORES, Dot, ScaledDot, Shaw
 
 pytestmark = pytest.mark.usefixtures("float64")

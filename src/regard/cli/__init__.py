@@ -1,1 +1,72 @@
-"""Placeholder."""
+"""The command line: one plain function per file; this file puts them together.
+
+Nothing here or at the top of a verb's file imports torch, so that `--help` answers at once.
+"""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, cast
+
+import typer
+
+from regard.cli.evaluate import evaluate
+from regard.cli.explain import explain
+from regard.cli.generate import generate
+from regard.cli.info import info
+from regard.cli.options import verb
+from regard.cli.quickstart import quickstart
+from regard.cli.resume import resume
+from regard.cli.talk import settings
+from regard.cli.train import train
+from regard.cli.translate import translate
+from regard.cli.welcome import welcome
+from regard.errors import RegardError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.callback(invoke_without_command=True)(welcome)
+for command in (quickstart, train, resume, evaluate, generate, translate, explain, info):
+    app.command(command.__name__)(verb(command))
+
+# Some versions of typer carry their own click, others import it: this is the one in use.
+UsageError = cast(type[Exception], typer.BadParameter.__base__)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run a verb and exit. The user's mistakes are a few lines on stderr; ours a traceback."""
+    settings.quiet = settings.debug = False
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a letter the terminal cannot show is no reason to stop
+            stream.reconfigure(errors="replace")
+    try:
+        code = app(words, prog_name="regard", standalone_mode=False)  # typer makes Ctrl-C 130
+        sys.stdout.flush()  # here, where a closed pipe is still ours to handle
+    except UsageError as error:
+        code = _complain(*_usage(error))
+    except RegardError as error:
+        if settings.debug:
+            traceback.print_exc()
+        code = _complain(str(error), error.exit_code)
+    except BrokenPipeError:
+        sys.stdout = None  # so that nothing is flushed at exit
+        code = 1
+    sys.exit(code)
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"regard: {message}", file=sys.stderr)
+    return code
+
+
+def _usage(error: Any) -> tuple[str, int]:
+    """What was wrong with the words themselves, and where to read about the right ones."""
+    message = error.format_message().rstrip(".")
+    where = error.ctx.command_path if error.ctx is not None else "regard"
+    return f"{message[:1].lower()}{message[1:]}\ntry: {where} --help", error.exit_code

@@ -76,7 +76,7 @@ def _folder(folder: Path) -> Text:
 
 def _existing(path: str) -> Path:
     place = Path(path).expanduser()
-    if place.exists():
+    if path and place.exists():  # Path("") would be the folder we are in
         return place
     near = sorted(each.name for each in place.parent.iterdir()) if place.parent.is_dir() else []
     close = get_close_matches(place.name, [*BUILTINS, *near], n=1)

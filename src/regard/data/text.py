@@ -140,7 +140,7 @@ class Text:
 
 def from_strings(name: str, description: str, documents: Iterable[str]) -> Text:
     """Text that is already in memory."""
-    contents = [document.encode() for document in documents]
+    contents = [document.encode() for document in documents if document]
     spans = (
         Document(content, hashlib.sha256(content).hexdigest(), 0, len(content))
         for content in contents

@@ -137,7 +137,7 @@ class Transformer(nn.Module):
         *,
         source: Source | None = None,
         mask: Mask = Mask(),  # noqa: B008 -- a frozen value
-        at: Int[Tensor, "batch time"] | None = None,
+        at: Int[Tensor, "#batch time"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states of `ids`. A decoder never sees the future, whatever `mask` adds."""
         at = self._positions(ids) if at is None else at

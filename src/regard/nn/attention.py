@@ -27,20 +27,20 @@ class View:
     """
 
     mask: Mask
-    query_at: Int[Tensor, "batch time"]
-    key_at: Int[Tensor, "batch seen"]
+    query_at: Int[Tensor, "#batch time"]
+    key_at: Int[Tensor, "#batch seen"]
     causal: bool = False
-    allowed: Bool[Tensor, "batch 1 time seen"] | None = None
-    bias: Float[Tensor, "batch heads time seen"] | None = None
+    allowed: Bool[Tensor, "#batch 1 #time seen"] | None = None
+    bias: Float[Tensor, "#batch heads time seen"] | None = None
     turn: Turn | None = None
-    place: Float[Tensor, "batch time dim"] | None = None  # added to the input of every layer
+    place: Float[Tensor, "#batch time dim"] | None = None  # added to the input of every layer
 
     @classmethod
     def of(
         cls,
         mask: Mask,
-        query_at: Int[Tensor, "batch time"],
-        key_at: Int[Tensor, "batch seen"] | None = None,
+        query_at: Int[Tensor, "#batch time"],
+        key_at: Int[Tensor, "#batch seen"] | None = None,
         position: Position | None = None,
     ) -> "View":
         """The view of queries at `query_at` on keys at `key_at`: on themselves where not given."""
@@ -63,7 +63,7 @@ class View:
             position.embed(query_at) if position.each_layer else None,
         )
 
-    def dense(self) -> Bool[Tensor, "batch 1 time seen"] | None:
+    def dense(self) -> Bool[Tensor, "#batch 1 #time seen"] | None:
         """What is allowed, also where a kernel did not need to be told."""
         return self.mask.dense(self.query_at, self.key_at) if self.causal else self.allowed
 

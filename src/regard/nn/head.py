@@ -21,20 +21,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        smoothing: float,
+        learning: bool,  # ctx.needs_input_grad says otherwise of x under torch 2.11's compile
     ) -> Tensor:
         rows, vocab = len(x), len(weight)
         size = max(1, min(rows, CHUNK_ELEMENTS // vocab))
         total = torch.zeros(
             (), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32, device=x.device
         )
-        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        dweight = torch.zeros_like(weight, dtype=total.dtype) if ctx.needs_input_grad[1] else None
-        dbias = (
-            torch.zeros_like(bias, dtype=total.dtype)
-            if bias is not None and ctx.needs_input_grad[2]
-            else None
-        )
+        dx = dweight = dbias = None
+        if learning:
+            dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=total.dtype)
+            dbias = None if bias is None else torch.zeros_like(bias, dtype=total.dtype)
         for start in range(0, rows, size):
             part, goal = x[start : start + size], targets[start : start + size]
             scored = goal != IGNORED
@@ -45,7 +48,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if smoothing:
                 loss = (1 - smoothing) * loss - smoothing * logp.mean(-1)
             total += (loss * scored).sum()
-            if dx is None and dweight is None and dbias is None:
+            if dx is None or dweight is None:
                 continue
             grad = logp.exp_()  # softmax - target distribution, in place
             grad -= smoothing / vocab
@@ -54,10 +57,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if dbias is not None:
                 dbias += grad.sum(0)
             grad = grad.to(part.dtype)
-            if dx is not None:
-                dx[start : start + size] = grad @ weight
-            if dweight is not None:
-                dweight += grad.T @ part
+            dx[start : start + size] = grad @ weight
+            dweight += grad.T @ part
         ctx.save_for_backward(dx, dweight, dbias)
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         return total
@@ -70,7 +71,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if grad is None else (grad * scale).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
-        return (*grads, None, None)
+        return (*grads, None, None, None)
 
 
 def linear_cross_entropy(
@@ -93,7 +94,8 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    result: Tensor = _LinearCrossEntropy.apply(x, weight, bias, targets, smoothing)  # type: ignore[no-untyped-call]
+    learning = torch.is_grad_enabled()
+    result: Tensor = _LinearCrossEntropy.apply(x, weight, bias, targets, smoothing, learning)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -1,7 +1,6 @@
 """Who may look at whom. A mask is a value; kernels ask it what they need."""
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Int
@@ -30,38 +29,38 @@ class Mask:
     document_ids: Int[Tensor, "batch seen"] | None = None
 
     @classmethod
-    def none(cls) -> Self:
+    def none(cls) -> "Mask":
         """Everybody sees everybody."""
         return cls()
 
     @classmethod
-    def causal(cls) -> Self:
+    def causal(cls) -> "Mask":
         """Nobody sees the future."""
         return cls(is_causal=True)
 
     @classmethod
-    def prefix(cls, lengths: Int[Tensor, " batch"]) -> Self:
+    def prefix(cls, lengths: Int[Tensor, " batch"]) -> "Mask":
         """Causal, but the first `lengths` tokens of each row see each other both ways."""
         return cls(is_causal=True, prefixes=lengths)
 
     @classmethod
-    def window(cls, width: int) -> Self:
+    def window(cls, width: int) -> "Mask":
         """Only the `width` nearest positions, the own one included, on either side."""
         if width < 1:
             raise ShapeError(f"window={width} must be at least 1: a token sees itself")
         return cls(width=width)
 
     @classmethod
-    def lengths(cls, lengths: Int[Tensor, " batch"]) -> Self:
+    def lengths(cls, lengths: Int[Tensor, " batch"]) -> "Mask":
         """Only the first `lengths` keys of each row are real."""
         return cls(key_lengths=lengths)
 
     @classmethod
-    def documents(cls, ids: Int[Tensor, "batch seen"]) -> Self:
+    def documents(cls, ids: Int[Tensor, "batch seen"]) -> "Mask":
         """Only tokens of the same document, where several are packed into one row."""
         return cls(document_ids=ids)
 
-    def __and__(self, other: Self) -> Self:
+    def __and__(self, other: "Mask") -> "Mask":
         if self.is_causal and other.is_causal:  # a plain causal mask is one with prefix 0
             both = (self.prefixes, other.prefixes)
             prefixes = None if any(p is None for p in both) else torch.minimum(*both)  # type: ignore[arg-type]
@@ -71,7 +70,7 @@ class Mask:
         lengths = [n for n in (self.key_lengths, other.key_lengths) if n is not None]
         if self.document_ids is not None and other.document_ids is not None:
             raise ShapeError("two masks of documents cannot be combined; number them once")
-        return type(self)(
+        return Mask(
             is_causal=self.is_causal or other.is_causal,
             prefixes=prefixes,
             width=min(widths, default=None),
@@ -95,7 +94,7 @@ class Mask:
 
     def dense(
         self, query_at: Int[Tensor, "#batch time"], key_at: Int[Tensor, "#batch seen"]
-    ) -> Bool[Tensor, "batch 1 time seen"] | None:
+    ) -> Bool[Tensor, "#batch 1 #time seen"] | None:
         """The rules as one boolean, True = may look; None where there is no rule."""
         i, j = query_at.unsqueeze(-1), key_at.unsqueeze(-2)  # (batch, time, 1), (batch, 1, seen)
         rules = []

@@ -38,7 +38,7 @@ class Stack(nn.Module):
         self,
         x: Float[Tensor, "batch time dim"],
         *,
-        at: Int[Tensor, "batch time"],
+        at: Int[Tensor, "#batch time"],
         mask: Mask,
         memory: Float[Tensor, "batch source dim"] | None = None,
         memory_mask: Mask | None = None,

@@ -32,12 +32,12 @@ class KeyValues:
     """
 
     keys: Float[Tensor, "rows kv_heads capacity head_dim"]
-    values: Float[Tensor, "rows kv_heads capacity head_dim"]
+    values: Float[Tensor, "rows kv_heads capacity value_dim"]
 
     def write(
         self,
         k: Float[Tensor, "rows kv_heads time head_dim"],
-        v: Float[Tensor, "rows kv_heads time head_dim"],
+        v: Float[Tensor, "rows kv_heads time value_dim"],
         at: Int[Tensor, "rows time"],
         seen: int,
     ) -> tuple[Tensor, Tensor]:

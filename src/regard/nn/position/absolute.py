@@ -22,7 +22,7 @@ class Sinusoidal(Position):
             raise ShapeError(f"sinusoidal positions need an even width, not dim={dim}")
         self.dim, self.base, self.each_layer = dim, base, each_layer
 
-    def embed(self, at: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time dim"]:
+    def embed(self, at: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
         """The waves at these positions."""
         pairs = torch.arange(0, self.dim, 2, device=at.device)
         angle = at.unsqueeze(-1) * self.base ** (-pairs / self.dim)  # (batch, time, dim / 2)
@@ -37,6 +37,6 @@ class Learned(Position):
         self.table = nn.Embedding(context, dim)
         self.each_layer = each_layer
 
-    def embed(self, at: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time dim"]:
+    def embed(self, at: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
         """The vectors of these positions."""
         return self.table(at)

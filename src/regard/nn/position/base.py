@@ -6,15 +6,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-At = Int[Tensor, "batch time"]
+At = Int[Tensor, "#batch time"]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Rotations of queries and keys, one angle per position and pair of coordinates."""
 
-    cos: Float[Tensor, "batch 1 time pairs"]
-    sin: Float[Tensor, "batch 1 time pairs"]
+    cos: Float[Tensor, "#batch 1 time pairs"]
+    sin: Float[Tensor, "#batch 1 time pairs"]
     interleaved: bool = False  # pairs are (0,1), (2,3) … instead of (0,d/2), (1,d/2+1) …
 
     def __call__(
@@ -27,7 +27,8 @@ class Turn:
             a, b = turned[..., 0::2], turned[..., 1::2]
         else:
             a, b = turned.chunk(2, dim=-1)
-        first, second = a * self.cos - b * self.sin, b * self.cos + a * self.sin
+        first = torch.addcmul(a * self.cos, b, self.sin, value=-1)
+        second = torch.addcmul(b * self.cos, a, self.sin)
         if self.interleaved:
             turned = torch.stack((first, second), dim=-1).flatten(-2)
         else:
@@ -45,7 +46,7 @@ class Position(nn.Module):
 
     each_layer = False  # add `embed` to the input of every layer's attention, not once
 
-    def embed(self, at: At) -> Float[Tensor, "batch time dim"] | None:
+    def embed(self, at: At) -> Float[Tensor, "#batch time dim"] | None:
         """Vectors to add to the embeddings."""
         return None
 
@@ -54,7 +55,7 @@ class Position(nn.Module):
         return None
 
     def bias(
-        self, query_at: At, key_at: Int[Tensor, "batch seen"]
-    ) -> Float[Tensor, "batch heads time seen"] | None:
+        self, query_at: At, key_at: Int[Tensor, "#batch seen"]
+    ) -> Float[Tensor, "#batch heads time seen"] | None:
         """Numbers to add to the scores of every layer."""
         return None

@@ -29,8 +29,8 @@ class ALiBi(Position):
         self.register_buffer("slope", alibi_slopes(heads), persistent=False)
 
     def bias(
-        self, query_at: Int[Tensor, "batch time"], key_at: Int[Tensor, "batch seen"]
-    ) -> Float[Tensor, "batch heads time seen"]:
+        self, query_at: Int[Tensor, "#batch time"], key_at: Int[Tensor, "#batch seen"]
+    ) -> Float[Tensor, "#batch heads time seen"]:
         """The penalty on distance, a slope per head."""
         distance = (query_at.unsqueeze(-1) - key_at.unsqueeze(-2)).abs()  # (batch, time, seen)
         return -self.slope.view(-1, 1, 1) * distance.unsqueeze(1)
@@ -64,8 +64,8 @@ class T5(Position):
         return offset + torch.where(distance < exact, distance, far)
 
     def bias(
-        self, query_at: Int[Tensor, "batch time"], key_at: Int[Tensor, "batch seen"]
-    ) -> Float[Tensor, "batch heads time seen"]:
+        self, query_at: Int[Tensor, "#batch time"], key_at: Int[Tensor, "#batch seen"]
+    ) -> Float[Tensor, "#batch heads time seen"]:
         """The learned number of each bucket, per head."""
         distance = key_at.unsqueeze(-2) - query_at.unsqueeze(-1)
         learned: Tensor = self.table(self.bucket(distance))  # (batch, time, seen, heads)

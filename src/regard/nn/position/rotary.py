@@ -71,7 +71,7 @@ class Rotary(Position):
         self.width, self.base, self.interleaved, self.scaling = width, base, interleaved, scaling
         self.turn(torch.zeros(1, 1, dtype=torch.long))  # so that a wrong scaling is refused now
 
-    def turn(self, at: Int[Tensor, "batch time"]) -> Turn:
+    def turn(self, at: Int[Tensor, "#batch time"]) -> Turn:
         """The angles of these positions."""
         pairs = torch.arange(0, self.width, 2, device=at.device)
         frequency = self.base ** (-pairs / self.width)

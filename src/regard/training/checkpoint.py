@@ -136,6 +136,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         ready = {n: t.detach().to("cpu").contiguous() for n, t in tensors.items()}
         save_file(ready, aside, metadata={"format": "pt"})
+        aside.chmod(0o644)  # the library makes it readable for its owner only
         with open(aside, "rb") as file:
             os.fsync(file.fileno())
         aside.replace(path)

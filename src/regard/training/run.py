@@ -34,15 +34,15 @@ from regard.models.build import (
 from regard.tasks import Objective
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import PairTokenizers, Tokenizer
-from regard.train import checkpoint, evaluate
-from regard.train.average import Average
-from regard.train.device import autocast, check_memory, compiles, environment, pick_device
-from regard.train.folder import Folder
-from regard.train.loop import Step, train
-from regard.train.optim import load_state_tensors, optimizers, state_tensors
-from regard.train.prepare import Material, Progress, load_tokenizers, prepare
-from regard.train.schedule import schedule
-from regard.train.signals import Interrupts
+from regard.training import checkpoint, evaluate
+from regard.training.average import Average
+from regard.training.device import autocast, check_memory, compiles, environment, pick_device
+from regard.training.folder import Folder
+from regard.training.loop import Step, train
+from regard.training.optim import load_state_tensors, optimizers, state_tensors
+from regard.training.prepare import Material, Progress, load_tokenizers, prepare
+from regard.training.schedule import schedule
+from regard.training.signals import Interrupts
 
 FLUSH_STEPS, FLUSH_SECONDS = 64, 0.5
 TOLERATED = 3  # steps in a row whose gradient is not finite

@@ -13,7 +13,7 @@ from regard.models.base import Language
 from regard.tasks.metrics import bleu, chrf, exact_match
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import PairTokenizers
-from regard.train.prepare import Material
+from regard.training.prepare import Material
 
 
 def losses(

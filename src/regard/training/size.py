@@ -9,10 +9,10 @@ import torch
 from regard.config import RunConfig
 from regard.models.build import build_model, count_parameters, describe, resolve
 from regard.tasks import Objective
-from regard.train.device import autocast, pick_device
-from regard.train.loop import train
-from regard.train.optim import optimizers
-from regard.train.prepare import Material, prepare
+from regard.training.device import autocast, pick_device
+from regard.training.loop import train
+from regard.training.optim import optimizers
+from regard.training.prepare import Material, prepare
 
 SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022: what a model of a size can use

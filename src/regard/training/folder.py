@@ -10,7 +10,7 @@ from typing import Any
 
 from regard.config import RunConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError
-from regard.train.checkpoint import write_json
+from regard.training.checkpoint import write_json
 
 
 class Folder:

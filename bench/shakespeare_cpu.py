@@ -1,0 +1,199 @@
+"""Tiny Shakespeare by characters on a CPU, beside nanoGPT, in one run.
+
+    python bench/shakespeare_cpu.py --nanogpt DIR --text input.txt
+
+DIR is a checkout of nanoGPT; its model and optimizer are used as they are, in the setting its
+README gives for a CPU (4 layers, 4 heads, 128 wide, context 64, batch 12, 2,000 steps, rate 1e-3
+with a cosine to 1e-4, no dropout). Three things are trained, in turns of 100 steps so that all
+meet the same machine:
+
+    nanoGPT     as above
+    same        regard at the same sizes, batch and steps
+    chosen      the recipe that regard chooses by itself for this file
+
+and the table says how fast each was, its loss on the whole held-out text, and how long `chosen`
+took (evaluations included) to reach 1.88, against all of nanoGPT's 2,000 steps.
+"""
+
+import argparse
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from regard.api import configure
+from regard.models.build import build_model
+from regard.tasks import Objective
+from regard.training import evaluate
+from regard.training.loop import train
+from regard.training.optim import optimizers
+from regard.training.prepare import prepare
+from regard.training.schedule import cosine, schedule
+
+GOAL, TURN = 1.88, 100
+CPU = torch.device("cpu")
+
+
+class Regard:
+    """A run of ours, taken a few steps at a time."""
+
+    def __init__(self, name: str, text: str, *words: str) -> None:
+        from regard.config import parse_overrides
+
+        self.name = name
+        config = configure(text, parse_overrides([*words, "device=cpu"]))
+        self.material = prepare(config)
+        torch.manual_seed(config.train.seed)
+        self.model = build_model(self.material.model)
+        factor = schedule(config.train.schedule, config.train.steps)
+        self.total, self.seconds, self.done, self.targets = config.train.steps, 0.0, 0, 0
+        self.reached: float | None = None
+        self.steps = train(
+            Objective(self.model, self.material.task),
+            (self.material.batch(number) for number in range(self.total)),
+            optimizers(config.train.optimizer, self.model, config.train.rate),
+            lambda step: config.train.rate * factor(step),
+            clip=config.train.clip,
+            seed=config.train.seed,
+        )
+
+    def turn(self) -> None:
+        began = time.perf_counter()
+        for _ in range(min(TURN, self.total - self.done)):
+            self.targets += int(next(self.steps).targets)
+            self.done += 1
+        self.seconds += time.perf_counter() - began
+
+    def loss(self) -> float:
+        return evaluate.losses(self.material, self.model, CPU)["loss"]
+
+
+class NanoGPT:
+    """nanoGPT's model, optimizer and batches, stepped as its train.py does."""
+
+    name = "nanoGPT"
+
+    def __init__(self, folder: str, text: str, material) -> None:
+        spec = importlib.util.spec_from_file_location("nanogpt_model", Path(folder, "model.py"))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["nanogpt_model"] = module
+        spec.loader.exec_module(module)
+        torch.manual_seed(1337)
+        letters = Path(text).read_text()
+        table = {letter: i for i, letter in enumerate(sorted(set(letters)))}
+        ids = np.array([table[letter] for letter in letters], dtype=np.uint16)
+        cut = int(0.9 * len(ids))
+        self.train_ids, self.held_ids = ids[:cut], ids[cut:]
+        config = module.GPTConfig(
+            block_size=64,
+            vocab_size=len(table),
+            n_layer=4,
+            n_head=4,
+            n_embd=128,
+            dropout=0.0,
+            bias=False,
+        )
+        self.model = module.GPT(config)
+        self.optimizer = self.model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
+        self.factor = cosine(2000, warmup=100, floor=0.1)
+        self.total, self.seconds, self.done, self.targets = 2000, 0.0, 0, 0
+
+    def batch(self):
+        starts = torch.randint(len(self.train_ids) - 64, (12,))
+        x = torch.stack(
+            [torch.from_numpy(self.train_ids[i : i + 64].astype(np.int64)) for i in starts]
+        )
+        y = torch.stack(
+            [torch.from_numpy(self.train_ids[i + 1 : i + 65].astype(np.int64)) for i in starts]
+        )
+        return x, y
+
+    def turn(self) -> None:
+        self.model.train()
+        began = time.perf_counter()
+        for _ in range(min(TURN, self.total - self.done)):
+            for group in self.optimizer.param_groups:
+                group["lr"] = 1e-3 * self.factor(self.done)
+            x, y = self.batch()
+            _, loss = self.model(x, y)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.done += 1
+            self.targets += 12 * 64
+            loss.item()
+        self.seconds += time.perf_counter() - began
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        self.model.eval()
+        count = (len(self.held_ids) - 1) // 64
+        x = torch.from_numpy(self.held_ids[: count * 64].astype(np.int64)).view(count, 64)
+        y = torch.from_numpy(self.held_ids[1 : count * 64 + 1].astype(np.int64)).view(count, 64)
+        parts = [
+            self.model(a, b)[1].item() * len(a)
+            for a, b in zip(x.split(64), y.split(64), strict=True)
+        ]
+        return sum(parts) / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nanogpt", required=True)
+    parser.add_argument("--text", required=True)
+    parser.add_argument(
+        "--chosen", nargs="*", default=[], help="overrides of the chosen recipe, to try them"
+    )
+    parser.add_argument("--only-chosen", action="store_true")
+    given = parser.parse_args()
+    same_words = (
+        "model.layers=4 model.heads=4 model.dim=128 model.context=64 train.batch=12 train.steps=2000 "
+        'train.rate=3e-3 train.optimizer={kind="adamw"} train.schedule={kind="cosine",warmup=100,floor=0.02}'
+    ).split()
+    chosen = Regard("chosen", given.text, *given.chosen)
+    racers = [chosen]
+    if not given.only_chosen:
+        racers += [
+            Regard("same", given.text, *same_words),
+            NanoGPT(given.nanogpt, given.text, chosen.material),
+        ]
+    while any(racer.done < racer.total for racer in racers):
+        for racer in racers:
+            if racer.done < racer.total:
+                racer.turn()
+                if racer is chosen and chosen.reached is None:
+                    began = time.perf_counter()
+                    loss = chosen.loss()
+                    chosen.seconds += time.perf_counter() - began
+                    print(
+                        f"chosen: step {chosen.done}, {chosen.seconds:.1f} s, loss {loss:.4f}",
+                        file=sys.stderr,
+                    )
+                    if loss <= GOAL:
+                        chosen.reached = chosen.seconds
+        if given.only_chosen and chosen.reached is not None:
+            break
+    print(f"{'':10} {'steps':>6} {'seconds':>8} {'tokens/s':>9} {'held-out loss':>14}")
+    for racer in racers:
+        print(
+            f"{racer.name:10} {racer.done:6} {racer.seconds:8.1f} {racer.targets / racer.seconds:9,.0f} {racer.loss():14.4f}"
+        )
+    if not given.only_chosen:
+        nano, same = racers[2], racers[1]
+        print(
+            f"same / nanoGPT, tokens per second: {same.targets / same.seconds / (nano.targets / nano.seconds):.2f}"
+        )
+        if chosen.reached is not None:
+            print(
+                f"chosen reached {GOAL} after {chosen.reached:.1f} s: {chosen.reached / nano.seconds:.2f} of nanoGPT's {nano.total} steps"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""`regard explain`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from regard.cli.options import Folder, Json
+from regard.cli.talk import bold, lively, print_json, say, width, working
+from regard.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from regard.api import Run
+    from regard.explain import AttentionMap
+
+
+def explain(
+    run: Folder,
+    text: Annotated[
+        str, Argument(metavar="TEXT", help="What the model reads.", show_default=False)
+    ],
+    layer: Annotated[
+        int | None, Option(metavar="N", help="Which layer, from 0; by default the last.")
+    ] = None,
+    head: Annotated[int | None, Option(metavar="N", help="One head only, from 0.")] = None,
+    out: Annotated[
+        Path | None, Option(metavar="FILE.svg", help="Write a picture of all heads instead.")
+    ] = None,
+    force: Annotated[bool, Option("--force", help="Write over an existing FILE.svg.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a model looks at: its heads, or its alignment.
+
+    \b
+    regard explain runs/my 'To be, or not to be'
+    regard explain runs/my 'To be, or not to be' --layer 0 --head 2
+    regard explain runs/pairs 'a dog runs' --out alignment.svg
+    """
+    if out is not None:
+        _must_be_writable(out, force)
+    with working(f"opening {run}"):
+        from regard.api import load
+
+        opened = load(run)
+        name, seen = _look(opened, text, layer)
+    heads = len(seen.weights)
+    if head is not None and not 0 <= head < heads:
+        raise ConfigError(f"--head {head}: there are {heads} heads, 0 to {heads - 1}")
+    if as_json:
+        weights = seen.weights if head is None else seen.weights[head : head + 1]
+        table = {"rows": seen.rows, "columns": seen.columns, "weights": weights.tolist()}
+        print_json({"layer": name, **table})
+    elif out is not None:
+        _write(out, seen, head)
+    else:
+        print(f"{bold(name, sys.stdout)}, {heads} heads")
+        print(picture(seen, head, alignment=name.endswith("cross")))
+        if head is None:
+            say("one head with its words: --head N; all of them as a picture: --out heads.svg")
+
+
+def picture(seen: "AttentionMap", head: int | None, *, alignment: bool) -> str:
+    """The map for the terminal: of one head, or of all as small maps, or their mean if aligned."""
+    from regard.explain import heads_overview, heatmap
+
+    colour = lively(sys.stdout)
+    if head is None and not alignment:
+        return heads_overview(seen.weights, width=width(), colour=colour)
+    weights = seen.mean() if head is None else seen.weights[head]
+    return heatmap(weights, seen.rows, seen.columns, width=width(), colour=colour)
+
+
+def _look(run: "Run", text: str, layer: int | None) -> tuple[str, "AttentionMap"]:
+    from regard.text import PairTokenizers
+
+    if run.config.model["family"] != "transformer":
+        family = run.config.model["family"]
+        raise ConfigError(f"this run's model is of the family {family!r}; it has no attention")
+    layers = int(run.config.model["layers"])
+    number = layers - 1 if layer is None else layer
+    if not 0 <= number < layers:
+        raise ConfigError(f"--layer {number}: there are {layers} layers, 0 to {layers - 1}")
+    which = "cross" if isinstance(run.tokenizers, PairTokenizers) else "attention"
+    ((name, seen),) = run.explain(text, pattern=f"decoder.blocks.{number}.{which}").items()
+    return name, seen
+
+
+def _must_be_writable(path: Path, force: bool) -> None:
+    if path.suffix != ".svg":
+        raise ConfigError(f"--out {path}: only .svg is known")
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists already; --force writes over it")
+
+
+def _write(path: Path, seen: "AttentionMap", head: int | None) -> None:
+    from regard.explain import heatmap_svg
+
+    weights = seen.weights if head is None else seen.weights[head : head + 1]
+    headings = None if head is None else [f"head {head}"]
+    content = heatmap_svg(weights, seen.rows, seen.columns, headings=headings)
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror}") from None
+    print(path)

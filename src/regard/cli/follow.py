@@ -1,0 +1,65 @@
+"""Watch a run to its end, and say how it ended and what can be done with it."""
+
+import shlex
+from collections.abc import Callable, Iterator
+
+from regard.cli.display import display
+from regard.cli.talk import aligned, clock, number, print_json, say
+from regard.config import RunConfig, kind_of
+from regard.tasks import TASKS
+from regard.training.folder import Folder
+from regard.training.prepare import Progress
+from regard.training.run import Ended, Event
+
+
+def follow(events: Callable[[Progress], Iterator[Event]]) -> Ended:
+    """Show each event of a run as it comes."""
+    with display() as shown:
+        for event in events(shown.preparing):
+            shown.show(event)
+    assert isinstance(event, Ended)
+    return event
+
+
+def report(ended: Ended, *, as_json: bool) -> None:
+    """The result on stdout, and the next commands on stderr."""
+    if as_json:
+        print_json(
+            {
+                "run": str(ended.folder),
+                "step": ended.step,
+                "seconds": round(ended.seconds, 1),
+                **ended.metrics,
+            }
+        )
+        return
+    early = ", since it got no better" if ended.stopped_early else ""
+    say(f"\ndone in {clock(ended.seconds)}{early}; held out, the model that was kept:")
+    for line in aligned([(name, number(value)) for name, value in ended.metrics.items()], [1]):
+        print(f"  {line}", flush=True)
+    suggest(next_commands(ended, Folder(ended.folder).load_config()))
+
+
+def next_commands(ended: Ended, config: RunConfig) -> list[tuple[str, str]]:
+    """What can be done with this run, and what it is good for."""
+    run = shlex.quote(str(ended.folder))
+    writes = TASKS[kind_of(config.task)[0]].pairs
+    commands = [
+        (f"regard translate {run} 'some words'", "use it")
+        if writes
+        else (f"regard generate {run} 'some words'", "let it write")
+    ]
+    if config.model["family"] == "transformer":
+        commands.append((f"regard explain {run} 'some words'", "see what it looks at"))
+    if writes:
+        commands.append((f"regard evaluate {run}", "BLEU, chrF, exact match"))
+    if config.model["family"] != "ngram":
+        commands.append((f"regard resume {run} train.steps={2 * ended.step}", "train on"))
+    return commands
+
+
+def suggest(commands: list[tuple[str, str]]) -> None:
+    """Say what to try next."""
+    say("\nnext")
+    for line in aligned(commands):
+        say(f"  {line}")

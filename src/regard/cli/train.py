@@ -1,0 +1,52 @@
+"""`regard train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument
+
+from regard.cli.options import Json, Out, Overrides
+from regard.cli.talk import say, working
+
+
+def train(
+    what: Annotated[
+        str,
+        Argument(
+            metavar="WHAT",
+            help="A recipe's name, a .toml file, or your own data: a file or folder of text, or a "
+            ".tsv of pairs.",
+            show_default=False,
+        ),
+    ],
+    words: Overrides = [],  # noqa: B006 -- typer copies it
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model on a recipe or on your own data.
+
+    What is found and chosen is printed, and each choice can be changed; minutes=N sizes model
+    and steps to this machine. Ctrl-C saves; `regard resume` goes on.
+
+    \b
+    regard train my.txt
+    regard train my.txt minutes=10 model.position=alibi
+    regard train pairs.tsv --out runs/pairs
+    regard train data.source=train.en data.target=train.de
+    regard train my.txt model.family=ngram model.order=5
+    """
+    with working("getting ready"):
+        from regard.api import configure
+        from regard.cli.follow import follow, report
+        from regard.config import parse_overrides
+        from regard.training.folder import new_folder
+        from regard.training.run import begin
+
+    own = "=" in what and not Path(what).exists()  # data.source=… and data.target=… need no WHAT
+    over = parse_overrides([what, *words] if own else words)
+    if "minutes" in over:
+        say("trying a few sizes, to see how fast this machine trains each …")
+    with working("looking at the data"):
+        config = configure(None if own else what, over)
+    folder = new_folder(config.name) if out is None else out
+    report(follow(lambda progress: begin(config, folder, progress)), as_json=as_json)

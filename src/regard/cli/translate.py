@@ -1,0 +1,54 @@
+"""`regard translate`."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Annotated
+
+from typer import Argument
+
+from regard.cli.options import Beam, Folder, Penalty
+from regard.cli.talk import say, shown, stdin_lines, working
+
+TOGETHER = 64  # lines translated at once when they come from a file
+
+
+def translate(
+    run: Folder,
+    text: Annotated[
+        str,
+        Argument(
+            metavar="TEXT",
+            help="What to translate; '-', or nothing, reads lines.",
+            show_default=False,
+        ),
+    ] = "-",
+    beam: Beam = 5,
+    length_penalty: Penalty = 1.0,
+) -> None:
+    """Write sentences, or lines of stdin, in the other language.
+
+    \b
+    regard translate runs/pairs 'a dog runs on the beach'
+    regard translate runs/pairs < test.en > test.de
+    """
+    with working(f"opening {run}"):
+        from regard.api import load
+
+        opened = load(run)
+    typed = text == "-" and sys.stdin.isatty()
+    if typed:
+        say("one sentence a line; Ctrl-D ends")
+    lines = stdin_lines() if text == "-" else iter([text])
+    for some in _groups(lines, 1 if typed else TOGETHER):
+        full = [line for line in some if line.strip()]
+        written = iter(opened.translate(full, beam=beam, length_penalty=length_penalty))
+        for line in some:  # one line for each, an empty one for an empty one
+            answer = " ".join(next(written).splitlines()) if line.strip() else ""
+            print(shown(answer, sys.stdout), flush=True)
+
+
+def _groups(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    lines = iter(lines)
+    while some := list(islice(lines, size)):
+        yield some

@@ -1,0 +1,59 @@
+"""`regard` by itself."""
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+from typer import Context
+
+from regard.cli.talk import aligned, bold, dim
+
+TRY = [
+    ("regard quickstart", "teach a model numbers in French, in three minutes"),
+    ("regard train YOUR.txt minutes=5", "a model of your own text, sized to this machine"),
+    ("regard info gpt2", "what a published model is made of"),
+]
+
+
+def welcome(context: Context) -> None:
+    """Sequence models from Shannon's chain to the Transformer: train, look inside, use them.
+
+    Every verb explains itself: regard VERB --help
+    """
+    if context.invoked_subcommand is not None:
+        return
+    out = sys.stdout
+    print(f"{bold('regard', out)}  sequence models from Shannon's chain to the Transformer:")
+    print("        train them, look inside them, use them")
+    print(f"\n{dim('this machine', out)}  {machine()}\n\n{dim('three things to try', out)}\n")
+    for line in aligned(TRY):
+        print(f"  {line}")
+    print(f"\n{dim('all verbs', out)}     regard --help")
+
+
+def machine() -> str:
+    """What there is to compute with, as far as it can be known without asking torch."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    parts = [f"{cores} core{'s' if cores > 1 else ''}"]
+    if "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        parts.append(f"{memory / 2**30:,.0f} GiB of memory")
+    return ", ".join([*parts, _gpu()])
+
+
+def _gpu() -> str:
+    names = [
+        line.partition(":")[2].strip()
+        for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        for line in file.read_text().splitlines()
+        if line.startswith("Model:")
+    ]
+    if names:
+        return f"{len(names)} × {names[0]}" if len(names) > 1 else names[0]
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return "Apple GPU"
+    return "no GPU that I can see (none is needed)"

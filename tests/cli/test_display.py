@@ -1,0 +1,101 @@
+"""What a person sees of a run."""
+
+import io
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from regard.cli.choices import choices
+from regard.cli.display import Lines, Picture
+from regard.config import RunConfig, build, merge, parse_overrides, to_table
+from regard.training.folder import Folder
+from regard.training.run import Begun, Ended, Evaluated, Progressed
+
+
+@pytest.fixture
+def begun(text_run):
+    return Begun(Path("runs/x"), Folder(text_run).load_config(), ["data       a text"], 1234, 0)
+
+
+def progressed(step):
+    return Progressed(step, 100, 1.5, 1e-3, 1.0, 2000.0, 61.0)
+
+
+def drawn(picture, columns=80):
+    stream = io.StringIO()
+    picture.console = Console(file=stream, width=columns, force_terminal=True)
+    picture.console.print(picture.view())
+    return stream.getvalue()
+
+
+def test_the_picture_tells_how_far_how_well_how_fast_and_what_it_writes(begun):
+    picture = Picture()
+    picture.begun = begun
+    assert "first steps" in drawn(picture)
+    picture.show(progressed(50))
+    picture.show(Evaluated(50, {"loss": 1.75}, True, "to be or not"))
+    seen = drawn(picture)
+    for part in ("50 of 100 steps", "1:01 left", "1.500", "2,000 targets", "1.750", "to be or not"):
+        assert part in seen
+    picture.show(Ended(Path("runs/x"), 100, {}, 3.0))
+    assert "done" in drawn(picture)
+
+
+@pytest.mark.parametrize("columns", [20, 40, 200])
+def test_the_picture_fits_any_terminal(begun, columns):
+    picture = Picture()
+    picture.begun = begun
+    picture.show(progressed(50))
+    picture.show(Evaluated(50, {"loss": 1.75}, True, "word " * 100))
+    plain = Console(file=io.StringIO(), width=columns)
+    picture.console = plain
+    plain.print(picture.view())
+    assert all(len(line) <= columns for line in plain.file.getvalue().splitlines())
+
+
+def test_a_sample_cannot_draw_on_the_terminal(begun):
+    picture = Picture()
+    picture.begun = begun
+    picture.show(Evaluated(50, {"loss": 1.75}, True, "[bold]x[/bold]\x1b[2J\x07\r\u202e[/nothing]"))
+    seen = drawn(picture)
+    assert "[bold]x[/bold][2J[/nothing]" in seen
+    for character in ("\x1b[2J", "\x07", "\r", "\u202e"):
+        assert character not in seen
+
+
+def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("regard.cli.display.time.monotonic", lambda: now)
+    monkeypatch.setattr("regard.cli.talk.settings.quiet", False)
+    lines = Lines()
+    lines.show(begun)
+    said = capsys.readouterr().err
+    assert said.startswith("data       a text\n")
+    lines.show(progressed(10))
+    assert capsys.readouterr().err == ""
+    now = 10.5
+    lines.show(progressed(20))
+    assert capsys.readouterr().err.startswith("step 20 of 100  loss 1.500")
+    lines.show(Evaluated(20, {"loss": 1.75}, True, "x"))
+    assert "held out: loss 1.7500" in capsys.readouterr().err
+
+
+def test_the_choices_that_are_told_make_the_same_run_again(text_run, pair_run):
+    for folder in (text_run, pair_run):
+        config = Folder(folder).load_config()
+        config = replace(config, train=replace(config.train, start="a 'quoted' name, 1"))
+        words = shlex.split(" ".join(word for group in choices(config) for word in group))
+        places = ("path", "source", "target", "validation")
+        known = {
+            "name": config.name,
+            "data": {key: to_table(config.data)[key] for key in places},
+            "model": {key: config.model[key] for key in ("family", "vocab_size")},
+        }
+        again = build(RunConfig, merge(known, parse_overrides(words)))
+        assert again.train == config.train
+        assert again.task == config.task
+        assert again.data == config.data
+        assert {**config.model, **again.model} == config.model

@@ -1,0 +1,128 @@
+"""A user's mistake is one to five lines on stderr and an exit code that says whose it is."""
+
+import shutil
+
+import pytest
+
+from cli.conftest import TEXT_WORDS
+
+
+@pytest.fixture
+def refused(regard):
+    """Run a verb that must refuse; what it said on stderr."""
+
+    def run(code, *words):
+        said = regard(*words)
+        assert said.code == code, said.err
+        assert said.out == ""
+        assert "Traceback" not in said.err
+        complaint = said.err[said.err.rindex("regard: ") :] if "regard: " in said.err else ""
+        assert 1 <= len(complaint.splitlines()) <= 5
+        return said.err
+
+    return run
+
+
+def test_a_file_that_is_not_there(refused):
+    assert "nothing.txt" in refused(2, "train", "nothing.txt")
+
+
+def test_a_run_that_is_not_there(refused):
+    for verb in (["generate"], ["evaluate"], ["translate"], ["resume"], ["info"]):
+        assert "no run at runs/none" in refused(4, *verb, "runs/none")
+    assert "no run at runs/none" in refused(4, "explain", "runs/none", "x")
+
+
+def test_an_unknown_key_gets_a_suggestion(refused, materials):
+    said = refused(2, "train", materials / "cats.txt", "train.stepps=3")
+    assert "did you mean 'steps'" in said
+
+
+def test_a_value_of_the_wrong_type(refused, materials):
+    assert "train.steps" in refused(2, "train", materials / "cats.txt", "train.steps=many")
+
+
+def test_heads_that_do_not_divide_the_width(refused, materials):
+    words = ["model.dim=32", "model.heads=5"]
+    assert "heads=5 must divide dim=32" in refused(2, "train", materials / "cats.txt", *words)
+
+
+def test_a_folder_that_exists_is_not_written_over(refused, materials, text_run):
+    before = sorted(text_run.rglob("*"))
+    said = refused(2, "train", materials / "cats.txt", *TEXT_WORDS, "--out", text_run)
+    assert f"{text_run} exists already" in said
+    assert sorted(text_run.rglob("*")) == before
+
+
+def test_nothing_to_train_on(refused):
+    assert "nothing to train on" in refused(2, "train", "model.dim=16")
+    assert "belong together" in refused(2, "train", "data.source=a.txt")
+
+
+def test_a_damaged_checkpoint(refused, text_run, tmp_path):
+    shutil.copytree(text_run, tmp_path / "copy")
+    damaged = tmp_path / "copy/checkpoints/step-4/model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    said = refused(4, "resume", "copy", "train.steps=6")
+    assert "damaged checkpoint" in said
+    assert "--step 3" in said
+
+
+def test_damaged_weights(refused, text_run, tmp_path):
+    shutil.copytree(text_run, tmp_path / "copy")
+    (tmp_path / "copy/model.safetensors").write_bytes(b"no weights")
+    assert "damaged" in refused(4, "generate", "copy", "x")
+
+
+def test_data_that_changed_since_the_run_began(refused, regard, materials, tmp_path):
+    shutil.copy(materials / "cats.txt", tmp_path / "mine.txt")
+    assert regard("train", "mine.txt", *TEXT_WORDS).code == 0
+    with open(tmp_path / "mine.txt", "a") as file:
+        file.write("one more line\n")
+    said = refused(3, "resume", "runs/mine", "train.steps=6")
+    assert "the data has changed" in said
+
+
+def test_text_that_is_not_utf8(refused, tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"plain " * 100 + b"caf\xe9 " * 3)
+    said = refused(3, "train", "latin.txt")
+    assert "latin.txt" in said
+    assert "603" in said  # the byte
+
+
+def test_pairs_whose_files_differ_in_length(refused, tmp_path):
+    (tmp_path / "a").write_text("one\ntwo\n")
+    (tmp_path / "b").write_text("un\n")
+    assert "line 2" in refused(3, "train", "data.source=a", "data.target=b")
+
+
+def test_a_verb_that_does_not_fit_the_run(refused, text_run, pair_run):
+    assert "generate" in refused(2, "translate", text_run, "x")
+    assert "translate" in refused(2, "generate", pair_run, "x")
+    assert "translate" in refused(2, "generate", pair_run, "x", "--beam", "2")
+
+
+def test_an_unknown_sampler(refused, text_run):
+    assert "did you mean 'top_p'" in refused(2, "generate", text_run, "x", "-s", "topp=0.9")
+
+
+def test_settings_that_do_not_apply(refused, text_run):
+    assert "--beam" in refused(2, "generate", text_run, "x", "--beam", "2", "--seed", "1")
+    assert "1 layers" in refused(2, "explain", text_run, "x", "--layer", "7")
+    assert "2 heads" in refused(2, "explain", text_run, "x", "--head", "2")
+    assert "model.layers" in refused(2, "info", "gpt2", "train.steps=3")
+
+
+def test_a_picture_is_an_svg_and_not_written_over(refused, regard, text_run, tmp_path):
+    assert ".svg" in refused(2, "explain", text_run, "cat", "--out", "x.png")
+    (tmp_path / "x.svg").write_text("mine")
+    assert "--force" in refused(2, "explain", text_run, "cat", "--out", "x.svg")
+    assert (tmp_path / "x.svg").read_text() == "mine"
+    assert regard("explain", text_run, "cat", "--out", "x.svg", "--force").out == "x.svg\n"
+    assert (tmp_path / "x.svg").read_text().startswith("<svg")
+    assert "cannot write" in refused(4, "explain", text_run, "cat", "--out", "none/x.svg")
+
+
+def test_lines_that_are_not_utf8(refused, pair_run, stdin):
+    stdin(b"1 cats\n\xff\xfe\n")
+    assert "stdin, line 2" in refused(3, "translate", pair_run)

@@ -1,0 +1,106 @@
+"""Training from the command line: what is told, what is saved, and how it stops."""
+
+import json
+import re
+import shutil
+import signal
+
+import pytest
+from safetensors.torch import load_file
+
+from cli.conftest import PAIR_WORDS, TEXT_WORDS, shell
+
+
+def test_train_tells_what_it_found_and_chose_and_what_to_do_next(regard, materials):
+    said = regard("train", materials / "cats.txt", *TEXT_WORDS)
+    assert said.code == 0
+    assert re.search(r"loss +\d", said.out)
+    assert "data " in said.err
+    assert "model.dim=16" in said.err
+    assert "train.optimizer=muon" in said.err  # chosen for the data, and can be overridden
+    assert said.err.count("held out: loss") == 4
+    assert "regard generate runs/cats" in said.err
+    assert "regard resume runs/cats" in said.err
+
+
+def test_quiet_train_prints_results_only(regard, materials):
+    said = regard("train", materials / "cats.txt", *TEXT_WORDS, "--quiet", "--json", "--out", "r")
+    result = json.loads(said.out)
+    assert said.err == ""
+    assert {"run", "step", "loss", "perplexity", "bits_per_byte"} <= set(result)
+    assert result["run"] == "r"
+
+
+def test_the_default_folder_is_never_one_that_exists(regard, materials):
+    for folder in ("runs/cats", "runs/cats-2"):
+        said = regard("train", materials / "cats.txt", *TEXT_WORDS, "--json")
+        assert json.loads(said.out)["run"] == folder
+
+
+def test_two_parallel_files_need_no_name(regard, tmp_path):
+    (tmp_path / "a.en").write_text("".join(f"{n} cats\n" for n in range(50)))
+    (tmp_path / "b.fr").write_text("".join(f"{n} chats\n" for n in range(50)))
+    said = regard("train", "data.source=a.en", "data.target=b.fr", *PAIR_WORDS)
+    assert said.code == 0, said.err
+    assert "regard translate runs/a" in said.err
+
+
+def test_a_model_that_counts_is_trained_too(regard, materials):
+    words = ["model.family=ngram", "model.order=3", "model.context=32", "--out", "counted"]
+    said = regard("train", materials / "cats.txt", *words)
+    assert said.code == 0, said.err
+    assert "model.order=3" in said.err
+    assert "regard resume" not in said.err
+    assert regard("generate", "counted", "the", "-n", "5", "--seed", "1").out.startswith("the")
+    assert regard("explain", "counted", "the").code == 2
+
+
+def test_minutes_says_that_it_measures(regard, materials, monkeypatch):
+    monkeypatch.setattr("regard.api.fit_to_minutes", lambda config, minutes: config)
+    said = regard("train", materials / "cats.txt", *TEXT_WORDS, "minutes=1")
+    assert said.code == 0
+    assert said.err.startswith("trying a few sizes")
+
+
+def test_resume_extends_a_run(regard, text_run, tmp_path):
+    shutil.copytree(text_run, tmp_path / "copy")
+    said = regard("resume", "copy", "train.steps=6", "--json")
+    assert said.code == 0
+    assert json.loads(said.out)["step"] == 6
+    assert "from       step 4" in said.err
+
+
+def test_resume_can_go_on_from_an_earlier_step(regard, text_run, tmp_path):
+    shutil.copytree(text_run, tmp_path / "copy")
+    said = regard("resume", "copy", "--step", 3)
+    assert said.code == 0
+    assert "from       step 3" in said.err
+    assert regard("resume", "copy", "--step", 77).code == 4
+
+
+@pytest.mark.parametrize(("asked", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_saves_the_run_which_then_goes_on(regard, materials, tmp_path, asked, code):
+    folder = tmp_path / "stopped"
+    words = [*TEXT_WORDS[:-1], "train.steps=100000", "train.evaluate_every=20"]
+    process = shell("train", materials / "cats.txt", *words, "--out", folder)
+    with process:
+        for line in process.stderr:
+            if line.startswith("step 20 "):
+                process.send_signal(asked)
+                break
+        said = process.stderr.read()
+    assert process.returncode == code
+    assert "Traceback" not in said
+    stopped = re.search(rf"^regard: stopped by {asked.name} at step (\d+) of", said, re.MULTILINE)
+    assert f"regard resume {folder}" in said
+    step = int(stopped[1])
+    assert load_file(folder / "checkpoints" / f"step-{step}" / "model.safetensors")
+    after = regard("resume", folder, f"train.steps={step + 2}", "--json")
+    assert after.code == 0
+    assert json.loads(after.out)["step"] == step + 2
+
+
+def test_no_color_and_pipes_get_no_escape_codes(regard, materials, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    said = regard("train", materials / "cats.txt", *TEXT_WORDS)
+    assert "\x1b" not in said.out + said.err

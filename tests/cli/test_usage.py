@@ -1,0 +1,114 @@
+"""Help, usage and the first words, none of which may wait for torch."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cli.conftest import shell
+
+VERBS = [
+    "quickstart",
+    "train",
+    "resume",
+    "evaluate",
+    "generate",
+    "translate",
+    "explain",
+    "info",
+]
+LOADED = """
+import json, sys
+from regard.cli import main
+for words in json.loads(sys.argv[1]):
+    try:
+        main(words)
+    except SystemExit as exit:
+        assert not exit.code, words
+print(json.dumps([name for name in ("torch", "numpy", "tokenizers") if name in sys.modules]))
+"""
+
+
+def test_help_and_the_welcome_need_no_torch():
+    asked = [["--help"], [], *([verb, "--help"] for verb in VERBS)]
+    found = subprocess.run(
+        [sys.executable, "-c", LOADED, json.dumps(asked)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(found.stdout.splitlines()[-1]) == []
+    assert found.stderr == ""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_is_listed_and_explains_itself(regard, verb):
+    assert verb in regard("--help").out
+    said = regard(verb, "--help")
+    assert said.code == 0
+    for option in ("--quiet", "--debug"):
+        assert option in said.out
+
+
+def test_without_words_it_says_what_it_is_and_what_to_try(regard):
+    said = regard()
+    assert said.code == 0
+    assert "core" in said.out
+    assert "regard quickstart" in said.out
+    assert said.err == ""
+
+
+def test_an_unknown_verb_gets_a_suggestion(regard):
+    said = regard("trian")
+    assert said.code == 2
+    assert said.err.startswith("regard: no such command 'trian'")
+    assert "'train'" in said.err
+
+
+@pytest.mark.parametrize(
+    "words", [["train"], ["generate"], ["train", "x", "--outt", "y"], ["generate", "x", "-n", "no"]]
+)
+def test_wrong_words_are_a_usage_error_of_two_lines(regard, words):
+    said = regard(*words)
+    assert said.code == 2
+    assert said.out == ""
+    assert said.err.startswith("regard: ")
+    assert said.err.splitlines()[1] == f"try: regard {words[0]} --help"
+
+
+def test_a_mistake_keeps_its_traceback_only_with_debug(regard):
+    assert "Traceback" not in regard("info", "gtp2").err
+    said = regard("info", "gtp2", "--debug")
+    assert "Traceback" in said.err
+    assert said.err.splitlines()[-1].startswith("regard: unknown preset, run or recipe 'gtp2'")
+
+
+def test_what_nobody_expected_keeps_its_traceback(monkeypatch):
+    from regard.cli import main
+
+    monkeypatch.setattr("regard.models.build.resolve", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["info", "gpt2"])
+
+
+def test_ctrl_c_outside_training_exits_130_and_says_nothing(regard, text_run, monkeypatch):
+    class Interrupted(io.BytesIO):
+        def read(self, *_):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Interrupted()))
+    said = regard("generate", text_run, "-")
+    assert said.code == 130
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_is_silent(monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    process = shell("info", "gpt2", "--taps", stdout=subprocess.PIPE)
+    process.stdout.close()
+    with process:
+        assert process.stderr.read() == ""
+    assert process.returncode == 1

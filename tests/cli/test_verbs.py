@@ -1,0 +1,126 @@
+"""Every verb that uses a run, once from beginning to end."""
+
+import json
+
+import pytest
+
+from regard.models.presets import PRESETS
+
+
+def test_generate_continues_the_prompt(regard, text_run):
+    said = regard("generate", text_run, "the cat", "-n", 5, "--seed", 3)
+    assert said.code == 0
+    assert said.out.startswith("the cat")
+    assert len("the cat\n") < len(said.out) <= len("the cat\n") + 5
+    assert regard("generate", text_run, "the cat", "-n", 5, "--seed", 3).out == said.out
+
+
+def test_generate_takes_a_chain_a_beam_or_stdin(regard, text_run, stdin):
+    greedy = regard("generate", text_run, "the", "-n", 5, "-s", "greedy").out
+    assert regard("generate", text_run, "the", "-n", 5, "--beam", 1).out == greedy
+    stdin(b"the")
+    assert regard("generate", text_run, "-", "-n", 5, "-s", "top_k=1").out == greedy
+    assert regard("generate", text_run, "-n", 3).code == 0
+
+
+def test_translate_writes_one_line_for_each_in_order(regard, pair_run, stdin):
+    one = regard("translate", pair_run, "100 cats", "--beam", 2).out
+    other = regard("translate", pair_run, "999 dogs", "--beam", 2).out
+    for words in ([], ["-"]):
+        stdin(b"100 cats\n\n999 dogs\r\n")
+        assert regard("translate", pair_run, *words, "--beam", 2).out == f"{one}\n{other}"
+    stdin(b"")
+    assert regard("translate", pair_run).out == ""
+
+
+def test_evaluate_prints_the_metrics_of_a_text(regard, text_run, materials):
+    said = regard("evaluate", text_run, "--json")
+    assert set(json.loads(said.out)) == {"loss", "perplexity", "bits_per_byte"}
+    assert "perplexity" in regard("evaluate", text_run).out
+    other = json.loads(regard("evaluate", text_run, materials / "cats.txt", "--json").out)
+    assert other != json.loads(said.out)
+
+
+def test_evaluate_prints_the_metrics_of_pairs_with_their_signatures(regard, pair_run):
+    found = json.loads(regard("evaluate", pair_run, "--beam", 1, "--json").out)
+    assert {"loss", "perplexity", "bleu", "chrf", "exact_match"} <= set(found)
+    assert found["signatures"]["bleu"].startswith("nrefs:1")
+    said = regard("evaluate", pair_run, "--beam", 1)
+    assert "exact_match" in said.out
+    assert "nrefs:1" in said.err
+    assert "nrefs:1" not in regard("evaluate", pair_run, "--beam", 1, "--quiet").err
+
+
+def test_explain_shows_all_heads_or_one_with_its_words(regard, text_run):
+    assert "head 1" in regard("explain", text_run, "the cat").out
+    said = regard("explain", text_run, "the cat", "--head", 1)
+    assert "␣" in said.out
+    found = json.loads(regard("explain", text_run, "the cat", "--json").out)
+    assert found["columns"] == list("the cat")
+    assert sum(found["weights"][0][3]) == pytest.approx(1, abs=1e-4)
+
+
+def test_explain_shows_the_alignment_of_a_translation(regard, pair_run, tmp_path):
+    said = regard("explain", pair_run, "100 cats")
+    assert "decoder.blocks.0.cross" in said.out
+    assert "<stop>" in said.out
+    assert regard("explain", pair_run, "100 cats", "--out", "a.svg").code == 0
+    assert (tmp_path / "a.svg").read_text().count("head ") == 2
+
+
+def test_info_counts_gpt2(regard):
+    found = json.loads(regard("info", "gpt2", "--json").out)
+    matrices = 12 * 12 * 768**2
+    assert found["parameters"] == sum(found["parts"].values()) == 124_439_808
+    assert found["weight_bytes"] == 4 * 124_439_808
+    assert found["state_bytes_per_token"] == 2 * 12 * 768 * 4
+    assert found["flops_per_token"] == 2 * (matrices + 50257 * 768) + 4 * 12 * 1024 * 768
+    assert found["training_flops_per_token"] == 3 * found["flops_per_token"]
+    assert "taps" not in found
+    assert "124,439,808" in regard("info", "gpt2").out
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_info_knows_every_preset(regard, name):
+    said = regard("info", name, "--taps")
+    assert said.code == 0
+    assert said.err == ""
+    found = json.loads(regard("info", name, "--json", "--taps").out)
+    assert sum(found["parts"].values()) == found["parameters"]
+
+
+def test_info_changes_a_preset(regard):
+    found = json.loads(regard("info", "gpt2", "model.layers=2", "--json").out)
+    assert found["config"]["layers"] == 2
+
+
+def test_info_of_a_run_tells_its_metrics(regard, text_run):
+    found = json.loads(regard("info", text_run, "--json").out)
+    rows = [json.loads(line) for line in (text_run / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["validation"]["loss"] for row in rows if "validation" in row]
+    assert found["metrics"]["loss"] == min(losses)
+    assert "held out" in regard("info", text_run).out
+
+
+def test_info_of_a_recipe(regard):
+    with open("mine.toml", "w") as file:
+        file.write('data = { tokenizer = { kind = "bpe", size = 300 } }\nmodel = { dim = 64 }\n')
+    found = json.loads(regard("info", "mine.toml", "--json").out)
+    assert found["kind"] == "recipe"
+    assert found["config"]["vocab_size"] == 300
+
+
+def test_quickstart_trains_judges_shows_and_says_what_next(regard, tmp_path, monkeypatch):
+    said = regard(
+        "quickstart",
+        "data.path={kind='numbers',examples=300}",
+        "model.dim=16",
+        "model.layers=1",
+        "model.heads=2",
+        "train.steps=2",
+    )
+    assert said.code == 0, said.err
+    assert "numbers it never saw" in said.out
+    assert said.out.count("\n  ✗") + said.out.count("\n  ✓") == 5
+    assert "<stop>" in said.out
+    assert "regard translate runs/quickstart" in said.err

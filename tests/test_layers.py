@@ -1,0 +1,154 @@
+"""The direction of imports, and what is never imported, read from the source itself."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+
+ROOT = Path(regard.__file__).parent
+MODULES = {
+    ".".join(("regard", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
+LAYERS = [
+    {"errors"},
+    {"config"},
+    {"nn", "text"},
+    {"models", "data"},
+    {"hub", "tasks"},
+    {"generate", "explain"},
+    {"training"},
+    {"api"},
+    {"serve"},
+    {"cli"},
+]
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+
+
+def tree(module):
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def imports(module):
+    """The full name of everything that a module imports, wherever in it the statement stands."""
+    package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            # `from regard.nn import attention` names a module, `from regard.errors import X` not
+            yield from (
+                f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base
+                for alias in node.names
+            )
+
+
+def part(name):
+    """`nn` of `regard.nn.position.bias`; nothing for what is not ours, or for the top itself."""
+    names = name.split(".")
+    return names[1] if names[0] == "regard" and len(names) > 1 else None
+
+
+def within(name, *packages):
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+every_module = pytest.mark.parametrize("module", MODULES)
+
+
+def test_every_part_has_a_layer():
+    parts = {part(module) for module in MODULES} - {None, "__main__"}
+    assert parts <= set(LEVEL)
+
+
+@every_module
+def test_imports_point_one_way(module):
+    own = part(module)
+    if own in LEVEL:  # the package itself and __main__ stand above all
+        wrong = [
+            name
+            for name in imports(module)
+            if within(name, "regard") and part(name) != own and LEVEL[part(name)] >= LEVEL[own]
+        ]
+        assert not wrong
+
+
+@every_module
+def test_parts_that_must_not_know_each_other_do_not(module):
+    for name in imports(module):
+        if within(module, "regard.nn"):
+            assert name.split(".")[0] in {"torch", "jaxtyping", "regard", *sys.stdlib_module_names}
+            assert not within(name, "regard.text")
+        if within(module, "regard.models"):
+            assert not within(name, "regard.text"), "a model never sees a tokenizer"
+        if within(module, "regard.data"):
+            assert not within(name, "regard.models"), "data never sees a model"
+            assert not within(name, "regard.nn") or name == "regard.nn.state"
+        if within(module, "regard.generate", "regard.explain"):
+            assert not within(name, "regard.models") or name == "regard.models.base", (
+                "they know the protocols, never a concrete model"
+            )
+
+
+@every_module
+def test_nothing_that_runs_code_from_a_file_is_used(module):
+    for name in imports(module):
+        assert name.split(".")[0] not in {
+            "pickle",
+            "cPickle",
+            "dill",
+            "joblib",
+            "shelve",
+            "marshal",
+        }
+    source = MODULES[module].read_text(encoding="utf-8")
+    for call in ("torch.load", "yaml.load", "allow_pickle=True"):
+        assert call not in source
+
+
+@every_module
+def test_only_the_command_line_prints(module):
+    if not within(module, "regard.cli"):
+        printed = [
+            node.lineno
+            for node in ast.walk(tree(module))
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "print"
+        ]
+        assert not printed
+
+
+HELP = """
+import sys
+from regard.cli import main
+sys.argv = ["regard", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+assert "torch" not in sys.modules, "torch was imported"
+"""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["generate", "--help"]])
+def test_asking_for_help_does_not_wait_for_torch(words):
+    done = subprocess.run(
+        [sys.executable, "-c", HELP, *words], check=True, capture_output=True, text=True
+    )
+    assert "Usage" in done.stdout
+
+
+def test_importing_the_package_does_not_wait_for_torch():
+    code = "import regard, regard.config, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
