@@ -25,9 +25,11 @@ import numpy as np
 import torch
 
 from regard.api import configure
+from regard.config import parse_overrides
 from regard.models.build import build_model
 from regard.tasks import Objective
 from regard.training import evaluate
+from regard.training.average import Average
 from regard.training.loop import train
 from regard.training.optim import optimizers
 from regard.training.prepare import prepare
@@ -41,8 +43,6 @@ class Regard:
     """A run of ours, taken a few steps at a time."""
 
     def __init__(self, name: str, text: str, *words: str) -> None:
-        from regard.config import parse_overrides
-
         self.name = name
         config = configure(text, parse_overrides([*words, "device=cpu"]))
         self.material = prepare(config)
@@ -51,6 +51,7 @@ class Regard:
         factor = schedule(config.train.schedule, config.train.steps)
         self.total, self.seconds, self.done, self.targets = config.train.steps, 0.0, 0, 0
         self.reached: float | None = None
+        self.average = Average(self.model, config.train.average)
         self.steps = train(
             Objective(self.model, self.material.task),
             (self.material.batch(number) for number in range(self.total)),
@@ -63,12 +64,24 @@ class Regard:
     def turn(self) -> None:
         began = time.perf_counter()
         for _ in range(min(TURN, self.total - self.done)):
-            self.targets += int(next(self.steps).targets)
+            step = next(self.steps)
+            self.average.update(step.number)
+            self.targets += int(step.targets)
             self.done += 1
         self.seconds += time.perf_counter() - began
 
+    def judge(self) -> None:
+        """Has it reached the goal? The look itself is on its own clock."""
+        began = time.perf_counter()
+        loss = self.loss()
+        self.seconds += time.perf_counter() - began
+        print(f"{self.name}: {self.done} steps, {self.seconds:.1f} s, {loss:.4f}", file=sys.stderr)
+        if loss <= GOAL:
+            self.reached = self.seconds
+
     def loss(self) -> float:
-        return evaluate.losses(self.material, self.model, CPU)["loss"]
+        with self.average.applied():
+            return evaluate.losses(self.material, self.model, CPU)["loss"]
 
 
 class NanoGPT:
@@ -76,7 +89,7 @@ class NanoGPT:
 
     name = "nanoGPT"
 
-    def __init__(self, folder: str, text: str, material) -> None:
+    def __init__(self, folder: str, text: str) -> None:
         spec = importlib.util.spec_from_file_location("nanogpt_model", Path(folder, "model.py"))
         module = importlib.util.module_from_spec(spec)
         sys.modules["nanogpt_model"] = module
@@ -141,58 +154,44 @@ class NanoGPT:
         return sum(parts) / count
 
 
+SAME = [
+    "model.layers=4",
+    "model.heads=4",
+    "model.dim=128",
+    "model.context=64",
+    "train.batch=12",
+    "train.steps=2000",
+    "train.rate=3e-3",
+    "train.average=0.0",
+    "train.optimizer=adamw",
+    'train.schedule={kind="cosine",warmup=100,floor=0.02}',
+]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nanogpt", required=True)
     parser.add_argument("--text", required=True)
-    parser.add_argument(
-        "--chosen", nargs="*", default=[], help="overrides of the chosen recipe, to try them"
-    )
-    parser.add_argument("--only-chosen", action="store_true")
     given = parser.parse_args()
-    same_words = (
-        "model.layers=4 model.heads=4 model.dim=128 model.context=64 train.batch=12 train.steps=2000 "
-        'train.rate=3e-3 train.optimizer={kind="adamw"} train.schedule={kind="cosine",warmup=100,floor=0.02}'
-    ).split()
-    chosen = Regard("chosen", given.text, *given.chosen)
-    racers = [chosen]
-    if not given.only_chosen:
-        racers += [
-            Regard("same", given.text, *same_words),
-            NanoGPT(given.nanogpt, given.text, chosen.material),
-        ]
-    while any(racer.done < racer.total for racer in racers):
-        for racer in racers:
+    chosen, same = Regard("chosen", given.text), Regard("same", given.text, *SAME)
+    nano = NanoGPT(given.nanogpt, given.text)
+    while any(racer.done < racer.total for racer in (chosen, same, nano)):
+        for racer in (chosen, same, nano):
             if racer.done < racer.total:
                 racer.turn()
-                if racer is chosen and chosen.reached is None:
-                    began = time.perf_counter()
-                    loss = chosen.loss()
-                    chosen.seconds += time.perf_counter() - began
-                    print(
-                        f"chosen: step {chosen.done}, {chosen.seconds:.1f} s, loss {loss:.4f}",
-                        file=sys.stderr,
-                    )
-                    if loss <= GOAL:
-                        chosen.reached = chosen.seconds
-        if given.only_chosen and chosen.reached is not None:
-            break
+        if chosen.reached is None:
+            chosen.judge()
     print(f"{'':10} {'steps':>6} {'seconds':>8} {'tokens/s':>9} {'held-out loss':>14}")
-    for racer in racers:
-        print(
-            f"{racer.name:10} {racer.done:6} {racer.seconds:8.1f} {racer.targets / racer.seconds:9,.0f} {racer.loss():14.4f}"
-        )
-    if not given.only_chosen:
-        nano, same = racers[2], racers[1]
-        print(
-            f"same / nanoGPT, tokens per second: {same.targets / same.seconds / (nano.targets / nano.seconds):.2f}"
-        )
-        if chosen.reached is not None:
-            print(
-                f"chosen reached {GOAL} after {chosen.reached:.1f} s: {chosen.reached / nano.seconds:.2f} of nanoGPT's {nano.total} steps"
-            )
+    for racer in (chosen, same, nano):
+        speed = f"{racer.targets / racer.seconds:9,.0f}"
+        print(f"{racer.name:10} {racer.done:6} {racer.seconds:8.1f} {speed} {racer.loss():14.4f}")
+    ratio = same.targets / same.seconds / (nano.targets / nano.seconds)
+    print(f"tokens per second, same / nanoGPT: {ratio:.2f}")
+    if chosen.reached is not None:
+        share = chosen.reached / nano.seconds
+        print(f"chosen reached {GOAL} in {chosen.reached:.1f} s, {share:.2f} of nanoGPT's time")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ from regard.data.sources import BUILTINS, Pairs, open_data
 from regard.errors import ConfigError, unknown
 from regard.explain import AttentionMap, attention_maps
 from regard.generate import Chain, parse_chain, stream_text
+from regard.generate import beam as beam_search
 from regard.models.base import Language
 from regard.models.build import build_model, load_weights, resolve
+from regard.models.transformer import Transformer
 from regard.tasks import TASKS, Task
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import PairTokenizers, Tokenizer
@@ -203,6 +205,20 @@ class Run:
             seed=seed,
         )
 
+    def search(self, prompt: str = "", *, tokens: int = 200, beam: int = 5) -> str:
+        """The likeliest continuation of a prompt that a beam search finds."""
+        self._must(pairs=False, verb="generate", other="translate")
+        tokenizer = self.tokenizer
+        ids = tokenizer.encode(prompt) or [self._beginning()]
+        ((best,),) = beam_search(
+            cast(Language, self.model),
+            prompts=[ids],
+            width=beam,
+            tokens=tokens,
+            stop=tokenizer.stop_id,
+        )
+        return tokenizer.decode([*ids, *best.ids])[len(tokenizer.decode(ids)) :]
+
     def translate(
         self, text: str | Sequence[str], *, beam: int = 5, length_penalty: float = 1.0
     ) -> Any:
@@ -253,7 +269,10 @@ class Run:
 
         By default the last layer; `pattern` names others, as in "decoder.blocks.0.*".
         """
-        layers = len(self.model.decoder.blocks)  # type: ignore[union-attr, arg-type]
+        if not isinstance(self.model, Transformer) or self.model.decoder is None:
+            kind = type(self.model).__name__
+            raise ConfigError(f"there is no attention to show: the model of this run is {kind}")
+        layers = len(self.model.decoder.blocks)
         if isinstance(self.tokenizers, PairTokenizers):
             return self._explain_pair(text, pattern or f"decoder.blocks.{layers - 1}.cross")
         ids = self.tokenizer.encode(text)

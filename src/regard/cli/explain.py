@@ -74,9 +74,6 @@ def picture(seen: "AttentionMap", head: int | None, *, alignment: bool) -> str:
 def _look(run: "Run", text: str, layer: int | None) -> tuple[str, "AttentionMap"]:
     from regard.text import PairTokenizers
 
-    if run.config.model["family"] != "transformer":
-        family = run.config.model["family"]
-        raise ConfigError(f"this run's model is of the family {family!r}; it has no attention")
     layers = int(run.config.model["layers"])
     number = layers - 1 if layer is None else layer
     if not 0 <= number < layers:

@@ -1,7 +1,7 @@
 """`regard generate`."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -10,8 +10,7 @@ from regard.cli.talk import dim, shown, stdin_text, working
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
-    from regard.api import Run
-    from regard.models.base import Language
+    pass
 
 
 def generate(
@@ -57,23 +56,10 @@ def generate(
     pieces = (
         opened.stream(text, tokens=tokens, sampler=chain, seed=seed)
         if beam is None
-        else [_search(opened, text, tokens, beam)]
+        else [opened.search(text, tokens=tokens, beam=beam)]
     )
     out = sys.stdout
     print(dim(shown(text, out), out), end="", flush=True)
     for piece in pieces:
         print(shown(piece, out), end="", flush=True)
     print()
-
-
-def _search(run: "Run", text: str, tokens: int, width: int) -> str:
-    from regard.generate import beam
-    from regard.text import PairTokenizers
-
-    if isinstance(run.tokenizers, PairTokenizers):
-        raise ConfigError("this run learned from pairs, which generate cannot do; use translate")
-    tokenizer = run.tokenizer
-    ids = tokenizer.encode(text or "\n")
-    model = cast("Language", run.model)
-    ((best,),) = beam(model, prompts=[ids], width=width, tokens=tokens, stop=tokenizer.stop_id)
-    return tokenizer.decode([*ids, *best.ids])[len(tokenizer.decode(ids)) :]

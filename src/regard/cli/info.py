@@ -33,9 +33,9 @@ def info(
     regard info runs/my --taps
     """
     with working("counting"):
-        from regard.cli.cost import cost
         from regard.config import parse_overrides
         from regard.models.build import describe, family_of
+        from regard.models.cost import cost
 
         kind, config, metrics, notes = _find(what, parse_overrides(words))
         counted = cost(config)

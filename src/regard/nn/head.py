@@ -17,6 +17,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     Logits of one chunk of positions exist at a time, and only once: what the backward pass
     needs is the gradient with respect to x, W and b, which is known as soon as the chunk is.
+    The sums are not kept in place: torch 2.11's compile would save them as they were at first.
     """
 
     @staticmethod
@@ -27,39 +28,37 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         smoothing: float,
-        learning: bool,  # ctx.needs_input_grad says otherwise of x under torch 2.11's compile
+        learning: bool,
     ) -> Tensor:
         rows, vocab = len(x), len(weight)
         size = max(1, min(rows, CHUNK_ELEMENTS // vocab))
-        total = torch.zeros(
-            (), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32, device=x.device
-        )
-        dx = dweight = dbias = None
-        if learning:
-            dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=total.dtype)
-            dbias = None if bias is None else torch.zeros_like(bias, dtype=total.dtype)
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        total = torch.zeros((), dtype=wide, device=x.device)
+        dx: list[Tensor] = []
+        dweight = dbias = torch.zeros_like(total)
         for start in range(0, rows, size):
             part, goal = x[start : start + size], targets[start : start + size]
             scored = goal != IGNORED
             goal = goal.clamp_min(0).unsqueeze(-1)
-            logits = F.linear(part, weight, bias).to(total.dtype)  # softmax in float32, always
+            logits = F.linear(part, weight, bias).to(wide)  # softmax in float32, always
             logp = logits.log_softmax(-1)
             loss = -logp.gather(-1, goal).squeeze(-1)
             if smoothing:
                 loss = (1 - smoothing) * loss - smoothing * logp.mean(-1)
-            total += (loss * scored).sum()
-            if dx is None or dweight is None:
+            total = total + (loss * scored).sum()
+            if not learning:
                 continue
             grad = logp.exp_()  # softmax - target distribution, in place
             grad -= smoothing / vocab
             grad.scatter_add_(-1, goal, grad.new_full(goal.shape, smoothing - 1))
             grad *= scored.unsqueeze(-1)
-            if dbias is not None:
-                dbias += grad.sum(0)
+            if bias is not None:
+                dbias = dbias + grad.sum(0)
             grad = grad.to(part.dtype)
-            dx[start : start + size] = grad @ weight
-            dweight += grad.T @ part
-        ctx.save_for_backward(dx, dweight, dbias)
+            dx.append(grad @ weight)
+            dweight = dweight + grad.T @ part
+        if learning:
+            ctx.save_for_backward(torch.cat(dx), dweight, dbias)
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         return total
 
@@ -67,11 +66,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = outer
-        grads = (
-            None if grad is None else (grad * scale).to(dtype)
-            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        )
-        return (*grads, None, None, None)
+        dx, dweight, dbias = ctx.saved_tensors
+        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        dbias = None if bias_dtype is None else (dbias * scale).to(bias_dtype)
+        dx, dweight = (dx * scale).to(x_dtype), (dweight * scale).to(weight_dtype)
+        return dx, dweight, dbias, None, None, None
 
 
 def linear_cross_entropy(

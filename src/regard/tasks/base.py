@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
+from regard.errors import ConfigError
 
 
 class Task(Protocol):
@@ -26,6 +27,12 @@ class Task(Protocol):
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """What a held-out set says of the model."""
+
+
+def check_smoothing(smoothing: float) -> None:
+    """Refuse label smoothing that leaves nothing to learn."""
+    if not 0 <= smoothing < 1:
+        raise ConfigError(f"task.smoothing={smoothing} must be at least 0 and below 1")
 
 
 class Objective(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import TextBatch
 from regard.nn.head import IGNORED
+from regard.tasks.base import check_smoothing
 from regard.tasks.metrics import bits_per_byte, mean_loss, perplexity
 
 
@@ -21,6 +22,9 @@ class Causal:
     pairs: ClassVar[bool] = False
     smoothing: float = 0.0
     bytes_per_token: float | None = None  # of the held-out text: makes bits per byte comparable
+
+    def __post_init__(self) -> None:
+        check_smoothing(self.smoothing)
 
     def collate(
         self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator

@@ -20,9 +20,9 @@ def mean_loss(task: Any, model: nn.Module, batches: Iterable[Any]) -> float:
             losses.append(task.loss(model, batch).double())
             counts.append(task.count(batch))
     model.train(training)
-    if not losses:
-        raise DataError("nothing to evaluate: the held-out set is empty")
-    return float(torch.stack(losses).sum() / torch.stack(counts).sum())
+    if not losses or not (count := torch.stack(counts).sum()):
+        raise DataError("nothing to evaluate: the held-out set has no target")
+    return float(torch.stack(losses).sum() / count)
 
 
 def perplexity(loss: float) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.data.batch import PairBatch
 from regard.nn.head import IGNORED
 from regard.nn.state import Source
+from regard.tasks.base import check_smoothing
 from regard.tasks.metrics import mean_loss, perplexity
 
 
@@ -27,6 +28,9 @@ class Seq2Seq:
     start_id: int = 1
     stop_id: int = 2
     source_stop_id: int = 2
+
+    def __post_init__(self) -> None:
+        check_smoothing(self.smoothing)
 
     def source(self, sentences: Sequence[np.ndarray], width: int | None = None) -> Source:
         """Sentences as the encoder reads them, padded to `width`."""

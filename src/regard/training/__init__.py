@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Training: from data and settings to a run folder, step by step."""

@@ -29,10 +29,11 @@ def _text(data: Text, where: dict[str, Any], fast: bool) -> dict[str, Any]:
         "model": {"preset": "tiny-decoder", **_fitting(shape, data.size // 20)},
         "train": {
             "steps": 3000 if fast else 2000,
-            "batch": 64 if fast else 16,
-            "rate": 2e-3 if fast else 6e-3,
+            "batch": 64 if fast else 12,
+            "rate": 3e-3 if fast else 6e-3,
             "optimizer": "muon",
-            "schedule": {"kind": "stable_decay", "warmup": 50, "decay": 0.5},
+            "average": 0.99,
+            "schedule": {"kind": "linear", "warmup": 30},
         },
     }
 

@@ -44,6 +44,6 @@ class Average:
         return dict(zip(self.names, self.means, strict=True)) if self.decay else {}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from saved means."""
-        for name, mean in zip(self.names, self.means, strict=False):
-            mean.copy_(tensors[name])
+        """Go on from saved means; where none were saved, from the weights."""
+        for name, mean, weight in zip(self.names, self.means, self.weights, strict=False):
+            mean.copy_(tensors.get(name, weight))

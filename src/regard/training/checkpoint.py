@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,10 @@ def save(
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         for name, group in tensors.items():
-            write_tensors(aside / f"{name}.safetensors", group)
+            _write_tensors(aside / f"{name}.safetensors", group)
         _write(aside / "state.json", json.dumps(state, indent=1).encode())
         files = {
-            path.name: {"size": path.stat().st_size, "sha256": _sha256(path)}
+            path.name: {"size": path.stat().st_size, "sha256": sha256(path)}
             for path in sorted(aside.iterdir())
         }
         manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
@@ -70,9 +71,10 @@ def save(
         shutil.rmtree(final, ignore_errors=True)  # only ever a damaged one of the same step
         aside.rename(final)
         _sync_folder(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise CheckpointError(_disk_message(final, error)) from error
+        message = f"{disk_message(final, error)}\nearlier checkpoints are untouched"
+        raise CheckpointError(message) from error
     return Checkpoint(final, step)
 
 
@@ -80,7 +82,7 @@ def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
     """The newest checkpoint, or that of `step`; damage is an error that offers the one before."""
     for left in folder.glob("step-*.tmp-*"):
         shutil.rmtree(left, ignore_errors=True)  # of a run that was killed while writing
-    steps = sorted((n for n in map(_step_of, folder.glob("step-*")) if n is not None), reverse=True)
+    steps = _steps(folder)
     if step is not None and step not in steps:
         have = ", ".join(map(str, sorted(steps))) or "none"
         raise CheckpointError(f"no checkpoint of step {step} in {folder}; there are: {have}")
@@ -107,13 +109,15 @@ def verify(path: Path) -> str | None:
         files = manifest["files"]
         if manifest["format"] != FORMAT:
             return f"{manifest_path} has format {manifest['format']}, this version reads {FORMAT}"
+        if manifest["step"] != _step_of(path):
+            return f"{manifest_path} is of step {manifest['step']}"
         for name, facts in files.items():
             file = path / name
             if not file.exists():
                 return f"{file} is missing"
             if file.stat().st_size != facts["size"]:
                 return f"{file} has {file.stat().st_size} bytes instead of {facts['size']}"
-            if _sha256(file) != facts["sha256"]:
+            if sha256(file) != facts["sha256"]:
                 return f"{file} has changed since it was written (sha256 differs)"
     except OSError as error:
         return f"{error.filename or manifest_path} cannot be read: {error.strerror}"
@@ -122,28 +126,37 @@ def verify(path: Path) -> str | None:
     return None
 
 
+def whole(folder: Path, step: int | None) -> Checkpoint | None:
+    """The checkpoint of a step, if there is one and it verifies."""
+    path = folder / f"step-{step}"
+    return None if step is None or verify(path) else Checkpoint(path, step)
+
+
 def prune(folder: Path, keep: int, best: int | None) -> None:
     """Remove all but the newest `keep` checkpoints and the best one."""
-    steps = sorted(n for n in map(_step_of, folder.glob("step-*")) if n is not None)
-    for step in steps[: max(len(steps) - keep, 0)]:
+    for step in _steps(folder)[keep:]:
         if step != best:
             shutil.rmtree(folder / f"step-{step}")
+
+
+def drop_after(folder: Path, step: int) -> None:
+    """Remove all that is newer than `step`, newest first: a run goes on from there."""
+    for newer in _steps(folder):
+        if newer > step:
+            shutil.rmtree(folder / f"step-{newer}")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file in place of an old one, whole or not at all, down to the disk."""
     aside = path.with_name(path.name + ".tmp")
     try:
-        ready = {n: t.detach().to("cpu").contiguous() for n, t in tensors.items()}
-        save_file(ready, aside, metadata={"format": "pt"})
-        aside.chmod(0o644)  # the library makes it readable for its owner only
-        with open(aside, "rb") as file:
-            os.fsync(file.fileno())
+        _write_tensors(aside, tensors)
         aside.replace(path)
         _sync_folder(path.parent)
     except (OSError, SafetensorError) as error:
-        aside.unlink(missing_ok=True)
-        raise CheckpointError(_disk_message(path, error)) from error
+        with suppress(OSError):
+            aside.unlink()
+        raise CheckpointError(disk_message(path, error)) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -164,8 +177,42 @@ def write_json(path: Path, value: Any) -> None:
         _write(aside, json.dumps(value, indent=1, ensure_ascii=False).encode())
         aside.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise CheckpointError(_disk_message(path, error)) from error
+        with suppress(OSError):
+            aside.unlink()
+        raise CheckpointError(disk_message(path, error)) from error
+
+
+def check_room(path: Path, parameters: int, *, averaged: bool) -> None:
+    """Refuse to begin where not even the first checkpoint and the model fit on the disk."""
+    copies = 4 + averaged  # weights, two moments and their mean; and the model that is kept
+    needed, free = 4 * copies * parameters, shutil.disk_usage(_existing(path)).free
+    if needed > free:
+        raise CheckpointError(
+            f"{path} needs {needed / 1e6:,.0f} MB for a checkpoint and the model; "
+            f"{free / 1e6:,.0f} MB are free\nmake room, or name another place with --out"
+        )
+
+
+def disk_message(path: Path, error: Exception) -> str:
+    """Why a file cannot be written, and how much room there is."""
+    free = shutil.disk_usage(_existing(path)).free / 1e6
+    inner = re.search(r"I/O error: (.+?) \(os error", str(error))  # as safetensors words it
+    reason = inner[1] if inner else getattr(error, "strerror", None) or str(error)
+    return f"cannot write {path}: {reason} ({free:,.0f} MB free)"
+
+
+def _existing(path: Path) -> Path:
+    while not path.is_dir():
+        path = path.parent
+    return path
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    ready = {n: t.detach().to("cpu").contiguous() for n, t in tensors.items()}
+    save_file(ready, path, metadata={"format": "pt"})  # one entry: of two, the order is random
+    path.chmod(0o644)  # the library makes it readable for its owner only
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -183,7 +230,8 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The hash of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -193,10 +241,7 @@ def _step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _disk_message(path: Path, error: Exception) -> str:
-    folder = path.parent
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free / 1e6
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return f"cannot write {path}: {reason} ({free:,.0f} MB free)\nearlier checkpoints are untouched"
+def _steps(folder: Path) -> list[int]:
+    """The steps of which there is a checkpoint, whole or not, newest first."""
+    found = map(_step_of, folder.glob("step-*"))
+    return sorted((step for step in found if step is not None), reverse=True)

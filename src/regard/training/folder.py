@@ -1,16 +1,26 @@
 """A run on disk.
 
 config.json · model.safetensors · tokenizer.json · metrics.jsonl · environment.json
-checkpoints/step-N/ · samples.txt
+checkpoints/step-N/ · samples.txt · lock
 """
 
 import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from regard.config import RunConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError
-from regard.training.checkpoint import write_json
+from regard.text import PairTokenizers, Tokenizer
+from regard.training.checkpoint import disk_message, write_json
+
+if sys.platform != "win32":
+    import fcntl
 
 
 class Folder:
@@ -24,23 +34,68 @@ class Folder:
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples.txt"
         self.checkpoints = self.path / "checkpoints"
+        self.lock = self.path / "lock"
 
-    def create(self, config: RunConfig, facts: dict[str, Any]) -> None:
-        """Begin a new run here; one that exists is never written over."""
-        try:
-            self.path.mkdir(parents=True)
-        except FileExistsError:
+    def must_be_new(self) -> None:
+        """Refuse a folder that exists: no run is ever written over."""
+        if self.path.exists():
             raise ConfigError(
                 f"{self.path} exists already and is not written over;\n"
                 f"continue it with `regard resume {self.path}`, or name another with --out"
-            ) from None
+            )
+
+    def create(
+        self, config: RunConfig, facts: dict[str, Any], tokenizers: Tokenizer | PairTokenizers
+    ) -> None:
+        """Begin a new run here, written aside and then renamed: a kill leaves all of it or none."""
+        self.must_be_new()
+        aside = Folder(self.path.with_name(f".{self.path.name}.tmp-{os.getpid()}"))
+        try:
+            shutil.rmtree(aside.path, ignore_errors=True)
+            aside.checkpoints.mkdir(parents=True)
+            aside.save_config(config)
+            write_json(aside.environment, facts)
+            if isinstance(tokenizers, PairTokenizers):
+                tokenizers.save(aside.path)
+            else:
+                tokenizers.save(aside.path / "tokenizer.json")
+            aside.metrics.touch()
+            aside.samples.touch()
+            aside.path.rename(self.path)
+        except CheckpointError:
+            shutil.rmtree(aside.path, ignore_errors=True)
+            raise
         except OSError as error:
-            raise CheckpointError(f"cannot make {self.path}: {error.strerror}") from None
-        self.checkpoints.mkdir()
-        self.save_config(config)
-        write_json(self.environment, facts)
-        self.metrics.touch()
-        self.samples.touch()
+            shutil.rmtree(aside.path, ignore_errors=True)
+            raise CheckpointError(disk_message(self.path, error)) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside, no other process trains here; the system unlocks when this one dies."""
+        try:
+            handle = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise CheckpointError(disk_message(self.lock, error)) from error
+        try:
+            if sys.platform != "win32":
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    owner = os.read(handle, 100).decode()
+                    raise CheckpointError(
+                        f"{self.path} is being trained already, by process {owner};\n"
+                        "wait until it ends, or stop it"
+                    ) from None
+                except OSError:
+                    pass  # some network file systems have no locks; better to train without
+            with suppress(OSError):  # a full disk keeps no names
+                os.ftruncate(handle, 0)
+                os.write(handle, f"{os.getpid()} on {platform.node()}".encode())
+            for left in (*self.path.glob("*.tmp"), *self.path.glob(".tmp*")):
+                left.unlink(missing_ok=True)  # of a run that was killed while writing
+            yield
+        finally:
+            os.close(handle)
 
     def save_config(self, config: RunConfig) -> None:
         """Keep the resolved settings."""
@@ -56,12 +111,18 @@ class Folder:
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row of metrics."""
-        with open(self.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        self._add(self.metrics, json.dumps(row) + "\n")
+
+    def add_sample(self, step: int, sample: str) -> None:
+        """Add what the model writes after `step`."""
+        self._add(self.samples, f"--- step {step}\n{sample}\n")
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows of metrics."""
-        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        try:
+            return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.metrics} is damaged: {error}") from None
 
     def sizes(self) -> dict[str, int]:
         """How long the growing files are now, so that a resumed run can cut them back."""
@@ -71,7 +132,14 @@ class Folder:
         """Drop what was logged after a checkpoint."""
         for name, size in sizes.items():
             with open(self.path / name, "a") as file:
-                file.truncate(size)
+                file.truncate(min(size, file.tell()))  # never longer: that would add zero bytes
+
+    def _add(self, path: Path, text: str) -> None:
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise CheckpointError(disk_message(path, error)) from error
 
     def _json(self, path: Path) -> dict[str, Any]:
         try:

@@ -42,6 +42,7 @@ def train(
     The gradient is that of sum(loss) / sum(targets) over the whole step, so splitting a batch
     into micro-batches changes nothing but memory. Logging, evaluation, checkpoints and
     stopping belong to whoever iterates. `loss` is the objective itself, or its compiled twin.
+    The optimizers must heed `found_inf`, as ours and torch's fused ones do.
     """
     loss = objective if loss is None else loss
     parameters = [p for p in objective.parameters() if p.requires_grad]

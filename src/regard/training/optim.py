@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.config import Choice, make
@@ -66,11 +67,11 @@ class Muon(torch.optim.Optimizer):
             param.mul_(decay).sub_(change)
 
 
-def orthogonal(x: Tensor, steps: int = 5) -> Tensor:
-    r"""The nearest matrix with singular values near 1, by Newton–Schulz: X <- aX + (bA + cA²)X.
+def orthogonal(x: Float[Tensor, "many rows columns"], steps: int = 5) -> Tensor:
+    r"""The nearest matrices with singular values near 1, by Newton–Schulz: X <- aX + (bA + cA²)X.
 
     A = X Xᵀ; a, b, c are those of Jordan et al. 2024, tuned for speed rather than exactness:
-    singular values end between about 0.7 and 1.2.
+    singular values end between about 0.7 and 1.2, but for those below a 500th of the norm.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     dtype = x.dtype
@@ -80,7 +81,7 @@ def orthogonal(x: Tensor, steps: int = 5) -> Tensor:
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(dtype)
 
 
@@ -114,11 +115,11 @@ def muon(
     decay: float = 0.1,
 ) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the blocks, AdamW for tables, head, norms and biases."""
-    hidden = [(n, p) for n, p in parameters if p.dim() == 2 and is_hidden(n)]
+    hidden = [p for n, p in parameters if p.dim() == 2 and is_hidden(n)]
     others = [(n, p) for n, p in parameters if not (p.dim() == 2 and is_hidden(n))]
     return [
-        Muon([p for _, p in hidden], lr=rate, momentum=momentum, weight_decay=decay),
-        *adamw(others, rate, beta1, beta2, decay),
+        *([Muon(hidden, lr=rate, momentum=momentum, weight_decay=decay)] if hidden else []),
+        *(adamw(others, rate, beta1, beta2, decay) if others else []),
     ]
 
 

@@ -11,10 +11,11 @@ from regard.config import RunConfig, kind_of, make
 from regard.data.batch import Batch
 from regard.data.loader import PairLoader, Rows, TextLoader, blocks_in_order
 from regard.data.sources import Pairs, Text, open_data
-from regard.data.store import PairStore, pair_store, text_store
-from regard.errors import ConfigError, DataError
+from regard.data.store import PairStore, TokenStore, pair_store, text_store
+from regard.errors import ConfigError, DataError, unknown
 from regard.models.build import resolve
 from regard.models.presets import ModelConfig
+from regard.models.transformer import TransformerConfig
 from regard.tasks import TASKS, Task
 from regard.text import PairTokenizers, Tokenizer, train_pair, train_tokenizer
 
@@ -68,13 +69,41 @@ def prepare(
     """Open the data of a run and make its task; tokenizers are trained unless given."""
     train, held = open_split(config)
     fingerprint = hashlib.sha256(f"{train.fingerprint()} {held.fingerprint()}".encode()).hexdigest()
-    if isinstance(train, Text) and isinstance(held, Text):
+    _must_fit(config, train, tokenizers)
+    if isinstance(train, Text):
+        assert isinstance(held, Text)
         assert not isinstance(tokenizers, PairTokenizers)
         return _prepare_text(config, train, held, tokenizers, fingerprint, progress)
-    assert isinstance(train, Pairs)
     assert isinstance(held, Pairs)
     assert not isinstance(tokenizers, Tokenizer)
     return _prepare_pairs(config, train, held, tokenizers, fingerprint)
+
+
+def _must_fit(config: RunConfig, data: Text | Pairs, tokenizers: Tokenizers | None) -> None:
+    """Refuse data, a task, a model and given tokenizers that are not for each other."""
+    kind = kind_of(config.task)[0]
+    if kind not in TASKS:
+        raise ConfigError(unknown("task", kind, TASKS))
+    pairs = isinstance(data, Pairs)
+    wanted, found = ("pairs", "text") if TASKS[kind].pairs else ("text", "pairs")
+    if TASKS[kind].pairs != pairs:
+        fitting = ", ".join(name for name, task in TASKS.items() if task.pairs == pairs)
+        raise ConfigError(
+            f"task={kind!r} learns from {wanted}, and {data.name} holds {found}; "
+            f"for {found} there is: {fitting}"
+        )
+    if tokenizers is not None and isinstance(tokenizers, PairTokenizers) != pairs:
+        raise ConfigError(
+            f"train.start={config.train.start} has learned from {found}; {data.name} holds {wanted}"
+        )
+    model = resolve(config.model, vocab_size=1)
+    shape = model.shape if isinstance(model, TransformerConfig) else "decoder"
+    needed = "encoder-decoder" if pairs else "decoder"
+    if shape != needed:
+        raise ConfigError(
+            f"task={kind!r} needs a model of shape {needed!r}, not {shape!r}; "
+            "choose another model.preset or model.shape"
+        )
 
 
 def _prepare_text(
@@ -95,8 +124,13 @@ def _prepare_text(
     store = text_store(train, tokenizer, progress=watch("tokenizing"))
     held_store = text_store(held, tokenizer, progress=watch("tokenizing held-out text"))
     model = resolve(config.model, vocab_size=tokenizer.size)
+    if len(held_store) < 2:
+        raise DataError(
+            f"the held-out text has {len(held_store)} token, so there is nothing to predict in it;"
+            "\ngive more text, a larger data.held_out, or a data.validation of its own"
+        )
     first = len(tokenizer.decode([int(held_store.tokens[0])]).encode())
-    per_token = (held_store.bytes - first) / max(len(held_store) - 1, 1)
+    per_token = (held_store.bytes - first) / (len(held_store) - 1)
     task: Task = make(config.task, TASKS, "task", bytes_per_token=per_token)
     rows = config.train.batch or max(1, (config.train.tokens or 4096) // model.context)
     loader = TextLoader(store, model.context, rows, config.train.seed)
@@ -105,9 +139,8 @@ def _prepare_text(
         block = loader.examples(number)
         return task.collate((block[:, :-1], block[:, 1:]), _generator(config, number))
 
-    def in_order(tokens: "TextLoader | None", limit: int | None) -> Iterator[Batch]:
-        ids = store.tokens if tokens is loader else held_store.tokens
-        for examples in blocks_in_order(ids, model.context, max(rows, 16), limit):
+    def in_order(store: TokenStore, limit: int | None = None) -> Iterator[Batch]:
+        for examples in blocks_in_order(store.tokens, model.context, max(rows, 16), limit):
             yield task.collate(examples, _generator(config, 0))
 
     return Material(
@@ -115,8 +148,8 @@ def _prepare_text(
         tokenizer,
         model,
         batch,
-        lambda: in_order(loader, None),
-        lambda limit: in_order(None, limit),
+        lambda: in_order(store),
+        lambda limit: in_order(held_store, limit),
         held,
         [
             f"data       {train.description}",
@@ -185,9 +218,10 @@ def _prepare_pairs(
             else f"{source.size:,} and {target.size:,} tokens"
         ),
     ]
-    if loader.dropped:
+    if loader.dropped or held_loader.dropped:
         description.append(
-            f"left out   {loader.dropped:,} pairs longer than {model.context} tokens"
+            f"left out   {loader.dropped:,} pairs to learn from and {held_loader.dropped:,} "
+            f"held out, longer than {model.context - 1} tokens"
         )
     return Material(
         task,
@@ -203,7 +237,9 @@ def _prepare_pairs(
 
 
 def _generator(config: RunConfig, number: int) -> torch.Generator:
-    return torch.Generator().manual_seed((config.train.seed << 32) + number)
+    # hashed, because the CPU's generator looks at the lower half of its seed only
+    digest = hashlib.sha256(f"{config.train.seed} {number}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
 
 
 def load_tokenizers(folder: Path, config: RunConfig) -> Tokenizers:

@@ -5,9 +5,10 @@
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.config import RunConfig, merge, to_table
+from regard.config import RunConfig, kind_of, merge, to_table
 from regard.config import build as build_config
 from regard.data.batch import pinned
 from regard.data.loader import prefetch
@@ -103,13 +104,16 @@ class _Best:
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     since: int = 0
+    sha256: str | None = None  # of model.safetensors
 
     def sees(self, step: int, metrics: dict[str, float], name: str) -> bool:
-        """Take in an evaluation; whether it is the best one."""
-        if name != "last" and name not in metrics:
-            known = ", ".join(["last", *metrics])
-            raise ConfigError(f"train.best={name!r} is not measured here; choose among {known}")
-        better = name == "last" or self.step is None or metrics[name] < self.metrics[name]
+        """Take in an evaluation; whether it is the best one by the metric of this name."""
+        better = (
+            name == "last"
+            or self.step is None
+            or metrics[name] < self.metrics[name]
+            or math.isnan(self.metrics[name])
+        )
         if better:
             self.step, self.metrics, self.since = step, metrics, 0
         else:
@@ -119,32 +123,30 @@ class _Best:
 
 def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> Iterator[Event]:
     """Train a new run in a folder that does not exist yet."""
-    if path.exists():
-        Folder(path).create(config, {})  # says why not
+    folder = Folder(path)
+    folder.must_be_new()
     tokenizers = None
     if config.train.start is not None:
         start = Folder(config.train.start)
         tokenizers = load_tokenizers(start.path, start.load_config())
     device = pick_device(config.device)
-    if "vocab_size" in config.model or "preset" in config.model:  # refuse the impossible early
-        early = resolve(config.model) if "preset" in config.model else None
-        if early is not None:
-            check_memory(count_parameters(early), config.train, device)
+    if "preset" in config.model:  # refuse the impossible before the data is read
+        check_memory(count_parameters(resolve(config.model)), config.train, device)
     material = prepare(config, tokenizers, progress)
     config = replace(config, model=describe(material.model))
-    check_memory(count_parameters(material.model), config.train, device)
-    folder = Folder(path)
+    parameters = count_parameters(material.model)
+    check_memory(parameters, config.train, device)
+    checkpoint.check_room(path, parameters, averaged=config.train.average > 0)
+    if config.train.start is not None:
+        with torch.device("meta"):  # weights that do not fit leave no folder behind
+            _start_from(config.train.start, build_model(material.model))
     facts = environment(device) | {
         "data": material.fingerprint,
         "tokenizer": _tokenizer_fingerprint(material),
     }
-    folder.create(config, facts)
-    material.tokenizers.save(
-        folder.path
-        if isinstance(material.tokenizers, PairTokenizers)
-        else folder.path / "tokenizer.json"
-    )
-    yield from _run(config, material, folder, device, None)
+    folder.create(config, facts, material.tokenizers)
+    with folder.locked():
+        yield from _run(config, material, folder, device, None)
 
 
 def resume(
@@ -156,26 +158,66 @@ def resume(
 ) -> Iterator[Event]:
     """Go on with a run from its newest checkpoint (or that of `step`), bit for bit."""
     folder = Folder(path)
-    config = folder.load_config()
-    if overrides:
-        config = build_config(RunConfig, merge(to_table(config), overrides))
+    before = folder.load_config()
+    config = build_config(RunConfig, merge(to_table(before), overrides or {}))
+    _must_stay(before, config, path)
     facts = folder.load_environment()
-    material = prepare(config, load_tokenizers(folder.path, config), progress)
-    if _tokenizer_fingerprint(material) != facts["tokenizer"]:
-        raise CheckpointError(
-            f"the tokenizer in {folder.path} has changed since the run began; its ids no longer "
-            "mean what the model learned"
+    with folder.locked():
+        newest = checkpoint.latest(folder.checkpoints, step)
+        _must_have_more(folder, config, newest)
+        material = prepare(config, load_tokenizers(folder.path, config), progress)
+        if _tokenizer_fingerprint(material) != facts["tokenizer"]:
+            raise CheckpointError(
+                f"the tokenizer in {folder.path} has changed since the run began; its ids no "
+                "longer mean what the model learned"
+            )
+        if material.fingerprint != facts["data"]:
+            raise DataError(
+                "the data has changed since the run began: "
+                f"{config.data.path or config.data.source}\n"
+                "put the old file back, or begin a new run with regard train"
+            )
+        yield from _run(config, material, folder, pick_device(config.device), newest)
+
+
+def _must_stay(before: RunConfig, after: RunConfig, path: Path) -> None:
+    """Refuse to change what the weights and the optimizer's memory depend on."""
+    for key, old, new in (
+        ("task", kind_of(before.task)[0], kind_of(after.task)[0]),
+        ("model", before.model, after.model),
+        ("data.tokenizer", before.data.tokenizer, after.data.tokenizer),
+        ("train.optimizer", kind_of(before.train.optimizer)[0], kind_of(after.train.optimizer)[0]),
+        ("train.seed", before.train.seed, after.train.seed),
+        ("train.start", before.train.start, after.train.start),
+    ):
+        if old != new:
+            raise ConfigError(
+                f"{key} cannot change when a run goes on;\n"
+                f"begin a new one, with train.start={path} to begin from these weights"
+            )
+
+
+def _must_have_more(
+    folder: Folder, config: RunConfig, newest: checkpoint.Checkpoint | None
+) -> None:
+    """Refuse to go on with a run that has come to its end."""
+    steps, patience = config.train.steps, config.train.patience
+    if newest is None:
+        if config.model["family"] == "ngram" and folder.model.exists():
+            raise ConfigError(f"{folder.path} has counted all of its data; there is no more to do")
+        return
+    if newest.step >= steps:
+        raise ConfigError(
+            f"{folder.path} is at step {newest.step:,} already, and train.steps={steps};\n"
+            f"to train on, say for how long: train.steps={2 * newest.step}"
         )
-    if material.fingerprint != facts["data"]:
-        raise DataError(
-            "the data has changed since the run began: "
-            f"{config.data.path or config.data.source}\n"
-            "put the old file back, or begin a new run with regard train"
+    since = newest.state()["best"]["since"]
+    if patience is not None and since >= patience:
+        raise ConfigError(
+            f"{folder.path} stopped early at step {newest.step:,}: {since} evaluations in a row "
+            f"were no better\nto train on, raise train.patience (now {patience}) or give "
+            "train.patience=none"
         )
-    newest = checkpoint.latest(folder.checkpoints, step)
-    if overrides:
-        folder.save_config(config)
-    yield from _run(config, material, folder, pick_device(config.device), newest)
 
 
 def _run(
@@ -192,8 +234,7 @@ def _run(
     start = 0 if newest is None else newest.step
     yield Begun(folder.path, config, material.description, parameters, start)
     if settings.start is not None and newest is None:
-        source = Folder(settings.start).model
-        load_weights(model, checkpoint.read_tensors(source), str(source))
+        _start_from(settings.start, model)
     if hasattr(model, "fit"):
         yield from _fit(model, material, folder, device)
         return
@@ -208,9 +249,18 @@ def _run(
         average.load(newest.tensors("average"))
         state = newest.state()
         best = _Best(**state["best"])
+        checkpoint.drop_after(folder.checkpoints, start)
         folder.cut_back(state["sizes"])
+        best = _restored(best, folder)
     else:
         folder.cut_back(dict.fromkeys(folder.sizes(), 0))
+    measured = evaluate.losses(material, model, device, 1)
+    if settings.best not in ("last", *measured):
+        known = ", ".join(["last", *measured])
+        raise ConfigError(
+            f"train.best={settings.best!r} is not measured here; choose among {known}"
+        )
+    folder.save_config(config)  # only now is it known to fit
 
     factor = schedule(settings.schedule, settings.steps)
     cast_up = autocast(settings, device)
@@ -249,7 +299,7 @@ def _run(
                 "average": average.tensors(),
             },
             {
-                "best": {"step": best.step, "metrics": best.metrics, "since": best.since},
+                "best": asdict(best),
                 "sizes": folder.sizes(),
                 "config": _hash(to_table(config)),
                 "data": material.fingerprint,
@@ -272,9 +322,9 @@ def _run(
                     is_best = best.sees(done, metrics, settings.best)
                     if is_best:
                         checkpoint.write_tensors(folder.model, weights(model))
+                        best.sha256 = checkpoint.sha256(folder.model)
                 folder.append({"step": done, "validation": metrics})
-                with open(folder.samples, "a", encoding="utf-8") as file:
-                    file.write(f"--- step {done}\n{sample}\n")
+                folder.add_sample(done, sample)
                 yield Evaluated(done, metrics, is_best, sample)
                 early = settings.patience is not None and best.since >= settings.patience
             stopping = interrupts.received is not None
@@ -290,9 +340,22 @@ def _run(
                 )
             if early:
                 break
-    if done < settings.steps and not early:
-        raise ConfigError(f"train.steps={settings.steps} are done already at step {done}")
     yield Ended(folder.path, done, best.metrics, time.perf_counter() - began, early)
+
+
+def _restored(best: _Best, folder: Folder) -> _Best:
+    """The best at a checkpoint, though model.safetensors may be of a step after it.
+
+    Then it is taken from its own checkpoint; without one, the next to be judged is the best.
+    """
+    if folder.model.exists() and checkpoint.sha256(folder.model) == best.sha256:
+        return best
+    kept = checkpoint.whole(folder.checkpoints, best.step)
+    if kept is None:
+        return _Best()
+    tensors = {**kept.tensors("model"), **kept.tensors("average")}
+    checkpoint.write_tensors(folder.model, tensors)
+    return best
 
 
 def _fit(
@@ -300,12 +363,21 @@ def _fit(
 ) -> Iterator[Event]:
     """Models that count need no steps: look at everything once, judge, save."""
     began = time.perf_counter()
+    folder.cut_back(dict.fromkeys(folder.sizes(), 0))
     cast(Any, model).fit(material.train_in_order())
     metrics = evaluate.losses(material, model, device)
-    checkpoint.write_tensors(folder.model, weights(model))
+    sample = _sample(material, model, 1)
     folder.append({"step": 1, "validation": metrics})
-    yield Evaluated(1, metrics, True, _sample(material, model, 1))
+    folder.add_sample(1, sample)
+    checkpoint.write_tensors(folder.model, weights(model))  # last: where it is, all is done
+    yield Evaluated(1, metrics, True, sample)
     yield Ended(folder.path, 1, metrics, time.perf_counter() - began)
+
+
+def _start_from(run: str, model: nn.Module) -> None:
+    """Begin with the weights that another run ended with."""
+    source = Folder(run).model
+    load_weights(model, checkpoint.read_tensors(source), str(source))
 
 
 class _Log:

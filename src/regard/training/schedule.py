@@ -13,18 +13,24 @@ def _after_warmup(warmup: int, then: Schedule) -> Schedule:
 
 
 def constant(steps: int, warmup: int = 0) -> Schedule:
-    """1, after a linear warm-up."""
+    """1, after a linear warm-up: (s + 1) / warmup at step s, counted from 0."""
     return _after_warmup(warmup, lambda step: 1.0)
 
 
 def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
-    """A straight line from 1 down to `floor` at the last step."""
+    """A line from 1 after warm-up to `floor` when all is done: 1 - (1 - floor) u.
+
+    u = (s - warmup) / (steps - warmup), at step s counted from 0.
+    """
     span = max(steps - warmup, 1)
     return _after_warmup(warmup, lambda step: 1 - (1 - floor) * min((step - warmup) / span, 1))
 
 
 def cosine(steps: int, warmup: int = 0, floor: float = 0.1) -> Schedule:
-    """Half a cosine from 1 down to `floor` at the last step (Loshchilov & Hutter 2017)."""
+    """Half a cosine from 1 to `floor`: floor + (1 - floor) (1 + cos(pi u)) / 2, u as in `linear`.
+
+    Loshchilov & Hutter 2017, without their restarts.
+    """
     span = max(steps - warmup, 1)
 
     def wave(step: int) -> float:
@@ -35,8 +41,9 @@ def cosine(steps: int, warmup: int = 0, floor: float = 0.1) -> Schedule:
 
 
 def inverse_sqrt(steps: int, warmup: int = 4000) -> Schedule:
-    """min(t / warmup, sqrt(warmup / t)): Vaswani et al. 2017, with the peak scaled to 1."""
-    return lambda step: min((step + 1) / max(warmup, 1), math.sqrt(warmup / (step + 1)))
+    """min(t / warmup, sqrt(warmup / t)), t = s + 1: Vaswani et al. 2017, its peak scaled to 1."""
+    peak = max(warmup, 1)
+    return lambda step: min((step + 1) / peak, math.sqrt(peak / (step + 1)))
 
 
 def stable_decay(steps: int, warmup: int = 0, decay: float = 0.2, floor: float = 0.0) -> Schedule:

@@ -5,7 +5,11 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
-ASKING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
+ASKING = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)  # Windows has the first two
+]
 
 
 class Interrupts:
@@ -17,7 +21,11 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # only there Python allows it
-            self._before = {each: signal.signal(each, self._note) for each in ASKING}
+            self._before = {
+                each: signal.signal(each, self._note)
+                for each in ASKING
+                if signal.getsignal(each) != signal.SIG_IGN  # `nohup` and `&` mean it
+            }
         return self
 
     def __exit__(

@@ -39,5 +39,20 @@ def modern() -> TransformerConfig:
 
 
 def tiny_decoder() -> TransformerConfig:
-    """A decoder that a laptop's CPU trains in minutes."""
-    return replace(modern(), dim=128, layers=4, heads=4, kv_heads=None, context=64)
+    """A decoder that a laptop's CPU trains in minutes.
+
+    LayerNorm without bias, squared ReLU and interleaved pairs learn as well at this size and
+    are a third faster on a CPU than RMSNorm (not fused there), SwiGLU and half-split pairs.
+    """
+    return replace(
+        modern(),
+        dim=128,
+        layers=4,
+        heads=4,
+        kv_heads=None,
+        context=64,
+        position={"kind": "rotary", "interleaved": True},
+        norm="layer",
+        norm_eps=1e-5,
+        ffn="relu2",
+    )

@@ -1,0 +1,85 @@
+"""Train on a text of a gigabyte: how much memory, and how long until the first step.
+
+    python bench/large_text.py [--gigabytes 1] [--tokenizer char|bpe] [--folder DIR]
+
+The text is Python's own documentation over and over, each copy with its own line numbers. Runs
+in processes of their own whose anonymous memory is read from /proc: a small text first, as the
+measure of what the model, torch and the interpreter take by themselves, then the large one
+twice, with an empty cache and with what the first start left there.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from regard.data.sources import open_data
+
+RUN = """
+import sys, time
+began = time.perf_counter()
+import regard
+from regard.training.run import Progressed
+first = []
+def watch(event):
+    if isinstance(event, Progressed) and not first:
+        first.append(time.perf_counter() - began)
+regard.train(sys.argv[1], "train.steps=20", "train.evaluate_every=20",
+             f"data.tokenizer={sys.argv[3]}", "device=cpu", out=sys.argv[2], watch=watch)
+print(first[0])
+"""
+
+
+def write(path: Path, size: int) -> None:
+    lines = "".join(piece for piece, _ in open_data("python-docs").pieces()).splitlines()
+    written, number = 0, 0
+    with open(path, "w", encoding="utf-8") as file:
+        while written < size:
+            number += 1
+            written += file.write(f"{number} {lines[number % len(lines)]}\n")
+
+
+def train(text: Path, out: Path, home: Path, tokenizer: str) -> tuple[float, float]:
+    """The most anonymous memory in bytes, and the seconds until the first step."""
+    words = [sys.executable, "-c", RUN, str(text), str(out), tokenizer]
+    environment = {**os.environ, "REGARD_HOME": str(home)}
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, text=True)
+    most = 0
+    while process.poll() is None:
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon"):
+                most = max(most, int(line.split()[1]) * 1024)
+        time.sleep(0.02)
+    if process.returncode:
+        raise SystemExit(f"training failed with {process.returncode}")
+    assert process.stdout is not None
+    return most, float(process.stdout.read())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--tokenizer", default="char")
+    parser.add_argument("--folder", help="where there is room for the text")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        folder = Path(name)
+        small, large = folder / "small.txt", folder / "large.txt"
+        write(small, 1_000_000)
+        write(large, int(given.gigabytes * 1e9))
+        results = {}
+        for label, text in (("small", small), ("first start", large), ("second start", large)):
+            memory, seconds = train(text, folder / label, folder / "home", given.tokenizer)
+            results[label] = {"anonymous_mb": memory / 1e6, "seconds_to_first_step": seconds}
+            print(f"{label:13} {memory / 1e6:8.0f} MB  {seconds:7.1f} s", file=sys.stderr)
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""A run on disk: made whole, never written over, trained by one process at a time."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regard.errors import CheckpointError, ConfigError
+from regard.text import train_tokenizer
+from regard.training.folder import Folder, new_folder
+from training.runs import config
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer("char", ["abc"], total=3)
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer):
+    made = Folder(tmp_path / "runs" / "made")
+    made.create(config("cats.txt"), {"data": "x"}, tokenizer)
+    return made
+
+
+def names(path):
+    return sorted(each.name for each in Path(path).iterdir())
+
+
+def test_a_new_run_has_its_settings_its_tokenizer_and_room_for_the_rest(folder):
+    assert names(folder.path) == sorted(
+        [
+            "checkpoints",
+            "config.json",
+            "environment.json",
+            "metrics.jsonl",
+            "samples.txt",
+            "tokenizer.json",
+        ]
+    )
+    assert folder.load_config() == config("cats.txt")
+    assert folder.load_environment() == {"data": "x"}
+    assert folder.rows() == []
+    assert names(folder.path.parent) == ["made"]
+
+
+def test_an_existing_folder_is_not_written_over(folder, tokenizer):
+    with pytest.raises(ConfigError, match="exists already") as raised:
+        folder.create(config("dogs.txt"), {}, tokenizer)
+    assert f"regard resume {folder.path}" in str(raised.value)
+    assert folder.load_config() == config("cats.txt")
+
+
+def test_a_run_that_cannot_be_written_leaves_nothing(tmp_path, tokenizer, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"cannot write .*file/run.*MB free"):
+        Folder(tmp_path / "file" / "run").create(config("cats.txt"), {}, tokenizer)
+
+    def fail(*words, **options):
+        raise OSError(28, "No space left on device")
+
+    for owner, name in ((os, "fsync"), (Path, "touch"), (Path, "rename"), (Path, "write_text")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            with pytest.raises(CheckpointError, match="No space left on device"):
+                Folder(tmp_path / "run").create(config("cats.txt"), {}, tokenizer)
+        assert names(tmp_path) == ["file"]
+
+
+def test_a_second_run_is_refused_with_the_process_that_owns_the_folder(folder):
+    other = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import fcntl, os, sys\n"
+            "file = open(sys.argv[1], 'w')\n"
+            "fcntl.flock(file, fcntl.LOCK_EX)\n"
+            "print(os.getpid(), file=file, end='', flush=True)\n"
+            "print('locked', flush=True)\n"
+            "sys.stdin.read()\n",
+            str(folder.lock),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(CheckpointError, match=f"by process {other.pid};") as raised:
+            folder.locked().__enter__()
+        assert raised.value.exit_code == 4
+        assert folder.lock.read_text() == str(other.pid)
+        other.kill()
+    with folder.locked():  # the lock died with its owner
+        assert re.match(rf"{os.getpid()} on .+", folder.lock.read_text())
+        with pytest.raises(CheckpointError, match=f"by process {os.getpid()} on "):
+            folder.locked().__enter__()
+    with folder.locked():
+        pass
+
+
+def test_a_lock_is_let_go_after_an_error(folder):
+    with pytest.raises(ZeroDivisionError), folder.locked():
+        raise ZeroDivisionError
+    with folder.locked():
+        pass
+
+
+def test_what_a_kill_left_half_written_is_swept_away(folder):
+    for name in ("model.safetensors.tmp", "config.json.tmp", ".tmpAb12x"):
+        (folder.path / name).write_text("half")
+    with folder.locked():
+        assert not [name for name in names(folder.path) if "tmp" in name]
+    assert folder.load_config()
+
+
+def test_logs_are_cut_back_and_never_grow(folder):
+    folder.append({"step": 1})
+    folder.add_sample(1, "abc")
+    sizes = folder.sizes()
+    folder.append({"step": 2})
+    folder.add_sample(2, "def")
+    folder.cut_back(sizes)
+    assert folder.rows() == [{"step": 1}]
+    assert folder.samples.read_text() == "--- step 1\nabc\n"
+    folder.cut_back({"metrics.jsonl": 10_000})
+    assert folder.rows() == [{"step": 1}]
+
+
+def test_damage_is_named(folder):
+    folder.metrics.write_text('{"step": 1}\n{"st')
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged"):
+        folder.rows()
+    folder.config.write_text('{"name"')
+    with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
+        folder.load_config()
+    with pytest.raises(CheckpointError, match="no run at nowhere"):
+        Folder("nowhere").load_config()
+
+
+def test_a_log_that_cannot_be_written_is_a_matter_of_the_disk(folder):
+    folder.metrics.unlink()
+    folder.metrics.mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot write .*metrics\.jsonl: .*MB free"):
+        folder.append({"step": 1})
+
+
+def test_settings_survive_a_kill_while_they_are_saved(folder, monkeypatch):
+    def fail(*words, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        folder.save_config(config("dogs.txt"))
+    assert folder.load_config() == config("cats.txt")
+
+
+def test_new_folders_are_numbered(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for wanted in ("runs/cats", "runs/cats-2", "runs/cats-3"):
+        assert new_folder("cats") == Path(wanted)
+        Path(wanted).mkdir(parents=True)
