@@ -84,12 +84,10 @@ def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
                 "nothing to train on; give a recipe, a file or a folder first, "
                 "or data.source=… and data.target=…"
             )
-    elif "," in what and not Path(what).exists():
-        source, _, target = what.partition(",")
-        where = {"source": source, "target": target}
     else:
         where = {"path": what}
-        if not Path(what).exists() and what not in BUILTINS:
+        looks_like_a_path = os.sep in what or Path(what).suffix  # if missing, open_data says so
+        if not looks_like_a_path and not Path(what).exists() and what not in BUILTINS:
             known = {*recipes(), *BUILTINS}
             raise ConfigError(
                 f"{unknown('recipe, file or built-in data set', what, known)}\n"

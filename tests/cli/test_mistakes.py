@@ -24,7 +24,7 @@ def refused(regard):
 
 
 def test_a_file_that_is_not_there(refused):
-    assert "nothing.txt" in refused(2, "train", "nothing.txt")
+    assert "nothing.txt" in refused(3, "train", "nothing.txt")
 
 
 def test_a_run_that_is_not_there(refused):

@@ -1,0 +1,239 @@
+"""The verbs in Python: settings from a name or a path, and what a run can do."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard.api import RECIPES, configure, recipes
+from regard.config import RunConfig, TrainConfig, build, to_table
+from regard.errors import CheckpointError, ConfigError, DataError
+from regard.models.build import resolve
+from training.runs import write_data
+
+TINY = {"dim": 8, "layers": 1, "heads": 2, "context": 32}
+SHORT = {"steps": 4, "batch": 2, "evaluate_every": 4}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with data and a trained run on each kind of it; not to be changed."""
+    folder = write_data(tmp_path_factory.mktemp("api"))
+    for name in ("cats.txt", "pairs.tsv"):
+        regard.train(
+            str(folder / name),
+            "data.tokenizer=char",
+            out=folder / "runs" / name,
+            model=TINY,
+            train=SHORT,
+            device="cpu",
+        )
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path, place):
+    """A recipe that changes some defaults."""
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        f"""
+        task = {{ kind = "causal", smoothing = 0.1 }}
+        [data]
+        path = "{place / "cats.txt"}"
+        tokenizer = {{ kind = "bpe", size = 300 }}
+        [model]
+        preset = "tiny-decoder"
+        dim = 16
+        [train]
+        steps = 77
+        schedule = {{ kind = "cosine", warmup = 5, floor = 0.2 }}
+        """
+    )
+    return str(path)
+
+
+def test_defaults_yield_to_the_recipe_and_the_recipe_to_what_is_asked_for(recipe):
+    settings = configure(recipe, {"train": {"rate": 0.5, "schedule": {"warmup": 9}}})
+    assert settings.name == "mine"
+    assert settings.train.clip == TrainConfig().clip  # a default
+    assert settings.train.steps == 77  # the recipe's
+    assert settings.train.rate == 0.5  # asked for
+    assert settings.train.schedule == {"kind": "cosine", "warmup": 9, "floor": 0.2}
+    assert settings.model == {"preset": "tiny-decoder", "dim": 16}
+    assert configure(recipe, {"model": {"dim": 32}}).model["dim"] == 32
+    assert configure(recipe, {"train": {"schedule": "linear"}}).train.schedule == "linear"
+
+
+def test_words_and_tables_ask_for_the_same(recipe, tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+        regard.train(recipe, "train.stepps=3", out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+        regard.train(recipe, train={"stepps": 3}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("over", "complaint"),
+    [
+        ({"trian": {}}, "did you mean 'train'"),
+        ({"data": {"tokeniser": "char"}}, "did you mean 'tokenizer'"),
+        ({"train": {"steps": "many"}}, "train.steps must be a whole number"),
+        ({"device": "gpu"}, "device: unknown value 'gpu'"),
+    ],
+)
+def test_a_key_or_value_that_is_wrong_is_named(recipe, over, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        configure(recipe, over)
+
+
+def test_own_data_gets_settings_of_its_own(place):
+    text, pairs = (configure(str(place / name)) for name in ("cats.txt", "pairs.tsv"))
+    assert (text.name, pairs.name) == ("cats", "pairs")
+    assert text.task == "causal"
+    assert pairs.task == "seq2seq"
+    assert resolve(text.model).shape == "decoder"
+    assert resolve(pairs.model).shape == "encoder-decoder"
+    over = {"model": {"layers": 9}, "train": {"steps": 5}}
+    asked = configure(str(place / "cats.txt"), over)
+    assert asked.model["layers"] == 9
+    assert asked.train.steps == 5
+    assert asked.train.batch == text.train.batch
+
+
+def test_paths_are_saved_so_that_they_hold_from_everywhere(place, monkeypatch):
+    monkeypatch.chdir(place)
+    assert configure("cats.txt").data.path == str(place / "cats.txt")
+    (place / "a.en").write_text("one\ntwo\n")
+    (place / "b.fr").write_text("un\ndeux\n")
+    both = configure("a.en,b.fr", {"data": {"validation": ["a.en", "b.fr"]}}).data
+    assert (both.source, both.target) == (str(place / "a.en"), str(place / "b.fr"))
+    assert both.validation == [str(place / "a.en"), str(place / "b.fr")]
+    named = configure(None, {"data": {"source": "a.en", "target": "b.fr"}}).data
+    assert (named.source, named.target) == (both.source, both.target)
+    one = configure("cats.txt", {"data": {"validation": "cats.txt"}}).data
+    assert one.validation == [str(place / "cats.txt")]
+
+
+def test_data_that_is_always_there_keeps_its_name():
+    assert configure("numbers").data.path == "numbers"
+
+
+def test_an_unset_variable_is_named(monkeypatch):
+    monkeypatch.delenv("REGARD_DATA", raising=False)
+    with pytest.raises(ConfigError, match=r"needs \$REGARD_DATA, which is not set"):
+        configure("translate-multi30k")
+
+
+def test_a_name_that_is_nothing_gets_a_suggestion():
+    with pytest.raises(ConfigError, match="did you mean 'translate-multi30k'"):
+        configure("translate-multi30")
+    with pytest.raises(ConfigError, match="nothing to train on"):
+        configure(None)
+    with pytest.raises(ConfigError, match="no recipe at nowhere.toml"):
+        configure("nowhere.toml")
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_makes_settings_and_a_model(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    settings = configure(name)
+    assert isinstance(settings, RunConfig)
+    assert settings.name == name
+    resolve(settings.model, vocab_size=100)
+    assert build(RunConfig, json.loads(json.dumps(to_table(settings)))) == settings
+
+
+def test_recipes_come_with_the_library():
+    assert recipes()
+    assert all((RECIPES / f"{name}.toml").exists() for name in recipes())
+
+
+def test_a_run_is_opened_with_its_model_and_tokenizer(place):
+    ran = regard.load(place / "runs" / "cats.txt", device="cpu")
+    assert not ran.model.training
+    assert ran.config.model["dim"] == 8
+    assert ran.tokenizer.decode(ran.tokenizer.encode("the cat")) == "the cat"
+    assert ran.metrics["loss"] > 0
+    with pytest.raises(CheckpointError, match="no run at nowhere"):
+        regard.load("nowhere")
+
+
+def test_a_text_run_continues_text_and_does_not_translate(place):
+    ran = regard.load(place / "runs" / "cats.txt", device="cpu")
+    assert ran.generate("the ", tokens=12, seed=3) == ran.generate("the ", tokens=12, seed=3)
+    assert len(ran.generate("", tokens=5, seed=3)) <= 5
+    assert "".join(ran.stream("the ", tokens=12, seed=3)) == ran.generate("the ", tokens=12, seed=3)
+    with pytest.raises(ConfigError, match="cannot translate; use `generate`"):
+        ran.translate("one")
+
+
+def test_a_pair_run_translates_and_does_not_continue(place):
+    ran = regard.load(place / "runs" / "pairs.tsv", device="cpu")
+    one = ran.translate("117 cats", beam=2)
+    assert isinstance(one, str)
+    assert ran.translate(["117 cats", "5 cats"], beam=2)[0] == one
+    assert ran.translate([], beam=2) == []
+    with pytest.raises(ConfigError, match="cannot generate; use `translate`"):
+        ran.generate("one")
+
+
+def test_a_run_is_judged_on_its_own_data_or_on_other(place, tmp_path):
+    ran = regard.load(place / "runs" / "cats.txt", device="cpu")
+    assert {"loss", "perplexity", "bits_per_byte"} <= set(ran.evaluate())
+    (tmp_path / "other.txt").write_text("the dog sat on the cat\n" * 9)
+    assert ran.evaluate(str(tmp_path / "other.txt"))["loss"] != ran.evaluate()["loss"]
+    with pytest.raises(DataError, match="holds pairs; the run learns from text"):
+        ran.evaluate(str(place / "pairs.tsv"))
+    pairs = regard.load(place / "runs" / "pairs.tsv", device="cpu")
+    assert {"loss", "bleu", "chrf", "exact_match", "signatures"} <= set(pairs.evaluate(beam=1))
+
+
+def test_what_happens_can_be_watched(place, tmp_path):
+    seen = []
+    ran = regard.train(
+        str(place / "cats.txt"),
+        out=tmp_path / "run",
+        watch=seen.append,
+        model=TINY,
+        train=SHORT,
+        device="cpu",
+    )
+    names = [type(event).__name__ for event in seen]
+    assert (names[0], names[-1]) == ("Begun", "Ended")
+    regard.resume(tmp_path / "run", "train.steps=5", watch=seen.append)
+    assert seen[-1].step == 5
+    assert ran.folder.path == tmp_path / "run"
+
+
+def test_the_default_folder_is_new(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = configure(str(place / "cats.txt"), {"model": TINY, "train": SHORT, "device": "cpu"})
+    assert [regard.train(settings).folder.path for _ in range(2)] == [
+        Path("runs/cats"),
+        Path("runs/cats-2"),
+    ]
+
+
+def test_weights_of_another_model_are_refused_and_listed(place, tmp_path):
+    table = json.loads((place / "runs" / "cats.txt" / "config.json").read_text())
+    table["model"]["dim"] = 16
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("tokenizer.json", "model.safetensors"):
+        (run / name).write_bytes((place / "runs" / "cats.txt" / name).read_bytes())
+    (run / "config.json").write_text(json.dumps(table))
+    with pytest.raises(CheckpointError, match="has shape") as raised:
+        regard.load(run)
+    assert "more" in str(raised.value)
+
+
+def test_explaining_needs_attention_and_a_text(place):
+    ran = regard.load(place / "runs" / "cats.txt", device="cpu")
+    maps = ran.explain("the cat")
+    assert maps
+    for found in maps.values():
+        assert torch.as_tensor(found.weights).shape[-2:] == (7, 7)
+    with pytest.raises(ConfigError, match="the text is empty"):
+        ran.explain("")
