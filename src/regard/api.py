@@ -262,17 +262,22 @@ class Run:
             )
         return result
 
-    def explain(self, text: str, *, pattern: str | None = None) -> dict[str, AttentionMap]:
+    def explain(
+        self, text: str, *, layer: int | None = None, pattern: str | None = None
+    ) -> dict[str, AttentionMap]:
         """What the model looks at: its alignment for a translation, its heads for a text.
 
-        By default the last layer; `pattern` names others, as in "decoder.blocks.0.*".
+        By default in the last layer; `pattern` names any others, as in "encoder.blocks.*".
         """
         if not isinstance(self.model, Transformer) or self.model.decoder is None:
             kind = type(self.model).__name__
             raise ConfigError(f"there is no attention to show: the model of this run is {kind}")
         layers = len(self.model.decoder.blocks)
+        number = layers - 1 if layer is None else layer
+        if not 0 <= number < layers:
+            raise ConfigError(f"layer {number}: there are {layers} layers, 0 to {layers - 1}")
         if isinstance(self.tokenizers, PairTokenizers):
-            return self._explain_pair(text, pattern or f"decoder.blocks.{layers - 1}.cross")
+            return self._explain_pair(text, pattern or f"decoder.blocks.{number}.cross")
         ids = self.tokenizer.encode(text)
         if not ids:
             raise ConfigError("nothing to explain: the text is empty")
@@ -281,7 +286,7 @@ class Run:
         maps = attention_maps(
             self.model,
             lambda: self.model(tensor),
-            pattern=pattern or f"decoder.blocks.{layers - 1}.attention",
+            pattern=pattern or f"decoder.blocks.{number}.attention",
         )
         return {name: AttentionMap(pieces, pieces, weights[0]) for name, weights in maps.items()}
 

@@ -53,15 +53,15 @@ def test_the_loss_is_the_sum_over_targets_and_stops():
     net = model().eval()
     logp = net.head(net(batch.ids, source=batch.source)).log_softmax(-1)
     wanted = [(0, 0, 11), (0, 1, 12), (0, 2, 2), (1, 0, 13), (1, 1, 14), (1, 2, 15), (1, 3, 2)]
-    by_hand = -sum(float(logp[at]) for at in wanted)
-    assert float(TASK.loss(net, batch)) == pytest.approx(by_hand, 1e-5)
+    by_hand = -sum(logp[at].item() for at in wanted)
+    assert TASK.loss(net, batch).item() == pytest.approx(by_hand, 1e-5)
     assert TASK.metrics(net, [batch])["loss"] == pytest.approx(by_hand / 7, 1e-5)
 
 
 def test_padding_changes_nothing():
     net = model().eval()
     narrow, wide = (collate([[7, 8]], [[11, 12, 13]], width) for width in (4, 9))
-    assert float(TASK.loss(net, narrow)) == pytest.approx(float(TASK.loss(net, wide)), 1e-6)
+    assert TASK.loss(net, narrow).item() == pytest.approx(TASK.loss(net, wide).item(), 1e-6)
 
 
 def test_smoothing_is_for_learning_and_not_for_judging():
@@ -71,6 +71,6 @@ def test_smoothing_is_for_learning_and_not_for_judging():
     losses = []
     for task in (TASK, plain):
         torch.manual_seed(2)
-        losses.append(float(task.loss(net, batch)))
+        losses.append(task.loss(net, batch).item())
     assert losses[0] != pytest.approx(losses[1], 1e-4)
     assert TASK.metrics(net, [batch]) == plain.metrics(net, [batch])

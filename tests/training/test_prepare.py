@@ -258,3 +258,32 @@ def test_progress_is_told_in_bytes(data):
     prepare(config(data / "fresh.txt"), progress=lambda *words: told.append(words))
     assert {name for name, _, _ in told} == {"tokenizing", "tokenizing held-out text"}
     assert all(done <= total for _, done, total in told)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", 0),
+        ("batch", -1),
+        ("tokens", 0),
+        ("accumulate", 0),
+        ("keep", 0),
+        ("patience", 0),
+        ("evaluate_every", -3),
+        ("evaluate_tokens", 0),
+        ("save_every", 0),
+        ("rate", -1.0),
+        ("rate", math.nan),
+        ("rate", math.inf),
+        ("clip", -1.0),
+        ("average", 1.0),
+    ],
+)
+def test_a_number_with_which_nothing_is_learned_is_refused(data, name, value):
+    with pytest.raises(ConfigError, match=f"train.{name}={value} must be at least"):
+        prepare(config(data / "cats.txt", **{name: value}))
+
+
+def test_patience_needs_something_to_wait_for(data):
+    with pytest.raises(ConfigError, match="train.patience waits for a better model"):
+        prepare(config(data / "cats.txt", patience=2, best="last"))

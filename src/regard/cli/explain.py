@@ -11,7 +11,6 @@ from regard.cli.talk import bold, lively, print_json, say, width, working
 from regard.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
-    from regard.api import Run
     from regard.explain import AttentionMap
 
 
@@ -43,7 +42,7 @@ def explain(
         from regard.api import load
 
         opened = load(run)
-        name, seen = _look(opened, text, layer)
+        ((name, seen),) = opened.explain(text, layer=layer).items()
     heads = len(seen.weights)
     if head is not None and not 0 <= head < heads:
         raise ConfigError(f"--head {head}: there are {heads} heads, 0 to {heads - 1}")
@@ -69,18 +68,6 @@ def picture(seen: "AttentionMap", head: int | None, *, alignment: bool) -> str:
         return heads_overview(seen.weights, width=width(), colour=colour)
     weights = seen.mean() if head is None else seen.weights[head]
     return heatmap(weights, seen.rows, seen.columns, width=width(), colour=colour)
-
-
-def _look(run: "Run", text: str, layer: int | None) -> tuple[str, "AttentionMap"]:
-    from regard.text import PairTokenizers
-
-    layers = int(run.config.model["layers"])
-    number = layers - 1 if layer is None else layer
-    if not 0 <= number < layers:
-        raise ConfigError(f"--layer {number}: there are {layers} layers, 0 to {layers - 1}")
-    which = "cross" if isinstance(run.tokenizers, PairTokenizers) else "attention"
-    ((name, seen),) = run.explain(text, pattern=f"decoder.blocks.{number}.{which}").items()
-    return name, seen
 
 
 def _must_be_writable(path: Path, force: bool) -> None:

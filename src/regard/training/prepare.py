@@ -1,13 +1,14 @@
 """From the user's data to batches: open, split, tokenize, store, shuffle, collate."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from regard.config import RunConfig, kind_of, make
+from regard.config import RunConfig, TrainConfig, kind_of, make
 from regard.data.batch import Batch
 from regard.data.loader import PairLoader, Rows, TextLoader, blocks_in_order
 from regard.data.sources import Pairs, Text, open_data
@@ -67,6 +68,7 @@ def prepare(
     config: RunConfig, tokenizers: Tokenizers | None = None, progress: Progress | None = None
 ) -> Material:
     """Open the data of a run and make its task; tokenizers are trained unless given."""
+    _must_make_sense(config.train)
     train, held = open_split(config)
     fingerprint = hashlib.sha256(f"{train.fingerprint()} {held.fingerprint()}".encode()).hexdigest()
     _must_fit(config, train, tokenizers)
@@ -77,6 +79,26 @@ def prepare(
     assert isinstance(held, Pairs)
     assert not isinstance(tokenizers, Tokenizer)
     return _prepare_pairs(config, train, held, tokenizers, fingerprint)
+
+
+def _must_make_sense(settings: TrainConfig) -> None:
+    """Refuse numbers with which nothing could be learned."""
+    for name in (
+        *("steps", "batch", "tokens", "accumulate", "keep", "patience"),
+        *("evaluate_every", "evaluate_tokens", "save_every"),
+    ):
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"train.{name}={value} must be at least 1")
+    for name, below in (("rate", math.inf), ("clip", math.inf), ("average", 1)):
+        value = getattr(settings, name)
+        if not 0 <= value < below:
+            raise ConfigError(f"train.{name}={value} must be at least 0 and below {below}")
+    if settings.patience is not None and settings.best == "last":
+        raise ConfigError(
+            "train.patience waits for a better model, and by train.best='last' every one is;\n"
+            "give train.best=loss, or train.patience=none"
+        )
 
 
 def _must_fit(config: RunConfig, data: Text | Pairs, tokenizers: Tokenizers | None) -> None:
