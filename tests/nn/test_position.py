@@ -96,7 +96,7 @@ def test_rotary_computes_the_formula(fraction, interleaved):
         ]
         for row in x.tolist()
     ]
-    torch.testing.assert_close(turn(x), reference.tensor(expected), rtol=0, atol=1e-12)
+    torch.testing.assert_close(turn.apply(x), reference.tensor(expected), rtol=0, atol=1e-12)
 
 
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
@@ -105,7 +105,7 @@ def test_rotary_scores_depend_only_on_the_distance(i, j, shift):
     rotary = Rotary(8)
 
     def score(i, j):
-        return (rotary.turn(at(i))(q) * rotary.turn(at(j))(k)).sum()
+        return (rotary.turn(at(i)).apply(q) * rotary.turn(at(j)).apply(k)).sum()
 
     # float64 holds an angle of 600 to 1e-13
     torch.testing.assert_close(score(i + shift, j + shift), score(i, j), rtol=0, atol=1e-11)
@@ -113,7 +113,7 @@ def test_rotary_scores_depend_only_on_the_distance(i, j, shift):
 
 def test_rotary_keeps_the_length_of_a_vector():
     x = torch.randn(1, 2, 3, 8)
-    torch.testing.assert_close(Rotary(8).turn(at(0, 5, 99))(x).norm(dim=-1), x.norm(dim=-1))
+    torch.testing.assert_close(Rotary(8).turn(at(0, 5, 99)).apply(x).norm(dim=-1), x.norm(dim=-1))
 
 
 @pytest.mark.parametrize(("head_dim", "fraction"), [(5, 1.0), (8, 0.1), (6, 0.5)])
@@ -132,7 +132,7 @@ def test_linear_scaling_puts_position_t_where_t_over_factor_was():
     plain, scaled = Rotary(8), Rotary(8, scaling={"kind": "linear", "factor": 4.0})
     x = torch.randn(1, 1, 3, 8)
     torch.testing.assert_close(
-        scaled.turn(at(0, 4, 40))(x), plain.turn(at(0, 1, 10))(x), rtol=0, atol=1e-12
+        scaled.turn(at(0, 4, 40)).apply(x), plain.turn(at(0, 1, 10)).apply(x), rtol=0, atol=1e-12
     )
 
 
@@ -213,3 +213,13 @@ def test_t5_adds_the_learned_number_of_the_bucket():
         for j, key in enumerate((0, 4, 60)):
             bucket = reference.t5_bucket(key - query, causal=False)
             assert torch.equal(bias[0, :, i, j], position.table.weight[bucket])
+
+
+def test_one_complex_product_turns_as_the_parts_do():
+    turn = Rotary(8, interleaved=True).turn(at(0, 3, 40))
+    x = torch.randn(2, 4, 3, 8, requires_grad=True)
+    at_once, in_parts = turn._at_once(x), turn._in_parts(x)
+    torch.testing.assert_close(at_once, in_parts, rtol=0, atol=1e-6)
+    weights = torch.randn_like(x)
+    grads = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (at_once, in_parts)]
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-6)

@@ -215,7 +215,7 @@ def test_rotary_turns_as_llama_does():
     cos, sin = llama.LlamaRotaryEmbedding(llama_config())(q, positions)
     turn = Rotary(16).turn(positions)
     for ours, theirs in zip(
-        (turn(q), turn(k)), llama.apply_rotary_pos_emb(q, k, cos, sin), strict=True
+        (turn.apply(q), turn.apply(k)), llama.apply_rotary_pos_emb(q, k, cos, sin), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 

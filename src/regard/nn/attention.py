@@ -18,7 +18,7 @@ from regard.nn.state import KeyValues
 from regard.nn.tap import Tap
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class View:
     """Who looks where in one forward pass: made once, used by every layer.
 
@@ -122,7 +122,7 @@ class Attention(nn.Module):
         q = split_heads(self.query(x), self.heads)  # (batch, heads, time, head_dim)
         k, v = self.keys_values(x if memory is None else memory) if given is None else given
         if view.turn is not None:
-            q, k = view.turn(q), view.turn(k)
+            q, k = view.turn.apply(q), view.turn.apply(k)
         if state is not None:
             seen_k, seen_v = state.write(k, v, view.query_at, view.key_at.shape[1])
             if not view.causal:  # with nothing before them, the new keys are all there is to see

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 At = Int[Tensor, "#batch time"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Turn:
     """Rotations of queries and keys, one angle per position and pair of coordinates."""
 
@@ -17,7 +17,7 @@ class Turn:
     sin: Float[Tensor, "#batch 1 time pairs"]
     interleaved: bool = False  # pairs are (0,1), (2,3) … instead of (0,d/2), (1,d/2+1) …
 
-    def __call__(
+    def apply(
         self, x: Float[Tensor, "batch heads time head_dim"]
     ) -> Float[Tensor, "batch heads time head_dim"]:
         """Turn the first 2 * pairs coordinates; the others pass."""
