@@ -62,7 +62,14 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
         given = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
         data["validation"] = [_absolute(each) for each in given]
     config = build(RunConfig, merge(merge(base, over), {"data": data}))
-    return config if minutes is None else fit_to_minutes(config, float(minutes))
+    if minutes is None:
+        return config
+    if "steps" in over.get("train", {}):
+        raise ConfigError("give minutes or train.steps, not both")
+    if not isinstance(minutes, int | float):
+        raise ConfigError(f"minutes must be a number, not {minutes!r}")
+    pinned = {"preset", "family", "dim", "layers", "heads"} & set(over.get("model", {}))
+    return fit_to_minutes(config, minutes, model_too=not pinned)
 
 
 def _absolute(path: str) -> str:

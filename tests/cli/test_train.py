@@ -56,7 +56,7 @@ def test_a_model_that_counts_is_trained_too(regard, materials):
 
 
 def test_minutes_says_that_it_measures(regard, materials, monkeypatch):
-    monkeypatch.setattr("regard.api.fit_to_minutes", lambda config, minutes: config)
+    monkeypatch.setattr("regard.api.fit_to_minutes", lambda config, minutes, model_too: config)
     said = regard("train", materials / "cats.txt", *TEXT_WORDS, "minutes=1")
     assert said.code == 0
     assert said.err.startswith("trying a few sizes")

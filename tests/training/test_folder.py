@@ -70,6 +70,20 @@ def test_a_run_that_cannot_be_written_leaves_nothing(tmp_path, tokenizer, monkey
         assert names(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("at", ["mkdir", "touch", "rename"])
+def test_a_kill_while_a_run_is_made_leaves_none(tmp_path, tokenizer, monkeypatch, at):
+    def killed(*words, **options):
+        raise KeyboardInterrupt  # which no `except OSError` sees
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, at, killed)
+        with pytest.raises(KeyboardInterrupt):
+            Folder(tmp_path / "run").create(config("cats.txt"), {}, tokenizer)
+    assert not (tmp_path / "run").exists()
+    Folder(tmp_path / "run").create(config("cats.txt"), {}, tokenizer)
+    assert names(tmp_path) == ["run"]
+
+
 def test_a_second_run_is_refused_with_the_process_that_owns_the_folder(folder):
     other = subprocess.Popen(
         [

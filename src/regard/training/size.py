@@ -7,6 +7,7 @@ from itertools import islice
 import torch
 
 from regard.config import RunConfig
+from regard.errors import ConfigError
 from regard.models.build import build_model, count_parameters, describe, resolve
 from regard.tasks import Objective
 from regard.training.device import autocast, pick_device
@@ -15,35 +16,39 @@ from regard.training.optim import optimizers
 from regard.training.prepare import Material, prepare
 
 SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
-TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022: what a model of a size can use
+HEAD_DIM = 32
+TOKENS_PER_PARAMETER = 5  # a quarter of what Hoffmann et al. 2022 find best: size pays early
+FEWEST_STEPS = 50
 PROBE_STEPS = 4
 
 
-def fit_to_minutes(config: RunConfig, minutes: float) -> RunConfig:
+def fit_to_minutes(config: RunConfig, minutes: float, *, model_too: bool = True) -> RunConfig:
     """The largest of a few sizes that can be trained well in the time, and steps to fill it.
 
-    Each size is timed for a few real steps, smallest first. A size is worth its time while the
-    tokens it can see are at least a few per parameter; the text's own length bounds it too.
+    Each size is timed for a few real steps, smallest first. A size is worth its time while it
+    can see a few tokens per parameter. Without `model_too` only the steps are chosen.
     """
+    if minutes <= 0:
+        raise ConfigError(f"minutes={minutes:g} must be more than 0")
     material = prepare(config)
+    table = describe(material.model)
+    if "dim" not in table:  # a model that counts takes the time it takes
+        return config
     device = pick_device(config.device)
     budget = 0.9 * 60 * minutes  # evaluations and checkpoints take the rest
-    chosen = config
-    for dim, layers in SIZES:
-        model = {
-            **describe(material.model),
-            "dim": dim,
-            "layers": layers,
-            "heads": max(2, dim // 32),
-        }
+    chosen: RunConfig | None = None
+    for dim, layers in SIZES if model_too else [(table["dim"], table["layers"])]:
+        model = {**table, "dim": dim, "layers": layers}
+        if "heads" in table and model_too:
+            model["heads"] = dim // HEAD_DIM
         candidate = replace(config, model=model)
         seconds, targets = _probe(candidate, material, device)
-        steps = max(50, int(budget / seconds))
-        sized = replace(candidate, train=replace(config.train, steps=steps))
+        steps = max(FEWEST_STEPS, int(budget / seconds))
         parameters = count_parameters(resolve(model))
-        if chosen is not config and steps * targets < TOKENS_PER_PARAMETER / 4 * parameters:
+        if chosen is not None and steps * targets < TOKENS_PER_PARAMETER * parameters:
             break
-        chosen = sized
+        chosen = replace(candidate, train=replace(config.train, steps=steps))
+    assert chosen is not None
     return chosen
 
 
