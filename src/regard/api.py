@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +27,14 @@ from regard.training.auto import choose, named
 from regard.training.checkpoint import read_tensors
 from regard.training.device import pick_device
 from regard.training.folder import Folder, new_folder
-from regard.training.prepare import Progress, Tokenizers, load_tokenizers, open_held_out, prepare
+from regard.training.prepare import (
+    Progress,
+    Tokenizers,
+    examine,
+    load_tokenizers,
+    open_held_out,
+    open_split,
+)
 from regard.training.run import Event, begin
 from regard.training.run import resume as resume_events
 from regard.training.size import fit_to_minutes
@@ -254,18 +261,16 @@ class Run:
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """All metrics of the run's task on its own held-out data, or on other data."""
-        config = self.config
-        pairs = isinstance(self.tokenizers, PairTokenizers)
+        config, pairs = self.config, isinstance(self.tokenizers, PairTokenizers)
         if data:
             held = open_held_out(list(data), pairs, lower=config.data.lower)
-            config = replace(config, data=replace(config.data, validation=list(data)))
-        material = prepare(config, self.tokenizers, progress)
-        result: dict[str, Any] = evaluate.losses(material, self.model, self.device)
-        if pairs:
-            held = material.held_out_data
-            assert isinstance(held, Pairs)
+        else:
+            _, held = open_split(config)
+        exam = examine(config, held, self.tokenizers, progress)
+        result: dict[str, Any] = evaluate.losses(exam, self.model, self.device)
+        if isinstance(held, Pairs):
             result |= evaluate.written(
-                material, self.model, held, width=beam, length_penalty=length_penalty
+                exam, self.model, held, width=beam, length_penalty=length_penalty
             )
         return result
 

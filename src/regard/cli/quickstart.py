@@ -28,7 +28,7 @@ def quickstart(
         from regard.data.sources import Pairs
         from regard.training.evaluate import written
         from regard.training.folder import new_folder
-        from regard.training.prepare import prepare
+        from regard.training.prepare import examine, open_split
         from regard.training.run import begin
 
     say("A small encoder–decoder learns to write numbers in French, from examples alone.\n")
@@ -38,11 +38,11 @@ def quickstart(
 
     run = load(folder)
     with working(f"asking it for {JUDGED:,} numbers it never saw"):
-        material = prepare(run.config, run.tokenizers)
-        held = material.held_out_data
+        _, held = open_split(run.config)
         assert isinstance(held, Pairs)
+        exam = examine(run.config, held, run.tokenizers)
         judged = min(JUDGED, held.count)
-        share = written(material, run.model, held, width=1, limit=judged)["exact_match"]
+        share = written(exam, run.model, held, width=1, limit=judged)["exact_match"]
         pairs = list(islice(held.rows(), SHOWN))
         answers = run.translate([source for source, _ in pairs])
     if as_json:

@@ -13,15 +13,15 @@ from regard.models.base import Language
 from regard.tasks.metrics import bleu, chrf, exact_match
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import PairTokenizers
-from regard.training.prepare import Material
+from regard.training.prepare import Exam
 
 
 def losses(
-    material: Material, model: nn.Module, device: torch.device, limit: int | None = None
+    exam: Exam, model: nn.Module, device: torch.device, limit: int | None = None
 ) -> dict[str, float]:
     """The task's own metrics on the held-out data."""
-    batches = (batch.to(device) for batch in material.held_out(limit))
-    return material.task.metrics(model, batches)
+    batches = (batch.to(device) for batch in exam.held_out(limit))
+    return exam.task.metrics(model, batches)
 
 
 def translate(
@@ -59,7 +59,7 @@ def translate(
 
 
 def written(
-    material: Material,
+    exam: Exam,
     model: nn.Module,
     pairs: Pairs,
     *,
@@ -69,14 +69,14 @@ def written(
 ) -> dict[str, Any]:
     """BLEU, chrF and exact match of what the model writes for `pairs`, with their signatures."""
     rows = list(pairs.rows())[:limit]
-    assert isinstance(material.task, Seq2Seq)
-    assert isinstance(material.tokenizers, PairTokenizers)
+    assert isinstance(exam.task, Seq2Seq)
+    assert isinstance(exam.tokenizers, PairTokenizers)
     sources, wanted = [source for source, _ in rows], [target for _, target in rows]
     texts = dict(
         translate(
             model,
-            material.task,
-            material.tokenizers,
+            exam.task,
+            exam.tokenizers,
             sources,
             width=width,
             length_penalty=length_penalty,

@@ -22,19 +22,28 @@ from regard.text import PairTokenizers, Tokenizer, train_pair, train_tokenizer
 
 Tokenizers = Tokenizer | PairTokenizers
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
+TOKENS = 4096  # of a step, where neither train.batch nor train.tokens is given
 
 
-@dataclass(frozen=True)
-class Material:
-    """Everything a run is trained and judged on, ready to be used."""
+@dataclass(frozen=True, kw_only=True)
+class Exam:
+    """What a model is judged by, ready to be used."""
 
     task: Task
     tokenizers: Tokenizers
     model: ModelConfig
-    batch: Callable[[int], Batch]  # the micro-batch of this number, a pure function of the seed
-    train_in_order: Callable[[], Iterator[Batch]]  # all of it once, for models that count
     held_out: Callable[[int | None], Iterator[Batch]]  # at most so many targets; None: all
     held_out_data: Text | Pairs
+    held_out_size: int  # tokens of text, or pairs
+    left_out: int = 0  # pairs too long for the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material(Exam):
+    """Everything a run is trained and judged on."""
+
+    batch: Callable[[int], Batch]  # the micro-batch of this number, a pure function of the seed
+    train_in_order: Callable[[], Iterator[Batch]]  # all of it once, for models that count
     description: list[str]
     fingerprint: str  # of the data, whatever its tokenizer
 
@@ -128,6 +137,43 @@ def _must_fit(config: RunConfig, data: Text | Pairs, tokenizers: Tokenizers | No
         )
 
 
+def examine(
+    config: RunConfig,
+    held: Text | Pairs,
+    tokenizers: Tokenizers,
+    progress: Progress | None = None,
+) -> Exam:
+    """Make the task of a run, and what its model is judged by, from held-out data alone."""
+    if isinstance(held, Text):
+        assert isinstance(tokenizers, Tokenizer)
+        return _examine_text(config, held, tokenizers, progress)
+    assert isinstance(tokenizers, PairTokenizers)
+    return _examine_pairs(config, held, tokenizers)
+
+
+def _examine_text(
+    config: RunConfig, held: Text, tokenizer: Tokenizer, progress: Progress | None
+) -> Exam:
+    store = text_store(held, tokenizer, progress=_named(progress, "tokenizing held-out text"))
+    if len(store) < 2:
+        raise DataError(
+            f"the held-out text has {len(store)} token, so there is nothing to predict in it;"
+            "\ngive more text, a larger data.held_out, or a data.validation of its own"
+        )
+    model = resolve(config.model, vocab_size=tokenizer.size)
+    first = len(tokenizer.decode([int(store.tokens[0])]).encode())
+    per_token = (store.bytes - first) / (len(store) - 1)
+    task: Task = make(config.task, TASKS, "task", bytes_per_token=per_token)
+    return Exam(
+        task=task,
+        tokenizers=tokenizer,
+        model=model,
+        held_out=lambda limit: _blocks(config, task, model, store, limit),
+        held_out_data=held,
+        held_out_size=len(store),
+    )
+
+
 def _prepare_text(
     config: RunConfig,
     train: Text,
@@ -139,59 +185,42 @@ def _prepare_text(
     if tokenizer is None:
         pieces = (piece for text in (train, held) for piece, _ in text.pieces())
         tokenizer = train_tokenizer(config.data.tokenizer, pieces, total=train.size + held.size)
-
-    def watch(name: str) -> Callable[[int, int], None] | None:
-        return None if progress is None else (lambda done, of: progress(name, done, of))
-
-    store = text_store(train, tokenizer, progress=watch("tokenizing"))
-    held_store = text_store(held, tokenizer, progress=watch("tokenizing held-out text"))
-    model = resolve(config.model, vocab_size=tokenizer.size)
-    if len(held_store) < 2:
-        raise DataError(
-            f"the held-out text has {len(held_store)} token, so there is nothing to predict in it;"
-            "\ngive more text, a larger data.held_out, or a data.validation of its own"
-        )
-    first = len(tokenizer.decode([int(held_store.tokens[0])]).encode())
-    per_token = (held_store.bytes - first) / (len(held_store) - 1)
-    task: Task = make(config.task, TASKS, "task", bytes_per_token=per_token)
-    rows = config.train.batch or max(1, (config.train.tokens or 4096) // model.context)
-    loader = TextLoader(store, model.context, rows, config.train.seed)
+    store = text_store(train, tokenizer, progress=_named(progress, "tokenizing"))
+    exam = _examine_text(config, held, tokenizer, progress)
+    task, model = exam.task, exam.model
+    loader = TextLoader(store, model.context, _rows(config, model), config.train.seed)
 
     def batch(number: int) -> Batch:
         block = loader.examples(number)
         return task.collate((block[:, :-1], block[:, 1:]), _generator(config, number))
 
-    def in_order(store: TokenStore, limit: int | None = None) -> Iterator[Batch]:
-        for examples in blocks_in_order(store.tokens, model.context, max(rows, 16), limit):
-            yield task.collate(examples, _generator(config, 0))
-
     return Material(
-        task,
-        tokenizer,
-        model,
-        batch,
-        lambda: in_order(store),
-        lambda limit: in_order(held_store, limit),
-        held,
-        [
+        **vars(exam),
+        batch=batch,
+        train_in_order=lambda: _blocks(config, task, model, store, None),
+        description=[
             f"data       {train.description}",
             f"held out   {held.description}",
             f"tokenizer  {tokenizer.kind}, {tokenizer.size:,} tokens; "
-            f"{len(store):,} to learn from, {len(held_store):,} held out",
+            f"{len(store):,} to learn from, {exam.held_out_size:,} held out",
         ],
-        fingerprint,
+        fingerprint=fingerprint,
     )
 
 
-def _prepare_pairs(
-    config: RunConfig,
-    train: Pairs,
-    held: Pairs,
-    tokenizers: PairTokenizers | None,
-    fingerprint: str,
-) -> Material:
-    if tokenizers is None:
-        tokenizers = train_pair(config.data.tokenizer, train.rows)
+def _rows(config: RunConfig, model: ModelConfig) -> int:
+    return config.train.batch or max(1, (config.train.tokens or TOKENS) // model.context)
+
+
+def _blocks(
+    config: RunConfig, task: Task, model: ModelConfig, store: TokenStore, limit: int | None
+) -> Iterator[Batch]:
+    rows = max(_rows(config, model), 16)
+    for examples in blocks_in_order(store.tokens, model.context, rows, limit):
+        yield task.collate(examples, _generator(config, 0))
+
+
+def _examine_pairs(config: RunConfig, held: Pairs, tokenizers: PairTokenizers) -> Exam:
     source, target = tokenizers.source, tokenizers.target
     facts = {"vocab_size": target.size}
     if not tokenizers.joint:
@@ -205,57 +234,76 @@ def _prepare_pairs(
         stop_id=target.stop_id,
         source_stop_id=source.stop_id,
     )
-    tokens = None if config.train.batch else config.train.tokens or 4096
-    store, held_store = pair_store(train, source, target), pair_store(held, source, target)
-
-    def load(store: PairStore) -> PairLoader:
-        return PairLoader(
-            store,
-            tokens,
-            config.train.seed,
-            longest=model.context,
-            batch=config.train.batch,
-        )
-
-    loader, held_loader = load(store), load(held_store)
-
-    def collate(store: PairStore, rows: Rows, number: int) -> Batch:
-        sources = [store.source(row) for row in rows.indices]
-        targets = [store.target(row) for row in rows.indices]
-        return task.collate((sources, targets, rows.width), _generator(config, number))
+    store = pair_store(held, source, target)
+    loader = _pair_loader(config, model, store)
 
     def held_out(limit: int | None) -> Iterator[Batch]:
-        rows = (
-            None if limit is None else max(1, limit * len(held_store) // len(held_store.target_ids))
-        )
-        return (collate(held_store, each, 0) for each in held_loader.in_order(rows))
+        rows = None if limit is None else max(1, limit * len(store) // len(store.target_ids))
+        return (_collate(config, task, store, each, 0) for each in loader.in_order(rows))
 
+    return Exam(
+        task=task,
+        tokenizers=tokenizers,
+        model=model,
+        held_out=held_out,
+        held_out_data=held,
+        held_out_size=len(loader),
+        left_out=loader.dropped,
+    )
+
+
+def _prepare_pairs(
+    config: RunConfig,
+    train: Pairs,
+    held: Pairs,
+    tokenizers: PairTokenizers | None,
+    fingerprint: str,
+) -> Material:
+    if tokenizers is None:
+        tokenizers = train_pair(config.data.tokenizer, train.rows)
+    source, target = tokenizers.source, tokenizers.target
+    exam = _examine_pairs(config, held, tokenizers)
+    task = exam.task
+    store = pair_store(train, source, target)
+    loader = _pair_loader(config, exam.model, store)
+    sizes = f"{target.size:,} tokens, joint"
+    if not tokenizers.joint:
+        sizes = f"{source.size:,} and {target.size:,} tokens"
     description = [
         f"data       {train.description}",
         f"held out   {held.description}",
-        f"tokenizer  {target.kind}, "
-        + (
-            f"{target.size:,} tokens, joint"
-            if tokenizers.joint
-            else f"{source.size:,} and {target.size:,} tokens"
-        ),
+        f"tokenizer  {target.kind}, {sizes}",
     ]
-    if loader.dropped or held_loader.dropped:
+    if loader.dropped or exam.left_out:
         description.append(
-            f"left out   {loader.dropped:,} pairs to learn from and {held_loader.dropped:,} "
-            f"held out, longer than {model.context - 1} tokens"
+            f"left out   {loader.dropped:,} pairs to learn from and {exam.left_out:,} "
+            f"held out, longer than {exam.model.context - 1} tokens"
         )
     return Material(
-        task,
-        tokenizers,
-        model,
-        lambda number: collate(store, loader.examples(number), number),
-        lambda: (collate(store, rows, 0) for rows in loader.in_order()),
-        held_out,
-        held,
-        description,
-        fingerprint,
+        **vars(exam),
+        batch=lambda number: _collate(config, task, store, loader.examples(number), number),
+        train_in_order=lambda: (
+            _collate(config, task, store, rows, 0) for rows in loader.in_order()
+        ),
+        description=description,
+        fingerprint=fingerprint,
     )
+
+
+def _pair_loader(config: RunConfig, model: ModelConfig, store: PairStore) -> PairLoader:
+    settings = config.train
+    tokens = None if settings.batch else settings.tokens or TOKENS
+    return PairLoader(store, tokens, settings.seed, longest=model.context, batch=settings.batch)
+
+
+def _collate(config: RunConfig, task: Task, store: PairStore, rows: Rows, number: int) -> Batch:
+    sources = [store.source(row) for row in rows.indices]
+    targets = [store.target(row) for row in rows.indices]
+    return task.collate((sources, targets, rows.width), _generator(config, number))
+
+
+def _named(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else (lambda done, of: progress(name, done, of))
 
 
 def _generator(config: RunConfig, number: int) -> torch.Generator:

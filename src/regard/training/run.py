@@ -265,7 +265,7 @@ def _run(
     factor = schedule(settings.schedule, settings.steps)
     cast_up = autocast(settings, device)
     loss = torch.compile(objective, dynamic=False) if compiles(settings, device) else None
-    every = settings.evaluate_every or max(1, settings.steps // 10)
+    every = settings.evaluate_every or -(-settings.steps // 10)
     save_every = settings.save_every or every
     cuda = device.type == "cuda"
     batches = prefetch(
