@@ -23,7 +23,7 @@ RUN = """
 import sys, time
 began = time.perf_counter()
 import regard
-from regard.training.run import Progressed
+from regard.training.events import Progressed
 first = []
 def watch(event):
     if isinstance(event, Progressed) and not first:

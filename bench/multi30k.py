@@ -30,7 +30,7 @@ def lines(name: str, language: str) -> list[str]:
 
 def train(source: str, target: str, out: str, words: list[str]) -> None:
     import regard
-    from regard.training.run import Evaluated
+    from regard.training.events import Evaluated
 
     folder = f"{os.environ['REGARD_DATA']}/multi30k"
     began = time.perf_counter()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.config import RunConfig, build, kind_of, make, merge, parse_overrides, read_toml
+from regard.config import RunConfig, build, kind_of, merge, parse_overrides, read_toml
 from regard.data.sources import BUILTINS, Pairs, open_data
 from regard.errors import ConfigError, unknown
 from regard.explain import AttentionMap, attention_maps
@@ -19,13 +19,13 @@ from regard.generate import beam as beam_search
 from regard.models.base import Language
 from regard.models.build import build_model, load_weights, resolve
 from regard.models.transformer import Transformer
-from regard.tasks import TASKS, Task
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import PairTokenizers, Tokenizer
 from regard.training import evaluate
 from regard.training.auto import choose, named
 from regard.training.checkpoint import read_tensors
 from regard.training.device import pick_device
+from regard.training.events import Event
 from regard.training.folder import Folder, new_folder
 from regard.training.prepare import (
     Progress,
@@ -34,8 +34,9 @@ from regard.training.prepare import (
     load_tokenizers,
     open_held_out,
     open_split,
+    pair_task,
 )
-from regard.training.run import Event, begin
+from regard.training.run import begin
 from regard.training.run import resume as resume_events
 from regard.training.size import fit_to_minutes
 
@@ -322,15 +323,7 @@ class Run:
         return result
 
     def _task(self) -> Seq2Seq:
-        tokenizers = cast(PairTokenizers, self.tokenizers)
-        task: Task = make(
-            self.config.task,
-            TASKS,
-            "task",
-            start_id=tokenizers.target.start_id,
-            stop_id=tokenizers.target.stop_id,
-            source_stop_id=tokenizers.source.stop_id,
-        )
+        task = pair_task(self.config, cast(PairTokenizers, self.tokenizers))
         assert isinstance(task, Seq2Seq)
         return task
 

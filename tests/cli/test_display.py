@@ -11,8 +11,8 @@ from rich.console import Console
 from regard.cli.choices import choices
 from regard.cli.display import Lines, Picture
 from regard.config import RunConfig, build, merge, parse_overrides, to_table
+from regard.training.events import Begun, Ended, Evaluated, Progressed
 from regard.training.folder import Folder
-from regard.training.run import Begun, Ended, Evaluated, Progressed
 
 
 @pytest.fixture

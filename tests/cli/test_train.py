@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file
@@ -56,8 +57,13 @@ def test_a_model_that_counts_is_trained_too(regard, materials):
 
 
 def test_minutes_says_that_it_measures(regard, materials, monkeypatch):
-    monkeypatch.setattr("regard.api.fit_to_minutes", lambda config, minutes, model_too: config)
-    said = regard("train", materials / "cats.txt", *TEXT_WORDS, "minutes=1")
+    def three_steps(config, minutes, model_too):
+        assert (minutes, model_too) == (1, False)  # model.dim is given, so only steps are left
+        return replace(config, train=replace(config.train, steps=3))
+
+    monkeypatch.setattr("regard.api.fit_to_minutes", three_steps)
+    words = [word for word in TEXT_WORDS if not word.startswith("train.steps")]
+    said = regard("train", materials / "cats.txt", *words, "minutes=1")
     assert said.code == 0
     assert said.err.startswith("trying a few sizes")
 

@@ -16,8 +16,9 @@ from regard.errors import CheckpointError, ConfigError, DataError, DivergedError
 from regard.tasks import Objective
 from regard.training import run
 from regard.training.checkpoint import read_tensors, sha256
+from regard.training.events import Begun, Ended, Evaluated, Progressed
 from regard.training.folder import Folder
-from regard.training.run import Begun, Ended, Evaluated, Progressed, begin, resume
+from regard.training.run import begin, resume
 from training.runs import Crash, config, contents, interrupt, write_data
 
 KINDS = ["cats.txt", "pairs.tsv"]

@@ -16,7 +16,7 @@ from rich.text import Text
 from regard.cli.choices import choices
 from regard.cli.talk import clock, harmless, lively, number, say, settings, width
 from regard.training.device import pick_device
-from regard.training.run import Begun, Ended, Evaluated, Event, Progressed
+from regard.training.events import Begun, Ended, Evaluated, Event, Progressed
 
 SAMPLE_LINES = 6
 BARS = "▁▂▃▄▅▆▇█"

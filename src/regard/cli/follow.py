@@ -7,9 +7,9 @@ from regard.cli.display import display
 from regard.cli.talk import aligned, clock, number, print_json, say
 from regard.config import RunConfig, kind_of
 from regard.tasks import TASKS
+from regard.training.events import Ended, Event
 from regard.training.folder import Folder
 from regard.training.prepare import Progress
-from regard.training.run import Ended, Event
 
 
 def follow(events: Callable[[Progress], Iterator[Event]]) -> Ended:

@@ -226,14 +226,7 @@ def _examine_pairs(config: RunConfig, held: Pairs, tokenizers: PairTokenizers) -
     if not tokenizers.joint:
         facts["source_vocab_size"] = source.size
     model = resolve(config.model, **facts)
-    task: Task = make(
-        config.task,
-        TASKS,
-        "task",
-        start_id=target.start_id,
-        stop_id=target.stop_id,
-        source_stop_id=source.stop_id,
-    )
+    task = pair_task(config, tokenizers)
     store = pair_store(held, source, target)
     loader = _pair_loader(config, model, store)
 
@@ -249,6 +242,18 @@ def _examine_pairs(config: RunConfig, held: Pairs, tokenizers: PairTokenizers) -
         held_out_data=held,
         held_out_size=len(loader),
         left_out=loader.dropped,
+    )
+
+
+def pair_task(config: RunConfig, tokenizers: PairTokenizers) -> Task:
+    """The task of a run on pairs, with the ids that begin and end its sentences."""
+    return make(
+        config.task,
+        TASKS,
+        "task",
+        start_id=tokenizers.target.start_id,
+        stop_id=tokenizers.target.stop_id,
+        source_stop_id=tokenizers.source.stop_id,
     )
 
 

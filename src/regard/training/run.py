@@ -21,7 +21,7 @@ from regard.config import build as build_config
 from regard.data.batch import pinned
 from regard.data.loader import prefetch
 from regard.data.sources import Pairs
-from regard.errors import CheckpointError, ConfigError, DataError, DivergedError, Stopped
+from regard.errors import CheckpointError, ConfigError, DataError, Stopped
 from regard.generate import generate, parse_chain
 from regard.models.base import Language
 from regard.models.build import (
@@ -38,63 +38,14 @@ from regard.text import PairTokenizers, Tokenizer
 from regard.training import checkpoint, evaluate
 from regard.training.average import Average
 from regard.training.device import autocast, check_memory, compiles, environment, pick_device
+from regard.training.events import Begun, Ended, Evaluated, Event
 from regard.training.folder import Folder
-from regard.training.loop import Step, train
+from regard.training.log import Log
+from regard.training.loop import train
 from regard.training.optim import load_state_tensors, optimizers, state_tensors
 from regard.training.prepare import Material, Progress, load_tokenizers, prepare
 from regard.training.schedule import schedule
 from regard.training.signals import Interrupts
-
-FLUSH_STEPS, FLUSH_SECONDS = 64, 0.5
-TOLERATED = 3  # steps in a row whose gradient is not finite
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The data is ready and the model is made."""
-
-    folder: Path
-    config: RunConfig
-    description: list[str]
-    parameters: int
-    step: int  # 0, or where a resumed run goes on
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """Some steps were taken."""
-
-    step: int
-    steps: int
-    loss: float
-    rate: float
-    grad_norm: float
-    targets_per_second: float
-    seconds_left: float
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """The held-out data was looked at."""
-
-    step: int
-    metrics: dict[str, float]
-    best: bool
-    sample: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The run is finished; `metrics` are those of the model that was kept."""
-
-    folder: Path
-    step: int
-    metrics: dict[str, float]
-    seconds: float
-    stopped_early: bool = False
-
-
-Event = Begun | Progressed | Evaluated | Ended
 
 
 @dataclass(slots=True)
@@ -285,7 +236,7 @@ def _run(
         loss=loss,
         autocast=cast_up,
     )
-    log = _Log(folder, settings.steps, start)
+    log = Log(folder, settings.steps)
     began = time.perf_counter()
     early = False
 
@@ -378,78 +329,6 @@ def _start_from(run: str, model: nn.Module) -> None:
     """Begin with the weights that another run ended with."""
     source = Folder(run).model
     load_weights(model, checkpoint.read_tensors(source), str(source))
-
-
-class _Log:
-    """Keeps steps as tensors until it is worth waiting for the device, then writes them all."""
-
-    def __init__(self, folder: Folder, steps: int, start: int) -> None:
-        self.folder, self.steps = folder, steps
-        self.pending: list[Step] = []
-        self.at = time.perf_counter()
-        self.speed: float | None = None
-        self.pace: float | None = None  # seconds per step
-        self.unlucky = 0
-        self.smooth: float | None = None
-
-    def add(self, step: Step, *, now: bool) -> Progressed | None:
-        """Take in a step; now and then, tell what happened since the last time."""
-        self.pending.append(step)
-        waited = time.perf_counter() - self.at
-        if now or waited >= FLUSH_SECONDS or len(self.pending) >= FLUSH_STEPS:
-            return self.flush()
-        return None
-
-    def flush(self) -> Progressed | None:
-        """Write all pending steps; a run of non-finite gradients ends the training."""
-        if not self.pending:
-            return None
-        rows = torch.stack(
-            [
-                torch.stack([s.loss.float(), s.grad_norm.float(), s.targets.float(), s.skipped])
-                for s in self.pending
-            ]
-        ).tolist()
-        seconds = time.perf_counter() - self.at
-        targets = sum(row[2] for row in rows)
-        self.speed = _mixed(self.speed, targets / seconds)
-        self.pace = _mixed(self.pace, seconds / len(rows))
-        for step, (loss, norm, count, skipped) in zip(self.pending, rows, strict=True):
-            row: dict[str, Any] = {
-                "step": step.number + 1,
-                "loss": loss,
-                "rate": step.rate,
-                "grad_norm": norm,
-                "targets": int(count),
-            }
-            if skipped:
-                row |= {"loss": None, "grad_norm": None, "skipped": True}
-            self.folder.append(row)
-            self.unlucky = self.unlucky + 1 if skipped else 0
-            if self.unlucky >= TOLERATED:
-                raise DivergedError(
-                    f"the gradient was not finite in {TOLERATED} steps in a row, up to step "
-                    f"{step.number + 1:,}; the weights were left alone\n"
-                    f"try a lower train.rate (now {step.rate:.2g}) or train.clip"
-                )
-            if not skipped:
-                self.smooth = _mixed(self.smooth, loss)
-        last = self.pending[-1]
-        self.pending = []
-        self.at = time.perf_counter()
-        return Progressed(
-            last.number + 1,
-            self.steps,
-            float("nan") if self.smooth is None else self.smooth,
-            last.rate,
-            rows[-1][1],
-            self.speed,
-            self.pace * (self.steps - last.number - 1),
-        )
-
-
-def _mixed(old: float | None, new: float) -> float:
-    return new if old is None else 0.7 * old + 0.3 * new
 
 
 def _sample(material: Material, model: nn.Module, seed: int) -> str:

@@ -1,0 +1,86 @@
+"""Metrics of every step, written without making the device wait at every step."""
+
+import time
+from typing import Any
+
+import torch
+
+from regard.errors import DivergedError
+from regard.training.events import Progressed
+from regard.training.folder import Folder
+from regard.training.loop import Step
+
+FLUSH_STEPS, FLUSH_SECONDS = 64, 0.5
+TOLERATED = 3  # steps in a row whose gradient is not finite
+
+
+class Log:
+    """Keeps steps as tensors until it is worth waiting for the device, then writes them all."""
+
+    def __init__(self, folder: Folder, steps: int) -> None:
+        self.folder, self.steps = folder, steps
+        self.pending: list[Step] = []
+        self.at = time.perf_counter()
+        self.speed: float | None = None
+        self.pace: float | None = None  # seconds per step
+        self.unlucky = 0
+        self.smooth: float | None = None
+
+    def add(self, step: Step, *, now: bool) -> Progressed | None:
+        """Take in a step; now and then, tell what happened since the last time."""
+        self.pending.append(step)
+        waited = time.perf_counter() - self.at
+        if now or waited >= FLUSH_SECONDS or len(self.pending) >= FLUSH_STEPS:
+            return self.flush()
+        return None
+
+    def flush(self) -> Progressed | None:
+        """Write all pending steps; a run of non-finite gradients ends the training."""
+        if not self.pending:
+            return None
+        rows = torch.stack(
+            [
+                torch.stack([s.loss.float(), s.grad_norm.float(), s.targets.float(), s.skipped])
+                for s in self.pending
+            ]
+        ).tolist()
+        seconds = time.perf_counter() - self.at
+        targets = sum(row[2] for row in rows)
+        self.speed = _mixed(self.speed, targets / seconds)
+        self.pace = _mixed(self.pace, seconds / len(rows))
+        for step, (loss, norm, count, skipped) in zip(self.pending, rows, strict=True):
+            row: dict[str, Any] = {
+                "step": step.number + 1,
+                "loss": loss,
+                "rate": step.rate,
+                "grad_norm": norm,
+                "targets": int(count),
+            }
+            if skipped:
+                row |= {"loss": None, "grad_norm": None, "skipped": True}
+            self.folder.append(row)
+            self.unlucky = self.unlucky + 1 if skipped else 0
+            if self.unlucky >= TOLERATED:
+                raise DivergedError(
+                    f"the gradient was not finite in {TOLERATED} steps in a row, up to step "
+                    f"{step.number + 1:,}; the weights were left alone\n"
+                    f"try a lower train.rate (now {step.rate:.2g}) or train.clip"
+                )
+            if not skipped:
+                self.smooth = _mixed(self.smooth, loss)
+        last = self.pending[-1]
+        self.pending = []
+        self.at = time.perf_counter()
+        return Progressed(
+            last.number + 1,
+            self.steps,
+            float("nan") if self.smooth is None else self.smooth,
+            last.rate,
+            rows[-1][1],
+            self.speed,
+            self.pace * (self.steps - last.number - 1),
+        )
+
+
+def _mixed(old: float | None, new: float) -> float:
+    return new if old is None else 0.7 * old + 0.3 * new
