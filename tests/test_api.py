@@ -1,6 +1,7 @@
 """The verbs in Python: settings from a name or a path, and what a run can do."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from regard.api import RECIPES, configure, recipes
 from regard.config import RunConfig, TrainConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.models.build import resolve
+from regard.training.auto import named
+from regard.training.prepare import prepare
 from training.runs import write_data
 
 TINY = {"dim": 8, "layers": 1, "heads": 2, "context": 32}
@@ -220,7 +223,7 @@ def test_weights_of_another_model_are_refused_and_listed(place, tmp_path):
     table["model"]["dim"] = 16
     run = tmp_path / "run"
     run.mkdir()
-    for name in ("tokenizer.json", "model.safetensors"):
+    for name in ("tokenizer.json", "model.safetensors", "environment.json"):
         (run / name).write_bytes((place / "runs" / "cats.txt" / name).read_bytes())
     (run / "config.json").write_text(json.dumps(table))
     with pytest.raises(CheckpointError, match="has shape") as raised:
@@ -236,3 +239,66 @@ def test_explaining_needs_attention_and_a_text(place):
         assert torch.as_tensor(found.weights).shape[-2:] == (7, 7)
     with pytest.raises(ConfigError, match="the text is empty"):
         ran.explain("")
+
+
+def test_a_small_table_of_pairs_gets_a_tokenizer_that_can_be(tmp_path):
+    table = tmp_path / "few.tsv"
+    table.write_text("".join(f"number {n}\tnombre {n}\n" for n in range(100)))
+    config = configure(str(table), {"train": {"steps": 1}, "model": {"dim": 8, "layers": 1}})
+    prepare(config)  # a vocabulary too small for the bytes would be refused here
+
+
+def test_asking_for_tokens_replaces_the_rows_that_were_chosen(place):
+    config = configure(str(place / "cats.txt"), {"train": {"tokens": 96}})
+    assert (config.train.batch, config.train.tokens) == (None, 96)
+
+
+def test_settings_in_hand_can_still_be_changed_by_words(place, tmp_path):
+    config = configure(str(place / "cats.txt"), {"model": {"dim": 8, "layers": 1, "heads": 2}})
+    ran = regard.train(config, "train.steps=2", "device=cpu", out=tmp_path / "two")
+    assert ran.config.train.steps == 2
+
+
+def test_a_path_object_and_a_home_are_paths_too(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(place))
+    assert configure("~/cats.txt").data.path == str(place / "cats.txt")
+    words = ["train.steps=1", "model.dim=8", "model.layers=1", "model.heads=2", "device=cpu"]
+    assert regard.train(place / "cats.txt", *words, out=tmp_path / "path").config.name == "cats"
+
+
+def test_a_folder_named_by_a_dot_has_a_name(place, monkeypatch):
+    monkeypatch.chdir(place)
+    assert named(".", None) == place.name
+
+
+def test_prompts_are_folded_as_the_text_was(place, tmp_path):
+    words = ["train.steps=1", "model.dim=8", "model.layers=1", "model.heads=2", "device=cpu"]
+    ran = regard.train(place / "cats.txt", *words, "data.lower=true", out=tmp_path / "low")
+    shouted, whispered = (ran.generate(text, tokens=9, seed=1) for text in ("THE CAT", "the cat"))
+    assert shouted == whispered
+
+
+@pytest.mark.parametrize("over", [{"device": "gpu"}, {"data": "x"}, {"minutes": "x"}])
+def test_what_is_no_setting_is_refused(place, over):
+    with pytest.raises(ConfigError):
+        configure(str(place / "cats.txt"), over)
+
+
+def test_another_tokenizer_or_damaged_facts_are_noticed_when_a_run_is_opened(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "runs" / "cats.txt", run)
+    (run / "environment.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"the tokenizer in .* has changed"):
+        regard.load(run)
+    (run / "environment.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"environment\.json is damaged"):
+        regard.load(run)
+
+
+def test_a_second_start_learns_no_tokenizer(place, monkeypatch):
+    config = configure(
+        str(place / "cats.txt"), {"data": {"tokenizer": {"kind": "bpe", "size": 300}}}
+    )
+    first = prepare(config).tokenizers
+    monkeypatch.setattr("regard.training.prepare.train_tokenizer", None)
+    assert prepare(config).tokenizers.fingerprint() == first.fingerprint()

@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.config import RunConfig, build, kind_of, merge, parse_overrides, read_toml
+from regard.config import (
+    RunConfig,
+    build,
+    kind_of,
+    merge,
+    parse_overrides,
+    read_toml,
+    to_table,
+)
 from regard.data.sources import BUILTINS, Pairs, open_data
 from regard.errors import ConfigError, unknown
 from regard.explain import AttentionMap, attention_maps
@@ -30,11 +38,13 @@ from regard.training.folder import Folder, new_folder
 from regard.training.prepare import (
     Progress,
     Tokenizers,
+    data_fingerprint,
     examine,
     load_tokenizers,
     open_held_out,
     open_split,
     pair_task,
+    tokenizer_fingerprint,
 )
 from regard.training.run import begin
 from regard.training.run import resume as resume_events
@@ -55,6 +65,9 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
     Without `what`, its `data` says where the data is, as in two parallel files.
     """
     over = dict(overrides or {})
+    for key in ("data", "model", "train"):
+        if not isinstance(over.get(key, {}), dict):
+            raise ConfigError(f"{key} is a table, set as in {key}.NAME=…, not {over[key]!r}")
     minutes = over.pop("minutes", None)
     if what is not None and what.endswith(".toml"):
         base = {"name": Path(what).stem, **read_toml(Path(what))}
@@ -62,6 +75,9 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
         base = {"name": what, **read_toml(RECIPES / f"{what}.toml")}
     else:
         base = _for_data(what, over)
+    for one, other in (("batch", "tokens"), ("tokens", "batch")):  # two ways to say the same
+        if one in over.get("train", {}):
+            base.get("train", {}).pop(other, None)
     data = merge(base.get("data", {}), over.get("data", {}))
     for key in ("path", "source", "target"):
         if isinstance(data.get(key), str) and data[key] not in BUILTINS:
@@ -69,14 +85,18 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
     if data.get("validation"):
         given = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
         data["validation"] = [_absolute(each) for each in given]
-    config = build(RunConfig, merge(merge(base, over), {"data": data}))
+    over = merge(over, {"data": data})
+    if over.get("train", {}).get("start") is not None:
+        over = merge(over, {"train": {"start": _absolute(over["train"]["start"])}})
+    config = build(RunConfig, merge(base, over))
     if minutes is None:
         return config
     if "steps" in over.get("train", {}):
         raise ConfigError("give minutes or train.steps, not both")
     if not isinstance(minutes, int | float):
         raise ConfigError(f"minutes must be a number, not {minutes!r}")
-    pinned = {"preset", "family", "dim", "layers", "heads"} & set(over.get("model", {}))
+    sizes = {"dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim"}
+    pinned = {"preset", "family", *sizes} & set(over.get("model", {}))
     return fit_to_minutes(config, minutes, model_too=not pinned)
 
 
@@ -86,7 +106,7 @@ def _absolute(path: str) -> str:
     if "$" in full:
         name = full[full.index("$") :].split("/")[0]
         raise ConfigError(f"{path} needs {name}, which is not set; say where the data is")
-    return str(Path(full).absolute())
+    return str(Path(full).expanduser().absolute())
 
 
 def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +139,7 @@ def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
 
 
 def train(
-    what: str | RunConfig,
+    what: str | Path | RunConfig,
     *words: str,
     out: Path | str | None = None,
     watch: Callable[[Event], None] = lambda event: None,
@@ -134,7 +154,10 @@ def train(
     `watch` is told what happens.
     """
     over = merge(parse_overrides(words), overrides)
-    config = configure(what, over) if isinstance(what, str) else what
+    if isinstance(what, RunConfig):
+        config = build(RunConfig, merge(to_table(what), over))
+    else:
+        config = configure(str(what), over)
     folder = new_folder(config.name) if out is None else Path(out)
     for event in begin(config, folder):
         watch(event)
@@ -142,10 +165,16 @@ def train(
 
 
 def resume(
-    path: Path | str, *words: str, watch: Callable[[Event], None] = lambda event: None
+    path: Path | str,
+    *words: str,
+    step: int | None = None,
+    watch: Callable[[Event], None] = lambda event: None,
 ) -> "Run":
-    """Go on with a run that was stopped, or extend one that ended (`train.steps=…`)."""
-    for event in resume_events(Path(path), parse_overrides(words)):
+    """Go on with a run that was stopped, or extend one that ended (`train.steps=…`).
+
+    From its newest checkpoint, or from that of `step`.
+    """
+    for event in resume_events(Path(path), parse_overrides(words), step=step):
         watch(event)
     return load(path)
 
@@ -154,10 +183,12 @@ def load(path: Path | str, device: str = "auto") -> "Run":
     """Open a run folder."""
     folder = Folder(path)
     config = folder.load_config()
-    where = pick_device(device)
-    model = build_model(resolve(config.model)).to(where)
+    tokenizers = load_tokenizers(folder.path, config)
+    folder.must_have(tokenizer_fingerprint(tokenizers))
+    model = build_model(resolve(config.model))
     load_weights(model, read_tensors(folder.model), str(folder.model))
-    return Run(folder, config, model.eval(), load_tokenizers(folder.path, config), where)
+    where = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
+    return Run(folder, config, model.to(where).eval(), tokenizers, where)
 
 
 @dataclass(frozen=True)
@@ -179,10 +210,7 @@ class Run:
     @property
     def metrics(self) -> dict[str, float]:
         """The validation metrics of the model that was kept."""
-        rows = [row for row in self.folder.rows() if "validation" in row]
-        name = self.config.train.best
-        best = rows[-1] if name == "last" else min(rows, key=lambda row: row["validation"][name])
-        return dict(best["validation"])
+        return self.folder.kept_metrics()
 
     def generate(
         self,
@@ -207,7 +235,7 @@ class Run:
         self._must(pairs=False, verb="generate", other="translate")
         tokenizer = self.tokenizer
         chain = sampler if isinstance(sampler, Chain) else parse_chain(sampler)
-        ids = tokenizer.encode(prompt) or [self._beginning()]
+        ids = tokenizer.encode(self._read(prompt)) or [self._beginning()]
         return stream_text(
             cast(Language, self.model),
             tokenizer,
@@ -222,7 +250,7 @@ class Run:
         """The likeliest continuation of a prompt that a beam search finds."""
         self._must(pairs=False, verb="generate", other="translate")
         tokenizer = self.tokenizer
-        ids = tokenizer.encode(prompt) or [self._beginning()]
+        ids = tokenizer.encode(self._read(prompt)) or [self._beginning()]
         ((best,),) = beam_search(
             cast(Language, self.model),
             prompts=[ids],
@@ -238,8 +266,7 @@ class Run:
         """Write a sentence, or each of several, in the other language."""
         self._must(pairs=True, verb="translate", other="generate")
         many = [text] if isinstance(text, str) else list(text)
-        if self.config.data.lower:
-            many = [each.lower() for each in many]
+        many = [self._read(each) for each in many]
         tokenizers = cast(PairTokenizers, self.tokenizers)
         found = dict(
             evaluate.translate(
@@ -266,7 +293,8 @@ class Run:
         if data:
             held = open_held_out(list(data), pairs, lower=config.data.lower)
         else:
-            _, held = open_split(config)
+            train, held = open_split(config)
+            self.folder.must_be_of(data_fingerprint(train, held))
         exam = examine(config, held, self.tokenizers, progress)
         result: dict[str, Any] = evaluate.losses(exam, self.model, self.device)
         if isinstance(held, Pairs):
@@ -291,7 +319,7 @@ class Run:
             raise ConfigError(f"layer {number}: there are {layers} layers, 0 to {layers - 1}")
         if isinstance(self.tokenizers, PairTokenizers):
             return self._explain_pair(text, pattern or f"decoder.blocks.{number}.cross")
-        ids = self.tokenizer.encode(text)
+        ids = self.tokenizer.encode(self._read(text))
         if not ids:
             raise ConfigError("nothing to explain: the text is empty")
         tensor = torch.tensor([ids], device=self.device)
@@ -305,7 +333,7 @@ class Run:
 
     def _explain_pair(self, text: str, pattern: str) -> dict[str, AttentionMap]:
         tokenizers, task = cast(PairTokenizers, self.tokenizers), self._task()
-        read = tokenizers.source.encode(text.lower() if self.config.data.lower else text)
+        read = tokenizers.source.encode(self._read(text))
         source = task.source([np.asarray(read, dtype=np.int64)]).to(self.device)
         wrote = tokenizers.target.encode(self.translate(text))
         ids = torch.tensor([[task.start_id, *wrote]], device=self.device)
@@ -326,6 +354,9 @@ class Run:
         task = pair_task(self.config, cast(PairTokenizers, self.tokenizers))
         assert isinstance(task, Seq2Seq)
         return task
+
+    def _read(self, text: str) -> str:
+        return text.lower() if self.config.data.lower else text
 
     def _beginning(self) -> int:
         """What an empty prompt begins with: a new line, as if after a finished one."""

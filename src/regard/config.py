@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -99,12 +100,23 @@ def make(choice: Choice, table: Mapping[str, Callable[..., T]], what: str, **giv
         if name not in accepted or name in given:
             known = [each for each in accepted if each not in given]
             raise ConfigError(f"{what} {kind!r}: {unknown('option', name, known)}")
+    hints = _hints(table[kind])
+    options = {
+        name: _coerce(hints[name], value, f"{what} {kind!r}: {name}") if name in hints else value
+        for name, value in options.items()
+    }
     arguments = {k: v for k, v in given.items() if k in accepted} | options
     try:
         signature.bind(**arguments)
     except TypeError as error:  # "missing a required argument: 'factor'"
         raise ConfigError(f"{what} {kind!r}: {error}") from None
     return table[kind](**arguments)
+
+
+def _hints(part: Any) -> dict[str, Any]:
+    part = part.func if isinstance(part, partial) else part
+    maker = vars(part).get("__init__", part) if inspect.isclass(part) else part
+    return typing.get_type_hints(maker)
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:

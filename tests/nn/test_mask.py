@@ -94,3 +94,11 @@ def test_a_mask_knows_when_the_kernel_can_do_without_it(mask, only_causal, allow
 def test_a_window_must_hold_the_token_itself():
     with pytest.raises(ShapeError, match="window=0 must be at least 1"):
         Mask.window(0)
+
+
+def test_documents_are_told_apart_by_place_where_positions_begin_anew():
+    at = torch.tensor([[0, 1, 2, 0, 1]])
+    mask = Mask.causal() & Mask.documents(torch.tensor([[0, 0, 0, 1, 1]]))
+    allowed = mask.dense(at, at)[0, 0]
+    assert allowed[3:, :3].sum() == 0
+    assert allowed[3:, 3:].tolist() == [[True, False], [True, True]]

@@ -47,3 +47,11 @@ def test_selected_rows_are_copies():
 def test_a_source_moves_whole():
     source = Source(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 1])).to("meta")
     assert source.ids.device.type == source.lengths.device.type == "meta"
+
+
+def test_values_may_be_wider_than_keys():
+    state = KeyValues(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 3))
+    k, v = torch.randn(1, 1, 2, 2), torch.randn(1, 1, 2, 3)
+    seen_k, seen_v = state.write(k, v, torch.tensor([[1, 2]]), 3)
+    torch.testing.assert_close(seen_k[:, :, 1:], k)
+    torch.testing.assert_close(seen_v[:, :, 1:], v)

@@ -293,8 +293,8 @@ def test_two_bad_gradients_in_a_row_are_only_told(data, tmp_path, monkeypatch):
 
 
 def judged(monkeypatch, losses):
-    """Make the evaluations say this, after the one that only asks what is measured."""
-    told = iter([0.0, *losses])
+    """Make the evaluations say this."""
+    told = iter(losses)
     monkeypatch.setattr(run.evaluate, "losses", lambda *words: {"loss": next(told), "other": 1.0})
 
 
@@ -337,7 +337,31 @@ def test_an_evaluation_that_is_not_a_number_is_never_the_best(data, tmp_path, mo
 def test_a_metric_that_is_not_measured_is_refused_before_the_first_step(data, tmp_path):
     with pytest.raises(ConfigError, match=r"'blue' is not measured here; .* last, loss"):
         list(begin(config(data / "cats.txt", best="blue"), tmp_path / "run"))
-    assert rows(tmp_path / "run") == []
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"schedule": {"kind": "cosine", "warmup": "x"}}, "warmup must be a whole number"),
+        ({"schedule": {"kind": "cosine", "warmup": -1}}, "warmup=-1 must be at least 0"),
+        ({"optimizer": {"kind": "adamw", "beta1": 2.0}}, "beta"),
+        ({"batch": 3, "accumulate": 2}, "accumulate=2 must divide train.batch=3"),
+    ],
+)
+def test_wrong_settings_leave_no_folder_behind(wrong, said, data, tmp_path):
+    with pytest.raises(ConfigError, match=said):
+        list(begin(config(data / "cats.txt", **wrong), tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_long_sentence_is_cut_and_told_when_it_is_written(data, tmp_path, caplog):
+    long = tmp_path / "long.tsv"
+    long.write_text("".join(f"{'a ' * 300}{n}\tb {n}\nc {n}\td {n}\n" for n in range(20)))
+    list(begin(config(long, steps=2, evaluate_every=1), tmp_path / "run"))
+    regard.load(tmp_path / "run", device="cpu").translate("a " * 300)
+    assert "sentence 1 has" in caplog.text
 
 
 def test_training_stops_early_when_it_gets_no_better(data, tmp_path, monkeypatch):

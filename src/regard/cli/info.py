@@ -128,8 +128,5 @@ def _find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], 
         raise ConfigError(f"{unknown('preset, run or recipe', what, known)}")
     folder = Folder(what)
     run = build(RunConfig, merge(to_table(folder.load_config()), over))
-    rows = [row["validation"] for row in folder.rows() if "validation" in row]
-    best = run.train.best
-    kept = rows[-1:] if best == "last" else sorted(rows, key=lambda row: row[best])[:1]
-    notes = [] if rows else ["not evaluated yet"]
-    return "run", resolve(run.model), dict(kept[0]) if kept else {}, notes
+    kept = folder.kept_metrics()
+    return "run", resolve(run.model), kept, [] if kept else ["not evaluated yet"]

@@ -139,7 +139,7 @@ class Transformer(nn.Module):
         mask: Mask = Mask(),  # noqa: B008 -- a frozen value
         at: Int[Tensor, "#batch time"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
-        """The hidden states of `ids`. A decoder never sees the future, whatever `mask` adds."""
+        """The hidden states of `ids`. A decoder is causal unless `mask` opens a prefix."""
         at = self._positions(ids) if at is None else at
         x = self.embed(ids)
         if self.decoder is None:

@@ -56,7 +56,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 dbias = dbias + grad.sum(0)
             grad = grad.to(part.dtype)
             dx.append(grad @ weight)
-            dweight = dweight + grad.T @ part
+            dweight = dweight + (grad.T @ part).to(wide)
         if learning:
             ctx.save_for_backward(torch.cat(dx), dweight, dbias)
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)

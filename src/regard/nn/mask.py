@@ -108,8 +108,8 @@ class Mask:
         if self.key_lengths is not None:
             rules.append(j < self.key_lengths.view(-1, 1, 1))
         if self.document_ids is not None:
-            own = self.document_ids.gather(1, query_at.expand(len(self.document_ids), -1))
-            seen = self.document_ids.gather(1, key_at.expand(len(self.document_ids), -1))
+            seen = self.document_ids[:, : key_at.shape[1]]  # by place in the row, since positions
+            own = seen[:, seen.shape[1] - query_at.shape[1] :]  # may begin anew in each document
             rules.append(own.unsqueeze(-1) == seen.unsqueeze(-2))
         if not rules:
             return None

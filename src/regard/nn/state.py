@@ -42,9 +42,9 @@ class KeyValues:
         seen: int,
     ) -> tuple[Tensor, Tensor]:
         """Store new keys and values at positions `at`; return the first `seen` of all of them."""
-        index = at[:, None, :, None].expand_as(k)
-        self.keys.scatter_(2, index, k.to(self.keys.dtype))
-        self.values.scatter_(2, index, v.to(self.values.dtype))
+        index = at[:, None, :, None]
+        self.keys.scatter_(2, index.expand_as(k), k.to(self.keys.dtype))
+        self.values.scatter_(2, index.expand_as(v), v.to(self.values.dtype))
         return self.keys[:, :, :seen], self.values[:, :, :seen]
 
     def select(self, rows: Int[Tensor, " chosen"]) -> "KeyValues":
@@ -80,13 +80,17 @@ class TransformerState:
 
     def rewind(self, lengths: Int[Tensor, " rows"]) -> "TransformerState":
         """Forget all but the first `lengths` ids of each row."""
-        return self._moved(lengths, int(lengths.max()))
+        longest = int(lengths.max())
+        if longest > self.longest:
+            raise ShapeError(f"cannot rewind to {longest} ids: only {self.longest} were taken in")
+        return self._moved(lengths, longest)
 
     def advanced(self, counts: Int[Tensor, " rows"] | None, time: int) -> "TransformerState":
         """The same after `time` more ids, of which `counts` per row are real (None: all)."""
         if counts is None:
             return self._moved(self.lengths + time, self.longest + time)
-        return self.rewind(self.lengths + counts)
+        lengths = self.lengths + counts
+        return self._moved(lengths, int(lengths.max()))
 
     def room_for(self, time: int) -> int:
         """How many keys there are to look at after `time` more; an error when there is no room."""

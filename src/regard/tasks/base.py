@@ -15,6 +15,7 @@ class Task(Protocol):
     """What to learn. The loss is a sum and a count, so that any split of a batch is exact."""
 
     pairs: ClassVar[bool]  # learns from pairs, not from text
+    measures: ClassVar[tuple[str, ...]]  # the keys of its metrics
 
     def collate(self, examples: Any, generator: torch.Generator) -> Batch:
         """Make a batch; all randomness comes from the generator."""

@@ -20,6 +20,7 @@ class Causal:
     r"""P(t_1 .. t_N) = prod_n P(t_n | t_1 .. t_{n-1}): cross-entropy of every next token."""
 
     pairs: ClassVar[bool] = False
+    measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_byte")
     smoothing: float = 0.0
     bytes_per_token: float | None = None  # of the held-out text: makes bits per byte comparable
 

@@ -17,12 +17,12 @@ def mean_loss(task: Any, model: nn.Module, batches: Iterable[Any]) -> float:
     losses, counts = [], []
     with torch.no_grad():
         for batch in batches:
-            losses.append(task.loss(model, batch).double())
+            losses.append(task.loss(model, batch))
             counts.append(task.count(batch))
     model.train(training)
     if not losses or not (count := torch.stack(counts).sum()):
         raise DataError("nothing to evaluate: the held-out set has no target")
-    return float(torch.stack(losses).sum() / count)
+    return float(torch.stack(losses).cpu().double().sum() / count.cpu())  # MPS has no float64
 
 
 def perplexity(loss: float) -> float:

@@ -24,6 +24,7 @@ class Seq2Seq:
     """
 
     pairs: ClassVar[bool] = True
+    measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     smoothing: float = 0.1
     start_id: int = 1
     stop_id: int = 2

@@ -40,7 +40,7 @@ def _text(data: Text, where: dict[str, Any], fast: bool) -> dict[str, Any]:
 
 def _pairs(data: Pairs, where: dict[str, Any], fast: bool) -> dict[str, Any]:
     """An encoder–decoder over joint sub-words."""
-    size = min(16_000, max(200, data.count // 4 // 100 * 100))
+    size = min(16_000, max(300, data.count // 4 // 100 * 100))
     shape = {"dim": 256, "layers": 4, "heads": 4} if fast else {"dim": 128, "layers": 2, "heads": 4}
     return {
         "task": "seq2seq",
@@ -71,12 +71,9 @@ def _alphabet(data: Text) -> set[str]:
 
 
 def named(path: Choice | None, source: str | None) -> str:
-    """A name for a run on this data."""
-    if path is None:
-        return Path(source or "pairs").name.split(".")[0]
-    if isinstance(path, str) and "/" in path:
-        here = Path(path)
-        stem = here.name.split(".")[0]
-        return here.resolve().parent.name if stem in ("input", "train", "data") else stem
-    name = kind_of(path)[0] if not isinstance(path, str) else path
-    return name.split(".")[0]
+    """A name for a run on this data: that of the file, or of its folder where it says nothing."""
+    if path is not None and not (isinstance(path, str) and Path(path).exists()):
+        return kind_of(path)[0]  # a built-in
+    here = Path(str(path if path is not None else source)).resolve()
+    stem = here.name.lstrip(".").split(".")[0]
+    return (here.parent.name if stem in ("input", "train", "data", "") else stem) or "text"

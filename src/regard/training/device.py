@@ -1,5 +1,6 @@
 """Where and how a model runs: device, precision, memory, compilation."""
 
+import math
 import os
 import platform
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from regard.config import TrainConfig
-from regard.errors import ConfigError
+from regard.errors import ConfigError, unknown
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -25,6 +26,8 @@ def pick_device(wanted: str) -> torch.device:
     }
     if wanted == "auto":
         wanted = next(name for name in ("cuda", "mps", "cpu") if there[name])
+    if wanted not in there:
+        raise ConfigError(unknown("device", wanted, ["auto", *there]))
     if not there[wanted]:
         raise ConfigError(f"device={wanted} is not to be had here; try device=auto or device=cpu")
     return torch.device(wanted)
@@ -54,8 +57,18 @@ def memory(device: torch.device) -> int:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         lines = dict(line.split(":") for line in meminfo.read_text().splitlines() if ":" in line)
-        return int(lines["MemAvailable"].split()[0]) * 1024
+        return int(min(int(lines["MemAvailable"].split()[0]) * 1024, _group_memory()))
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _group_memory() -> float:
+    """What a container leaves free, where one sets a limit (cgroup v2)."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+        return int(most) - int(used)
+    except (OSError, ValueError):  # no such group, or no limit: "max"
+        return math.inf
 
 
 def check_memory(parameters: int, config: TrainConfig, device: torch.device) -> None:

@@ -1,5 +1,6 @@
 """How good a trained model is, by its loss and by what it writes."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -14,6 +15,8 @@ from regard.tasks.metrics import bleu, chrf, exact_match
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import PairTokenizers
 from regard.training.prepare import Exam
+
+logger = logging.getLogger(__name__)
 
 
 def losses(
@@ -37,20 +40,27 @@ def translate(
 ) -> Iterator[tuple[int, str]]:
     """Write each sentence in the other language; yields (number, text), shortest sources first."""
     device = next(model.parameters()).device
+    room = cast(int, model.context) - 1  # one place is for STOP
     language = cast(Language, model)
     ids = [np.asarray(each, dtype=np.int64) for each in tokenizers.source.encode_batch(sentences)]
+    for number, sentence in enumerate(ids):
+        if len(sentence) > room:
+            logger.warning(
+                "sentence %d has %d tokens; the model reads %d", number + 1, len(sentence), room
+            )
+            ids[number] = sentence[:room]
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     model.eval()
     for start in range(0, len(order), rows):
         chosen = order[start : start + rows]
         source = task.source([ids[i] for i in chosen]).to(device)
-        room = 2 * int(source.lengths.max()) + 20 if tokens is None else tokens
+        limit = 2 * int(source.lengths.max()) + 20 if tokens is None else tokens
         found = beam(
             language,
             source,
             prompts=[[task.start_id]] * len(chosen),
             width=width,
-            tokens=room,
+            tokens=limit,
             stop=task.stop_id,
             length_penalty=length_penalty,
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import RunConfig, build, to_table
-from regard.errors import CheckpointError, ConfigError
+from regard.errors import CheckpointError, ConfigError, DataError
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.checkpoint import disk_message, write_json
 
@@ -109,6 +109,32 @@ class Folder:
         """What the run was made with, data and tokenizer fingerprints included."""
         return self._json(self.environment)
 
+    def must_have(self, tokenizer: str) -> None:
+        """Refuse a tokenizer with another fingerprint than the run began with."""
+        if tokenizer != self._json(self.environment).get("tokenizer"):
+            raise CheckpointError(
+                f"the tokenizer in {self.path} has changed since the run began; its ids no "
+                "longer mean what the model learned"
+            )
+
+    def must_be_of(self, data: str) -> None:
+        """Refuse data with another fingerprint than the run began with."""
+        if data != self._json(self.environment).get("data"):
+            given = self.load_config().data
+            raise DataError(
+                f"the data has changed since the run began: {given.path or given.source}\n"
+                "put the old file back, or begin a new run with regard train"
+            )
+
+    def kept_metrics(self) -> dict[str, float]:
+        """The validation metrics of the model that was kept."""
+        rows = [row for row in self.rows() if "validation" in row]
+        name = self.load_config().train.best
+        if not rows:
+            return {}
+        best = rows[-1] if name == "last" else min(rows, key=lambda row: row["validation"][name])
+        return dict(best["validation"])
+
     def append(self, row: dict[str, Any]) -> None:
         """Add a row of metrics."""
         self._add(self.metrics, json.dumps(row) + "\n")
@@ -148,6 +174,8 @@ class Folder:
             raise CheckpointError(f"no run at {self.path}; `regard train` writes one") from None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from None
+        if not isinstance(table, dict):
+            raise CheckpointError(f"{path} is damaged: it holds no table")
         return table
 
 

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.config import Choice, make
+from regard.errors import ConfigError
 
 Parameters = list[tuple[str, nn.Parameter]]
 
@@ -135,7 +136,12 @@ OPTIMIZERS: dict[str, Callable[..., list[torch.optim.Optimizer]]] = {"adamw": ad
 def optimizers(choice: Choice, model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     """The optimizers of this name for all that learns in a model."""
     parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    return make(choice, OPTIMIZERS, "optimizer", parameters=parameters, rate=rate)
+    try:
+        return make(choice, OPTIMIZERS, "optimizer", parameters=parameters, rate=rate)
+    except ConfigError:
+        raise
+    except ValueError as error:  # torch's own checks of betas and decay
+        raise ConfigError(f"train.optimizer: {error}") from None
 
 
 def state_tensors(

@@ -1,24 +1,32 @@
 """From the user's data to batches: open, split, tokenize, store, shuffle, collate."""
 
 import hashlib
+import json
 import math
+import os
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from regard.config import RunConfig, TrainConfig, kind_of, make
+from regard.config import Choice, RunConfig, TrainConfig, kind_of, make, to_table
 from regard.data.batch import Batch
 from regard.data.loader import PairLoader, Rows, TextLoader, blocks_in_order
 from regard.data.sources import Pairs, Text, open_data
-from regard.data.store import PairStore, TokenStore, pair_store, text_store
+from regard.data.store import PairStore, TokenStore, cache_folder, pair_store, text_store
 from regard.errors import ConfigError, DataError, unknown
 from regard.models.build import resolve
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
 from regard.tasks import TASKS, Task
 from regard.text import PairTokenizers, Tokenizer, train_pair, train_tokenizer
+from regard.text.pairs import JOINT
+from regard.training.optim import optimizers
+from regard.training.schedule import schedule
 
 Tokenizers = Tokenizer | PairTokenizers
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
@@ -59,6 +67,18 @@ def open_split(config: RunConfig) -> tuple[Text | Pairs, Text | Pairs]:
     return whole, open_held_out(data.validation, isinstance(whole, Pairs), lower=data.lower)
 
 
+def data_fingerprint(train: Text | Pairs, held: Text | Pairs) -> str:
+    """A hash of all that a run learns from and is judged by."""
+    return hashlib.sha256(f"{train.fingerprint()} {held.fingerprint()}".encode()).hexdigest()
+
+
+def tokenizer_fingerprint(tokenizers: Tokenizers) -> str:
+    """A hash of all that the ids of a run depend on."""
+    if isinstance(tokenizers, PairTokenizers):
+        return f"{tokenizers.source.fingerprint()} {tokenizers.target.fingerprint()}"
+    return tokenizers.fingerprint()
+
+
 def open_held_out(paths: list[str], pairs: bool, *, lower: bool) -> Text | Pairs:
     """Data to judge by, of the same kind as that which was learned from."""
     if len(paths) > 2:
@@ -79,7 +99,7 @@ def prepare(
     """Open the data of a run and make its task; tokenizers are trained unless given."""
     _must_make_sense(config.train)
     train, held = open_split(config)
-    fingerprint = hashlib.sha256(f"{train.fingerprint()} {held.fingerprint()}".encode()).hexdigest()
+    fingerprint = data_fingerprint(train, held)
     _must_fit(config, train, tokenizers)
     if isinstance(train, Text):
         assert isinstance(held, Text)
@@ -103,6 +123,10 @@ def _must_make_sense(settings: TrainConfig) -> None:
         value = getattr(settings, name)
         if not 0 <= value < below:
             raise ConfigError(f"train.{name}={value} must be at least 0 and below {below}")
+    if settings.batch is not None and settings.batch % settings.accumulate:
+        raise ConfigError(
+            f"train.accumulate={settings.accumulate} must divide train.batch={settings.batch}"
+        )
     if settings.patience is not None and settings.best == "last":
         raise ConfigError(
             "train.patience waits for a better model, and by train.best='last' every one is;\n"
@@ -110,11 +134,26 @@ def _must_make_sense(settings: TrainConfig) -> None:
         )
 
 
+class _Smallest(nn.Module):
+    """Something to try an optimizer on before there is a model: a matrix between layers, a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2)])
+
+
 def _must_fit(config: RunConfig, data: Text | Pairs, tokenizers: Tokenizers | None) -> None:
     """Refuse data, a task, a model and given tokenizers that are not for each other."""
     kind = kind_of(config.task)[0]
     if kind not in TASKS:
         raise ConfigError(unknown("task", kind, TASKS))
+    if config.train.best not in ("last", *TASKS[kind].measures):
+        known = ", ".join(["last", *TASKS[kind].measures])
+        raise ConfigError(
+            f"train.best={config.train.best!r} is not measured here; choose among {known}"
+        )
+    schedule(config.train.schedule, config.train.steps)
+    optimizers(config.train.optimizer, _Smallest(), config.train.rate)
     pairs = isinstance(data, Pairs)
     wanted, found = ("pairs", "text") if TASKS[kind].pairs else ("text", "pairs")
     if TASKS[kind].pairs != pairs:
@@ -183,8 +222,7 @@ def _prepare_text(
     progress: Progress | None,
 ) -> Material:
     if tokenizer is None:
-        pieces = (piece for text in (train, held) for piece, _ in text.pieces())
-        tokenizer = train_tokenizer(config.data.tokenizer, pieces, total=train.size + held.size)
+        tokenizer = _text_tokenizer(config, train, held)
     store = text_store(train, tokenizer, progress=_named(progress, "tokenizing"))
     exam = _examine_text(config, held, tokenizer, progress)
     task, model = exam.task, exam.model
@@ -208,8 +246,53 @@ def _prepare_text(
     )
 
 
+def _text_tokenizer(config: RunConfig, train: Text, held: Text) -> Tokenizer:
+    """Learned from the whole of the user's text, so that no letter of it is unknown.
+
+    From the training part alone where the held-out text is a file of its own.
+    """
+    texts = [train] if config.data.validation else [train, held]
+    choice = config.data.tokenizer
+    kept = _kept(choice, *texts)
+    if (kept / JOINT).exists():
+        return Tokenizer.load(kept / JOINT)
+    pieces = (piece for text in texts for piece, _ in text.pieces())
+    tokenizer = train_tokenizer(choice, pieces, total=sum(text.size for text in texts))
+    _keep(kept, lambda folder: tokenizer.save(folder / JOINT))
+    return tokenizer
+
+
+def _pair_tokenizers(config: RunConfig, train: Pairs) -> PairTokenizers:
+    kept = _kept(config.data.tokenizer, train)
+    if kept.exists():
+        return PairTokenizers.load(kept)
+    tokenizers = train_pair(config.data.tokenizer, train.rows)
+    _keep(kept, tokenizers.save)
+    return tokenizers
+
+
+def _kept(choice: Choice, *data: Text | Pairs) -> Path:
+    """Where the cache has the tokenizer of this kind for this data, if it has it."""
+    facts = [1, to_table(choice), [each.fingerprint() for each in data]]
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / "tokenizers" / key
+
+
+def _keep(folder: Path, save: Callable[[Path], None]) -> None:
+    """Put a tokenizer into the cache, whole or not at all."""
+    aside = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
+    aside.mkdir(parents=True, exist_ok=True)
+    save(aside)
+    with suppress(OSError):  # another run was faster
+        aside.rename(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def _rows(config: RunConfig, model: ModelConfig) -> int:
-    return config.train.batch or max(1, (config.train.tokens or TOKENS) // model.context)
+    """The rows of a micro-batch."""
+    settings = config.train
+    rows = settings.batch or (settings.tokens or TOKENS) // model.context
+    return max(1, rows // settings.accumulate)
 
 
 def _blocks(
@@ -265,7 +348,7 @@ def _prepare_pairs(
     fingerprint: str,
 ) -> Material:
     if tokenizers is None:
-        tokenizers = train_pair(config.data.tokenizer, train.rows)
+        tokenizers = _pair_tokenizers(config, train)
     source, target = tokenizers.source, tokenizers.target
     exam = _examine_pairs(config, held, tokenizers)
     task = exam.task
@@ -297,8 +380,9 @@ def _prepare_pairs(
 
 def _pair_loader(config: RunConfig, model: ModelConfig, store: PairStore) -> PairLoader:
     settings = config.train
-    tokens = None if settings.batch else settings.tokens or TOKENS
-    return PairLoader(store, tokens, settings.seed, longest=model.context, batch=settings.batch)
+    batch = None if settings.batch is None else settings.batch // settings.accumulate
+    tokens = None if batch else (settings.tokens or TOKENS) // settings.accumulate
+    return PairLoader(store, tokens, settings.seed, longest=model.context, batch=batch)
 
 
 def _collate(config: RunConfig, task: Task, store: PairStore, rows: Rows, number: int) -> Batch:

@@ -21,7 +21,7 @@ from regard.config import build as build_config
 from regard.data.batch import pinned
 from regard.data.loader import prefetch
 from regard.data.sources import Pairs
-from regard.errors import CheckpointError, ConfigError, DataError, Stopped
+from regard.errors import ConfigError, Stopped
 from regard.generate import generate, parse_chain
 from regard.models.base import Language
 from regard.models.build import (
@@ -43,7 +43,13 @@ from regard.training.folder import Folder
 from regard.training.log import Log
 from regard.training.loop import train
 from regard.training.optim import load_state_tensors, optimizers, state_tensors
-from regard.training.prepare import Material, Progress, load_tokenizers, prepare
+from regard.training.prepare import (
+    Material,
+    Progress,
+    load_tokenizers,
+    prepare,
+    tokenizer_fingerprint,
+)
 from regard.training.schedule import schedule
 from regard.training.signals import Interrupts
 
@@ -82,7 +88,8 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
         tokenizers = load_tokenizers(start.path, start.load_config())
     device = pick_device(config.device)
     if "preset" in config.model:  # refuse the impossible before the data is read
-        check_memory(count_parameters(resolve(config.model)), config.train, device)
+        least = resolve(config.model, vocab_size=1)
+        check_memory(count_parameters(least), config.train, device)
     material = prepare(config, tokenizers, progress)
     config = replace(config, model=describe(material.model))
     parameters = count_parameters(material.model)
@@ -93,7 +100,7 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
             _start_from(config.train.start, build_model(material.model))
     facts = environment(device) | {
         "data": material.fingerprint,
-        "tokenizer": _tokenizer_fingerprint(material),
+        "tokenizer": tokenizer_fingerprint(material.tokenizers),
     }
     folder.create(config, facts, material.tokenizers)
     with folder.locked():
@@ -112,22 +119,12 @@ def resume(
     before = folder.load_config()
     config = build_config(RunConfig, merge(to_table(before), overrides or {}))
     _must_stay(before, config, path)
-    facts = folder.load_environment()
     with folder.locked():
         newest = checkpoint.latest(folder.checkpoints, step)
         _must_have_more(folder, config, newest)
         material = prepare(config, load_tokenizers(folder.path, config), progress)
-        if _tokenizer_fingerprint(material) != facts["tokenizer"]:
-            raise CheckpointError(
-                f"the tokenizer in {folder.path} has changed since the run began; its ids no "
-                "longer mean what the model learned"
-            )
-        if material.fingerprint != facts["data"]:
-            raise DataError(
-                "the data has changed since the run began: "
-                f"{config.data.path or config.data.source}\n"
-                "put the old file back, or begin a new run with regard train"
-            )
+        folder.must_have(tokenizer_fingerprint(material.tokenizers))
+        folder.must_be_of(material.fingerprint)
         yield from _run(config, material, folder, pick_device(config.device), newest)
 
 
@@ -180,7 +177,9 @@ def _run(
 ) -> Iterator[Event]:
     settings = config.train
     torch.manual_seed(settings.seed)
-    model = build_model(material.model).to(device)
+    model = build_model(material.model)
+    device = torch.device("cpu") if hasattr(model, "fit") else device  # counting is in float64
+    model = model.to(device)
     parameters = sum(p.numel() for p in model.parameters())
     start = 0 if newest is None else newest.step
     yield Begun(folder.path, config, material.description, parameters, start)
@@ -205,12 +204,6 @@ def _run(
         best = _restored(best, folder)
     else:
         folder.cut_back(dict.fromkeys(folder.sizes(), 0))
-    measured = evaluate.losses(material, model, device, 1)
-    if settings.best not in ("last", *measured):
-        known = ", ".join(["last", *measured])
-        raise ConfigError(
-            f"train.best={settings.best!r} is not measured here; choose among {known}"
-        )
     folder.save_config(config)  # only now is it known to fit
 
     factor = schedule(settings.schedule, settings.steps)
@@ -346,13 +339,6 @@ def _sample(material: Material, model: nn.Module, seed: int) -> str:
     chain = parse_chain(["temperature=0.8", "top_p=0.95"])
     (ids,) = generate(language, [first], chain, tokens=160, seed=seed)
     return tokenizers.decode(first + ids)
-
-
-def _tokenizer_fingerprint(material: Material) -> str:
-    tokenizers = material.tokenizers
-    if isinstance(tokenizers, PairTokenizers):
-        return f"{tokenizers.source.fingerprint()} {tokenizers.target.fingerprint()}"
-    return tokenizers.fingerprint()
 
 
 def _hash(table: Any) -> str:

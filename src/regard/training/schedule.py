@@ -4,11 +4,14 @@ import math
 from collections.abc import Callable
 
 from regard.config import Choice, make
+from regard.errors import ConfigError
 
 Schedule = Callable[[int], float]
 
 
 def _after_warmup(warmup: int, then: Schedule) -> Schedule:
+    if warmup < 0:
+        raise ConfigError(f"schedule: warmup={warmup} must be at least 0")
     return lambda step: (step + 1) / warmup if step < warmup else then(step)
 
 

@@ -55,13 +55,16 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, model_too: bool = True)
 def _probe(config: RunConfig, material: Material, device: torch.device) -> tuple[float, float]:
     """Seconds and targets of a step, after one to warm up."""
     model = build_model(resolve(config.model)).to(device)
-    batches = (material.batch(number).to(device) for number in range(PROBE_STEPS + 1))
+    settings = config.train
+    count = (PROBE_STEPS + 1) * settings.accumulate
+    batches = (material.batch(number).to(device) for number in range(count))
     steps = train(
         Objective(model, material.task),
         batches,
-        optimizers(config.train.optimizer, model, config.train.rate),
-        lambda step: config.train.rate,
-        autocast=autocast(config.train, device),
+        optimizers(settings.optimizer, model, settings.rate),
+        lambda step: settings.rate,
+        accumulate=settings.accumulate,
+        autocast=autocast(settings, device),
     )
     next(steps)
     begin = time.perf_counter()

@@ -45,8 +45,8 @@ class Turn:
 class Position(nn.Module):
     """How a model learns where a token stands. There are three doors; open one.
 
-    `at` holds the absolute position of every token, so decoding states, left padding and
-    packed sequences need no special case. Each door is asked once per forward pass.
+    `at` holds the absolute position of every token, so decoding states and packed documents
+    need no special case. Each door is asked once per forward pass.
     """
 
     each_layer = False  # add `embed` to the input of every layer's attention, not once

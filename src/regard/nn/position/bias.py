@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.errors import ShapeError
 from regard.nn.position.base import Position
 
 
@@ -46,6 +47,8 @@ class T5(Position):
 
     def __init__(self, heads: int, causal: bool, buckets: int = 32, reach: int = 128) -> None:
         super().__init__()
+        if buckets < 4 or reach <= buckets:
+            raise ShapeError(f"t5: buckets={buckets} must be at least 4, and reach={reach} more")
         self.causal, self.buckets, self.reach = causal, buckets, reach
         self.table = nn.Embedding(buckets, heads)
 
