@@ -8,7 +8,7 @@ with a cosine to 1e-4, no dropout). Three things are trained, in turns of 100 st
 meet the same machine:
 
     nanoGPT     as above
-    same        regard at the same sizes, batch and steps
+    same        regard with the same model (learned positions, GELU, no biases), batch and steps
     chosen      the recipe that regard chooses by itself for this file
 
 and the table says how fast each was, its loss on the whole held-out text, and how long `chosen`
@@ -155,6 +155,9 @@ class NanoGPT:
 
 
 SAME = [
+    "model.preset=gpt2",
+    "model.bias=false",
+    "model.ffn=gelu",
     "model.layers=4",
     "model.heads=4",
     "model.dim=128",

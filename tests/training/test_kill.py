@@ -27,7 +27,7 @@ def storm(place, kills, steps, seed):
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     print(figures)
-    assert figures["kills"] == kills
+    assert figures["kills"] == kills  # each after a checkpoint that the next attempt went on from
     assert figures["equal"] == figures["runs"]  # losses, samples, weights, optimizer: every byte
     assert figures["older"] == 0  # no kill ever took back a checkpoint
     assert figures["left"] == 0
