@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo test check shapes long format clean
 
-demo: .venv/ready  ## set up, then learn to translate numbers in under three minutes
+demo: .venv/ready  ## set up, then learn to write numbers in French, in a minute
 	$(BIN)/regard quickstart
 
 test: .venv/ready check  ## lint, types and the tests that every commit must pass

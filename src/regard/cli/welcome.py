@@ -10,7 +10,7 @@ from typer import Context
 from regard.cli.talk import aligned, bold, dim
 
 TRY = [
-    ("regard quickstart", "teach a model numbers in French, in three minutes"),
+    ("regard quickstart", "teach a model numbers in French, in a minute"),
     ("regard train YOUR.txt minutes=5", "a model of your own text, sized to this machine"),
     ("regard info gpt2", "what a published model is made of"),
 ]
