@@ -190,3 +190,12 @@ def test_heads_must_divide_the_width():
 def test_key_heads_must_divide_the_heads():
     with pytest.raises(ShapeError, match="kv_heads=3 must divide heads=4"):
         Attention(32, 4, kv_heads=3)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_one_product_in_training_gives_what_three_give(kv_heads, bias):
+    attention = Attention(16, 4, kv_heads=kv_heads, bias=bias)
+    x, view = torch.randn(2, 5, 16), View.of(Mask.causal(), torch.arange(5).unsqueeze(0))
+    together = attention.train()(x, view=view)
+    torch.testing.assert_close(together, attention.eval()(x, view=view), rtol=0, atol=1e-6)

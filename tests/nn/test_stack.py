@@ -34,7 +34,7 @@ def test_with_positions_the_order_of_the_input_matters(position):
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned"])
 def test_positions_of_each_layer_are_added_before_every_attention(position):
-    stack = encoder(position={"kind": position, "each_layer": True})
+    stack = encoder(position={"kind": position, "each_layer": True}).eval()
     inputs = []
     for block in stack.blocks:
         block.attention.query.register_forward_hook(lambda _, given, __: inputs.append(given[0]))
