@@ -3,7 +3,7 @@ import torch
 from torch.autograd import gradcheck
 
 import reference
-from regard.nn.ffn import FFNS, GATED
+from regard.nn.ffn import FFNS, GATES
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -12,6 +12,9 @@ FORMULAS = {
     "relu2": (reference.feed_forward, reference.relu2),
     "gelu": (reference.feed_forward, reference.gelu),
     "gelu_tanh": (reference.feed_forward, reference.gelu_tanh),
+    "silu": (reference.feed_forward, reference.silu),
+    "reglu": (reference.gated, reference.relu),
+    "geglu_tanh": (reference.gated, reference.gelu_tanh),
     "swiglu": (reference.gated, reference.silu),
     "geglu": (reference.gated, reference.gelu),
 }
@@ -43,4 +46,4 @@ def test_a_feed_forward_drops_out_only_in_training(name):
 
 
 def test_the_list_of_gated_ones_names_those_with_a_gate():
-    assert {name for name in FFNS if hasattr(FFNS[name](dim=2, ffn_dim=2), "gate")} == GATED
+    assert {name for name in FFNS if hasattr(FFNS[name](dim=2, ffn_dim=2), "gate")} == set(GATES)

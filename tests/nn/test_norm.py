@@ -4,7 +4,7 @@ from torch import nn
 from torch.autograd import gradcheck
 
 import reference
-from regard.nn.norm import NORMS, LayerNorm, RMSNorm
+from regard.nn.norm import NORMS, LayerNorm, RMSNorm, RMSNormPlusOne
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -28,6 +28,15 @@ def test_rms_norm_computes_the_formula():
     x = 3 * torch.randn(2, 5, 8) + 1
     expected = reference.each_vector(lambda v: reference.rms_norm(v, norm.weight.tolist(), 1e-3), x)
     torch.testing.assert_close(norm(x), expected, rtol=0, atol=1e-12)
+
+
+def test_rms_norm_plus_one_is_rms_norm_with_its_scale_moved():
+    norm, plain = RMSNormPlusOne(8), RMSNorm(8)
+    assert not norm.weight.any()
+    nn.init.normal_(norm.weight)
+    plain.weight.data = 1 + norm.weight.data
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(norm(x), plain(x), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NORMS)

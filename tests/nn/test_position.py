@@ -223,3 +223,14 @@ def test_one_complex_product_turns_as_the_parts_do():
     weights = torch.randn_like(x)
     grads = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (at_once, in_parts)]
     torch.testing.assert_close(*grads, rtol=0, atol=1e-6)
+
+
+def test_sines_may_stand_before_cosines():
+    mixed, halves = Sinusoidal(8).embed(at(0, 3, 9)), Sinusoidal(8, halves=True).embed(at(0, 3, 9))
+    torch.testing.assert_close(halves, torch.cat((mixed[..., ::2], mixed[..., 1::2]), -1))
+
+
+def test_learned_positions_may_begin_further_down_their_table():
+    position = Learned(8, context=16, offset=2)
+    assert len(position.table.weight) == 18
+    assert torch.equal(position.embed(at(0, 15))[0], position.table.weight[[2, 17]])

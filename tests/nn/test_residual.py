@@ -2,7 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from regard.errors import ConfigError
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.attention import View
+from regard.nn.mask import Mask
 from regard.nn.norm import LayerNorm
 from regard.nn.residual import Order, deepnorm, residual
 
@@ -59,3 +62,30 @@ def test_a_deepnorm_model_weighs_its_stream_by_its_own_depth():
     model = Transformer(config)
     assert model.encoder.blocks[0].order.scale == pytest.approx(0.81 * (6**4 * 3) ** (1 / 16))
     assert model.decoder.blocks[0].order.scale == pytest.approx(9**0.25)
+
+
+@pytest.mark.parametrize("kind", ["parallel", "parallel_norms"])
+def test_parallel_branches_read_the_same_stream(kind):
+    stack = Transformer(
+        TransformerConfig(
+            vocab_size=5, dim=8, layers=1, heads=2, order=kind, position="none", shape="encoder"
+        )
+    ).encoder.double()
+    (block,) = stack.blocks
+    for norm in (block.attention_norm, block.ffn_norm):
+        if norm is not None:
+            nn.init.normal_(norm.weight)
+    x, at = torch.randn(2, 3, 8).double(), torch.arange(3).unsqueeze(0)
+    view = View.of(Mask(), at)
+    other = block.attention_norm if kind == "parallel" else block.ffn_norm
+    expected = x + block.attention(block.attention_norm(x), view=view) + block.ffn(other(x))
+    torch.testing.assert_close(block(x, view=view), expected, rtol=0, atol=1e-12)
+
+
+def test_parallel_branches_leave_no_place_for_cross_attention():
+    with pytest.raises(ConfigError, match="no place for cross-attention"):
+        Transformer(
+            TransformerConfig(
+                vocab_size=5, dim=8, layers=1, heads=2, order="parallel", shape="encoder-decoder"
+            )
+        )

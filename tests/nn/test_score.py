@@ -1,9 +1,12 @@
+import math
+
 import pytest
 import torch
 from torch.autograd import gradcheck
 
 import reference
-from regard.nn.score import SCORES, Dot, ScaledDot, Shaw
+from regard.config import make
+from regard.nn.score import SCORES, Dot, ScaledDot, Shaw, TransformerXL
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -35,6 +38,32 @@ def test_shaw_computes_the_formula_also_beyond_its_reach():
     compare(score, reference.shaw(score.relative.weight.tolist(), 3))
 
 
+def test_a_cap_bends_the_scores_and_keeps_them_from_the_fused_kernel():
+    assert ScaledDot(4).fused
+    assert not ScaledDot(4, cap=0.5).fused
+    compare(
+        ScaledDot(4, width=9, cap=0.5),
+        lambda a, b, i, j: 0.5 * math.tanh(reference.dot(a, b) / 3 / 0.5),
+    )
+
+
+def test_transformer_xl_computes_the_formula():
+    score = TransformerXL(dim=6, heads=3, head_dim=4)
+    for parameter in score.parameters():
+        torch.nn.init.normal_(parameter)
+    q, k = torch.randn(2, 3, 6, 4), torch.randn(2, 3, 9, 4)
+    scores = score(q, k, torch.arange(3, 9).unsqueeze(0), torch.arange(9).unsqueeze(0))
+    for head in range(3):
+        rows = score.distance.weight[4 * head : 4 * head + 4]
+        u, v = score.content_bias[head, 0], score.distance_bias[head, 0]
+        for i in range(6):
+            for j in range(9):
+                wave = reference.tensor(reference.sinusoid(i + 3 - j, 6))
+                a, b = q[1, head, i], k[1, head, j]
+                expected = ((a + u) @ b + (a + v) @ (rows @ wave)) / 2
+                assert abs((scores[1, head, i, j] - expected).item()) < 1e-12
+
+
 def test_shaw_goes_by_positions_not_by_indices():
     score = Shaw(4, reach=3)
     q, k = torch.randn(2, 1, 2, 4), torch.randn(2, 1, 3, 4)
@@ -51,7 +80,7 @@ def test_shaw_goes_by_positions_not_by_indices():
 
 @pytest.mark.parametrize("name", SCORES)
 def test_every_score_has_the_right_gradient(name):
-    score = SCORES[name](head_dim=4) if name != "dot" else SCORES[name]()
+    score = make(name, SCORES, "score", dim=8, heads=2, head_dim=4)
     at = torch.arange(3).unsqueeze(0)
     q = torch.randn(1, 2, 3, 4, requires_grad=True)
     k = torch.randn(1, 2, 3, 4, requires_grad=True)

@@ -12,7 +12,7 @@ AT = torch.arange(6).unsqueeze(0)
 
 
 def encoder(**fields):
-    return Transformer(TransformerConfig(**TINY, shape="encoder", **fields)).encoder
+    return Transformer(TransformerConfig(**{**TINY, **fields}, shape="encoder")).encoder
 
 
 def test_without_positions_a_permutation_of_the_input_permutes_the_output():
@@ -78,3 +78,44 @@ def test_a_norm_of_the_embeddings_stands_before_the_first_block():
     stack(5 + 3 * torch.randn(2, 6, 16), at=AT, mask=Mask.none())
     torch.testing.assert_close(inputs[0].mean(-1), torch.zeros(2, 6), rtol=0, atol=1e-5)
     torch.testing.assert_close(inputs[0].var(-1, correction=0), torch.ones(2, 6), rtol=0, atol=1e-3)
+
+
+def test_shared_layers_are_one_block_used_again():
+    shared, alone = encoder(shared_layers=True).eval(), encoder().eval()
+    assert len(shared.blocks) == 1
+    assert len(shared.layers) == 2
+    alone.position.load_state_dict(shared.position.state_dict())
+    alone.norm.load_state_dict(shared.norm.state_dict())
+    for block in alone.blocks:
+        block.load_state_dict(shared.blocks[0].state_dict())
+    x = torch.randn(2, 6, 16)
+    torch.testing.assert_close(
+        shared(x, at=AT, mask=Mask.none()), alone(x, at=AT, mask=Mask.none())
+    )
+
+
+def test_some_layers_see_everything_in_spite_of_a_window():
+    stack = encoder(layers=4, window=2, global_every=2)
+    assert stack.windows == (2, None, 2, None)
+    masks = []
+    for block in stack.blocks:
+        block.attention.register_forward_pre_hook(
+            lambda _, __, named: masks.append(named["view"].dense()), with_kwargs=True
+        )
+    stack(torch.randn(2, 6, 16), at=AT, mask=Mask.causal())
+    assert [int(mask[0, 0, -1].sum()) for mask in masks] == [2, 6, 2, 6]
+
+
+def test_queries_and_keys_are_normed_each_by_itself():
+    stack = encoder(qk_norm=True, position="none").double()
+    attention = stack.blocks[0].attention
+    torch.nn.init.normal_(attention.q_norm.weight)
+    seen = []
+    attention.q_tap.register_forward_hook(lambda _, __, out: seen.append(out))
+    x = torch.randn(2, 6, 16).double()
+    for mode in (True, False):
+        attention.train(mode)
+        stack(x, at=AT, mask=Mask.none())
+    q = attention.query(stack.blocks[0].attention_norm(x)).unflatten(-1, (4, 4)).transpose(1, 2)
+    for each in seen:
+        torch.testing.assert_close(each, attention.q_norm(q), rtol=0, atol=1e-12)

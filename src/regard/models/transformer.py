@@ -1,8 +1,9 @@
 """The Transformer in its three shapes, from one configuration."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -14,44 +15,43 @@ from regard.models.base import State
 from regard.nn.attention import Attention
 from regard.nn.block import Block
 from regard.nn.embed import Embedding
-from regard.nn.ffn import FFNS, GATED
-from regard.nn.head import Head
+from regard.nn.ffn import FFNS, GATES
+from regard.nn.head import HEADS, Head
 from regard.nn.init import INITS, deepnorm_gain
 from regard.nn.mask import Mask
 from regard.nn.norm import NORMS
 from regard.nn.position import POSITIONS
 from regard.nn.residual import Order, deepnorm
-from regard.nn.score import SCORES
+from regard.nn.score import RELATIVE, SCORES
 from regard.nn.stack import Stack
 from regard.nn.state import KeyValues, Source, TransformerState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TransformerConfig:
-    """Any Transformer. Sizes first, then choices; a choice is a key of the table beside it."""
+class StackConfig:
+    """Any stack of blocks. Sizes first, then choices; a choice is a key of the table beside it."""
 
-    vocab_size: int
-    source_vocab_size: int | None = None  # None: one vocabulary for both sides
     dim: int = 512
     layers: int = 6  # of the decoder, or of the only stack
-    encoder_layers: int | None = None  # None: as many as `layers`
     heads: int = 8
     kv_heads: int | None = None  # None: one per head
     head_dim: int | None = None  # None: dim / heads
     ffn_dim: int | None = None  # None: 4 dim, or 8/3 dim rounded up to 8 where gated
-    context: int = 1024
-    shape: Literal["encoder", "decoder", "encoder-decoder"] = "decoder"
     score: Choice = "scaled_dot"  # nn.score.SCORES
     position: Choice = "learned"  # nn.position.POSITIONS
     window: int | None = None  # how far self-attention sees; None: everything
+    global_every: int | None = None  # every so many layers see everything in spite of `window`
     norm: str = "layer"  # nn.norm.NORMS
     norm_eps: float = 1e-5
-    order: Literal["pre", "post", "sandwich", "deepnorm", "none"] = "pre"
+    qk_norm: bool = False  # norm each query and each key
+    order: Literal["pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"] = (
+        "pre"
+    )
+    stream_scale: float | None = None  # deepnorm's weight of the stream; None: by depth
     ffn: str = "gelu"  # nn.ffn.FFNS
     init: Choice = "normal"  # nn.init.INITS
-    tied: bool = True  # output matrix = embedding matrix
-    bias: bool = True
-    embed_scaled: bool = False  # multiply embeddings by sqrt(dim)
+    bias: bool | Literal["qkv"] = True  # "qkv": of queries, keys and values only
+    shared_layers: bool = False  # one block, used for every layer
     embed_norm: bool = False  # norm the embeddings, positions included
     dropout: float = 0.0  # of embeddings and of every branch
     attention_dropout: float = 0.0  # of attention weights
@@ -59,7 +59,7 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if type(value) is int and value < 1:
+            if type(value) is int and value < (name != "segments"):
                 raise ConfigError(f"{name}={value} must be at least 1")
         if self.head_dim is None and self.dim % self.heads:
             raise ShapeError(f"heads={self.heads} must divide dim={self.dim}, or give head_dim")
@@ -78,6 +78,52 @@ class TransformerConfig:
             kind, _ = kind_of(getattr(self, name))
             if kind not in table:
                 raise ConfigError(unknown(name, kind, table))
+        if self.global_every is not None and self.window is None:
+            raise ConfigError("global_every needs a window: without one every layer is global")
+        if self.stream_scale is not None and self.order != "deepnorm":
+            raise ConfigError(f"stream_scale belongs to order='deepnorm', not {self.order!r}")
+
+    @property
+    def width(self) -> int:
+        """The width of the feed-forward layer."""
+        if self.ffn_dim is not None:
+            return self.ffn_dim
+        return -(-8 * self.dim // 24) * 8 if self.ffn in GATES else 4 * self.dim
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """How many layers the encoder and the decoder have; 0 where there is none."""
+        return self.layers, 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerConfig(StackConfig):
+    """Any Transformer that reads ids."""
+
+    vocab_size: int
+    source_vocab_size: int | None = None  # None: one vocabulary for both sides
+    context: int = 1024
+    shape: Literal["encoder", "decoder", "encoder-decoder"] = "decoder"
+    encoder_layers: int | None = None  # None: as many as `layers`
+    embed_dim: int | None = None  # width of the embedding tables; None: dim
+    factored: Literal["tables", "tokens"] = "tables"  # with embed_dim: all tables, or E alone
+    embed_scaled: bool = False  # multiply embeddings by sqrt(dim)
+    segments: int = 0  # kinds of sentences an encoder tells apart (BERT: 2)
+    tied: bool = True  # output matrix = embedding matrix
+    head: Choice = "linear"  # nn.head.HEADS
+
+    def __post_init__(self) -> None:
+        StackConfig.__post_init__(self)
+        kind, _ = kind_of(self.head)
+        if kind not in HEADS:
+            raise ConfigError(unknown("head", kind, HEADS))
+        if self.segments and self.shape != "encoder":
+            raise ConfigError(f"segments belong to an encoder, not to shape={self.shape!r}")
+        if self.embed_dim is not None and self.factored == "tables" and kind == "linear":
+            raise ConfigError(
+                f"embed_dim={self.embed_dim} with tied tables needs head='masked', which narrows "
+                "what it reads; or factored='tokens'"
+            )
         if self.shape != "encoder-decoder" and (
             self.source_vocab_size is not None or self.encoder_layers is not None
         ):
@@ -85,13 +131,6 @@ class TransformerConfig:
                 "source_vocab_size and encoder_layers belong to an encoder-decoder, "
                 f"not to shape={self.shape!r}"
             )
-
-    @property
-    def width(self) -> int:
-        """The width of the feed-forward layer."""
-        if self.ffn_dim is not None:
-            return self.ffn_dim
-        return -(-8 * self.dim // 24) * 8 if self.ffn in GATED else 4 * self.dim
 
     @property
     def depths(self) -> tuple[int, int]:
@@ -106,8 +145,8 @@ class TransformerConfig:
 class Transformer(nn.Module):
     """Vaswani et al. 2017 and its descendants: encoder, decoder, or both.
 
-    `forward` gives hidden states; `head` turns them into logits. `start` and `step` make
-    those with a decoder a `Language`.
+    `forward` gives hidden states; `head` reads logits off them. `start` and `step` make those
+    with a decoder a `Language`.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -115,21 +154,36 @@ class Transformer(nn.Module):
         self.config = config
         self.context = config.context
         encoder_layers, decoder_layers = config.depths
-        self.embed = Embedding(config.vocab_size, config.dim, scaled=config.embed_scaled)
+        tables = config.embed_dim if config.factored == "tables" else None
+        embedding = partial(
+            Embedding,
+            dim=tables or config.dim,
+            scaled=config.embed_scaled,
+            segments=config.segments,
+            table_dim=config.embed_dim,
+        )
+        self.embed = embedding(config.vocab_size)
         self.source_embed = None
         if config.source_vocab_size is not None:
-            self.source_embed = Embedding(
-                config.source_vocab_size, config.dim, scaled=config.embed_scaled
-            )
-        self.encoder = _stack(config, "encoder") if encoder_layers else None
-        self.decoder = _stack(config, "decoder") if decoder_layers else None
-        tied = self.embed.token if config.tied else None
-        self.head = Head(config.dim, config.vocab_size, tied=tied)
+            self.source_embed = embedding(config.source_vocab_size)
+        stack = partial(build_stack, config, embed_dim=tables, context=config.context)
+        self.encoder = stack(side="encoder") if encoder_layers else None
+        self.decoder = stack(side="decoder") if decoder_layers else None
+        self.head: Any = make(
+            config.head,
+            HEADS,
+            "head",
+            dim=config.dim,
+            vocab_size=config.vocab_size,
+            embed_dim=config.embed_dim,
+            tied=self.embed.token if config.tied else None,
+            norm=norms(config),
+        )
         make(config.init, INITS, "init", model=self, layers=max(config.depths))
         if config.order == "deepnorm":
-            for side, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-                if stack is not None:
-                    deepnorm_gain(stack, _deepnorm(config, side)[1])
+            for side, part in (("encoder", self.encoder), ("decoder", self.decoder)):
+                if part is not None:
+                    deepnorm_gain(part, _deepnorm(config, side)[1])
 
     def forward(
         self,
@@ -138,14 +192,15 @@ class Transformer(nn.Module):
         source: Source | None = None,
         mask: Mask = Mask(),  # noqa: B008 -- a frozen value
         at: Int[Tensor, "#batch time"] | None = None,
+        segments: Int[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states of `ids`. A decoder is causal unless `mask` opens a prefix."""
         at = self._positions(ids) if at is None else at
-        x = self.embed(ids)
+        x = self.embed(ids, segments)
         if self.decoder is None:
             assert self.encoder is not None
-            return self.encoder(x, at=at, mask=self._self_mask(mask, causal=False))
-        mask = self._self_mask(mask, causal=True)
+            return self.encoder(x, at=at, mask=mask)
+        mask = _causal(mask)
         if self.encoder is None:
             return self.decoder(x, at=at, mask=mask)
         memory, memory_mask = self._read(source)
@@ -155,9 +210,11 @@ class Transformer(nn.Module):
         """Empty buffers for `rows` rows of up to `capacity` ids; the source is read here, once."""
         if self.decoder is None:
             raise ConfigError("an encoder does not generate; a decoder or an encoder-decoder does")
+        if not isinstance(self.head, Head):
+            raise ConfigError(f"head={self.config.head!r} reads, it does not write tokens")
         if capacity > self.config.context and kind_of(self.config.position)[0] == "learned":
             raise ShapeError(f"capacity={capacity} is beyond the learned context={self.context}")
-        blocks = cast(list[Block], list(self.decoder.blocks))
+        blocks = self.decoder.layers
         like = self.embed.token.weight
 
         def empty(attention: Attention) -> KeyValues:
@@ -196,7 +253,7 @@ class Transformer(nn.Module):
         x = self.decoder(
             self.embed(ids),
             at=at,
-            mask=self._self_mask(Mask(), causal=True),
+            mask=Mask.causal(),
             memory_mask=None if lengths is None else Mask.lengths(lengths),
             state=state,
         )
@@ -209,13 +266,7 @@ class Transformer(nn.Module):
             raise ConfigError("an encoder-decoder needs a source to read")
         embed = self.embed if self.source_embed is None else self.source_embed
         mask = Mask.lengths(source.lengths)
-        own = self._self_mask(mask, causal=False)
-        return self.encoder(embed(source.ids), at=self._positions(source.ids), mask=own), mask
-
-    def _self_mask(self, mask: Mask, *, causal: bool) -> Mask:
-        if causal and not mask.is_causal:
-            mask = Mask.causal() & mask
-        return mask if self.config.window is None else mask & Mask.window(self.config.window)
+        return self.encoder(embed(source.ids), at=self._positions(source.ids), mask=mask), mask
 
     def _positions(self, ids: Tensor) -> Tensor:
         if ids.shape[1] > self.config.context:
@@ -226,61 +277,95 @@ class Transformer(nn.Module):
         __call__ = forward
 
 
-def _deepnorm(config: TransformerConfig, side: str) -> tuple[float, float]:
-    return deepnorm(cast(Literal["encoder", "decoder"], side), *config.depths)
+def _causal(mask: Mask) -> Mask:
+    return mask if mask.is_causal else Mask.causal() & mask
 
 
-def _stack(config: TransformerConfig, side: Literal["encoder", "decoder"]) -> Stack:
+def _deepnorm(config: StackConfig, side: str) -> tuple[float, float]:
+    scale, gain = deepnorm(cast(Literal["encoder", "decoder"], side), *config.depths)
+    return scale if config.stream_scale is None else config.stream_scale, gain
+
+
+def norms(config: StackConfig) -> Callable[[int], nn.Module]:
+    """What makes a norm of any width, as the config chooses."""
+
+    def norm(dim: int) -> nn.Module:
+        options = {"dim": dim, "eps": config.norm_eps, "bias": config.bias is True}
+        return make(config.norm, NORMS, "norm", **options)
+
+    return norm
+
+
+def build_stack(
+    config: StackConfig,
+    side: Literal["encoder", "decoder"],
+    *,
+    context: int,
+    embed_dim: int | None = None,
+) -> Stack:
     """Choose the parts of one side. Every choice of the config is made here."""
     order = Order(config.order, _deepnorm(config, side)[0] if config.order == "deepnorm" else 1.0)
-    norm = partial(
-        make, config.norm, NORMS, "norm", dim=config.dim, eps=config.norm_eps, bias=config.bias
-    )
+    norm = norms(config)
+    embed_dim = config.dim if embed_dim is None else embed_dim
     head_dim = config.dim // config.heads if config.head_dim is None else config.head_dim
     position = make(
         config.position,
         POSITIONS,
         "position",
-        dim=config.dim,
+        dim=embed_dim,
         heads=config.heads,
         head_dim=head_dim,
-        context=config.context,
+        context=context,
         causal=side == "decoder",
     )
+    if position.each_layer and embed_dim != config.dim:
+        raise ConfigError(
+            f"positions of width embed_dim={embed_dim} cannot be added in every layer of "
+            f"dim={config.dim}; set factored='tokens'"
+        )
     attention = partial(
         Attention,
         config.dim,
         config.heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
-        score=config.score,
+        qk_norm=norm if config.qk_norm else None,
         bias=config.bias,
         dropout=config.attention_dropout,
     )
-    cross = config.shape == "encoder-decoder" and side == "decoder"
+    encoder_layers, decoder_layers = config.depths
+    layers = encoder_layers if side == "encoder" else decoder_layers
+    cross = side == "decoder" and encoder_layers > 0
+    relative = kind_of(config.score)[0] in RELATIVE
     blocks = [
         Block(
-            attention(),
+            attention(score=config.score),
             make(
                 config.ffn,
                 FFNS,
                 "ffn",
                 dim=config.dim,
                 ffn_dim=config.width,
-                bias=config.bias,
+                bias=config.bias is True,
                 dropout=config.ffn_dropout,
             ),
-            norm,
+            partial(norm, config.dim),
             order,
-            cross=attention() if cross else None,
+            cross=attention(score="scaled_dot" if relative else config.score) if cross else None,
             dropout=config.dropout,
         )
-        for _ in range(config.depths[0 if side == "encoder" else 1])
+        for _ in range(1 if config.shared_layers else layers)
     ]
+    every = config.global_every
     return Stack(
         blocks,
         position,
-        embed_norm=norm() if config.embed_norm else None,
-        norm=norm() if order.final_norm else None,
+        windows=[
+            None if every and not (number + 1) % every else config.window
+            for number in range(layers)
+        ],
+        embed_norm=norm(embed_dim) if config.embed_norm else None,
+        project=None if embed_dim == config.dim else nn.Linear(embed_dim, config.dim),
+        norm=norm(config.dim) if order.final_norm else None,
         dropout=config.dropout,
     )

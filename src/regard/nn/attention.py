@@ -1,7 +1,8 @@
 """Attention: a soft look-up of values by comparing a query with keys."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -74,8 +75,9 @@ class Attention(nn.Module):
         head_i = softmax(score(x Q_i, m K_i) | allowed) m V_i,     y = [head_1 ... head_h] O
 
     With `kv_heads < heads`, neighbouring query heads share one key and value head (GQA; one
-    for all is multi-query). The taps see q and k; `explain` recomputes any row of the weights
-    from them, so the fused kernel runs whether or not someone is looking.
+    for all is multi-query). `qk_norm` norms each query and key by itself (Qwen 3). The taps see
+    q and k; `explain` recomputes any row of the weights from them, so the fused kernel runs
+    whether or not someone is looking.
     """
 
     def __init__(
@@ -87,7 +89,8 @@ class Attention(nn.Module):
         head_dim: int | None = None,
         value_dim: int | None = None,  # width of a value head; None: head_dim
         score: Choice = "scaled_dot",
-        bias: bool = False,
+        qk_norm: Callable[[int], nn.Module] | None = None,
+        bias: bool | Literal["qkv"] = False,  # "qkv": not at the output (Qwen 2)
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -100,11 +103,13 @@ class Attention(nn.Module):
         value_dim = head_dim if value_dim is None else value_dim
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.dropout = dropout
-        self.query = nn.Linear(dim, heads * head_dim, bias=bias)
-        self.key = nn.Linear(dim, kv_heads * head_dim, bias=bias)
-        self.value = nn.Linear(dim, kv_heads * value_dim, bias=bias)
-        self.out = nn.Linear(heads * value_dim, dim, bias=bias)
-        self.score = make(score, SCORES, "score", head_dim=head_dim)
+        self.query = nn.Linear(dim, heads * head_dim, bias=bool(bias))
+        self.key = nn.Linear(dim, kv_heads * head_dim, bias=bool(bias))
+        self.value = nn.Linear(dim, kv_heads * value_dim, bias=bool(bias))
+        self.out = nn.Linear(heads * value_dim, dim, bias=bias is True)
+        self.q_norm = None if qk_norm is None else qk_norm(head_dim)
+        self.k_norm = None if qk_norm is None else qk_norm(head_dim)
+        self.score = make(score, SCORES, "score", dim=dim, heads=heads, head_dim=head_dim)
         self.q_tap, self.k_tap = Tap(), Tap()
 
     def forward(
@@ -124,6 +129,8 @@ class Attention(nn.Module):
         else:
             q = split_heads(self.query(x), self.heads)  # (batch, heads, time, head_dim)
             k, v = self.keys_values(x if memory is None else memory) if given is None else given
+        if self.q_norm is not None:
+            q = self.q_norm(q)
         if view.turn is not None:
             q, k = view.turn.apply(q), view.turn.apply(k)
         if state is not None:
@@ -136,10 +143,11 @@ class Attention(nn.Module):
 
     def keys_values(self, memory: Float[Tensor, "batch seen dim"]) -> tuple[Tensor, Tensor]:
         """What `memory` is looked up by, and what is found: (batch, kv_heads, seen, head_dim)."""
-        return (
-            split_heads(self.key(memory), self.kv_heads),
-            split_heads(self.value(memory), self.kv_heads),
-        )
+        k = split_heads(self.key(memory), self.kv_heads)
+        return self._normed(k), split_heads(self.value(memory), self.kv_heads)
+
+    def _normed(self, k: Tensor) -> Tensor:
+        return k if self.k_norm is None else self.k_norm(k)
 
     def _together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values by one product: fewer, larger ones are faster in training.
@@ -152,7 +160,7 @@ class Attention(nn.Module):
         q, k, v = F.linear(x, weight, bias).split([part.out_features for part in parts], dim=-1)
         return (
             split_heads(q, self.heads),
-            split_heads(k, self.kv_heads),
+            self._normed(split_heads(k, self.kv_heads)),
             split_heads(v, self.kv_heads),
         )
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.errors import ConfigError
 from regard.nn.attention import Attention, View
 from regard.nn.residual import Order, residual
 from regard.nn.state import KeyValues
@@ -26,12 +27,18 @@ class Block(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        if order.parallel and cross is not None:
+            raise ConfigError(
+                f"order={order.kind!r} has no place for cross-attention; "
+                "an encoder-decoder needs pre, post, sandwich, deepnorm or none"
+            )
         after = norm if order.kind == "sandwich" else lambda: None
         self.attention, self.attention_norm, self.attention_after = attention, norm(), after()
         if cross is not None:
             self.cross_norm, self.cross_after = norm(), after()
         self.cross = cross
-        self.ffn, self.ffn_norm, self.ffn_after = ffn, norm(), after()
+        self.ffn, self.ffn_after = ffn, after()
+        self.ffn_norm = None if order.kind == "parallel" else norm()
         self.order, self.dropout = order, dropout
         self.out_tap = Tap()
 
@@ -47,6 +54,12 @@ class Block(nn.Module):
     ) -> Float[Tensor, "batch time dim"]:
         """The stream after this layer."""
         drop = self._drop
+        if self.order.parallel:
+            normed = self.attention_norm(x)
+            looked = self.attention(normed, view=view, state=state)
+            thought = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(x))
+            return self.out_tap(x + drop(looked) + drop(thought))
+        assert self.ffn_norm is not None
         x = residual(
             x,
             lambda x: drop(self.attention(x, view=view, state=state)),

@@ -6,19 +6,45 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.errors import ConfigError
+
 
 class Embedding(nn.Module):
-    r"""x_t = s E[id_t], E learned; s = sqrt(dim) in the 2017 Transformer, else 1."""
+    r"""x_t = s E[id_t] + S[segment_t], E and S learned; s = sqrt(dim) in 2017 and Gemma, else 1.
 
-    def __init__(self, vocab_size: int, dim: int, *, scaled: bool = False) -> None:
+    BERT tells two sentences apart by S. Where the table is narrower than the model, a matrix
+    widens x (OPT 350M).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        *,
+        scaled: bool = False,
+        segments: int = 0,
+        table_dim: int | None = None,
+    ) -> None:
         super().__init__()
-        self.token = nn.Embedding(vocab_size, dim)
+        width = dim if table_dim is None else table_dim
+        self.token = nn.Embedding(vocab_size, width)
+        self.segment = nn.Embedding(segments, width) if segments else None
+        self.project = None if width == dim else nn.Linear(width, dim, bias=False)
         self.scale = math.sqrt(dim) if scaled else 1.0
 
-    def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time dim"]:
-        """The vectors."""
+    def forward(
+        self,
+        ids: Int[Tensor, "batch time"],
+        segments: Int[Tensor, "batch time"] | None = None,
+    ) -> Float[Tensor, "batch time dim"]:
+        """The vectors; without `segments` all is the first one."""
         x: Tensor = self.token(ids)
-        return x if self.scale == 1.0 else x * self.scale
+        x = x if self.scale == 1.0 else x * self.scale
+        if self.segment is not None:
+            x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
+        elif segments is not None:
+            raise ConfigError("segments were given, but the model has none; set model.segments")
+        return x if self.project is None else self.project(x)
 
     if TYPE_CHECKING:
         __call__ = forward

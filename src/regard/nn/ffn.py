@@ -13,7 +13,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
-    r"""y = f(x W_up + b) W_down + c,   f = ReLU (2017), GELU x Φ(x), or its tanh form (GPT-2)."""
+    r"""y = f(x W_up + b) W_down + c,   f = ReLU (2017), GELU x Φ(x), its tanh form (GPT-2) …"""
 
     def __init__(
         self,
@@ -62,14 +62,20 @@ def squared_relu(x: Tensor) -> Tensor:
     return torch.relu(x).square()
 
 
-gelu_tanh = partial(F.gelu, approximate="tanh")
-
-FFNS: dict[str, Callable[..., FeedForward]] = {
-    "relu": partial(FeedForward, activation=F.relu),
-    "relu2": partial(FeedForward, activation=squared_relu),
-    "gelu": partial(FeedForward, activation=F.gelu),
-    "gelu_tanh": partial(FeedForward, activation=gelu_tanh),
-    "swiglu": partial(GatedFeedForward, activation=F.silu),
-    "geglu": partial(GatedFeedForward, activation=F.gelu),
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": F.relu,
+    "relu2": squared_relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
 }
-GATED = frozenset({"swiglu", "geglu"})
+GATES: dict[str, Activation] = {
+    "reglu": F.relu,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "geglu_tanh": ACTIVATIONS["gelu_tanh"],  # T5 v1.1, Gemma
+}
+FFNS: dict[str, Callable[..., FeedForward]] = {
+    **{name: partial(FeedForward, activation=f) for name, f in ACTIVATIONS.items()},
+    **{name: partial(GatedFeedForward, activation=f) for name, f in GATES.items()},
+}

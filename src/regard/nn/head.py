@@ -1,116 +1,46 @@
-"""From hidden states to the vocabulary, and the loss that never holds all the logits at once."""
+"""What is read off the hidden states: the next token, a masked one, a class, a tag, a span."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS = 1 << 25  # logits held at a time: 128 MiB in float32
-IGNORED = -1  # a target that is not scored
+from regard.errors import ConfigError, unknown
+from regard.nn.ffn import ACTIVATIONS
+from regard.nn.loss import IGNORED, cross_entropy, linear_cross_entropy, soft_cap
 
-
-class _LinearCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy of a linear read-out, its gradient formed in the forward pass.
-
-    Logits of one chunk of positions exist at a time, and only once: what the backward pass
-    needs is the gradient with respect to x, W and b, which is known as soon as the chunk is.
-    The sums are not kept in place: torch 2.11's compile would save them as they were at first.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        smoothing: float,
-        learning: bool,
-    ) -> Tensor:
-        rows, vocab = len(x), len(weight)
-        size = max(1, min(rows, CHUNK_ELEMENTS // vocab))
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        total = torch.zeros((), dtype=wide, device=x.device)
-        dx: list[Tensor] = []
-        dweight = dbias = torch.zeros_like(total)
-        for start in range(0, rows, size):
-            part, goal = x[start : start + size], targets[start : start + size]
-            scored = goal != IGNORED
-            goal = goal.clamp_min(0).unsqueeze(-1)
-            logits = F.linear(part, weight, bias).to(wide)  # softmax in float32, always
-            logp = logits.log_softmax(-1)
-            loss = -logp.gather(-1, goal).squeeze(-1)
-            if smoothing:
-                loss = (1 - smoothing) * loss - smoothing * logp.mean(-1)
-            total = total + (loss * scored).sum()
-            if not learning:
-                continue
-            grad = logp.exp_()  # softmax - target distribution, in place
-            grad -= smoothing / vocab
-            grad.scatter_add_(-1, goal, grad.new_full(goal.shape, smoothing - 1))
-            grad *= scored.unsqueeze(-1)
-            if bias is not None:
-                dbias = dbias + grad.sum(0)
-            grad = grad.to(part.dtype)
-            dx.append(grad @ weight)
-            dweight = dweight + (grad.T @ part).to(wide)
-        if learning:
-            ctx.save_for_backward(torch.cat(dx), dweight, dbias)
-        ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        (scale,) = outer
-        dx, dweight, dbias = ctx.saved_tensors
-        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        dbias = None if bias_dtype is None else (dbias * scale).to(bias_dtype)
-        dx, dweight = (dx * scale).to(x_dtype), (dweight * scale).to(weight_dtype)
-        return dx, dweight, dbias, None, None, None
-
-
-def linear_cross_entropy(
-    x: Float[Tensor, "*rows dim"],
-    weight: Float[Tensor, "vocab dim"],
-    bias: Float[Tensor, " vocab"] | None,
-    targets: Int[Tensor, "*rows"],
-    *,
-    smoothing: float = 0.0,
-) -> Float[Tensor, ""]:
-    r"""Cross-entropy of softmax(W x + b) against the targets, summed over those that count.
-
-        loss = sum_n [ -(1 - e) log p_n(target_n) - e / V sum_v log p_n(v) ]
-
-    e is label smoothing (Szegedy et al. 2016, as torch defines it). Targets of -1 are not
-    scored. The logits are made in chunks, each once; the full matrix never exists.
-    """
-    x, targets = x.flatten(0, -2), targets.flatten()
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-    learning = torch.is_grad_enabled()
-    result: Tensor = _LinearCrossEntropy.apply(x, weight, bias, targets, smoothing, learning)  # type: ignore[no-untyped-call]
-    return result
+Hidden = Float[Tensor, "batch time dim"]
 
 
 class Head(nn.Module):
-    """The output layer: logits = W x + b.
+    r"""The output layer: logits = W x + b, bent by `cap` where there is one.
 
     `tied` names an embedding matrix to use as W; it is then stored once, with the embedding.
+    Where that is narrower than the model, x is projected first (OPT 350M); `scaled` divides x
+    by sqrt(dim), as T5 does where it ties.
     """
 
     def __init__(
-        self, dim: int, vocab_size: int, *, bias: bool = False, tied: nn.Embedding | None = None
+        self,
+        dim: int,
+        vocab_size: int,
+        *,
+        embed_dim: int | None = None,
+        tied: nn.Embedding | None = None,
+        bias: bool = False,
+        scaled: bool = False,
+        cap: float | None = None,
     ) -> None:
         super().__init__()
+        width = dim if embed_dim is None else embed_dim
+        self.scale, self.cap = dim**-0.5 if scaled else 1.0, cap
+        self.project = None if width == dim else nn.Linear(dim, width, bias=False)
         self._tied = (tied,)  # in a tuple, so that it is not registered twice
         if tied is None:
-            self.weight = nn.Parameter(torch.empty(vocab_size, dim))
+            self.weight = nn.Parameter(torch.empty(vocab_size, width))
             nn.init.normal_(self.weight, std=0.02)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
 
@@ -122,7 +52,7 @@ class Head(nn.Module):
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
         """The logits."""
-        return F.linear(x, self.matrix, self.bias)
+        return soft_cap(F.linear(self.prepare(x), self.matrix, self.bias), self.cap)
 
     def loss(
         self,
@@ -132,10 +62,60 @@ class Head(nn.Module):
         smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
         """The summed cross-entropy against `targets`; -1 is not scored."""
-        return linear_cross_entropy(x, self.matrix, self.bias, targets, smoothing=smoothing)
+        x = self.prepare(x)
+        return linear_cross_entropy(
+            x, self.matrix, self.bias, targets, smoothing=smoothing, cap=self.cap
+        )
+
+    def prepare(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows width"]:
+        """What W multiplies."""
+        x = x if self.scale == 1.0 else x * self.scale
+        return x if self.project is None else self.project(x)
 
     if TYPE_CHECKING:
         __call__ = forward
+
+
+class MaskedHead(Head):
+    r"""BERT's read-out of a masked token: logits = W n(f(D x + d)) + b, n a norm (Devlin 2018).
+
+    With `next_sentence` also logits for whether the second part follows the first, from the
+    first vector: N tanh(P x_1 + p) + n.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        vocab_size: int,
+        *,
+        norm: Callable[[int], nn.Module],
+        embed_dim: int | None = None,
+        tied: nn.Embedding | None = None,
+        bias: bool = True,
+        activation: str = "gelu",
+        next_sentence: bool = False,
+    ) -> None:
+        width = dim if embed_dim is None else embed_dim
+        super().__init__(width, vocab_size, tied=tied, bias=bias)
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"head 'masked': {unknown('activation', activation, ACTIVATIONS)}")
+        self.dense = nn.Linear(dim, width)
+        self.activation = ACTIVATIONS[activation]
+        self.norm = norm(width)
+        self.pool = nn.Linear(dim, dim) if next_sentence else None
+        self.follows = nn.Linear(dim, 2) if next_sentence else None
+
+    def prepare(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows width"]:
+        """The hidden states, bent and normed once more."""
+        normed: Tensor = self.norm(self.activation(self.dense(x)))
+        return normed
+
+    def next_sentence(self, x: Hidden) -> Float[Tensor, "batch 2"]:
+        """Logits of "follows" and "does not", in BERT's order."""
+        if self.pool is None or self.follows is None:
+            raise ConfigError("this head was made without next_sentence=true")
+        logits: Tensor = self.follows(torch.tanh(self.pool(x[:, 0])))
+        return logits
 
 
 class GivenHead(nn.Module):
@@ -153,10 +133,137 @@ class GivenHead(nn.Module):
         smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
         """The summed negative log-probability of `targets`; -1 is not scored."""
-        return F.cross_entropy(
-            x.flatten(0, -2),
-            targets.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-            label_smoothing=smoothing,
-        )
+        return cross_entropy(x.flatten(0, -2), targets.flatten(), smoothing)
+
+
+class NoHead(nn.Module):
+    """The hidden states themselves: an encoder that was published without a read-out."""
+
+    def forward(self, x: Hidden) -> Hidden:
+        """The same."""
+        return x
+
+
+class PooledHead(nn.Module):
+    r"""One vector for a text: tanh(P x_1 + p), x_1 the first hidden state (BERT's pooler)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.pool = nn.Linear(dim, dim)
+
+    def forward(self, x: Hidden) -> Float[Tensor, "batch dim"]:
+        """The pooled vector."""
+        return torch.tanh(self.pool(x[:, 0]))
+
+
+class ClassHead(nn.Module):
+    r"""Which of some classes a whole sequence belongs to: logits = W h(pool(x)) + b.
+
+    `pool` takes the first vector (BERT, ViT), the last real one (GPT) or their mean; `hidden`
+    is an extra layer h(y) = f(H y + c) with f = tanh (BERT, RoBERTa) or ReLU (DistilBERT).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        classes: int,
+        pool: Literal["first", "last", "mean"] = "first",
+        hidden: Literal["tanh", "relu"] | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if classes < 2:
+            raise ConfigError(f"head 'classify': classes={classes} must be at least 2")
+        self.pool = pool
+        self.hidden = None if hidden is None else nn.Linear(dim, dim)
+        self.activation = torch.relu if hidden == "relu" else torch.tanh
+        self.out = nn.Linear(dim, classes, bias=bias)
+
+    def forward(
+        self, x: Hidden, lengths: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch classes"]:
+        """The logits; `lengths` says how many vectors of each row are real."""
+        pooled = self._pooled(x, lengths)
+        if self.hidden is not None:
+            pooled = self.activation(self.hidden(pooled))
+        logits: Tensor = self.out(pooled)
+        return logits
+
+    def loss(
+        self,
+        x: Hidden,
+        targets: Int[Tensor, " batch"],
+        *,
+        lengths: Int[Tensor, " batch"] | None = None,
+        smoothing: float = 0.0,
+    ) -> Float[Tensor, ""]:
+        """The summed cross-entropy; -1 is not scored."""
+        return cross_entropy(self(x, lengths), targets, smoothing)
+
+    def _pooled(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        if self.pool == "first":
+            return x[:, 0]
+        if lengths is None:
+            return x[:, -1] if self.pool == "last" else x.mean(1)
+        if self.pool == "last":
+            return x[torch.arange(len(x), device=x.device), lengths - 1]
+        real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
+        return (x * real.unsqueeze(-1)).sum(1) / lengths.unsqueeze(1)
+
+
+class TagHead(nn.Module):
+    """A class for every token: logits_t = W x_t + b."""
+
+    def __init__(self, dim: int, *, classes: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(dim, classes)
+
+    def forward(self, x: Hidden) -> Float[Tensor, "batch time classes"]:
+        """The logits."""
+        logits: Tensor = self.out(x)
+        return logits
+
+    def loss(
+        self, x: Hidden, targets: Int[Tensor, "batch time"], *, smoothing: float = 0.0
+    ) -> Float[Tensor, ""]:
+        """The summed cross-entropy; -1 is not scored."""
+        return cross_entropy(self(x).flatten(0, -2), targets.flatten(), smoothing)
+
+
+class SpanHead(TagHead):
+    """Where an answer starts and where it ends: two logits for every token (Devlin 2018)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, classes=2)
+
+    def loss(
+        self, x: Hidden, targets: Int[Tensor, "batch 2"], *, smoothing: float = 0.0
+    ) -> Float[Tensor, ""]:
+        """Cross-entropy of the first and of the last token, summed; -1 is not scored."""
+        logits = self(x).transpose(1, 2).flatten(0, 1)  # (batch * 2, time)
+        return cross_entropy(logits, targets.flatten(), smoothing)
+
+
+HEADS: dict[str, Callable[..., nn.Module]] = {
+    "linear": Head,
+    "masked": MaskedHead,
+    "classify": ClassHead,
+    "tag": TagHead,
+    "span": SpanHead,
+    "pooled": PooledHead,
+    "none": NoHead,
+}
+
+__all__ = [
+    "HEADS",
+    "IGNORED",
+    "ClassHead",
+    "GivenHead",
+    "Head",
+    "MaskedHead",
+    "NoHead",
+    "PooledHead",
+    "SpanHead",
+    "TagHead",
+]

@@ -30,11 +30,36 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim))
 
+    @property
+    def scale(self) -> Tensor:
+        """What multiplies the normed vector."""
+        return self.weight
+
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """The normed vectors; float32 inside, also under autocast."""
         wide = x if x.dtype == torch.float64 else x.float()
-        weight = self.weight.to(wide.dtype)  # the kernel wants both of one type
+        weight = self.scale.to(wide.dtype)  # the kernel wants both of one type
         return F.rms_norm(wide, weight.shape, weight, self.eps).to(x.dtype)
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
+class RMSNormPlusOne(RMSNorm):
+    r"""y = x / sqrt(mean(x^2) + eps) * (1 + g)      (Gemma)
+
+    g begins at 0, so weight decay pulls the scale to 1.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__(dim, eps)
+        nn.init.zeros_(self.weight)
+
+    @property
+    def scale(self) -> Tensor:
+        """1 + g."""
+        return 1 + self.weight
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "layer": LayerNorm,
+    "rms": RMSNorm,
+    "rms_plus_one": RMSNormPlusOne,
+}

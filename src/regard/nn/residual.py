@@ -1,4 +1,18 @@
-"""Where the norm stands beside the residual stream."""
+"""Where the norm stands beside the residual stream.
+
+One branch after the other, n and m norms:
+
+    pre             x + f(n(x))         GPT-2, LLaMA, ViT
+    post            n(x + f(x))         the 2017 Transformer, BERT
+    sandwich        x + m(f(n(x)))      CogView, Gemma 2
+    deepnorm        n(a x + f(x))       Wang et al. 2022; a = (2 layers)^(1/4) for a decoder
+    none            f(n(x))             no residual at all: deep stacks then stop learning
+
+Both at once, f attention and g the feed-forward:
+
+    parallel        x + f(n(x)) + g(n(x))       GPT-J, PaLM, Phi
+    parallel_norms  x + f(n(x)) + g(m(x))       GPT-NeoX
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +28,18 @@ Stream = Float[Tensor, "batch time dim"]
 class Order:
     """The residual order of a block; DeepNorm also has a weight for the stream."""
 
-    kind: Literal["pre", "post", "sandwich", "deepnorm", "none"]
+    kind: Literal["pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"]
     scale: float = 1.0
 
     @property
     def final_norm(self) -> bool:
         """Whether the stream leaves the last block without a norm, and so needs one."""
-        return self.kind in ("pre", "sandwich", "none")
+        return self.kind not in ("post", "deepnorm")
+
+    @property
+    def parallel(self) -> bool:
+        """Whether attention and feed-forward read the same stream, side by side."""
+        return self.kind in ("parallel", "parallel_norms")
 
 
 def residual(
@@ -30,14 +49,7 @@ def residual(
     order: Order,
     after: nn.Module | None = None,
 ) -> Stream:
-    r"""A branch f beside the residual stream, n its norm.
-
-    pre        x + f(n(x))         GPT-2, LLaMA, ViT
-    post       n(x + f(x))         the 2017 Transformer, BERT
-    sandwich   x + m(f(n(x)))      CogView, Gemma 2; m is the norm `after`
-    deepnorm   n(a x + f(x))       Wang et al. 2022; a = (2 layers)^(1/4) for a decoder
-    none       f(n(x))             no residual at all: deep stacks then stop learning
-    """
+    """One branch beside the residual stream, in one of the orders above; `after` is m."""
     if order.kind == "pre":
         return x + branch(norm(x))
     if order.kind == "post":

@@ -2,8 +2,13 @@
 
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from regard.nn.functional import split_heads
+from regard.nn.loss import soft_cap
+from regard.nn.position.absolute import Sinusoidal
 
 Queries = Float[Tensor, "batch heads time head_dim"]
 Keys = Float[Tensor, "batch heads seen head_dim"]
@@ -33,10 +38,13 @@ class Score(nn.Module):
 class Dot(Score):
     r"""score(q, k) = q . k      (Luong et al. 2015)
 
-    Its variance grows with the width, which is why the Transformer divides it.
+    Its variance grows with the width, which is why the Transformer divides it. `cap` bends the
+    scores so that none is beyond ±cap: cap tanh(s / cap) (Gemma 2), which no fused kernel does.
     """
 
-    fused = True
+    def __init__(self, scale: float = 1.0, cap: float | None = None) -> None:
+        super().__init__()
+        self.scale, self.cap, self.fused = scale, cap, cap is None
 
     def forward(
         self,
@@ -46,15 +54,17 @@ class Dot(Score):
         key_at: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """scale * q kᵀ"""
-        return self.scale * q @ k.transpose(-1, -2)
+        return soft_cap(self.scale * q @ k.transpose(-1, -2), self.cap)
 
 
 class ScaledDot(Dot):
-    r"""score(q, k) = q . k / sqrt(d)      (Vaswani et al. 2017)"""
+    r"""score(q, k) = q . k / sqrt(d)      (Vaswani et al. 2017)
 
-    def __init__(self, head_dim: int) -> None:
-        super().__init__()
-        self.scale = head_dim**-0.5
+    `width` is a d other than that of the heads (Gemma 2's largest model).
+    """
+
+    def __init__(self, head_dim: int, width: int | None = None, cap: float | None = None) -> None:
+        super().__init__((head_dim if width is None else width) ** -0.5, cap)
 
 
 class Shaw(Score):
@@ -84,4 +94,45 @@ class Shaw(Score):
         return self.scale * (q @ k.transpose(-1, -2) + by_distance.gather(-1, bucket))
 
 
-SCORES: dict[str, Callable[..., Score]] = {"scaled_dot": ScaledDot, "dot": Dot, "shaw": Shaw}
+class TransformerXL(Score):
+    r"""Content and position, each met by the query and by a bias of its own (Dai et al. 2019).
+
+        score(q_i, k_j) = ((q_i + u) . k_j + (q_i + v) . R r_{i-j}) / sqrt(d)
+
+    u and v are learned per head, R per layer; r is the sinusoidal vector of a distance. Gopher
+    and Chinchilla use it. It replaces positions: take position="none" beside it.
+    """
+
+    def __init__(self, dim: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.scale, self.heads, self.waves = head_dim**-0.5, heads, Sinusoidal(dim)
+        self.distance = nn.Linear(dim, heads * head_dim, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(heads, 1, head_dim))
+        self.distance_bias = nn.Parameter(torch.zeros(heads, 1, head_dim))
+
+    def forward(
+        self,
+        q: Queries,
+        k: Keys,
+        query_at: Int[Tensor, "#batch time"],
+        key_at: Int[Tensor, "#batch seen"],
+    ) -> Scores:
+        """The content term and the distance term, both scaled."""
+        reach = k.shape[-2] - 1  # no two tokens are farther apart than there are keys
+        distances = torch.arange(-reach, reach + 1, device=q.device).unsqueeze(0)
+        waves = self.waves.embed(distances).to(self.distance.weight.dtype)
+        r = split_heads(self.distance(waves), self.heads).to(q.dtype)  # (1, heads, distances, d)
+        by_distance = (q + self.distance_bias) @ r.transpose(-1, -2)
+        index = query_at.unsqueeze(-1) - key_at.unsqueeze(-2) + reach  # (batch, time, seen)
+        index = index.clamp(0, 2 * reach).unsqueeze(1).expand(*q.shape[:-1], -1)
+        content = (q + self.content_bias) @ k.transpose(-1, -2)
+        return self.scale * (content + by_distance.gather(-1, index))
+
+
+SCORES: dict[str, Callable[..., Score]] = {
+    "scaled_dot": ScaledDot,
+    "dot": Dot,
+    "shaw": Shaw,
+    "transformer_xl": TransformerXL,
+}
+RELATIVE = frozenset({"shaw", "transformer_xl"})  # compare positions: not those of two sequences

@@ -1,7 +1,7 @@
 """A stack of blocks with its positions: an encoder or a decoder without its embedding."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,23 +16,38 @@ from regard.nn.state import TransformerState
 
 
 class Stack(nn.Module):
-    """Add positions, pass through the blocks, norm at the end where the order needs it."""
+    """Add positions, pass through the blocks, norm at the end where the order needs it.
+
+    `windows` says how far each layer sees (None: everything), and so how many layers there
+    are; with fewer blocks than that, the blocks are used again (ALBERT has one). `project`
+    widens what was embedded.
+    """
 
     def __init__(
         self,
         blocks: Sequence[Block],
         position: Position,
         *,
+        windows: Sequence[int | None],
         embed_norm: nn.Module | None = None,
+        project: nn.Module | None = None,
         norm: nn.Module | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.position = position
         self.embed_norm = embed_norm
+        self.project = project
         self.blocks = nn.ModuleList(blocks)
+        self.windows = tuple(windows)
         self.norm = norm
         self.dropout = dropout
+
+    @property
+    def layers(self) -> list[Block]:
+        """The block of each layer, in order."""
+        blocks = cast(list[Block], list(self.blocks))
+        return [blocks[number % len(blocks)] for number in range(len(self.windows))]
 
     def forward(
         self,
@@ -50,20 +65,25 @@ class Stack(nn.Module):
         if self.embed_norm is not None:
             x = self.embed_norm(x)
         x = F.dropout(x, self.dropout, self.training)
+        if self.project is not None:
+            x = self.project(x)
 
         key_at = None
         if state is not None and state.room_for(x.shape[1]) > x.shape[1]:
             key_at = torch.arange(state.room_for(x.shape[1]), device=x.device).unsqueeze(0)
-        view = View.of(mask, at, key_at, self.position)
+        views = {
+            window: View.of(_within(mask, window), at, key_at, self.position)
+            for window in set(self.windows)
+        }
         memory_view = None
         if memory_mask is not None:
             seen = memory.shape[1] if memory is not None else state.memory[0][0].shape[2]  # type: ignore[union-attr, index]
             memory_view = View.of(memory_mask, at, torch.arange(seen, device=x.device).unsqueeze(0))
-        for number, block in enumerate(self.blocks):
+        for number, block in enumerate(self.layers):
             x = block(
                 x,
                 memory,
-                view=view,
+                view=views[self.windows[number]],
                 memory_view=memory_view,
                 state=None if state is None else state.layers[number],
                 given=None if state is None or state.memory is None else state.memory[number],
@@ -74,3 +94,7 @@ class Stack(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+
+def _within(mask: Mask, window: int | None) -> Mask:
+    return mask if window is None else mask & Mask.window(window)

@@ -49,9 +49,10 @@ def train(
     stream = iter(batches)
     number = start
     while group := list(islice(stream, accumulate)):
-        objective.train()
-        torch.manual_seed(_mix(seed, number))  # dropout is a function of (seed, step)
+        if not objective.model.training:  # whoever iterates may have evaluated
+            objective.train()
         targets = torch.stack([objective.task.count(batch) for batch in group]).sum()
+        _seed(_mix(seed, number), targets.device)  # dropout is a function of (seed, step)
         total = torch.zeros((), device=targets.device)
         for batch in group:
             with autocast():
@@ -68,6 +69,15 @@ def train(
             optimizer.zero_grad(set_to_none=True)
         yield Step(number, total / targets, norm, rate(number), targets, skipped)
         number += 1
+
+
+def _seed(value: int, device: torch.device) -> None:
+    """As `torch.manual_seed`, which takes 0.3 ms, for the devices in use."""
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(value)
+    elif device.type == "mps":
+        torch.mps.manual_seed(value)
 
 
 def _mix(seed: int, step: int) -> int:
