@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = 1 << 25  # logits held at a time: 128 MiB in float32
+CHUNK_ELEMENTS_CUDA = 1 << 28  # there few large products are faster than many small ones
+ALIGNED = 64  # on CUDA, W gets rows of zeros up to a multiple: its kernels are slow with others
 WHOLE_ELEMENTS = 1 << 20  # so few are held whole: torch's own kernels are faster then
 IGNORED = -1  # a target that is not scored
 
@@ -22,6 +24,15 @@ def _capped(logits: Tensor, cap: float) -> tuple[Tensor, Tensor]:
     """The bent logits and their slope."""
     bent = torch.tanh(logits / cap)
     return cap * bent, 1 - bent.square()
+
+
+def _slope(logp: Tensor, goal: Tensor, smoothing: float) -> Tensor:
+    """softmax - target distribution: the gradient of cross-entropy by its logits."""
+    if torch.compiler.is_compiling():  # one expression, which becomes one kernel
+        hit = torch.arange(logp.shape[-1], device=logp.device) == goal
+        return logp.exp() - smoothing / logp.shape[-1] - (1 - smoothing) * hit.to(logp.dtype)
+    slope = logp.exp_().sub_(smoothing / logp.shape[-1])
+    return slope.scatter_add_(-1, goal, slope.new_full(goal.shape, smoothing - 1))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -44,7 +55,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         learning: bool,
     ) -> Tensor:
         rows, vocab = len(x), len(weight)
-        size = max(1, min(rows, CHUNK_ELEMENTS // vocab))
+        size = max(1, min(rows, (CHUNK_ELEMENTS_CUDA if x.is_cuda else CHUNK_ELEMENTS) // vocab))
+        spare = -vocab % ALIGNED if x.is_cuda else 0
+        matrix = F.pad(weight, (0, 0, 0, spare)) if spare else weight
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         total = torch.zeros((), dtype=wide, device=x.device)
         dx: list[Tensor] = []
@@ -53,7 +66,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             part, goal = x[start : start + size], targets[start : start + size]
             scored = goal != IGNORED
             goal = goal.clamp_min(0).unsqueeze(-1)
-            logits = F.linear(part, weight, bias).to(wide)  # softmax in float32, always
+            logits = (part @ matrix.T)[:, :vocab].to(wide)  # softmax in float32, always
+            logits = logits if bias is None else logits + bias
             slope = None
             if cap is not None:
                 logits, slope = _capped(logits, cap)
@@ -64,17 +78,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total = total + (loss * scored).sum()
             if not learning:
                 continue
-            grad = logp.exp_()  # softmax - target distribution, in place
-            grad -= smoothing / vocab
-            grad.scatter_add_(-1, goal, grad.new_full(goal.shape, smoothing - 1))
-            grad *= scored.unsqueeze(-1)
-            if slope is not None:
-                grad *= slope
+            grad = _slope(logp, goal, smoothing) * scored.unsqueeze(-1)
+            grad = grad if slope is None else grad * slope
             if bias is not None:
                 dbias = dbias + grad.sum(0)
-            grad = grad.to(part.dtype)
-            dx.append(grad @ weight)
-            dweight = dweight + (grad.T @ part).to(wide)
+            grad = F.pad(grad.to(part.dtype), (0, spare)) if spare else grad.to(part.dtype)
+            dx.append(grad @ matrix)
+            dweight = dweight + (grad.T @ part)[:vocab].to(wide)
         if learning:
             ctx.save_for_backward(torch.cat(dx), dweight, dbias)
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)

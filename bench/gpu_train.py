@@ -1,0 +1,290 @@
+"""Training on one GPU, beside the usual implementation of the same model, in one run.
+
+    python bench/gpu_train.py --nanogpt DIR [--rows gpt2 llama bert vaswani vit] [--steps 20]
+
+Prints what the card itself can do (the largest matrix product and copy measured), then for each
+row tokens (or images) a second, the share of the measured matrix-product rate, and peak memory:
+ours and the peer's, each compiled, autocast to bfloat16, AdamW in float32, the same batch and
+random ids. Each is measured twice, in turn; the better of the two counts for both.
+"""
+
+import argparse
+import gc
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from regard.data.batch import PairBatch, TextBatch
+from regard.models.build import build_model, preset
+from regard.models.cost import cost
+from regard.models.transformer import TransformerConfig
+from regard.nn.state import Source
+from regard.tasks import Causal, Objective, Seq2Seq
+from regard.training.loop import train
+from regard.training.optim import optimizers
+
+CUDA = torch.device("cuda")
+Trial = Callable[[], Callable[[], None]]  # makes a model, gives its step
+
+
+@dataclass(frozen=True)
+class Row:
+    """One piece of work: ours, the peer's, and how much a step does."""
+
+    name: str
+    units: int  # tokens or images of a step
+    unit: str
+    flops: float  # of a step
+    ours: Trial
+    peer: Trial
+    peer_name: str
+
+
+def ceilings() -> tuple[float, float]:
+    """Measured bf16 matrix-product rate (FLOP/s) and copy bandwidth (bytes/s)."""
+    size = 8192
+    a, b = (torch.randn(size, size, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
+    product = 2 * size**3 / _median(lambda: a @ b)
+    x, y = (torch.randn(1 << 29, device=CUDA) for _ in range(2))
+    return product, 2 * x.nbytes / _median(lambda: y.copy_(x))
+
+
+def _median(work: Callable[[], Any], times: int = 20) -> float:
+    for _ in range(3):
+        work()
+    found = []
+    for _ in range(times):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(found)
+
+
+def ids(*shape: int, vocab: int) -> torch.Tensor:
+    return torch.randint(10, vocab, shape, device=CUDA)
+
+
+def ours(config: Any, task: Any, batch: Any) -> Trial:
+    """A step of regard's own loop, as `regard train` runs it on a GPU."""
+
+    def trial() -> Callable[[], None]:
+        with CUDA:
+            objective = Objective(build_model(config), task)
+        steps = train(
+            objective,
+            iter(lambda: batch, None),
+            optimizers("adamw", objective.model, 3e-4),
+            lambda number: 3e-4,
+            loss=torch.compile(objective, dynamic=False),
+            autocast=lambda: torch.autocast("cuda", torch.bfloat16),
+        )
+        return lambda: next(steps) and None
+
+    return trial
+
+
+def theirs(make: Callable[[], Any], loss: Callable[[Any], torch.Tensor]) -> Trial:
+    """A plain compiled training step of another library's model."""
+
+    def trial() -> Callable[[], None]:
+        with CUDA:
+            model = make()
+        model.train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+        compiled = torch.compile(model, dynamic=False)
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.bfloat16):
+                value = loss(compiled)
+            value.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return step
+
+    return trial
+
+
+def gpt2(nanogpt: str) -> Row:
+    rows, time_ = 64, 1024
+    config = preset("gpt2")
+    x, y = ids(rows, time_, vocab=50257), ids(rows, time_, vocab=50257)
+    found = importlib.util.spec_from_file_location("nanogpt", Path(nanogpt) / "model.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules["nanogpt"] = module
+    found.loader.exec_module(module)
+    make = lambda: module.GPT(module.GPTConfig(vocab_size=50304, dropout=0.0, bias=False))  # noqa: E731
+    return Row(
+        "GPT-2 124M, 64 x 1024",
+        rows * time_,
+        "tokens",
+        _flops(config, time_) * rows * time_,
+        ours(config, Causal(), TextBatch(x, y)),
+        theirs(make, lambda model: model(x, y)[1]),
+        "nanoGPT",
+    )
+
+
+def llama(_: str) -> Row:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    rows, time_ = 8, 2048
+    config = TransformerConfig(
+        vocab_size=32000,
+        dim=2048,
+        layers=22,
+        heads=32,
+        kv_heads=4,
+        ffn_dim=5632,
+        context=2048,
+        position="rotary",
+        norm="rms",
+        ffn="swiglu",
+        bias=False,
+        tied=False,
+    )
+    x = ids(rows, time_, vocab=32000)
+    peer = LlamaConfig(
+        vocab_size=32000,
+        hidden_size=2048,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        intermediate_size=5632,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+    return Row(
+        "LLaMA shape 1.1B, 8 x 2048",
+        rows * time_,
+        "tokens",
+        _flops(config, time_) * rows * time_,
+        ours(config, Causal(), TextBatch(x, ids(rows, time_, vocab=32000))),
+        theirs(lambda: LlamaForCausalLM(peer), lambda model: model(x, labels=x).loss),
+        "transformers",
+    )
+
+
+def vaswani(_: str) -> Row:
+    from transformers import MarianConfig, MarianMTModel
+
+    rows, time_, vocab = 256, 64, 37000
+    config = replace(preset("transformer-base"), dropout=0.1)
+    lengths = torch.full((rows,), time_, device=CUDA)
+    source = Source(ids(rows, time_, vocab=vocab), lengths)
+    x, y = ids(rows, time_, vocab=vocab), ids(rows, time_, vocab=vocab)
+    peer = MarianConfig(
+        vocab_size=vocab,
+        decoder_vocab_size=vocab,
+        d_model=512,
+        encoder_layers=6,
+        decoder_layers=6,
+        encoder_attention_heads=8,
+        decoder_attention_heads=8,
+        encoder_ffn_dim=2048,
+        decoder_ffn_dim=2048,
+        activation_function="relu",
+        dropout=0.1,
+        use_cache=False,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+        scale_embedding=True,
+    )
+    mask = torch.ones_like(source.ids)
+    return Row(
+        "Vaswani base, 256 pairs x 64",
+        rows * time_,
+        "target tokens",
+        _flops(config, time_) * rows * time_,
+        ours(
+            config,
+            Seq2Seq(smoothing=0.1),
+            PairBatch(source, x, y),
+        ),
+        theirs(
+            lambda: MarianMTModel(peer),
+            lambda model: F.cross_entropy(
+                model(input_ids=source.ids, attention_mask=mask, decoder_input_ids=x)
+                .logits.flatten(0, 1)
+                .float(),
+                y.flatten(),
+                label_smoothing=0.1,
+            ),
+        ),
+        "transformers' Marian",
+    )
+
+
+def _flops(config: TransformerConfig, time_: int) -> float:
+    return cost(replace(config, context=time_)).training_flops_per_token
+
+
+ROWS: dict[str, Callable[[str], Row]] = {"gpt2": gpt2, "llama": llama, "vaswani": vaswani}
+
+
+def measure(trial: Trial, steps: int) -> tuple[float, float]:
+    """Median seconds of a step, and gigabytes at the peak."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    step = trial()
+    for _ in range(5):
+        step()
+    seconds = _median(step, steps)
+    peak = torch.cuda.max_memory_allocated() / 1e9
+    del step
+    gc.collect()
+    torch.cuda.empty_cache()
+    return seconds, peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nanogpt", default="")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--alone", action="store_true", help="leave the peers out")
+    given = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    product, copy = ceilings()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"ceilings: {product / 1e12:.0f} TFLOP/s bf16, {copy / 1e12:.2f} TB/s copied")
+    for name in given.rows:
+        row = ROWS[name](given.nanogpt)
+        trials = {"regard": row.ours} | ({} if given.alone else {row.peer_name: row.peer})
+        best: dict[str, tuple[float, float]] = {}
+        began = time.perf_counter()
+        for _ in range(given.turns):
+            for who, trial in trials.items():
+                best[who] = min(best.get(who, (float("inf"), 0.0)), measure(trial, given.steps))
+        print(f"{row.name}  ({time.perf_counter() - began:.0f} s to measure)")
+        for who, (seconds, peak) in best.items():
+            speed, share = row.units / seconds, row.flops / seconds / product
+            print(
+                f"  {who:22} {speed:12,.0f} {row.unit}/s  {share:6.1%} of the product"
+                f"  {peak:6.1f} GB  {1e3 * seconds:7.1f} ms",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
