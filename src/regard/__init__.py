@@ -8,10 +8,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.api import Run, load, resume, train
+    from regard.api import Run, import_model, load, resume, train
     from regard.models.build import preset
 
-__all__ = ["Run", "load", "preset", "resume", "train"]
+__all__ = ["Run", "import_model", "load", "preset", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from regard.config import (
@@ -19,25 +20,32 @@ from regard.config import (
     read_toml,
     to_table,
 )
+from regard.data.images import as_pixels, image_pixels, resized
 from regard.data.sources import BUILTINS, Pairs, open_data
 from regard.errors import ConfigError, unknown
 from regard.explain import AttentionMap, attention_maps
 from regard.generate import Chain, parse_chain, stream_text
 from regard.generate import beam as beam_search
+from regard.hub.folder import is_foreign, open_folder
 from regard.models.base import Language
-from regard.models.build import build_model, load_weights, resolve
+from regard.models.build import loaded, resolve
 from regard.models.transformer import Transformer
+from regard.models.vision import Vision
+from regard.nn.stack import Stack
+from regard.tasks import TASKS
 from regard.tasks.seq2seq import Seq2Seq
+from regard.tasks.words import BLANK, framed
 from regard.text import PairTokenizers, Tokenizer
 from regard.training import evaluate
 from regard.training.auto import choose, named
 from regard.training.checkpoint import read_tensors
 from regard.training.device import pick_device
 from regard.training.events import Event
+from regard.training.exchange import Exported, export_run, import_run, run_config
 from regard.training.folder import Folder, new_folder
+from regard.training.images import classify, image_task
+from regard.training.material import Progress, Tokenizers
 from regard.training.prepare import (
-    Progress,
-    Tokenizers,
     data_fingerprint,
     examine,
     load_tokenizers,
@@ -75,6 +83,9 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
         base = {"name": what, **read_toml(RECIPES / f"{what}.toml")}
     else:
         base = _for_data(what, over)
+        start = over.get("train", {}).get("start")
+        if start is not None and not {"family", "preset"} & set(over.get("model", {})):
+            base["model"] = Folder(_absolute(start)).load_config().model
     for one, other in (("batch", "tokens"), ("tokens", "batch")):  # two ways to say the same
         if one in over.get("train", {}):
             base.get("train", {}).pop(other, None)
@@ -132,7 +143,8 @@ def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
         where.get("path"), where.get("source"), where.get("target"), lower=given.get("lower", False)
     )
     device = pick_device(over.get("device", "auto"))
-    chosen = choose(data, where, fast=device.type == "cuda")
+    task = merge({"task": "causal"}, over)["task"]
+    chosen = choose(data, where, fast=device.type == "cuda", task=task)
     if {"family", "preset"} & set(over.get("model", {})):
         chosen["model"] = {}  # the sizes chosen were those of another model
     return {"name": named(where.get("path"), where.get("source")), **chosen}
@@ -180,15 +192,25 @@ def resume(
 
 
 def load(path: Path | str, device: str = "auto") -> "Run":
-    """Open a run folder."""
+    """Open a run folder, or a folder of the Hugging Face world as if it were one."""
     folder = Folder(path)
-    config = folder.load_config()
-    tokenizers = load_tokenizers(folder.path, config)
-    folder.must_have(tokenizer_fingerprint(tokenizers))
-    model = build_model(resolve(config.model))
-    load_weights(model, read_tensors(folder.model), str(folder.model))
+    if is_foreign(folder.path):
+        foreign = open_folder(folder.path)
+        config, tokenizers = run_config(foreign, folder.path.name), foreign.tokenizers
+        model = foreign.load()
+    else:
+        config = folder.load_config()
+        tokenizers = load_tokenizers(folder.path, config)
+        folder.must_have(tokenizer_fingerprint(tokenizers))
+        model = loaded(resolve(config.model), read_tensors(folder.model), str(folder.model))
     where = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
     return Run(folder, config, model.to(where).eval(), tokenizers, where)
+
+
+def import_model(source: Path | str, out: Path | str) -> "Run":
+    """Make a run of a folder of the Hugging Face world, or of a name on its hub, and open it."""
+    import_run(source, Path(out))
+    return load(out)
 
 
 @dataclass(frozen=True)
@@ -198,19 +220,27 @@ class Run:
     folder: Folder
     config: RunConfig
     model: nn.Module
-    tokenizers: Tokenizers
+    tokenizers: Tokenizers | None  # None: of images
     device: torch.device
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of what the model writes."""
         both = self.tokenizers
+        if both is None:
+            raise ConfigError(
+                "this run has no tokenizer: its model reads images, or came without one"
+            )
         return both.target if isinstance(both, PairTokenizers) else both
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The validation metrics of the model that was kept."""
-        return self.folder.kept_metrics()
+        """The validation metrics of the model that was kept; none of one from elsewhere."""
+        return {} if is_foreign(self.folder.path) else self.folder.kept_metrics()
+
+    def export(self, out: Path | str, *, family: str | None = None) -> Exported:
+        """Write the run as a folder that Hugging Face's library opens."""
+        return export_run(self.folder.path, Path(out), family)
 
     def generate(
         self,
@@ -232,25 +262,25 @@ class Run:
         seed: int | None = None,
     ) -> Iterator[str]:
         """Continue a prompt, piece by piece as it comes."""
-        self._must(pairs=False, verb="generate", other="translate")
+        self._must("generate")
         tokenizer = self.tokenizer
         chain = sampler if isinstance(sampler, Chain) else parse_chain(sampler)
-        ids = tokenizer.encode(self._read(prompt)) or [self._beginning()]
+        ids = self._prompt(prompt)
         return stream_text(
             cast(Language, self.model),
             tokenizer,
             ids,
             chain,
             tokens=tokens,
-            stop={tokenizer.stop_id},
+            stop=set(tokenizer.stop_ids),
             seed=seed,
         )
 
     def search(self, prompt: str = "", *, tokens: int = 200, beam: int = 5) -> str:
         """The likeliest continuation of a prompt that a beam search finds."""
-        self._must(pairs=False, verb="generate", other="translate")
+        self._must("generate")
         tokenizer = self.tokenizer
-        ids = tokenizer.encode(self._read(prompt)) or [self._beginning()]
+        ids = self._prompt(prompt)
         ((best,),) = beam_search(
             cast(Language, self.model),
             prompts=[ids],
@@ -264,7 +294,7 @@ class Run:
         self, text: str | Sequence[str], *, beam: int = 5, length_penalty: float = 1.0
     ) -> Any:
         """Write a sentence, or each of several, in the other language."""
-        self._must(pairs=True, verb="translate", other="generate")
+        self._must("translate")
         many = [text] if isinstance(text, str) else list(text)
         many = [self._read(each) for each in many]
         tokenizers = cast(PairTokenizers, self.tokenizers)
@@ -281,6 +311,38 @@ class Run:
         written = [found[i] for i in range(len(many))]
         return written[0] if isinstance(text, str) else written
 
+    def classify(
+        self, image: str | Path | NDArray[Any], *, top: int = 3
+    ) -> list[tuple[str, float]]:
+        """The likeliest classes of an image with their probabilities, best first.
+
+        A file, or an array: height and width, with channels at one end or without.
+        """
+        self._must("classify")
+        model, task = cast(Vision, self.model), image_task(self.config.task)
+        size, channels = model.config.image_size, model.config.channels
+        if isinstance(image, str | Path):
+            pixels = image_pixels(Path(image), size, channels)
+        else:
+            pixels = resized(as_pixels(np.array(image)[None], "the image"), size)
+        images = task.normal(torch.from_numpy(pixels)).to(self.device)
+        (found,) = classify(model, images, task.names, top)
+        return found
+
+    def fill(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
+        """The likeliest pieces for each <mask> in a text with their probabilities, best first."""
+        self._must("fill")
+        ids, places = framed(self.tokenizer, self._read(text))
+        if not places:
+            raise ConfigError(f"nothing to fill in; write {BLANK} where a word is missing")
+        with torch.no_grad():
+            x = self.model(torch.tensor([ids], device=self.device))[0, places]
+            best = cast(Any, self.model.head)(x).softmax(-1).topk(min(top, self.tokenizer.size))
+        return [
+            [(self.tokenizer.piece(id), p) for id, p in zip(row, chances, strict=True)]
+            for row, chances in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
     def evaluate(
         self,
         *data: str,
@@ -289,10 +351,13 @@ class Run:
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """All metrics of the run's task on its own held-out data, or on other data."""
-        config, pairs = self.config, isinstance(self.tokenizers, PairTokenizers)
+        config = self.config
         if data:
-            held = open_held_out(list(data), pairs, lower=config.data.lower)
+            learns = TASKS[kind_of(config.task)[0]].learns
+            held = open_held_out(list(data), learns, lower=config.data.lower)
         else:
+            if config.data.path is None and config.data.source is None:
+                raise ConfigError("this run was not trained here; name data to judge it by")
             train, held = open_split(config)
             self.folder.must_be_of(data_fingerprint(train, held))
         exam = examine(config, held, self.tokenizers, progress)
@@ -310,24 +375,32 @@ class Run:
 
         By default in the last layer; `pattern` names any others, as in "encoder.blocks.*".
         """
-        if not isinstance(self.model, Transformer) or self.model.decoder is None:
+        if isinstance(self.model, Vision):
+            raise ConfigError(
+                "explain shows where words look; for images ask regard.explain.attention_maps(\n"
+                "run.model, lambda: run.model(images), pattern='encoder.blocks.*')"
+            )
+        if not isinstance(self.model, Transformer):
             kind = type(self.model).__name__
             raise ConfigError(f"there is no attention to show: the model of this run is {kind}")
-        layers = len(self.model.decoder.blocks)
+        side = "encoder" if self.model.decoder is None else "decoder"
+        layers = len(cast(Stack, getattr(self.model, side)).blocks)
         number = layers - 1 if layer is None else layer
         if not 0 <= number < layers:
             raise ConfigError(f"layer {number}: there are {layers} layers, 0 to {layers - 1}")
         if isinstance(self.tokenizers, PairTokenizers):
             return self._explain_pair(text, pattern or f"decoder.blocks.{number}.cross")
-        ids = self.tokenizer.encode(self._read(text))
+        ids = [*self.tokenizer.opening, *self.tokenizer.encode(self._read(text))]
         if not ids:
             raise ConfigError("nothing to explain: the text is empty")
+        if side == "encoder":
+            ids, _ = framed(self.tokenizer, self._read(text))
         tensor = torch.tensor([ids], device=self.device)
         pieces = [self.tokenizer.piece(each) for each in ids]
         maps = attention_maps(
             self.model,
             lambda: self.model(tensor),
-            pattern=pattern or f"decoder.blocks.{number}.attention",
+            pattern=pattern or f"{side}.blocks.{number}.attention",
         )
         return {name: AttentionMap(pieces, pieces, weights[0]) for name, weights in maps.items()}
 
@@ -336,10 +409,11 @@ class Run:
         read = tokenizers.source.encode(self._read(text))
         source = task.source([np.asarray(read, dtype=np.int64)]).to(self.device)
         wrote = tokenizers.target.encode(self.translate(text))
-        ids = torch.tensor([[task.start_id, *wrote]], device=self.device)
+        ids = torch.tensor([[*task.prompt, *wrote]], device=self.device)
         maps = attention_maps(self.model, lambda: self.model(ids, source=source), pattern=pattern)
-        rows = [*map(tokenizers.target.piece, wrote), "<stop>"]
-        columns = [*map(tokenizers.source.piece, read), "<stop>"]
+        written = [*task.opening, *wrote, task.stop_id]
+        rows = list(map(tokenizers.target.piece, written))
+        columns = list(map(tokenizers.source.piece, source.ids[0].tolist()))
         result = {}
         for name, weights in maps.items():
             across = ".cross" in name
@@ -358,14 +432,32 @@ class Run:
     def _read(self, text: str) -> str:
         return text.lower() if self.config.data.lower else text
 
-    def _beginning(self) -> int:
-        """What an empty prompt begins with: a new line, as if after a finished one."""
-        ids = self.tokenizer.encode("\n")
-        return ids[0] if ids else self.tokenizer.stop_id
+    def _prompt(self, text: str) -> list[int]:
+        """The ids of a prompt behind those that begin every text, and never an empty list."""
+        ids = [*self.tokenizer.opening, *self.tokenizer.encode(self._read(text))]
+        return ids or [self._beginning()]
 
-    def _must(self, *, pairs: bool, verb: str, other: str) -> None:
-        if isinstance(self.tokenizers, PairTokenizers) != pairs:
-            kind = kind_of(self.config.task)[0]
+    def _beginning(self) -> int:
+        """What an empty prompt begins with: a new line, as if after a finished one.
+
+        A vocabulary from elsewhere has a token for it.
+        """
+        tokenizer = self.tokenizer
+        start = tokenizer.special("start")
+        if not tokenizer.own and start is not None:
+            return start
+        ids = tokenizer.encode("\n") if tokenizer.own else []
+        return ids[0] if ids else tokenizer.stop_id
+
+    def _must(self, verb: str) -> None:
+        kind = kind_of(self.config.task)[0]
+        if kind not in TASKS:
             raise ConfigError(
-                f"this run's task is {kind!r}, which cannot {verb}; use `{other}` instead"
+                f"no task trains a model with head={self.config.model['head']!r}, "
+                f"and it cannot {verb}; use run.model in Python"
+            )
+        able = TASKS[kind].verb
+        if verb != able:
+            raise ConfigError(
+                f"this run's task is {kind!r}, which cannot {verb}; use `{able}` instead"
             )

@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from regard.models.presets import PRESETS
-
 
 def test_generate_continues_the_prompt(regard, text_run):
     said = regard("generate", text_run, "the cat", "-n", 5, "--seed", 3)
@@ -66,48 +64,6 @@ def test_explain_shows_the_alignment_of_a_translation(regard, pair_run, tmp_path
     assert "<stop>" in said.out
     assert regard("explain", pair_run, "100 cats", "--out", "a.svg").code == 0
     assert (tmp_path / "a.svg").read_text().count("head ") == 2
-
-
-def test_info_counts_gpt2(regard):
-    found = json.loads(regard("info", "gpt2", "--json").out)
-    matrices = 12 * 12 * 768**2
-    assert found["parameters"] == sum(found["parts"].values()) == 124_439_808
-    assert found["weight_bytes"] == 4 * 124_439_808
-    assert found["state_bytes_per_token"] == 2 * 12 * 768 * 4
-    assert found["flops_per_token"] == 2 * (matrices + 50257 * 768) + 4 * 12 * 1024 * 768
-    assert found["training_flops_per_token"] == 3 * found["flops_per_token"]
-    assert "taps" not in found
-    assert "124,439,808" in regard("info", "gpt2").out
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_info_knows_every_preset(regard, name):
-    said = regard("info", name, "--taps")
-    assert said.code == 0
-    assert said.err == ""
-    found = json.loads(regard("info", name, "--json", "--taps").out)
-    assert sum(found["parts"].values()) == found["parameters"]
-
-
-def test_info_changes_a_preset(regard):
-    found = json.loads(regard("info", "gpt2", "model.layers=2", "--json").out)
-    assert found["config"]["layers"] == 2
-
-
-def test_info_of_a_run_tells_its_metrics(regard, text_run):
-    found = json.loads(regard("info", text_run, "--json").out)
-    rows = [json.loads(line) for line in (text_run / "metrics.jsonl").read_text().splitlines()]
-    losses = [row["validation"]["loss"] for row in rows if "validation" in row]
-    assert found["metrics"]["loss"] == min(losses)
-    assert "held out" in regard("info", text_run).out
-
-
-def test_info_of_a_recipe(regard):
-    with open("mine.toml", "w") as file:
-        file.write('data = { tokenizer = { kind = "bpe", size = 300 } }\nmodel = { dim = 64 }\n')
-    found = json.loads(regard("info", "mine.toml", "--json").out)
-    assert found["kind"] == "recipe"
-    assert found["config"]["vocab_size"] == 300
 
 
 def test_quickstart_trains_judges_shows_and_says_what_next(regard, tmp_path, monkeypatch):

@@ -183,7 +183,7 @@ def test_validation_must_be_of_the_same_kind(data):
     with pytest.raises(DataError, match=r"pairs\.tsv holds pairs; the run learns from text"):
         prepare(config(data / "cats.txt", {"data": {"validation": [str(data / "pairs.tsv")]}}))
     with pytest.raises(ConfigError, match="one path, or a source and a target, not 3"):
-        open_held_out(["a", "b", "c"], True, lower=False)
+        open_held_out(["a", "b", "c"], "pairs", lower=False)
 
 
 def test_validation_of_its_own_leaves_all_data_to_learn_from(data, tmp_path):

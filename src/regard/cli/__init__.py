@@ -10,9 +10,14 @@ from typing import Any, cast
 
 import typer
 
+from regard.cli.classify import classify
+from regard.cli.diff import diff
 from regard.cli.evaluate import evaluate
 from regard.cli.explain import explain
+from regard.cli.export import export
+from regard.cli.fill import fill
 from regard.cli.generate import generate
+from regard.cli.import_ import import_
 from regard.cli.info import info
 from regard.cli.options import verb
 from regard.cli.quickstart import quickstart
@@ -32,8 +37,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.callback(invoke_without_command=True)(welcome)
-for command in (quickstart, train, resume, evaluate, generate, translate, explain, info):
-    app.command(command.__name__)(verb(command))
+for command in (
+    quickstart,
+    train,
+    resume,
+    evaluate,
+    generate,
+    translate,
+    fill,
+    classify,
+    explain,
+    import_,
+    export,
+    info,
+    diff,
+):
+    app.command(command.__name__.rstrip("_"))(verb(command))  # `import` is a word of Python
 
 # Some versions of typer carry their own click, others import it: this is the one in use.
 UsageError = cast(type[Exception], typer.BadParameter.__base__)

@@ -5,25 +5,35 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from regard.config import DataConfig, RunConfig, TrainConfig, parse_overrides, to_table
-from regard.models.build import FAMILIES
+from regard.config import (
+    Choice,
+    DataConfig,
+    RunConfig,
+    TrainConfig,
+    kind_of,
+    parse_overrides,
+    to_table,
+)
+from regard.models.build import resolve
 
 SIZES = ("dim", "layers", "heads", "context")  # told even when they are the default
 FACTS = ("family", "vocab_size", "source_vocab_size")  # not choices, or told elsewhere
+TASK_FACTS = ("mean", "std", "names")  # of images, as the data has them
 PLACES = ("path", "source", "target", "validation")
 
 
 def choices(config: RunConfig) -> list[list[str]]:
     """Words like model.dim=128, quoted for a shell: what differs from the defaults, in groups."""
     family = config.model.get("family", "transformer")
-    model_defaults = to_table(FAMILIES[family][0](vocab_size=1))
+    model_defaults = to_table(resolve({"family": family}, vocab_size=1))
     model = {key: value for key, value in config.model.items() if key not in FACTS}
     changed = _changed(model, {k: v for k, v in model_defaults.items() if k not in SIZES})
     data = _changed(to_table(config.data), to_table(DataConfig()))
     data = {key: value for key, value in data.items() if key not in PLACES}
-    data["tokenizer"] = config.data.tokenizer
+    if family != "vision":
+        data["tokenizer"] = config.data.tokenizer
     groups = [
-        {"task": config.task, **{f"data.{key}": value for key, value in data.items()}},
+        {"task": _chosen(config.task), **{f"data.{key}": value for key, value in data.items()}},
         {
             **({} if family == "transformer" else {"model.family": family}),
             **{f"model.{key}": value for key, value in changed.items()},
@@ -35,6 +45,12 @@ def choices(config: RunConfig) -> list[list[str]]:
         )
         groups.append({f"train.{key}": value for key, value in train.items()})
     return [[word(key, value) for key, value in group.items()] for group in groups]
+
+
+def _chosen(task: Choice) -> Choice:
+    kind, options = kind_of(task)
+    chosen = {key: value for key, value in options.items() if key not in TASK_FACTS}
+    return {"kind": kind, **chosen} if chosen else kind
 
 
 def _changed(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

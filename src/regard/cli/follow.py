@@ -9,7 +9,9 @@ from regard.config import RunConfig, kind_of
 from regard.tasks import TASKS
 from regard.training.events import Ended, Event
 from regard.training.folder import Folder
-from regard.training.prepare import Progress
+from regard.training.material import Progress
+
+EXAMPLES = {"classify": "image.png", "fill": "'some <mask> words'"}
 
 
 def follow(events: Callable[[Progress], Iterator[Event]]) -> Ended:
@@ -43,15 +45,13 @@ def report(ended: Ended, *, as_json: bool) -> None:
 def next_commands(ended: Ended, config: RunConfig) -> list[tuple[str, str]]:
     """What can be done with this run, and what it is good for."""
     run = shlex.quote(str(ended.folder))
-    writes = TASKS[kind_of(config.task)[0]].pairs
-    commands = [
-        (f"regard translate {run} 'some words'", "use it")
-        if writes
-        else (f"regard generate {run} 'some words'", "let it write")
-    ]
+    task = TASKS[kind_of(config.task)[0]]
+    what = EXAMPLES.get(task.verb, "'some words'")
+    use = "let it write" if task.verb == "generate" else "use it"
+    commands = [(f"regard {task.verb} {run} {what}", use)]
     if config.model["family"] == "transformer":
         commands.append((f"regard explain {run} 'some words'", "see what it looks at"))
-    if writes:
+    if task.learns == "pairs":
         commands.append((f"regard evaluate {run}", "BLEU, chrF, exact match"))
     if config.model["family"] != "ngram":
         commands.append((f"regard resume {run} train.steps={2 * ended.step}", "train on"))

@@ -1,15 +1,24 @@
 """`regard info`."""
 
+import os
 import sys
+import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from typer import Argument, Option
 
 from regard.cli.options import Json, Overrides
 from regard.cli.talk import aligned, bold, dim, number, print_json, working
 from regard.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from regard.models.cost import Cost
+
+ROOM = 80  # cells of a line
+LARGEST = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def info(
@@ -36,24 +45,38 @@ def info(
         from regard.config import parse_overrides
         from regard.models.build import describe, family_of
         from regard.models.cost import cost
+        from regard.models.presets import PUBLISHED
 
-        kind, config, metrics, notes = _find(what, parse_overrides(words))
+        over = parse_overrides(words)
+        kind, config, metrics, notes = find(what, over)
         counted = cost(config)
-    table = asdict(counted)
+        published = PUBLISHED.get(what) if kind == "preset" and not over else None
     if as_json:
-        named = {"name": what, "kind": kind, "config": describe(config)}
+        table = asdict(counted)
         if not taps:
             del table["taps"]
+        if published is not None:
+            table["published"] = {
+                **asdict(published),
+                "difference": counted.parameters / published.count - 1,
+            }
+        named = {"name": what, "kind": kind, "config": describe(config)}
         print_json({**named, **table, **({"metrics": metrics} if kind == "run" else {})})
         return
+    from regard.cli.draw import draw
+
     out = sys.stdout
     print(f"{bold(what, out)}  {kind}, {family_of(config)}, {counted.parameters:,} parameters")
-    for note in notes:
-        print(dim(note, out))
-    chosen = [
-        (key, str(value)) for key, value in describe(config).items() if value not in (None, False)
-    ]
-    _section("choices", aligned(chosen))
+    if published is not None:
+        differs = counted.parameters / published.count - 1
+        ours = f"ours {differs:+.2%}" if differs else "the same"
+        print(f"published: {published.count:,}, {ours}")
+        notes = [published.source, *([published.reason] if published.reason else [])]
+    for line in (line for note in notes for line in textwrap.wrap(note, ROOM)):
+        print(dim(line, out))
+    _section("drawing", draw(family_of(config), config, plain=not can_draw(out)))
+    chosen = [(key, value) for key, value in describe(config).items() if value not in (None, False)]
+    _section("choices", aligned([row for key, value in chosen for row in _rows(key, value)]))
     if counted.parameters:
         shares = [
             (name, f"{count:,}", f"{count / counted.parameters:6.1%}")
@@ -61,7 +84,9 @@ def info(
         ]
         total = ("total", f"{counted.parameters:,}", "")
         _section("parameters", aligned([*shares, total], right=[1, 2]))
-        _section("cost", aligned(_costs(table), right=[1]))
+        _section("memory", aligned(_memory(counted), right=[1, 2]))
+        if counted.flops_per_token:
+            _section("arithmetic of a token", aligned(_arithmetic(counted), right=[1]))
     if metrics:
         rows = [(name, number(value)) for name, value in metrics.items()]
         _section("held out", aligned(rows, right=[1]))
@@ -69,38 +94,100 @@ def info(
         _section("taps", counted.taps or ["none"])
 
 
+def can_draw(stream: TextIO) -> bool:
+    """Whether a stream can show lines and boxes."""
+    try:
+        "┌⊕▶".encode(stream.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return not (stream.isatty() and os.environ.get("TERM") == "dumb")
+
+
 def _section(title: str, lines: list[str]) -> None:
     print(f"\n{bold(title, sys.stdout)}")
     for line in lines:
-        print(f"  {line}")
+        print(f"  {line}".rstrip())
 
 
-def _costs(table: dict[str, Any]) -> list[tuple[str, str, str]]:
-    rows = [
-        ("weights", _bytes(table["weight_bytes"]), "float32: 4 bytes a parameter"),
-        ("to train", _bytes(table["training_bytes"]), "weights, gradients, AdamW's two moments"),
+def _rows(key: str, value: Any) -> list[tuple[str, str]]:
+    """A line for a setting, or several where it is long."""
+    lines = textwrap.wrap(said(value), ROOM // 2)
+    return [("" if number else key, line) for number, line in enumerate(lines)]
+
+
+def _memory(cost: "Cost") -> list[tuple[str, str, str, str]]:
+    """In float32, in bfloat16, and how it is counted."""
+    tokens = f"{cost.context:,} tokens"
+    rows: list[tuple[str, int, int | None, str]] = [
+        ("weights", cost.weight_bytes, cost.weight_bytes // 2, "4 or 2 bytes each"),
+        ("gradients", cost.gradient_bytes, None, ""),
+        ("AdamW's two moments", cost.optimizer_bytes, None, ""),
+        ("to train", cost.training_bytes, cost.mixed_training_bytes, "mixed: + a bfloat16 copy"),
     ]
-    if table["state_bytes_per_token"]:
-        each = _bytes(table["state_bytes_per_token"])
-        rows.append(("keys, values", each, "a token: 2 layers kv_heads head_dim 4 bytes"))
-    if table["state_bytes"]:
-        rows.append(("state", _bytes(table["state_bytes"]), "a row, however long"))
-    forward, training = table["flops_per_token"], table["training_flops_per_token"]
-    if forward:
-        meaning = "a token: 2 (weights that multiply) + 4 attentions context heads head_dim"
-        rows.append(("forward", f"{forward:,} FLOPs", meaning))
-        rows.append(("training", f"{training:,} FLOPs", "a token: three times that"))
+    if cost.activation_bytes:
+        rows.append((f"activations, {tokens}", cost.activation_bytes, None, "no dropout"))
+    if cost.recomputed_bytes < cost.activation_bytes:
+        rows.append(("with recomputation", cost.recomputed_bytes, None, "inputs, and one layer"))
+    if cost.state_bytes_per_token:
+        each = cost.state_bytes_per_token
+        rows.append(("keys, values, a token", each, each // 2, "2 layers kv_heads head_dim"))
+    if cost.state_bytes:
+        held = f"keys, values, {tokens}" if cost.state_bytes_per_token else "state of a row"
+        note = "the source's too" if "cross-attention" in cost.parts else ""
+        note = note if cost.state_bytes_per_token else "however long"
+        rows.append((held, cost.state_bytes, cost.state_bytes // 2, note))
+    if cost.window_bytes < cost.state_bytes:
+        rows.append(("within the windows", cost.window_bytes, cost.window_bytes // 2, ""))
+    told = [
+        (name, _amount(full, "B"), "" if half is None else _amount(half, "B"), note)
+        for name, full, half, note in rows
+    ]
+    return [("", "float32", "bfloat16", ""), *told]
+
+
+def _arithmetic(cost: "Cost") -> list[tuple[str, str, str]]:
+    forward, training = cost.flops_per_token, cost.training_flops_per_token
+    context = f"{cost.context:,}"
+    attending = f" + 4 attentions width {context}" if "attention" in cost.parts else ""
+    rows = [
+        ("forward", _amount(forward, "FLOPs"), f"2 matrices{attending}"),
+        ("training", _amount(training, "FLOPs"), "three times that"),
+    ]
+    if cost.generation_flops_per_token:
+        one = _amount(cost.generation_flops_per_token, "FLOPs")
+        rows.append(("generating", one, f"the last of {context}"))
     return rows
 
 
-def _bytes(count: int) -> str:
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+def said(value: Any) -> str:
+    """A setting as one reads it.
+
+    >>> said({"kind": "rotary", "fraction": 0.25}), said(True), said(None), said(50257)
+    ('rotary, fraction 0.25', 'yes', '-', '50,257')
+    """
+    if isinstance(value, Mapping):
+        options = [f"{key} {said(each)}" for key, each in value.items() if key != "kind"]
+        return ", ".join([str(value.get("kind", "")), *options])
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _amount(count: int, unit: str) -> str:
+    """A number that one can grasp.
+
+    >>> _amount(497_759_232, "B"), _amount(24, "B")
+    ('497.8 MB', '24 B')
+    """
+    for size, letter in LARGEST:
         if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count} bytes"
+            return f"{count / size:,.1f} {letter}{unit}"
+    return f"{count} {unit}"
 
 
-def _find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], list[str]]:
+def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], list[str]]:
     """What kind of thing it is, its model's configuration, its metrics, and what to know."""
     from regard.api import RECIPES, recipes
     from regard.config import RunConfig, build, kind_of, merge, read_toml, to_table
@@ -124,9 +211,15 @@ def _find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], 
             return "recipe", resolve(run.model), {}, [f"{told}the preset's"]
         return "recipe", resolve({"vocab_size": 256, **run.model}), {}, [f"{told}a guess"]
     if not Path(what).is_dir() and "/" not in what:
-        known = [*PRESETS, *recipes()]
-        raise ConfigError(f"{unknown('preset, run or recipe', what, known)}")
+        raise ConfigError(_unknown(what, [*PRESETS, *recipes()]))
     folder = Folder(what)
     run = build(RunConfig, merge(to_table(folder.load_config()), over))
     kept = folder.kept_metrics()
     return "run", resolve(run.model), kept, [] if kept else ["not evaluated yet"]
+
+
+def _unknown(what: str, known: list[str]) -> str:
+    begun = sorted(name for name in known if name.startswith(what))
+    if len(begun) > 1:
+        return f"{what!r} could be any of: {', '.join(begun)}"
+    return unknown("preset, run or recipe", what, known)

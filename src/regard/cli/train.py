@@ -14,8 +14,8 @@ def train(
         str,
         Argument(
             metavar="WHAT",
-            help="A recipe's name, a .toml file, or your own data: a file or folder of text, or a "
-            ".tsv of pairs.",
+            help="A recipe's name, a .toml file, or your own data: a file or folder of text, a "
+            ".tsv of pairs, a folder of images for each class.",
             show_default=False,
         ),
     ],
@@ -32,6 +32,7 @@ def train(
     regard train my.txt
     regard train my.txt minutes=10 model.position=alibi
     regard train pairs.tsv --out runs/pairs
+    regard train photos/ minutes=10
     regard train data.source=train.en data.target=train.de
     regard train my.txt model.family=ngram model.order=5
     """

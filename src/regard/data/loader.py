@@ -69,16 +69,21 @@ class TextLoader:
         example g = tokens[o_e + context p_e(g mod blocks) :][: context + 1],     e = g div blocks
 
     and step s has the examples s·batch … (s + 1)·batch - 1, so a batch may run on into the next
-    epoch. The offsets make the blocks of one epoch differ from those of another.
+    epoch. The offsets make the blocks of one epoch differ from those of another. `frame` places
+    of the context are not for text.
     """
 
-    def __init__(self, store: TokenStore, context: int, batch: int, seed: int) -> None:
+    def __init__(
+        self, store: TokenStore, context: int, batch: int, seed: int, *, frame: int = 0
+    ) -> None:
         length = len(store.tokens)
-        if length < context + 1:
+        if length < context - frame + 1:
             raise DataError(
                 f"the text has {length} tokens, but one block of model.context={context} needs"
-                f" {context + 1};\ngive more text, or model.context={max(length - 1, 1)} or less"
+                f" {context - frame + 1};\n"
+                f"give more text, or model.context={max(length - 1, 1) + frame} or less"
             )
+        context -= frame
         self.tokens, self.context, self.batch, self.seed = store.tokens, context, batch, seed
         self.blocks = max(1, length // context - 1)  # in every epoch, whatever its offset
         self._offsets = min(context, length - self.blocks * context)
@@ -105,6 +110,28 @@ class TextLoader:
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """The text from its beginning, for evaluation; see `blocks_in_order`."""
         return blocks_in_order(self.tokens, self.context, self.batch, limit_tokens)
+
+
+class RowLoader:
+    """Single examples, such as images, in an order that each epoch shuffles anew.
+
+        example g = p_e(g mod count),     e = g div count
+
+    and step s has the examples s·batch … (s + 1)·batch - 1.
+    """
+
+    def __init__(self, count: int, batch: int, seed: int) -> None:
+        self.count, self.batch, self.seed = count, batch, seed
+
+    def examples(self, step: int) -> NDArray[np.int64]:
+        """The rows of a step."""
+        numbers = np.arange(step * self.batch, (step + 1) * self.batch)
+        rows = np.empty_like(numbers)
+        epochs = numbers // self.count
+        for epoch in range(epochs[0], epochs[-1] + 1):
+            here = epochs == epoch
+            rows[here] = permute(numbers[here] % self.count, self.count, _key(self.seed, epoch))
+        return rows
 
 
 def blocks_in_order(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from typing import ClassVar
 
 from regard.data.files import Scan, open_bytes, scan
 from regard.data.text import stem
@@ -20,6 +21,7 @@ Numbered = tuple[int, str, str]  # line number, source, target
 class Pairs:
     """Sentences with what each is to become; `rows()` gives them anew each time it is called."""
 
+    holds: ClassVar[str] = "pairs"
     name: str
     description: str
     count: int

@@ -5,13 +5,16 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from regard.config import Choice, make
-from regard.data import pairs, text
+from regard.data import images, pairs, text
+from regard.data.images import Images
 from regard.data.pairs import Pairs
 from regard.data.synthetic import BUILTINS
 from regard.data.text import Text
 from regard.errors import ConfigError, DataError
 
-__all__ = ["BUILTINS", "Pairs", "Text", "open_data"]
+__all__ = ["BUILTINS", "Data", "Images", "Pairs", "Text", "open_data"]
+
+Data = Text | Pairs | Images
 
 
 def open_data(
@@ -20,13 +23,16 @@ def open_data(
     target: str | None = None,
     *,
     lower: bool = False,
-) -> Text | Pairs:
-    """Open text or pairs, whatever the path turns out to be.
+) -> Data:
+    """Open text, pairs or images, whatever the path turns out to be.
 
         a file                    text, one document
         a folder                  text, a document for each text file in it
         a .tsv file               pairs: source, tab, target
         source and target         pairs: two files, line by line
+        a .npz file               images: arrays x and y, or images and labels
+        MNIST's IDX files         images: the folder that holds them
+        a folder for each class   images: .png and .jpg files, by the name of their folder
         a name in BUILTINS        made here; a table gives its options
                                   (a file of such a name is opened as ./name)
 
@@ -34,10 +40,14 @@ def open_data(
     the `description` of the result.
     """
     opened = _open(path, source, target)
-    return opened.lowered() if lower else opened
+    if not lower:
+        return opened
+    if isinstance(opened, Images):
+        raise ConfigError(f"data.lower folds the case of text; {opened.name} holds images")
+    return opened.lowered()
 
 
-def _open(path: Choice | None, source: str | None, target: str | None) -> Text | Pairs:
+def _open(path: Choice | None, source: str | None, target: str | None) -> Data:
     if source is not None or target is not None:
         if path is not None:
             raise ConfigError("give data.path, or data.source and data.target, not both")
@@ -53,10 +63,16 @@ def _open(path: Choice | None, source: str | None, target: str | None) -> Text |
         return make(path, BUILTINS, "built-in data set")
     place = _existing(path)
     if place.is_dir():
+        if any(images.IDX.fullmatch(each.name) for each in place.iterdir()):
+            return images.from_idx(place)
+        if any(map(images.classes_in, (place, place / "train"))):
+            return images.from_folder(place)
         return _folder(place)
     endings = [ending.lower() for ending in place.suffixes]
     if endings[-1:] == [".tsv"] or endings[-2:] == [".tsv", ".gz"]:
         return pairs.from_tsv(place)
+    if endings[-1:] == [".npz"]:
+        return images.from_npz(place)
     return text.from_file(place)
 
 

@@ -102,17 +102,22 @@ class PairStore:
 
 
 def text_store(
-    text: Text, tokenizer: Tokenizer, *, progress: Callable[[int, int], None] | None = None
+    text: Text,
+    tokenizer: Tokenizer,
+    *,
+    between: Sequence[int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> TokenStore:
     """The ids of a text, from the cache if they were made before.
 
-    Where there are several documents, each is followed by the tokenizer's `stop_id`.
-    `progress` is called with the bytes done and the bytes in all.
+    Where there are several documents, each is followed by the ids `between` (by default the
+    tokenizer's `stop_id`). `progress` is called with the bytes done and the bytes in all.
     """
-    key = _key("text", text.fingerprint(), tokenizer.fingerprint())
+    given = [] if between is None else ["-".join(map(str, between))]
+    key = _key("text", text.fingerprint(), tokenizer.fingerprint(), *given)
 
     def write(folder: Path) -> dict[str, Any]:
-        return {"bytes": _write_text(folder / "tokens.bin", text, tokenizer, progress)}
+        return {"bytes": _write_text(folder / "tokens.bin", text, tokenizer, between, progress)}
 
     folder, index = _finished(key, write)
     tokens = _map(folder / "tokens.bin", _dtype(tokenizer))
@@ -132,7 +137,11 @@ def pair_store(pairs: Pairs, source_tokenizer: Tokenizer, target_tokenizer: Toke
 
 
 def _write_text(
-    path: Path, text: Text, tokenizer: Tokenizer, progress: Callable[[int, int], None] | None
+    path: Path,
+    text: Text,
+    tokenizer: Tokenizer,
+    between: Sequence[int] | None,
+    progress: Callable[[int, int], None] | None,
 ) -> int:
     dtype, size, total = _dtype(tokenizer), 0, text.size
     separated = len(text.documents) > 1
@@ -142,7 +151,8 @@ def _write_text(
             for ids, (piece, ends) in zip(_encode(tokenizer, texts), pieces, strict=True):
                 file.write(np.asarray(ids, dtype).tobytes())
                 if separated and ends:
-                    file.write(np.asarray([tokenizer.stop_id], dtype).tobytes())
+                    last = [tokenizer.stop_id] if between is None else between
+                    file.write(np.asarray(last, dtype).tobytes())
                 size += len(piece.encode())
             if progress is not None:
                 progress(min(size, total), total)  # folding case may change the number of bytes

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import ClassVar
 
 from regard.data.files import NotText, open_bytes, scan
 from regard.errors import ConfigError, DataError
@@ -72,6 +73,7 @@ def _last_cut(data: bytes) -> int:
 class Text:
     """Text to model: one or many documents, and what was detected about them."""
 
+    holds: ClassVar[str] = "text"
     name: str
     description: str
     documents: tuple[Document, ...] = field(repr=False)

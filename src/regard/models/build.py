@@ -1,10 +1,12 @@
 """From a table of settings to a model, and from a model to its weights and back."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.config import build, merge, to_table
 from regard.errors import CheckpointError, ConfigError, unknown
@@ -12,11 +14,13 @@ from regard.models.ngram import NGram, NGramConfig
 from regard.models.presets import PRESETS, ModelConfig
 from regard.models.recurrent import LSTMConfig, LSTMLanguage
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.vision import Vision, VisionConfig
 
 FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "transformer": (TransformerConfig, Transformer),
     "lstm": (LSTMConfig, LSTMLanguage),
     "ngram": (NGramConfig, NGram),
+    "vision": (VisionConfig, Vision),
 }
 
 
@@ -32,7 +36,8 @@ def preset(name: str, **fields: Any) -> ModelConfig:
 def resolve(table: Mapping[str, Any], **facts: Any) -> ModelConfig:
     """The configuration that a table describes: `preset` or `family`, then fields over it.
 
-    `facts` are what only the data can tell, such as the size of the vocabulary.
+    `facts` are what only the data can tell, such as the size of the vocabulary; each family
+    takes those that it has a field for.
     """
     fields = dict(table)
     name, family = fields.pop("preset", None), fields.pop("family", None)
@@ -45,7 +50,10 @@ def resolve(table: Mapping[str, Any], **facts: Any) -> ModelConfig:
     family = "transformer" if family is None else family
     if family not in FAMILIES:
         raise ConfigError(unknown("family of models", family, FAMILIES))
-    resolved: ModelConfig = build(FAMILIES[family][0], merge(merge(base, fields), facts), "model")
+    cls = FAMILIES[family][0]
+    known = {field.name for field in dataclasses.fields(cls)}
+    taken = {name: fact for name, fact in facts.items() if name in known}
+    resolved: ModelConfig = build(cls, merge(merge(base, fields), taken), "model")
     return resolved
 
 
@@ -64,10 +72,31 @@ def build_model(config: ModelConfig) -> nn.Module:
     return FAMILIES[family_of(config)][1](config)
 
 
+class _Undrawn(TorchFunctionMode):
+    """Inside, no weight is drawn: on the meta device a draw would import torch's compiler first."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return args[0] if args else given["tensor"]
+        return function(*args, **given)
+
+
+def hollow(config: ModelConfig) -> nn.Module:
+    """A model with names and shapes but without numbers: nothing is allocated or drawn."""
+    with torch.device("meta"), _Undrawn():
+        return build_model(config)
+
+
 def count_parameters(config: ModelConfig) -> int:
     """How many numbers a model learns, without making it."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in build_model(config).parameters())
+    return sum(p.numel() for p in hollow(config).parameters())
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -78,8 +107,30 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in (shared | buffers).items()}
 
 
+def loaded(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> nn.Module:
+    """A model of saved weights. They become its own: nothing is copied, and their type stays."""
+    model = hollow(config)
+    if hasattr(model, "fit"):
+        model = build_model(config)
+        load_weights(model, tensors, where)
+    else:
+        _must_fit(model, tensors, where)
+        model.load_state_dict(dict(tensors), assign=True)
+    return model
+
+
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
     """Put saved weights into a model; a name or shape that does not fit refuses them all."""
+    _must_fit(model, tensors, where)
+    if hasattr(model, "fit"):
+        model.load_state_dict(dict(tensors))
+        return
+    with torch.no_grad():
+        for name, tensor in weights(model).items():
+            tensor.copy_(tensors[name])
+
+
+def _must_fit(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
     own = weights(model)
     counted = hasattr(model, "fit")  # then its tables have the size of what was counted
     problems = [f"{name} is missing" for name in own if name not in tensors]
@@ -93,9 +144,3 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
         more = f"\n  … and {len(problems) - 5} more" if len(problems) > 5 else ""
         listed = "".join(f"\n  {problem}" for problem in problems[:5])
         raise CheckpointError(f"the weights in {where} do not fit the model:{listed}{more}")
-    if counted:
-        model.load_state_dict(dict(tensors))
-        return
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])

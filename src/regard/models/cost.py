@@ -1,39 +1,74 @@
 """What a model is made of and what it costs, counted on the meta device: nothing is allocated."""
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from regard.models.build import build_model
 from regard.models.presets import ModelConfig
-from regard.models.recurrent import LSTMConfig
-from regard.models.transformer import TransformerConfig
+from regard.nn.attention import Attention
+from regard.nn.block import Block
+from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
+from regard.nn.head import Head, TagHead
+from regard.nn.norm import RMSNorm
+from regard.nn.position import T5, ALiBi, Rotary
+from regard.nn.recurrent import LSTM
+from regard.nn.score import Score, Shaw, TransformerXL
+from regard.nn.stack import Stack
 from regard.nn.tap import Tap
 
-FLOAT = 4  # bytes of a float32
-COPIES = 4  # while training with AdamW: weights, gradients, two moments
+FLOAT, HALF = 4, 2  # bytes of a float32, of a bfloat16
+MOMENTS = 2  # that AdamW keeps of every parameter
+OPEN = (3, 0)  # numbers kept of a query and a key by a score that no kernel fuses: per head, once
+PAIRS: dict[type[Score], tuple[int, int]] = {Shaw: (2, 2), TransformerXL: (4, 2)}
+BACKWARD = 2  # a gradient of what came in and one of the weights: twice the forward pass
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    r"""Sizes in bytes of float32, arithmetic in multiply-adds counted as two.
+    r"""Bytes of float32 unless said otherwise, arithmetic with a multiply-add as two.
 
-        forward  = 2 N + 4 A T h d_h  per token,      training = 3 forward
+    T is the context, of which one row is counted; a source is as long as its target.
 
-    N are the weights that multiply (all matrices, the output matrix included, tables not), A
-    the attention layers, T the context, h d_h the width of all heads: at a full context every
-    query meets T keys and mixes T values. A causal mask halves that on average.
+        forward     = 2 N + 4 A T h d_h        per token: N weights that multiply, A attentions
+        training    = 3 forward                the backward pass is two
+        generating  = forward of one token that sees T others; the source was read before
+        state       = 2 A k d_h                numbers per token, k the heads of keys
+        to train    = 4 + 4 + 8                bytes per parameter: weights, gradients, moments
+
+    A window of w stands for T where it is less. A causal mask is not counted as half, as in
+    Chowdhery et al. 2022. A layer that is used again counts again, a table not at all.
+
+    Activations are what the backward pass needs of T tokens, without dropout, as torch keeps it
+    on a CPU. In numbers per token, for each
+
+        norm            d + 2, RMSNorm 2 d + 1, and d for what it gives
+        attention       2 h d_h + 2 k d_h + h;  rotary (2 h + k) d_h more
+        feed-forward    2 f;  ReLU f, gated 4 f;  f its width
+        looks at T keys a window T, T5 h T, scores outside the kernel 2 h T to 4 h T
+
+    and once per layer the joint matrix of queries, keys and values. The loss keeps d more, never
+    the logits. With recomputation only the input of each layer is kept, and one layer whole.
     """
 
     parts: dict[str, int]  # parameters of each
     parameters: int
+    context: int | None
     weight_bytes: int
-    training_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int  # AdamW's moments, float32 whatever the precision
+    training_bytes: int  # weights, gradients and moments
+    mixed_training_bytes: int  # and a bfloat16 copy of what multiplies
+    activation_bytes: int
+    recomputed_bytes: int  # the same with recomputation
     state_bytes_per_token: int  # keys and values; 0 where the state does not grow
-    state_bytes: int  # of a state that does not grow
+    state_bytes: int  # of a row of the whole context, keys and values of the source included
+    window_bytes: int  # of these, what the windows can still see
     flops_per_token: int
     training_flops_per_token: int
+    generation_flops_per_token: int
     taps: list[str]
 
 
@@ -42,39 +77,37 @@ def cost(config: ModelConfig) -> Cost:
     with torch.device("meta"):
         model = build_model(config)
     parts: dict[str, int] = {}
-    multiplying = 0
+    matrices = 0
     for name, parameter in model.named_parameters():
         part = _part(name)
         parts[part] = parts.get(part, 0) + parameter.numel()
-        if parameter.ndim > 1 and part not in ("embedding", "position", "head"):
-            multiplying += parameter.numel()
+        matrices += parameter.numel() if parameter.ndim > 1 else 0
     parameters = sum(parts.values())
-    growing = fixed = forward = 0
-    if isinstance(config, TransformerConfig):
-        head_dim = config.head_dim or config.dim // config.heads
-        encoder, decoder = config.depths
-        crossing = decoder if config.shape == "encoder-decoder" else 0
-        growing = 2 * decoder * (config.kv_heads or config.heads) * head_dim * FLOAT
-        attention = 4 * (encoder + decoder + crossing) * config.context * config.heads * head_dim
-        forward = 2 * (multiplying + config.vocab_size * config.dim) + attention
-    elif isinstance(config, LSTMConfig):
-        fixed = 2 * config.layers * config.dim * FLOAT
-        forward = 2 * (multiplying + config.vocab_size * config.dim)
+    context: int | None = getattr(config, "context", None)
+    time = context or 1
+    forward = _flops(model, time)
+    state = _State.of(model, time)
+    whole, recomputed = _activations(model, time)
+    training = (2 + MOMENTS) * FLOAT * parameters
     return Cost(
         parts=parts,
         parameters=parameters,
+        context=context,
         weight_bytes=FLOAT * parameters,
-        training_bytes=FLOAT * COPIES * parameters,
-        state_bytes_per_token=growing,
-        state_bytes=fixed,
+        gradient_bytes=FLOAT * parameters,
+        optimizer_bytes=MOMENTS * FLOAT * parameters,
+        training_bytes=training,
+        mixed_training_bytes=training + HALF * matrices,
+        activation_bytes=FLOAT * whole,
+        recomputed_bytes=FLOAT * recomputed,
+        state_bytes_per_token=FLOAT * state.growing,
+        state_bytes=FLOAT * state.whole,
+        window_bytes=FLOAT * state.in_sight,
         flops_per_token=forward,
-        training_flops_per_token=3 * forward,
-        taps=_taps(model),
+        training_flops_per_token=(1 + BACKWARD) * forward,
+        generation_flops_per_token=_generation_flops(model, time),
+        taps=[name for name, part in model.named_modules() if isinstance(part, Tap)],
     )
-
-
-def _taps(model: nn.Module) -> list[str]:
-    return [name for name, part in model.named_modules() if isinstance(part, Tap)]
 
 
 def _part(name: str) -> str:
@@ -88,3 +121,198 @@ def _part(name: str) -> str:
         if piece in known:
             return known[piece]
     return "embedding" if "embed" in pieces[0] else pieces[0]
+
+
+# Arithmetic
+
+
+def _flops(model: nn.Module, time: int) -> int:
+    """Of a forward pass over a row of `time` tokens, by the token."""
+    total = _reading(getattr(model, "head", None), time)
+    total += time * _products(getattr(model, "layers", None))  # of an LSTM
+    for stack in _stacks(model):
+        total += time * (_products(model.embed) + _products(stack.project))
+        for block, window in zip(stack.layers, stack.windows, strict=True):
+            seen = _in_sight(time, window, both_ways=stack is not _decoder(model))
+            total += time * (_products(block.attention) + _products(block.ffn))
+            total += time * _looking(block.attention, seen, time)
+            if block.cross is not None:
+                total += time * (_products(block.cross) + _looking(block.cross, time, time))
+    return round(total / time)
+
+
+def _generation_flops(model: nn.Module, time: int) -> int:
+    """Of one more token after `time - 1` others; 0 for a model that does not generate."""
+    decoder, layers = _decoder(model), getattr(model, "layers", None)
+    head = getattr(model, "head", None)
+    if not isinstance(head, Head) or (decoder is None and layers is None):
+        return 0
+    total = _reading(head, 1) + _products(layers)
+    if decoder is None:
+        return round(total)
+    total += _products(model.embed) + _products(decoder.project)
+    for block, window in zip(decoder.layers, decoder.windows, strict=True):
+        total += _products(block.attention) + _products(block.ffn)
+        total += _looking(block.attention, _in_sight(time, window), 1)
+        if block.cross is not None:
+            total += _products(block.cross.query) + _products(block.cross.out)
+            total += _looking(block.cross, time, 1)
+    return round(total)
+
+
+def _products(part: Any) -> int:
+    """Of one vector through all matrices of a part; those of scores have their own count."""
+    if part is None:
+        return 0
+    scores = {id(m) for s in part.modules() if isinstance(s, TransformerXL) for m in s.modules()}
+    return 2 * sum(
+        m.weight.numel()
+        for m in part.modules()
+        if isinstance(m, nn.Linear | nn.Conv2d) and id(m) not in scores
+    )
+
+
+def _looking(attention: Attention, seen: int, queries: int) -> float:
+    """Of one of `queries` queries that meets `seen` keys and mixes their values."""
+    width, value_width = _widths(attention)[0], attention.out.in_features
+    score, extra = attention.score, 0.0
+    if isinstance(score, Shaw):
+        extra = 2 * width * (2 * score.reach + 1)
+    if isinstance(score, TransformerXL):  # every distance there and back is turned into a key
+        distances = 2 * seen - 1
+        extra = 2 * distances * (width + score.distance.weight.numel() / queries)
+    return 2 * (width + value_width) * seen + extra
+
+
+def _reading(head: Any, time: int) -> float:
+    """Of reading the hidden states of a row; a head of words reads them all, as if all counted."""
+    if isinstance(head, Head):
+        bent = [getattr(head, name, None) for name in ("project", "dense")]
+        return time * (2 * head.matrix.numel() + sum(map(_products, bent)))
+    return (time if isinstance(head, TagHead) else 1) * _products(head)
+
+
+def _in_sight(time: int, window: int | None, both_ways: bool = False) -> int:
+    return time if window is None else min(time, 2 * window - 1 if both_ways else window)
+
+
+# What decoding remembers
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Numbers kept: per token, for a row of the whole context, and what is still in sight."""
+
+    growing: int = 0
+    whole: int = 0
+    in_sight: int = 0
+
+    @classmethod
+    def of(cls, model: nn.Module, time: int) -> "_State":
+        decoder = _decoder(model)
+        if decoder is None:
+            lstms = [part for part in model.modules() if isinstance(part, LSTM)]
+            fixed = sum(2 * part.dim for part in lstms)
+            return cls(whole=fixed, in_sight=fixed)
+        each = [sum(_widths(block.attention)[1:]) for block in decoder.layers]
+        crossing = [sum(_widths(b.cross)[1:]) for b in decoder.layers if b.cross is not None]
+        sights = [_in_sight(time, window) for window in decoder.windows]
+        return cls(
+            growing=sum(each),
+            whole=time * (sum(each) + sum(crossing)),
+            in_sight=sum(n * seen for n, seen in zip(each, sights, strict=True))
+            + time * sum(crossing),
+        )
+
+
+# What the backward pass needs
+
+
+def _activations(model: nn.Module, time: int) -> tuple[int, int]:
+    """Numbers kept of a row of `time` tokens: all of them, and with recomputation."""
+    ends = inputs = 0
+    layers: list[int] = []
+    for stack in _stacks(model):
+        blocks = stack.layers
+        dim = blocks[0].attention.query.in_features
+        ends += time * (_normed(stack.embed_norm) + _normed(stack.norm) + dim)
+        if isinstance(stack.position, ALiBi | T5):  # one bias, or its buckets, for all layers
+            once = blocks[0].attention.heads if isinstance(stack.position, ALiBi) else 2
+            ends += time * time * once
+        if stack.project is not None:
+            ends += time * cast(nn.Linear, stack.project).in_features
+        inputs += time * dim * len(blocks)
+        layers += [
+            _layer(block, stack, window, time)
+            for block, window in zip(blocks, stack.windows, strict=True)
+        ]
+    for part in model.modules():
+        if isinstance(part, LSTM):  # what came in, four gates, cell and what it shows
+            ends += time * (part.input.in_features + 6 * part.dim)
+    return ends + sum(layers), ends + inputs + max(layers, default=0)
+
+
+def _layer(block: Block, stack: Stack, window: int | None, time: int) -> int:
+    """Numbers that one layer keeps."""
+    dim = block.attention.query.in_features
+    norms = [n for name, n in block.named_children() if "norm" in name or name.endswith("_after")]
+    read = sum(each is not None for each in (block.attention_norm, block.cross, block.ffn_norm))
+    each = sum(map(_normed, norms)) + read * dim + _widened(block.ffn)
+    each -= dim if block.order.kind == "parallel_norms" else 0  # both norms keep the same x
+    each += _attended(block.attention, stack, window, time)
+    if block.cross is not None:
+        each += _attended(block.cross, None, time, time)
+    return time * each + sum(_widths(block.attention)) * dim
+
+
+def _normed(norm: Any) -> int:
+    """Numbers that a norm keeps of a vector, without what it gives."""
+    if norm is None:
+        return 0
+    dim = norm.weight.numel()
+    return 2 * dim + 1 if isinstance(norm, RMSNorm) else dim + 2
+
+
+def _attended(attention: Attention, stack: Stack | None, window: int | None, time: int) -> int:
+    """Numbers that attention keeps of a token, without what it reads."""
+    width, *rest = _widths(attention)
+    keys, heads = rest[0], attention.heads
+    kept = width + sum(rest) + attention.out.in_features + heads
+    turn = stack.position if stack is not None and isinstance(stack.position, Rotary) else None
+    if attention.q_norm is not None and attention.k_norm is not None:
+        times = [(attention.q_norm, heads), (attention.k_norm, attention.kv_heads)]
+        kept += sum(count * _normed(norm) for norm, count in times)
+    if turn is not None:
+        kept += width + keys
+    if attention.q_norm is not None or (turn is not None and not turn.interleaved):
+        kept += attention.out.in_features  # heads lie in another order, so merging them copies
+    if not attention.score.fused:
+        per_head, once = PAIRS.get(type(attention.score), OPEN)
+        copies = 3 * width if type(attention.score) in PAIRS else 0  # of q, k and v
+        return kept + copies + (per_head * heads + once) * time
+    if stack is not None and isinstance(stack.position, T5):
+        return kept + width + keys + heads * time  # q and k are scaled beforehand
+    return kept + (0 if window is None else time)
+
+
+def _widened(ffn: Any) -> int:
+    """Numbers that a feed-forward part keeps of a token, without what it reads."""
+    if not isinstance(ffn, FeedForward):
+        return 0
+    if isinstance(ffn, GatedFeedForward):
+        return 4 * ffn.up.out_features
+    return (1 if ffn.activation is ACTIVATIONS["relu"] else 2) * ffn.up.out_features
+
+
+def _widths(attention: Attention) -> tuple[int, int, int]:
+    """Of all queries, keys and values of a token."""
+    parts = (attention.query, attention.key, attention.value)
+    return cast(tuple[int, int, int], tuple(part.out_features for part in parts))
+
+
+def _stacks(model: nn.Module) -> list[Stack]:
+    return [part for part in model.children() if isinstance(part, Stack)]
+
+
+def _decoder(model: nn.Module) -> Stack | None:
+    return getattr(model, "decoder", None)

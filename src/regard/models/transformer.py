@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import Float, Int
@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, ShapeError, unknown
+from regard.models import rules
 from regard.models.base import State
+from regard.models.rules import option, refuse
 from regard.nn.attention import Attention
 from regard.nn.block import Block
+from regard.nn.check import positive
 from regard.nn.embed import Embedding
 from regard.nn.ffn import FFNS, GATES
 from regard.nn.head import HEADS, Head
@@ -37,7 +40,7 @@ class StackConfig:
     kv_heads: int | None = None  # None: one per head
     head_dim: int | None = None  # None: dim / heads
     ffn_dim: int | None = None  # None: 4 dim, or 8/3 dim rounded up to 8 where gated
-    score: Choice = "scaled_dot"  # nn.score.SCORES
+    score: Choice = "scaled_dot"  # nn.score.SCORES; those by distance in self-attention only
     position: Choice = "learned"  # nn.position.POSITIONS
     window: int | None = None  # how far self-attention sees; None: everything
     global_every: int | None = None  # every so many layers see everything in spite of `window`
@@ -49,7 +52,7 @@ class StackConfig:
     )
     stream_scale: float | None = None  # deepnorm's weight of the stream; None: by depth
     ffn: str = "gelu"  # nn.ffn.FFNS
-    init: Choice = "normal"  # nn.init.INITS
+    init: Choice = "normal"  # nn.init.INITS; deepnorm begins attention and ffn in its own way
     bias: bool | Literal["qkv"] = True  # "qkv": of queries, keys and values only
     shared_layers: bool = False  # one block, used for every layer
     embed_norm: bool = False  # norm the embeddings, positions included
@@ -59,8 +62,14 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if type(value) is int and value < (name != "segments"):
-                raise ConfigError(f"{name}={value} must be at least 1")
+            least = 0 if name == "segments" else 1
+            if type(value) is int and value < least:
+                raise ConfigError(f"{name}={value} must be at least {least}")
+        for name, hint in get_type_hints(type(self)).items():
+            value, words = getattr(self, name), _words(hint)
+            if words and isinstance(value, str) and value not in words:
+                known = (*words, "true", "false") if bool in get_args(hint) else words
+                raise ConfigError(unknown(f"value of {name}", value, known))
         if self.head_dim is None and self.dim % self.heads:
             raise ShapeError(f"heads={self.heads} must divide dim={self.dim}, or give head_dim")
         if self.kv_heads is not None and self.heads % self.kv_heads:
@@ -68,6 +77,7 @@ class StackConfig:
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1)")
+        positive("model", norm_eps=self.norm_eps, stream_scale=self.stream_scale)
         for name, table in (
             ("score", SCORES),
             ("position", POSITIONS),
@@ -78,10 +88,7 @@ class StackConfig:
             kind, _ = kind_of(getattr(self, name))
             if kind not in table:
                 raise ConfigError(unknown(name, kind, table))
-        if self.global_every is not None and self.window is None:
-            raise ConfigError("global_every needs a window: without one every layer is global")
-        if self.stream_scale is not None and self.order != "deepnorm":
-            raise ConfigError(f"stream_scale belongs to order='deepnorm', not {self.order!r}")
+        refuse(self, rules.STACK)
 
     @property
     def width(self) -> int:
@@ -106,10 +113,10 @@ class TransformerConfig(StackConfig):
     shape: Literal["encoder", "decoder", "encoder-decoder"] = "decoder"
     encoder_layers: int | None = None  # None: as many as `layers`
     embed_dim: int | None = None  # width of the embedding tables; None: dim
-    factored: Literal["tables", "tokens"] = "tables"  # with embed_dim: all tables, or E alone
+    factored: Literal["tables", "tokens"] = "tables"  # embed_dim of positions too, or not
     embed_scaled: bool = False  # multiply embeddings by sqrt(dim)
     segments: int = 0  # kinds of sentences an encoder tells apart (BERT: 2)
-    tied: bool = True  # output matrix = embedding matrix
+    tied: bool = True  # output matrix = embedding matrix, where the head has a matrix of ids
     head: Choice = "linear"  # nn.head.HEADS
 
     def __post_init__(self) -> None:
@@ -117,20 +124,7 @@ class TransformerConfig(StackConfig):
         kind, _ = kind_of(self.head)
         if kind not in HEADS:
             raise ConfigError(unknown("head", kind, HEADS))
-        if self.segments and self.shape != "encoder":
-            raise ConfigError(f"segments belong to an encoder, not to shape={self.shape!r}")
-        if self.embed_dim is not None and self.factored == "tables" and kind == "linear":
-            raise ConfigError(
-                f"embed_dim={self.embed_dim} with tied tables needs head='masked', which narrows "
-                "what it reads; or factored='tokens'"
-            )
-        if self.shape != "encoder-decoder" and (
-            self.source_vocab_size is not None or self.encoder_layers is not None
-        ):
-            raise ConfigError(
-                "source_vocab_size and encoder_layers belong to an encoder-decoder, "
-                f"not to shape={self.shape!r}"
-            )
+        refuse(self, rules.TRANSFORMER)
 
     @property
     def depths(self) -> tuple[int, int]:
@@ -277,6 +271,12 @@ class Transformer(nn.Module):
         __call__ = forward
 
 
+def _words(hint: Any) -> tuple[Any, ...]:
+    """The words that a field of a closed choice may hold; none where the choice is open."""
+    literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+    return tuple(word for literal in literals for word in get_args(literal))
+
+
 def _causal(mask: Mask) -> Mask:
     return mask if mask.is_causal else Mask.causal() & mask
 
@@ -312,17 +312,12 @@ def build_stack(
         config.position,
         POSITIONS,
         "position",
-        dim=embed_dim,
+        dim=config.dim if option(config.position, POSITIONS, "each_layer") else embed_dim,
         heads=config.heads,
         head_dim=head_dim,
         context=context,
         causal=side == "decoder",
     )
-    if position.each_layer and embed_dim != config.dim:
-        raise ConfigError(
-            f"positions of width embed_dim={embed_dim} cannot be added in every layer of "
-            f"dim={config.dim}; set factored='tokens'"
-        )
     attention = partial(
         Attention,
         config.dim,

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, unknown
+from regard.nn.check import positive
 from regard.nn.ffn import ACTIVATIONS
 from regard.nn.loss import IGNORED, cross_entropy, linear_cross_entropy, soft_cap
 
@@ -35,6 +36,7 @@ class Head(nn.Module):
         cap: float | None = None,
     ) -> None:
         super().__init__()
+        positive("head 'linear'", cap=cap)
         width = dim if embed_dim is None else embed_dim
         self.scale, self.cap = dim**-0.5 if scaled else 1.0, cap
         self.project = None if width == dim else nn.Linear(dim, width, bias=False)
@@ -217,6 +219,8 @@ class TagHead(nn.Module):
 
     def __init__(self, dim: int, *, classes: int) -> None:
         super().__init__()
+        if classes < 2:
+            raise ConfigError(f"head 'tag': classes={classes} must be at least 2")
         self.out = nn.Linear(dim, classes)
 
     def forward(self, x: Hidden) -> Float[Tensor, "batch time classes"]:

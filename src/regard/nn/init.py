@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import nn
 
 from regard.nn.attention import Attention
+from regard.nn.check import positive
 from regard.nn.ffn import FeedForward
 from regard.nn.head import Head
 
@@ -14,6 +15,7 @@ def normal(model: nn.Module, layers: int, std: float = 0.02) -> None:
 
     Radford et al. 2019; biases begin at 0.
     """
+    positive("init 'normal'", std=std)
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding | Head) and hasattr(module, "weight"):
             nn.init.normal_(module.weight, std=std)

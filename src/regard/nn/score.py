@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.nn.check import positive
 from regard.nn.functional import split_heads
 from regard.nn.loss import soft_cap
 from regard.nn.position.absolute import Sinusoidal
@@ -44,6 +45,7 @@ class Dot(Score):
 
     def __init__(self, scale: float = 1.0, cap: float | None = None) -> None:
         super().__init__()
+        positive("dot score", cap=cap)
         self.scale, self.cap, self.fused = scale, cap, cap is None
 
     def forward(
@@ -64,6 +66,7 @@ class ScaledDot(Dot):
     """
 
     def __init__(self, head_dim: int, width: int | None = None, cap: float | None = None) -> None:
+        positive("score 'scaled_dot'", width=width)
         super().__init__((head_dim if width is None else width) ** -0.5, cap)
 
 
@@ -76,6 +79,7 @@ class Shaw(Score):
 
     def __init__(self, head_dim: int, reach: int = 16) -> None:
         super().__init__()
+        positive("score 'shaw'", reach=reach)
         self.scale, self.reach = head_dim**-0.5, reach
         self.relative = nn.Embedding(2 * reach + 1, head_dim)
 

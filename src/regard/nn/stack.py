@@ -51,7 +51,7 @@ class Stack(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "batch time dim"],
+        x: Float[Tensor, "batch time width"],
         *,
         at: Int[Tensor, "#batch time"],
         mask: Mask,

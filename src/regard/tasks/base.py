@@ -1,7 +1,7 @@
 """What a task is: four methods between examples and numbers."""
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -10,11 +10,14 @@ from torch import Tensor, nn
 from regard.data.batch import Batch
 from regard.errors import ConfigError
 
+Learns = Literal["text", "pairs", "images"]
+
 
 class Task(Protocol):
     """What to learn. The loss is a sum and a count, so that any split of a batch is exact."""
 
-    pairs: ClassVar[bool]  # learns from pairs, not from text
+    learns: ClassVar[Learns]  # from what: `Data.holds`
+    verb: ClassVar[str]  # what its models do: the command and the method of `Run`
     measures: ClassVar[tuple[str, ...]]  # the keys of its metrics
 
     def collate(self, examples: Any, generator: torch.Generator) -> Batch:

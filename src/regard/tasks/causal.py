@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import TextBatch
 from regard.nn.head import IGNORED
-from regard.tasks.base import check_smoothing
+from regard.tasks.base import Learns, check_smoothing
 from regard.tasks.metrics import bits_per_byte, mean_loss, perplexity
 
 
@@ -19,7 +19,8 @@ from regard.tasks.metrics import bits_per_byte, mean_loss, perplexity
 class Causal:
     r"""P(t_1 .. t_N) = prod_n P(t_n | t_1 .. t_{n-1}): cross-entropy of every next token."""
 
-    pairs: ClassVar[bool] = False
+    learns: ClassVar[Learns] = "text"
+    verb: ClassVar[str] = "generate"
     measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_byte")
     smoothing: float = 0.0
     bytes_per_token: float | None = None  # of the held-out text: makes bits per byte comparable

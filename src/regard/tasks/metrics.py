@@ -25,6 +25,15 @@ def mean_loss(task: Any, model: nn.Module, batches: Iterable[Any]) -> float:
     return float(torch.stack(losses).cpu().double().sum() / count.cpu())  # MPS has no float64
 
 
+def better(name: str, new: float, old: float) -> bool:
+    """Whether a metric has become better: higher if it is an accuracy, else lower.
+
+    >>> better("loss", 0.9, 1.0), better("accuracy", 0.9, 1.0)
+    (True, False)
+    """
+    return math.isnan(old) or (new > old if name.endswith("accuracy") else new < old)
+
+
 def perplexity(loss: float) -> float:
     """exp(loss): among how many equally likely tokens the model hesitates."""
     return math.exp(min(loss, 700.0))

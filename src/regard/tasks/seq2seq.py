@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.data.batch import PairBatch
 from regard.nn.head import IGNORED
 from regard.nn.state import Source
-from regard.tasks.base import check_smoothing
+from regard.tasks.base import Learns, check_smoothing
 from regard.tasks.metrics import mean_loss, perplexity
 
 
@@ -23,23 +23,38 @@ class Seq2Seq:
     The source ends in STOP; the target is read from START and must write STOP at its end.
     """
 
-    pairs: ClassVar[bool] = True
+    learns: ClassVar[Learns] = "pairs"
+    verb: ClassVar[str] = "translate"
     measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     smoothing: float = 0.1
     start_id: int = 1
     stop_id: int = 2
     source_stop_id: int = 2
+    opening: tuple[int, ...] = ()  # what every target begins with, after START (BART: <s>)
+    source_opening: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_smoothing(self.smoothing)
 
+    @property
+    def prompt(self) -> list[int]:
+        """What the decoder is handed before it writes anything."""
+        return [self.start_id, *self.opening]
+
+    @property
+    def wider(self) -> int:
+        """How many places a pair needs for its openings."""
+        return max(len(self.opening), len(self.source_opening))
+
     def source(self, sentences: Sequence[np.ndarray], width: int | None = None) -> Source:
         """Sentences as the encoder reads them, padded to `width`."""
-        lengths = [len(sentence) + 1 for sentence in sentences]
+        first = len(self.source_opening)
+        lengths = [first + len(sentence) + 1 for sentence in sentences]
         ids = np.zeros((len(sentences), max(lengths) if width is None else width), dtype=np.int64)
         for row, sentence in zip(ids, sentences, strict=True):
-            row[: len(sentence)] = sentence
-            row[len(sentence)] = self.source_stop_id
+            row[:first] = self.source_opening
+            row[first : first + len(sentence)] = sentence
+            row[first + len(sentence)] = self.source_stop_id
         return Source(torch.from_numpy(ids), torch.tensor(lengths))
 
     def collate(
@@ -49,13 +64,16 @@ class Seq2Seq:
     ) -> PairBatch:
         """Sources, targets shifted right behind START, and what each position must say."""
         sources, sentences, width = examples
+        width, first = width + self.wider, len(self.opening)
         ids = np.zeros((len(sentences), width), dtype=np.int64)
         targets = np.full((len(sentences), width), IGNORED, dtype=np.int64)
         for row, goal, sentence in zip(ids, targets, sentences, strict=True):
             row[0] = self.start_id
-            row[1 : len(sentence) + 1] = sentence
-            goal[: len(sentence)] = sentence
-            goal[len(sentence)] = self.stop_id
+            end = first + len(sentence)
+            goal[:first] = self.opening
+            goal[first:end] = sentence
+            goal[end] = self.stop_id
+            row[1 : end + 1] = goal[:end]
         return PairBatch(
             self.source(sources, width), torch.from_numpy(ids), torch.from_numpy(targets)
         )

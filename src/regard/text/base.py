@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,11 +17,13 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, normalizers
 
 from regard.errors import CheckpointError, ConfigError, DataError, unknown
+from regard.text.roles import ROLES, SPECIALS, Frame, Roles, beside, read_tables
 
-SPECIALS = ("<pad>", "<start>", "<stop>", "<unk>", "<mask>", "<cls>", "<sep>")  # ids 0, 1, 2, …
 SPACE = "▁"  # how SentencePiece vocabularies write a space
 GLUE = "￭"  # in word vocabularies: no space on this side
+BESIDE = ("special_tokens_map.json", "generation_config.json", "config.json")  # tell roles too
 CHARACTER = r"[\s\S]"  # the pattern that splits text into single characters
+HIDDEN = "\uffff"  # begins the pieces of the other side, where two sides share their ids
 KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram"}
 
 
@@ -41,7 +44,7 @@ class Tokenizer:
     'be not,'
     """
 
-    def __init__(self, library: tokenizers.Tokenizer) -> None:
+    def __init__(self, library: tokenizers.Tokenizer, roles: Roles | None = None) -> None:
         # All three are settings of one call rather than of the vocabulary, and come in with
         # files of other origin; the first is not even stored in the file.
         library.encode_special_tokens = True
@@ -56,8 +59,10 @@ class Tokenizer:
         }
         self._byte_level = '"ByteLevel"' in json.dumps([table["decoder"], table["pre_tokenizer"]])
         self._table: NDArray[np.uint32] | None = None  # of a char vocabulary, by code point
+        self._frame = Frame.read(table["post_processor"])
+        self.roles = Roles.read(library, []) if roles is None else roles
         self.kind = _kind(table)
-        self.size = 1 + max(library.get_vocab().values(), default=-1)
+        self.size = max(1 + max(library.get_vocab().values(), default=-1), self.roles.size)
 
     def __len__(self) -> int:
         return self.size
@@ -66,7 +71,8 @@ class Tokenizer:
         return f"Tokenizer({self.kind!r}, size={self.size})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _from_json, (self._library.to_str(),)  # the library's own way forgets a setting
+        # The library's own way forgets a setting.
+        return _from_json, (self._library.to_str(), self.roles)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; none of them special, save for `<unk>`."""
@@ -98,6 +104,26 @@ class Tokenizer:
             codes = self._lower(text, codes)
         return self._table[codes]
 
+    def wrap(
+        self, ids: Sequence[int], pair: Sequence[int] | None = None
+    ) -> tuple[list[int], list[int]]:
+        """A text, or two, with the special ids that the vocabulary's makers put around it.
+
+            [CLS] A [SEP],  [CLS] A [SEP] B [SEP]      BERT
+            <s> A,          A </s>                     LLaMA, T5
+
+        Beside the ids stand their segments: 0 for the first text, 1 for the second where they
+        are told apart. Around a text of a vocabulary learned here stands nothing.
+        """
+        texts = {"A": list(ids)} if pair is None else {"A": list(ids), "B": list(pair)}
+        return self._frame.around(**texts)
+
+    @property
+    def opening(self) -> list[int]:
+        """The special ids that stand before every text."""
+        parts = takewhile(lambda part: part[0] != "A", self._frame.single)
+        return [id for id, _ in parts if isinstance(id, int)]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids, without the special ones."""
         ids = list(ids)
@@ -112,6 +138,7 @@ class Tokenizer:
         token: str = self._library.id_to_token(id) or ""  # foreign vocabularies may have gaps
         if token in self._specials:
             return token
+        token = token.removeprefix(HIDDEN)
         if self._byte_level:
             return _byte_level_text(token)
         if self.kind == "word":
@@ -119,11 +146,25 @@ class Tokenizer:
         return token.replace(SPACE, " ") if self.kind in ("bpe", "unigram") else token
 
     def special(self, name: str) -> int | None:
-        """The id of the special token `<name>`, or None where the vocabulary has no such token."""
-        token = f"<{name}>"
-        if token not in SPECIALS:
-            raise ConfigError(unknown("special token", name, (each[1:-1] for each in SPECIALS)))
-        return self._specials.get(token)
+        """The id of the token for `name`, `<name>` or any other; None where there is none.
+
+        "start" is what a decoder is handed first: T5's is the token that also fills short rows.
+        """
+        if name not in ROLES:
+            raise ConfigError(unknown("special token", name, ROLES))
+        if name == "start" and self.roles.first is not None:
+            return self._library.token_to_id(self.roles.first)
+        return self.role(name)
+
+    def role(self, name: str) -> int | None:
+        """The id of the token that Hugging Face's files name for a role: "start" is the bos."""
+        token = self.roles.tokens.get(name)
+        return None if token is None else self._library.token_to_id(token)
+
+    @property
+    def library(self) -> tokenizers.Tokenizer:
+        """A copy of the tokenizer underneath, with nothing but the vocabulary's own settings."""
+        return tokenizers.Tokenizer.from_str(self._library.to_str())
 
     @property
     def pad_id(self) -> int:
@@ -141,38 +182,85 @@ class Tokenizer:
         return self._needed("stop")
 
     @property
+    def stop_ids(self) -> list[int]:
+        """All ids that end a text; `stop_id` is the first."""
+        ids = [self.special("stop"), *map(self._library.token_to_id, self.roles.stops[1:])]
+        return [id for id in ids if id is not None]
+
+    @property
     def unk_id(self) -> int:
         """Stands for what the vocabulary does not know."""
         return self._needed("unk")
 
+    @property
+    def mask_id(self) -> int:
+        """Stands where a token is hidden."""
+        return self._needed("mask")
+
+    @property
+    def cls_id(self) -> int:
+        """Stands before what an encoder reads."""
+        return self._needed("cls")
+
+    @property
+    def sep_id(self) -> int:
+        """Stands after each part of what an encoder reads."""
+        return self._needed("sep")
+
+    @property
+    def special_ids(self) -> list[int]:
+        """All ids that text never becomes, in order."""
+        return sorted(self._specials.values())
+
     def save(self, path: Path | str) -> None:
-        """Write `tokenizer.json`; it is all there is."""
-        try:
-            Path(path).write_text(self._library.to_str(pretty=True), encoding="utf-8")
-        except OSError as error:
-            raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+        """Write `tokenizer.json`, and beside it the roles of special tokens not named by us."""
+        path = Path(path)
+        files = {path: self._library.to_str(pretty=True)}
+        if not self.own:
+            files[beside(path)] = json.dumps(self.roles.config(), indent=2, ensure_ascii=False)
+        for each, text in files.items():
+            try:
+                each.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise CheckpointError(f"cannot write {each}: {error.strerror}") from error
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a `tokenizer.json`, ours or one from elsewhere."""
+        """Read a `tokenizer.json`, ours or one from elsewhere, and what stands beside it."""
+        path = Path(path)
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise CheckpointError(f"no tokenizer at {path}; training a run writes one") from None
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
         except UnicodeDecodeError:
             raise CheckpointError(f"{path} is not a tokenizer.json: it is not UTF-8") from None
+        more = BESIDE if path.name == "tokenizer.json" else ()
+        tables = read_tables(path.parent, beside(path).name, *more)
         try:
-            return cls(tokenizers.Tokenizer.from_str(text))
+            library = tokenizers.Tokenizer.from_str(text)
+            return cls(library, Roles.read(library, tables))
         except Exception as error:  # the library raises nothing narrower
             raise CheckpointError(f"{path} is not a tokenizer.json, or damaged: {error}") from error
 
     def fingerprint(self) -> str:
-        """The same for equal tokenizers only: the sha256 of the canonical JSON."""
+        """The same for equal tokenizers only: the sha256 of the canonical JSON, and of roles."""
         table = json.loads(self._library.to_str())
+        if not self.own:
+            table["roles"] = self.roles.config()
         text = json.dumps(table, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return sha256(text.encode()).hexdigest()
+
+    @property
+    def hides(self) -> bool:
+        """Whether some ids are pieces of the other side of a translation, never found in text."""
+        return any(token.startswith(HIDDEN) for token in self._library.get_vocab())
+
+    @property
+    def own(self) -> bool:
+        """Whether the names of the special tokens tell their roles."""
+        return self.roles == Roles.read(self._library, [])
 
     def _needed(self, name: str) -> int:
         id = self.special(name)
@@ -241,8 +329,8 @@ def special_tokens() -> list[AddedToken]:
     return [AddedToken(token, special=True, normalized=False) for token in SPECIALS]
 
 
-def _from_json(text: str) -> Tokenizer:
-    return Tokenizer(tokenizers.Tokenizer.from_str(text))
+def _from_json(text: str, roles: Roles) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(text), roles)
 
 
 def _kind(table: dict[str, Any]) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from regard.text.base import CHARACTER, SPECIALS, Tokenizer, characters, special_tokens
+from regard.text.base import CHARACTER, Tokenizer, characters, special_tokens
+from regard.text.roles import SPECIALS
 
 
 def train(pieces: Iterable[str], *, lower: bool = False) -> Tokenizer:

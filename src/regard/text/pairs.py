@@ -19,6 +19,8 @@ class PairTokenizers:
 
     joint       tokenizer.json
     separate    tokenizer.source.json, tokenizer.target.json
+
+    Beside each may stand the roles of its special tokens, as in tokenizer_config.source.json.
     """
 
     source: Tokenizer
@@ -28,6 +30,11 @@ class PairTokenizers:
     def joint(self) -> bool:
         """Whether both sides share one vocabulary."""
         return self.source is self.target
+
+    @property
+    def shared(self) -> bool:
+        """Whether an id means the same on both sides; Marian cuts each side by its own pieces."""
+        return self.joint or self.source.hides or self.target.hides
 
     def save(self, folder: Path | str) -> None:
         """Write the one file or the two."""

@@ -6,14 +6,8 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.text.base import (
-    SPACE,
-    SPECIALS,
-    Tokenizer,
-    characters,
-    check_size,
-    special_tokens,
-)
+from regard.text.base import SPACE, Tokenizer, characters, check_size, special_tokens
+from regard.text.roles import SPECIALS
 
 
 def train(pieces: Iterable[str], *, size: int = 8000, lower: bool = False) -> Tokenizer:

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.text.base import SPECIALS, Tokenizer, check_size, check_text, special_tokens
+from regard.text.base import Tokenizer, check_size, check_text, special_tokens
+from regard.text.roles import SPECIALS
 
 MORE = "##"  # a piece that continues a word
 

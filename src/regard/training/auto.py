@@ -4,14 +4,26 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import Choice, kind_of
-from regard.data.sources import Pairs, Text
+from regard.data.sources import Data, Images, Pairs, Text
 
 SMALL_TEXT = 10_000_000  # bytes; below, characters are learned faster than sub-words
 
 
-def choose(data: Text | Pairs, where: dict[str, Any], *, fast: bool) -> dict[str, Any]:
-    """The settings of a run on this data; `fast` says that there is a GPU."""
-    return _pairs(data, where, fast) if isinstance(data, Pairs) else _text(data, where, fast)
+def choose(
+    data: Data, where: dict[str, Any], *, fast: bool, task: Choice = "causal"
+) -> dict[str, Any]:
+    """The settings of a run on this data; `fast` says that there is a GPU.
+
+    `task` is what is to be learned where the data leaves a choice.
+    """
+    if isinstance(data, Images):
+        return _images(data, where, fast)
+    if isinstance(data, Pairs):
+        return _pairs(data, where, fast)
+    kind, options = kind_of(task)
+    if kind == "masked":
+        return _masked(data, where, fast, pairs=options.get("next_sentence") is True)
+    return _text(data, where, fast)
 
 
 def _text(data: Text, where: dict[str, Any], fast: bool) -> dict[str, Any]:
@@ -38,6 +50,30 @@ def _text(data: Text, where: dict[str, Any], fast: bool) -> dict[str, Any]:
     }
 
 
+def _masked(data: Text, where: dict[str, Any], fast: bool, *, pairs: bool) -> dict[str, Any]:
+    """An encoder over sub-words; of `pairs` where sentences are told apart."""
+    size = min(32_000, max(1000, data.size // 200 // 100 * 100))
+    shape = (
+        {"dim": 384, "layers": 6, "heads": 6, "context": 256, "dropout": 0.1}
+        if fast
+        else {"dim": 128, "layers": 4, "heads": 4, "context": 64}
+    )
+    told = {"head": {"kind": "masked", "next_sentence": True}, "segments": 2} if pairs else {}
+    return {
+        "task": "masked",
+        "data": {**where, "tokenizer": {"kind": "bpe", "size": size}},
+        "model": {"preset": "tiny-encoder", **_fitting(shape, data.size // 20), **told},
+        "train": {
+            "steps": 5000 if fast else 3500,
+            "batch": 64 if fast else 16,
+            "rate": 3e-3 if fast else 1e-2,
+            "optimizer": "muon",
+            "average": 0.99,
+            "schedule": {"kind": "linear", "warmup": 50},
+        },
+    }
+
+
 def _pairs(data: Pairs, where: dict[str, Any], fast: bool) -> dict[str, Any]:
     """An encoder–decoder over joint sub-words."""
     size = min(16_000, max(300, data.count // 4 // 100 * 100))
@@ -53,6 +89,33 @@ def _pairs(data: Pairs, where: dict[str, Any], fast: bool) -> dict[str, Any]:
             "optimizer": "muon",
             "average": 0.995,
             "schedule": {"kind": "cosine", "warmup": 100},
+        },
+    }
+
+
+def _images(data: Images, where: dict[str, Any], fast: bool) -> dict[str, Any]:
+    """A small ViT over about four by four patches: their number is what a step costs.
+
+    Images that are seen often are shifted a little, so that they are not learned by heart.
+    """
+    side = min(data.side, 128 if fast else 64)
+    patch = max(2, side // (8 if fast else 4))
+    size = max(patch, side // patch * patch)
+    shape = {"dim": 192, "layers": 6, "heads": 6} if fast else {"dim": 96, "layers": 4, "heads": 3}
+    steps, batch = (5000, 256) if fast else (2000, 64)
+    often = steps * batch > 10 * len(data)
+    return {
+        "task": {"kind": "classify", "crop": max(1, size // 16)} if often else "classify",
+        "data": where,
+        "model": {"preset": "tiny-vit", "image_size": size, "patch": patch, **shape},
+        "train": {
+            "steps": steps,
+            "batch": batch,
+            "rate": 3e-3 if fast else 1e-2,
+            "optimizer": "muon",
+            "average": 0.99,
+            "schedule": {"kind": "linear", "warmup": 100},
+            "evaluate_tokens": 2000,
         },
     }
 

@@ -14,7 +14,7 @@ from regard.models.base import Language
 from regard.tasks.metrics import bleu, chrf, exact_match
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import PairTokenizers
-from regard.training.prepare import Exam
+from regard.training.material import Exam
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def translate(
 ) -> Iterator[tuple[int, str]]:
     """Write each sentence in the other language; yields (number, text), shortest sources first."""
     device = next(model.parameters()).device
-    room = cast(int, model.context) - 1  # one place is for STOP
+    room = cast(int, model.context) - 1 - task.wider  # one place is for STOP
     language = cast(Language, model)
     ids = [np.asarray(each, dtype=np.int64) for each in tokenizers.source.encode_batch(sentences)]
     for number, sentence in enumerate(ids):
@@ -58,7 +58,7 @@ def translate(
         found = beam(
             language,
             source,
-            prompts=[[task.start_id]] * len(chosen),
+            prompts=[task.prompt] * len(chosen),
             width=width,
             tokens=limit,
             stop=task.stop_id,

@@ -9,13 +9,14 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from regard.config import RunConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError
+from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.checkpoint import disk_message, write_json
 
@@ -45,9 +46,16 @@ class Folder:
             )
 
     def create(
-        self, config: RunConfig, facts: dict[str, Any], tokenizers: Tokenizer | PairTokenizers
+        self,
+        config: RunConfig,
+        facts: dict[str, Any],
+        tokenizers: Tokenizer | PairTokenizers | None,
+        write_model: Callable[[Path], None] | None = None,
     ) -> None:
-        """Begin a new run here, written aside and then renamed: a kill leaves all of it or none."""
+        """Begin a new run here, written aside and then renamed: a kill leaves all of it or none.
+
+        `write_model` writes the weights of one that is not to be trained first.
+        """
         self.must_be_new()
         aside = Folder(self.path.with_name(f".{self.path.name}.tmp-{os.getpid()}"))
         try:
@@ -57,17 +65,19 @@ class Folder:
             write_json(aside.environment, facts)
             if isinstance(tokenizers, PairTokenizers):
                 tokenizers.save(aside.path)
-            else:
+            elif tokenizers is not None:
                 tokenizers.save(aside.path / "tokenizer.json")
             aside.metrics.touch()
             aside.samples.touch()
+            if write_model is not None:
+                write_model(aside.model)
             aside.path.rename(self.path)
         except CheckpointError:
-            shutil.rmtree(aside.path, ignore_errors=True)
             raise
         except OSError as error:
-            shutil.rmtree(aside.path, ignore_errors=True)
             raise CheckpointError(disk_message(self.path, error)) from error
+        finally:
+            shutil.rmtree(aside.path, ignore_errors=True)  # nothing is left of what failed
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -103,7 +113,13 @@ class Folder:
 
     def load_config(self) -> RunConfig:
         """The settings of the run, as it resolved them."""
-        return build(RunConfig, self._json(self.config))
+        table = self._json(self.config)
+        if "model_type" in table:
+            raise CheckpointError(
+                f"{self.path} is a checkpoint of another library;\n"
+                f"`regard import {self.path} RUN` makes a run of it"
+            )
+        return build(RunConfig, table)
 
     def load_environment(self) -> dict[str, Any]:
         """What the run was made with, data and tokenizer fingerprints included."""
@@ -132,8 +148,10 @@ class Folder:
         name = self.load_config().train.best
         if not rows:
             return {}
-        best = rows[-1] if name == "last" else min(rows, key=lambda row: row["validation"][name])
-        return dict(best["validation"])
+        first, *others = [row["validation"] for row in (rows[-1:] if name == "last" else rows)]
+        for each in others:
+            first = each if better(name, each[name], first[name]) else first
+        return dict(first)
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row of metrics."""

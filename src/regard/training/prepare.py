@@ -7,56 +7,35 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
-import torch
 from torch import nn
 
 from regard.config import Choice, RunConfig, TrainConfig, kind_of, make, to_table
 from regard.data.batch import Batch
-from regard.data.loader import PairLoader, Rows, TextLoader, blocks_in_order
-from regard.data.sources import Pairs, Text, open_data
-from regard.data.store import PairStore, TokenStore, cache_folder, pair_store, text_store
+from regard.data.loader import PairLoader, Rows
+from regard.data.sources import Data, Images, Pairs, Text, open_data
+from regard.data.store import PairStore, cache_folder, pair_store
 from regard.errors import ConfigError, DataError, unknown
 from regard.models.build import resolve
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
-from regard.tasks import TASKS, Task
+from regard.models.vision import VisionConfig
+from regard.tasks import TASKS, Seq2Seq, Task
 from regard.text import PairTokenizers, Tokenizer, train_pair, train_tokenizer
-from regard.text.pairs import JOINT
+from regard.text.pairs import JOINT, SOURCE, TARGET
+from regard.training.folder import Folder
+from regard.training.images import examine_images, prepare_images
+from regard.training.material import Exam, Material, Progress, Tokenizers, generator_of
 from regard.training.optim import optimizers
 from regard.training.schedule import schedule
+from regard.training.texts import TOKENS, examine_text, must_hide, prepare_text
 
-Tokenizers = Tokenizer | PairTokenizers
-Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
-TOKENS = 4096  # of a step, where neither train.batch nor train.tokens is given
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exam:
-    """What a model is judged by, ready to be used."""
-
-    task: Task
-    tokenizers: Tokenizers
-    model: ModelConfig
-    held_out: Callable[[int | None], Iterator[Batch]]  # at most so many targets; None: all
-    held_out_data: Text | Pairs
-    held_out_size: int  # tokens of text, or pairs
-    left_out: int = 0  # pairs too long for the model
+SHAPES = {"causal": "decoder", "masked": "encoder", "seq2seq": "encoder-decoder"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Material(Exam):
-    """Everything a run is trained and judged on."""
-
-    batch: Callable[[int], Batch]  # the micro-batch of this number, a pure function of the seed
-    train_in_order: Callable[[], Iterator[Batch]]  # all of it once, for models that count
-    description: list[str]
-    fingerprint: str  # of the data, whatever its tokenizer
-
-
-def open_split(config: RunConfig) -> tuple[Text | Pairs, Text | Pairs]:
+def open_split(config: RunConfig) -> tuple[Data, Data]:
     """The data to learn from and the data to judge by."""
     data = config.data
     whole = open_data(data.path, data.source, data.target, lower=data.lower)
@@ -64,22 +43,24 @@ def open_split(config: RunConfig) -> tuple[Text | Pairs, Text | Pairs]:
         if isinstance(whole, Text):
             return whole.split(data.held_out)
         return whole.split(data.held_out, config.train.seed)
-    return whole, open_held_out(data.validation, isinstance(whole, Pairs), lower=data.lower)
+    return whole, open_held_out(data.validation, whole.holds, lower=data.lower)
 
 
-def data_fingerprint(train: Text | Pairs, held: Text | Pairs) -> str:
+def data_fingerprint(train: Data, held: Data) -> str:
     """A hash of all that a run learns from and is judged by."""
     return hashlib.sha256(f"{train.fingerprint()} {held.fingerprint()}".encode()).hexdigest()
 
 
-def tokenizer_fingerprint(tokenizers: Tokenizers) -> str:
-    """A hash of all that the ids of a run depend on."""
+def tokenizer_fingerprint(tokenizers: Tokenizers | None) -> str:
+    """A hash of all that the ids of a run depend on; "none" where there are no ids."""
+    if tokenizers is None:
+        return "none"
     if isinstance(tokenizers, PairTokenizers):
         return f"{tokenizers.source.fingerprint()} {tokenizers.target.fingerprint()}"
     return tokenizers.fingerprint()
 
 
-def open_held_out(paths: list[str], pairs: bool, *, lower: bool) -> Text | Pairs:
+def open_held_out(paths: list[str], holding: str, *, lower: bool) -> Data:
     """Data to judge by, of the same kind as that which was learned from."""
     if len(paths) > 2:
         raise ConfigError(f"validation takes one path, or a source and a target, not {len(paths)}")
@@ -87,9 +68,10 @@ def open_held_out(paths: list[str], pairs: bool, *, lower: bool) -> Text | Pairs
         held = open_data(None, *paths, lower=lower)
     else:
         held = open_data(paths[0], lower=lower)
-    if isinstance(held, Pairs) != pairs:
-        ours, theirs = ("pairs", "text") if pairs else ("text", "pairs")
-        raise DataError(f"{', '.join(paths)} holds {theirs}; the run learns from {ours}")
+    if held.holds != holding:
+        raise DataError(f"{', '.join(paths)} holds {held.holds}; the run learns from {holding}")
+    if isinstance(held, Images) and held.test is not None:
+        return held.test
     return held
 
 
@@ -101,10 +83,14 @@ def prepare(
     train, held = open_split(config)
     fingerprint = data_fingerprint(train, held)
     _must_fit(config, train, tokenizers)
+    if isinstance(train, Images):
+        assert isinstance(held, Images)
+        return prepare_images(config, train, held, fingerprint)
     if isinstance(train, Text):
         assert isinstance(held, Text)
         assert not isinstance(tokenizers, PairTokenizers)
-        return _prepare_text(config, train, held, tokenizers, fingerprint, progress)
+        tokenizer = _text_tokenizer(config, train, held) if tokenizers is None else tokenizers
+        return prepare_text(config, train, held, tokenizer, fingerprint, progress)
     assert isinstance(held, Pairs)
     assert not isinstance(tokenizers, Tokenizer)
     return _prepare_pairs(config, train, held, tokenizers, fingerprint)
@@ -142,7 +128,7 @@ class _Smallest(nn.Module):
         self.layers = nn.ModuleList([nn.Linear(2, 2)])
 
 
-def _must_fit(config: RunConfig, data: Text | Pairs, tokenizers: Tokenizers | None) -> None:
+def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> None:
     """Refuse data, a task, a model and given tokenizers that are not for each other."""
     kind = kind_of(config.task)[0]
     if kind not in TASKS:
@@ -154,96 +140,56 @@ def _must_fit(config: RunConfig, data: Text | Pairs, tokenizers: Tokenizers | No
         )
     schedule(config.train.schedule, config.train.steps)
     optimizers(config.train.optimizer, _Smallest(), config.train.rate)
-    pairs = isinstance(data, Pairs)
-    wanted, found = ("pairs", "text") if TASKS[kind].pairs else ("text", "pairs")
-    if TASKS[kind].pairs != pairs:
-        fitting = ", ".join(name for name, task in TASKS.items() if task.pairs == pairs)
+    wanted, found = TASKS[kind].learns, data.holds
+    if wanted != found:
+        fitting = ", ".join(name for name, task in TASKS.items() if task.learns == found)
         raise ConfigError(
             f"task={kind!r} learns from {wanted}, and {data.name} holds {found}; "
             f"for {found} there is: {fitting}"
         )
-    if tokenizers is not None and isinstance(tokenizers, PairTokenizers) != pairs:
+    if tokenizers is not None and (known := _learned_from(tokenizers)) != found:
         raise ConfigError(
-            f"train.start={config.train.start} has learned from {found}; {data.name} holds {wanted}"
+            f"train.start={config.train.start} has learned from {known}; {data.name} holds {found}"
         )
     model = resolve(config.model, vocab_size=1)
+    if (found == "images") != isinstance(model, VisionConfig):
+        wrong = "does not read images" if found == "images" else "reads images only"
+        raise ConfigError(
+            f"task={kind!r} learns from {found}, and this model {wrong}; "
+            "choose another model.preset or model.family"
+        )
+    if isinstance(model, VisionConfig):
+        return
     shape = model.shape if isinstance(model, TransformerConfig) else "decoder"
-    needed = "encoder-decoder" if pairs else "decoder"
+    needed = SHAPES[kind]
     if shape != needed:
         raise ConfigError(
             f"task={kind!r} needs a model of shape {needed!r}, not {shape!r}; "
             "choose another model.preset or model.shape"
         )
+    if kind == "masked":
+        assert isinstance(model, TransformerConfig)
+        must_hide(config.task, model)
+
+
+def _learned_from(tokenizers: Tokenizers) -> str:
+    return "pairs" if isinstance(tokenizers, PairTokenizers) else "text"
 
 
 def examine(
     config: RunConfig,
-    held: Text | Pairs,
-    tokenizers: Tokenizers,
+    held: Data,
+    tokenizers: Tokenizers | None,
     progress: Progress | None = None,
 ) -> Exam:
     """Make the task of a run, and what its model is judged by, from held-out data alone."""
+    if isinstance(held, Images):
+        return examine_images(config, held)
     if isinstance(held, Text):
         assert isinstance(tokenizers, Tokenizer)
-        return _examine_text(config, held, tokenizers, progress)
+        return examine_text(config, held, tokenizers, progress)
     assert isinstance(tokenizers, PairTokenizers)
     return _examine_pairs(config, held, tokenizers)
-
-
-def _examine_text(
-    config: RunConfig, held: Text, tokenizer: Tokenizer, progress: Progress | None
-) -> Exam:
-    store = text_store(held, tokenizer, progress=_named(progress, "tokenizing held-out text"))
-    if len(store) < 2:
-        raise DataError(
-            f"the held-out text has {len(store)} token, so there is nothing to predict in it;"
-            "\ngive more text, a larger data.held_out, or a data.validation of its own"
-        )
-    model = resolve(config.model, vocab_size=tokenizer.size)
-    first = len(tokenizer.decode([int(store.tokens[0])]).encode())
-    per_token = (store.bytes - first) / (len(store) - 1)
-    task: Task = make(config.task, TASKS, "task", bytes_per_token=per_token)
-    return Exam(
-        task=task,
-        tokenizers=tokenizer,
-        model=model,
-        held_out=lambda limit: _blocks(config, task, model, store, limit),
-        held_out_data=held,
-        held_out_size=len(store),
-    )
-
-
-def _prepare_text(
-    config: RunConfig,
-    train: Text,
-    held: Text,
-    tokenizer: Tokenizer | None,
-    fingerprint: str,
-    progress: Progress | None,
-) -> Material:
-    if tokenizer is None:
-        tokenizer = _text_tokenizer(config, train, held)
-    store = text_store(train, tokenizer, progress=_named(progress, "tokenizing"))
-    exam = _examine_text(config, held, tokenizer, progress)
-    task, model = exam.task, exam.model
-    loader = TextLoader(store, model.context, _rows(config, model), config.train.seed)
-
-    def batch(number: int) -> Batch:
-        block = loader.examples(number)
-        return task.collate((block[:, :-1], block[:, 1:]), _generator(config, number))
-
-    return Material(
-        **vars(exam),
-        batch=batch,
-        train_in_order=lambda: _blocks(config, task, model, store, None),
-        description=[
-            f"data       {train.description}",
-            f"held out   {held.description}",
-            f"tokenizer  {tokenizer.kind}, {tokenizer.size:,} tokens; "
-            f"{len(store):,} to learn from, {exam.held_out_size:,} held out",
-        ],
-        fingerprint=fingerprint,
-    )
 
 
 def _text_tokenizer(config: RunConfig, train: Text, held: Text) -> Tokenizer:
@@ -288,30 +234,15 @@ def _keep(folder: Path, save: Callable[[Path], None]) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _rows(config: RunConfig, model: ModelConfig) -> int:
-    """The rows of a micro-batch."""
-    settings = config.train
-    rows = settings.batch or (settings.tokens or TOKENS) // model.context
-    return max(1, rows // settings.accumulate)
-
-
-def _blocks(
-    config: RunConfig, task: Task, model: ModelConfig, store: TokenStore, limit: int | None
-) -> Iterator[Batch]:
-    rows = max(_rows(config, model), 16)
-    for examples in blocks_in_order(store.tokens, model.context, rows, limit):
-        yield task.collate(examples, _generator(config, 0))
-
-
 def _examine_pairs(config: RunConfig, held: Pairs, tokenizers: PairTokenizers) -> Exam:
     source, target = tokenizers.source, tokenizers.target
     facts = {"vocab_size": target.size}
-    if not tokenizers.joint:
+    if not tokenizers.shared:
         facts["source_vocab_size"] = source.size
     model = resolve(config.model, **facts)
     task = pair_task(config, tokenizers)
     store = pair_store(held, source, target)
-    loader = _pair_loader(config, model, store)
+    loader = _pair_loader(config, model, task, store)
 
     def held_out(limit: int | None) -> Iterator[Batch]:
         rows = None if limit is None else max(1, limit * len(store) // len(store.target_ids))
@@ -319,6 +250,7 @@ def _examine_pairs(config: RunConfig, held: Pairs, tokenizers: PairTokenizers) -
 
     return Exam(
         task=task,
+        choice=config.task,
         tokenizers=tokenizers,
         model=model,
         held_out=held_out,
@@ -337,6 +269,8 @@ def pair_task(config: RunConfig, tokenizers: PairTokenizers) -> Task:
         start_id=tokenizers.target.start_id,
         stop_id=tokenizers.target.stop_id,
         source_stop_id=tokenizers.source.stop_id,
+        opening=tuple(tokenizers.target.opening),
+        source_opening=tuple(tokenizers.source.opening),
     )
 
 
@@ -353,9 +287,9 @@ def _prepare_pairs(
     exam = _examine_pairs(config, held, tokenizers)
     task = exam.task
     store = pair_store(train, source, target)
-    loader = _pair_loader(config, exam.model, store)
+    loader = _pair_loader(config, exam.model, task, store)
     sizes = f"{target.size:,} tokens, joint"
-    if not tokenizers.joint:
+    if not tokenizers.shared:
         sizes = f"{source.size:,} and {target.size:,} tokens"
     description = [
         f"data       {train.description}",
@@ -363,9 +297,10 @@ def _prepare_pairs(
         f"tokenizer  {target.kind}, {sizes}",
     ]
     if loader.dropped or exam.left_out:
+        longest = exam.model.context - 1 - cast(Seq2Seq, task).wider
         description.append(
             f"left out   {loader.dropped:,} pairs to learn from and {exam.left_out:,} "
-            f"held out, longer than {exam.model.context - 1} tokens"
+            f"held out, longer than {longest} tokens"
         )
     return Material(
         **vars(exam),
@@ -378,31 +313,32 @@ def _prepare_pairs(
     )
 
 
-def _pair_loader(config: RunConfig, model: ModelConfig, store: PairStore) -> PairLoader:
+def _pair_loader(config: RunConfig, model: ModelConfig, task: Task, store: PairStore) -> PairLoader:
+    """What the openings of sentences need is taken from the places that pairs may have."""
+    longest = model.context - cast(Seq2Seq, task).wider
     settings = config.train
     batch = None if settings.batch is None else settings.batch // settings.accumulate
     tokens = None if batch else (settings.tokens or TOKENS) // settings.accumulate
-    return PairLoader(store, tokens, settings.seed, longest=model.context, batch=batch)
+    return PairLoader(store, tokens, settings.seed, longest=longest, batch=batch)
 
 
 def _collate(config: RunConfig, task: Task, store: PairStore, rows: Rows, number: int) -> Batch:
     sources = [store.source(row) for row in rows.indices]
     targets = [store.target(row) for row in rows.indices]
-    return task.collate((sources, targets, rows.width), _generator(config, number))
+    return task.collate((sources, targets, rows.width), generator_of(config, number))
 
 
-def _named(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
-    return None if progress is None else (lambda done, of: progress(name, done, of))
+def load_tokenizers(folder: Path, config: RunConfig) -> Tokenizers | None:
+    """The tokenizer of a run folder, or those of its two sides.
 
-
-def _generator(config: RunConfig, number: int) -> torch.Generator:
-    # hashed, because the CPU's generator looks at the lower half of its seed only
-    digest = hashlib.sha256(f"{config.train.seed} {number}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-
-
-def load_tokenizers(folder: Path, config: RunConfig) -> Tokenizers:
-    """The tokenizer of a run folder, or those of its two sides."""
-    if TASKS[kind_of(config.task)[0]].pairs:
+    Images have none, and some imported checkpoints came without one. A model whose head no task
+    trains may have one.
+    """
+    kind = kind_of(config.task)[0]
+    learns = TASKS[kind].learns if kind in TASKS else "text"
+    there = [name for name in (JOINT, SOURCE, TARGET) if (folder / name).exists()]
+    if not there and Folder(folder).load_environment().get("tokenizer") == "none":
+        return None
+    if learns == "pairs" or SOURCE in there:
         return PairTokenizers.load(folder)
     return Tokenizer.load(folder / "tokenizer.json")

@@ -5,7 +5,6 @@
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -18,9 +17,9 @@ from torch import nn
 
 from regard.config import RunConfig, kind_of, merge, to_table
 from regard.config import build as build_config
-from regard.data.batch import pinned
+from regard.data.batch import TextBatch, pinned
 from regard.data.loader import prefetch
-from regard.data.sources import Pairs
+from regard.data.sources import Images, Pairs
 from regard.errors import ConfigError, Stopped
 from regard.generate import generate, parse_chain
 from regard.models.base import Language
@@ -33,23 +32,20 @@ from regard.models.build import (
     weights,
 )
 from regard.tasks import Objective
+from regard.tasks.masked import Masked
+from regard.tasks.metrics import better
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import PairTokenizers, Tokenizer
-from regard.training import checkpoint, evaluate
+from regard.training import checkpoint, evaluate, images
 from regard.training.average import Average
 from regard.training.device import autocast, check_memory, compiles, environment, pick_device
 from regard.training.events import Begun, Ended, Evaluated, Event
 from regard.training.folder import Folder
 from regard.training.log import Log
 from regard.training.loop import train
+from regard.training.material import Material, Progress
 from regard.training.optim import load_state_tensors, optimizers, state_tensors
-from regard.training.prepare import (
-    Material,
-    Progress,
-    load_tokenizers,
-    prepare,
-    tokenizer_fingerprint,
-)
+from regard.training.prepare import load_tokenizers, prepare, tokenizer_fingerprint
 from regard.training.schedule import schedule
 from regard.training.signals import Interrupts
 
@@ -65,17 +61,14 @@ class _Best:
 
     def sees(self, step: int, metrics: dict[str, float], name: str) -> bool:
         """Take in an evaluation; whether it is the best one by the metric of this name."""
-        better = (
-            name == "last"
-            or self.step is None
-            or metrics[name] < self.metrics[name]
-            or math.isnan(self.metrics[name])
+        is_best = (
+            name == "last" or self.step is None or better(name, metrics[name], self.metrics[name])
         )
-        if better:
+        if is_best:
             self.step, self.metrics, self.since = step, metrics, 0
         else:
             self.since += 1
-        return better
+        return is_best
 
 
 def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> Iterator[Event]:
@@ -91,7 +84,7 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
         least = resolve(config.model, vocab_size=1)
         check_memory(count_parameters(least), config.train, device)
     material = prepare(config, tokenizers, progress)
-    config = replace(config, model=describe(material.model))
+    config = replace(config, model=describe(material.model), task=material.choice)
     parameters = count_parameters(material.model)
     check_memory(parameters, config.train, device)
     checkpoint.check_room(path, parameters, averaged=config.train.average > 0)
@@ -325,17 +318,22 @@ def _start_from(run: str, model: nn.Module) -> None:
 
 
 def _sample(material: Material, model: nn.Module, seed: int) -> str:
-    """A little of what the model writes now: text, or the translation of one held-out sentence."""
+    """A little of what the model does now: text, a translation, blanks filled in, classes."""
     model.eval()
     language = cast(Language, model)
     data, tokenizers = material.held_out_data, material.tokenizers
+    if isinstance(data, Images):
+        return images.sample(material, model)
     if isinstance(data, Pairs) and isinstance(tokenizers, PairTokenizers):
         source, target = next(data.rows())
         assert isinstance(material.task, Seq2Seq)
         found = evaluate.translate(model, material.task, tokenizers, [source], width=1)
         return f"{source}\n→ {next(found)[1]}\n= {target}"
+    if isinstance(material.task, Masked):
+        return material.task.sample(model, material.held_out(material.model.context))
     assert isinstance(tokenizers, Tokenizer)
-    first = np.asarray(next(iter(material.held_out(1))).ids)[0, :1].tolist()
+    batch = cast(TextBatch, next(iter(material.held_out(1))))
+    first = np.asarray(batch.ids)[0, :1].tolist()
     chain = parse_chain(["temperature=0.8", "top_p=0.95"])
     (ids,) = generate(language, [first], chain, tokens=160, seed=seed)
     return tokenizers.decode(first + ids)

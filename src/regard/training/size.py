@@ -9,11 +9,13 @@ import torch
 from regard.config import RunConfig
 from regard.errors import ConfigError
 from regard.models.build import build_model, count_parameters, describe, resolve
+from regard.models.vision import VisionConfig
 from regard.tasks import Objective
 from regard.training.device import autocast, pick_device
 from regard.training.loop import train
+from regard.training.material import Material
 from regard.training.optim import optimizers
-from regard.training.prepare import Material, prepare
+from regard.training.prepare import prepare
 
 SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
 HEAD_DIM = 32
@@ -34,6 +36,8 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, model_too: bool = True)
     table = describe(material.model)
     if "dim" not in table:  # a model that counts takes the time it takes
         return config
+    # an image is one target, and worth its patches
+    each = material.model.context if isinstance(material.model, VisionConfig) else 1
     device = pick_device(config.device)
     budget = 0.9 * 60 * minutes  # evaluations and checkpoints take the rest
     chosen: RunConfig | None = None
@@ -45,7 +49,7 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, model_too: bool = True)
         seconds, targets = _probe(candidate, material, device)
         steps = max(FEWEST_STEPS, int(budget / seconds))
         parameters = count_parameters(resolve(model))
-        if chosen is not None and steps * targets < TOKENS_PER_PARAMETER * parameters:
+        if chosen is not None and steps * targets * each < TOKENS_PER_PARAMETER * parameters:
             break
         chosen = replace(candidate, train=replace(config.train, steps=steps))
     assert chosen is not None

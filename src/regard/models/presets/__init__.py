@@ -3,13 +3,21 @@
 from collections.abc import Callable
 
 from regard.models.ngram import NGramConfig
-from regard.models.presets import before, gpt, vaswani
+from regard.models.presets import before, gpt, vaswani, vit
+from regard.models.presets.bert import ENCODERS
+from regard.models.presets.decoders import DECODERS
+from regard.models.presets.llama import LLAMAS
+from regard.models.presets.published import PUBLISHED, Published
+from regard.models.presets.survey import SURVEY
+from regard.models.presets.t5 import ENCODER_DECODERS
 from regard.models.recurrent import LSTMConfig
 from regard.models.transformer import TransformerConfig
+from regard.models.vision import VisionConfig
 
-ModelConfig = TransformerConfig | LSTMConfig | NGramConfig
+ModelConfig = TransformerConfig | LSTMConfig | NGramConfig | VisionConfig
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    "gpt1": gpt.gpt1,
     "gpt2": gpt.gpt2,
     "gpt2-medium": gpt.gpt2_medium,
     "gpt2-large": gpt.gpt2_large,
@@ -20,8 +28,50 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "transformer-big": vaswani.transformer_big,
     "tiny-encoder": vaswani.tiny_encoder,
     "tiny-encoder-decoder": vaswani.tiny_encoder_decoder,
+    "vit-b16": vit.vit_b16,
+    "vit-l16": vit.vit_l16,
+    "vit-h14": vit.vit_h14,
+    "tiny-vit": vit.tiny_vit,
     "lstm": before.lstm,
     "ngram": before.ngram,
+    **ENCODERS,
+    **ENCODER_DECODERS,
+    **DECODERS,
+    **LLAMAS,
+    **SURVEY,
 }
 
-__all__ = ["PRESETS", "ModelConfig"]
+SHORT = {  # a family's name alone means the size that everybody means
+    "transformer": "transformer-base",
+    "bert": "bert-base",
+    "roberta": "roberta-base",
+    "albert": "albert-base",
+    "t5": "t5-base",
+    "bart": "bart-base",
+    "marian": "marian-en-de",
+    "gpt3": "gpt3-175b",
+    "gpt-neox": "gpt-neox-20b",
+    "pythia": "pythia-1.4b",
+    "opt": "opt-175b",
+    "bloom": "bloom-176b",
+    "llama": "llama-7b",
+    "llama-2": "llama-2-7b",
+    "llama-3": "llama-3-8b",
+    "mistral": "mistral-7b",
+    "qwen2": "qwen2-7b",
+    "qwen3": "qwen3-8b",
+    "gemma": "gemma-2b",
+    "gemma-2": "gemma-2-2b",
+    "phi": "phi-2",
+    "phi-3": "phi-3-mini",
+    "glm": "glm-130b",
+    "glm-4": "glm-4-9b",
+    "vit": "vit-b16",
+    "palm": "palm-540b",
+    "gopher": "gopher-280b",
+    "chinchilla": "chinchilla-70b",
+}
+PRESETS |= {short: PRESETS[name] for short, name in SHORT.items()}
+PUBLISHED |= {short: PUBLISHED[name] for short, name in SHORT.items()}
+
+__all__ = ["PRESETS", "PUBLISHED", "SHORT", "ModelConfig", "Published"]

@@ -1,8 +1,23 @@
-"""Decoders: the GPT-2 sizes, a small modern one, and one for a laptop."""
+"""Decoders: GPT-1, the GPT-2 sizes, a small modern one, and one for a laptop."""
 
 from dataclasses import replace
 
 from regard.models.transformer import TransformerConfig
+
+
+def gpt1() -> TransformerConfig:
+    """GPT-1, 117 M (Radford et al. 2018, section 4.1): post-norm; tanh GELU as released."""
+    return TransformerConfig(
+        vocab_size=40_478,
+        dim=768,
+        layers=12,
+        heads=12,
+        context=512,
+        order="post",
+        ffn="gelu_tanh",
+        dropout=0.1,
+        attention_dropout=0.1,
+    )
 
 
 def _gpt2(dim: int, layers: int, heads: int) -> TransformerConfig:

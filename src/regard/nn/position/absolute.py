@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ShapeError
+from regard.nn.check import positive
 from regard.nn.position.base import Position
 
 
@@ -26,7 +27,10 @@ class Sinusoidal(Position):
     ) -> None:
         super().__init__()
         if dim % 2:
-            raise ShapeError(f"sinusoidal positions need an even width, not dim={dim}")
+            raise ShapeError(
+                f"sinusoidal positions need an even width (dim, or embed_dim), not dim={dim}"
+            )
+        positive("position 'sinusoidal'", base=base)
         self.dim, self.base, self.halves, self.each_layer = dim, base, halves, each_layer
 
     def embed(self, at: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
@@ -45,6 +49,8 @@ class Learned(Position):
 
     def __init__(self, dim: int, context: int, offset: int = 0, each_layer: bool = False) -> None:
         super().__init__()
+        if offset < 0:
+            raise ShapeError(f"position 'learned': offset={offset} must be at least 0")
         self.table = nn.Embedding(context + offset, dim)
         self.offset, self.each_layer = offset, each_layer
 

@@ -23,7 +23,8 @@ class Turn:
         """Turn the first 2 * pairs coordinates; the others pass."""
         width = 2 * self.cos.shape[-1]
         turned, rest = x[..., :width], x[..., width:]
-        if self.interleaved and x.dtype == torch.float32 and not torch.compiler.is_compiling():
+        whole = x.dtype == torch.float32 and x.shape[-1] % 2 == 0  # pairs that are complex numbers
+        if self.interleaved and whole and not torch.compiler.is_compiling():
             turned = self._at_once(turned)
         else:
             turned = self._in_parts(turned).to(x.dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.config import make
 from regard.errors import ShapeError
+from regard.nn.check import positive
 from regard.nn.position.base import Position, Turn
 
 Frequencies = Float[Tensor, " pairs"]
@@ -17,11 +18,13 @@ Frequencies = Float[Tensor, " pairs"]
 
 def linear(frequency: Frequencies, factor: float) -> Frequencies:
     """Squeeze positions: t becomes t / factor (Chen et al. 2023)."""
+    positive("rotary scaling 'linear'", factor=factor)
     return frequency / factor
 
 
 def ntk(frequency: Frequencies, factor: float) -> Frequencies:
     """Raise the base so that the slowest pair is squeezed by `factor`, the fastest not at all."""
+    positive("rotary scaling 'ntk'", factor=factor)
     pairs = len(frequency)
     exponent = torch.arange(pairs, device=frequency.device) / max(pairs - 1, 1)
     return frequency * factor**-exponent
@@ -35,6 +38,9 @@ def llama3(
     high: float = 4.0,
 ) -> Frequencies:
     """Squeeze only waves longer than the old context, with a ramp between (LLaMA 3.1)."""
+    positive("rotary scaling 'llama3'", factor=factor, original_context=original_context)
+    if low >= high:
+        raise ShapeError(f"rotary scaling 'llama3': low={low} must be less than high={high}")
     turns = original_context * frequency / (2 * math.pi)  # in the original context
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return frequency * (keep + (1 - keep) / factor)
@@ -63,13 +69,15 @@ class Rotary(Position):
         super().__init__()
         if not 0 < fraction <= 1:
             raise ShapeError(f"rotary: fraction must lie in (0, 1], got {fraction}")
+        positive("position 'rotary'", base=base)
         width = int(head_dim * fraction)
         if width % 2 or width == 0:
             raise ShapeError(
                 f"rotary turns pairs: head_dim={head_dim} times fraction={fraction} must be even"
             )
         self.width, self.base, self.interleaved, self.scaling = width, base, interleaved, scaling
-        self.turn(torch.zeros(1, 1, dtype=torch.long))  # so that a wrong scaling is refused now
+        start = torch.zeros(1, 1, dtype=torch.long, device="cpu")  # also in a hollow model
+        self.turn(start)  # so that a wrong scaling is refused now
 
     def turn(self, at: Int[Tensor, "#batch time"]) -> Turn:
         """The angles of these positions."""

@@ -1,0 +1,43 @@
+"""Weights from and for the Hugging Face world. A family is a table; these are all of them."""
+
+from regard.hub.albert import ALBERT
+from regard.hub.bart import BART
+from regard.hub.bert import BERT
+from regard.hub.bloom import BLOOM
+from regard.hub.distilbert import DISTILBERT
+from regard.hub.family import Family
+from regard.hub.gemma import GEMMA, GEMMA2
+from regard.hub.gpt2 import GPT2
+from regard.hub.gpt_neox import GPT_NEOX
+from regard.hub.llama import LLAMA, MISTRAL, PHI3, QWEN2, QWEN3
+from regard.hub.marian import MARIAN
+from regard.hub.opt import OPT
+from regard.hub.phi import PHI
+from regard.hub.roberta import ROBERTA
+from regard.hub.t5 import T5
+from regard.hub.vit import VIT
+
+HUB: dict[str, Family] = {  # by model_type; of those that can express a model, the first exports it
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
+    "phi": PHI,
+    "phi3": PHI3,
+    "gpt_neox": GPT_NEOX,
+    "opt": OPT,
+    "bloom": BLOOM,
+    "bert": BERT,
+    "roberta": ROBERTA,
+    "distilbert": DISTILBERT,
+    "albert": ALBERT,
+    "t5": T5,
+    "bart": BART,
+    "marian": MARIAN,
+    "vit": VIT,
+}
+
+__all__ = ["HUB", "Family"]

@@ -1,0 +1,89 @@
+"""ALBERT (Lan et al. 2020): one layer used again and again, and narrow embeddings."""
+
+from typing import Any
+
+from regard.config import kind_of
+from regard.errors import ConfigError
+from regard.hub import bert
+from regard.hub.family import Family, Table
+from regard.hub.rules import Rule, renamed
+
+TABLES = {**bert.TABLES, "encoder.embedding_hidden_mapping_in": "encoder.project"}
+LAYER = {
+    "attention.query": "attention.query",
+    "attention.key": "attention.key",
+    "attention.value": "attention.value",
+    "attention.dense": "attention.out",
+    "attention.LayerNorm": "attention_norm",
+    "ffn": "ffn.up",
+    "ffn_output": "ffn.down",
+    "full_layer_layer_norm": "ffn_norm",
+}
+HEADS = {
+    "pooled": {"pooler": "head.pool", "albert.pooler": "head.pool"},
+    "masked": {
+        "predictions.dense": "head.dense",
+        "predictions.LayerNorm": "head.norm",
+        "predictions": "head",
+        "predictions.decoder": "head",
+        "albert.pooler": "head.pool",
+        "sop_classifier.classifier": "head.follows",
+    },
+    "classify": {"albert.pooler": "head.hidden", "classifier": "head.out"},
+    "tag": {"classifier": "head.out"},
+    "span": {"qa_outputs": "head.out"},
+}
+
+
+def _rules(config: Any) -> list[Rule]:
+    return [
+        *renamed(TABLES),
+        *renamed(LAYER, "encoder.albert_layer_groups.0.albert_layers.0.", "encoder.blocks.0."),
+        *renamed(HEADS.get(kind_of(config.head)[0], {})),
+    ]
+
+
+def _read(theirs: Table) -> Table:
+    if theirs["embedding_size"] == theirs["hidden_size"]:
+        raise ConfigError(
+            f"embedding_size={theirs['embedding_size']} as wide as hidden_size is not supported: "
+            "there is no matrix between embeddings and layers of one width"
+        )
+    return bert.read(theirs)
+
+
+ALBERT = Family(
+    name="albert",
+    heads={
+        "AlbertForMaskedLM": bert.masked,
+        "AlbertForPreTraining": bert.pretraining,
+        "AlbertModel": "pooled",
+        "AlbertForSequenceClassification": {"kind": "classify", "hidden": "tanh"},
+        "AlbertForTokenClassification": "tag",
+        "AlbertForQuestionAnswering": "span",
+    },
+    fields=bert.FIELDS | {"embedding_size": "embed_dim"},
+    rules=_rules,
+    prefix="albert.",
+    always=bert.ALWAYS | {"shared_layers": True},
+    only={
+        "num_hidden_groups": 1,
+        "inner_group_num": 1,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+    },
+    defaults=bert.DEFAULTS
+    | {
+        "vocab_size": 30000,
+        "embedding_size": 128,
+        "hidden_size": 4096,
+        "num_attention_heads": 64,
+        "intermediate_size": 16384,
+        "hidden_act": "gelu_new",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    ignored=("embeddings.position_ids", "pooler.{p}"),
+    read=_read,
+    write=bert.write,
+)

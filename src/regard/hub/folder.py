@@ -1,0 +1,206 @@
+"""A folder of the Hugging Face world: opened, checked to the last tensor, then loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.config import kind_of
+from regard.errors import CheckpointError, ConfigError
+from regard.hub import llama2c
+from regard.hub.config import read_as, read_config
+from regard.hub.family import Family, Table
+from regard.hub.files import Tensors, open_tensors, read_json
+from regard.hub.rules import Move, Plan, Rule, inward, matches, outward
+from regard.hub.stream import Shapes, bring, parts
+from regard.hub.tokenizers import read_tokenizers
+from regard.models.build import hollow, weights
+from regard.models.presets import ModelConfig
+from regard.text import PairTokenizers, Tokenizer
+
+WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
+BASES = ("none", "pooled")  # heads of a checkpoint whose names have no prefix
+TASKS = {  # what a model of this shape and head is trained for; all others: for nothing here
+    ("decoder", "linear"): "causal",
+    ("encoder-decoder", "linear"): "seq2seq",
+    ("encoder", "masked"): "masked",
+    ("images", "classify"): "classify",
+}
+TIED = {"head.weight": "embed.token.weight"}  # where the output matrix is the embedding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """A checkpoint of another library that fits one of our models in every tensor."""
+
+    path: Path
+    family: Family
+    config: ModelConfig
+    table: Table  # its config.json
+    tensors: Tensors
+    plan: Plan
+    shapes: Shapes  # of our tensors
+    tokenizers: Tokenizer | PairTokenizers | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its numbers: where there are several, that of most bytes."""
+        sizes = dict.fromkeys(WEIGHTS, 0)
+        for move in self.plan.moves:
+            entry = self.tensors.entries[move.theirs]
+            sizes[entry.dtype] += entry.size
+        return max(sizes, key=lambda dtype: sizes[dtype])
+
+    @property
+    def task(self) -> str:
+        """The task that trains such a model; "none" where there is none."""
+        shape = getattr(self.config, "shape", "images")
+        return TASKS.get((shape, kind_of(self.config.head)[0]), "none")  # type: ignore[union-attr]
+
+    def load(self) -> nn.Module:
+        """The model, its weights read straight into place."""
+        model = hollow(self.config)
+        with self.tensors:
+            self._check_copies()
+            state = dict(parts(self.tensors, self.plan.moves, self.shapes, self.dtype))
+        model.load_state_dict(state, assign=True)
+        return model
+
+    def write(self, path: Path) -> None:
+        """Write the weights under our names into one file, without a model in memory."""
+        with self.tensors:
+            self._check_copies()
+        bring(self.tensors, self.plan.moves, self.shapes, self.dtype, path)
+
+    def _check_copies(self) -> None:
+        for name, original in self.plan.copies.items():
+            if not self.tensors.equal(name, original):
+                raise CheckpointError(
+                    f"{self.path}: {name} and {original} should be one and the same tensor, and "
+                    'differ;\nif they are two, say so in config.json: "tie_word_embeddings": false'
+                )
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a path holds a checkpoint of another library rather than a run."""
+    try:
+        table = read_json(path / "config.json")
+    except CheckpointError:
+        table = {}
+    return "model_type" in table or ("train" not in table and llama2c.find(path) is not None)
+
+
+def open_folder(path: Path | str) -> Foreign:
+    """Open a checkpoint; nothing is loaded before everything is known to fit."""
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"no folder at {path}")
+    legacy = llama2c.find(path)
+    folder = path if path.is_dir() else path.parent
+    if legacy is None:
+        table = read_json(path / "config.json")
+        family, config = read_config(table)
+        tensors = open_tensors(path)
+        if not table.get("architectures"):
+            config = _fitting(family, table, tensors) or config
+    else:
+        table, family = {}, llama2c.LLAMA2C
+        config, tensors = llama2c.open_file(legacy)
+    shapes, plan = plan_for(family, config, tensors, path)
+    return Foreign(
+        path=folder,
+        family=family,
+        config=config,
+        table=table,
+        tensors=tensors,
+        plan=plan,
+        shapes=shapes,
+        tokenizers=read_tokenizers(folder, table),
+    )
+
+
+def plan_for(
+    family: Family, config: Any, tensors: Tensors, path: Path
+) -> tuple[dict[str, torch.Size], Plan]:
+    """The shapes of our tensors and what fills them; or all that does not fit, by name."""
+    problems, shapes, plan = _planned(family, config, tensors)
+    if problems:
+        more = f"\n  … and {len(problems) - 5} more" if len(problems) > 5 else ""
+        listed = "".join(f"\n  {problem}" for problem in problems[:5])
+        raise CheckpointError(
+            f"the tensors in {path} are not those that its config.json describes:{listed}{more}"
+        )
+    return shapes, plan
+
+
+def all_rules(family: Family, config: Any) -> list[Rule]:
+    """The rules of a model with full names, as they are written."""
+    prefix = "" if kind_of(config.head)[0] in BASES else family.prefix
+    return [_below(prefix, rule) for rule in family.rules(config)]
+
+
+def _below(prefix: str, rule: Rule) -> Rule:
+    of_head = rule.parts[0].startswith("head.")
+    return rule if of_head else Rule(prefix + rule.theirs, rule.ours, rule.layout)
+
+
+def _planned(
+    family: Family, config: Any, tensors: Tensors
+) -> tuple[list[str], dict[str, torch.Size], Plan]:
+    entries = tensors.entries
+    if max(config.depths) > len(entries) and not config.shared_layers:
+        problem = f"{max(config.depths):,} layers, of {len(entries):,} tensors in all"
+        return [problem], {}, Plan([], [])
+    try:
+        shapes = {name: tensor.shape for name, tensor in weights(hollow(config)).items()}
+    except ConfigError:
+        raise
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond all bounds
+        return [str(error).splitlines()[0]], {}, Plan([], [])
+    rules = family.rules(config)
+    # Published files have the prefix or not, whatever class they are of.
+    either = [_below(prefix, rule) for rule in rules for prefix in (family.prefix, "")]
+    aliases = {new: old for new, old in TIED.items() if new not in shapes}
+    plan = inward(either, entries, shapes, aliases)
+    names = {
+        part: move.theirs
+        for move in outward(all_rules(family, config), shapes).moves
+        for part in move.ours
+    }
+    problems = [f"{names.get(name, name)} is missing" for name in plan.missing]
+    problems += [f"{name} is not known" for name in plan.unknown if not _ignored(family, name)]
+    misfits = (_misfit(move, tensors, shapes) for move in plan.moves)
+    return problems + [problem for problem in misfits if problem is not None], shapes, plan
+
+
+def _ignored(family: Family, name: str) -> bool:
+    bare = name.removeprefix(family.prefix)
+    return any(matches(pattern, each) for pattern in family.ignored for each in (name, bare))
+
+
+def _misfit(move: Move, tensors: Tensors, shapes: Shapes) -> str | None:
+    """What is wrong with the type or the shape of one of their tensors."""
+    entry, wanted = tensors.entries[move.theirs], [shapes[name] for name in move.ours]
+    if entry.dtype not in WEIGHTS:
+        return f"{move.theirs} holds {entry.dtype}, not float32, bfloat16 or float16"
+    empty = torch.empty(entry.shape, device="meta")
+    try:
+        found = [part.shape for part in move.layout.split(empty, wanted)]
+    except (RuntimeError, IndexError):  # it cannot even be cut
+        found = []
+    if found == wanted:
+        return None
+    theirs = move.layout.join([torch.empty(shape, device="meta") for shape in wanted]).shape
+    return f"{move.theirs} has shape {tuple(entry.shape)}, the model {tuple(theirs)}"
+
+
+def _fitting(family: Family, table: Mapping[str, Any], tensors: Tensors) -> Any | None:
+    """The configuration with the first head that fits, where config.json names no class."""
+    for architecture in family.heads:
+        config = read_as(family, table, architecture)
+        if not _planned(family, config, tensors)[0]:
+            return config
+    return None

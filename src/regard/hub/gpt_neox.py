@@ -1,0 +1,93 @@
+"""GPT-NeoX and Pythia (Black et al. 2022, Biderman et al. 2023)."""
+
+from typing import Any
+
+from regard.hub.family import Family, Table, activation, activation_name
+from regard.hub.rope import read_rotary, write_rotary
+from regard.hub.rules import ByHead, Rule, renamed
+
+LAYER = {
+    "input_layernorm": "attention_norm",
+    "attention.dense": "attention.out",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.dense_h_to_4h": "ffn.up",
+    "mlp.dense_4h_to_h": "ffn.down",
+}
+LOOK = {"attention.query_key_value": ("attention.query", "attention.key", "attention.value")}
+ORDERS = {True: "parallel_norms", False: "pre"}  # by use_parallel_residual
+
+
+def _rules(config: Any) -> list[Rule]:
+    return [
+        Rule("embed_in.weight", "embed.token.weight"),
+        *renamed(LAYER, "layers.{i}.", "decoder.blocks.{i}."),
+        *renamed(LOOK, "layers.{i}.", "decoder.blocks.{i}.", ByHead(config.heads)),
+        *renamed({"final_layer_norm": "decoder.norm"}),
+        Rule("embed_out.weight", "head.weight"),
+        Rule("lm_head.weight", "head.weight"),  # its name in the newest versions
+        Rule("score.weight", "head.out.weight"),
+    ]
+
+
+def _read(theirs: Table) -> Table:
+    return {
+        "ffn": activation(theirs["hidden_act"]),
+        "order": ORDERS[theirs["use_parallel_residual"]],
+        "position": read_rotary(
+            theirs, fraction=0.25, base_key="rotary_emb_base", fraction_key="rotary_pct"
+        ),
+    }
+
+
+def _write(config: Any) -> Table:
+    return {
+        "hidden_act": activation_name(config.ffn),
+        "use_parallel_residual": config.order == "parallel_norms",
+        **write_rotary(config.position, base_key="rotary_emb_base", fraction_key="rotary_pct"),
+    }
+
+
+GPT_NEOX = Family(
+    name="gpt_neox",
+    prefix="gpt_neox.",
+    heads={
+        "GPTNeoXForCausalLM": "linear",
+        "GPTNeoXModel": "none",
+        "GPTNeoXForSequenceClassification": {"kind": "classify", "pool": "last", "bias": False},
+    },
+    fields={
+        "vocab_size": "vocab_size",
+        "max_position_embeddings": "context",
+        "hidden_size": "dim",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "intermediate_size": "ffn_dim",
+        "layer_norm_eps": "norm_eps",
+        "hidden_dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "tie_word_embeddings": "tied",
+    },
+    only={"attention_bias": True},
+    defaults={
+        "vocab_size": 50432,
+        "max_position_embeddings": 2048,
+        "hidden_size": 6144,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "intermediate_size": 24576,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "use_parallel_residual": True,
+        "tie_word_embeddings": False,
+    },
+    ignored=(
+        "layers.{i}.attention.bias",  # the causal mask, in old files
+        "layers.{i}.attention.masked_bias",
+        "layers.{i}.attention.rotary_emb.inv_freq",
+    ),
+    rules=_rules,
+    read=_read,
+    write=_write,
+)

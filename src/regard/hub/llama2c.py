@@ -1,0 +1,124 @@
+"""The first layout of llama2.c: seven whole numbers, then all weights in one order, no names.
+
+    int32    dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len
+    float32  the tensors of `_order`
+
+A negative vocab_size says that the output matrix is not the embedding and follows at the end.
+There is no mark to know the file by; its size must be what the seven numbers make it.
+"""
+
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from regard.errors import CheckpointError
+from regard.hub.family import Family
+from regard.hub.files import Entry, Tensors
+from regard.hub.rules import Rule, renamed
+from regard.models.transformer import TransformerConfig
+
+HEADER = struct.Struct("<7i")
+LARGEST = 1 << 24  # of any of the seven numbers; beyond that it is another kind of file
+LAYER = {
+    "att_norm": "attention_norm",
+    "wq": "attention.query",
+    "wk": "attention.key",
+    "wv": "attention.value",
+    "wo": "attention.out",
+    "ffn_norm": "ffn_norm",
+    "w1": "ffn.gate",
+    "w2": "ffn.down",
+    "w3": "ffn.up",
+}
+LLAMA2C = Family(
+    name="llama2.c",
+    heads={"Transformer": "linear"},
+    fields={},
+    ignored=("freq_cos", "freq_sin"),
+    rules=lambda config: [
+        Rule("tok_emb.weight", "embed.token.weight"),
+        *renamed(LAYER, "layers.{i}.", "decoder.blocks.{i}."),
+        Rule("norm.weight", "decoder.norm.weight"),
+        Rule("out.weight", "head.weight"),
+    ],
+)
+
+
+def find(path: Path) -> Path | None:
+    """The file of this layout that `path` is, or that lies in it."""
+    candidates = sorted(path.glob("*.bin")) if path.is_dir() else [path]
+    return next((each for each in candidates if each.is_file() and _header(each)), None)
+
+
+def open_file(path: Path) -> tuple[TransformerConfig, Tensors]:
+    """What the file describes, and where its tensors lie."""
+    header = _header(path)
+    assert header is not None
+    dim, hidden_dim, layers, heads, kv_heads, vocab_size, context = header
+    config = TransformerConfig(
+        vocab_size=abs(vocab_size),
+        context=context,
+        dim=dim,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn_dim=hidden_dim,
+        position={"kind": "rotary", "interleaved": True},
+        norm="rms",
+        ffn="swiglu",
+        bias=False,
+        tied=vocab_size > 0,
+    )
+    entries, at = {}, HEADER.size
+    for name, shape in _order(header):
+        entries[name] = Entry(path, torch.float32, torch.Size(shape), at)
+        at += entries[name].size
+    return config, Tensors(entries)
+
+
+def _order(header: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    dim, hidden_dim, layers, heads, kv_heads, vocab_size, context = header
+    head_dim = dim // heads
+    shapes = {
+        "att_norm": (dim,),
+        "wq": (dim, dim),
+        "wk": (kv_heads * head_dim, dim),
+        "wv": (kv_heads * head_dim, dim),
+        "wo": (dim, dim),
+        "ffn_norm": (dim,),
+        "w1": (hidden_dim, dim),
+        "w2": (dim, hidden_dim),
+        "w3": (hidden_dim, dim),
+    }
+    yield "tok_emb.weight", (abs(vocab_size), dim)
+    for name, shape in shapes.items():
+        for layer in range(layers):
+            yield f"layers.{layer}.{name}.weight", shape
+    yield "norm.weight", (dim,)
+    yield "freq_cos", (context, head_dim // 2)
+    yield "freq_sin", (context, head_dim // 2)
+    if vocab_size < 0:
+        yield "out.weight", (-vocab_size, dim)
+
+
+def _header(path: Path) -> tuple[int, ...] | None:
+    """The seven numbers, where they are sensible and the file has the size that they imply."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(HEADER.size)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    if len(content) < HEADER.size:
+        return None
+    header = HEADER.unpack(content)
+    dim, _, layers, heads, kv_heads, vocab_size, _ = header
+    positive = (*header[:5], abs(vocab_size), header[6])
+    if not all(0 < number < LARGEST for number in positive) or layers > 10_000:
+        return None
+    if dim % heads or heads % kv_heads:
+        return None
+    size = HEADER.size + 4 * sum(math.prod(shape) for _, shape in _order(header))
+    return header if path.stat().st_size == size else None

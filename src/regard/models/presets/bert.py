@@ -1,0 +1,78 @@
+"""Encoders that read both ways: BERT and its kin, as trained to fill in masked words."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from regard.models.transformer import TransformerConfig
+
+
+def bert(dim: int = 768, layers: int = 12, heads: int = 12) -> TransformerConfig:
+    """Devlin et al. 2018, section 3: post-norm, learned positions, two kinds of sentences.
+
+    The head is the one that fills in masked words; `head = { kind = "masked", next_sentence =
+    true }` adds the one that BERT also trained, `head = "pooled"` is what many build upon.
+    """
+    return TransformerConfig(
+        vocab_size=30_522,
+        dim=dim,
+        layers=layers,
+        heads=heads,
+        context=512,
+        shape="encoder",
+        norm_eps=1e-12,
+        order="post",
+        embed_norm=True,
+        segments=2,
+        head="masked",
+        dropout=0.1,
+        attention_dropout=0.1,
+    )
+
+
+def roberta(dim: int = 768, layers: int = 12, heads: int = 12) -> TransformerConfig:
+    """Liu et al. 2019, table 9: BERT with byte-level BPE and one kind of sentence.
+
+    Two rows of the position table are never used: positions begin after the padding's.
+    """
+    return replace(
+        bert(dim, layers, heads),
+        vocab_size=50_265,
+        position={"kind": "learned", "offset": 2},
+        norm_eps=1e-5,
+        segments=1,
+    )
+
+
+def distilbert() -> TransformerConfig:
+    """Sanh et al. 2019, section 3: every other layer of BERT base, and no segments."""
+    return replace(bert(layers=6), segments=0)
+
+
+def albert(
+    dim: int = 768, layers: int = 12, heads: int = 12, dropout: float = 0.0
+) -> TransformerConfig:
+    """Lan et al. 2019, table 1: one block for all layers, tables of width 128 (version 2)."""
+    return replace(
+        bert(dim, layers, heads),
+        vocab_size=30_000,
+        embed_dim=128,
+        ffn="gelu_tanh",
+        shared_layers=True,
+        head={"kind": "masked", "activation": "gelu_tanh"},
+        dropout=dropout,
+        attention_dropout=dropout,
+    )
+
+
+ENCODERS: dict[str, Callable[[], TransformerConfig]] = {
+    "bert-base": bert,
+    "bert-large": partial(bert, 1024, 24, 16),
+    "roberta-base": roberta,
+    "roberta-large": partial(roberta, 1024, 24, 16),
+    "distilbert": distilbert,
+    "albert-base": albert,
+    "albert-large": partial(albert, 1024, 24, 16),
+    "albert-xlarge": partial(albert, 2048, 24, 16),
+    "albert-xxlarge": partial(albert, 4096, 12, 64),
+}

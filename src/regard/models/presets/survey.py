@@ -1,0 +1,152 @@
+"""The large models that surveys list in one table, each as its own paper describes it.
+
+Where a paper is silent the docstring says what was taken instead.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from regard.models.presets.gpt import gpt2
+from regard.models.transformer import TransformerConfig
+
+
+def _gpt(dim: int, layers: int, heads: int, vocab_size: int, context: int) -> TransformerConfig:
+    """GPT-2's block at another size."""
+    return replace(
+        gpt2(), dim=dim, layers=layers, heads=heads, vocab_size=vocab_size, context=context
+    )
+
+
+def gpt3() -> TransformerConfig:
+    """Brown et al. 2020, table 2.1: GPT-2, larger. Its layers see in turn everything and a
+    sparse band, whose width is not published; here all see everything.
+    """
+    return _gpt(12_288, 96, 96, 50_257, 2048)
+
+
+def pangu_alpha() -> TransformerConfig:
+    """Zeng et al. 2021, table 1 and section 3: GPT-2's block. The paper's query layer, a last
+    attention whose query is the next position, is left out.
+    """
+    return _gpt(16_384, 64, 128, 40_000, 1024)
+
+
+def mt_nlg() -> TransformerConfig:
+    """Smith et al. 2022, section 3. The survey leaves norm, positions and activation open;
+    these are those of GPT-2, on whose code it was trained.
+    """
+    return _gpt(20_480, 105, 128, 50_257, 2048)
+
+
+def jurassic1() -> TransformerConfig:
+    """Lieber et al. 2021, table 1: shallower and wider than GPT-3, with 256 k words."""
+    return _gpt(13_824, 76, 96, 256_000, 2048)
+
+
+def galactica() -> TransformerConfig:
+    """Taylor et al. 2022, table 5 and section 3: GELU, learned positions, no bias anywhere."""
+    return replace(_gpt(10_240, 96, 80, 50_000, 2048), ffn="gelu", bias=False)
+
+
+def palm() -> TransformerConfig:
+    """Chowdhery et al. 2022, table 1 and section 2.
+
+    Beyond the survey's row: attention beside the feed-forward, one head of keys for all
+    queries, heads of 256, and logits divided by sqrt(dim).
+    """
+    return TransformerConfig(
+        vocab_size=256_000,
+        dim=18_432,
+        layers=118,
+        heads=48,
+        kv_heads=1,
+        head_dim=256,
+        ffn_dim=73_728,
+        context=2048,
+        position="rotary",
+        order="parallel",
+        ffn="swiglu",
+        bias=False,
+        head={"kind": "linear", "scaled": True},
+    )
+
+
+def gopher(dim: int = 16_384, heads: int = 128) -> TransformerConfig:
+    """Rae et al. 2021, table 1 and section 3.1: RMSNorm, and Transformer-XL's positions.
+
+    Activation and biases are not stated; these are GPT-2's, and so are norms before.
+    """
+    return TransformerConfig(
+        vocab_size=32_000,
+        dim=dim,
+        layers=80,
+        heads=heads,
+        head_dim=128,
+        context=2048,
+        score="transformer_xl",
+        position="none",
+        norm="rms",
+        norm_eps=1e-6,
+        ffn="gelu_tanh",
+    )
+
+
+def chinchilla() -> TransformerConfig:
+    """Hoffmann et al. 2022, table 4: Gopher at half the width, on four times the data."""
+    return gopher(8192, 64)
+
+
+def lamda() -> TransformerConfig:
+    """Thoppilan et al. 2022, section 3: gated GELU, T5's relative attention.
+
+    The norm is not stated; with T5's attention, T5's RMSNorm was taken, and no biases.
+    """
+    return TransformerConfig(
+        vocab_size=32_000,
+        dim=8192,
+        layers=64,
+        heads=128,
+        head_dim=128,
+        ffn_dim=65_536,
+        context=2048,
+        position="t5",
+        norm="rms",
+        norm_eps=1e-6,
+        ffn="geglu",
+        bias=False,
+    )
+
+
+def glm_130b() -> TransformerConfig:
+    """Zeng et al. 2022, section 2 and appendix: DeepNorm, rotary positions, GeGLU.
+
+    The stream weighs (2 layers)^(1/2), not DeepNorm's (2 layers)^(1/4). It is trained with a
+    prefix that sees itself both ways: give `Mask.prefix`.
+    """
+    layers = 70
+    return TransformerConfig(
+        vocab_size=150_528,
+        dim=12_288,
+        layers=layers,
+        heads=96,
+        ffn_dim=32_768,
+        context=2048,
+        position="rotary",
+        order="deepnorm",
+        stream_scale=(2 * layers) ** 0.5,
+        ffn="geglu",
+    )
+
+
+SURVEY: dict[str, Callable[[], TransformerConfig]] = {
+    "gpt3-175b": gpt3,
+    "pangu-alpha-207b": pangu_alpha,
+    "palm-540b": palm,
+    "mt-nlg-530b": mt_nlg,
+    "gopher-280b": gopher,
+    "chinchilla-70b": chinchilla,
+    "galactica-120b": galactica,
+    "lamda-137b": lamda,
+    "jurassic-1-178b": jurassic1,
+    "glm-130b": glm_130b,
+}

@@ -1,0 +1,51 @@
+"""Vision Transformers (Dosovitskiy et al. 2020), and one for a laptop."""
+
+from dataclasses import replace
+
+from regard.models.vision import VisionConfig
+
+
+def _vit(dim: int, layers: int, heads: int, patch: int) -> VisionConfig:
+    """Table 1 of the paper, with the linear head of its models tuned on ImageNet's 1,000 classes.
+
+    Images of 224 × 224, as in pre-training; GELU and norms with eps 1e-6 as in the authors' code.
+    """
+    return VisionConfig(
+        dim=dim,
+        layers=layers,
+        heads=heads,
+        patch=patch,
+        norm_eps=1e-6,
+        head={"kind": "classify", "classes": 1000},
+    )
+
+
+def vit_b16() -> VisionConfig:
+    """ViT-B/16, 86 M by the paper."""
+    return _vit(768, 12, 12, 16)
+
+
+def vit_l16() -> VisionConfig:
+    """ViT-L/16, 307 M by the paper; the released weights have 304 M, as here."""
+    return _vit(1024, 24, 16, 16)
+
+
+def vit_h14() -> VisionConfig:
+    """ViT-H/14, 632 M by the paper."""
+    return _vit(1280, 32, 16, 14)
+
+
+def tiny_vit() -> VisionConfig:
+    """One that a laptop's CPU trains in minutes on images as small as MNIST's.
+
+    Few large patches and a wide stream: in as many seconds on a CPU it learns more than one of
+    49 patches, 64 wide. All patches are read, by their mean.
+    """
+    return replace(
+        _vit(96, 4, 3, 7),
+        image_size=28,
+        channels=1,
+        cls=False,
+        head={"kind": "classify", "classes": 10, "pool": "mean"},
+        norm_eps=1e-5,
+    )

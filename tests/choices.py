@@ -1,0 +1,174 @@
+"""Every choice of a Transformer, and which do not go together.
+
+The choices are read from the configuration and from the tables, so that a new one is tried
+with every other as soon as it has a name.
+"""
+
+from dataclasses import fields
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from regard.config import kind_of
+from regard.models.transformer import TransformerConfig
+from regard.nn.ffn import FFNS
+from regard.nn.head import HEADS
+from regard.nn.init import INITS
+from regard.nn.norm import NORMS
+from regard.nn.position import POSITIONS
+from regard.nn.score import RELATIVE, SCORES
+
+VOCAB = 23
+SIZES = {"vocab_size": VOCAB, "dim": 16, "layers": 2, "heads": 4, "context": 8}
+COMPANIONS = {"factored"}  # fields that mean something beside another only, and are tried there
+OTHERWISE = {  # what to try beside the default, where a type does not tell
+    "kv_heads": [2, 1],
+    "head_dim": [8],
+    "ffn_dim": [20],
+    "window": [3],
+    "global_every": [2],
+    "norm_eps": [1e-3],
+    "stream_scale": [1.5],
+    "source_vocab_size": [VOCAB + 2],
+    "encoder_layers": [1],
+    "embed_dim": [{"embed_dim": 6, "factored": "tables"}, {"embed_dim": 6, "factored": "tokens"}],
+    "segments": [2],
+    "dropout": [0.1],
+    "attention_dropout": [0.1],
+    "ffn_dropout": [0.1],
+}
+TABLES = {
+    "score": SCORES,
+    "position": POSITIONS,
+    "norm": NORMS,
+    "ffn": FFNS,
+    "init": INITS,
+    "head": HEADS,
+}
+LLAMA3 = {"kind": "llama3", "factor": 2.0, "original_context": 4, "low": 0.5, "high": 2.0}
+OPTIONS = {  # of an entry of a table; without any it is taken as it is
+    "scaled_dot": [{}, {"width": 9, "cap": 5.0}],
+    "dot": [{}, {"scale": 0.3, "cap": 5.0}],
+    "shaw": [{"reach": 2}],
+    "sinusoidal": [{}, {"each_layer": True}, {"halves": True, "base": 100.0}],
+    "learned": [{}, {"offset": 2, "each_layer": True}],
+    "rotary": [
+        {},
+        {"fraction": 0.5, "scaling": {"kind": "linear", "factor": 2.0}},
+        {"fraction": 0.5, "interleaved": True, "scaling": {"kind": "ntk", "factor": 2.0}},
+        {"interleaved": True, "base": 100.0, "scaling": LLAMA3},
+    ],
+    "t5": [{"buckets": 8, "reach": 9}],
+    "normal": [{}, {"std": 0.1}],
+    "linear": [{}, {"bias": True, "scaled": True, "cap": 5.0}],
+    "masked": [{}, {"bias": False, "activation": "relu", "next_sentence": True}],
+    "classify": [
+        {"classes": 3},
+        {"classes": 3, "pool": "last", "hidden": "tanh"},
+        {"classes": 3, "pool": "mean", "hidden": "relu", "bias": False},
+    ],
+    "tag": [{"classes": 3}],
+}
+FACTS = {"dim", "vocab_size", "embed_dim", "tied", "norm", "heads", "head_dim", "context", "causal"}
+FACTS |= {"model", "layers", "frequency"}  # known to the builder; the rest are options
+
+
+def _values(field, hint):
+    """Every value that one field is tried with."""
+    if field.name in TABLES:
+        return [
+            {"kind": kind, **options} if options else kind
+            for kind in TABLES[field.name]
+            for options in OPTIONS.get(kind, [{}])
+        ]
+    if field.name in OTHERWISE:
+        return [field.default, *OTHERWISE[field.name]]
+    parts = (hint, *get_args(hint))
+    named = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+    return [*named, *([False, True] if bool in parts else [])]
+
+
+def said(value):
+    """A value in words: the label it goes by."""
+    if not isinstance(value, dict):
+        return str(value)
+    return " ".join(said(v) if k == "kind" else f"{k}={said(v)}" for k, v in value.items())
+
+
+HINTS = get_type_hints(TransformerConfig)
+VALUES = {
+    field.name: {said(value): value for value in _values(field, HINTS[field.name])}
+    for field in fields(TransformerConfig)
+    if field.name not in SIZES and field.name not in COMPANIONS
+}
+
+
+def kind(value):
+    return kind_of(value)[0]
+
+
+def given(value):
+    return value is not None
+
+
+READS_FIRST = ["pooled", "classify classes=3", said({"kind": "masked", **OPTIONS["masked"][1]})]
+REFUSED = [  # two fields, the values that do not go together, and what is said then
+    (
+        ("global_every", given),
+        ("window", lambda width: width is None),
+        "global_every=2 needs a window: without one every layer is global",
+    ),
+    (
+        ("stream_scale", given),
+        ("order", lambda order: order != "deepnorm"),
+        r"stream_scale=1.5 belongs to order='deepnorm', not '\w+'; leave it out",
+    ),
+    (
+        ("score", lambda score: kind(score) in RELATIVE),
+        ("position", lambda position: kind(position) == "rotary"),
+        r"score=.* compares queries with distances, position=.*rotary.* turns them first.*"
+        r"\nset position='none', or score='scaled_dot'",
+    ),
+    (
+        ("segments", lambda segments: segments > 0),
+        ("shape", lambda shape: shape != "encoder"),
+        r"segments=2 belong to an encoder, not to shape='[\w-]+'; leave them out",
+    ),
+    (
+        ("source_vocab_size", given),
+        ("shape", lambda shape: shape != "encoder-decoder"),
+        r"source_vocab_size .* belong to an encoder-decoder, not to shape='\w+'; vocab_size and",
+    ),
+    (
+        ("encoder_layers", given),
+        ("shape", lambda shape: shape != "encoder-decoder"),
+        r"encoder_layers belong to an encoder-decoder, not to shape='\w+'; .* layers are enough",
+    ),
+    (
+        ("order", lambda order: order.startswith("parallel")),
+        ("shape", lambda shape: shape == "encoder-decoder"),
+        r"order='parallel\w*' has no place for cross-attention; shape='encoder-decoder' needs pre",
+    ),
+    (
+        ("head", lambda head: said(head) in READS_FIRST),
+        ("shape", lambda shape: shape != "encoder"),
+        r"head=.* reads the first vector, which in shape='[\w-]+' has seen nothing but its own "
+        r"token;\nset shape='encoder', or pool='last' of head 'classify'",
+    ),
+]
+
+
+def reason(*pair):
+    """What is said when two values do not go together; nothing where they do."""
+    values = {name: VALUES[name][label] for name, label in pair}
+    for (one, these), (two, those), reason in REFUSED:
+        if {one, two} == set(values) and these(values[one]) and those(values[two]):
+            return reason
+    return None
+
+
+def config_of(row):
+    """The small model that a row describes; what it leaves out keeps its default."""
+    fields = dict(SIZES)
+    for name, label in row.items():
+        value = VALUES[name][label]
+        fields |= value if isinstance(value, dict) and "kind" not in value else {name: value}
+    return TransformerConfig(**fields)

@@ -1,0 +1,53 @@
+"""`regard train` on images, and `regard classify`."""
+
+import json
+
+import numpy as np
+import pytest
+
+WORDS = ["model.dim=8", "model.layers=1", "model.heads=2", "train.steps=2", "train.batch=4"]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder for each of two classes, with small images in colour."""
+    image = pytest.importorskip("PIL.Image", reason="image files need Pillow")
+    for name, colour in (("sea", (0, 0, 200)), ("wood", (0, 200, 0))):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(6):
+            shape = (12 + number, 14, 3)
+            array = np.broadcast_to(np.array(colour, np.uint8), shape)
+            image.fromarray(array).save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def test_a_folder_of_images_is_enough(regard, photos):
+    said = regard("train", photos, *WORDS, "--out", "run")
+    assert said.code == 0
+    assert "12 images, 6 sizes" in said.err
+    assert "resized to" in said.err
+    assert "classes    sea, wood" in said.err
+    assert "mean=" not in said.err  # a fact of the data, no choice
+    assert "regard classify run image.png" in said.err
+    assert "accuracy" in said.out
+    for name in ("evaluate", "info"):
+        assert "accuracy" in regard(name, "run").out
+
+
+def test_images_are_classified_one_line_each(regard, photos):
+    regard("train", photos, *WORDS, "--out", "run")
+    files = [photos / "sea" / "0.png", photos / "wood" / "5.png"]
+    lines = regard("classify", "run", *files, "-n", 1).out.splitlines()
+    assert [line.split()[0] for line in lines] == [str(file) for file in files]
+    found = json.loads(regard("classify", "run", *files, "--json").out)
+    assert sum(found[str(files[0])].values()) == pytest.approx(1)
+    said = regard("classify", "run", photos / "none.png")
+    assert said.code == 3
+    assert "none.png cannot be read: No such file" in said.err
+
+
+def test_a_run_on_images_does_not_write(regard, photos):
+    regard("train", photos, *WORDS, "--out", "run")
+    said = regard("generate", "run", "once")
+    assert said.code == 2
+    assert "cannot generate; use `classify` instead" in said.err

@@ -1,0 +1,157 @@
+"""A run becomes a folder that transformers opens and that computes the same; or says why not."""
+
+import json
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import regard
+from hub.runs import make_run, model_config, tokenizer
+from regard.cli import main
+from regard.errors import CheckpointError, ConfigError
+from regard.hub import check
+from regard.hub.folder import open_folder
+from regard.training.exchange import export_run
+
+IDS = torch.arange(1, 9).unsqueeze(0)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """As where transformers is not installed."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.head(model(IDS))
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("name", "fields", "family"),
+    [
+        ("modern", {}, "llama"),
+        ("gpt2", {}, "gpt2"),
+        ("tiny-decoder", {}, "gpt_neox"),
+        ("modern", {"position": {"kind": "rotary", "interleaved": True}}, "llama"),
+        (
+            "modern",
+            {"position": {"kind": "rotary", "interleaved": True}, "qk_norm": True, "head_dim": 8},
+            "qwen3",
+        ),
+        (
+            "tiny-decoder",
+            {"position": {"kind": "rotary", "interleaved": True, "fraction": 0.5}, "tied": False},
+            "gpt_neox",
+        ),
+    ],
+)
+def test_a_model_of_ours_is_opened_by_transformers_with_nothing_of_ours(
+    name, fields, family, tmp_path
+):
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    config = model_config(name, **fields)
+    ours = make_run(tmp_path / "run", config)
+    done = regard.load(tmp_path / "run").export(tmp_path / "theirs")
+    assert done.family == family
+    assert done.difference < 1e-5
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
+    assert type(theirs).__name__ == done.architecture
+    with torch.no_grad():
+        assert (theirs(IDS).logits - logits(ours)).abs().max() < 1e-5
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    assert words("the cat sat", add_special_tokens=False).input_ids == tokenizer().encode(
+        "the cat sat"
+    )
+    assert theirs.generation_config.eos_token_id == tokenizer().stop_id
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_without_transformers_it_is_said_that_nobody_checked(tmp_path, capsys):
+    make_run(tmp_path / "run", task={"kind": "causal", "smoothing": 0.1})
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(tmp_path / "run"), str(tmp_path / "theirs")])
+    assert not ended.value.code
+    assert "not checked" in capsys.readouterr().out
+    assert names(tmp_path / "theirs") == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    table = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert table["architectures"] == ["LlamaForCausalLM"]
+    assert table["dtype"] == "float32"
+    assert table["eos_token_id"] == tokenizer().stop_id
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_was_exported_can_be_imported_again(tmp_path):
+    ours = make_run(tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "theirs")
+    again = regard.import_model(tmp_path / "theirs", tmp_path / "again")
+    assert torch.equal(logits(again.model.cpu()), logits(ours))
+    first, second = (load_file(tmp_path / who / "model.safetensors") for who in ("run", "again"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert again.tokenizer.encode("the cat") == tokenizer().encode("the cat")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_large_model_is_written_in_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.hub.writer.SHARD", 5000)
+    ours = make_run(tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "theirs")
+    shards = list((tmp_path / "theirs").glob("model-*-of-*.safetensors"))
+    assert len(shards) > 3
+    assert not (tmp_path / "theirs" / "model.safetensors").exists()
+    assert torch.equal(logits(open_folder(tmp_path / "theirs").load().eval()), logits(ours))
+
+
+def test_a_model_that_no_family_has_is_refused_and_nothing_is_left(tmp_path):
+    make_run(tmp_path / "run", model_config("gpt2", position="alibi", norm="rms"))
+    with pytest.raises(ConfigError, match=r"(?s)nearest, .*position = 'alibi'|norm = 'rms'"):
+        export_run(tmp_path / "run", tmp_path / "theirs")
+    assert names(tmp_path) == ["run"]
+
+
+@pytest.mark.parity
+def test_a_folder_that_computes_something_else_is_not_kept(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(check, "LARGEST", -1.0)
+    make_run(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="its outputs are off by"):
+        export_run(tmp_path / "run", tmp_path / "theirs")
+    assert names(tmp_path) == ["run"]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_folder_is_never_written_over_and_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    make_run(tmp_path / "run")
+
+    def fail(handle, content, at):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", fail)
+        with pytest.raises(CheckpointError, match="No space left"):
+            export_run(tmp_path / "run", tmp_path / "theirs")
+    assert names(tmp_path) == ["run"]
+    (tmp_path / "theirs").mkdir()
+    with pytest.raises(ConfigError, match="exists already"):
+        export_run(tmp_path / "run", tmp_path / "theirs")
+
+
+def test_a_model_that_is_no_transformer_is_refused(tmp_path):
+    make_run(tmp_path / "run", regard.preset("lstm", vocab_size=tokenizer().size, dim=8, layers=1))
+    with pytest.raises(ConfigError, match="the kind of model"):
+        export_run(tmp_path / "run", tmp_path / "theirs")

@@ -1,0 +1,149 @@
+"""A Vision Transformer of `transformers`, read and written."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import regard
+from regard.errors import ConfigError
+from regard.hub import HUB
+from regard.hub.config import read_as, write_config
+from regard.hub.folder import all_rules, open_folder
+from regard.hub.rules import outward
+from regard.hub.vit import NEWER
+from regard.models.build import weights
+
+pytestmark = pytest.mark.parity
+
+ARCHITECTURES = ["ViTForImageClassification", "ViTModel"]
+NEAR = 1e-5  # two libraries add up float32 in different orders
+
+
+def small(architecture, **fields):
+    """A random model of theirs, its weights large enough for every part to show."""
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        image_size=24,
+        patch_size=4,
+        num_labels=5,
+        architectures=[architecture],
+        **fields,
+    )
+    model = getattr(transformers, architecture)(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.2)
+    return model
+
+
+def answers(theirs, images, **more):
+    """Hidden states, and what is read off them, of their model."""
+    out = theirs(images, **more)
+    if hasattr(out, "logits"):
+        return None, out.logits
+    return out.last_hidden_state, out.pooler_output
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("size", [24, 32, 16, (20, 36)], ids=str)
+def test_images_of_any_size_give_the_same_numbers(tmp_path, architecture, size):
+    theirs = small(architecture)
+    theirs.save_pretrained(tmp_path)
+    ours = open_folder(tmp_path).load().eval()
+    images = torch.randn(3, 3, *(size if isinstance(size, tuple) else (size, size)))
+    with torch.no_grad():
+        hidden, read = answers(theirs, images, interpolate_pos_encoding=size != 24)
+        x = ours(images)
+        assert (ours.head(x) - read).abs().max() <= NEAR
+        if hidden is not None:
+            assert (x - hidden).abs().max() <= NEAR
+
+
+def test_gradients_are_the_same(tmp_path):
+    theirs = small("ViTForImageClassification")
+    theirs.save_pretrained(tmp_path)
+    opened = open_folder(tmp_path)
+    ours = opened.load().train()
+    images, targets = torch.randn(3, 3, 32, 32), torch.tensor([0, 4, 2])
+    theirs(images, labels=targets, interpolate_pos_encoding=True).loss.backward()
+    (ours.head.loss(ours(images), targets) / 3).backward()
+    table = ours.encoder.position.table.weight.grad
+    assert (table - theirs.vit.embeddings.position_embeddings.grad[0]).abs().max() <= NEAR
+    assert (ours.embed.cls.grad - theirs.vit.embeddings.cls_token.grad[0, 0]).abs().max() <= NEAR
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_is_read_and_written_again_is_the_same_to_the_bit(tmp_path, architecture):
+    small(architecture).save_pretrained(tmp_path)
+    opened = open_folder(tmp_path)
+    family, table = write_config(opened.config)
+    assert (family.name, table["architectures"]) == ("vit", [architecture])
+    assert read_as(family, table) == opened.config
+    ours = weights(opened.load())
+    plan = outward(all_rules(family, opened.config), ours)
+    written = {move.theirs: move.layout.join([ours[n] for n in move.ours]) for move in plan.moves}
+    before = load_file(tmp_path / "model.safetensors")
+    assert not plan.missing
+    assert written.keys() == before.keys()
+    assert all(torch.equal(written[name], before[name]) for name in before)
+
+
+def test_names_of_the_newer_library_are_read_too(tmp_path):
+    theirs = small("ViTForImageClassification")
+    names = {name for name in theirs.state_dict() if ".layers.0." in name}
+    assert names == {f"vit.layers.0.{n}.{p}" for n in NEWER for p in ("weight", "bias")}
+    theirs.config.save_pretrained(tmp_path)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    ours = open_folder(tmp_path).load()
+    query = theirs.state_dict()["vit.layers.1.attention.q_proj.weight"]
+    assert torch.equal(ours.encoder.blocks[1].attention.query.weight, query)
+
+
+def test_a_classifier_becomes_a_run_and_a_folder_again(tmp_path):
+    names = ["cat", "dog", "cow", "hen", "fly"]
+    theirs = small("ViTForImageClassification", id2label=dict(enumerate(names)))
+    theirs.save_pretrained(tmp_path / "theirs")
+    mean, std = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
+    colours = {"image_processor_type": "ViTImageProcessor", "image_mean": mean, "image_std": std}
+    (tmp_path / "theirs" / "preprocessor_config.json").write_text(json.dumps(colours))
+
+    run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
+    image = np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8)
+    scaled = (torch.from_numpy(image).permute(2, 0, 1) / 255 - _column(mean)) / _column(std)
+    shares = theirs(scaled.unsqueeze(0)).logits[0].softmax(-1)
+    found = dict(run.classify(image, top=5))
+    assert found == pytest.approx(dict(zip(names, shares.tolist(), strict=True)), abs=NEAR)
+
+    exported = run.export(tmp_path / "again")
+    assert exported.difference <= NEAR
+    table = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert list(table["id2label"].values()) == names
+    processor = json.loads((tmp_path / "again" / "preprocessor_config.json").read_text())
+    assert (processor["image_mean"], processor["image_std"]) == (mean, std)
+    assert processor["size"] == {"height": 24, "width": 24}
+
+
+def _column(values):
+    return torch.tensor(values).view(3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"qkv_bias": False}, "qkv_bias=False is not supported"),
+        ({"image_size": [24, 32]}, "square"),
+        ({"pooler_output_size": 7}, "pooler_output_size=7"),
+        ({"patch_size": 5}, "patch=5 must divide image_size=224"),
+        ({"hidden_act": "snake"}, "activation 'snake'"),
+    ],
+)
+def test_what_we_do_not_have_is_refused(fields, said):
+    with pytest.raises(ConfigError, match=said):
+        read_as(HUB["vit"], {"model_type": "vit", **fields})

@@ -1,0 +1,190 @@
+"""The formulas of the cost against what torch counts and keeps."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.models.build import build_model, preset
+from regard.models.cost import cost
+from regard.models.transformer import TransformerConfig
+from regard.nn.state import Source
+
+TIME = 32
+SMALL = TransformerConfig(vocab_size=50, dim=64, layers=2, heads=4, context=TIME)
+CHANGES = [
+    {},
+    {"kv_heads": 2},
+    {"head_dim": 32},
+    {"ffn": "swiglu"},
+    {"ffn": "relu"},
+    {"norm": "rms"},
+    {"position": "rotary"},
+    {"position": {"kind": "rotary", "interleaved": True}},
+    {"position": "t5"},
+    {"position": "alibi"},
+    {"score": {"kind": "scaled_dot", "cap": 50.0}},
+    {"score": "shaw", "position": "none"},
+    {"score": "transformer_xl", "position": "none"},
+    {"qk_norm": True},
+    {"order": "post"},
+    {"order": "sandwich"},
+    {"order": "parallel"},
+    {"order": "parallel_norms"},
+    {"tied": False, "bias": False},
+    {"embed_norm": True},
+    {"embed_dim": 16, "factored": "tokens"},
+    {"shape": "encoder", "shared_layers": True},
+    {"shape": "encoder", "embed_dim": 16, "head": "masked"},
+    {"shape": "encoder", "head": {"kind": "tag", "classes": 3}},
+    {"shape": "encoder-decoder"},
+    {"shape": "encoder-decoder", "encoder_layers": 1, "position": "rotary", "ffn": "geglu"},
+]
+every_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: str(change))
+
+
+def row(config):
+    """A row of the whole context, and a source as long where one is read."""
+    ids = torch.randint(0, config.vocab_size, (1, config.context))
+    if config.shape != "encoder-decoder":
+        return ids, {}
+    return ids, {"source": Source(ids, torch.tensor([config.context]))}
+
+
+@contextmanager
+def counting():
+    """Count what torch computes; it knows the products, but not the kernel that fuses them."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        yield counter
+
+
+@every_change
+def test_a_forward_pass_takes_the_flops_that_torch_counts(change):
+    config = replace(SMALL, **change)
+    model, (ids, given) = build_model(config).eval(), row(config)
+    with torch.no_grad(), counting() as counter:
+        model.head(model(ids, **given))
+    assert cost(config).flops_per_token == round(counter.get_total_flops() / TIME)
+
+
+@every_change
+def test_training_takes_three_times_that(change):
+    config = replace(SMALL, **change)
+    model, (ids, given) = build_model(config).train(), row(config)
+    with counting() as counter:
+        model.head(model(ids, **given)).sum().backward()
+    waves = 0.0
+    if config.score == "transformer_xl":  # the vectors of distances need no gradient
+        waves = 2 * config.layers * config.dim**2 * (2 * TIME - 1) / TIME
+    found = counter.get_total_flops() / TIME + waves
+    assert cost(config).training_flops_per_token == pytest.approx(found)
+
+
+@pytest.mark.parametrize(
+    "change", [c for c in CHANGES if c.get("shape") != "encoder"], ids=lambda change: str(change)
+)
+def test_one_more_token_takes_the_flops_that_torch_counts(change):
+    config = replace(SMALL, **change)
+    model, (ids, given) = build_model(config).eval(), row(config)
+    with torch.no_grad():
+        _, state = model.step(ids[:, 1:], model.start(1, TIME, given.get("source")))
+        with counting() as counter:
+            model.step(ids[:, :1], state)
+    assert cost(config).generation_flops_per_token == counter.get_total_flops()
+
+
+def test_an_encoder_and_counts_do_not_generate():
+    assert cost(replace(SMALL, shape="encoder")).generation_flops_per_token == 0
+    assert cost(preset("ngram")).generation_flops_per_token == 0
+
+
+def test_a_window_counts_only_what_is_in_sight():
+    # torch's dense kernel multiplies what is masked too, so it cannot be asked
+    near = cost(replace(SMALL, window=8))
+    assert cost(SMALL).flops_per_token - near.flops_per_token == 2 * 4 * (TIME - 8) * 64
+    every_other = cost(replace(SMALL, window=8, global_every=2))
+    assert cost(SMALL).flops_per_token - every_other.flops_per_token == 4 * (TIME - 8) * 64
+
+
+@pytest.mark.parametrize("change", [{}, {"kv_heads": 2}, {"kv_heads": 1, "head_dim": 24}])
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+def test_the_state_has_the_bytes_of_its_buffers(change, shape):
+    config = replace(SMALL, shape=shape, **change)
+    model, (_, given) = build_model(config), row(config)
+    state = model.start(1, TIME, given.get("source"))
+    growing = sum(part.nbytes for layer in state.layers for part in (layer.keys, layer.values))
+    source = sum(part.nbytes for pair in state.memory or [] for part in pair)
+    counted = cost(config)
+    assert counted.state_bytes_per_token == growing / TIME
+    assert counted.state_bytes == counted.window_bytes == growing + source
+
+
+def test_windows_need_less_of_the_state_than_the_buffers_hold():
+    counted = cost(replace(SMALL, window=8, global_every=2))
+    assert counted.state_bytes == TIME * counted.state_bytes_per_token
+    assert counted.window_bytes == counted.state_bytes * (8 + TIME) / (2 * TIME)
+
+
+def test_an_lstm_keeps_two_vectors_per_layer_however_long():
+    model = build_model(preset("lstm"))
+    kept = sum(part.nbytes for layer in model.start(1, 99).layers for part in layer)
+    counted = cost(preset("lstm"))
+    assert counted.state_bytes == kept
+    assert counted.state_bytes_per_token == 0
+    ids = torch.zeros(1, 7, dtype=torch.long)
+    with torch.no_grad(), counting() as counter:
+        model.step(ids, model.start(1, 7), every=True)
+    assert counted.flops_per_token == counted.generation_flops_per_token
+    assert counted.flops_per_token == counter.get_total_flops() / 7
+
+
+def kept_bytes(config):
+    """All that torch keeps for the backward pass, each storage once, without the weights."""
+    model, (ids, given) = build_model(config).train(), row(config)
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address comes twice
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(ids, **given)
+    return sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in weights)
+
+
+@every_change
+def test_activations_take_the_bytes_that_torch_keeps(change):
+    # within 6 %: ids, masks, angles and the leftovers of a few operations are not counted
+    config = replace(SMALL, **change)
+    assert cost(config).activation_bytes == pytest.approx(kept_bytes(config), rel=0.06)
+
+
+def test_recomputation_keeps_the_input_of_each_layer_and_one_layer_whole():
+    few, many = (cost(replace(SMALL, layers=layers)) for layers in (2, 12))
+    assert many.recomputed_bytes - few.recomputed_bytes == 10 * TIME * 64 * 4
+    assert few.recomputed_bytes < few.activation_bytes
+
+
+def test_weights_gradients_and_moments_take_sixteen_bytes():
+    counted = cost(SMALL)
+    assert counted.training_bytes == 16 * counted.parameters
+    assert counted.training_bytes == (
+        counted.weight_bytes + counted.gradient_bytes + counted.optimizer_bytes
+    )
+    vectors = sum(p.numel() for p in build_model(SMALL).parameters() if p.ndim == 1)
+    copied = counted.mixed_training_bytes - counted.training_bytes
+    assert copied == 2 * (counted.parameters - vectors)
+
+
+def test_an_image_takes_the_flops_that_torch_counts():
+    config = preset("tiny-vit")
+    model = build_model(config).eval()
+    with torch.no_grad(), counting() as counter:
+        model.head(model(torch.zeros(1, 1, 28, 28)))
+    found = counter.get_total_flops() / config.context
+    assert cost(config).flops_per_token == round(found)

@@ -1,0 +1,62 @@
+"""What is refused is refused before there is a model, with the reason.
+
+What does not go together is listed in `choices.py` and tried in `contract/test_combinations.py`.
+"""
+
+import pytest
+
+from choices import LLAMA3, SIZES
+from regard.errors import ConfigError
+from regard.models.build import build_model
+from regard.models.transformer import TransformerConfig
+
+NONSENSE = [
+    ({"order": "prelude"}, "unknown value of order 'prelude'; did you mean 'pre'"),
+    ({"shape": "encoder_decoder"}, "unknown value of shape .* did you mean 'encoder-decoder'"),
+    ({"bias": "kv"}, "unknown value of bias 'kv'; did you mean 'qkv'"),
+    ({"window": 3, "global_every": 1}, "global_every=1 leaves no layer for window=3; leave out"),
+    (
+        {"factored": "tokens"},
+        "factored='tokens' says what embed_dim narrows; give an embed_dim, or leave it out",
+    ),
+    ({"segments": -1}, "segments=-1 must be at least 0"),
+    ({"norm_eps": 0.0}, "norm_eps=0.0 must be more than 0"),
+    ({"order": "deepnorm", "stream_scale": -1.0}, "stream_scale=-1.0 must be more than 0"),
+    ({"embed_dim": 5, "position": "sinusoidal"}, r"even width \(dim, or embed_dim\), not dim=5"),
+    ({"head_dim": 5, "position": "rotary"}, "head_dim=5 times fraction=1.0 must be even"),
+    ({"score": {"kind": "shaw", "cap": 5.0}}, "score 'shaw': unknown option 'cap'; known: reach"),
+    ({"score": {"kind": "shaw", "reach": 0}}, "score 'shaw': reach=0 must be more than 0"),
+    ({"score": {"kind": "scaled_dot", "width": 0}}, "'scaled_dot': width=0 must be more than 0"),
+    ({"score": {"kind": "dot", "cap": 0.0}}, "dot score: cap=0.0 must be more than 0"),
+    ({"position": {"kind": "learned", "offset": -1}}, "offset=-1 must be at least 0"),
+    ({"position": {"kind": "rotary", "base": 0.0}}, "'rotary': base=0.0 must be more than 0"),
+    ({"position": {"kind": "sinusoidal", "base": -1.0}}, "base=-1.0 must be more than 0"),
+    (
+        {"position": {"kind": "rotary", "scaling": {"kind": "linear", "factor": 0.0}}},
+        "rotary scaling 'linear': factor=0.0 must be more than 0",
+    ),
+    (
+        {"position": {"kind": "rotary", "scaling": {"kind": "ntk", "factor": -2.0}}},
+        "rotary scaling 'ntk': factor=-2.0 must be more than 0",
+    ),
+    (
+        {"position": {"kind": "rotary", "scaling": {**LLAMA3, "original_context": 0}}},
+        "rotary scaling 'llama3': original_context=0 must be more than 0",
+    ),
+    (
+        {"position": {"kind": "rotary", "scaling": {**LLAMA3, "low": 2.0}}},
+        "rotary scaling 'llama3': low=2.0 must be less than high=2.0",
+    ),
+    ({"init": {"kind": "normal", "std": 0.0}}, "init 'normal': std=0.0 must be more than 0"),
+    ({"head": {"kind": "linear", "cap": 0.0}}, "head 'linear': cap=0.0 must be more than 0"),
+    ({"head": {"kind": "tag", "classes": 1}}, "head 'tag': classes=1 must be at least 2"),
+    ({"head": "tag"}, "head 'tag': missing a required argument: 'classes'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"), NONSENSE, ids=[str(fields) for fields, _ in NONSENSE]
+)
+def test_a_value_that_makes_no_sense_is_refused_before_there_is_a_model(fields, reason):
+    with pytest.raises(ConfigError, match=reason):
+        build_model(TransformerConfig(**SIZES, **fields))
