@@ -26,12 +26,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from regard.api import configure
 from regard.config import parse_overrides
 from regard.models.build import build_model
 from regard.tasks import Objective
 from regard.training import evaluate
 from regard.training.average import Average
+from regard.training.configure import configure
 from regard.training.loop import train
 from regard.training.optim import optimizers
 from regard.training.prepare import prepare

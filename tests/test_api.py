@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import regard
-from regard.api import RECIPES, configure, recipes
 from regard.config import RunConfig, TrainConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.models.build import resolve
 from regard.training.auto import named
+from regard.training.configure import RECIPES, configure, recipes
 from regard.training.prepare import prepare
 from training.runs import write_data
 

@@ -17,7 +17,6 @@ import pytest
 import typer
 
 import regard
-from regard.api import configure, recipes
 from regard.cli import app, main
 from regard.config import DataConfig, RunConfig, TrainConfig, build, kind_of, make
 from regard.data.sources import BUILTINS
@@ -30,6 +29,7 @@ from regard.nn.position import POSITIONS
 from regard.nn.score import SCORES
 from regard.tasks import TASKS
 from regard.text import TOKENIZERS
+from regard.training.configure import configure, recipes
 from regard.training.optim import OPTIMIZERS
 from regard.training.schedule import SCHEDULES, schedule
 

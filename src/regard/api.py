@@ -1,6 +1,5 @@
 """The verbs in Python: train, load, and what a run can do."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,11 @@ from regard.config import (
     kind_of,
     merge,
     parse_overrides,
-    read_toml,
     to_table,
 )
 from regard.data.images import as_pixels, image_pixels, resized
-from regard.data.sources import BUILTINS, Pairs, open_data
-from regard.errors import ConfigError, unknown
+from regard.data.sources import Pairs
+from regard.errors import ConfigError
 from regard.explain import AttentionMap, attention_maps
 from regard.generate import Chain, parse_chain, stream_text
 from regard.generate import beam as beam_search
@@ -37,8 +35,8 @@ from regard.tasks.seq2seq import Seq2Seq
 from regard.tasks.words import BLANK, framed
 from regard.text import PairTokenizers, Tokenizer
 from regard.training import evaluate
-from regard.training.auto import choose, named
 from regard.training.checkpoint import read_tensors
+from regard.training.configure import configure
 from regard.training.device import pick_device
 from regard.training.events import Event
 from regard.training.exchange import Exported, export_run, import_run, run_config
@@ -56,98 +54,6 @@ from regard.training.prepare import (
 )
 from regard.training.run import begin
 from regard.training.run import resume as resume_events
-from regard.training.size import fit_to_minutes
-
-RECIPES = Path(__file__).parent / "recipes"
-
-
-def recipes() -> list[str]:
-    """The names of the recipes that come with the library."""
-    return sorted(path.stem for path in RECIPES.glob("*.toml"))
-
-
-def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunConfig:
-    """The settings of a run: of a recipe, a .toml file, or chosen for the user's own data.
-
-    `overrides` is a nested table; `minutes` in it sizes model and steps to this machine.
-    Without `what`, its `data` says where the data is, as in two parallel files.
-    """
-    over = dict(overrides or {})
-    for key in ("data", "model", "train"):
-        if not isinstance(over.get(key, {}), dict):
-            raise ConfigError(f"{key} is a table, set as in {key}.NAME=…, not {over[key]!r}")
-    minutes = over.pop("minutes", None)
-    if what is not None and what.endswith(".toml"):
-        base = {"name": Path(what).stem, **read_toml(Path(what))}
-    elif what is not None and what in recipes() and not Path(what).exists():
-        base = {"name": what, **read_toml(RECIPES / f"{what}.toml")}
-    else:
-        base = _for_data(what, over)
-        start = over.get("train", {}).get("start")
-        if start is not None and not {"family", "preset"} & set(over.get("model", {})):
-            base["model"] = Folder(_absolute(start)).load_config().model
-    for one, other in (("batch", "tokens"), ("tokens", "batch")):  # two ways to say the same
-        if one in over.get("train", {}):
-            base.get("train", {}).pop(other, None)
-    data = merge(base.get("data", {}), over.get("data", {}))
-    for key in ("path", "source", "target"):
-        if isinstance(data.get(key), str) and data[key] not in BUILTINS:
-            data[key] = _absolute(data[key])
-    if data.get("validation"):
-        given = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
-        data["validation"] = [_absolute(each) for each in given]
-    over = merge(over, {"data": data})
-    if over.get("train", {}).get("start") is not None:
-        over = merge(over, {"train": {"start": _absolute(over["train"]["start"])}})
-    config = build(RunConfig, merge(base, over))
-    if minutes is None:
-        return config
-    if "steps" in over.get("train", {}):
-        raise ConfigError("give minutes or train.steps, not both")
-    if not isinstance(minutes, int | float):
-        raise ConfigError(f"minutes must be a number, not {minutes!r}")
-    sizes = {"dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim"}
-    pinned = {"preset", "family", *sizes} & set(over.get("model", {}))
-    return fit_to_minutes(config, minutes, model_too=not pinned)
-
-
-def _absolute(path: str) -> str:
-    """A path that still holds when the run is resumed from another folder."""
-    full = os.path.expandvars(path)
-    if "$" in full:
-        name = full[full.index("$") :].split("/")[0]
-        raise ConfigError(f"{path} needs {name}, which is not set; say where the data is")
-    return str(Path(full).expanduser().absolute())
-
-
-def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
-    given = over.get("data", {})
-    where: dict[str, Any]
-    if what is None:
-        where = {key: given[key] for key in ("path", "source", "target") if key in given}
-        if not where:
-            raise ConfigError(
-                "nothing to train on; give a recipe, a file or a folder first, "
-                "or data.source=… and data.target=…"
-            )
-    else:
-        where = {"path": what}
-        looks_like_a_path = os.sep in what or Path(what).suffix  # if missing, open_data says so
-        if not looks_like_a_path and not Path(what).exists() and what not in BUILTINS:
-            known = {*recipes(), *BUILTINS}
-            raise ConfigError(
-                f"{unknown('recipe, file or built-in data set', what, known)}\n"
-                "give a recipe's name, a .toml file, or a file or folder of your own"
-            )
-    data = open_data(
-        where.get("path"), where.get("source"), where.get("target"), lower=given.get("lower", False)
-    )
-    device = pick_device(over.get("device", "auto"))
-    task = merge({"task": "causal"}, over)["task"]
-    chosen = choose(data, where, fast=device.type == "cuda", task=task)
-    if {"family", "preset"} & set(over.get("model", {})):
-        chosen["model"] = {}  # the sizes chosen were those of another model
-    return {"name": named(where.get("path"), where.get("source")), **chosen}
 
 
 def train(
@@ -262,7 +168,7 @@ class Run:
         seed: int | None = None,
     ) -> Iterator[str]:
         """Continue a prompt, piece by piece as it comes."""
-        self._must("generate")
+        self._must("causal", "generate")
         tokenizer = self.tokenizer
         chain = sampler if isinstance(sampler, Chain) else parse_chain(sampler)
         ids = self._prompt(prompt)
@@ -278,7 +184,7 @@ class Run:
 
     def search(self, prompt: str = "", *, tokens: int = 200, beam: int = 5) -> str:
         """The likeliest continuation of a prompt that a beam search finds."""
-        self._must("generate")
+        self._must("causal", "generate")
         tokenizer = self.tokenizer
         ids = self._prompt(prompt)
         ((best,),) = beam_search(
@@ -294,7 +200,7 @@ class Run:
         self, text: str | Sequence[str], *, beam: int = 5, length_penalty: float = 1.0
     ) -> Any:
         """Write a sentence, or each of several, in the other language."""
-        self._must("translate")
+        self._must("seq2seq", "translate")
         many = [text] if isinstance(text, str) else list(text)
         many = [self._read(each) for each in many]
         tokenizers = cast(PairTokenizers, self.tokenizers)
@@ -311,6 +217,15 @@ class Run:
         written = [found[i] for i in range(len(many))]
         return written[0] if isinstance(text, str) else written
 
+    def predict(
+        self, what: str | Path | NDArray[Any], *, top: int = 3
+    ) -> list[list[tuple[str, float]]]:
+        """What the run's task is about: the likeliest pieces for each <mask> of a text, or the
+        likeliest classes of an image, best first."""
+        if isinstance(what, str) and kind_of(self.config.task)[0] != "classify":
+            return self.fill(what, top=top)
+        return [self.classify(what, top=top)]
+
     def classify(
         self, image: str | Path | NDArray[Any], *, top: int = 3
     ) -> list[tuple[str, float]]:
@@ -318,7 +233,7 @@ class Run:
 
         A file, or an array: height and width, with channels at one end or without.
         """
-        self._must("classify")
+        self._must("classify", "tell classes apart")
         model, task = cast(Vision, self.model), image_task(self.config.task)
         size, channels = model.config.image_size, model.config.channels
         if isinstance(image, str | Path):
@@ -331,7 +246,7 @@ class Run:
 
     def fill(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
         """The likeliest pieces for each <mask> in a text with their probabilities, best first."""
-        self._must("fill")
+        self._must("masked", "fill in blanks")
         ids, places = framed(self.tokenizer, self._read(text))
         if not places:
             raise ConfigError(f"nothing to fill in; write {BLANK} where a word is missing")
@@ -449,15 +364,15 @@ class Run:
         ids = tokenizer.encode("\n") if tokenizer.own else []
         return ids[0] if ids else tokenizer.stop_id
 
-    def _must(self, verb: str) -> None:
+    def _must(self, needed: str, what: str) -> None:
         kind = kind_of(self.config.task)[0]
         if kind not in TASKS:
             raise ConfigError(
                 f"no task trains a model with head={self.config.model['head']!r}, "
-                f"and it cannot {verb}; use run.model in Python"
+                f"and it cannot {what}; use run.model in Python"
             )
-        able = TASKS[kind].verb
-        if verb != able:
+        if kind != needed:
             raise ConfigError(
-                f"this run's task is {kind!r}, which cannot {verb}; use `{able}` instead"
+                f"this run's task is {kind!r}, which cannot {what}; "
+                f"use `{TASKS[kind].verb}` instead"
             )

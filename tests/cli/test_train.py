@@ -61,7 +61,7 @@ def test_minutes_says_that_it_measures(regard, materials, monkeypatch):
         assert (minutes, model_too) == (1, False)  # model.dim is given, so only steps are left
         return replace(config, train=replace(config.train, steps=3))
 
-    monkeypatch.setattr("regard.api.fit_to_minutes", three_steps)
+    monkeypatch.setattr("regard.training.configure.fit_to_minutes", three_steps)
     words = [word for word in TEXT_WORDS if not word.startswith("train.steps")]
     said = regard("train", materials / "cats.txt", *words, "minutes=1")
     assert said.code == 0

@@ -1,5 +1,6 @@
 """Runs that learn to fill in what is hidden: packed files, judging, resuming, using."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -7,13 +8,13 @@ import pytest
 import torch
 
 import regard
-from regard.api import configure
 from regard.cli import main
 from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.models.build import resolve
 from regard.tasks import Masked
 from regard.tasks.words import framed
+from regard.training.configure import configure
 from regard.training.prepare import prepare
 from regard.training.run import begin, resume
 from training.runs import Crash, contents, interrupt
@@ -171,7 +172,7 @@ def test_a_text_without_a_blank_or_too_long_for_the_model_is_refused(run):
 
 
 def test_a_model_that_fills_in_does_not_write(run):
-    with pytest.raises(ConfigError, match="use `fill` instead"):
+    with pytest.raises(ConfigError, match="use `predict` instead"):
         run.generate("The cat")
 
 
@@ -196,8 +197,15 @@ def test_samples_show_a_text_with_blanks_as_filled_in_and_as_it_was(run):
 
 
 def test_the_command_line_fills_in(run, capsys):
-    for options, expected in (((), 7), (("--json",), 1), (("-n", "2"), 5)):
+    text = "The <mask> on <mask>"
+    for options, lines, words in ((("-n", "3"), 2, 3), (("-n", "1"), 2, 1)):
         with pytest.raises(SystemExit) as exit:
-            main(["fill", str(run.folder.path), "The <mask> on <mask>", "-n", "3", *options])
+            main(["predict", str(run.folder.path), text, *options])
         assert not exit.value.code
-        assert len(capsys.readouterr().out.splitlines()) == expected
+        shown = capsys.readouterr().out.splitlines()
+        assert len(shown) == lines
+        assert all(line.count("%") == words for line in shown)
+    with pytest.raises(SystemExit):
+        main(["predict", str(run.folder.path), text, "--json"])
+    ((first, _),) = json.loads(capsys.readouterr().out).values()
+    assert first == [list(each) for each in run.fill(text, top=3)[0]]

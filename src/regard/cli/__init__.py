@@ -10,16 +10,15 @@ from typing import Any, cast
 
 import typer
 
-from regard.cli.classify import classify
 from regard.cli.diff import diff
 from regard.cli.evaluate import evaluate
 from regard.cli.explain import explain
 from regard.cli.export import export
-from regard.cli.fill import fill
 from regard.cli.generate import generate
 from regard.cli.import_ import import_
 from regard.cli.info import info
 from regard.cli.options import verb
+from regard.cli.predict import predict
 from regard.cli.quickstart import quickstart
 from regard.cli.resume import resume
 from regard.cli.talk import settings
@@ -44,8 +43,7 @@ for command in (
     evaluate,
     generate,
     translate,
-    fill,
-    classify,
+    predict,
     explain,
     import_,
     export,

@@ -11,7 +11,7 @@ from regard.training.events import Ended, Event
 from regard.training.folder import Folder
 from regard.training.material import Progress
 
-EXAMPLES = {"classify": "image.png", "fill": "'some <mask> words'"}
+EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'"}
 
 
 def follow(events: Callable[[Progress], Iterator[Event]]) -> Ended:
@@ -45,8 +45,8 @@ def report(ended: Ended, *, as_json: bool) -> None:
 def next_commands(ended: Ended, config: RunConfig) -> list[tuple[str, str]]:
     """What can be done with this run, and what it is good for."""
     run = shlex.quote(str(ended.folder))
-    task = TASKS[kind_of(config.task)[0]]
-    what = EXAMPLES.get(task.verb, "'some words'")
+    kind = kind_of(config.task)[0]
+    task, what = TASKS[kind], EXAMPLES.get(kind, "'some words'")
     use = "let it write" if task.verb == "generate" else "use it"
     commands = [(f"regard {task.verb} {run} {what}", use)]
     if config.model["family"] == "transformer":

@@ -189,10 +189,10 @@ def _amount(count: int, unit: str) -> str:
 
 def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], list[str]]:
     """What kind of thing it is, its model's configuration, its metrics, and what to know."""
-    from regard.api import RECIPES, recipes
     from regard.config import RunConfig, build, kind_of, merge, read_toml, to_table
     from regard.models.build import resolve
     from regard.models.presets import PRESETS
+    from regard.training.configure import RECIPES, recipes
     from regard.training.folder import Folder
 
     if what in PRESETS:

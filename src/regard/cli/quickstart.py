@@ -21,11 +21,12 @@ def quickstart(
     It takes about under a minute on two cores; nothing is downloaded.
     """
     with working("getting ready"):
-        from regard.api import configure, load
+        from regard.api import load
         from regard.cli.explain import picture
         from regard.cli.follow import follow, suggest
         from regard.config import parse_overrides
         from regard.data.sources import Pairs
+        from regard.training.configure import configure
         from regard.training.evaluate import written
         from regard.training.folder import new_folder
         from regard.training.prepare import examine, open_split

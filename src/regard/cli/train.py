@@ -37,9 +37,9 @@ def train(
     regard train my.txt model.family=ngram model.order=5
     """
     with working("getting ready"):
-        from regard.api import configure
         from regard.cli.follow import follow, report
         from regard.config import parse_overrides
+        from regard.training.configure import configure
         from regard.training.folder import new_folder
         from regard.training.run import begin
 

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import nn
 
-from regard.models.build import build_model
+from regard.models.build import hollow
 from regard.models.presets import ModelConfig
 from regard.nn.attention import Attention
 from regard.nn.block import Block
@@ -74,8 +73,7 @@ class Cost:
 
 def cost(config: ModelConfig) -> Cost:
     """Count a model."""
-    with torch.device("meta"):
-        model = build_model(config)
+    model = hollow(config)
     parts: dict[str, int] = {}
     matrices = 0
     for name, parameter in model.named_parameters():

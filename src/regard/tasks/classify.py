@@ -27,7 +27,7 @@ class Classify:
     """
 
     learns: ClassVar[Learns] = "images"
-    verb: ClassVar[str] = "classify"
+    verb: ClassVar[str] = "predict"
     measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     smoothing: float = 0.0
     crop: int = 0

@@ -46,7 +46,7 @@ class Masked:
     """
 
     learns: ClassVar[Learns] = "text"
-    verb: ClassVar[str] = "fill"
+    verb: ClassVar[str] = "predict"
     measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
     share: float = 0.15
     whole_words: bool = False

@@ -6,6 +6,7 @@ from typing import Any
 from regard.config import Choice, kind_of
 from regard.data.sources import Data, Images, Pairs, Text
 
+GENTLE = {"rate": 1e-4, "optimizer": "adamw"}  # for weights that have learned already
 SMALL_TEXT = 10_000_000  # bytes; below, characters are learned faster than sub-words
 
 

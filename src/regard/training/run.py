@@ -27,6 +27,7 @@ from regard.models.build import (
     build_model,
     count_parameters,
     describe,
+    hollow,
     load_weights,
     resolve,
     weights,
@@ -89,8 +90,8 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
     check_memory(parameters, config.train, device)
     checkpoint.check_room(path, parameters, averaged=config.train.average > 0)
     if config.train.start is not None:
-        with torch.device("meta"):  # weights that do not fit leave no folder behind
-            _start_from(config.train.start, build_model(material.model))
+        # weights that do not fit leave no folder behind
+        _start_from(config.train.start, hollow(material.model))
     facts = environment(device) | {
         "data": material.fingerprint,
         "tokenizer": tokenizer_fingerprint(material.tokenizers),

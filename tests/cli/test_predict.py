@@ -1,4 +1,4 @@
-"""`regard train` on images, and `regard classify`."""
+"""`regard train` on images, and `regard predict`."""
 
 import json
 
@@ -28,7 +28,7 @@ def test_a_folder_of_images_is_enough(regard, photos):
     assert "resized to" in said.err
     assert "classes    sea, wood" in said.err
     assert "mean=" not in said.err  # a fact of the data, no choice
-    assert "regard classify run image.png" in said.err
+    assert "regard predict run image.png" in said.err
     assert "accuracy" in said.out
     for name in ("evaluate", "info"):
         assert "accuracy" in regard(name, "run").out
@@ -37,11 +37,11 @@ def test_a_folder_of_images_is_enough(regard, photos):
 def test_images_are_classified_one_line_each(regard, photos):
     regard("train", photos, *WORDS, "--out", "run")
     files = [photos / "sea" / "0.png", photos / "wood" / "5.png"]
-    lines = regard("classify", "run", *files, "-n", 1).out.splitlines()
+    lines = regard("predict", "run", *files, "-n", 1).out.splitlines()
     assert [line.split()[0] for line in lines] == [str(file) for file in files]
-    found = json.loads(regard("classify", "run", *files, "--json").out)
-    assert sum(found[str(files[0])].values()) == pytest.approx(1)
-    said = regard("classify", "run", photos / "none.png")
+    found = json.loads(regard("predict", "run", *files, "--json").out)
+    assert sum(share for _, share in found[str(files[0])][0]) == pytest.approx(1)
+    said = regard("predict", "run", photos / "none.png")
     assert said.code == 3
     assert "none.png cannot be read: No such file" in said.err
 
@@ -50,4 +50,4 @@ def test_a_run_on_images_does_not_write(regard, photos):
     regard("train", photos, *WORDS, "--out", "run")
     said = regard("generate", "run", "once")
     assert said.code == 2
-    assert "cannot generate; use `classify` instead" in said.err
+    assert "cannot generate; use `predict` instead" in said.err

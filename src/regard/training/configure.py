@@ -1,0 +1,105 @@
+"""From what a user says to the settings of a run: a recipe, a file of settings, or just data."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from regard.config import RunConfig, build, merge, read_toml
+from regard.data.sources import BUILTINS, open_data
+from regard.errors import ConfigError, unknown
+from regard.training.auto import GENTLE, choose, named
+from regard.training.device import pick_device
+from regard.training.folder import Folder
+from regard.training.size import fit_to_minutes
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def recipes() -> list[str]:
+    """The names of the recipes that come with the library."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunConfig:
+    """The settings of a run: of a recipe, a .toml file, or chosen for the user's own data.
+
+    `overrides` is a nested table; `minutes` in it sizes model and steps to this machine.
+    Without `what`, its `data` says where the data is, as in two parallel files.
+    """
+    over = dict(overrides or {})
+    for key in ("data", "model", "train"):
+        if not isinstance(over.get(key, {}), dict):
+            raise ConfigError(f"{key} is a table, set as in {key}.NAME=…, not {over[key]!r}")
+    minutes = over.pop("minutes", None)
+    if what is not None and what.endswith(".toml"):
+        base = {"name": Path(what).stem, **read_toml(Path(what))}
+    elif what is not None and what in recipes() and not Path(what).exists():
+        base = {"name": what, **read_toml(RECIPES / f"{what}.toml")}
+    else:
+        base = _for_data(what, over)
+        start = over.get("train", {}).get("start")
+        if start is not None and not {"family", "preset"} & set(over.get("model", {})):
+            base["model"] = Folder(_absolute(start)).load_config().model
+            base["train"] |= GENTLE
+    for one, other in (("batch", "tokens"), ("tokens", "batch")):  # two ways to say the same
+        if one in over.get("train", {}):
+            base.get("train", {}).pop(other, None)
+    data = merge(base.get("data", {}), over.get("data", {}))
+    for key in ("path", "source", "target"):
+        if isinstance(data.get(key), str) and data[key] not in BUILTINS:
+            data[key] = _absolute(data[key])
+    if data.get("validation"):
+        given = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
+        data["validation"] = [_absolute(each) for each in given]
+    over = merge(over, {"data": data})
+    if over.get("train", {}).get("start") is not None:
+        over = merge(over, {"train": {"start": _absolute(over["train"]["start"])}})
+    config = build(RunConfig, merge(base, over))
+    if minutes is None:
+        return config
+    if "steps" in over.get("train", {}):
+        raise ConfigError("give minutes or train.steps, not both")
+    if not isinstance(minutes, int | float):
+        raise ConfigError(f"minutes must be a number, not {minutes!r}")
+    sizes = {"dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim"}
+    pinned = {"preset", "family", *sizes} & set(over.get("model", {}))
+    return fit_to_minutes(config, minutes, model_too=not pinned and config.train.start is None)
+
+
+def _absolute(path: str) -> str:
+    """A path that still holds when the run is resumed from another folder."""
+    full = os.path.expandvars(path)
+    if "$" in full:
+        name = full[full.index("$") :].split("/")[0]
+        raise ConfigError(f"{path} needs {name}, which is not set; say where the data is")
+    return str(Path(full).expanduser().absolute())
+
+
+def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
+    given = over.get("data", {})
+    where: dict[str, Any]
+    if what is None:
+        where = {key: given[key] for key in ("path", "source", "target") if key in given}
+        if not where:
+            raise ConfigError(
+                "nothing to train on; give a recipe, a file or a folder first, "
+                "or data.source=… and data.target=…"
+            )
+    else:
+        where = {"path": what}
+        looks_like_a_path = os.sep in what or Path(what).suffix  # if missing, open_data says so
+        if not looks_like_a_path and not Path(what).exists() and what not in BUILTINS:
+            known = {*recipes(), *BUILTINS}
+            raise ConfigError(
+                f"{unknown('recipe, file or built-in data set', what, known)}\n"
+                "give a recipe's name, a .toml file, or a file or folder of your own"
+            )
+    data = open_data(
+        where.get("path"), where.get("source"), where.get("target"), lower=given.get("lower", False)
+    )
+    device = pick_device(over.get("device", "auto"))
+    task = merge({"task": "causal"}, over)["task"]
+    chosen = choose(data, where, fast=device.type == "cuda", task=task)
+    if {"family", "preset"} & set(over.get("model", {})):
+        chosen["model"] = {}  # the sizes chosen were those of another model
+    return {"name": named(where.get("path"), where.get("source")), **chosen}
