@@ -22,12 +22,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from regard.data.batch import PairBatch, TextBatch
+from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
 from regard.models.build import build_model, preset
 from regard.models.cost import cost
 from regard.models.transformer import TransformerConfig
 from regard.nn.state import Source
-from regard.tasks import Causal, Objective, Seq2Seq
+from regard.tasks import Causal, Classify, Masked, Objective, Seq2Seq
 from regard.training.loop import train
 from regard.training.optim import optimizers
 
@@ -230,11 +230,69 @@ def vaswani(_: str) -> Row:
     )
 
 
+def bert(_: str) -> Row:
+    from transformers import BertConfig, BertForMaskedLM
+
+    rows, time_, vocab = 64, 512, 30522
+    config = replace(preset("bert-base"), head="masked", dropout=0.1, attention_dropout=0.1)
+    x, goal = ids(rows, time_, vocab=vocab), ids(rows, time_, vocab=vocab)
+    places = torch.rand(rows, time_, device=CUDA).argsort(1)[:, : round(0.15 * time_)]
+    batch = MaskedBatch(
+        ids=x,
+        documents=torch.ones_like(x),
+        at=torch.arange(time_, device=CUDA).repeat(rows, 1),
+        places=places,
+        targets=goal.gather(1, places),
+    )
+    labels = torch.full_like(x, -100).scatter(1, places, batch.targets)
+    return Row(
+        "BERT-base masked, 64 x 512",
+        rows * time_,
+        "tokens",
+        _flops(config, time_) * rows * time_,
+        ours(config, Masked(), batch),
+        theirs(
+            lambda: BertForMaskedLM(BertConfig(attn_implementation="sdpa")),
+            lambda model: model(x, labels=labels).loss,
+        ),
+        "transformers",
+    )
+
+
+def vit(_: str) -> Row:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    rows = 256
+    config = preset("vit-b16")
+    images = torch.randn(rows, 3, 224, 224, device=CUDA)
+    classes = torch.randint(0, 1000, (rows,), device=CUDA)
+    return Row(
+        "ViT-B/16, 256 images",
+        rows,
+        "images",
+        cost(config).training_flops_per_token * config.context * rows,
+        ours(config, Classify(), ImageBatch(images, classes)),
+        theirs(
+            lambda: ViTForImageClassification(
+                ViTConfig(num_labels=1000, attn_implementation="sdpa")
+            ),
+            lambda model: model(images, labels=classes).loss,
+        ),
+        "transformers",
+    )
+
+
 def _flops(config: TransformerConfig, time_: int) -> float:
     return cost(replace(config, context=time_)).training_flops_per_token
 
 
-ROWS: dict[str, Callable[[str], Row]] = {"gpt2": gpt2, "llama": llama, "vaswani": vaswani}
+ROWS: dict[str, Callable[[str], Row]] = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "bert": bert,
+    "vaswani": vaswani,
+    "vit": vit,
+}
 
 
 def measure(trial: Trial, steps: int) -> tuple[float, float]:
