@@ -302,3 +302,8 @@ def test_a_second_start_learns_no_tokenizer(place, monkeypatch):
     first = prepare(config).tokenizers
     monkeypatch.setattr("regard.training.prepare.train_tokenizer", None)
     assert prepare(config).tokenizers.fingerprint() == first.fingerprint()
+
+
+def test_a_model_is_not_data():
+    with pytest.raises(ConfigError, match=r"regard train DATA model\.preset=bert-base"):
+        configure("bert-base")

@@ -376,3 +376,18 @@ def test_an_unknown_name_far_from_all_lists_them():
         unknown("sampler", "zzz", ["top_p", "top_k"])
         == "unknown sampler 'zzz'; known: top_k, top_p"
     )
+
+
+@pytest.mark.parametrize("words", [["a=x", "a.b=2"], ["a.b=2", "a=x"]])
+def test_a_choice_and_its_options_may_come_in_any_order(words):
+    assert parse_overrides(words) == {"a": {"kind": "x", "b": 2}}
+
+
+def test_the_words_that_are_allowed_are_named_beside_other_types():
+    with pytest.raises(ConfigError, match="must be true or false or 'qkv', not 'all'"):
+        preset("gpt2", bias="all")
+
+
+def test_a_name_that_differs_in_case_alone_is_found():
+    with pytest.raises(ConfigError, match="did you mean 'gpt2'"):
+        preset("GPT2")

@@ -222,9 +222,9 @@ class Run:
     ) -> list[list[tuple[str, float]]]:
         """What the run's task is about: the likeliest pieces for each <mask> of a text, or the
         likeliest classes of an image, best first."""
-        if isinstance(what, str) and kind_of(self.config.task)[0] != "classify":
-            return self.fill(what, top=top)
-        return [self.classify(what, top=top)]
+        if kind_of(self.config.task)[0] == "classify":
+            return [self.classify(what, top=top)]
+        return self.fill(str(what), top=top)
 
     def classify(
         self, image: str | Path | NDArray[Any], *, top: int = 3
@@ -252,10 +252,11 @@ class Run:
             raise ConfigError(f"nothing to fill in; write {BLANK} where a word is missing")
         with torch.no_grad():
             x = self.model(torch.tensor([ids], device=self.device))[0, places]
-            best = cast(Any, self.model.head)(x).softmax(-1).topk(min(top, self.tokenizer.size))
+            chances = cast(Any, self.model.head)(x).float().softmax(-1)
+        best = chances.topk(min(top, self.tokenizer.size))
         return [
-            [(self.tokenizer.piece(id), p) for id, p in zip(row, chances, strict=True)]
-            for row, chances in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            [(self.tokenizer.piece(id), p) for id, p in zip(row, shares, strict=True)]
+            for row, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
 
     def evaluate(
@@ -267,6 +268,8 @@ class Run:
     ) -> dict[str, Any]:
         """All metrics of the run's task on its own held-out data, or on other data."""
         config = self.config
+        if kind_of(config.task)[0] not in TASKS:
+            self._must("causal", "be judged")
         if data:
             learns = TASKS[kind_of(config.task)[0]].learns
             held = open_held_out(list(data), learns, lower=config.data.lower)
@@ -299,15 +302,16 @@ class Run:
             kind = type(self.model).__name__
             raise ConfigError(f"there is no attention to show: the model of this run is {kind}")
         side = "encoder" if self.model.decoder is None else "decoder"
-        layers = len(cast(Stack, getattr(self.model, side)).blocks)
+        stack = cast(Stack, getattr(self.model, side))
+        layers, shared = len(stack.layers), len(stack.blocks) == 1
         number = layers - 1 if layer is None else layer
         if not 0 <= number < layers:
             raise ConfigError(f"layer {number}: there are {layers} layers, 0 to {layers - 1}")
         if isinstance(self.tokenizers, PairTokenizers):
             return self._explain_pair(text, pattern or f"decoder.blocks.{number}.cross")
-        ids = [*self.tokenizer.opening, *self.tokenizer.encode(self._read(text))]
-        if not ids:
+        if not text:
             raise ConfigError("nothing to explain: the text is empty")
+        ids = [*self.tokenizer.opening, *self.tokenizer.encode(self._read(text))]
         if side == "encoder":
             ids, _ = framed(self.tokenizer, self._read(text))
         tensor = torch.tensor([ids], device=self.device)
@@ -315,7 +319,8 @@ class Run:
         maps = attention_maps(
             self.model,
             lambda: self.model(tensor),
-            pattern=pattern or f"{side}.blocks.{number}.attention",
+            pattern=pattern or f"{side}.blocks.{0 if shared else number}.attention",
+            call=number if shared else -1,
         )
         return {name: AttentionMap(pieces, pieces, weights[0]) for name, weights in maps.items()}
 

@@ -175,6 +175,8 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
 
 
 def _named(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(map(repr, typing.get_args(hint)))
     name = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
     return name.get(hint, "a table")
 
@@ -207,10 +209,15 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
         *path, last = key.split(".")
         table = result
         for part in path:
+            if isinstance(table.get(part), str):  # task=masked task.share=0.2
+                table[part] = {"kind": table[part]}
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"{key}: {part!r} already has a value")
-        table[last] = value
+        if isinstance(table.get(last), dict) and isinstance(value, str):  # and the other way round
+            table[last]["kind"] = value
+        else:
+            table[last] = value
     return result
 
 

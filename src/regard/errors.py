@@ -62,7 +62,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     "unknown sampler 'topp'; did you mean 'top_p'?"
     """
     names = sorted(known)
-    close = get_close_matches(name, names, n=1, cutoff=0.5)
+    alike = [each for each in names if each.lower() == name.lower()]
+    close = alike or get_close_matches(name, names, n=1, cutoff=0.6)
     known_ones = f"known: {', '.join(names)}" if names else "there are none"
     hint = f"did you mean {close[0]!r}?" if close else known_ones
     return f"unknown {what} {name!r}; {hint}"

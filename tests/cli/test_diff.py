@@ -67,3 +67,11 @@ def test_an_unknown_name_is_an_error(regard):
     said = regard("diff", "gpt2", "lama-7b")
     assert said.code == 2
     assert "did you mean" in said.err
+
+
+def test_an_option_that_is_said_and_one_that_is_meant_are_the_same(regard, tmp_path):
+    said = 'position = {kind = "rotary", base = 10000.0}'
+    for name, line in (("said", said), ("meant", 'position = "rotary"')):
+        (tmp_path / f"{name}.toml").write_text(f'[model]\npreset = "gpt2"\n{line}\n')
+    found = regard("diff", tmp_path / "said.toml", tmp_path / "meant.toml")
+    assert "are the same model" in found.out

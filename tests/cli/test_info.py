@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from hub.runs import make_foreign
 from regard.cli.draw import draw
 from regard.cli.info import can_draw
 from regard.models.build import family_of, preset
@@ -156,3 +157,20 @@ def test_a_name_that_several_presets_begin_with_lists_them(regard):
     assert said.code == 2
     assert said.err.startswith("regard: 'qwen' could be any of: qwen2, qwen2-0.5b,")
     assert "did you mean 'gpt2'" in regard("info", "gtp2").err
+
+
+def test_without_a_name_all_presets_are_listed(regard):
+    said = regard("info")
+    assert said.code == 0
+    names = said.out.replace("\n", " ").replace(",", " ").split()
+    assert set(PRESETS) <= set(names)
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert json.loads(regard("info", "--json").out)["presets"] == list(PRESETS)
+
+
+def test_a_folder_of_weights_is_told_of_like_a_preset(regard, tmp_path):
+    make_foreign(tmp_path / "theirs")
+    assert "checkpoint, transformer" in regard("info", tmp_path / "theirs").out
+    assert regard("diff", "modern", tmp_path / "theirs").code == 0
+    said = regard("info", tmp_path / "theirs", "model.layers=3")
+    assert (said.code, "import it before changing" in said.err) == (2, True)

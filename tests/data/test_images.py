@@ -4,11 +4,12 @@ import gzip
 import shutil
 import struct
 import sys
+import zipfile
 
 import numpy as np
 import pytest
 
-from regard.data.images import Images, as_pixels, read_idx, resized
+from regard.data.images import Images, as_pixels, image_pixels, read_idx, resized
 from regard.data.loader import RowLoader
 from regard.data.sources import open_data
 from regard.errors import ConfigError, DataError
@@ -335,3 +336,41 @@ def test_without_pillow_the_way_out_is_told(zoo, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(DataError, match=r"needs Pillow .* pip install 'regard\[images\]'"):
         open_data(str(zoo))
+
+
+def test_pictures_beside_a_tree_of_text_do_not_make_it_images(zoo):
+    deep = zoo / "src" / "package"
+    deep.mkdir(parents=True)
+    for number in range(20):
+        (deep / f"{number}.txt").write_text("some words\n")
+    assert open_data(str(zoo)).holds == "text"
+
+
+def test_sixteen_bits_of_grey_are_read_as_eight(zoo):
+    image = pytest.importorskip("PIL.Image", reason="image files need Pillow")
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    image.fromarray(ramp).save(zoo / "cat" / "ramp.png")
+    pixels = image_pixels(zoo / "cat" / "ramp.png", 8, 1)[0, 0]
+    assert np.abs(pixels.astype(int) - (ramp >> 8)).max() <= 1
+
+
+def test_yes_and_no_are_white_and_black():
+    assert as_pixels(np.array([[[True, False]]]), "x").flatten().tolist() == [255, 0]
+
+
+def test_an_archive_that_promises_too_much_or_is_locked_is_refused(tmp_path):
+    header = b"\x93NUMPY\x01\x00"
+    promise = b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,), }"
+    promise += b" " * (-(len(promise) + 11) % 64) + b"\n"
+    whole = header + len(promise).to_bytes(2, "little") + promise
+    with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
+        archive.writestr("x.npy", whole)
+        archive.writestr("y.npy", whole)
+    content = bytearray((tmp_path / "huge.npz").read_bytes())
+    with pytest.raises(DataError, match=r"huge\.npz is not a whole"):
+        open_data(str(tmp_path / "huge.npz"))
+    content[6] |= 1  # "encrypted", in the local header and in the directory
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "locked.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"locked\.npz is not a whole"):
+        open_data(str(tmp_path / "locked.npz"))

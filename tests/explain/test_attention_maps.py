@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -102,3 +104,20 @@ def test_a_map_of_one_sentence_leaves_out_the_padding():
 def test_labels_must_fit_the_weights():
     with pytest.raises(ShapeError, match="2 row and 3 column labels do not fit"):
         AttentionMap(["a", "b"], ["x", "y", "z"], torch.rand(4, 3, 3))
+
+
+def test_every_use_of_a_shared_layer_can_be_looked_at():
+    fields = {"vocab_size": 11, "dim": 16, "layers": 3, "heads": 2, "shape": "encoder"}
+    shared = Transformer(TransformerConfig(**fields, shared_layers=True)).eval()
+    apart = Transformer(TransformerConfig(**fields)).eval()
+    own = shared.state_dict()
+    apart.load_state_dict(
+        {name: own[re.sub(r"blocks\.\d", "blocks.0", name)] for name in apart.state_dict()}
+    )
+    ids = torch.randint(0, 11, (2, 5))
+    expected = attention_maps(apart, lambda: apart(ids))
+    for layer in range(3):
+        (seen,) = attention_maps(shared, lambda: shared(ids), call=layer).values()
+        torch.testing.assert_close(seen, expected[f"encoder.blocks.{layer}.attention"])
+    (last,) = attention_maps(shared, lambda: shared(ids)).values()
+    torch.testing.assert_close(last, seen)

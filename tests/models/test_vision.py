@@ -241,3 +241,12 @@ def test_images_that_do_not_fit_are_refused():
         model(torch.randn(1, 3, 12, 12))
     with pytest.raises(ShapeError, match="13 × 12 pixels cannot be cut into patches of 3"):
         model(torch.randn(1, 2, 13, 12))
+
+
+def test_a_mean_is_over_patches_and_what_reads_the_first_vector_needs_one():
+    head = {"kind": "classify", "classes": 3}
+    with pytest.raises(ConfigError, match="a mean over patches"):
+        VisionConfig(head={**head, "pool": "mean"})
+    with pytest.raises(ConfigError, match="reads the first vector"):
+        VisionConfig(cls=False, head=head)
+    assert VisionConfig(cls=False, head={**head, "pool": "last"}).context == 196

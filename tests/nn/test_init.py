@@ -64,3 +64,12 @@ def test_a_tied_head_has_no_matrix_of_its_own():
     with torch.no_grad():
         model.embed.token.weight.zero_()
     assert (model.head(torch.randn(2, 64)) == 0).all()
+
+
+def test_t5_init_goes_by_the_fan_in_and_starts_queries_smaller():
+    model = Transformer(TransformerConfig(**SIZES, init="t5", tied=False))
+    attention, ffn = model.decoder.blocks[0].attention, model.decoder.blocks[0].ffn
+    assert deviation(model.embed.token.weight) == pytest.approx(1, rel=0.05)
+    assert deviation(attention.key.weight) == pytest.approx(64**-0.5, rel=0.05)
+    assert deviation(attention.query.weight) == pytest.approx((64 * 16) ** -0.5, rel=0.05)
+    assert deviation(ffn.down.weight) == pytest.approx(256**-0.5, rel=0.05)

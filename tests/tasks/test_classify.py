@@ -244,7 +244,7 @@ def test_an_image_is_classified(place, tmp_path):
 
 def test_what_needs_text_says_so(place):
     run = regard.load(place / "run")
-    with pytest.raises(ConfigError, match="task is 'classify', which cannot generate; use `class"):
+    with pytest.raises(ConfigError, match="which cannot generate; use `predict"):
         run.generate("once")
     with pytest.raises(ConfigError, match="cannot translate"):
         run.translate("once")
@@ -324,3 +324,22 @@ def test_a_folder_with_a_test_part_is_judged_by_that(place, tmp_path):
     assert len(held) == 5
     run = regard.load(place / "run")
     assert examine(run.config, held, None).held_out_size == 5  # numbers are classes by order
+
+
+def test_another_set_of_classes_gets_a_head_of_its_own(place, tmp_path):
+    images, labels = halves(60)
+    np.savez(tmp_path / "two.npz", x=images, y=np.array(["dark", "light", "light"])[labels])
+    short = merge(SHORT, {"train": {"steps": 1, "rate": 0.0, "average": 0.0}})
+    started = merge(short, {"train": {"start": str(place / "run")}})
+    run = regard.train(str(tmp_path / "two.npz"), out=tmp_path / "run", **started)
+    before, after = regard.load(place / "run").model, run.model
+    assert after.head.out.weight.shape[0] == 2
+    kept, own = before.state_dict(), after.state_dict()
+    assert all(torch.equal(kept[name], own[name]) for name in own if "head" not in name)
+
+
+def test_an_image_cannot_be_shifted_out_of_sight(place, tmp_path):
+    with pytest.raises(ConfigError, match=r"task\.crop=8 shifts all of an image"):
+        regard.train(
+            str(place / "halves.npz"), out=tmp_path / "run", **merge(SHORT, {"task": {"crop": 8}})
+        )

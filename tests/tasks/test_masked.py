@@ -451,3 +451,11 @@ def test_a_batch_is_pinned_whole():
 def test_a_share_that_hides_nothing_or_everything_is_refused(share):
     with pytest.raises(ConfigError, match="must lie between 0 and 1"):
         Masked(share=share)
+
+
+def test_where_every_word_is_too_long_a_part_of_one_is_hidden():
+    task = masked("bpe", whole_words=True, share=0.15)
+    ids = np.array([task.tokenizer.encode("unbelievableetymologiesandotherembeddings")[:12]] * 3)
+    batch = task.collate((ids, ids), generator())
+    assert task.count(batch) > 0
+    assert (originals(batch)[:, 1:-1] == torch.from_numpy(ids)).all()

@@ -5,6 +5,7 @@ from itertools import count, islice
 import pytest
 import torch
 
+from regard.data.batch import TextBatch
 from regard.tasks import Causal, Objective
 from regard.training.loop import train
 from regard.training.optim import optimizers, state_tensors
@@ -191,3 +192,12 @@ def test_training_ends_with_the_batches_and_the_last_step_may_be_smaller():
     steps = train(learner, [text_batch()] * 5, plain(learner), lambda step: 0.1, accumulate=2)
     assert [float(step.targets) for step in steps] == [64, 64, 32]
     assert next(steps, None) is None
+
+
+def test_a_step_with_nothing_to_score_is_no_division_by_zero():
+    learner = objective()
+    nothing = TextBatch(torch.zeros(2, 4, dtype=torch.long), torch.full((2, 4), -1))
+    steps = train(learner, [nothing], optimizers("adamw", learner.model, 0.0), lambda n: 0.0)
+    (step,) = list(steps)
+    assert step.loss == 0
+    assert step.skipped == 0

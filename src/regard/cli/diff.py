@@ -45,7 +45,7 @@ def diff(
         models = [find(what, {})[1] for what in (first, second)]
         tables = [_resolved(describe(model), model) for model in models]
         counts = [cost(model) for model in models]
-    differing = _differing(*tables)
+    differing = {key: pair for key, pair in _differing(*tables).items() if not _same(key, *pair)}
     sizes = {key: pair for key, pair in differing.items() if key in SIZES}
     chosen = {key: pair for key, pair in differing.items() if key not in SIZES}
     counted = _differing(counts[0].parts, counts[1].parts, missing=0)
@@ -86,6 +86,25 @@ def _differing(
     keys = dict.fromkeys([*first, *second])
     pairs = {key: (first.get(key, missing), second.get(key, missing)) for key in keys}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and (pair[0] or pair[1])}
+
+
+def _same(key: str, first: Any, second: Any) -> bool:
+    """Whether two choices differ only in that one of them says what the other leaves out."""
+    from regard.models.rules import spelled_out
+    from regard.nn.head import HEADS
+    from regard.nn.init import INITS
+    from regard.nn.position import POSITIONS
+    from regard.nn.score import SCORES
+
+    tables: dict[str, Mapping[str, Any]] = {
+        "score": SCORES,
+        "position": POSITIONS,
+        "init": INITS,
+        "head": HEADS,
+    }
+    if key not in tables or first is None or second is None:
+        return False
+    return spelled_out(first, tables[key]) == spelled_out(second, tables[key])
 
 
 def _rows(pairs: Mapping[str, Pair]) -> list[tuple[str, str, str]]:

@@ -116,7 +116,7 @@ def _embedding(config: Any, reads: bool) -> list[Part]:
     table = config.embed_dim or config.dim
     parts = [f"embedding {vocab:,} × {table:,}"]
     if config.embed_scaled:
-        parts[0] += f", times sqrt({table:,})"
+        parts[0] += f", times sqrt({config.dim if config.factored == 'tokens' else table:,})"
     if config.segments:
         parts.append(f"+ {config.segments} kinds of sentences")
     widened = [f"widened to {config.dim:,}"] if config.embed_dim else []

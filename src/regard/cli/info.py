@@ -23,24 +23,28 @@ LARGEST = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 def info(
     what: Annotated[
-        str,
+        str | None,
         Argument(
-            metavar="PRESET|RUN|RECIPE",
-            help="A preset, a run folder, a recipe.",
+            metavar="[PRESET|RUN|RECIPE]",
+            help="A preset, a run folder, a recipe, a folder of weights; without it: all presets.",
             show_default=False,
         ),
-    ],
+    ] = None,
     words: Overrides = [],  # noqa: B006 -- typer copies it
     taps: Annotated[bool, Option("--taps", help="List the places one can listen at.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Tell what a model is made of, and what it costs.
+    """Tell what a model is made of, and what it costs; or list all presets.
 
     \b
+    regard info
     regard info gpt2
     regard info gpt2 model.position=alibi model.layers=24 --json
     regard info runs/my --taps
     """
+    if what is None:
+        _list(as_json)
+        return
     with working("counting"):
         from regard.config import parse_overrides
         from regard.models.build import describe, family_of
@@ -94,6 +98,20 @@ def info(
         _section("taps", counted.taps or ["none"])
 
 
+def _list(as_json: bool) -> None:
+    """All presets, those of one kind on one line."""
+    with working("looking"):
+        from regard.models.presets import PRESETS
+    kinds: dict[str, list[str]] = {}
+    for name in PRESETS:
+        kinds.setdefault(name.split("-")[0], []).append(name)
+    if as_json:
+        print_json({"presets": list(PRESETS)})
+        return
+    for names in kinds.values():
+        print(textwrap.fill(", ".join(names), ROOM, subsequent_indent="  ", break_on_hyphens=False))
+
+
 def can_draw(stream: TextIO) -> bool:
     """Whether a stream can show lines and boxes."""
     try:
@@ -130,7 +148,7 @@ def _memory(cost: "Cost") -> list[tuple[str, str, str, str]]:
         rows.append(("with recomputation", cost.recomputed_bytes, None, "inputs, and one layer"))
     if cost.state_bytes_per_token:
         each = cost.state_bytes_per_token
-        rows.append(("keys, values, a token", each, each // 2, "2 layers kv_heads head_dim"))
+        rows.append(("keys, values, a token", each, each // 2, "2 × layers × kv width"))
     if cost.state_bytes:
         held = f"keys, values, {tokens}" if cost.state_bytes_per_token else "state of a row"
         note = "the source's too" if "cross-attention" in cost.parts else ""
@@ -148,9 +166,9 @@ def _memory(cost: "Cost") -> list[tuple[str, str, str, str]]:
 def _arithmetic(cost: "Cost") -> list[tuple[str, str, str]]:
     forward, training = cost.flops_per_token, cost.training_flops_per_token
     context = f"{cost.context:,}"
-    attending = f" + 4 attentions width {context}" if "attention" in cost.parts else ""
+    attending = f" + 4 × layers × width × {context}" if "attention" in cost.parts else ""
     rows = [
-        ("forward", _amount(forward, "FLOPs"), f"2 matrices{attending}"),
+        ("forward", _amount(forward, "FLOPs"), f"2 × matrices{attending}"),
         ("training", _amount(training, "FLOPs"), "three times that"),
     ]
     if cost.generation_flops_per_token:
@@ -190,6 +208,7 @@ def _amount(count: int, unit: str) -> str:
 def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], list[str]]:
     """What kind of thing it is, its model's configuration, its metrics, and what to know."""
     from regard.config import RunConfig, build, kind_of, merge, read_toml, to_table
+    from regard.hub.folder import is_foreign, open_folder
     from regard.models.build import resolve
     from regard.models.presets import PRESETS
     from regard.training.configure import RECIPES, recipes
@@ -208,10 +227,16 @@ def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], l
         if size is not None:
             return "recipe", resolve({"vocab_size": size, **run.model}), {}, [f"{told}its largest"]
         if "preset" in run.model:
-            return "recipe", resolve(run.model), {}, [f"{told}the preset's"]
+            model = resolve(run.model)
+            known = hasattr(model, "vocab_size")
+            return "recipe", model, {}, [f"{told}the preset's"] if known else []
         return "recipe", resolve({"vocab_size": 256, **run.model}), {}, [f"{told}a guess"]
     if not Path(what).is_dir() and "/" not in what:
         raise ConfigError(_unknown(what, [*PRESETS, *recipes()]))
+    if is_foreign(Path(what)):
+        if over:
+            raise ConfigError(f"{what} is a checkpoint; import it before changing its settings")
+        return "checkpoint", open_folder(Path(what)).config, {}, []
     folder = Folder(what)
     run = build(RunConfig, merge(to_table(folder.load_config()), over))
     kept = folder.kept_metrics()

@@ -49,4 +49,6 @@ def predict(
 
 
 def _visible(name: str) -> str:
-    return shown(name.strip(" ") or repr(name), sys.stdout)
+    """A piece as one reads it; a line's end or a lone space by its name."""
+    name = name.strip(" ")
+    return shown(name if name and name.isprintable() else repr(name), sys.stdout)

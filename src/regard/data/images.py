@@ -31,6 +31,11 @@ NPZ_TRAIN = (
     *(("images", "labels"), ("train_images", "train_labels")),
 )
 NPZ_TEST = (("x_test", "y_test"), ("test_images", "test_labels"))
+NPZ = {key for pair in (*NPZ_TRAIN, *NPZ_TEST) for key in pair}
+DAMAGED = (  # what reading an archive of any content may raise
+    *(OSError, ValueError, EOFError, AttributeError, MemoryError, RuntimeError),
+    *(NotImplementedError, zipfile.BadZipFile, zlib.error),
+)
 SAMPLED = 2000  # images by which the mean and the spread of a colour are found
 
 
@@ -177,7 +182,7 @@ def as_pixels(array: NDArray[Any], where: str) -> Pixels:
         raise DataError(
             f"{where}: values from {low:g} to {high:g}; images are 0 to 255, or fractions 0 to 1"
         )
-    fractions = high <= 1 and array.dtype.kind == "f"
+    fractions = high <= 1 and array.dtype.kind in "fb"
     return (array * 255 if fractions else array).round().astype(np.uint8)
 
 
@@ -186,8 +191,8 @@ def from_npz(path: Path) -> Images:
     try:
         with path.open("rb") as stream:
             archive = np.load(stream, allow_pickle=False)
-            arrays = {key.lower(): archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+            arrays = {key.lower(): archive[key] for key in archive.files if key.lower() in NPZ}
+    except DAMAGED as error:
         if "pickle" in str(error).lower():
             raise DataError(
                 f"{path} holds objects, which only pickle could read; save plain arrays instead"
@@ -197,7 +202,7 @@ def from_npz(path: Path) -> Images:
     if train is None:
         raise DataError(
             f"{path} needs arrays {' or '.join(f'{x!r} and {y!r}' for x, y in NPZ_TRAIN)}; "
-            f"it holds: {', '.join(arrays) or 'nothing'}"
+            f"it holds: {', '.join(archive.files) or 'nothing'}"
         )
     images = from_arrays(stem(path), *train, str(path))
     if test is None:
@@ -283,13 +288,14 @@ def classes_in(folder: Path) -> dict[str, list[Path]]:
     for each in sorted(folder.iterdir()):
         if each.name.startswith("."):
             continue
-        files = sorted(each.iterdir()) if each.is_dir() else [each]
-        files = [file for file in files if not file.name.startswith(".")]
-        pictures = [file for file in files if file.suffix.lower() in ENDINGS]
-        if each.is_dir() and pictures:
+        files = sorted(each.rglob("*")) if each.is_dir() else [each]
+        files = [file for file in files if not file.name.startswith(".") and file.is_file()]
+        pictures = [
+            file for file in files if file.suffix.lower() in ENDINGS and file.parent == each
+        ]
+        if pictures:
             found[each.name] = pictures
-            others -= len(pictures)
-        others += len(files)
+        others += len(files) - len(pictures)
     return found if sum(map(len, found.values())) > others else {}
 
 
@@ -334,6 +340,8 @@ def image_pixels(path: Path, size: int, channels: int) -> Pixels:
 def _file_pixels(path: Path, size: int, channels: int) -> Pixels:
     image = open_image(path, _content(path))
     try:
+        if image.mode.startswith("I"):  # 16 bits of grey, which `convert` would clip to 8
+            image = image.point(lambda value: value / 256, "F").convert("L")
         image = image.convert("L" if channels == 1 else "RGB")
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{path} is a damaged image: {error}") from None
@@ -360,7 +368,9 @@ def open_image(path: Path, content: bytes) -> Any:
         ) from None
     try:
         return Image.open(io.BytesIO(content), formats=["PNG", "JPEG"])
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as error:
+    except UnidentifiedImageError:  # whose message names a buffer, not a file
+        raise DataError(f"{path} is not a PNG or JPEG image") from None
+    except (Image.DecompressionBombError, OSError, ValueError) as error:
         raise DataError(f"{path} is not a PNG or JPEG image: {error}") from None
 
 

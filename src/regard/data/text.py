@@ -177,7 +177,8 @@ def from_files(name: str, paths: Iterable[Path], skipped: dict[str, list[str]]) 
     )
     if not documents:
         raise DataError(
-            f"{name} holds no text files; skipped: {left_out or 'nothing, it is empty'}"
+            f"{name} holds no text files; skipped: {left_out or 'nothing, it is empty'}\n"
+            "(images are learned from a folder for each class, or from IDX or NPZ files)"
         )
     size = human(sum(document.size for document in documents))
     files = "1 file" if len(documents) == 1 else f"{len(documents):,} files"

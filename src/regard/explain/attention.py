@@ -10,13 +10,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import RegardError, ShapeError
-from regard.explain.trace import matching, trace
+from regard.explain.trace import matching
 from regard.nn.attention import Attention, View
 
 
 @torch.no_grad()
 def attention_maps(
-    model: nn.Module, run: Callable[[], object], *, pattern: str = "*"
+    model: nn.Module, run: Callable[[], object], *, pattern: str = "*", call: int = -1
 ) -> dict[str, Float[Tensor, "batch heads time seen"]]:
     """The weights of every attention whose path matches `pattern`, in the last call `run` makes.
 
@@ -25,27 +25,47 @@ def attention_maps(
 
     They are recomputed from the tapped q and k by the formula, so the model runs as it always
     does, fused kernel included. A row sums to 1, or to 0 where there was nothing to look at.
+    Where layers share an attention, `call` is the number of the layer.
     """
     watched = matching(model, Attention, pattern, "attention")
-    views: dict[str, View] = {}
+    looks = {name: _Look() for name in watched}
     with ExitStack() as stack:
-        taps = {
-            name: stack.enter_context(trace(module, "[qk]_tap")) for name, module in watched.items()
-        }
         for name, module in watched.items():
+            look = looks[name]
 
-            def look(_: nn.Module, __: object, given: dict[str, Any], name: str = name) -> None:
-                views[name] = given["view"]
+            def began(_: nn.Module, __: object, given: dict[str, Any], look: _Look = look) -> None:
+                look.calls += 1
+                look.wanted = call in (-1, look.calls - 1)
+                look.view = given["view"] if look.wanted else look.view
 
-            hook = module.register_forward_pre_hook(look, with_kwargs=True)
-            stack.callback(hook.remove)
+            def q(_: nn.Module, __: object, out: Tensor, look: _Look = look) -> None:
+                look.q = out if look.wanted else look.q
+
+            def k(_: nn.Module, __: object, out: Tensor, look: _Look = look) -> None:
+                look.k = out if look.wanted else look.k
+
+            stack.callback(module.register_forward_pre_hook(began, with_kwargs=True).remove)
+            stack.callback(module.q_tap.register_forward_hook(q).remove)
+            stack.callback(module.k_tap.register_forward_hook(k).remove)
         run()
-    if not views:
+    found = {name: look for name, look in looks.items() if look.view is not None}
+    if not found:
         raise RegardError(f"nothing ran through {', '.join(watched)}; `run` must call this model")
     return {
-        name: watched[name].weights(taps[name]["q_tap"], taps[name]["k_tap"], view).float()
-        for name, view in views.items()
+        name: watched[name].weights(look.q, look.k, look.view).float()  # type: ignore[arg-type]
+        for name, look in found.items()
     }
+
+
+@dataclass(slots=True)
+class _Look:
+    """What passed through one attention in the call that is wanted."""
+
+    calls: int = 0
+    wanted: bool = False
+    view: View | None = None
+    q: Tensor | None = None
+    k: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,11 +75,9 @@ def cost(config: ModelConfig) -> Cost:
     """Count a model."""
     model = hollow(config)
     parts: dict[str, int] = {}
-    matrices = 0
     for name, parameter in model.named_parameters():
         part = _part(name)
         parts[part] = parts.get(part, 0) + parameter.numel()
-        matrices += parameter.numel() if parameter.ndim > 1 else 0
     parameters = sum(parts.values())
     context: int | None = getattr(config, "context", None)
     time = context or 1
@@ -95,7 +93,7 @@ def cost(config: ModelConfig) -> Cost:
         gradient_bytes=FLOAT * parameters,
         optimizer_bytes=MOMENTS * FLOAT * parameters,
         training_bytes=training,
-        mixed_training_bytes=training + HALF * matrices,
+        mixed_training_bytes=training + HALF * _matrices(model),
         activation_bytes=FLOAT * whole,
         recomputed_bytes=FLOAT * recomputed,
         state_bytes_per_token=FLOAT * state.growing,
@@ -108,13 +106,23 @@ def cost(config: ModelConfig) -> Cost:
     )
 
 
+def _matrices(model: nn.Module) -> int:
+    """How many numbers multiply: those of all products, the output matrix included, tables not."""
+    products = (part for part in model.modules() if isinstance(part, nn.Linear | nn.Conv2d))
+    counted = {id(part.weight): part.weight.numel() for part in products}
+    head = getattr(model, "head", None)
+    if isinstance(head, Head):
+        counted[id(head.matrix)] = head.matrix.numel()
+    return sum(counted.values())
+
+
 def _part(name: str) -> str:
     """What a parameter belongs to, by its path."""
     pieces = name.split(".")
     if any("norm" in piece or piece.endswith("_after") for piece in pieces):
         return "norms"
     known = {"cross": "cross-attention", "attention": "attention", "ffn": "feed-forward"}
-    known |= {"position": "position", "head": "head"}
+    known |= {"position": "position", "head": "head", "project": "embedding"}
     for piece in pieces:
         if piece in known:
             return known[piece]

@@ -26,6 +26,18 @@ def option(choice: Choice, table: Mapping[str, Callable[..., Any]], name: str) -
     return options.get(name, None if taken is None else taken.default)
 
 
+def spelled_out(choice: Choice, table: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+    """A choice with all its options, those that were not given too.
+
+    >>> spelled_out("learned", POSITIONS)
+    {'kind': 'learned', 'offset': 0, 'each_layer': False}
+    """
+    kind, options = kind_of(choice)
+    taken = inspect.signature(table[kind]).parameters.values()
+    defaults = {each.name: each.default for each in taken if each.default is not each.empty}
+    return {"kind": kind, **defaults, **options}
+
+
 def refuse(config: Any, rules: tuple[Rule, ...]) -> None:
     """Raise the reason of the first rule that `config` breaks."""
     for broken, reason in rules:

@@ -114,7 +114,7 @@ class TransformerConfig(StackConfig):
     encoder_layers: int | None = None  # None: as many as `layers`
     embed_dim: int | None = None  # width of the embedding tables; None: dim
     factored: Literal["tables", "tokens"] = "tables"  # embed_dim of positions too, or not
-    embed_scaled: bool = False  # multiply embeddings by sqrt(dim)
+    embed_scaled: bool = False  # multiply embeddings by the root of their width
     segments: int = 0  # kinds of sentences an encoder tells apart (BERT: 2)
     tied: bool = True  # output matrix = embedding matrix, where the head has a matrix of ids
     head: Choice = "linear"  # nn.head.HEADS

@@ -41,12 +41,14 @@ class VisionConfig(StackConfig):
         kind, options = kind_of(self.head)
         if kind not in READERS:
             raise ConfigError(f"{unknown('head', kind, READERS)}; other heads read tokens")
-        whole = kind == "none" or (kind == "classify" and options.get("pool", "first") == "mean")
-        if not self.cls and not whole:
+        first = kind == "pooled" or (kind == "classify" and options.get("pool", "first") == "first")
+        if first and not self.cls:
             raise ConfigError(
                 f"head={kind!r} reads the first vector, which cls=false takes away;\n"
                 "set cls=true, or head.pool='mean'"
             )
+        if self.cls and options.get("pool") == "mean":
+            raise ConfigError("head.pool='mean' is a mean over patches; set cls=false beside it")
 
     @property
     def grid(self) -> int:

@@ -36,6 +36,25 @@ def xavier(model: nn.Module) -> None:
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
 
 
+def t5(model: nn.Module) -> None:
+    r"""N(0, 1 / fan in), queries N(0, 1 / (fan in · head_dim)), tables N(0, 1): T5.
+
+    Its scores are not divided by sqrt(head_dim); the smaller start of the queries stands for
+    that (Raffel et al. 2020, as released).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding | Head) and hasattr(module, "weight"):
+            nn.init.normal_(module.weight)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            std = (module.query.in_features * module.head_dim) ** -0.5
+            nn.init.normal_(module.query.weight, std=std)
+
+
 def deepnorm_gain(stack: nn.Module, gain: float) -> None:
     """DeepNorm's start: Xavier, times `gain` for values, outputs and the feed-forward."""
     for module in stack.modules():
@@ -55,4 +74,4 @@ def _writers(model: nn.Module) -> list[nn.Linear]:
     return attentions + [m.down for m in model.modules() if isinstance(m, FeedForward)]
 
 
-INITS: dict[str, Callable[..., None]] = {"normal": normal, "xavier": xavier}
+INITS: dict[str, Callable[..., None]] = {"normal": normal, "xavier": xavier, "t5": t5}

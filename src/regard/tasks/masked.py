@@ -34,15 +34,16 @@ class Masked:
         loss = - sum over the chosen t of log P(x_t | the row as it is now)
 
     Special tokens are never chosen. With `whole_words` all pieces of a word are chosen together,
-    in random order as long as they fit into round(share n).
+    in random order as long as they fit into round(share n); where none does, a part of one is.
 
     A row is a stretch of the text, <cls> … <sep>. Where a document ends in it, the next one
     follows: <cls> … <sep> <cls> … <sep>; none sees another, and each counts its positions from
     0. Each file of a folder is a document; a file alone is one.
 
     With `next_sentence` a row is <cls> A <sep> B <sep>. In one half of them B follows A, in the
-    other it is from another row, and this is predicted too; its loss counts as much as that of
-    the tokens. Unlike the paper's, a row may run on from one document into the next.
+    other it is from another row, and this is predicted too; its loss counts about as much as
+    that of the tokens in training, and is left out of the held-out loss. Unlike the paper's, a
+    row may run on from one document into the next.
     """
 
     learns: ClassVar[Learns] = "text"
@@ -243,6 +244,8 @@ class Masked:
                     left -= end - start
                 if not left:
                     break
+            if not chosen:  # no word is short enough: a part of one is better than nothing
+                chosen = np.flatnonzero(ordinary[row])[:left].tolist()
             places[row, : len(chosen)] = sorted(chosen)
         return places
 

@@ -63,11 +63,11 @@ def _masked(data: Text, where: dict[str, Any], fast: bool, *, pairs: bool) -> di
     return {
         "task": "masked",
         "data": {**where, "tokenizer": {"kind": "bpe", "size": size}},
-        "model": {"preset": "tiny-encoder", **_fitting(shape, data.size // 20), **told},
+        "model": {"preset": "tiny-encoder", **_fitting(shape, data.size // 20, least=8), **told},
         "train": {
             "steps": 5000 if fast else 3500,
             "batch": 64 if fast else 16,
-            "rate": 3e-3 if fast else 1e-2,
+            "rate": 3e-3 if fast else 5e-3,
             "optimizer": "muon",
             "average": 0.99,
             "schedule": {"kind": "linear", "warmup": 50},
@@ -121,9 +121,9 @@ def _images(data: Images, where: dict[str, Any], fast: bool) -> dict[str, Any]:
     }
 
 
-def _fitting(shape: dict[str, Any], tokens: int) -> dict[str, Any]:
+def _fitting(shape: dict[str, Any], tokens: int, least: int = 2) -> dict[str, Any]:
     """A text of a few hundred tokens gets a block that fits into it."""
-    context = max(2, min(shape["context"], tokens))
+    context = max(least, min(shape["context"], tokens))
     return {**shape, "context": context}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from regard.config import RunConfig, build, merge, read_toml
 from regard.data.sources import BUILTINS, open_data
 from regard.errors import ConfigError, unknown
+from regard.models.presets import PRESETS
 from regard.training.auto import GENTLE, choose, named
 from regard.training.device import pick_device
 from regard.training.folder import Folder
@@ -39,7 +40,8 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
         base = _for_data(what, over)
         start = over.get("train", {}).get("start")
         if start is not None and not {"family", "preset"} & set(over.get("model", {})):
-            base["model"] = Folder(_absolute(start)).load_config().model
+            begun = Folder(_absolute(start)).load_config()
+            base["model"], base["data"]["tokenizer"] = begun.model, begun.data.tokenizer
             base["train"] |= GENTLE
     for one, other in (("batch", "tokens"), ("tokens", "batch")):  # two ways to say the same
         if one in over.get("train", {}):
@@ -89,6 +91,11 @@ def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
         where = {"path": what}
         looks_like_a_path = os.sep in what or Path(what).suffix  # if missing, open_data says so
         if not looks_like_a_path and not Path(what).exists() and what not in BUILTINS:
+            if what in PRESETS:
+                raise ConfigError(
+                    f"{what!r} is a model, not data; say what it shall learn from:\n"
+                    f"regard train DATA model.preset={what}"
+                )
             known = {*recipes(), *BUILTINS}
             raise ConfigError(
                 f"{unknown('recipe, file or built-in data set', what, known)}\n"

@@ -34,6 +34,8 @@ def prepare_images(config: RunConfig, train: Images, held: Images, fingerprint: 
     if (kind := kind_of(model.head)[0]) != "classify":
         raise ConfigError(f"to tell classes apart, model.head is 'classify', not {kind!r}")
     size = model.image_size
+    if task.crop >= size:
+        raise ConfigError(f"task.crop={task.crop} shifts all of an image of {size} pixels away")
     mean, std = (task.mean, task.std) if task.mean else train.statistics(size)
     facts = {"task": {"names": names, "mean": mean, "std": std}}
     choice = merge({"task": config.task}, facts)["task"]

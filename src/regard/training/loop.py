@@ -51,7 +51,7 @@ def train(
     while group := list(islice(stream, accumulate)):
         if not objective.model.training:  # whoever iterates may have evaluated
             objective.train()
-        targets = torch.stack([objective.task.count(batch) for batch in group]).sum()
+        targets = torch.stack([objective.task.count(batch) for batch in group]).sum().clamp_min(1)
         _seed(_mix(seed, number), targets.device)  # dropout is a function of (seed, step)
         total = torch.zeros((), device=targets.device)
         for batch in group:

@@ -91,7 +91,7 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
     checkpoint.check_room(path, parameters, averaged=config.train.average > 0)
     if config.train.start is not None:
         # weights that do not fit leave no folder behind
-        _start_from(config.train.start, hollow(material.model))
+        _start_from(config, hollow(material.model))
     facts = environment(device) | {
         "data": material.fingerprint,
         "tokenizer": tokenizer_fingerprint(material.tokenizers),
@@ -111,6 +111,11 @@ def resume(
     """Go on with a run from its newest checkpoint (or that of `step`), bit for bit."""
     folder = Folder(path)
     before = folder.load_config()
+    if before.data.path is None and before.data.source is None:
+        raise ConfigError(
+            f"{path} was not trained here, so there is nothing to go on with;\n"
+            f"train it on your own data: regard train DATA train.start={path}"
+        )
     config = build_config(RunConfig, merge(to_table(before), overrides or {}))
     _must_stay(before, config, path)
     with folder.locked():
@@ -178,7 +183,7 @@ def _run(
     start = 0 if newest is None else newest.step
     yield Begun(folder.path, config, material.description, parameters, start)
     if settings.start is not None and newest is None:
-        _start_from(settings.start, model)
+        _start_from(config, model)
     if hasattr(model, "fit"):
         yield from _fit(model, material, folder, device)
         return
@@ -312,10 +317,20 @@ def _fit(
     yield Ended(folder.path, 1, metrics, time.perf_counter() - began)
 
 
-def _start_from(run: str, model: nn.Module) -> None:
-    """Begin with the weights that another run ended with."""
-    source = Folder(run).model
-    load_weights(model, checkpoint.read_tensors(source), str(source))
+def _start_from(config: RunConfig, model: nn.Module) -> None:
+    """Begin with the weights that another run ended with; a head for something else is new."""
+    start = Folder(cast(str, config.train.start))
+    tensors = checkpoint.read_tensors(start.model)
+    if _goal(start.load_config()) != _goal(config):
+        own = {name: each for name, each in weights(model).items() if name.startswith("head.")}
+        kept = {name: each for name, each in tensors.items() if not name.startswith("head.")}
+        tensors = kept | own
+    load_weights(model, tensors, str(start.model))
+
+
+def _goal(config: RunConfig) -> tuple[Any, Any]:
+    """What the head of a run reads off, and the names of its classes."""
+    return config.model.get("head"), kind_of(config.task)[1].get("names")
 
 
 def _sample(material: Material, model: nn.Module, seed: int) -> str:

@@ -187,7 +187,7 @@ def glm4_9b() -> TransformerConfig:
         13_696,
         vocab_size=151_552,
         kv_heads=2,
-        context=131_072,
+        context=8192,
         position={"kind": "rotary", "fraction": 0.5, "interleaved": True},
         norm_eps=1.5625e-7,
         bias="qkv",

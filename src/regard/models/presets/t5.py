@@ -10,8 +10,8 @@ from regard.models.transformer import TransformerConfig
 def t5(dim: int, layers: int, heads: int, ffn_dim: int, head_dim: int = 64) -> TransformerConfig:
     """Raffel et al. 2020, section 3.7: relative positions, RMSNorm, no biases, scores unscaled.
 
-    What the unscaled scores lose, the smaller start of the queries gives back. `context` is the
-    length it was trained with; its positions have no end.
+    The smaller start of the queries stands for the scale. `context` is the length it was
+    trained with; its positions have no end.
     """
     return TransformerConfig(
         vocab_size=32_128,
@@ -27,6 +27,7 @@ def t5(dim: int, layers: int, heads: int, ffn_dim: int, head_dim: int = 64) -> T
         norm="rms",
         norm_eps=1e-6,
         ffn="relu",
+        init="t5",
         bias=False,
         head={"kind": "linear", "scaled": True},
         dropout=0.1,
