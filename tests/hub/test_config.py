@@ -114,7 +114,7 @@ def test_layer_types_of_which_every_nth_is_full_are_a_window():
         ({**LLAMA, "rope_scaling": [1]}, "rope_scaling"),
         ({**LLAMA, "rope_parameters": {"full_attention": {}}}, "same angles"),
         ({**LLAMA, "architectures": ["LlamaForVideo"]}, "class of a llama 'LlamaForVideo'"),
-        ({**LLAMA, "architectures": 5}, "not one of a llama"),
+        ({**LLAMA, "architectures": 5}, "architectures=5 is not a list"),
         ({**LLAMA, "hidden_size": "big"}, "model.dim must be a whole number"),
         ({**LLAMA, "hidden_size": -64}, "dim=-64"),
         ({**LLAMA, "hidden_size": 65}, "must divide"),

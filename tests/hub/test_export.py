@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import regard
 from hub.runs import make_run, model_config, tokenizer
@@ -13,6 +13,7 @@ from regard.cli import main
 from regard.errors import CheckpointError, ConfigError
 from regard.hub import check
 from regard.hub.folder import open_folder
+from regard.text import PairTokenizers
 from regard.training.exchange import export_run
 
 IDS = torch.arange(1, 9).unsqueeze(0)
@@ -155,3 +156,106 @@ def test_a_model_that_is_no_transformer_is_refused(tmp_path):
     make_run(tmp_path / "run", regard.preset("lstm", vocab_size=tokenizer().size, dim=8, layers=1))
     with pytest.raises(ConfigError, match="the kind of model"):
         export_run(tmp_path / "run", tmp_path / "theirs")
+
+
+NORM = "decoder.norm.weight"
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda tensors: {NORM: tensors[NORM]}, "embed.token.weight is missing"),
+        (lambda tensors: tensors | {"extra": tensors[NORM]}, "extra is not of this model"),
+        (lambda tensors: tensors | {NORM: tensors[NORM][:1]}, r"has shape \(1,\)"),
+        (lambda tensors: tensors | {NORM: tensors[NORM].half()}, r"torch\.float16, torch\.float32"),
+        (lambda tensors: {n: t.double() for n, t in tensors.items()}, r"torch\.float64"),
+        (lambda tensors: {}, "embed.token.weight is missing"),
+    ],
+)
+def test_a_run_whose_weights_are_not_its_models_is_not_written(damage, problem, tmp_path):
+    make_run(tmp_path / "run")
+    path = tmp_path / "run" / "model.safetensors"
+    tensors = damage(load_file(path))
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path)
+    with pytest.raises(CheckpointError, match=problem):
+        export_run(tmp_path / "run", tmp_path / "theirs")
+    assert names(tmp_path) == ["run"]
+
+
+def encoder(offset):
+    position = {"kind": "learned", "offset": offset}
+    return model_config("roberta-base", position=position)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("offset", [0, 1, 2, 5])
+def test_positions_are_counted_from_the_row_after_that_of_the_padding(offset, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    ours = make_run(tmp_path / "run", encoder(offset), "masked")
+    done = export_run(tmp_path / "run", tmp_path / "theirs", "roberta")
+    assert done.difference < 1e-5
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "theirs").eval()
+    assert theirs.config.pad_token_id == tokenizer().role("pad")
+    ids = torch.tensor([[id for id in range(1, 12) if id != theirs.config.pad_token_id]])
+    with torch.no_grad():  # among them all that begin and end a text
+        assert (theirs(ids).logits - ours.head(ours(ids))).abs().max() < 1e-5
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_reads_as_another_model_is_not_written(tmp_path, monkeypatch):
+    make_run(tmp_path / "run", encoder(2), "masked")
+    monkeypatch.setattr(
+        "regard.training.exchange.write_tokenizers", lambda *told: {"pad_token_id": 7}
+    )
+    with pytest.raises(CheckpointError):
+        export_run(tmp_path / "run", tmp_path / "theirs", "roberta")
+    assert names(tmp_path) == ["run"]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("name", "family"), [("marian-en-de", "marian"), ("bart-base", "bart"), ("t5-small", "t5")]
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_translator_is_written_with_a_bias_of_zeros_where_it_has_none(
+    name, family, bias, tmp_path
+):
+    pytest.importorskip("transformers")
+    head = {"head": {"kind": "linear", "bias": bias}} if family != "t5" else {}
+    config = model_config(name, encoder_layers=2, **head)
+    joint = tokenizer()
+    make_run(tmp_path / "run", config, "seq2seq", PairTokenizers(joint, joint))
+    done = export_run(tmp_path / "run", tmp_path / "theirs")
+    assert done.family == family
+    assert done.difference < 1e-5
+    table = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert table["decoder_start_token_id"] == joint.start_id
+
+
+@pytest.mark.parity
+def test_what_transformers_raises_is_said_to_be_its_own(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    make_run(tmp_path / "run")
+
+    def fail(*arguments, **options):
+        raise RuntimeError("no such thing\nand more")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(CheckpointError, match=r"transformers \S+ cannot.*\nRuntimeError: no such"):
+        export_run(tmp_path / "run", tmp_path / "theirs")
+    assert names(tmp_path) == ["run"]
+
+
+@pytest.mark.parity
+def test_a_model_too_large_to_be_compared_is_written_and_that_is_said(
+    tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("regard.training.exchange.memory", lambda device: 1000)
+    make_run(tmp_path / "run")
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(tmp_path / "run"), str(tmp_path / "theirs")])
+    assert not ended.value.code
+    assert "not checked: it needs 0.0 GB of memory" in capsys.readouterr().out
+    assert (tmp_path / "theirs" / "config.json").exists()

@@ -1,6 +1,7 @@
 """Safetensors files: read exactly, written exactly, and refused where anything cannot be true."""
 
 import json
+import os
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -91,7 +92,7 @@ def test_a_tensor_that_was_never_written_is_noticed(tmp_path):
         ({"x": {**FLOATS, "shape": [-2]}}, r"shape \[-2\]"),
         ({"x": {**FLOATS, "shape": [True, 2]}}, "shape"),
         ({"x": {**FLOATS, "shape": [2.0]}}, "shape"),
-        ({"x": {**FLOATS, "shape": [1 << 62, 4], "data_offsets": [0, 1 << 66]}}, "needs"),
+        ({"x": {**FLOATS, "shape": [1 << 62, 4], "data_offsets": [0, 1 << 66]}}, "shape"),
         ({"x": {**FLOATS, "dtype": "F12"}}, "dtype 'F12'"),
         ({"x": {**FLOATS, "dtype": ["F32"]}}, "dtype"),
         ({"x": {"dtype": "F32", "shape": [2]}}, "lacks"),
@@ -203,6 +204,13 @@ def test_a_pickle_is_refused_with_the_way_to_convert_it(tmp_path):
         open_tensors(tmp_path)
     (tmp_path / "pytorch_model.bin").unlink()
     with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
+        open_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_pipe_is_refused_and_not_waited_for(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match=f"cannot read .*{name}: it is no plain file"):
         open_tensors(tmp_path)
 
 

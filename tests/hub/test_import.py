@@ -103,8 +103,16 @@ def test_a_head_that_no_task_trains_says_so(head, tmp_path):
     run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
     assert run.config.task == "none"
     assert run.tokenizer.size == tokenizer().size
-    with pytest.raises(ConfigError, match="no task trains a model with head"):
-        run.generate("the")
+    for ask in (lambda: run.generate("the"), run.evaluate, lambda: run.evaluate("text.txt")):
+        with pytest.raises(ConfigError, match="no task trains a model with head"):
+            ask()
+
+
+def test_a_run_that_was_not_trained_here_is_trained_on_not_resumed(tmp_path):
+    make_foreign(tmp_path / "theirs")
+    regard.import_model(tmp_path / "theirs", tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"regard train DATA train\.start="):
+        regard.resume(tmp_path / "run", "train.steps=5")
 
 
 def test_a_folder_without_a_tokenizer_becomes_a_run_without_one(tmp_path):
@@ -141,12 +149,12 @@ NORM = "model.norm.weight"
     ("change", "problem"),
     [
         (without(NORM), f"{NORM} is missing"),
-        (beside(model__extra__weight=torch.zeros(2)), "model.extra.weight is not known"),
+        (beside(model__extra__weight=torch.zeros(2)), "'model.extra.weight' is not known"),
         (
             beside(model__norm__weight=torch.ones(17)),
-            r"norm.weight has shape \(17,\), the model \(16,\)",
+            r"norm.weight' has shape \(17,\), the model \(16,\)",
         ),
-        (beside(model__norm__weight=torch.ones(16).double()), "norm.weight holds torch.float64"),
+        (beside(model__norm__weight=torch.ones(16).double()), "norm.weight' holds torch.float64"),
         (beside(model__norm__weight=torch.ones(16, 1)), r"shape \(16, 1\)"),
     ],
 )
@@ -202,17 +210,18 @@ def test_a_config_without_a_class_takes_the_one_that_fits(tmp_path):
     assert open_folder(tmp_path / "theirs").config.head == head
 
 
-def test_numbers_of_several_types_become_those_of_most(tmp_path):
+def test_numbers_of_several_types_become_the_widest(tmp_path):
     def mixed(tensors):
         return {n: t if n == NORM else t.to(torch.bfloat16) for n, t in tensors.items()}
 
     make_foreign(tmp_path / "theirs", change=mixed)
+    theirs = load_file(tmp_path / "theirs" / "model.safetensors")
     foreign = import_run(tmp_path / "theirs", tmp_path / "run")
-    assert foreign.dtype == torch.bfloat16
+    assert foreign.dtype == torch.float32
     found = load_file(tmp_path / "run" / "model.safetensors")
-    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+    assert torch.equal(found["decoder.norm.weight"], theirs[NORM])
     run = regard.load(tmp_path / "run", device="cpu")
-    assert {p.dtype for p in run.model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in run.model.parameters()} == {torch.float32}
     assert torch.isfinite(logits(run.model).float()).all()
 
 
@@ -277,7 +286,7 @@ def test_a_name_is_fetched_from_the_hub(tmp_path, monkeypatch):
     make_foreign(tmp_path / "cached")
     asked = {}
 
-    def snapshot_download(name, allow_patterns):
+    def snapshot_download(name, allow_patterns, ignore_patterns):
         asked[name] = allow_patterns
         return str(tmp_path / "cached")
 
@@ -291,7 +300,7 @@ def test_a_name_is_fetched_from_the_hub(tmp_path, monkeypatch):
 def test_a_hub_that_does_not_answer_is_a_clear_error(problem, tmp_path, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
 
-    def snapshot_download(name, allow_patterns):
+    def snapshot_download(name, allow_patterns, ignore_patterns):
         raise problem
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot_download)

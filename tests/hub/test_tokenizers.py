@@ -8,10 +8,13 @@ import torch
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, processors
 
+from hub.runs import make_foreign, model_config
 from regard.api import Run
 from regard.config import RunConfig, build
 from regard.errors import CheckpointError, ConfigError
-from regard.hub.tokenizers import read_tokenizers, write_tokenizers
+from regard.hub.folder import open_folder
+from regard.hub.tokenizers import check_tokenizers, read_tokenizers, write_tokenizers
+from regard.models.build import preset
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import TOKENIZERS, PairTokenizers, Roles, Tokenizer, train_pair, train_tokenizer
 from regard.training.prepare import pair_task, prepare
@@ -159,6 +162,48 @@ def test_no_tokenizer_is_none_and_a_folder_that_cannot_be_written_is_named(tmp_p
     assert read_tokenizers(tmp_path, {"model_type": "vit"}) is None
     with pytest.raises(CheckpointError, match="cannot write"):
         write_tokenizers(learned("char"), tmp_path / "none", {})
+
+
+# Whether a tokenizer is that of its model
+
+
+def beside(folder, library, **config):
+    """A model of 280 ids, and a tokenizer beside it."""
+    make_foreign(folder, model_config(**config))
+    (folder / "tokenizer.json").write_text(library.to_str())
+    return open_folder(folder)
+
+
+def of_size(size, ids=(0,), added=()):
+    vocab = {"<s>": 0, "<unk>": 1} | {f"w{id}": id for id in range(2, size)}
+    library = Library(models.WordLevel(vocab, unk_token="<unk>"))
+    library.add_special_tokens(["<s>", *added])
+    mark = {"id": "<s>", "ids": list(ids), "tokens": ["<s>"] * len(ids)}
+    library.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A $B", [mark])
+    return library
+
+
+def test_a_tokenizer_of_as_many_ids_as_the_model_is_read_and_an_added_pad_may_lie_above(tmp_path):
+    assert beside(tmp_path / "all", of_size(280)).tokenizers.highest == 279
+    found = beside(tmp_path / "pad", of_size(280, added=["[PAD]"]))
+    assert (found.tokenizers.size, found.tokenizers.highest) == (281, 279)
+
+
+@pytest.mark.parametrize(
+    ("library", "id"), [(of_size(281), 280), (of_size(280, [0, 5000]), 5000)], ids=["text", "frame"]
+)
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, library, id):
+    with pytest.raises(CheckpointError, match=f"it gives id {id}, and the model has 280"):
+        beside(tmp_path / "theirs", library)
+
+
+def test_each_side_of_a_pair_is_held_against_its_own_table(tmp_path):
+    small, large = (Tokenizer(of_size(size)) for size in (20, 30))
+    config = preset("transformer-base", vocab_size=20, source_vocab_size=30)
+    assert check_tokenizers(PairTokenizers(large, small), config, tmp_path)
+    for source, target in ((small, large), (large, large)):
+        with pytest.raises(CheckpointError, match="it gives id 29, and the model has 20"):
+            check_tokenizers(PairTokenizers(source, target), config, tmp_path)
 
 
 # What models are handed

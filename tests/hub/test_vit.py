@@ -8,13 +8,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import regard
+from regard.config import make
 from regard.errors import ConfigError
 from regard.hub import HUB
 from regard.hub.config import read_as, write_config
 from regard.hub.folder import all_rules, open_folder
 from regard.hub.rules import outward
-from regard.hub.vit import NEWER
+from regard.hub.vit import NEWER, image_task
 from regard.models.build import weights
+from regard.tasks import TASKS
 
 pytestmark = pytest.mark.parity
 
@@ -138,7 +140,9 @@ def _column(values):
     ("fields", "said"),
     [
         ({"qkv_bias": False}, "qkv_bias=False is not supported"),
-        ({"image_size": [24, 32]}, "square"),
+        ({"image_size": [24, 32]}, "equal whole numbers"),
+        ({"image_size": float("inf")}, "equal whole numbers"),
+        ({"patch_size": 16.5}, "equal whole numbers"),
         ({"pooler_output_size": 7}, "pooler_output_size=7"),
         ({"patch_size": 5}, "patch=5 must divide image_size=224"),
         ({"hidden_act": "snake"}, "activation 'snake'"),
@@ -147,3 +151,61 @@ def _column(values):
 def test_what_we_do_not_have_is_refused(fields, said):
     with pytest.raises(ConfigError, match=said):
         read_as(HUB["vit"], {"model_type": "vit", **fields})
+
+
+# What becomes of colours and classes
+
+COLOURS = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+NAMES = {"id2label": {"1": "dog", "0": "cat"}}
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        {},
+        COLOURS,
+        {"image_mean": 0.4, "image_std": 0.3},
+        COLOURS | {"do_normalize": False},
+        COLOURS | {"rescale_factor": 1 / 127.5},
+        {"do_rescale": False, "image_mean": [120, 110, 100], "image_std": [50, 60, 70]},
+        {"do_rescale": False, "do_normalize": False},
+    ],
+    ids=str,
+)
+def test_colours_are_scaled_as_by_their_own_processor(processor):
+    import transformers
+
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, 8, 8), dtype=np.uint8)
+    theirs = transformers.ViTImageProcessor(**processor, do_resize=False)
+    wanted = theirs(list(torch.from_numpy(images)), return_tensors="pt")["pixel_values"]
+    task = make(image_task(NAMES, processor, 3), TASKS, "task")
+    assert torch.allclose(task.normal(torch.from_numpy(images)), wanted.float(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("processor", "said"),
+    [
+        ({"image_mean": "x"}, "image_mean='x' must be a number for each of 3"),
+        ({"image_mean": [0.5]}, "image_mean"),
+        ({"image_mean": [0.5, 0.5, float("nan")]}, "image_mean"),
+        ({"image_std": [1, 1, float("inf")]}, "image_std"),
+        ({"image_std": [1, 1, 10**400]}, "image_std"),
+        ({"image_std": [True] * 3}, "image_std"),
+        ({"image_std": [1, 1, 0]}, "must be above 0"),
+        ({"rescale_factor": 0}, "must be above 0"),
+        ({"rescale_factor": "1/255"}, "rescale_factor='1/255'"),
+        ({"do_normalize": "no"}, "do_normalize='no' must be true or false"),
+        ({"do_center_crop": True}, "do_center_crop=true is not supported"),
+    ],
+)
+def test_colours_that_make_no_sense_are_refused(processor, said):
+    with pytest.raises(ConfigError, match=said):
+        image_task(NAMES, processor, 3)
+
+
+def test_classes_are_named_by_their_numbers():
+    assert image_task(NAMES, {}, 3)["names"] == ["cat", "dog"]
+    assert image_task({"num_labels": 3}, {}, 3)["names"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    for labels in (["cat", "dog"], {"0": "cat", "5": "dog"}, {"a": "cat"}):
+        with pytest.raises(ConfigError, match="id2label must be a table"):
+            image_task({"id2label": labels}, {}, 3)

@@ -45,11 +45,12 @@ def export(
                 "family": done.family,
                 "class": done.architecture,
                 "difference": done.difference,
+                "unchecked": done.unchecked,
             }
         )
         return
     print(f"{done.path}: {done.family}, {done.architecture}")
     if done.difference is None:
-        print("not checked: transformers is not installed, or opens no such model by itself")
+        print(f"not checked: {done.unchecked}")
     else:
         print(f"checked: transformers computes the same, to {done.difference:.1e}")

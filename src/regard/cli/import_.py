@@ -56,5 +56,5 @@ def import_(
     shown = {**facts, "parameters": f"{parameters:,}"}
     for line in aligned([(name, str(value)) for name, value in shown.items()]):
         print(line)
-    if foreign.task == "causal":
+    if foreign.task == "causal" and foreign.tokenizers is not None:
         say(f"\ntry: regard generate {run} 'Once upon a time'")

@@ -1,16 +1,11 @@
 """BART (Lewis et al. 2020), whose layers and their names are also Marian's."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.rules import Rule, renamed
+from regard.hub.rules import Rule, Wrapped, renamed
 
 LAYER = {
     "self_attn.q_proj": "attention.query",
@@ -75,19 +70,6 @@ HEADS = {
 EQUAL = ("ffn_dim", "attention_heads")  # the two sides have the same
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A vector that they keep as a matrix of one row."""
-
-    def split(self, theirs: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-        """Ours."""
-        return [theirs.squeeze(0)]
-
-    def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Theirs."""
-        return ours[0].unsqueeze(0)
-
-
 def rules(config: Any) -> list[Rule]:
     """The names of both sides and of the head."""
     sides = [
@@ -103,7 +85,7 @@ def rules(config: Any) -> list[Rule]:
         *renamed(tables),
         *sides,
         Rule("lm_head.weight", "head.weight"),
-        Rule("final_logits_bias", "head.bias", Row()),
+        Rule("final_logits_bias", "head.bias", Wrapped()),
         *renamed(HEADS.get(kind_of(config.head)[0], {})),
     ]
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.config import kind_of
 from regard.errors import CheckpointError
+from regard.models.build import count_parameters
 from regard.nn.state import Source
 
 LARGEST = 1e-3  # difference of float32 outputs of a size up to 10 that the order of sums explains
@@ -38,26 +39,42 @@ AUTO = {  # the class of transformers that opens any model of this shape and wit
 OUTPUTS = {"none": "last_hidden_state", "pooled": "pooler_output"}  # of all others: logits
 
 
-def compare(folder: Path, config: Any, load: Callable[[], nn.Module]) -> float | None:
-    """The largest difference of the outputs for random input; None where there is nobody to ask.
+def obstacle(config: Any, free: int) -> str | None:
+    """Why `compare` cannot be asked about such a model, where so many bytes of memory are free."""
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        return "transformers is not installed"
+    if _kind(config) not in AUTO:
+        return "transformers opens no such model by itself"
+    needed = 2 * 4 * count_parameters(config)  # two models in float32
+    if needed > free:
+        return f"it needs {needed / 1e9:,.1f} GB of memory, {free / 1e9:,.1f} GB are free"
+    return None
+
+
+def compare(folder: Path, config: Any, load: Callable[[], nn.Module]) -> float:
+    """The largest difference of the outputs for random input.
 
     `load` makes the model that was written to the folder.
     """
-    shape, kind = getattr(config, "shape", "images"), kind_of(config.head)[0]
-    try:
-        import transformers
-    except ImportError:
-        return None
-    if (shape, kind) not in AUTO:
-        return None
-    with _quiet(transformers):
-        opener = getattr(transformers, AUTO[shape, kind])
-        theirs = opener.from_pretrained(folder, dtype=torch.float32).eval()
+    import transformers
+
+    shape, kind = _kind(config)
     model: Any = load().float().eval()
-    given, read = _inputs(config, shape, theirs.config)
-    with torch.no_grad():
-        output, wanted = theirs(**given), model.head(read(model))
-    found = _outputs(output, kind)
+    with _quiet(transformers), torch.no_grad():
+        try:
+            opener = getattr(transformers, AUTO[shape, kind])
+            theirs = opener.from_pretrained(folder, dtype=torch.float32).eval()
+            given, read = _inputs(config, shape, theirs.config)
+            found = _outputs(theirs(**given), kind)
+        except Exception as error:  # theirs to know which
+            why = str(error).strip().splitlines() or [""]
+            raise CheckpointError(
+                f"transformers {transformers.__version__} cannot use the exported folder, so "
+                f"nothing was written:\n{type(error).__name__}: {why[0]}"
+            ) from error
+        wanted = model.head(read(model))
     difference = float((found - wanted).abs().max()) if found.shape == wanted.shape else torch.inf
     if not difference <= LARGEST * max(1.0, float(wanted.abs().max()) / 10):
         raise CheckpointError(
@@ -65,6 +82,10 @@ def compare(folder: Path, config: Any, load: Callable[[], nn.Module]) -> float |
             f"are off by {difference:.2g}; nothing was written"
         )
     return difference
+
+
+def _kind(config: Any) -> tuple[str, str]:
+    return getattr(config, "shape", "images"), kind_of(config.head)[0]
 
 
 def _inputs(config: Any, shape: str, theirs: Any) -> tuple[dict[str, Tensor], Any]:

@@ -3,12 +3,14 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from regard.config import Choice, kind_of, merge, to_table
 from regard.errors import ConfigError, unknown
 from regard.hub import HUB
-from regard.hub.family import Family, Table
+from regard.hub.family import MOST_LAYERS, Family, Table
+from regard.hub.files import quoted
 from regard.hub.rope import in_halves
 from regard.models.build import family_of, resolve
 from regard.models.presets import ModelConfig
@@ -30,8 +32,10 @@ UNSUPPORTED = {  # model_type, and what is missing
 }
 INERT = {"init", "dropout", "attention_dropout", "ffn_dropout"}  # of training, not of the model
 CHOICES: dict[str, Mapping[str, Any]] = {"position": POSITIONS, "score": SCORES, "head": HEADS}
+DEPTHS = ("layers", "encoder_layers")
 FAR = 100  # how many differences another shape is worth, or a family that could not read it
-READING = (KeyError, TypeError, ValueError, AttributeError)  # what a strange table can cause
+# What a strange table can cause.
+READING = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 def read_config(table: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
@@ -51,25 +55,31 @@ def read_as(family: Family, table: Mapping[str, Any], architecture: str | None =
     theirs = {**family.defaults, **table}
     for key, reason in REFUSED.items():
         if theirs.get(key):
-            raise ConfigError(f"{key}={theirs[key]!r} is not supported: {reason}")
+            raise ConfigError(f"{key}={quoted(theirs[key])} is not supported: {reason}")
     for key, values in family.only.items():
         allowed = values if isinstance(values, tuple) else (values,)
         if key in theirs and theirs[key] not in allowed:
             known = " or ".join(map(repr, allowed))
             raise ConfigError(
-                f"{key}={theirs[key]!r} is not supported: of {family.name} there is {known} only"
+                f"{key}={quoted(theirs[key])} is not supported: "
+                f"of {family.name} there is {known} only"
             )
     if missing := [key for key in family.fields if key not in theirs]:
         raise ConfigError(f"config.json of a {family.name} has no {', '.join(missing)}")
     ours = {name: theirs[key] for key, name in family.fields.items()}
+    for key, name in family.fields.items():
+        value = theirs[key]
+        if name in DEPTHS and isinstance(value, int | float) and value > MOST_LAYERS:
+            raise ConfigError(f"{key}={quoted(value)} is not supported: at most {MOST_LAYERS:,}")
     try:
         ours = merge(merge(ours, family.always), family.read(theirs))
         ours["head"] = _head(family, theirs, architecture)
+        return simplest(resolve({"family": family.model, **ours}))
     except ConfigError:
         raise
     except READING as error:
-        raise ConfigError(f"config.json is not one of a {family.name}: {error!r}") from None
-    return simplest(resolve({"family": family.model, **ours}))
+        what = f"{type(error).__name__}: {quoted(str(error))}"
+        raise ConfigError(f"config.json is not one of a {family.name}: {what}") from None
 
 
 def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family, Table]:
@@ -104,9 +114,10 @@ def equivalents(config: Any) -> Iterator[Any]:
     if not hasattr(config, "position"):
         yield config
         return
-    yield in_halves(config)
-    if config.bias is not True:
-        yield replace(in_halves(config), bias=True)
+    kind, options = kind_of(config.head)
+    heads = [config.head] + [{"kind": kind, **options, "bias": True}] * (kind == "linear")
+    for bias, head in product(dict.fromkeys((config.bias, True)), heads):
+        yield replace(in_halves(config), bias=bias, head=head)
 
 
 def simplest(config: Any) -> Any:
@@ -145,7 +156,10 @@ def _plain(choice: Choice, parts: Mapping[str, Any]) -> Choice:
 
 
 def _head(family: Family, theirs: Table, architecture: str | None) -> Choice:
-    name = architecture or next(iter(theirs.get("architectures") or family.heads))
+    named = theirs.get("architectures") or list(family.heads)
+    if not isinstance(named, list):
+        raise ConfigError(f"architectures={quoted(named)} is not a list of names")
+    name = architecture or named[0]
     if name not in family.heads:
         raise ConfigError(unknown(f"class of a {family.name}", str(name), family.heads))
     choice = family.heads[name]

@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 from regard.errors import CheckpointError
+from regard.hub.files import conversion
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.spm", "merges*"]
+UNWANTED = ["*/*", "consolidated*"]  # the same weights once more, in forms of other libraries
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -22,9 +24,16 @@ def fetch(name: str) -> Path:
             "pip install huggingface_hub"
         ) from None
     try:
-        return Path(snapshot_download(name, allow_patterns=WANTED))
+        found = snapshot_download(name, allow_patterns=WANTED, ignore_patterns=UNWANTED)
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"no folder at {name}, and it cannot be fetched from the hub: {reason}"
         ) from None
+    folder = Path(found)
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            f"{name} has no safetensors on the hub; a pickle, which can run any code, is not read;"
+            f"\n{conversion(folder, name)}"
+        )
+    return folder

@@ -9,6 +9,7 @@ from regard.errors import ConfigError
 from regard.hub.rules import Rule
 
 Table = dict[str, Any]
+MOST_LAYERS = 10_000  # beyond that nobody has built a model, and a file is out to harm
 
 ACTIVATIONS = {  # theirs to ours; the first of several is what is written
     "gelu_new": "gelu_tanh",

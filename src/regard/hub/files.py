@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import CheckpointError
+from regard.text.untrusted import open_file, read_text
 
 DTYPES: dict[str, torch.dtype] = {
     "F32": torch.float32,
@@ -37,6 +38,8 @@ DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")  # how the files of weights end that are not read
+MOST_AXES = 8  # of a tensor
 LONGEST_HEADER = 100_000_000  # bytes; that of a model of a trillion weights has a few million
 CHUNK = 1 << 23  # bytes copied at a time
 
@@ -63,8 +66,7 @@ class Tensors:
         self.entries = dict(entries)
 
     def __enter__(self) -> Self:
-        paths = {entry.path for entry in self.entries.values()}
-        self._handles = {path: os.open(path, os.O_RDONLY) for path in paths}
+        self._handles: dict[Path, int] = {}
         return self
 
     def __exit__(
@@ -100,12 +102,20 @@ class Tensors:
         return same and all(a == b for a, b in pairs)
 
     def _fill(self, entry: Entry, done: int, target: memoryview) -> None:
-        handle, at = self._handles[entry.path], entry.start + done
-        while len(target):
-            got = os.preadv(handle, [target[: 1 << 30]], at)  # the system reads no more at once
-            if not got:
-                raise CheckpointError(f"{entry.path} became shorter while it was read")
-            target, at = target[got:], at + got
+        path, at = entry.path, entry.start + done
+        try:
+            if path not in self._handles:
+                self._handles[path] = os.open(path, os.O_RDONLY)
+            while len(target):
+                piece = target[: 1 << 30]  # the system reads no more at once
+                got = os.preadv(self._handles[path], [piece], at)
+                if not got:
+                    raise CheckpointError(f"{path} became shorter while it was read")
+                target, at = target[got:], at + got
+        except CheckpointError:
+            raise
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
@@ -116,8 +126,8 @@ def as_bytes(tensor: Tensor) -> memoryview:
 def read_header(path: Path) -> dict[str, Entry]:
     """What a safetensors file says it holds, if all of it can be true."""
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
             (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
             if length > min(size - 8, LONGEST_HEADER):
                 raise _damaged(path, f"a header of {length:,} bytes in a file of {size:,}")
@@ -139,7 +149,7 @@ def read_header(path: Path) -> dict[str, Entry]:
     for name, entry in sorted(entries.items(), key=lambda each: (each[1].start, each[1].size)):
         if entry.start != end:
             what = "overlaps another" if entry.start < end else "leaves a gap before it"
-            raise _damaged(path, f"tensor {name!r} {what}")
+            raise _damaged(path, f"tensor {quoted(name)} {what}")
         end += entry.size
     if end != size:
         raise _damaged(path, f"it has {size:,} bytes and should have {end:,}")
@@ -153,21 +163,61 @@ def open_tensors(folder: Path) -> Tensors:
         return Tensors(read_header(single))
     if index.exists():
         return Tensors(_shards(folder, index))
-    if pickles := sorted(folder.glob("*.bin")):
-        raise CheckpointError(
-            f"{pickles[0]} is a pickle, which can run any code and is not read;\nconvert it where "
-            f"you trust it: transformers.AutoModel.from_pretrained({str(folder)!r})"
-            '.save_pretrained("NEW", safe_serialization=True)'
-        )
+    if pickles := sorted(path for path in folder.glob("*") if path.suffix in PICKLES):
+        raise pickled(pickles[0])
     raise CheckpointError(f"no weights in {folder}: there is no model.safetensors")
+
+
+def pickled(path: Path) -> CheckpointError:
+    """What to say of a file of pickled weights."""
+    return CheckpointError(
+        f"{path} is a pickle, which can run any code and is not read;\n{conversion(path.parent)}"
+    )
+
+
+def conversion(folder: Path, name: str | None = None) -> str:
+    """How to make safetensors of the pickles in a folder, or of this name on the hub."""
+    try:
+        named = read_json(folder / "config.json").get("architectures")
+    except CheckpointError:
+        named = None
+    first = named[0] if isinstance(named, list) and named else None
+    model = first if isinstance(first, str) and first.isidentifier() else "AutoModel"
+    convert = f'.from_pretrained({(name or str(folder))!r}).save_pretrained("NEW")'
+    return (
+        "convert it where you trust it, and import NEW:\n"
+        f"  from transformers import AutoTokenizer, {model}\n"
+        f"  {model}{convert}\n"
+        f"  AutoTokenizer{convert}"
+    )
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something at a path, which may not even be one."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise CheckpointError(f"cannot look at {quoted(str(path))}: {error.strerror}") from None
+
+
+def quoted(value: object, most: int = 100) -> str:
+    """Something that stands in somebody else's file, fit for a terminal: plain and not too long.
+
+    >>> quoted("one" * 100, 20)
+    "'oneoneone…neoneone'"
+    """
+    text = ascii(value)
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A table from a JSON file that somebody else wrote."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(read_text(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}") from None
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -181,17 +231,18 @@ def _shards(folder: Path, index: Path) -> dict[str, Entry]:
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map")
-    entries: dict[str, Entry] = {}
-    for shard in dict.fromkeys(places.values()):
+    for shard in places.values():
         beside = isinstance(shard, str) and Path(shard).name == shard and "\\" not in shard
         if not beside or not shard.endswith(".safetensors"):
-            raise CheckpointError(f"{index} names {shard!r}, which is no file beside it")
+            raise CheckpointError(f"{index} names {quoted(shard)}, which is no file beside it")
+    entries: dict[str, Entry] = {}
+    for shard in dict.fromkeys(places.values()):
         for name, entry in read_header(folder / shard).items():
             if name in entries:
-                raise CheckpointError(f"{folder}: two shards hold a tensor {name!r}")
+                raise CheckpointError(f"{folder}: two shards hold a tensor {quoted(name)}")
             entries[name] = entry
     if missing := [name for name in places if name not in entries]:
-        raise CheckpointError(f"{index} promises {missing[0]!r}, which no shard holds")
+        raise CheckpointError(f"{index} promises {quoted(missing[0])}, which no shard holds")
     return entries
 
 
@@ -200,16 +251,20 @@ def _entry(path: Path, name: str, facts: Any, begin: int) -> Entry:
         dtype, shape = facts["dtype"], facts["shape"]
         first, last = facts["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise _damaged(path, f"tensor {name!r} lacks dtype, shape or data_offsets") from None
+        what = f"tensor {quoted(name)} lacks dtype, shape or data_offsets"
+        raise _damaged(path, what) from None
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(
-            f"{path}: tensor {name!r} has dtype {dtype!r}; known: {', '.join(DTYPES)}"
+            f"{path}: tensor {quoted(name)} has dtype {quoted(dtype)}; known: {', '.join(DTYPES)}"
         )
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in (*shape, first)):
-        raise _damaged(path, f"tensor {name!r} has shape {shape!r}, offsets {first!r}, {last!r}")
+    offsets = f"offsets {quoted(first)}, {quoted(last)}"
+    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in (*shape, first))
+    # As if an empty axis had one number: the library computes with the others all the same.
+    if not whole or len(shape) > MOST_AXES or math.prod(n or 1 for n in shape) >= 1 << 59:
+        raise _damaged(path, f"tensor {quoted(name)} has shape {quoted(shape)}, {offsets}")
     size = math.prod(shape) * DTYPES[dtype].itemsize
-    if type(last) is not int or last - first != size or size >= 1 << 62:
-        raise _damaged(path, f"tensor {name!r} needs {size:,} bytes, not {first!r} to {last!r}")
+    if type(last) is not int or last - first != size:
+        raise _damaged(path, f"tensor {quoted(name)} needs {size:,} bytes, {offsets}")
     return Entry(path, DTYPES[dtype], torch.Size(shape), begin + first)
 
 

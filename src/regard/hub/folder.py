@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,18 @@ from regard.errors import CheckpointError, ConfigError
 from regard.hub import llama2c
 from regard.hub.config import read_as, read_config
 from regard.hub.family import Family, Table
-from regard.hub.files import Tensors, open_tensors, read_json
+from regard.hub.files import (
+    PICKLES,
+    Tensors,
+    exists,
+    open_tensors,
+    pickled,
+    quoted,
+    read_json,
+)
 from regard.hub.rules import Move, Plan, Rule, inward, matches, outward
 from regard.hub.stream import Shapes, bring, parts
-from regard.hub.tokenizers import read_tokenizers
+from regard.hub.tokenizers import check_tokenizers, read_tokenizers
 from regard.models.build import hollow, weights
 from regard.models.presets import ModelConfig
 from regard.text import PairTokenizers, Tokenizer
@@ -47,12 +56,9 @@ class Foreign:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of its numbers: where there are several, that of most bytes."""
-        sizes = dict.fromkeys(WEIGHTS, 0)
-        for move in self.plan.moves:
-            entry = self.tensors.entries[move.theirs]
-            sizes[entry.dtype] += entry.size
-        return max(sizes, key=lambda dtype: sizes[dtype])
+        """The type of its numbers: where there are several, the one that holds them all."""
+        dtypes = (self.tensors.entries[move.theirs].dtype for move in self.plan.moves)
+        return reduce(torch.promote_types, dtypes)
 
     @property
     def task(self) -> str:
@@ -77,28 +83,48 @@ class Foreign:
 
     def _check_copies(self) -> None:
         for name, original in self.plan.copies.items():
-            if not self.tensors.equal(name, original):
-                raise CheckpointError(
-                    f"{self.path}: {name} and {original} should be one and the same tensor, and "
-                    'differ;\nif they are two, say so in config.json: "tie_word_embeddings": false'
-                )
+            if self.tensors.equal(name, original):
+                continue
+            tied = self.plan.tied & {name, original} and "tie_word_embeddings" in self.family.fields
+            way_out = ';\nif they are two, say so in config.json: "tie_word_embeddings": false'
+            raise CheckpointError(
+                f"{self.path}: {quoted(name)} and {quoted(original)} should be one and the same "
+                f"tensor, and differ{way_out if tied else ''}"
+            )
 
 
 def is_foreign(path: Path) -> bool:
     """Whether a path holds a checkpoint of another library rather than a run."""
-    try:
-        table = read_json(path / "config.json")
-    except CheckpointError:
-        table = {}
+    table = _described(path)
     return "model_type" in table or ("train" not in table and llama2c.find(path) is not None)
+
+
+def _described(path: Path) -> Table:
+    """What config.json says, where there is one."""
+    try:
+        return read_json(path / "config.json")
+    except CheckpointError:
+        return {}
+
+
+def _legacy(path: Path) -> Path | None:
+    """The file of llama2.c that is meant, where no config.json beside it speaks of another."""
+    if path.is_dir():
+        return None if "model_type" in _described(path) else llama2c.find(path)
+    found = llama2c.find(path)
+    if found is None and path.suffix in PICKLES:
+        raise pickled(path)
+    if found is None:
+        raise CheckpointError(f"{path} is one file of a checkpoint; give its folder: {path.parent}")
+    return found
 
 
 def open_folder(path: Path | str) -> Foreign:
     """Open a checkpoint; nothing is loaded before everything is known to fit."""
     path = Path(path)
-    if not path.exists():
+    if not exists(path):
         raise CheckpointError(f"no folder at {path}")
-    legacy = llama2c.find(path)
+    legacy = _legacy(path)
     folder = path if path.is_dir() else path.parent
     if legacy is None:
         table = read_json(path / "config.json")
@@ -118,7 +144,7 @@ def open_folder(path: Path | str) -> Foreign:
         tensors=tensors,
         plan=plan,
         shapes=shapes,
-        tokenizers=read_tokenizers(folder, table),
+        tokenizers=check_tokenizers(read_tokenizers(folder, table), config, folder),
     )
 
 
@@ -171,7 +197,8 @@ def _planned(
         for part in move.ours
     }
     problems = [f"{names.get(name, name)} is missing" for name in plan.missing]
-    problems += [f"{name} is not known" for name in plan.unknown if not _ignored(family, name)]
+    unknown = (name for name in plan.unknown if not _ignored(family, name))
+    problems += [f"{quoted(name)} is not known" for name in unknown]
     misfits = (_misfit(move, tensors, shapes) for move in plan.moves)
     return problems + [problem for problem in misfits if problem is not None], shapes, plan
 
@@ -185,7 +212,7 @@ def _misfit(move: Move, tensors: Tensors, shapes: Shapes) -> str | None:
     """What is wrong with the type or the shape of one of their tensors."""
     entry, wanted = tensors.entries[move.theirs], [shapes[name] for name in move.ours]
     if entry.dtype not in WEIGHTS:
-        return f"{move.theirs} holds {entry.dtype}, not float32, bfloat16 or float16"
+        return f"{quoted(move.theirs)} holds {entry.dtype}, not float32, bfloat16 or float16"
     empty = torch.empty(entry.shape, device="meta")
     try:
         found = [part.shape for part in move.layout.split(empty, wanted)]
@@ -194,7 +221,7 @@ def _misfit(move: Move, tensors: Tensors, shapes: Shapes) -> str | None:
     if found == wanted:
         return None
     theirs = move.layout.join([torch.empty(shape, device="meta") for shape in wanted]).shape
-    return f"{move.theirs} has shape {tuple(entry.shape)}, the model {tuple(theirs)}"
+    return f"{quoted(move.theirs)} has shape {tuple(entry.shape)}, the model {tuple(theirs)}"
 
 
 def _fitting(family: Family, table: Mapping[str, Any], tensors: Tensors) -> Any | None:

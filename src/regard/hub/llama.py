@@ -6,6 +6,7 @@ from typing import Any
 from regard.config import Choice
 from regard.errors import ConfigError
 from regard.hub.family import Family, Table, gate_name, gated
+from regard.hub.files import quoted
 from regard.hub.rope import read_rotary, write_rotary
 from regard.hub.rules import Rule, renamed
 
@@ -96,19 +97,32 @@ def write(config: Any) -> Table:
 
 def read_windows(theirs: Table, kinds: list[str]) -> Table:
     """How far the layers see, from `layer_types` or, where it is not given, from `kinds`."""
-    kinds = theirs.get("layer_types") or kinds
-    window = theirs.get("sliding_window")
+    kinds, window = check_kinds(theirs) or kinds, theirs.get("sliding_window")
     full = [number for number, kind in enumerate(kinds) if kind == FULL]
     if window is None or len(full) == len(kinds):
         return {"window": None}
     if not full:
         return {"window": window}
     every = full[0] + 1
-    if {*kinds} - {WINDOWED, FULL} or full != list(range(every - 1, len(kinds), every)):
+    if full != list(range(every - 1, len(kinds), every)):
         raise ConfigError(
-            f"layer_types={kinds} is not supported: every n-th layer may see everything"
+            f"layer_types={quoted(kinds)} is not supported: every n-th layer may see everything"
         )
     return {"window": window, "global_every": every}
+
+
+def check_kinds(theirs: Table) -> list[str] | None:
+    """`layer_types`, where they are given: a kind for every layer."""
+    kinds, layers = theirs.get("layer_types"), theirs["num_hidden_layers"]
+    if kinds is None:
+        return None
+    known = isinstance(kinds, list) and all(kind in (WINDOWED, FULL) for kind in kinds)
+    if not known or len(kinds) != layers:
+        raise ConfigError(
+            f"layer_types={quoted(kinds)} is not supported: a list of {WINDOWED!r} or {FULL!r} "
+            f"for each of the {layers} layers"
+        )
+    return kinds
 
 
 def write_windows(config: Any) -> Table:
@@ -138,6 +152,7 @@ def _write_llama(config: Any) -> Table:
 
 def _read_qwen(theirs: Table) -> Table:
     layers, first = theirs["num_hidden_layers"], theirs["max_window_layers"]
+    check_kinds(theirs)
     if not theirs["use_sliding_window"]:
         return {**read(theirs), "window": None}
     kinds = [WINDOWED if number >= first else FULL for number in range(layers)]

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from regard.errors import CheckpointError
-from regard.hub.family import Family
-from regard.hub.files import Entry, Tensors
+from regard.hub.family import MOST_LAYERS, Family
+from regard.hub.files import Entry, Tensors, exists
 from regard.hub.rules import Rule, renamed
 from regard.models.transformer import TransformerConfig
 
@@ -49,8 +49,14 @@ LLAMA2C = Family(
 
 def find(path: Path) -> Path | None:
     """The file of this layout that `path` is, or that lies in it."""
+    if not exists(path):
+        return None
     candidates = sorted(path.glob("*.bin")) if path.is_dir() else [path]
-    return next((each for each in candidates if each.is_file() and _header(each)), None)
+    found = [each for each in candidates if each.is_file() and _header(each)]
+    if len(found) > 1:
+        listed = ", ".join(each.name for each in found)
+        raise CheckpointError(f"{path} holds several models of llama2.c; name one: {listed}")
+    return found[0] if found else None
 
 
 def open_file(path: Path) -> tuple[TransformerConfig, Tensors]:
@@ -116,7 +122,7 @@ def _header(path: Path) -> tuple[int, ...] | None:
     header = HEADER.unpack(content)
     dim, _, layers, heads, kv_heads, vocab_size, _ = header
     positive = (*header[:5], abs(vocab_size), header[6])
-    if not all(0 < number < LARGEST for number in positive) or layers > 10_000:
+    if not all(0 < number < LARGEST for number in positive) or layers > MOST_LAYERS:
         return None
     if dim % heads or heads % kv_heads:
         return None

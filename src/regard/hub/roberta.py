@@ -1,12 +1,22 @@
-"""RoBERTa (Liu et al. 2019): BERT's layers, other heads, and positions counted from another row."""
+"""RoBERTa (Liu et al. 2019): BERT's layers, other heads, and positions counted from another row.
 
+The first position has the row after the one of pad_token_id. Who pads with another id must count
+from another row; a model of ours is written with rows taken away or put before, which changes
+nothing that it computes.
+"""
+
+from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from regard.config import kind_of
 from regard.hub import bert
 from regard.hub.family import Family, Table
 from regard.hub.rules import Rule, renamed
 
+POSITIONS = bert.TABLES["embeddings.position_embeddings"] + ".weight"
 HEADS = {
     "pooled": {"pooler.dense": "head.pool", "roberta.pooler.dense": "head.pool"},
     "masked": {
@@ -39,6 +49,19 @@ def _write(ours: Any) -> Table:
         "max_position_embeddings": ours.context + offset,
         "pad_token_id": offset - 1,
     }
+
+
+def counted_after(ours: Any, pad: int) -> Any:
+    """The same model, but for the rows that are never looked at: one for each id up to `pad`."""
+    return replace(ours, position={"kind": "learned", "offset": pad + 1})
+
+
+def recounted(ours: Any, pad: int, name: str, tensor: Tensor) -> Tensor:
+    """One of its tensors for that model."""
+    if name != POSITIONS:
+        return tensor
+    used = tensor[kind_of(ours.position)[1].get("offset", 0) :]
+    return torch.cat((used.new_zeros(pad + 1, used.shape[1]), used))
 
 
 ROBERTA = Family(

@@ -62,6 +62,19 @@ class ByHead:
         return torch.stack([each.unflatten(0, (self.heads, -1)) for each in ours], 1).flatten(0, 2)
 
 
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """One tensor with an axis of length 1 before the others: a row, or a batch of one."""
+
+    def split(self, theirs: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+        """Ours."""
+        return [theirs.squeeze(0)]
+
+    def join(self, ours: Sequence[Tensor]) -> Tensor:
+        """Theirs."""
+        return ours[0].unsqueeze(0)
+
+
 PLAIN = Stacked()
 TRANSPOSED = Stacked(transposed=True)
 
@@ -115,6 +128,7 @@ class Plan:
     missing: list[str]  # ours that nothing fills
     unknown: list[str] = field(default_factory=list)  # theirs that fill nothing of the model
     copies: dict[str, str] = field(default_factory=dict)  # theirs, to the one that is the same
+    tied: set[str] = field(default_factory=set)  # theirs that an alias of ours leads to
 
 
 def inward(
@@ -132,8 +146,10 @@ def inward(
             found = pattern.fullmatch(name)
             if found is None:
                 continue
-            full = (_filled(part, found.groupdict()) for part in rule.parts)
+            full = tuple(_filled(part, found.groupdict()) for part in rule.parts)
             parts = tuple((aliases or {}).get(part, part) for part in full)
+            if parts != full:
+                plan.tied.add(name)
             if parts in filled:
                 plan.copies[name] = filled[parts]
                 break

@@ -49,7 +49,8 @@ def send(
 ) -> None:
     """Write their tensors into a folder, in several files where they are many.
 
-    What `tensors` lacks is a bias of zeros. `change` may reorder each of ours before.
+    What `tensors` lacks, being known to fit the model, is a bias of zeros that only the other
+    library has. `change` may reorder each of ours before.
     """
     dtype = next(iter(tensors.entries.values())).dtype
     forms: dict[str, Form] = {}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import CheckpointError, ConfigError
+from regard.models.transformer import TransformerConfig
 from regard.text import PairTokenizers, Tokenizer
 from regard.text.foreign import CLS, EOS, framed, load_folder
 from regard.text.pairs import JOINT, TARGET
@@ -33,6 +34,30 @@ def read_tokenizers(folder: Path, config: Table) -> Tokenizer | PairTokenizers |
         str(name).endswith("EncoderModel") for name in config.get("architectures") or ()
     )
     return PairTokenizers(found, found) if writes and not only_reads else found
+
+
+def check_tokenizers(
+    tokenizers: Tokenizer | PairTokenizers | None, config: Any, folder: Path
+) -> Tokenizer | PairTokenizers | None:
+    """Them again, if the model has a vector for every id that they make of a text.
+
+    A special token that no text becomes may lie above, as a [PAD] that was added later does.
+    """
+    if tokenizers is None or not isinstance(config, TransformerConfig):
+        return tokenizers
+    size = config.vocab_size
+    if isinstance(tokenizers, Tokenizer):
+        sides = [(tokenizers, size)]
+    else:
+        source = tokenizers.source, config.source_vocab_size or size
+        sides = [source, (tokenizers.target, size)]
+    for side, size in sides:
+        if side.highest >= size:
+            raise CheckpointError(
+                f"{folder}: the tokenizer is not that of the model: it gives id {side.highest}, "
+                f"and the model has {size} (0 to {size - 1})"
+            )
+    return tokenizers
 
 
 def write_tokenizers(tokenizers: Tokenizer | PairTokenizers, folder: Path, config: Table) -> Table:

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.hub.family import Family, Table, activation, activation_name
+from regard.hub.files import quoted
 from regard.hub.rules import Rule, renamed
 
 FIELDS = {
@@ -90,9 +91,9 @@ def _side(theirs: Table, key: str) -> int:
     """Height and width, which may be given as one number or as two."""
     value = theirs[key]
     sides = set(value if isinstance(value, list | tuple) else [value])
-    if len(sides) != 1:
-        raise ConfigError(f"{key}={value} is not supported: images and patches are square here")
-    return int(sides.pop())
+    if len(sides) != 1 or type(side := sides.pop()) is not int:
+        raise ConfigError(f"{key}={quoted(value)} is not supported: sides are equal whole numbers")
+    return side
 
 
 def _read(theirs: Table) -> Table:
@@ -117,13 +118,52 @@ def _write(ours: Any) -> Table:
 
 def image_task(theirs: Table, processor: Table, channels: int) -> Table:
     """The task that goes with a classifier: the names of its classes, and how to scale colours."""
-    labels = theirs.get("id2label") or {}
-    return {
-        "kind": "classify",
-        "names": [str(labels[key]) for key in sorted(labels, key=int)],
-        "mean": processor.get("image_mean", [0.5] * channels),
-        "std": processor.get("image_std", [0.5] * channels),
+    mean, std = _colours(processor, channels)
+    return {"kind": "classify", "names": _names(theirs), "mean": mean, "std": std}
+
+
+def _names(theirs: Table) -> list[str]:
+    labels = theirs.get("id2label") or {
+        str(number): f"LABEL_{number}" for number in range(theirs.get("num_labels", 2))
     }
+    numbers = [str(number) for number in range(len(labels))]
+    if not isinstance(labels, dict) or labels.keys() != {*numbers}:
+        raise ConfigError("id2label must be a table that names the classes 0, 1, 2, … without gaps")
+    return [str(labels[number]) for number in numbers]
+
+
+def _colours(processor: Table, channels: int) -> tuple[list[float], list[float]]:
+    """Mean and spread of colours from 0 to 1, where theirs are of colours times some factor.
+
+    (colour · factor - mean) / std = (colour / 255 - mean / (255 factor)) / (std / (255 factor))
+    """
+    if processor.get("do_center_crop"):
+        raise ConfigError("do_center_crop=true is not supported: images are only resized here")
+    (factor,) = _numbers(processor, "rescale_factor", 1 / 255, 1)
+    unit = 255 * (factor if _switch(processor, "do_rescale") else 1)
+    mean, std = [0.0] * channels, [1.0] * channels
+    if _switch(processor, "do_normalize"):
+        mean = _numbers(processor, "image_mean", 0.5, channels)
+        std = _numbers(processor, "image_std", 0.5, channels)
+    if unit <= 0 or min(std) <= 0:
+        raise ConfigError(f"rescale_factor={factor} and image_std={std} must be above 0")
+    return [each / unit for each in mean], [each / unit for each in std]
+
+
+def _numbers(processor: Table, key: str, default: float, count: int) -> list[float]:
+    """A number for each channel, which may be given as one for all."""
+    value = default if processor.get(key) is None else processor[key]
+    each = value if isinstance(value, list) else [value] * count
+    if len(each) != count or not all(type(n) in (int, float) and abs(n) <= 1e6 for n in each):
+        raise ConfigError(f"{key}={quoted(value)} must be a number for each of {count} channels")
+    return [float(n) for n in each]
+
+
+def _switch(processor: Table, key: str) -> bool:
+    value = processor.get(key)
+    if not (value is None or isinstance(value, bool)):
+        raise ConfigError(f"{key}={quoted(value)} must be true or false")
+    return value is not False
 
 
 def labels(names: Sequence[str]) -> Table:

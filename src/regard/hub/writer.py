@@ -20,7 +20,7 @@ Form = tuple[torch.dtype, torch.Size]
 
 
 class Writer:
-    """Files whose headers stand from the beginning, and whose tensors come one by one."""
+    """Files whose headers are known from the beginning, and whose tensors come one by one."""
 
     def __init__(self, files: Mapping[Path, Mapping[str, Form]]) -> None:
         self.entries: dict[str, Entry] = {}
@@ -32,10 +32,7 @@ class Writer:
         self._left = set(self.entries)
 
     def __enter__(self) -> Self:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        self._handles = {path: os.open(path, flags, 0o644) for path in self._headers}
-        for path, header in self._headers.items():
-            _write(self._handles[path], memoryview(header), 0)
+        self._handles: dict[Path, int] = {}
         return self
 
     def __exit__(
@@ -44,10 +41,12 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for handle in self._handles.values():
-            if kind is None:
+        try:
+            for handle in self._handles.values() if kind is None else ():
                 os.fsync(handle)
-            os.close(handle)
+        finally:
+            for handle in self._handles.values():
+                os.close(handle)
         if kind is None and self._left:
             raise CheckpointError(f"{min(self._left)} was never written")
 
@@ -61,10 +60,19 @@ class Writer:
         """Write a tensor whose bytes come in pieces."""
         entry = self.entries[name]
         at = entry.start
+        handle = self._handle(entry.path)
         for chunk in chunks:
-            at = _write(self._handles[entry.path], chunk, at)
+            at = _write(handle, chunk, at)
         assert at == entry.start + entry.size, name
         self._left.remove(name)
+
+    def _handle(self, path: Path) -> int:
+        """An open file, its header written."""
+        if path not in self._handles:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            self._handles[path] = os.open(path, flags, 0o644)
+            _write(self._handles[path], memoryview(self._headers[path]), 0)
+        return self._handles[path]
 
 
 def in_shards(

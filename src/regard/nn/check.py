@@ -1,10 +1,12 @@
 """Whether the options of a part make sense."""
 
+import math
+
 from regard.errors import ConfigError
 
 
 def positive(part: str, **options: float | int | None) -> None:
-    """Refuse what is not more than 0; None is an option that is off.
+    """Refuse what is not more than 0, or has no end; None is an option that is off.
 
     >>> positive("score 'dot'", cap=0.0)
     Traceback (most recent call last):
@@ -12,5 +14,6 @@ def positive(part: str, **options: float | int | None) -> None:
     regard.errors.ConfigError: score 'dot': cap=0.0 must be more than 0
     """
     for name, value in options.items():
-        if value is not None and not value > 0:
-            raise ConfigError(f"{part}: {name}={value} must be more than 0")
+        if value is not None and not 0 < value < math.inf:
+            end = " and finite" if value == math.inf else ""
+            raise ConfigError(f"{part}: {name}={value} must be more than 0{end}")

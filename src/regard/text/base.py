@@ -18,6 +18,7 @@ from tokenizers import AddedToken, normalizers
 
 from regard.errors import CheckpointError, ConfigError, DataError, unknown
 from regard.text.roles import ROLES, SPECIALS, Frame, Roles, beside, read_tables
+from regard.text.untrusted import check_tokenizer, guarded, probe, read_text
 
 SPACE = "▁"  # how SentencePiece vocabularies write a space
 GLUE = "￭"  # in word vocabularies: no space on this side
@@ -229,20 +230,23 @@ class Tokenizer:
         """Read a `tokenizer.json`, ours or one from elsewhere, and what stands beside it."""
         path = Path(path)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
         except FileNotFoundError:
             raise CheckpointError(f"no tokenizer at {path}; training a run writes one") from None
+        except CheckpointError:
+            raise
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
         except UnicodeDecodeError:
             raise CheckpointError(f"{path} is not a tokenizer.json: it is not UTF-8") from None
         more = BESIDE if path.name == "tokenizer.json" else ()
         tables = read_tables(path.parent, beside(path).name, *more)
-        try:
+        with guarded(f"{path} is not a tokenizer.json, or damaged"):
+            check_tokenizer(json.loads(text))
             library = tokenizers.Tokenizer.from_str(text)
-            return cls(library, Roles.read(library, tables))
-        except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError(f"{path} is not a tokenizer.json, or damaged: {error}") from error
+            found = cls(library, Roles.read(library, tables))
+            probe(library)
+            return found
 
     def fingerprint(self) -> str:
         """The same for equal tokenizers only: the sha256 of the canonical JSON, and of roles."""
@@ -251,6 +255,14 @@ class Tokenizer:
             table["roles"] = self.roles.config()
         text = json.dumps(table, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return sha256(text.encode()).hexdigest()
+
+    @property
+    def highest(self) -> int:
+        """The highest id of a text with what stands around it; special ones may lie above."""
+        ordinary = {*self._library.get_vocab().values()} - {*self._specials.values()}
+        parts = [id for id, _ in (*self._frame.single, *self._frame.pair) if isinstance(id, int)]
+        needed = [id for id in map(self.special, ("start", "unk", "mask")) if id is not None]
+        return max([*ordinary - {self.role("pad")}, *parts, *needed], default=-1)
 
     @property
     def hides(self) -> bool:

@@ -17,6 +17,7 @@ from regard.text.base import BESIDE, Tokenizer
 from regard.text.foreign_files import byte_pairs, read_vocab, word_pieces
 from regard.text.pairs import JOINT, SOURCE, TARGET, PairTokenizers
 from regard.text.roles import ROLES, Roles, Table, read_tables
+from regard.text.untrusted import guarded, probe
 
 SETTINGS = ("tokenizer_config.json", *BESIDE)
 
@@ -104,12 +105,8 @@ def load_folder(folder: Path, config: Table) -> Tokenizer | PairTokenizers | Non
     for names, read, style in READERS:
         paths = [path for name in names for path in sorted(folder.glob(name))[:1]]
         if len(paths) == len(names):
-            try:
+            with guarded(f"{paths[0]} cannot be used"):
                 return read(paths, settings, STYLES.get(str(settings.get("model_type")), style))
-            except CheckpointError:
-                raise
-            except Exception as error:  # the library raises nothing narrower
-                raise CheckpointError(f"{paths[0]} cannot be used: {error}") from error
     for left in (path for name in UNREAD for path in folder.glob(name)):
         raise CheckpointError(
             f"{left} is a vocabulary of a kind that is not read, or what belongs to it is missing;"
@@ -129,6 +126,7 @@ def _finish(
     special = [AddedToken(token, special=True, normalized=False) for token in tokens.values()]
     library.add_special_tokens(special)
     library.post_processor = _processor(library, *style.around, tokens)
+    probe(library)
     return _with_ends(Tokenizer(library, roles), settings)
 
 

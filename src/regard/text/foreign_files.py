@@ -8,6 +8,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard.errors import CheckpointError
 from regard.text.roles import Table, read_table
+from regard.text.untrusted import check_ids, read_text
 
 # How Qwen's makers cut text before pairs are joined: unlike GPT-2, each digit stands alone, a
 # word may begin with any one mark, and contractions are found in capitals too.
@@ -26,6 +27,7 @@ def byte_pairs(vocab: Path, merges: Path, settings: Table) -> tokenizers.Tokeniz
             f"{vocab} marks the ends of words with </w>, as GPT-1 did, and not bytes as GPT-2;\n"
             "save it with transformers as a tokenizer.json first"
         )
+    check_ids(ids.values())
     library = tokenizers.Tokenizer(models.BPE(ids, _merges(merges)))
     prefix = bool(settings.get("add_prefix_space", False))
     cut = CUTS.get(str(settings.get("model_type")))
@@ -48,7 +50,7 @@ def word_pieces(vocab: Path, settings: Table) -> tokenizers.Tokenizer:
     Where nothing says whether text is lowered first, it is if no piece has a capital letter.
     """
     try:
-        pieces = vocab.read_text(encoding="utf-8").split("\n")
+        pieces = read_text(vocab).split("\n")
     except UnicodeDecodeError:
         raise CheckpointError(f"{vocab} is not UTF-8") from None
     while pieces and not pieces[-1]:
@@ -85,7 +87,7 @@ def read_vocab(path: Path) -> dict[str, int]:
 
 def _merges(path: Path) -> list[tuple[str, str]]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_text(path).split("\n")
     except UnicodeDecodeError:
         raise CheckpointError(f"{path} is not UTF-8") from None
     first = 1 if lines[0].startswith("#version") else 0

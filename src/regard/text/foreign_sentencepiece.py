@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard.errors import CheckpointError
 from regard.text.base import HIDDEN, SPACE
+from regard.text.untrusted import check_charsmap, read_bytes
 
 UNIGRAM, BPE = 1, 2  # trainer_spec.model_type
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # what a piece is for
@@ -58,7 +58,7 @@ SPECS = {
 
 def read_pieces(path: Path) -> Pieces:
     """Read a `.model` or `.spm` file."""
-    data = path.read_bytes()
+    data = read_bytes(path)
     try:
         result = Pieces()
         for number, value in _fields(data):
@@ -79,7 +79,7 @@ def read_llama2c(path: Path) -> Pieces:
 
     Spaces stand as they are, and the first three pieces are `<unk>`, `<s>` and `</s>`.
     """
-    data = path.read_bytes()
+    data = read_bytes(path)
     try:
         (longest,) = struct.unpack_from("<i", data)
         names, at = [], 4
@@ -210,26 +210,7 @@ def _check(spec: Pieces) -> None:
     if spec.fallback and len([piece for piece in spec.pieces if piece.kind == BYTE]) != 256:
         _fail("it falls back on bytes and has not all 256")
     if spec.charsmap:
-        _check_charsmap(spec.charsmap)
-
-
-def _check_charsmap(data: bytes) -> None:
-    """A double array, each of whose units may lead 256 places on, and the texts it points into."""
-    size = int.from_bytes(data[:4], "little")
-    if size % 4 or not 4 <= size <= len(data) - 4:
-        _fail("the map of characters is cut off")
-    units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
-    texts = data[4 + size :]
-    texts.decode()
-    follows = units < 1 << 31  # the others are ends, save for the first unit, where all begins
-    follows[0] = True
-    places, inner = np.flatnonzero(follows), units[follows]
-    reach = places ^ ((inner >> 10) << ((inner & 1 << 9) >> 6))
-    leaves = reach[(inner >> 8) & 1 == 1]
-    if (reach | 255).max(initial=0) >= len(units):
-        _fail("the map of characters leads outside itself")
-    if ((units[leaves] & 0x7FFFFFFF) >= max(len(texts), 1)).any():
-        _fail("the map of characters leads outside its texts")
+        check_charsmap(spec.charsmap)
 
 
 def _piece(data: bytes) -> Piece:

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeGuard
 import tokenizers
 
 from regard.errors import CheckpointError, ConfigError
+from regard.text.untrusted import read_text
 
 SPECIALS = ("<pad>", "<start>", "<stop>", "<unk>", "<mask>", "<cls>", "<sep>")  # ids 0, 1, 2, …
 ROLES = {  # ours to Hugging Face's
@@ -85,7 +86,9 @@ def read_tables(folder: Path, *names: str) -> list[Table]:
 def read_table(path: Path) -> Table:
     """A JSON file that holds one table."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(read_text(path))
+    except CheckpointError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(table, dict):
@@ -155,6 +158,10 @@ class Frame:
         if kind not in FRAMES:
             raise ConfigError(f"post-processor {kind!r} is unknown; known: {', '.join(FRAMES)}")
         single, pair = FRAMES[kind](processor)
+        if (texts := {what for what, _ in single if isinstance(what, str)}) != {"A"}:
+            raise ConfigError(
+                f"the frame of one text names {', '.join(sorted(texts)) or 'none'}, not A alone"
+            )
         return cls(single=single, pair=pair)
 
 

@@ -1,8 +1,5 @@
 """Runs from the checkpoints of other libraries, and checkpoints for other libraries from runs."""
 
-import json
-import os
-import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,24 +8,27 @@ from typing import Any
 import torch
 
 from regard.config import Choice, RunConfig, kind_of
-from regard.errors import CheckpointError, ConfigError
-from regard.hub import vit
-from regard.hub.check import compare
+from regard.errors import CheckpointError
+from regard.hub import roberta, vit
+from regard.hub.check import compare, obstacle
 from regard.hub.config import read_as, write_config
 from regard.hub.download import fetch
 from regard.hub.family import Table
-from regard.hub.files import Tensors, read_header, read_json
-from regard.hub.folder import Foreign, all_rules, open_folder
+from regard.hub.files import Tensors, exists, read_header, read_json
+from regard.hub.folder import WEIGHTS, Foreign, all_rules, open_folder
 from regard.hub.rope import interleaved, reordered
 from regard.hub.rules import outward
 from regard.hub.stream import send
 from regard.hub.tokenizers import write_tokenizers
 from regard.models.build import describe, hollow, loaded, resolve, weights
-from regard.training.checkpoint import disk_message, read_tensors
-from regard.training.device import environment
+from regard.text import PairTokenizers, Tokenizer
+from regard.training.aside import aside, must_be_new
+from regard.training.checkpoint import read_tensors, write_json
+from regard.training.device import environment, memory
 from regard.training.folder import Folder
 from regard.training.prepare import load_tokenizers, tokenizer_fingerprint
 
+NEW = "name another folder"
 GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -39,12 +39,13 @@ class Exported:
     path: Path
     family: str
     architecture: str
-    difference: float | None  # None: there was nobody to ask
+    difference: float | None  # None: it was not compared
+    unchecked: str | None = None  # why not
 
 
 def open_foreign(source: Path | str) -> Foreign:
     """A checkpoint at a path, or of this name on the hub."""
-    return open_folder(source if Path(source).exists() else fetch(str(source)))
+    return open_folder(source if exists(Path(source)) else fetch(str(source)))
 
 
 def run_config(foreign: Foreign, name: str) -> RunConfig:
@@ -54,12 +55,13 @@ def run_config(foreign: Foreign, name: str) -> RunConfig:
 
 def import_run(source: Path | str, out: Path) -> Foreign:
     """Make a run folder of a foreign checkpoint, file to file; all of it or nothing."""
-    _must_be_new(out)
+    must_be_new(out, NEW)
     foreign = open_foreign(source)
+    name = foreign.path.resolve().name if exists(Path(source)) else str(source)
     facts = environment(torch.device("cpu")) | {
         "data": None,
         "tokenizer": tokenizer_fingerprint(foreign.tokenizers),
-        "imported": {"family": foreign.family.name, "from": foreign.path.resolve().name},
+        "imported": {"family": foreign.family.name, "from": name},
     }
     Folder(out).create(run_config(foreign, out.name), facts, foreign.tokenizers, foreign.write)
     return foreign
@@ -70,58 +72,64 @@ def export_run(run: Path, out: Path, family: str | None = None) -> Exported:
     folder = Folder(run)
     config = folder.load_config()
     model: Any = resolve(config.model)
+    tokenizers = load_tokenizers(folder.path, config)
     chosen, table = write_config(model, family)
+    change = partial(reordered, model) if interleaved(model) else None
+    pad = tokenizers.role("pad") if isinstance(tokenizers, Tokenizer) else None
+    if chosen is roberta.ROBERTA and pad is not None:
+        chosen, table = write_config(roberta.counted_after(model, pad), chosen.name)
+        change = partial(roberta.recounted, model, pad)
     written = read_as(chosen, table)
-    tensors = Tensors(read_header(folder.model))
+    tensors, dtype = _weights(model, folder.model)
     shapes = {name: weight.shape for name, weight in weights(hollow(written)).items()}
     plan = outward(all_rules(chosen, written), shapes)
-    change = partial(reordered, model) if interleaved(model) else None
     assert not plan.missing, plan.missing  # rules name every tensor of what a family can say
-    _must_be_new(out)
-    aside = out.with_name(f".{out.name}.tmp-{os.getpid()}")
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        dtype = str(next(iter(tensors.entries.values())).dtype).removeprefix("torch.")
-        send(tensors, plan.moves, shapes, aside, change)
-        _write_tables(aside, table | {"dtype": dtype, "torch_dtype": dtype}, folder, config)
-        open_folder(aside)  # nothing is written that could not be read again
-        difference = compare(
-            aside, model, lambda: loaded(model, read_tensors(folder.model), str(folder.model))
-        )
-        aside.rename(out)
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise CheckpointError(disk_message(out, error)) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return Exported(out, chosen.name, table["architectures"][0], difference)
+    must_be_new(out, NEW)
+    unchecked = obstacle(model, memory(torch.device("cpu")))
+    with aside(out) as new:
+        send(tensors, plan.moves, shapes, new, change)
+        named = str(dtype).removeprefix("torch.")
+        _write_tables(new, table | {"dtype": named, "torch_dtype": named}, tokenizers, config)
+        if open_folder(new).config != written:  # nothing is written that reads as another model
+            raise CheckpointError(f"{run} cannot be written as {chosen.name}: its ids do not fit")
+        difference = None
+        if unchecked is None:
+            load = partial(read_tensors, folder.model)
+            difference = compare(new, model, lambda: loaded(model, load(), str(folder.model)))
+    return Exported(out, chosen.name, table["architectures"][0], difference, unchecked)
 
 
-def _must_be_new(out: Path) -> None:
-    if out.exists():
-        raise ConfigError(f"{out} exists already and is not written over; name another folder")
+def _weights(model: Any, path: Path) -> tuple[Tensors, torch.dtype]:
+    """The weights of a run and their type, if they are those of its model and of one type."""
+    tensors = Tensors(read_header(path))
+    entries = tensors.entries.items()
+    empty = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in entries}
+    loaded(model, empty, str(path))  # or it names what does not fit
+    dtypes = {tensor.dtype for tensor in empty.values()}
+    if len(dtypes) > 1 or not dtypes <= set(WEIGHTS):
+        found, known = (", ".join(sorted(map(str, each))) for each in (dtypes, WEIGHTS))
+        raise CheckpointError(f"{path} holds {found}; a run has numbers of one type, of {known}")
+    return tensors, dtypes.pop()
 
 
-def _write_tables(aside: Path, table: Table, folder: Folder, config: RunConfig) -> None:
-    tokenizers = load_tokenizers(folder.path, config)
+def _write_tables(
+    folder: Path,
+    table: Table,
+    tokenizers: Tokenizer | PairTokenizers | None,
+    config: RunConfig,
+) -> None:
     table = dict.fromkeys(GENERATION[:3]) | table  # or their class would name ids of its own
     if tokenizers is not None:
-        table = table | write_tokenizers(tokenizers, aside, table)
+        table = table | write_tokenizers(tokenizers, folder, table)
     kind, options = kind_of(config.task)
     if kind == "classify":
         table = table | vit.labels(options["names"])
         colours = vit.processor(table["image_size"], options["mean"], options["std"])
-        _write_json(aside / "preprocessor_config.json", colours)
-    _write_json(aside / "config.json", table)
+        write_json(folder / "preprocessor_config.json", colours)
+    write_json(folder / "config.json", table)
     if kind in ("causal", "seq2seq"):
         ids = {key: table[key] for key in GENERATION if table.get(key) is not None}
-        _write_json(aside / "generation_config.json", ids)
-
-
-def _write_json(path: Path, table: Table) -> None:
-    path.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(folder / "generation_config.json", ids)
 
 
 def _task(foreign: Foreign) -> Choice:

@@ -7,7 +7,6 @@ checkpoints/step-N/ · samples.txt · lock
 import json
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import RunConfig, build, to_table
-from regard.errors import CheckpointError, ConfigError, DataError
+from regard.errors import CheckpointError, DataError
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
+from regard.training.aside import aside, must_be_new
 from regard.training.checkpoint import disk_message, write_json
 
 if sys.platform != "win32":
@@ -39,11 +39,8 @@ class Folder:
 
     def must_be_new(self) -> None:
         """Refuse a folder that exists: no run is ever written over."""
-        if self.path.exists():
-            raise ConfigError(
-                f"{self.path} exists already and is not written over;\n"
-                f"continue it with `regard resume {self.path}`, or name another with --out"
-            )
+        way_out = f"continue it with `regard resume {self.path}`, or name another with --out"
+        must_be_new(self.path, way_out)
 
     def create(
         self,
@@ -57,27 +54,19 @@ class Folder:
         `write_model` writes the weights of one that is not to be trained first.
         """
         self.must_be_new()
-        aside = Folder(self.path.with_name(f".{self.path.name}.tmp-{os.getpid()}"))
-        try:
-            shutil.rmtree(aside.path, ignore_errors=True)
-            aside.checkpoints.mkdir(parents=True)
-            aside.save_config(config)
-            write_json(aside.environment, facts)
+        with aside(self.path) as path:
+            new = Folder(path)
+            new.checkpoints.mkdir()
+            new.save_config(config)
+            write_json(new.environment, facts)
             if isinstance(tokenizers, PairTokenizers):
-                tokenizers.save(aside.path)
+                tokenizers.save(path)
             elif tokenizers is not None:
-                tokenizers.save(aside.path / "tokenizer.json")
-            aside.metrics.touch()
-            aside.samples.touch()
+                tokenizers.save(path / "tokenizer.json")
+            new.metrics.touch()
+            new.samples.touch()
             if write_model is not None:
-                write_model(aside.model)
-            aside.path.rename(self.path)
-        except CheckpointError:
-            raise
-        except OSError as error:
-            raise CheckpointError(disk_message(self.path, error)) from error
-        finally:
-            shutil.rmtree(aside.path, ignore_errors=True)  # nothing is left of what failed
+                write_model(new.model)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
