@@ -36,7 +36,9 @@ def import_(
     regard train my.txt train.start=runs/gpt2
     """
     with working(f"importing {source}"):
+        from regard.cli.follow import EXAMPLES
         from regard.models.build import count_parameters
+        from regard.tasks import TASKS
         from regard.training.exchange import import_run
 
         foreign = import_run(source, run)
@@ -54,7 +56,10 @@ def import_(
         print_json(facts)
         return
     shown = {**facts, "parameters": f"{parameters:,}"}
-    for line in aligned([(name, str(value)) for name, value in shown.items()]):
+    for line in aligned([(name, str(value or "none")) for name, value in shown.items()]):
         print(line)
-    if foreign.task == "causal" and foreign.tokenizers is not None:
-        say(f"\ntry: regard generate {run} 'Once upon a time'")
+    if foreign.task == "none":
+        say("\nno task trains a model with this head; use run.model in Python")
+    elif foreign.tokenizers is not None or foreign.task == "classify":
+        example = EXAMPLES.get(foreign.task, "'Once upon a time'")
+        say(f"\ntry: regard {TASKS[foreign.task].verb} {run} {example}")

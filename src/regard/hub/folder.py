@@ -196,7 +196,8 @@ def _planned(
         for move in outward(all_rules(family, config), shapes).moves
         for part in move.ours
     }
-    problems = [f"{names.get(name, name)} is missing" for name in plan.missing]
+    missing = dict.fromkeys(names.get(name, name) for name in plan.missing)  # packed ones once
+    problems = [f"{name} is missing" for name in missing]
     unknown = (name for name in plan.unknown if not _ignored(family, name))
     problems += [f"{quoted(name)} is not known" for name in unknown]
     misfits = (_misfit(move, tensors, shapes) for move in plan.moves)

@@ -27,6 +27,11 @@ class PairTokenizers:
     target: Tokenizer
 
     @property
+    def kind(self) -> str:
+        """The kind of both."""
+        return self.target.kind
+
+    @property
     def joint(self) -> bool:
         """Whether both sides share one vocabulary."""
         return self.source is self.target

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from regard.config import Choice, RunConfig, kind_of
+from regard.config import Choice, DataConfig, RunConfig, kind_of
 from regard.errors import CheckpointError
 from regard.hub import roberta, vit
 from regard.hub.check import compare, obstacle
@@ -50,7 +50,9 @@ def open_foreign(source: Path | str) -> Foreign:
 
 def run_config(foreign: Foreign, name: str) -> RunConfig:
     """The settings of a run that begins where a foreign checkpoint ended."""
-    return RunConfig(name=name, task=_task(foreign), model=describe(foreign.config))
+    tokenizers = foreign.tokenizers
+    data = DataConfig() if tokenizers is None else DataConfig(tokenizer=tokenizers.kind)
+    return RunConfig(name=name, task=_task(foreign), data=data, model=describe(foreign.config))
 
 
 def import_run(source: Path | str, out: Path) -> Foreign:
