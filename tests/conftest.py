@@ -1,9 +1,17 @@
 """What every test gets: the same random numbers each time, one thread, and a home of its own."""
 
+import signal
+
 import pytest
 import torch
 
 torch.set_num_threads(1)  # tests run side by side; threads inside them only wait for each other
+
+# Started by `nohup` or `&`, a process does not hear these, nor do those that it starts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -66,8 +66,8 @@ def test_a_tied_head_has_no_matrix_of_its_own():
     assert (model.head(torch.randn(2, 64)) == 0).all()
 
 
-def test_t5_init_goes_by_the_fan_in_and_starts_queries_smaller():
-    model = Transformer(TransformerConfig(**SIZES, init="t5", tied=False))
+def test_fan_in_init_goes_by_the_fan_in_and_starts_queries_smaller():
+    model = Transformer(TransformerConfig(**SIZES, init="fan_in", tied=False))
     attention, ffn = model.decoder.blocks[0].attention, model.decoder.blocks[0].ffn
     assert deviation(model.embed.token.weight) == pytest.approx(1, rel=0.05)
     assert deviation(attention.key.weight) == pytest.approx(64**-0.5, rel=0.05)

@@ -36,7 +36,7 @@ def xavier(model: nn.Module) -> None:
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
 
 
-def t5(model: nn.Module) -> None:
+def fan_in(model: nn.Module) -> None:
     r"""N(0, 1 / fan in), queries N(0, 1 / (fan in · head_dim)), tables N(0, 1): T5.
 
     Its scores are not divided by sqrt(head_dim); the smaller start of the queries stands for
@@ -74,4 +74,4 @@ def _writers(model: nn.Module) -> list[nn.Linear]:
     return attentions + [m.down for m in model.modules() if isinstance(m, FeedForward)]
 
 
-INITS: dict[str, Callable[..., None]] = {"normal": normal, "xavier": xavier, "t5": t5}
+INITS: dict[str, Callable[..., None]] = {"normal": normal, "xavier": xavier, "fan_in": fan_in}
