@@ -259,3 +259,11 @@ def test_a_model_too_large_to_be_compared_is_written_and_that_is_said(
     assert not ended.value.code
     assert "not checked: it needs 0.0 GB of memory" in capsys.readouterr().out
     assert (tmp_path / "theirs" / "config.json").exists()
+
+
+def test_a_tokenizer_that_was_changed_is_not_exported(tmp_path):
+    make_run(tmp_path / "run")
+    tokenizer("word").save(tmp_path / "run" / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"the tokenizer in .* has changed"):
+        export_run(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from regard.config import Choice
 from regard.errors import ConfigError
 from regard.hub.rules import Rule
 
 Table = dict[str, Any]
+Change = Callable[[str, Tensor], Tensor]  # of one of our tensors, by its name
 MOST_LAYERS = 10_000  # beyond that nobody has built a model, and a file is out to harm
 
 ACTIVATIONS = {  # theirs to ours; the first of several is what is written
@@ -47,6 +50,7 @@ class Family:
     ignored: tuple[str, ...] = ()  # patterns of tensors that hold nothing to learn; prefix optional
     read: Callable[[Table], Table] = lambda theirs: {}
     write: Callable[[Any], Table] = lambda ours: {}
+    after_pad: Callable[[Any, int], tuple[Any, Change]] | None = None  # see `roberta.after_pad`
     model: str = "transformer"  # the family of models.build that it is built as
 
 

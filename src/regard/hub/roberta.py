@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.config import kind_of
 from regard.hub import bert
-from regard.hub.family import Family, Table
+from regard.hub.family import Change, Family, Table
 from regard.hub.rules import Rule, renamed
 
 POSITIONS = bert.TABLES["embeddings.position_embeddings"] + ".weight"
@@ -51,17 +51,20 @@ def _write(ours: Any) -> Table:
     }
 
 
-def counted_after(ours: Any, pad: int) -> Any:
-    """The same model, but for the rows that are never looked at: one for each id up to `pad`."""
-    return replace(ours, position={"kind": "learned", "offset": pad + 1})
+def after_pad(ours: Any, pad: int) -> tuple[Any, Change]:
+    """The same model for another id of padding, and its tensors: positions count from there.
 
+    The rows up to it are never looked at.
+    """
+    offset = kind_of(ours.position)[1].get("offset", 0)
 
-def recounted(ours: Any, pad: int, name: str, tensor: Tensor) -> Tensor:
-    """One of its tensors for that model."""
-    if name != POSITIONS:
-        return tensor
-    used = tensor[kind_of(ours.position)[1].get("offset", 0) :]
-    return torch.cat((used.new_zeros(pad + 1, used.shape[1]), used))
+    def change(name: str, tensor: Tensor) -> Tensor:
+        if name != POSITIONS:
+            return tensor
+        used = tensor[offset:]
+        return torch.cat((used.new_zeros(pad + 1, used.shape[1]), used))
+
+    return replace(ours, position={"kind": "learned", "offset": pad + 1}), change
 
 
 ROBERTA = Family(
@@ -82,4 +85,5 @@ ROBERTA = Family(
     ignored=("embeddings.position_ids", "pooler.dense.{p}"),
     read=_read,
     write=_write,
+    after_pad=after_pad,
 )

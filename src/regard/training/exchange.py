@@ -9,11 +9,11 @@ import torch
 
 from regard.config import Choice, DataConfig, RunConfig, kind_of
 from regard.errors import CheckpointError
-from regard.hub import roberta, vit
+from regard.hub import vit
 from regard.hub.check import compare, obstacle
 from regard.hub.config import read_as, write_config
 from regard.hub.download import fetch
-from regard.hub.family import Table
+from regard.hub.family import Change, Table
 from regard.hub.files import Tensors, exists, read_header, read_json
 from regard.hub.folder import WEIGHTS, Foreign, all_rules, open_folder
 from regard.hub.rope import interleaved, reordered
@@ -75,12 +75,13 @@ def export_run(run: Path, out: Path, family: str | None = None) -> Exported:
     config = folder.load_config()
     model: Any = resolve(config.model)
     tokenizers = load_tokenizers(folder.path, config)
+    folder.must_have(tokenizer_fingerprint(tokenizers))
     chosen, table = write_config(model, family)
-    change = partial(reordered, model) if interleaved(model) else None
+    change: Change | None = partial(reordered, model) if interleaved(model) else None
     pad = tokenizers.role("pad") if isinstance(tokenizers, Tokenizer) else None
-    if chosen is roberta.ROBERTA and pad is not None:
-        chosen, table = write_config(roberta.counted_after(model, pad), chosen.name)
-        change = partial(roberta.recounted, model, pad)
+    if chosen.after_pad is not None and pad is not None:
+        same, change = chosen.after_pad(model, pad)
+        chosen, table = write_config(same, chosen.name)
     written = read_as(chosen, table)
     tensors, dtype = _weights(model, folder.model)
     shapes = {name: weight.shape for name, weight in weights(hollow(written)).items()}
