@@ -9,12 +9,14 @@ real positions, and how large the logits are.
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from hub import small_encoders as encoders
+from hub import test_vit
 from hub.small import NAMES, small
 from regard.hub.folder import open_folder
 
@@ -28,26 +30,34 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     ids = torch.randint(1, 61, (3, 11)).masked_fill(~REAL, 0)
-    for name in NAMES:
-        theirs = small(name)
-        with tempfile.TemporaryDirectory() as folder:
-            theirs.save_pretrained(folder)
-            ours = open_folder(folder).load().eval()
-        with torch.no_grad():
+    with torch.no_grad():
+        for name in NAMES:
+            theirs = small(name)
+            ours = opened(theirs)
             wanted = theirs(ids, attention_mask=REAL.long()).logits[REAL]
-            found = ours.head(ours(ids))[REAL]
-        furthest = (wanted - found).abs().max().item()
-        print(f"{name:20} {furthest:.1e}   of {wanted.abs().max().item():.1f}")
-    for name, architecture in encoders.ENCODERS + encoders.WRITERS + encoders.READERS:
-        theirs = encoders.small(name, architecture)
-        with tempfile.TemporaryDirectory() as folder:
-            theirs.save_pretrained(folder)
-            ours = open_folder(folder).load().eval()
-        with torch.no_grad():
-            for what, wanted, found in encoders.results(theirs, ours):
-                furthest = (wanted - found).abs().max().item()
-                label = f"{name} {architecture} {what}"
-                print(f"{label:62} {furthest:.1e}   of {wanted.abs().max().item():.1f}")
+            tell(name, wanted, ours.head(ours(ids))[REAL])
+        for name, architecture in encoders.ENCODERS + encoders.WRITERS + encoders.READERS:
+            theirs = encoders.small(name, architecture)
+            for what, wanted, found in encoders.results(theirs, opened(theirs)):
+                tell(f"{name} {architecture} {what}", wanted, found)
+        theirs = test_vit.small("ViTForImageClassification")
+        ours = opened(theirs)
+        for size in (24, 32, 16):
+            images = torch.randn(2, 3, size, size)
+            wanted = theirs(images, interpolate_pos_encoding=True).logits
+            tell(f"vit {size} x {size}", wanted, ours.head(ours(images)))
+
+
+def opened(theirs: Any) -> Any:
+    """Their model, by way of a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        return open_folder(folder).load().eval()
+
+
+def tell(name: str, wanted: torch.Tensor, found: torch.Tensor) -> None:
+    furthest = (wanted - found).abs().max().item()
+    print(f"{name:62} {furthest:.1e}   of {wanted.abs().max().item():.1f}")
 
 
 if __name__ == "__main__":

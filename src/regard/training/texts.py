@@ -31,10 +31,9 @@ def prepare_text(
     progress: Progress | None,
 ) -> Material:
     """Everything a run on text is trained and judged on."""
-    task = text_task(config, tokenizer)
-    store = _store(task, train, tokenizer, _named(progress, "tokenizing"))
     exam = examine_text(config, held, tokenizer, progress)
     task, model = exam.task, exam.model
+    store = _store(task, train, tokenizer, _named(progress, "tokenizing"))
     rows = _rows(config, model)
     if isinstance(task, Masked) and task.next_sentence and rows < 2:
         raise ConfigError(
