@@ -16,12 +16,14 @@ import tokenizers
 from regard.errors import CheckpointError
 
 LARGEST = 100_000_000  # bytes of a file that is read whole; the vocabulary of Gemma has 33 million
+# Not waiting for the writer of a pipe; where there are no such pipes, not changing line ends.
+FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 PROBE = "a B 1.\n\U0010fffd"  # a text whose last character no vocabulary knows
 
 
 def open_file(path: Path, largest: int | None = None) -> BinaryIO:
     """A file to read; a pipe or a device, which may never end, is refused unread."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe waits for its writer
+    handle = os.open(path, FLAGS)
     facts = os.fstat(handle)
     problem = None
     if not stat.S_ISREG(facts.st_mode):
