@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check shapes long format clean
+.PHONY: demo test check shapes long storm format clean
 
 demo: .venv/ready  ## set up, then learn to write numbers in French, in a minute
 	$(BIN)/regard quickstart
@@ -21,6 +21,9 @@ shapes: .venv/ready  ## the same parts with every annotated shape checked at eve
 
 long: .venv/ready  ## kill storms and other tests of minutes
 	$(BIN)/pytest -q -m long
+
+storm: .venv/ready  ## kill, fill and damage runs, and say what came of it
+	$(BIN)/pytest -q -s -m long tests/storm
 
 format: .venv/ready
 	$(BIN)/ruff format .

@@ -58,6 +58,7 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
     ],
     "t5": [{"buckets": 8, "reach": 9}],
     "normal": [{}, {"std": 0.1}],
+    "zero_out": [{"std": 0.1}],
     "linear": [{}, {"bias": True, "scaled": True, "cap": 5.0}],
     "masked": [{}, {"bias": False, "activation": "relu", "next_sentence": True}],
     "classify": [
@@ -126,6 +127,11 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
         ("position", lambda position: kind(position) == "rotary"),
         r"score=.* compares queries with distances, position=.*rotary.* turns them first.*"
         r"\nset position='none', or score='scaled_dot'",
+    ),
+    (
+        ("init", lambda init: kind(init) == "zero_out"),
+        ("order", lambda order: order in ("none", "deepnorm")),
+        r"init='zero_out' does not go with order='\w+': .*;\nset order='pre', or init='normal'",
     ),
     (
         ("segments", lambda segments: segments > 0),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,11 +23,24 @@ from regard.data.images import as_pixels, image_pixels, resized
 from regard.data.sources import Pairs
 from regard.errors import ConfigError
 from regard.explain import AttentionMap, attention_maps
-from regard.generate import Chain, parse_chain, stream_text
-from regard.generate import beam as beam_search
+from regard.generate import (
+    Beam,
+    Chain,
+    ContrastiveDecoding,
+    Engine,
+    LookUp,
+    Search,
+    parse_chain,
+    parse_search,
+    stream,
+    stream_speculated,
+)
+from regard.generate.decode import text_of
+from regard.generate.stop import until as ending
 from regard.hub.folder import is_foreign, open_folder
 from regard.models.base import Language
 from regard.models.build import loaded, resolve
+from regard.models.lean import lean
 from regard.models.transformer import Transformer
 from regard.models.vision import Vision
 from regard.nn.stack import Stack
@@ -35,7 +49,6 @@ from regard.tasks.seq2seq import Seq2Seq
 from regard.tasks.words import BLANK, framed
 from regard.text import PairTokenizers, Tokenizer
 from regard.training import evaluate
-from regard.training.checkpoint import read_tensors
 from regard.training.configure import configure
 from regard.training.device import pick_device
 from regard.training.events import Event
@@ -108,7 +121,7 @@ def load(path: Path | str, device: str = "auto") -> "Run":
         config = folder.load_config()
         tokenizers = load_tokenizers(folder.path, config)
         folder.must_have(tokenizer_fingerprint(tokenizers))
-        model = loaded(resolve(config.model), read_tensors(folder.model), str(folder.model))
+        model = loaded(resolve(config.model), folder.kept_weights(), str(folder.model))
     where = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
     return Run(folder, config, model.to(where).eval(), tokenizers, where)
 
@@ -153,11 +166,29 @@ class Run:
         prompt: str = "",
         *,
         tokens: int = 200,
-        sampler: Sequence[str] = ("temperature=0.8", "top_p=0.95"),
+        sampler: Sequence[str] | Chain = ("temperature=0.8", "top_p=0.95"),
         seed: int | None = None,
+        draft: "Run | LookUp | None" = None,
+        amateur: "Run | None" = None,
+        until: Sequence[str] = (),
     ) -> str:
-        """Continue a prompt; the prompt is not repeated."""
-        return "".join(self.stream(prompt, tokens=tokens, sampler=sampler, seed=seed))
+        """Continue a prompt; the prompt is not repeated. The text ends before any of `until`.
+
+        `draft` guesses ahead, which makes it faster and nothing else: a run with a smaller
+        model, or a look-up in the text itself. `amateur` is a run with a weaker model, which
+        shows what not to say (contrastive decoding).
+        """
+        return "".join(
+            self.stream(
+                prompt,
+                tokens=tokens,
+                sampler=sampler,
+                seed=seed,
+                draft=draft,
+                amateur=amateur,
+                until=until,
+            )
+        )
 
     def stream(
         self,
@@ -166,40 +197,65 @@ class Run:
         tokens: int = 200,
         sampler: Sequence[str] | Chain = ("temperature=0.8", "top_p=0.95"),
         seed: int | None = None,
+        draft: "Run | LookUp | None" = None,
+        amateur: "Run | None" = None,
+        until: Sequence[str] = (),
     ) -> Iterator[str]:
-        """Continue a prompt, piece by piece as it comes."""
-        self._must("causal", "generate")
-        tokenizer = self.tokenizer
-        chain = sampler if isinstance(sampler, Chain) else parse_chain(sampler)
+        """Continue a prompt, piece by piece as it comes; see `generate`."""
+        model = self._language(amateur)
+        chain = sampler if isinstance(sampler, Chain) else self.chain(sampler)
         ids = self._prompt(prompt)
-        return stream_text(
-            cast(Language, self.model),
-            tokenizer,
-            ids,
-            chain,
-            tokens=tokens,
-            stop=set(tokenizer.stop_ids),
-            seed=seed,
-        )
+        stop = set(self.tokenizer.stop_ids)
+        if draft is None:
+            model = self._engine if amateur is None else model
+            written = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
+        else:
+            guesser = draft if isinstance(draft, LookUp) else self._beside(draft, "draft")
+            written = stream_speculated(
+                model, ids, chain, draft=guesser, tokens=tokens, stop=stop, seed=seed
+            )
+        return ending(text_of(written, self.tokenizer, ids), until)
 
-    def search(self, prompt: str = "", *, tokens: int = 200, beam: int = 5) -> str:
-        """The likeliest continuation of a prompt that a beam search finds."""
-        self._must("causal", "generate")
-        tokenizer = self.tokenizer
+    def chain(self, words: Sequence[str], order: str | None = None) -> Chain:
+        """A chain of samplers in which tokens may be named by their text: `ban=["the"]`.
+
+        A text names every token that reads so, with a space before it or without.
+        """
+
+        def named(text: str) -> list[int]:
+            tokenizer, plain = self.tokenizer, text.removeprefix(" ")
+            pieces = ((id, tokenizer.piece(id)) for id in range(tokenizer.size))
+            return [id for id, piece in pieces if piece.removeprefix(" ") == plain]
+
+        return parse_chain(words, order, named)
+
+    def search(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        search: str | Search = "beam=5",
+        amateur: "Run | None" = None,
+    ) -> list[tuple[str, float]]:
+        """The continuations of a prompt that a search finds with their scores, best first."""
+        model, tokenizer = self._language(amateur), self.tokenizer
         ids = self._prompt(prompt)
-        ((best,),) = beam_search(
-            cast(Language, self.model),
-            prompts=[ids],
-            width=beam,
-            tokens=tokens,
-            stop=tokenizer.stop_id,
-        )
-        return tokenizer.decode([*ids, *best.ids])[len(tokenizer.decode(ids)) :]
+        (found,) = _search(search)(model, [ids], tokens=tokens, stop=set(tokenizer.stop_ids))
+        before = len(tokenizer.decode(ids))
+        return [(tokenizer.decode([*ids, *each.ids])[before:], each.score) for each in found]
 
     def translate(
-        self, text: str | Sequence[str], *, beam: int = 5, length_penalty: float = 1.0
+        self,
+        text: str | Sequence[str],
+        *,
+        beam: int = 5,
+        length_penalty: float = 1.0,
+        search: str | Search | None = None,
     ) -> Any:
-        """Write a sentence, or each of several, in the other language."""
+        """Write a sentence, or each of several, in the other language.
+
+        By a beam, or by a `search` that says more: "beam={width=5, form='gnmt'}".
+        """
         self._must("seq2seq", "translate")
         many = [text] if isinstance(text, str) else list(text)
         many = [self._read(each) for each in many]
@@ -210,8 +266,7 @@ class Run:
                 self._task(),
                 tokenizers,
                 many,
-                width=beam,
-                length_penalty=length_penalty,
+                search=_search(Beam(beam, length_penalty) if search is None else search),
             )
         )
         written = [found[i] for i in range(len(many))]
@@ -369,6 +424,29 @@ class Run:
         ids = tokenizer.encode("\n") if tokenizer.own else []
         return ids[0] if ids else tokenizer.stop_id
 
+    @cached_property
+    def _engine(self) -> Engine:
+        """The model made ready to write."""
+        return Engine(lean(cast(Language, self.model)))
+
+    def _language(self, amateur: "Run | None" = None) -> Language:
+        """The model that writes, alone or against an amateur."""
+        self._must("causal", "generate")
+        model = cast(Language, self.model)
+        if amateur is None:
+            return model
+        return ContrastiveDecoding(model, self._beside(amateur, "amateur"))
+
+    def _beside(self, other: "Run", what: str) -> Language:
+        """The model of another run, whose ids must mean the same."""
+        other._must("causal", "generate")
+        if other.tokenizer.fingerprint() != self.tokenizer.fingerprint():
+            raise ConfigError(
+                f"the {what} {other.folder.path} has another tokenizer than {self.folder.path};\n"
+                "train it with the same data and data.tokenizer, or from the same run"
+            )
+        return cast(Language, other.model.to(self.device))
+
     def _must(self, needed: str, what: str) -> None:
         kind = kind_of(self.config.task)[0]
         if kind not in TASKS:
@@ -381,3 +459,7 @@ class Run:
                 f"this run's task is {kind!r}, which cannot {what}; "
                 f"use `{TASKS[kind].verb}` instead"
             )
+
+
+def _search(search: str | Search) -> Search:
+    return parse_search(search) if isinstance(search, str) else search

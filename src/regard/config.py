@@ -18,6 +18,7 @@ from regard.errors import ConfigError, unknown
 
 Choice = str | Mapping[str, Any]
 T = TypeVar("T")
+LARGEST = 1 << 63  # no setting is a whole number from there on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +57,11 @@ class TrainConfig:
     start: str | None = None  # a run folder whose weights to begin from
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
+    recompute: bool = False  # the inside of every block, in the backward pass: saves memory
+    threads: int | None = None  # of a CPU; None: no more than there are cores to be had
+    shard: Literal["auto", "none", "full"] = "auto"  # weights over the ranks; auto: if they must
+    timeout: int = 600  # seconds that ranks wait for each other before they give up
+    watch: list[Choice] = field(default_factory=list)  # training.watch.WATCHERS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +143,10 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
 
 def _coerce(hint: Any, value: Any, path: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(value, int) and abs(value) >= LARGEST:
+        raise ConfigError(f"{path} must be below 2^63")  # it may be too long to be shown
+    if isinstance(value, str) and not _savable(value):
+        raise ConfigError(f"{path} must be text that UTF-8 can write, not {value!r}")
     if hint is Any:
         return value
     if origin in (types.UnionType, typing.Union):
@@ -174,6 +184,14 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
     return dict(value) if plain is Mapping else value
 
 
+def _savable(text: str) -> bool:
+    """Whether a text can be saved: no half of a character, no NUL."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def _named(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
@@ -187,8 +205,28 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no recipe at {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a number without end
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Read a recipe whose keys and types are right; what is wrong is named with its file."""
+    table = {"name": path.stem, **read_toml(path)}
+    try:
+        build(RunConfig, table)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return table
+
+
+def check_overrides(table: Mapping[str, Any]) -> None:
+    """Refuse keys and types that no run has, before anything slow is done."""
+    for key in ("data", "model", "train"):
+        if not isinstance(table.get(key, {}), dict):
+            raise ConfigError(f"{key} is a table, set as in {key}.NAME=…, not {table[key]!r}")
+    build(RunConfig, {"name": "", **{key: table[key] for key in table if key != "minutes"}})
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
@@ -204,7 +242,7 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"{word!r} is not key=value, as in train.steps=2000")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = text
         *path, last = key.split(".")
         table = result
@@ -219,6 +257,24 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
         else:
             table[last] = value
     return result
+
+
+def parse_entry(
+    word: str,
+    make: Callable[..., T],
+    adapt: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> T:
+    """Make a dataclass from `name=value`: its first setting, or a TOML table of several.
+
+    `adapt` may change the table before it is checked.
+
+    >>> parse_entry("data={held_out=0.2, lower=true}", DataConfig).lower
+    True
+    """
+    ((name, value),) = parse_overrides([word]).items()
+    if not isinstance(value, dict):
+        value = {next(iter(inspect.signature(make).parameters)): value}
+    return build(make, adapt(value), name)  # type: ignore[arg-type]
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

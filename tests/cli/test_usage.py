@@ -17,6 +17,8 @@ VERBS = [
     "import",
     "export",
     "diff",
+    "compare",
+    "plan",
     "evaluate",
     "generate",
     "translate",

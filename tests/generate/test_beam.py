@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from regard.errors import ConfigError, RegardError
-from regard.generate import beam, generate, parse_chain
+from regard.generate import Beam, generate, parse_chain
 from regard.nn.state import Source
 
 STOP = 0
 PROMPTS = [[1], [2, 3, 1], [3, 3]]
-PENALTIES = [0.0, 0.6, 1.0, 2.0, -0.5]
+POWERS = [0.0, 0.6, 1.0, 2.0, -0.5]
+FORMS = {"power": lambda n, a: n**a, "gnmt": lambda n, a: (5 + n) ** a / 6**a}
 
 
 def log_p(model, prompt, source=None):
@@ -20,39 +21,81 @@ def log_p(model, prompt, source=None):
     return logits[0, 0].double().log_softmax(-1).tolist()
 
 
-def exhaustive(model, prompt, tokens, penalty, vocab_size):
+def exhaustive(model, prompt, tokens, power, form, ids_in_use):
     """Every text there is, best first."""
     scored = []
     for length in range(1, tokens + 1):
-        for ids in itertools.product(range(vocab_size), repeat=length):
+        for ids in itertools.product(range(ids_in_use), repeat=length):
             if STOP in ids[:-1] or (length < tokens and ids[-1] != STOP):
                 continue
             total = sum(log_p(model, [*prompt, *ids[:t]])[ids[t]] for t in range(length))
             text = list(ids[:-1] if ids[-1] == STOP else ids)
-            scored.append((total / length**penalty, text))
+            scored.append((total / FORMS[form](length, power), text))
     return sorted(scored, reverse=True)
 
 
-def slow_beam(model, prompt, width, tokens, penalty, source=None):
-    """The definition, one row at a time, in lists, and without stopping early."""
-    live, kept = [(0.0, [])], []
+def slow_beam(model, prompt, width, tokens, power=1.0, source=None, stop=(STOP,), **modes):
+    """The definition, one row at a time, in lists, with a single group."""
+    (found,) = slow_groups(model, prompt, width, tokens, power, source, stop, **modes)
+    return found
+
+
+def slow_groups(
+    model,
+    prompt,
+    width,
+    tokens,
+    power=1.0,
+    source=None,
+    stop=(STOP,),
+    form="power",
+    until="certain",
+    groups=1,
+    diversity=0.0,
+):
+    """The definition in lists; "certain" never stops early, and so cannot do so wrongly."""
+
+    def score(total, length):
+        return total / FORMS[form](length, power)
+
+    live, kept, done = [[(0.0, [])]] * groups, [[] for _ in range(groups)], [False] * groups
     for length in range(1, tokens + 1):
-        longer = [
-            (total + step, [*ids, token])
-            for total, ids in live
-            for token, step in enumerate(log_p(model, [*prompt, *ids], source))
-        ]
-        longer.sort(reverse=True)
-        kept += [(s / length**penalty, ids[:-1]) for s, ids in longer[:width] if ids[-1] == STOP]
-        live = [each for each in longer if each[1][-1] != STOP][:width]
-        if width == 1 and kept:
-            return kept
-    kept += [(total / tokens**penalty, ids) for total, ids in live]
-    return sorted(kept, reverse=True)
+        taken, after = [], []
+        for group in range(groups):
+            longer = [
+                (total + step, [*ids, token])
+                for total, ids in live[group]
+                for token, step in enumerate(log_p(model, [*prompt, *ids], source))
+                if step > -math.inf
+            ]
+            longer.sort(key=lambda each: each[0] - diversity * taken.count(each[1][-1]))
+            longer.reverse()
+            if not done[group]:
+                for total, ids in longer[:width]:
+                    if ids[-1] in stop:
+                        kept[group].append((score(total, length), ids[:-1]))
+                    elif length == tokens:
+                        kept[group].append((score(total, length), ids))
+            kept[group].sort(reverse=True)
+            if width == 1 and longer and longer[0][1][-1] in stop:
+                longer = []
+            going = [each for each in longer if each[1][-1] not in stop][:width]
+            taken += [ids[-1] for _, ids in going]
+            after.append(going)
+            full = len(kept[group]) >= width
+            if until == "full":
+                done[group] |= full
+            elif until == "likely" and full and going:
+                best = max(total for total, _ in going)
+                done[group] |= score(best, length) <= kept[group][width - 1][0]
+        live = after
+        if until != "certain" and all(done):
+            break
+    return kept
 
 
-def search(model, source=None, *, prompts=PROMPTS, **settings):
-    return beam(model, source, prompts=prompts, stop=STOP, **settings)
+def search(model, prompts=PROMPTS, *, tokens, source=None, stop=(STOP,), **settings):
+    return Beam(**settings)(model, prompts, tokens=tokens, stop=stop, source=source)
 
 
 def assert_found(hypotheses, expected):
@@ -61,29 +104,89 @@ def assert_found(hypotheses, expected):
         assert math.isclose(each.score, score, rel_tol=1e-5, abs_tol=1e-5)  # float32 sums
 
 
-@pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_wide_beam_finds_the_best_of_all_texts(table_model, penalty, seed):
-    model = table_model(vocab_size=4, seed=seed)
-    found = search(model, width=64, tokens=4, length_penalty=penalty, n_best=5)
-    for prompt, hypotheses in zip(PROMPTS, found, strict=True):
-        assert_found(hypotheses, exhaustive(model, prompt, 4, penalty, 4)[:5])
+def row_of(source, row):
+    return Source(source.ids[row : row + 1], source.lengths[row : row + 1])
 
 
-@pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("width", [2, 3, 5])
-@pytest.mark.parametrize("seed", range(3))
-def test_all_rows_at_once_find_what_the_slow_search_finds(table_model, penalty, width, seed):
-    model = table_model(vocab_size=7, seed=seed)
-    found = search(model, width=width, tokens=12, length_penalty=penalty, n_best=2)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("power", POWERS)
+def test_a_beam_that_covers_the_space_finds_the_best_of_all_texts(table_model, power, form):
+    model = table_model(vocab_size=64)
+    model.table[:, 4:] = -torch.inf  # a space of 3^4 texts, and those that stop before
+    found = search(model, width=64, tokens=4, length_penalty=power, form=form, n_best=5)
     for prompt, hypotheses in zip(PROMPTS, found, strict=True):
-        assert_found(hypotheses, slow_beam(model, prompt, width, 12, penalty)[:2])
+        assert_found(hypotheses, exhaustive(model, prompt, 4, power, form, 4)[:5])
+
+
+@pytest.mark.parametrize("until", ["certain", "likely", "full"])
+@pytest.mark.parametrize("power", POWERS)
+@pytest.mark.parametrize(("width", "form"), [(2, "power"), (3, "gnmt"), (5, "power")])
+def test_all_rows_at_once_find_what_the_slow_search_finds(table_model, power, width, form, until):
+    model = table_model(vocab_size=7, seed=width)
+    chosen = {"form": form, "until": until}
+    found = search(model, width=width, tokens=12, length_penalty=power, n_best=2, **chosen)
+    for prompt, hypotheses in zip(PROMPTS, found, strict=True):
+        assert_found(hypotheses, slow_beam(model, prompt, width, 12, power, **chosen)[:2])
+
+
+def test_when_a_search_ends_makes_a_difference(table_model):
+    model = table_model(vocab_size=7, spread=3.0)
+    prompts = [[a, b] for a in range(1, 7) for b in range(1, 7)]
+    found = []
+    for until in ("certain", "likely", "full"):
+        model.fed.clear()
+        texts = search(model, prompts, width=2, tokens=20, until=until)
+        found.append(([text.ids for (text,) in texts], sum(rows for rows, _ in model.fed)))
+    (certain, longest), (likely, middle), (full, shortest) = found
+    assert longest > middle > shortest
+    assert certain != likely
+    assert certain != full
+
+
+def test_every_stop_ends_a_text(table_model):
+    model = table_model(vocab_size=9)
+    model.table[:, [0, 4, 5]] += 2  # so likely that every beam may stop in three ways
+    found = search(model, width=3, tokens=10, stop={0, 4, 5}, n_best=3, length_penalty=3.0)
+    for prompt, hypotheses in zip(PROMPTS, found, strict=True):
+        assert_found(hypotheses, slow_beam(model, prompt, 3, 10, 3.0, stop=(0, 4, 5))[:3])
+
+
+def test_without_a_stop_every_text_is_as_long_as_can_be(table_model):
+    model = table_model(vocab_size=7)
+    found = search(model, width=3, tokens=6, stop=(), n_best=3)
+    for prompt, hypotheses in zip(PROMPTS, found, strict=True):
+        assert_found(hypotheses, slow_beam(model, prompt, 3, 6, stop=())[:3])
+        assert {len(each.ids) for each in hypotheses} == {6}
+
+
+@pytest.mark.parametrize("diversity", [0.0, 0.5, 3.0])
+@pytest.mark.parametrize(("width", "groups"), [(6, 2), (6, 3), (4, 4)])
+@pytest.mark.parametrize("until", ["certain", "full"])
+def test_groups_find_what_the_slow_groups_find(table_model, width, groups, diversity, until):
+    model = table_model(vocab_size=7)
+    chosen = {"until": until, "groups": groups, "diversity": diversity}
+    found = search(model, width=width, tokens=8, **chosen)
+    for prompt, hypotheses in zip(PROMPTS, found, strict=True):
+        slow = slow_groups(model, prompt, width // groups, 8, **chosen)
+        assert_found(hypotheses, [texts[0] for texts in slow])
+
+
+def test_the_first_group_is_a_beam_and_the_others_keep_away_from_it(table_model):
+    model = table_model(vocab_size=7)
+    alone = search(model, width=2, tokens=8, n_best=2)
+    same, away = (
+        search(model, width=6, groups=3, diversity=d, tokens=8, n_best=2) for d in (0.0, 5.0)
+    )
+    for one, alike, apart in zip(alone, same, away, strict=True):
+        assert alike == 3 * one
+        assert apart[:2] == one
+        assert len({tuple(each.ids) for each in apart}) > len({tuple(each.ids) for each in alike})
 
 
 def test_rows_that_finish_early_are_dropped_and_keep_their_place(table_model):
     model = table_model(vocab_size=7, spread=4.0)
     prompts = [[a, b] for a in range(1, 7) for b in range(1, 7)]
-    found = search(model, prompts=prompts, width=3, tokens=15, length_penalty=0.0)
+    found = search(model, prompts, width=3, tokens=15, length_penalty=0.0)
     rows = [rows for rows, _ in model.fed[1:]]
     assert rows[0] == 3 * len(prompts)
     assert rows[-1] < rows[0] / 4
@@ -91,41 +194,36 @@ def test_rows_that_finish_early_are_dropped_and_keep_their_place(table_model):
         assert_found(hypotheses, slow_beam(model, prompt, 3, 15, 0.0)[:1])
 
 
-@pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("seed", range(5))
-def test_one_beam_is_greedy_search(table_model, penalty, seed):
+@pytest.mark.parametrize("until", ["certain", "likely", "full"])
+@pytest.mark.parametrize("seed", range(3))
+def test_one_beam_is_greedy_search(table_model, until, seed):
     model = table_model(seed=seed)
     greedy = generate(model, PROMPTS, parse_chain(["greedy"]), tokens=25, stop={STOP})
-    found = search(model, width=1, tokens=25, length_penalty=penalty)
+    found = search(model, width=1, tokens=25, until=until)
     assert [each.ids for (each,) in found] == greedy
 
 
-def test_a_wider_beam_scores_no_worse_here(table_model):
-    model = table_model(vocab_size=7)
-    scores = [search(model, width=w, tokens=10, length_penalty=0.0)[0][0].score for w in (1, 64)]
-    assert scores[0] <= scores[1]
-
-
 def test_a_text_stands_only_once_among_the_best(table_model):
-    for hypotheses in search(table_model(vocab_size=4), width=8, tokens=6, n_best=8):
+    for hypotheses in search(table_model(vocab_size=8), width=8, tokens=6, n_best=8):
         assert len({tuple(each.ids) for each in hypotheses}) == len(hypotheses) == 8
         assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
 
 
-def test_fewer_texts_come_back_where_there_are_no_more(table_model):
-    model = table_model(vocab_size=3)
-    model.table[:, 2] = -torch.inf  # stop, or one more 1
-    found = search(model, prompts=[[1]], width=8, tokens=3, n_best=8)
+@pytest.mark.parametrize("until", ["certain", "likely", "full"])
+def test_fewer_texts_come_back_where_there_are_no_more(table_model, until):
+    model = table_model(vocab_size=8)
+    model.table[:, 2:] = -torch.inf  # stop, or one more 1
+    found = search(model, [[1]], width=8, tokens=3, n_best=8, until=until)
     assert sorted(each.ids for each in found[0]) == [[], [1], [1, 1], [1, 1, 1]]
 
 
 def test_each_row_has_its_own_source(table_model):
     model = table_model(vocab_size=7)
     source = Source(torch.tensor([[4, 2, 9], [7, 0, 0], [3, 3, 0]]), torch.tensor([3, 1, 2]))
-    found = search(model, source, prompts=[[1]] * 3, width=3, tokens=8)
+    found = search(model, [[1]] * 3, source=source, width=3, tokens=8)
     for row, hypotheses in enumerate(found):
-        alone = Source(source.ids[row : row + 1], source.lengths[row : row + 1])
-        assert_found(hypotheses, slow_beam(model, [1], 3, 8, 1.0, alone)[:1])
+        expected = slow_beam(model, [1], 3, 8, source=row_of(source, row))
+        assert_found(hypotheses, expected[:1])
 
 
 def test_the_search_ends_at_a_full_context(table_model):
@@ -145,20 +243,29 @@ def test_an_encoder_decoder_is_searched_like_any_other():
     for parameter in model.parameters():
         parameter.data.mul_(4)
     source = Source(torch.tensor([[4, 2, 8], [7, 0, 0], [3, 3, 0]]), torch.tensor([3, 1, 2]))
-    found = search(model, source, prompts=[[1]] * 3, width=4, tokens=8, n_best=2)
+    found = search(model, [[1]] * 3, source=source, width=4, tokens=8, n_best=2)
     for row, hypotheses in enumerate(found):
-        alone = Source(source.ids[row : row + 1], source.lengths[row : row + 1])
-        assert_found(hypotheses, slow_beam(model, [1], 4, 8, 1.0, alone)[:2])
+        expected = slow_beam(model, [1], 4, 8, source=row_of(source, row))
+        assert_found(hypotheses, expected[:2])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_best": 4}, "n_best=4 must lie between 1 and width=3"),
-        ({"width": 0}, "n_best=1 must lie between 1 and width=0"),
+        ({"n_best": 4}, "n_best=4 must lie between 1 and the 3 beams of a group"),
+        ({"width": 6, "groups": 2, "n_best": 4}, "n_best=4 .* the 3 beams of a group"),
+        ({"width": 0}, "a beam of width=0 follows no text"),
+        ({"width": 7}, "a beam of width=7 is wider than the vocabulary of 6"),
+        ({"groups": 2}, "groups=2 must divide the beam's width=3"),
+        ({"groups": 0}, "groups=0"),
+        ({"diversity": -1.0}, "diversity=-1.0"),
+        ({"diversity": math.nan}, "diversity=nan"),
+        ({"length_penalty": math.nan}, "length_penalty=nan"),
+        ({"form": "gmt"}, "form 'gmt'; did you mean 'gnmt'"),
+        ({"until": "never"}, "until 'never'"),
         ({"tokens": 0}, "tokens=0"),
         ({"prompts": [[]]}, "prompt 0 is empty"),
-        ({"prompts": [[1] * 9]}, "a prompt of 9 ids does not fit the model's context of 8"),
+        ({"prompts": [[1] * 9]}, "a prompt of 9 ids leaves no room in the model's context of 8"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(table_model, settings, message):
@@ -174,4 +281,4 @@ def test_logits_that_are_no_numbers_are_an_error(table_model):
 
 
 def test_no_prompts_are_no_texts(table_model):
-    assert search(table_model(), prompts=[], width=2, tokens=3) == []
+    assert search(table_model(), [], width=2, tokens=3) == []

@@ -1,9 +1,11 @@
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.errors import ConfigError, RegardError
-from regard.generate import Chain, Context, Temperature, TopK, TopP, draw, parse_chain
-from regard.generate.context import row_generator
+from regard.generate import DIALECTS, Chain, Context, Temperature, TopK, TopP, draw, parse_chain
+from regard.generate.context import Generators
+from regard.generate.samplers import Ban
 
 
 def context_of(rows, seed=0):
@@ -12,24 +14,44 @@ def context_of(rows, seed=0):
 
 def draws(logits, count, *, seed=0):
     """Ids drawn one after another from one row's generator."""
-    generator = row_generator(seed, 0)
-    return torch.cat([draw(logits, [generator]) for _ in range(count)])
+    generators = Generators.begin(seed, 1)
+    return torch.cat([draw(logits, generators) for _ in range(count)])
 
 
-@pytest.mark.parametrize("stages", [(), (TopK(4),), (TopP(0.8), Temperature(1.5))])
-def test_draws_follow_the_stated_distribution(stages):
-    logits = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0]])
-    context, count = context_of(1), 4000
-    ids = torch.cat([Chain(stages)(logits, context) for _ in range(count)])
-    for stage in stages:
+def chi_square(ids, p):
+    """How far what was drawn lies from what was to be expected; nothing impossible was drawn."""
+    seen, expected = torch.bincount(ids, minlength=len(p)).double(), len(ids) * p.double()
+    assert seen[expected == 0].sum() == 0
+    some = expected > 0
+    return ((seen - expected)[some] ** 2 / expected[some]).sum()
+
+
+LARGEST = {2: 10.8, 4: 16.3, 5: 18.5, 8: 24.3}  # of tokens; passed once in a thousand times
+EIGHT = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0]])
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["top_k=4"], ["top_p=0.8", "temperature=1.5"], ["typical=0.9", "quadratic=0.3"]]
+)
+def test_draws_follow_the_stated_distribution(words):
+    chain, logits, count = parse_chain(words), EIGHT, 20_000
+    for stage in chain.stages:
         logits = stage(logits)
-    seen = torch.bincount(ids, minlength=8).double()
-    expected = count * logits.double().softmax(-1)[0]
-    alive = expected > 0
-    assert seen[~alive].sum() == 0
-    chi_square = ((seen - expected)[alive] ** 2 / expected[alive]).sum()
-    # 99.9th percentile of chi-square with 7, 3 and 3 degrees of freedom
-    assert chi_square < {8: 24.3, 4: 16.3}[int(alive.sum())]
+    ids = chain(EIGHT.expand(count, -1), context_of(count))  # a row each, with its own numbers
+    p = logits.softmax(-1)[0]
+    assert chi_square(ids, p) < LARGEST[int((p > 0).sum())]
+    generators = Generators.begin(1, 1)  # and one row again and again
+    ids = torch.cat([draw(logits, generators) for _ in range(2000)])
+    assert chi_square(ids, p) < LARGEST[int((p > 0).sum())]
+
+
+def test_draws_behind_a_coin_follow_the_mixture():
+    chain, count = parse_chain(["xtc={probability=0.3, threshold=0.1}"]), 20_000
+    ids = chain(EIGHT.expand(count, -1), context_of(count))
+    without = EIGHT.clone()
+    without[0, :2] = -torch.inf  # P = .405 .245 .149 | .090
+    p = 0.7 * EIGHT.softmax(-1)[0] + 0.3 * without.softmax(-1)[0]
+    assert chi_square(ids, p) < LARGEST[8]
 
 
 def test_a_removed_token_is_never_drawn_not_even_at_the_ends():
@@ -38,44 +60,81 @@ def test_a_removed_token_is_never_drawn_not_even_at_the_ends():
     assert set(draws(logits, 500).tolist()) == {3, 20, 21}
 
 
+class Fixed:
+    """A source that gives one number again and again."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def uniform(self):
+        return torch.tensor([self.number], dtype=torch.double)
+
+
 @pytest.mark.parametrize(("number", "token"), [(0.0, 1), (1 - 2.0**-53, 998)])
-def test_the_least_and_the_largest_number_find_a_token_that_is_left(monkeypatch, number, token):
+def test_the_least_and_the_largest_number_find_a_token_that_is_left(number, token):
     logits = torch.randn(1, 1000, generator=torch.Generator().manual_seed(0))
     logits[0, [0, -1]] = -torch.inf
-    monkeypatch.setattr(torch, "rand", lambda *_, dtype, **__: torch.tensor([number], dtype=dtype))
-    assert draw(logits, [torch.Generator()]).tolist() == [token]
+    assert draw(logits, Fixed(number)).tolist() == [token]
 
 
 def test_a_row_draws_the_same_whoever_is_beside_it():
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
-    together, alone = context_of(5), [row_generator(0, row) for row in range(5)]
+    together = context_of(5)
+    alone = [Generators.begin(0, 5).select(torch.tensor([row])) for row in range(5)]
     for _ in range(20):
         ids = Chain()(logits, together)
         for row in range(5):
-            assert draw(logits[row : row + 1], [alone[row]]) == ids[row]
+            assert draw(logits[row : row + 1], alone[row]) == ids[row]
+
+
+def test_a_seed_of_its_own_makes_a_row_what_it_is_alone():
+    together, alone = Generators.begin([7, 8], 2), Generators.begin(8, 1)
+    for _ in range(5):
+        assert together.uniform()[1] == alone.uniform()[0]
 
 
 def test_rows_and_seeds_have_numbers_of_their_own():
-    first = {
-        torch.rand((), generator=row_generator(seed, row)).item()
-        for seed in range(20)
-        for row in range(20)
-    }
-    assert len(first) == 400
+    first = [n for seed in range(20) for n in Generators.begin(seed, 20).uniform().tolist()]
+    assert len(set(first)) == 400
 
 
 def test_no_seed_means_new_numbers():
-    one, other = (torch.rand(4, generator=row_generator(None, 0)) for _ in range(2))
+    one, other = (Generators.begin(None, 4).uniform() for _ in range(2))
     assert not torch.equal(one, other)
+
+
+def test_a_number_is_used_up_only_where_it_is_wanted():
+    generators = Generators.begin(0, 2)
+    first = generators.uniform(torch.tensor([True, False]))
+    second = generators.uniform()
+    assert first[0] != second[0]
+    assert first[1] == second[1]
+
+
+def splitmix(key, n):
+    """The published generator in whole numbers."""
+    bits = 2**64 - 1
+    z = (key + n * 0x9E3779B97F4A7C15) & bits
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & bits
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & bits
+    return z ^ (z >> 31)
+
+
+def test_random_numbers_are_those_of_splitmix():
+    assert (
+        splitmix(1234567, 1) == 6457827717110365317
+    )  # Vigna's splitmix64.c, first of seed 1234567
+    generators = Generators.begin(3, 4)
+    for n in range(100):
+        expected = [(splitmix(key % 2**64, n) >> 11) * 2.0**-53 for key in generators.keys.tolist()]
+        assert generators.uniform().tolist() == expected
 
 
 def test_greedy_is_the_argmax_and_needs_no_chance():
     logits = torch.tensor([[1.0, 3.0, 3.0], [5.0, 0.0, -torch.inf]])
     context = context_of(2)
-    before = [generator.get_state() for generator in context.generators]
     assert parse_chain(["greedy"])(logits, context).tolist() == [1, 0]
-    after = [generator.get_state() for generator in context.generators]
-    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert context.generators.used.tolist() == [0, 0]
 
 
 def test_half_precision_logits_are_sampled_in_float32():
@@ -94,13 +153,175 @@ def test_half_precision_logits_are_sampled_in_float32():
 def test_logits_that_are_no_numbers_are_an_error_that_names_the_row(chain, bad):
     logits = torch.zeros(3, 4)
     logits[1, 2] = bad
-    with pytest.raises(RegardError, match="row 1 has nothing to draw from"):
+    with pytest.raises(RegardError, match="row 1 has nothing to draw from: the model's largest"):
         chain(logits, context_of(3))
 
 
 def test_a_row_without_any_token_left_is_an_error():
-    with pytest.raises(RegardError, match="largest logit is -inf"):
+    with pytest.raises(RegardError, match="the model's largest logit is -inf"):
         Chain()(torch.full((1, 4), -torch.inf), context_of(1))
+
+
+@pytest.mark.parametrize("words", [["ban=[0, 1, 2, 3]"], ["top_k=2", "ban=[0, 1, 2]", "top_p=0.5"]])
+def test_samplers_that_leave_nothing_are_named(words):
+    ban = next(word for word in words if word.startswith("ban"))
+    with pytest.raises(
+        RegardError, match="row 0 has nothing to draw from: nothing is left by ban"
+    ) as e:
+        parse_chain(words)(torch.tensor([[3.0, 2.0, 1.0, 0.0]]), context_of(1))
+    assert ban in str(e.value)
+
+
+def test_what_failed_on_a_device_is_told_when_asked():
+    context, chain = context_of(2), Chain((Ban((0, 1)),))
+    logits = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, -torch.inf]])
+    ids = chain.pick(logits, context)
+    assert ids[0] == 2
+    assert 0 <= ids[1] < 3  # some id, so that nothing downstream falls over
+    with pytest.raises(RegardError, match="row 1 has nothing to draw from"):
+        chain.check(context)
+    chain.check(context)  # told once
+
+
+def words_of(case, generator):
+    """Some samplers with settings of their own, in any order."""
+    share = torch.rand(len(LINKS), generator=generator).tolist()
+    some = torch.randperm(len(LINKS), generator=generator)[: 1 + case % 6].tolist()
+    return [list(LINKS.values())[i](0.05 + 0.9 * share[i]) for i in some]
+
+
+LINKS = {
+    "temperature": lambda x: f"temperature={2 * x}",
+    "dynamic_temperature": lambda x: f"dynamic_temperature={{low={x}, high={2 * x}}}",
+    "quadratic": lambda x: f"quadratic={{factor={x}, curve={1 + x}}}",
+    "top_k": lambda x: f"top_k={int(1 + 20 * x)}",
+    "exactly top_k": lambda x: f"top_k={{k={int(1 + 20 * x)}, exact=true}}",
+    "top_p": lambda x: f"top_p={x}",
+    "min_p": lambda x: f"min_p={x / 2}",
+    "top_a": lambda x: f"top_a={x}",
+    "top_h": lambda x: f"top_h={x}",
+    "top_n_sigma": lambda x: f"top_n_sigma={2 * x}",
+    "typical": lambda x: f"typical={x}",
+    "epsilon": lambda x: f"epsilon={x / 20}",
+    "eta": lambda x: f"eta={x / 5}",
+    "tail_free": lambda x: f"tail_free={x}",
+    "xtc": lambda x: f"xtc={{probability=0.5, threshold={x / 8}}}",
+    "repetition": lambda x: f"repetition={1 + x}",
+    "presence": lambda x: f"presence={x}",
+    "frequency": lambda x: f"frequency={{penalty={x}, window=4}}",
+    "no_repeat_ngram": lambda x: f"no_repeat_ngram={int(1 + 3 * x)}",
+    "dry": lambda x: f"dry={{multiplier={x}, allowed={int(1 + 2 * x)}}}",
+    "bias": lambda x: f"bias={{tokens=[3, 4], value={x}}}",
+    "ban": lambda x: f"ban=[{int(20 * x)}]",
+    "mirostat_1": lambda x: f"mirostat_1={4 * x}",
+    "mirostat_2": lambda x: f"mirostat_2={4 * x}",
+}
+
+
+def close(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)  # sums in another order
+
+
+def test_a_chain_is_its_stages_one_after_another():
+    generator = torch.Generator().manual_seed(0)
+    for case in range(150):
+        chain, texts = parse_chain(words_of(case, generator)), [[1, 2, 1, 2, 1], [3, 4, 5]]
+        logits = 2 * torch.randn(2, 25, generator=generator)
+        expected, apart = logits, Context.begin(texts, 1, seed=case)
+        for stage in chain.stages:
+            expected = stage(expected, apart)
+        close(chain.logits(logits, Context.begin(texts, 1, seed=case)), expected)
+
+
+def test_rows_with_chains_of_their_own_are_what_they_are_alone():
+    generator, seeds = torch.Generator().manual_seed(1), [5, 6, 7, 8]
+    for case in range(20):
+        chains = [parse_chain(words_of(case + row, generator)) for row in range(4)]
+        texts = [[1], [2, 3, 2], [4] * 5, [5, 6, 5, 6, 5, 6, 5]]
+        together = Context.begin(texts, 6, seed=seeds)
+        alone = [Context.begin([texts[row]], 6, seed=seeds[row]) for row in range(4)]
+        joined = Chain.together(chains)
+        for _ in range(6):
+            logits = 2 * torch.randn(4, 25, generator=generator)
+            ids = joined(logits, together)
+            together.append(ids)
+            for row, (chain, context) in enumerate(zip(chains, alone, strict=True)):
+                single = chain(logits[row : row + 1], context)
+                assert single == ids[row], (case, row, str(chain))
+                context.append(single)
+
+
+@pytest.mark.parametrize("link", ["mirostat_1=1.5", "mirostat_2=1.5", "adaptive_p=0.4"])
+def test_a_row_learns_from_its_own_stage_only(link):
+    first, last = [link, "top_k=9", "temperature=0.9"], ["top_k=5", "temperature=0.8", link]
+    chains = [parse_chain(first), parse_chain(last)]
+    logits = 2 * torch.randn(2, 25, generator=torch.Generator().manual_seed(2))
+    joined, together = Chain.together(chains), Context.begin([[1], [2]], 20, seed=[3, 4])
+    alone = [Context.begin([[1 + row]], 20, seed=3 + row) for row in range(2)]
+    assert len(joined.stages) == 4
+    for _ in range(20):
+        ids = joined(logits, together)
+        for row in range(2):
+            assert chains[row](logits[row : row + 1], alone[row]) == ids[row]
+
+
+def test_nothing_in_a_chain_asks_what_the_numbers_are():
+    """A compiler that must see one graph stops where the host would have to wait."""
+    words = [LINKS[name](0.6) for name in DIALECTS["regard"].order if name in LINKS]
+    chains = [parse_chain(words, "regard"), parse_chain(["temperature=0.5", "top_p=0.5"])]
+    logits = 2 * torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
+    chain = Chain.together(chains)
+    assert chain.capturable
+    one, other = (Context.begin([[1, 2, 1, 2], [3]], 9, seed=2) for _ in range(2))
+    pick = torch.compile(chain.pick, backend="eager", fullgraph=True)
+    for context in (one, other):
+        context.append(chain(logits, context))  # the first call makes tensors of settings
+    for _ in range(3):
+        assert torch.equal(chain.pick(logits, one), pick(logits, other))
+
+
+def test_equal_chains_together_are_one_of_them():
+    chain = parse_chain(["temperature=0.7", "top_k=5", "top_p=1"])
+    assert Chain.together([chain] * 3).stages == chain.stages[:2]
+
+
+def test_rows_that_stay_keep_their_settings_their_chance_and_their_memory():
+    own = [["top_k=1"], ["top_p=0.9", "xtc=0.5"], ["mirostat_2={target=1, rate=0.5}"]]
+    joined = Chain.together([parse_chain(words) for words in own])
+    contexts = [Context.begin([[1], [2], [3]], 30, seed=4) for _ in range(2)]
+    logits = 2 * torch.randn(3, 30, generator=torch.Generator().manual_seed(0))
+    for context in contexts:
+        for _ in range(5):
+            context.append(joined(logits, context))
+    stay = torch.tensor([2, 1])
+    all_rows, some, fewer = contexts[0], contexts[1].select(stay), joined.select(stay)
+    for _ in range(20):
+        assert torch.equal(joined(logits, all_rows)[stay], fewer(logits[stay], some))
+
+
+class Sorts(TorchDispatchMode):
+    """Counts what sorts."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += "sort" in function.name() and "search" not in function.name()
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("order", DIALECTS)
+def test_a_chain_of_all_samplers_sorts_once(order):
+    names = [name for name in DIALECTS[order].order if name in LINKS and "mirostat" not in name]
+    chain = parse_chain([LINKS[name](0.9) for name in names], order)
+    one_temperature = order == "llama.cpp"
+    assert len(chain.stages) == len(names) - one_temperature
+    logits, context = torch.randn(2, 200), context_of(2)
+    with Sorts() as sorts:
+        chain(logits, context)
+    assert sorts.count == 1
+    with Sorts() as sorts:
+        parse_chain(["top_k=5", "min_p=0.1", "temperature=0.5"])(logits, context)
+    assert sorts.count == 0
 
 
 def test_the_context_keeps_prompt_and_answer_of_ragged_rows():
@@ -135,3 +356,11 @@ def test_words_become_stages_in_their_order():
 def test_a_wrong_word_is_explained(word, message):
     with pytest.raises(ConfigError, match=message):
         parse_chain([word])
+
+
+def test_a_chain_is_printed_as_the_words_it_is_made_from():
+    words = ["ban=[1, 2]", "dry={multiplier=0.8, breakers=[3]}", "top_p={p=0.5, min_keep=2}"]
+    chain = parse_chain([*words, 'mirostat_2={target=5.0, surprise="full"}'])
+    assert parse_chain(chain.words()) == chain
+    assert str(chain).startswith("ban=[1, 2] → dry={multiplier=0.8, breakers=[3]} → top_p={p=0.5, ")
+    assert str(parse_chain(["greedy"])) == "temperature=0.0 → argmax"

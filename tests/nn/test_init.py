@@ -2,6 +2,8 @@ import pytest
 import torch
 
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.attention import View
+from regard.nn.mask import Mask
 
 SIZES = {"vocab_size": 400, "dim": 64, "layers": 4, "heads": 4, "context": 64}
 
@@ -30,6 +32,17 @@ def test_normal_init_starts_writers_into_the_stream_smaller():
 def test_normal_init_takes_its_deviation_from_the_config():
     model = Transformer(TransformerConfig(**SIZES, init={"kind": "normal", "std": 0.1}))
     assert deviation(model.embed.token.weight) == pytest.approx(0.1, rel=0.05)
+
+
+def test_zero_out_makes_every_block_begin_as_the_identity():
+    model = Transformer(TransformerConfig(**SIZES, init="zero_out", order="pre")).eval()
+    plain = Transformer(TransformerConfig(**SIZES)).eval()
+    x, at = torch.randn(2, 5, 64), torch.arange(5).unsqueeze(0)
+    for each, begins in ((model, True), (plain, False)):
+        block = each.decoder.blocks[1]
+        assert torch.equal(block(x, view=View.of(Mask.causal(), at)), x) is begins
+    for weight in (model.decoder.blocks[1].ffn.up.weight, model.embed.token.weight):
+        assert deviation(weight) == pytest.approx(0.02, rel=0.05)
 
 
 def test_xavier_init_has_the_variance_of_the_mean_fan():

@@ -136,13 +136,3 @@ def test_a_soft_cap_bends_and_none_does_not():
     torch.testing.assert_close(
         soft_cap(x, 5.0), torch.tensor([-5.0, 0.0, 0.1, 5.0]), atol=1e-4, rtol=0
     )
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_expression_for_a_compiler_is_the_one_in_place(smoothing, monkeypatch):
-    logp = torch.randn(5, 7).double().log_softmax(-1)
-    goal = torch.randint(0, 7, (5, 1))
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    expression = losses._slope(logp, goal, smoothing)
-    monkeypatch.undo()
-    torch.testing.assert_close(losses._slope(logp, goal, smoothing), expression, rtol=0, atol=1e-12)

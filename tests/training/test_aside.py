@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -51,6 +53,17 @@ def test_beside_the_main_thread_it_works_without_signals(tmp_path):
     thread.start()
     thread.join()
     assert (tmp_path / "new").is_dir()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
+def test_what_a_kill_left_is_swept_away_by_the_next_attempt_and_a_living_one_is_not(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        pass
+    for owner in (dead.pid, os.getppid()):
+        (tmp_path / f".new.tmp-{owner}").mkdir()
+    with aside(tmp_path / "new"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".new.tmp-{os.getppid()}", "new"]
 
 
 def test_what_exists_is_never_written_over(tmp_path):

@@ -13,7 +13,6 @@ import torch
 from regard.errors import CheckpointError
 from regard.training import checkpoint
 from regard.training.checkpoint import (
-    check_room,
     drop_after,
     latest,
     prune,
@@ -24,6 +23,7 @@ from regard.training.checkpoint import (
     write_json,
     write_tensors,
 )
+from regard.training.disk import check_room
 
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"]
 
@@ -101,6 +101,23 @@ def test_a_run_that_goes_on_from_an_earlier_step_drops_the_later_ones(folder):
     assert names(folder) == ["step-3"]
 
 
+@pytest.mark.parametrize(
+    "remove", [lambda folder: prune(folder, 1, None), lambda f: drop_after(f, 0)]
+)
+def test_a_kill_while_a_checkpoint_is_removed_leaves_no_half_of_it(folder, remove):
+    def killed(path):
+        next(path.iterdir()).unlink()
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(Killed):
+            remove(folder)
+    assert len([name for name in names(folder) if "tmp" not in name]) == 1
+    assert latest(folder)  # of the two that there were, the other one, whole
+    assert not list(folder.glob("*.tmp-*"))
+
+
 def test_a_step_is_whole_or_it_is_none(folder):
     assert whole(folder, 3).step == 3
     assert whole(folder, 4) is None
@@ -160,7 +177,8 @@ def test_a_failure_at_any_moment_leaves_the_checkpoint_before(folder, tmp_path, 
                 write(folder, 9)
         if raised.type is CheckpointError:
             assert re.fullmatch(
-                r"cannot write .*step-9: No space left on device \([\d,]+ MB free\)\n"
+                r"cannot write .*step-9: No space left on device "
+                r"\(0\.0 MB needed, [\d,]+ MB free\)\n"
                 "earlier checkpoints are untouched",
                 str(raised.value),
             )
@@ -278,7 +296,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_room_there_is(tmp_pat
         lambda path: write_tensors(path / "model.safetensors", {"a": torch.zeros(1)}),
         lambda path: write_json(path / "config.json", {}),
     ):
-        with pytest.raises(CheckpointError, match=r"cannot write .*file.*\(\d[\d,]* MB free\)"):
+        with pytest.raises(CheckpointError, match=r"cannot write .*file.*\(.*\d[\d,]* MB free\)"):
             call(tmp_path / "file")
 
 
@@ -290,7 +308,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_old_weights(folder):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-        with pytest.raises(CheckpointError, match=r"step-9: File too large \([\d,]+ MB free\)"):
+        with pytest.raises(CheckpointError, match=r"step-9: File too large \(0\.4 MB needed, "):
             save(folder, 9, {"model": large}, {})
         with pytest.raises(CheckpointError, match=r"model.safetensors: File too large"):
             write_tensors(kept, large)
@@ -302,12 +320,34 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_old_weights(folder):
 
 
 def test_what_cannot_fit_is_refused_before_it_is_begun(tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)._replace(free=15_000_000)
+    usage = shutil.disk_usage(tmp_path)._replace(free=20_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    check_room(tmp_path / "run", 900_000, averaged=False)
-    for parameters, averaged in ((1_000_000, False), (900_000, True)):
-        with pytest.raises(CheckpointError, match=r"run needs \d+ MB .*; 15 MB are free"):
-            check_room(tmp_path / "run", parameters, averaged=averaged)
+    run = tmp_path / "run"
+    check_room(run, 900_000, checkpoints=1, averaged=False)
+    for parameters, checkpoints, averaged in (
+        (1_010_000, 1, False),
+        (900_000, 2, False),
+        (900_000, 1, True),
+    ):
+        with pytest.raises(CheckpointError, match=r"run needs \d+ MB .*; 20 MB are free"):
+            check_room(run, parameters, checkpoints=checkpoints, averaged=averaged)
+    run.mkdir()
+    write_tensors(run / "model.safetensors", {"a": torch.zeros(300_000)})
+    check_room(run, 1_010_000, checkpoints=1, averaged=False)  # what is there needs no more room
+
+
+def test_files_longer_than_the_system_allows_are_refused_before_they_are_begun(tmp_path):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8_000_000, before[1]))
+        check_room(tmp_path, 1_000_000, checkpoints=1, averaged=False)
+        with pytest.raises(
+            CheckpointError, match=r"files of 8\.0 MB; this process .*\n.*ulimit -f"
+        ):
+            check_room(tmp_path, 1_000_001, checkpoints=1, averaged=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_weights_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -322,6 +362,29 @@ def test_weights_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         write_tensors(path, {"a": torch.zeros(3)})
     assert torch.equal(read_tensors(path)["a"], torch.ones(3))
     assert names(tmp_path) == ["model.safetensors"]
+
+
+def test_any_flipped_bit_of_weights_is_harmless_or_refused_by_name(tmp_path):
+    path = tmp_path / "model.safetensors"
+    wanted = {"a": torch.randn(3, 4), "b": torch.randn(2).bfloat16(), "c": torch.tensor(3)}
+    write_tensors(path, wanted)
+    content = path.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    harmless = 0
+    for bit in range(0, 8 * len(content), 5):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            found = read_tensors(path)
+        except CheckpointError as error:
+            assert str(path) in str(error)  # noqa: PT017 -- most are refused, not all
+        else:
+            harmless += 1
+            assert bit // 8 < header  # nothing is flipped among the numbers unseen
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(found[name], each) for name, each in wanted.items())
+    assert harmless < 16  # in the name of the hash, and in spaces
 
 
 class Trap:

@@ -1,13 +1,16 @@
 """Where a model runs, and whether it fits."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from regard.config import TrainConfig
+from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError
 from regard.training import device
+from regard.training.folder import Folder
 from regard.training.run import begin
 from training.runs import config
 
@@ -74,8 +77,80 @@ def test_compilation_is_the_default_only_on_cuda(asked, place, wanted):
     assert device.compiles(TrainConfig(compile=asked), torch.device(place)) is wanted
 
 
+@pytest.mark.parametrize(
+    ("place", "over", "wanted"),
+    [
+        ("cuda", {}, True),
+        ("cpu", {"compile": "on"}, False),
+        ("cuda", {"compile": "off"}, False),
+        ("cuda", {"recompute": True}, False),
+    ],
+)
+def test_steps_are_replayed_where_they_are_compiled_for_cuda(place, over, wanted):
+    assert device.captures(TrainConfig(**over), torch.device(place)) is wanted
+
+
 def test_the_environment_of_a_run_is_told():
     facts = device.environment(torch.device("cpu"))
     assert facts["torch"] == torch.__version__
     assert facts["device"] == "cpu"
     assert {"regard", "python", "platform", "threads"} <= set(facts)
+
+
+@pytest.fixture
+def threads():
+    """Four threads, whatever this machine has; afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield torch.get_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted", "expected"),
+    [
+        ("150000 100000", None, 2),  # the time of one and a half cores
+        ("50000 100000", None, 1),
+        ("900000 100000", None, 4),  # never more than torch would take by itself
+        ("max 100000", None, 4),
+        (None, None, 4),
+        ("150000 100000", 3, 3),  # what was asked for is taken
+    ],
+)
+def test_there_are_no_more_threads_than_a_container_may_use_cores(
+    limit, wanted, expected, threads, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(device, "GROUP", tmp_path)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    if limit is not None:
+        (tmp_path / "cpu.max").write_text(f"{limit}\n")
+    device.use_threads(wanted)
+    assert threads() == expected
+
+
+def test_a_run_takes_its_threads_from_its_settings_and_says_so(data, tmp_path, threads):
+    begun = begin(config(data / "cats.txt", threads=2), tmp_path / "run")
+    next(begun)
+    begun.close()
+    assert threads() == 2
+    assert Folder(tmp_path / "run").load_environment()["threads"] == 2
+    with pytest.raises(ConfigError, match=r"train\.threads=0 must lie between 1 and"):
+        list(begin(config(data / "cats.txt", threads=0), tmp_path / "none"))
+
+
+ILLEGAL = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+
+
+def test_bfloat16_that_kills_the_process_is_refused_before_it_does(monkeypatch):
+    bfloat16 = RunConfig(name="test", device="cpu", train=TrainConfig(precision="bfloat16"))
+    monkeypatch.setattr(device, "BFLOAT16", "")
+    assert device.ready_device(bfloat16) == torch.device("cpu")
+    monkeypatch.setattr(device, "BFLOAT16", ILLEGAL)
+    with pytest.raises(ConfigError, match=r"bfloat16 does not work on this CPU: .* with -4\nleave"):
+        device.ready_device(bfloat16)
+    device.ready_device(RunConfig(name="test", device="cpu"))  # nobody asked for it
+
+
+def test_the_trial_of_bfloat16_fails_for_no_reason_but_the_cpu():
+    tried = subprocess.run([sys.executable, "-c", device.BFLOAT16], capture_output=True, text=True)
+    assert tried.returncode <= 0, tried.stderr

@@ -145,7 +145,7 @@ def test_logs_are_cut_back_and_never_grow(folder):
 
 
 def test_damage_is_named(folder):
-    folder.metrics.write_text('{"step": 1}\n{"st')
+    folder.metrics.write_text('{"step": 1}\n{"st\n')
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged"):
         folder.rows()
     folder.config.write_text('{"name"')

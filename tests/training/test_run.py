@@ -15,7 +15,7 @@ from regard.config import to_table
 from regard.errors import CheckpointError, ConfigError, DataError, DivergedError, Stopped
 from regard.tasks import Objective
 from regard.training import run
-from regard.training.checkpoint import read_tensors, sha256
+from regard.training.checkpoint import digest, read_tensors
 from regard.training.events import Begun, Ended, Evaluated, Progressed
 from regard.training.folder import Folder
 from regard.training.run import begin, resume
@@ -188,7 +188,7 @@ def test_nothing_of_a_dropped_future_stays(every, data, tmp_path, monkeypatch):
             go_on(folder, step=4)
     assert steps_of(folder)[-1] == (6 if every == 2 else 4)
     best = folder / "checkpoints" / "step-4" / "model.safetensors"
-    assert sha256(folder / "model.safetensors") == sha256(best)
+    assert digest(read_tensors(folder / "model.safetensors")) == digest(read_tensors(best))
 
 
 def test_a_best_model_that_cannot_be_had_again_is_forgotten(data, tmp_path, monkeypatch):
@@ -200,7 +200,7 @@ def test_a_best_model_that_cannot_be_had_again_is_forgotten(data, tmp_path, monk
     events = go_on(folder, step=5)  # whose best, of step 2, has no checkpoint
     assert events[-1].metrics["loss"] == 2.4
     last = folder / "checkpoints" / "step-8" / "model.safetensors"
-    assert sha256(folder / "model.safetensors") == sha256(last)
+    assert digest(read_tensors(folder / "model.safetensors")) == digest(read_tensors(last))
 
 
 def test_a_changed_tokenizer_is_refused(copied):
@@ -273,7 +273,7 @@ def test_a_run_of_gradients_that_are_not_finite_ends_the_training(data, tmp_path
     ) as raised:
         list(begin(config(data / "cats.txt"), tmp_path / "run"))
     assert raised.value.exit_code == 5
-    assert "lower train.rate" in str(raised.value)
+    assert "train.rate" in str(raised.value)
     assert steps_of(tmp_path / "run")[-1] == 6
     for name in ("model", "optimizer", "average"):
         tensors = read_tensors(tmp_path / f"run/checkpoints/step-6/{name}.safetensors")
@@ -434,10 +434,8 @@ def test_a_checkpoint_of_another_model_is_refused(copied):
     table = json.loads(file.read_text())
     table["model"]["dim"], table["train"]["steps"] = 16, 20
     file.write_text(json.dumps(table))
-    with pytest.raises(CheckpointError, match="do not fit the model") as raised:
+    with pytest.raises(CheckpointError, match=r"model in .*json is not what the checkpoint"):
         go_on(copied)
-    assert 2 <= str(raised.value).count("\n") <= 6
-    assert "has shape" in str(raised.value)
 
 
 NGRAM = {"model": {"preset": "ngram", "order": 3, "context": 32}}

@@ -1,11 +1,16 @@
 """Being asked to stop."""
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from regard.training.signals import ASKING, Interrupts
+from regard.errors import Stopped
+from regard.training.signals import ASKING, Interrupted, Interrupts, stoppable
+from storm.shell import on_terminal
 
 
 @pytest.mark.parametrize("asked", ASKING)
@@ -60,3 +65,73 @@ def test_outside_of_the_main_thread_nothing_is_handled():
     thread.start()
     thread.join()
     assert not failed
+
+
+@pytest.mark.parametrize("asked", ASKING)
+def test_where_there_is_haste_a_signal_is_noted_and_ends_what_is_done(asked):
+    with Interrupts() as interrupts:
+        with pytest.raises(Interrupted), interrupts.hasty():
+            signal.raise_signal(asked)
+        assert interrupts.received == asked
+        with pytest.raises(Interrupted), interrupts.hasty():  # as it came before
+            raise AssertionError
+        if asked != signal.SIGINT:
+            signal.raise_signal(asked)  # no more haste
+
+
+@pytest.mark.parametrize("asked", [each for each in ASKING if each != signal.SIGINT])
+def test_what_does_not_train_yet_is_stopped_and_can_be_tried_again(asked):
+    before = signal.getsignal(asked)
+    said = f"stopped by {asked.name} while not training"
+    with pytest.raises(Stopped, match=said) as raised, stoppable():
+        signal.raise_signal(asked)
+    assert raised.value.exit_code == 75
+    assert signal.getsignal(asked) == before
+
+
+def test_under_torchrun_a_signal_ends_even_a_process_that_waits(monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    before = signal.getsignal(signal.SIGTERM)
+    with stoppable():
+        assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_second_ctrl_c_is_heard_inside_a_long_call():
+    program = (
+        "import hashlib, sys\n"
+        "from regard.training.signals import Interrupts\n"
+        "with Interrupts():\n"
+        "    print('ready', flush=True)\n"
+        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)  # many minutes, and deaf\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            for _ in range(2):
+                process.send_signal(signal.SIGINT)
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals that hang up")
+def test_a_terminal_that_hangs_up_can_still_be_written_to():
+    program = (
+        "import sys, time\n"
+        "from regard.training.signals import Interrupts\n"
+        "with Interrupts() as interrupts:\n"
+        "    print('ready', flush=True)\n"
+        "    while interrupts.received is None:\n"
+        "        time.sleep(0.01)\n"
+        "    for stream in (sys.stdout, sys.stderr):\n"
+        "        print('saved', file=stream, flush=True)\n"
+        "sys.exit(interrupts.exit_code)\n"
+    )
+    process, terminal = on_terminal("-c", program)
+    with process:
+        assert os.read(terminal, 100) == b"ready\r\n"
+        os.close(terminal)
+    assert process.returncode == 75

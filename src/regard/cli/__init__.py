@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import typer
 
+from regard.cli.compare import compare
 from regard.cli.diff import diff
 from regard.cli.evaluate import evaluate
 from regard.cli.explain import explain
@@ -18,6 +19,7 @@ from regard.cli.generate import generate
 from regard.cli.import_ import import_
 from regard.cli.info import info
 from regard.cli.options import verb
+from regard.cli.plan import plan
 from regard.cli.predict import predict
 from regard.cli.quickstart import quickstart
 from regard.cli.resume import resume
@@ -26,6 +28,7 @@ from regard.cli.train import train
 from regard.cli.translate import translate
 from regard.cli.welcome import welcome
 from regard.errors import RegardError
+from regard.training.launch import rank
 
 __all__ = ["app", "main"]
 
@@ -49,6 +52,8 @@ for command in (
     export,
     info,
     diff,
+    compare,
+    plan,
 ):
     app.command(command.__name__.rstrip("_"))(verb(command))  # `import` is a word of Python
 
@@ -78,7 +83,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"regard: {message}", file=sys.stderr)
+    if not rank():  # the others have the same to say
+        print(f"regard: {message}", file=sys.stderr)
     return code
 
 

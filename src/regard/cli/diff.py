@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ SIZES = (
 )
 ROOM = 26  # cells for a value; what is longer goes on in the next line
 
-Pair = tuple[Any, Any]
+Values = tuple[Any, ...]  # of one setting, one for each that is compared
 
 
 def _what(which: str) -> Any:
@@ -39,17 +39,16 @@ def diff(
     regard diff runs/my tiny-decoder
     """
     with working("comparing"):
-        from regard.models.build import describe
         from regard.models.cost import cost
 
         models = [find(what, {})[1] for what in (first, second)]
-        tables = [_resolved(describe(model), model) for model in models]
+        tables = [resolved(model) for model in models]
         counts = [cost(model) for model in models]
-    differing = {key: pair for key, pair in _differing(*tables).items() if not _same(key, *pair)}
-    sizes = {key: pair for key, pair in differing.items() if key in SIZES}
-    chosen = {key: pair for key, pair in differing.items() if key not in SIZES}
-    counted = _differing(counts[0].parts, counts[1].parts, missing=0)
-    counted |= _differing(*({"total": each.parameters} for each in counts))
+    found = differing(*tables)
+    sizes = {key: pair for key, pair in found.items() if key in SIZES}
+    chosen = {key: pair for key, pair in found.items() if key not in SIZES}
+    counted = differing(counts[0].parts, counts[1].parts, missing=0)
+    counted |= differing(*({"total": each.parameters} for each in counts))
     groups = {"sizes": sizes, "choices": chosen, "parameters": counted}
     if as_json:
         print_json({"models": [first, second], **groups})
@@ -57,18 +56,25 @@ def diff(
     if not any(groups.values()):
         print(f"{first} and {second} are the same model")
         return
-    rows = {title: _rows(pairs) for title, pairs in groups.items() if pairs}
-    lines = iter(aligned([("", first, second), *(row for each in rows.values() for row in each)]))
+    print_beside([first, second], {title: wrapped(each) for title, each in groups.items()})
+
+
+def print_beside(names: Sequence[str], groups: Mapping[str, Sequence[Sequence[str]]]) -> None:
+    """Rows under titles, their columns aligned over all of them, the names above."""
+    lines = iter(aligned([("", *names), *(row for rows in groups.values() for row in rows)]))
     print(f"  {bold(next(lines), sys.stdout)}")
-    for title, each in rows.items():
-        print(f"\n{bold(title, sys.stdout)}")
-        for _ in each:
+    for title, rows in groups.items():
+        if rows:
+            print(f"\n{bold(title, sys.stdout)}")
+        for _ in rows:
             print(f"  {next(lines)}")
 
 
-def _resolved(table: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """A description in which what follows from other sizes is written out."""
-    filled = dict(table)
+def resolved(model: Any) -> dict[str, Any]:
+    """A description of a model in which what follows from other sizes is written out."""
+    from regard.models.build import describe
+
+    filled = describe(model)
     if "heads" in filled:
         filled["kv_heads"] = filled["kv_heads"] or filled["heads"]
         filled["head_dim"] = filled["head_dim"] or filled["dim"] // filled["heads"]
@@ -76,20 +82,25 @@ def _resolved(table: Mapping[str, Any], model: Any) -> dict[str, Any]:
     return filled
 
 
-def _differing(
-    first: Mapping[str, Any], second: Mapping[str, Any], missing: Any = None
-) -> dict[str, Pair]:
-    """The values of both under every key where they are not equal.
+def differing(*tables: Mapping[str, Any], missing: Any = None) -> dict[str, Values]:
+    """The values of all under every key where they are not equal.
 
     To lack a setting and to have it switched off is the same.
     """
-    keys = dict.fromkeys([*first, *second])
-    pairs = {key: (first.get(key, missing), second.get(key, missing)) for key in keys}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and (pair[0] or pair[1])}
+    keys = dict.fromkeys(key for table in tables for key in table)
+    rows = {key: tuple(table.get(key, missing) for table in tables) for key in keys}
+    return {
+        key: values
+        for key, values in rows.items()
+        if any(values) and not all(_same(key, values[0], each) for each in values[1:])
+    }
 
 
 def _same(key: str, first: Any, second: Any) -> bool:
-    """Whether two choices differ only in that one of them says what the other leaves out."""
+    """Whether two values are equal, or choices of which one says what the other leaves out."""
+    if first == second:
+        return True
+    key = key.removeprefix("model.")
     from regard.models.rules import spelled_out
     from regard.nn.head import HEADS
     from regard.nn.init import INITS
@@ -102,19 +113,18 @@ def _same(key: str, first: Any, second: Any) -> bool:
         "init": INITS,
         "head": HEADS,
     }
-    if key not in tables or first is None or second is None:
-        return False
+    if key not in tables or not all(isinstance(each, str | Mapping) for each in (first, second)):
+        return False  # there are also counts of parameters by these names
     return spelled_out(first, tables[key]) == spelled_out(second, tables[key])
 
 
-def _rows(pairs: Mapping[str, Pair]) -> list[tuple[str, str, str]]:
-    """A line for each, or several where a value is long."""
+def wrapped(found: Mapping[str, Values]) -> list[tuple[str, ...]]:
+    """A line for each setting, or several where a value is long."""
     rows = []
-    for key, pair in pairs.items():
-        sides = zip_longest(*map(_wrapped, pair), fillvalue="")
-        rows += [("" if n else key, left, right) for n, (left, right) in enumerate(sides)]
+    for key, values in found.items():
+        sides = [
+            textwrap.wrap(said(each), ROOM, break_long_words=False) or ["-"] for each in values
+        ]
+        beside = zip_longest(*sides, fillvalue="")
+        rows += [("" if n else key, *line) for n, line in enumerate(beside)]
     return rows
-
-
-def _wrapped(value: Any) -> list[str]:
-    return textwrap.wrap(said(value), ROOM, break_long_words=False) or ["-"]

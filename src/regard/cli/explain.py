@@ -1,6 +1,7 @@
 """`regard explain`."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,7 +38,7 @@ def explain(
     regard explain runs/pairs 'a dog runs' --out alignment.svg
     """
     if out is not None:
-        _must_be_writable(out, force)
+        must_be_writable(out, force, (".svg",))
     with working(f"opening {run}"):
         from regard.api import load
 
@@ -51,7 +52,8 @@ def explain(
         table = {"rows": seen.rows, "columns": seen.columns, "weights": weights.tolist()}
         print_json({"layer": name, **table})
     elif out is not None:
-        _write(out, seen, head)
+        write(out, _svg(seen, head).encode())
+        print(out)
     else:
         print(f"{bold(name, sys.stdout)}, {heads} heads")
         print(picture(seen, head, alignment=name.endswith("cross")))
@@ -70,21 +72,25 @@ def picture(seen: "AttentionMap", head: int | None, *, alignment: bool) -> str:
     return heatmap(weights, seen.rows, seen.columns, width=width(), colour=colour)
 
 
-def _must_be_writable(path: Path, force: bool) -> None:
-    if path.suffix != ".svg":
-        raise ConfigError(f"--out {path}: only .svg is known")
+def must_be_writable(path: Path, force: bool, endings: Sequence[str]) -> None:
+    """Refuse a file of another kind, and one that exists."""
+    if path.suffix not in endings:
+        raise ConfigError(f"--out {path}: only {', '.join(endings)} is known")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists already; --force writes over it")
 
 
-def _write(path: Path, seen: "AttentionMap", head: int | None) -> None:
+def _svg(seen: "AttentionMap", head: int | None) -> str:
     from regard.explain import heatmap_svg
 
     weights = seen.weights if head is None else seen.weights[head : head + 1]
     headings = None if head is None else [f"head {head}"]
-    content = heatmap_svg(weights, seen.rows, seen.columns, headings=headings)
+    return heatmap_svg(weights, seen.rows, seen.columns, headings=headings)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a picture."""
     try:
-        path.write_text(content, encoding="utf-8")
+        path.write_bytes(content)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from None
-    print(path)

@@ -1,16 +1,15 @@
 """`regard generate`."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from regard.cli.options import Folder
-from regard.cli.talk import dim, shown, stdin_text, working
+from regard.cli.options import Folder, Json, Searched
+from regard.cli.talk import dim, print_json, shown, stdin_text, working
 from regard.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 def generate(
@@ -29,37 +28,106 @@ def generate(
             show_default=False,
         ),
     ] = [],  # noqa: B006 -- typer copies it
+    order: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Let samplers act as in regard, hf, llama.cpp or textgen, with its defaults. "
+            "Without, they act as written.",
+        ),
+    ] = None,
     tokens: Annotated[
         int, Option("-n", "--tokens", metavar="N", min=1, help="Stop after this many.")
     ] = 200,
+    until: Annotated[
+        list[str],
+        Option(metavar="TEXT", help="End before this text; repeatable.", show_default=False),
+    ] = [],  # noqa: B006 -- typer copies it
     seed: Annotated[int | None, Option(metavar="N", help="Same seed, same text.")] = None,
     beam: Annotated[
         int | None,
         Option(metavar="N", min=1, help="Search for the likeliest text instead of drawing one."),
     ] = None,
+    search: Searched = None,
+    draft: Annotated[
+        str | None,
+        Option(
+            metavar="RUN",
+            help="Let a smaller model guess ahead, or look-up: faster, and the same otherwise.",
+        ),
+    ] = None,
+    amateur: Annotated[
+        Path | None,
+        Option(metavar="RUN", help="A weaker model, which shows what not to say."),
+    ] = None,
+    trace: Annotated[
+        bool, Option("--trace", help="Show what each sampler did, token by token.")
+    ] = False,
+    json: Json = False,
 ) -> None:
     """Continue a prompt, printing each piece as it comes.
 
     \b
     regard generate runs/my 'Once upon a time'
     regard generate runs/my 'ROMEO:' -s temperature=0.7 -s top_k=40 --seed 3
+    regard generate runs/my 'ROMEO:' --order llama.cpp -s min_p=0.1 --trace -n 5
     regard generate runs/my 'To be' --beam 5 -n 40
+    regard generate runs/my 'To be' --search 'contrastive={k=4, alpha=0.6}'
+    regard generate runs/my 'To be' --draft runs/small
     """
-    if beam is not None and (sampler or seed is not None):
-        raise ConfigError("--beam searches and draws nothing; leave out --sampler and --seed")
+    drawn = [sampler, order, seed is not None, trace, draft]
+    if beam is not None and search is not None:
+        raise ConfigError("--beam is a search of its own; give --beam or --search")
+    search = search if beam is None else f"beam={beam}"
+    if search is not None and any(drawn):
+        raise ConfigError(
+            "--beam and --search draw nothing; leave out --sampler, --order, --seed, --trace "
+            "and --draft"
+        )
     text = stdin_text() if prompt == "-" else prompt
     with working(f"opening {run}"):
         from regard.api import load
+        from regard.cli.trace import as_table, as_text
+        from regard.generate import LookUp, Traced
 
         opened = load(run)
-    chain = sampler or ["temperature=0.8", "top_p=0.95"]
-    pieces = (
-        opened.stream(text, tokens=tokens, sampler=chain, seed=seed)
-        if beam is None
-        else [opened.search(text, tokens=tokens, beam=beam)]
-    )
+        words = sampler or ([] if order else ["temperature=0.8", "top_p=0.95"])
+        chain = opened.chain(words, order)
+        traced = Traced(chain.stages)
+        weaker = None if amateur is None else load(amateur)
+        guesser = None
+        if draft is not None:
+            guesser = LookUp() if draft == "look-up" else load(draft)
+    texts = []
+    if search is None:
+        pieces: Iterable[str] = opened.stream(
+            text,
+            tokens=tokens,
+            sampler=traced if trace else chain,
+            seed=seed,
+            draft=guesser,
+            amateur=weaker,
+            until=until,
+        )
+    else:
+        texts = opened.search(text, tokens=tokens, search=search, amateur=weaker)
+        pieces = [texts[0][0]]
     out = sys.stdout
-    print(dim(shown(text, out), out), end="", flush=True)
-    for piece in pieces:
-        print(shown(piece, out), end="", flush=True)
-    print()
+    if json:
+        found: dict[str, Any] = {"prompt": text, "text": "".join(pieces)}
+        if search is None:
+            found["chain"] = chain.words()
+        else:
+            found["found"] = [{"text": each, "score": score} for each, score in texts]
+        print_json(found | (as_table(traced, opened.tokenizer) if trace else {}))
+    elif trace:
+        for line in as_text(traced, pieces, opened.tokenizer, out):
+            print(line, flush=True)
+    elif len(texts) > 1:
+        for each, score in texts:
+            print(f"{score:9.4f}  {dim(shown(text, out), out)}{shown(each, out)}")
+    else:
+        print(dim(shown(text, out), out), end="", flush=True)
+        for piece in pieces:
+            print(shown(piece, out), end="", flush=True)
+        print()

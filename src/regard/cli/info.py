@@ -78,24 +78,24 @@ def info(
         notes = [published.source, *([published.reason] if published.reason else [])]
     for line in (line for note in notes for line in textwrap.wrap(note, ROOM)):
         print(dim(line, out))
-    _section("drawing", draw(family_of(config), config, plain=not can_draw(out)))
+    section("drawing", draw(family_of(config), config, plain=not can_draw(out)))
     chosen = [(key, value) for key, value in describe(config).items() if value not in (None, False)]
-    _section("choices", aligned([row for key, value in chosen for row in _rows(key, value)]))
+    section("choices", aligned([row for key, value in chosen for row in _rows(key, value)]))
     if counted.parameters:
         shares = [
             (name, f"{count:,}", f"{count / counted.parameters:6.1%}")
             for name, count in counted.parts.items()
         ]
         total = ("total", f"{counted.parameters:,}", "")
-        _section("parameters", aligned([*shares, total], right=[1, 2]))
-        _section("memory", aligned(_memory(counted), right=[1, 2]))
+        section("parameters", aligned([*shares, total], right=[1, 2]))
+        section("memory", aligned(_memory(counted), right=[1, 2]))
         if counted.flops_per_token:
-            _section("arithmetic of a token", aligned(_arithmetic(counted), right=[1]))
+            section("arithmetic of a token", aligned(_arithmetic(counted), right=[1]))
     if metrics:
         rows = [(name, number(value)) for name, value in metrics.items()]
-        _section("held out", aligned(rows, right=[1]))
+        section("held out", aligned(rows, right=[1]))
     if taps:
-        _section("taps", counted.taps or ["none"])
+        section("taps", counted.taps or ["none"])
 
 
 def _list(as_json: bool) -> None:
@@ -121,7 +121,8 @@ def can_draw(stream: TextIO) -> bool:
     return not (stream.isatty() and os.environ.get("TERM") == "dumb")
 
 
-def _section(title: str, lines: list[str]) -> None:
+def section(title: str, lines: list[str]) -> None:
+    """A title, and lines under it."""
     print(f"\n{bold(title, sys.stdout)}")
     for line in lines:
         print(f"  {line}".rstrip())
@@ -143,9 +144,11 @@ def _memory(cost: "Cost") -> list[tuple[str, str, str, str]]:
         ("to train", cost.training_bytes, cost.mixed_training_bytes, "mixed: + a bfloat16 copy"),
     ]
     if cost.activation_bytes:
-        rows.append((f"activations, {tokens}", cost.activation_bytes, None, "no dropout"))
+        whole, mixed = cost.activation_bytes, cost.mixed_activation_bytes
+        rows.append((f"activations, {tokens}", whole, mixed, "no dropout; mixed: compiled"))
     if cost.recomputed_bytes < cost.activation_bytes:
-        rows.append(("with recomputation", cost.recomputed_bytes, None, "inputs, and one layer"))
+        whole, mixed = cost.recomputed_bytes, cost.mixed_recomputed_bytes
+        rows.append(("with recomputation", whole, mixed, "inputs, and one layer"))
     if cost.state_bytes_per_token:
         each = cost.state_bytes_per_token
         rows.append(("keys, values, a token", each, each // 2, "2 × layers × kv width"))
@@ -157,7 +160,7 @@ def _memory(cost: "Cost") -> list[tuple[str, str, str, str]]:
     if cost.window_bytes < cost.state_bytes:
         rows.append(("within the windows", cost.window_bytes, cost.window_bytes // 2, ""))
     told = [
-        (name, _amount(full, "B"), "" if half is None else _amount(half, "B"), note)
+        (name, amount(full, "B"), "" if half is None else amount(half, "B"), note)
         for name, full, half, note in rows
     ]
     return [("", "float32", "bfloat16", ""), *told]
@@ -168,11 +171,11 @@ def _arithmetic(cost: "Cost") -> list[tuple[str, str, str]]:
     context = f"{cost.context:,}"
     attending = f" + 4 × layers × width × {context}" if "attention" in cost.parts else ""
     rows = [
-        ("forward", _amount(forward, "FLOPs"), f"2 × matrices{attending}"),
-        ("training", _amount(training, "FLOPs"), "three times that"),
+        ("forward", amount(forward, "FLOPs"), f"2 × matrices{attending}"),
+        ("training", amount(training, "FLOPs"), "three times that"),
     ]
     if cost.generation_flops_per_token:
-        one = _amount(cost.generation_flops_per_token, "FLOPs")
+        one = amount(cost.generation_flops_per_token, "FLOPs")
         rows.append(("generating", one, f"the last of {context}"))
     return rows
 
@@ -186,6 +189,8 @@ def said(value: Any) -> str:
     if isinstance(value, Mapping):
         options = [f"{key} {said(each)}" for key, each in value.items() if key != "kind"]
         return ", ".join([str(value.get("kind", "")), *options])
+    if isinstance(value, list | tuple):
+        return ", ".join(map(said, value)) or "-"
     if value is None or isinstance(value, bool):
         return {None: "-", True: "yes", False: "no"}[value]
     if isinstance(value, float):
@@ -193,16 +198,16 @@ def said(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _amount(count: int, unit: str) -> str:
+def amount(count: float, unit: str) -> str:
     """A number that one can grasp.
 
-    >>> _amount(497_759_232, "B"), _amount(24, "B")
+    >>> amount(497_759_232, "B"), amount(24, "B")
     ('497.8 MB', '24 B')
     """
     for size, letter in LARGEST:
         if count >= size:
             return f"{count / size:,.1f} {letter}{unit}"
-    return f"{count} {unit}"
+    return f"{count:.0f} {unit}".rstrip()
 
 
 def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], list[str]]:

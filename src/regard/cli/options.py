@@ -41,6 +41,14 @@ Penalty = Annotated[
         help="Divide log P by length to this power; 0: not at all.",
     ),
 ]
+Searched = Annotated[
+    str | None,
+    Option(
+        "--search",
+        metavar="NAME=VALUE",
+        help="Search by beam or contrastive, in place of --beam: 'beam={width=6, groups=3}'.",
+    ),
+]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Results only, no talk.")]
 Debug = Annotated[bool, Option("--debug", help="Show the traceback of a mistake.")]
 

@@ -5,9 +5,13 @@ from typing import Annotated
 from typer import Option
 
 from regard.cli.options import Folder, Json, Overrides
-from regard.cli.talk import working
+from regard.cli.talk import assist, working
+from regard.config import check_overrides, parse_overrides
+from regard.training.launch import rank
+from regard.training.signals import stoppable
 
 
+@stoppable()
 def resume(
     run: Folder,
     words: Overrides = [],  # noqa: B006 -- typer copies it
@@ -22,10 +26,13 @@ def resume(
     regard resume runs/my
     regard resume runs/my train.steps=5000
     """
+    if rank():
+        assist()
+        return
+    over = parse_overrides(words)
+    check_overrides(over)
     with working("getting ready"):
         from regard.cli.follow import follow, report
-        from regard.config import parse_overrides
         from regard.training.run import resume as go_on
 
-    over = parse_overrides(words)
     report(follow(lambda progress: go_on(run, over, step=step, progress=progress)), as_json=as_json)

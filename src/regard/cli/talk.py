@@ -48,6 +48,14 @@ def working(text: str) -> Iterator[None]:
         yield
 
 
+def assist() -> None:
+    """What other ranks than 0 do, whatever the words were: they learn in silence."""
+    from regard.training.run import assist as events
+
+    for _ in events():
+        pass
+
+
 def width() -> int:
     """How many cells a line of the terminal has."""
     return shutil.get_terminal_size().columns

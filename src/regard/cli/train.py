@@ -6,9 +6,13 @@ from typing import Annotated
 from typer import Argument
 
 from regard.cli.options import Json, Out, Overrides
-from regard.cli.talk import say, working
+from regard.cli.talk import assist, say, working
+from regard.config import check_overrides, parse_overrides, read_recipe
+from regard.training.launch import rank
+from regard.training.signals import stoppable
 
 
+@stoppable()
 def train(
     what: Annotated[
         str,
@@ -36,15 +40,20 @@ def train(
     regard train data.source=train.en data.target=train.de
     regard train my.txt model.family=ngram model.order=5
     """
+    if rank():
+        assist()
+        return
+    own = "=" in what and not Path(what).exists()  # data.source=… and data.target=… need no WHAT
+    over = parse_overrides([what, *words] if own else words)
+    check_overrides(over)  # a slip of the pen need not wait for torch
+    if what.endswith(".toml"):
+        read_recipe(Path(what))
     with working("getting ready"):
         from regard.cli.follow import follow, report
-        from regard.config import parse_overrides
         from regard.training.configure import configure
         from regard.training.folder import new_folder
         from regard.training.run import begin
 
-    own = "=" in what and not Path(what).exists()  # data.source=… and data.target=… need no WHAT
-    over = parse_overrides([what, *words] if own else words)
     if "minutes" in over:
         say("trying a few sizes, to see how fast this machine trains each …")
     with working("looking at the data"):

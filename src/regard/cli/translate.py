@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from regard.cli.options import Beam, Folder, Penalty
+from regard.cli.options import Beam, Folder, Penalty, Searched
 from regard.cli.talk import say, shown, stdin_lines, working
 
 TOGETHER = 64  # lines translated at once when they come from a file
@@ -25,6 +25,7 @@ def translate(
     ] = "-",
     beam: Beam = 5,
     length_penalty: Penalty = 1.0,
+    search: Searched = None,
 ) -> None:
     """Write sentences, or lines of stdin, in the other language.
 
@@ -42,7 +43,9 @@ def translate(
     lines = stdin_lines() if text == "-" else iter([text])
     for some in _groups(lines, 1 if typed else TOGETHER):
         full = [line for line in some if line.strip()]
-        written = iter(opened.translate(full, beam=beam, length_penalty=length_penalty))
+        written = iter(
+            opened.translate(full, beam=beam, length_penalty=length_penalty, search=search)
+        )
         for line in some:  # one line for each, an empty one for an empty one
             answer = " ".join(next(written).splitlines()) if line.strip() else ""
             print(shown(answer, sys.stdout), flush=True)

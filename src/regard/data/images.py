@@ -89,6 +89,13 @@ class Images:
             test=None,
         )
 
+    def against(self, learned: "Images") -> "Images":
+        """These images to judge by; where they are the very ones learned from, that is told."""
+        if self.digest != learned.digest:
+            return self
+        told = f"overlap: all {len(self):,} images are among those learned from"
+        return replace(self, description=f"{self.description}; {told}")
+
     def named(self, names: Sequence[str]) -> "Images":
         """The same with the numbers that classes have in `names`; without names, their own."""
         known = {name: number for number, name in enumerate(names)}

@@ -93,8 +93,8 @@ class TextLoader:
         """How many steps visit every block once."""
         return self.blocks / self.batch
 
-    def examples(self, step: int) -> NDArray[np.int64]:
-        """The ids of a step, (batch, context + 1): what is read, and one further to predict."""
+    def starts(self, step: int) -> NDArray[np.int64]:
+        """Where in the text the blocks of a step begin, counted in tokens."""
         numbers = np.arange(step * self.batch, (step + 1) * self.batch)
         starts = np.empty_like(numbers)
         epochs = numbers // self.blocks
@@ -103,6 +103,11 @@ class TextLoader:
             block = permute(numbers[here] % self.blocks, self.blocks, _key(self.seed, epoch, 0))
             offset = _key(self.seed, epoch, 1) % self._offsets
             starts[here] = offset + self.context * block
+        return starts
+
+    def examples(self, step: int) -> NDArray[np.int64]:
+        """The ids of a step, (batch, context + 1): what is read, and one further to predict."""
+        starts = self.starts(step)
         return self.tokens[starts[:, None] + np.arange(self.context + 1)].astype(np.int64)
 
     def in_order(

@@ -4,7 +4,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import ClassVar
@@ -72,6 +72,17 @@ class Pairs:
             rows=lambda: ((source.lower(), target.lower()) for source, target in self.rows()),
             digest=_digest(self.digest, "lower"),
         )
+
+    def against(self, learned: "Pairs") -> "Pairs":
+        """These pairs to judge by; how many of them are learned from too is told."""
+        ours = [_hash(0, json.dumps(row)) for row in self.rows()]
+        wanted = set(ours)
+        known = {each for row in learned.rows() if (each := _hash(0, json.dumps(row))) in wanted}
+        count = sum(each in known for each in ours)
+        if not count:
+            return self
+        told = f"overlap: {count:,} of the {self.count:,} pairs are among those learned from"
+        return replace(self, description=f"{self.description}; {told}")
 
     def fingerprint(self) -> str:
         """A sha256 that is equal for equal content."""

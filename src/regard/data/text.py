@@ -134,6 +134,17 @@ class Text:
         """The same text with case folded."""
         return replace(self, lower=True, description=f"{self.description}, in lower case")
 
+    def against(self, learned: "Text") -> "Text":
+        """This text to judge by; how many of its documents are learned from too is told."""
+        known = {each.digest for each in learned.documents}
+        count = sum(each.digest in known for each in self.documents)
+        if not count:
+            return self
+        told = (
+            f"overlap: {count:,} of the {len(self.documents):,} files are among those learned from"
+        )
+        return replace(self, description=f"{self.description}; {told}")
+
     def fingerprint(self) -> str:
         """A sha256 that is equal for equal content cut into the same documents."""
         spans = [(each.digest, each.start, each.stop, each.ends) for each in self.documents]
@@ -155,7 +166,8 @@ def from_file(path: Path) -> Text:
     """One file is one document."""
     found = scan(path)
     document = Document(path, found.digest, found.start, found.stop)
-    return Text(stem(path), f"text, 1 file, {human(document.size)}", (document,))
+    mark = "; skipped: its byte order mark" if found.start else ""
+    return Text(stem(path), f"text, 1 file, {human(document.size)}{mark}", (document,))
 
 
 def from_files(name: str, paths: Iterable[Path], skipped: dict[str, list[str]]) -> Text:

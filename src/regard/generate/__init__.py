@@ -1,24 +1,45 @@
-"""From a model and a prompt to a text: samplers, decoding and beam search."""
+"""From a model and a prompt to a text: samplers, searches and decoding."""
 
-from regard.generate.beam import Hypothesis, beam
+from regard.generate.amateur import ContrastiveDecoding
+from regard.generate.beam import Beam
 from regard.generate.chain import Chain, draw, parse_chain
 from regard.generate.context import Context, Sampler
+from regard.generate.contrastive import ContrastiveSearch
 from regard.generate.decode import generate, stream, stream_text
+from regard.generate.dialects import DIALECTS
+from regard.generate.engine import Engine
+from regard.generate.processors import ChainProcessor
 from regard.generate.samplers import SAMPLERS, Temperature, TopK, TopP
+from regard.generate.search import Hypothesis, Search
+from regard.generate.searches import SEARCHES, parse_search
+from regard.generate.speculative import LookUp, speculate, stream_speculated
+from regard.generate.trace import Traced
 
 __all__ = [
+    "DIALECTS",
     "SAMPLERS",
+    "SEARCHES",
+    "Beam",
     "Chain",
+    "ChainProcessor",
     "Context",
+    "ContrastiveDecoding",
+    "ContrastiveSearch",
+    "Engine",
     "Hypothesis",
+    "LookUp",
     "Sampler",
+    "Search",
     "Temperature",
     "TopK",
     "TopP",
-    "beam",
+    "Traced",
     "draw",
     "generate",
     "parse_chain",
+    "parse_search",
+    "speculate",
     "stream",
+    "stream_speculated",
     "stream_text",
 ]

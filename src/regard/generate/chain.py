@@ -1,34 +1,56 @@
 """A chain of samplers that ends in a draw, and how one is written on the command line."""
 
-import inspect
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from difflib import SequenceMatcher
+from functools import reduce
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.config import build, parse_overrides
+from regard.config import parse_entry
 from regard.errors import ConfigError, RegardError, unknown
-from regard.generate.context import Context, Sampler
-from regard.generate.samplers import SAMPLERS, Temperature
+from regard.generate.context import Context, Generators, Sampler
+from regard.generate.dialects import arranged
+from regard.generate.samplers import SAMPLERS, Temperature, name_of
+from regard.generate.stage import Each, Stage, as_stage, kind, pack, rank, unrank
 
 
-def draw(
-    logits: Float[Tensor, "rows vocab"], generators: list[torch.Generator]
-) -> Int[Tensor, " rows"]:
+def draw(logits: Float[Tensor, "rows vocab"], generators: Generators) -> Int[Tensor, " rows"]:
     r"""Draw one token per row from softmax(logits), with one random number per row.
 
         the first v  with  P(0) + ... + P(v)  >  u,      u uniform in [0, 1)
 
     A removed token adds nothing to the sum and so is never the first to pass u.
     """
+    u = generators.uniform().unsqueeze(1)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
     # float64 so that no token is too rare for the sum; the Metal backend has none
-    dtype = torch.float32 if logits.device.type == "mps" else torch.float64
-    reached = logits.to(dtype).softmax(-1).cumsum(-1)
-    u = torch.stack([torch.rand(1, generator=each, dtype=dtype) for each in generators])
-    u = u.to(logits.device) * reached[:, -1:]  # the sum is 1 only up to rounding
-    return torch.searchsorted(reached, u, right=True).squeeze(1)
+    reached = weights.cumsum(-1, dtype=u.dtype)
+    u = u * reached[:, -1:]
+    return torch.searchsorted(reached, u, right=True).squeeze(1).clamp_max(logits.shape[1] - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What a stage was given and what it left; where they are ranked, whose they are.
+
+    Ranked ones may lack tokens that were removed before.
+    """
+
+    stage: Stage
+    before: Float[Tensor, "rows some"]
+    after: Float[Tensor, "rows some"]
+    order: Int[Tensor, "rows some"] | None
+    vocab: int
+
+    def by_id(self, ranked: Float[Tensor, "rows some"]) -> Float[Tensor, "rows vocab"]:
+        """Its logits in the order of ids."""
+        return ranked if self.order is None else unrank(ranked, self.order, self.vocab)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,48 +59,183 @@ class Chain:
 
     >>> from regard.generate import Temperature, TopK
     >>> Chain((TopK(40), Temperature(0.8)))
-    Chain(stages=(TopK(k=40), Temperature(value=0.8)))
+    Chain(stages=(TopK(k=40, exact=False), Temperature(value=0.8)))
+    >>> print(Chain((TopK(40), Temperature(0.8))))
+    top_k=40 → temperature=0.8 → draw
     """
 
     stages: tuple[Sampler, ...] = ()
+
+    @classmethod
+    def together(cls, chains: Sequence["Chain"], device: torch.device | str = "cpu") -> "Chain":
+        """One chain for a batch whose rows each have their own.
+
+        Stages of one kind are run at once, with a setting per row; a row passes by those that
+        its own chain lacks. The order within each row's chain is kept.
+        """
+        rows = [[as_stage(stage) for stage in chain.stages] for chain in chains]
+        rows = [[stage for stage in row if not stage.neutral] for row in rows]
+        kinds: list[Any] = reduce(_merged, [[kind(stage) for stage in row] for row in rows], [])
+        stages = []
+        for each in kinds:
+            column = [row.pop(0) if row and kind(row[0]) == each else None for row in rows]
+            if any(column):
+                stages.append(_joined(column, device))
+        return cls(tuple(stages))
 
     @property
     def greedy(self) -> bool:
         """Whether a stage leaves a single token, so that there is nothing to draw."""
         return any(isinstance(stage, Temperature) and stage.greedy for stage in self.stages)
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph may hold `pick`, once it was called in that context."""
+        return all(as_stage(stage).capturable for stage in self.stages)
+
     def __call__(
         self, logits: Float[Tensor, "rows vocab"], context: Context
     ) -> Int[Tensor, " rows"]:
-        """The next id of each row."""
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        for stage in self.stages:
-            logits = stage(logits, context)
-        best, first = logits.max(-1)
-        usable = best.isfinite()
-        if not usable.all():
-            row = int((~usable).nonzero()[0])
-            raise RegardError(
-                f"row {row} has nothing to draw from: its largest logit is {float(best[row])}\n"
-                "either the model gives numbers that are not finite, or the samplers removed all"
-            )
-        return first if self.greedy else draw(logits, context.generators)
+        """The next id of each row; a row with nothing to draw from is an error."""
+        ids = self.pick(logits, context)
+        self.check(context, logits)
+        return ids
+
+    def pick(
+        self,
+        logits: Float[Tensor, "rows vocab"],
+        context: Context,
+        decide: Callable[[Tensor], Tensor] | None = None,
+    ) -> Int[Tensor, " rows"]:
+        """The next id of each row, without waiting for the device.
+
+        Rows that had nothing to draw from are noted, and `check` complains of them. `decide`
+        takes the place of the draw: it is given the logits that are left.
+        """
+        left, order, learners = widened(logits), None, []
+        for each in self.steps(logits, context):
+            left, order = each.after, each.order
+            if each.stage.learns:
+                learners.append(each)
+        left = left if order is None else unrank(left, order, logits.shape[1])
+        failed = context.remembered("failed", lambda: torch.zeros_like(left[:, 0]).bool())
+        failed |= ~left.amax(-1).isfinite()
+        if decide is not None:
+            ids = decide(left)
+        else:
+            ids = left.argmax(-1) if self.greedy else draw(left, context.generators)
+        for each in learners:
+            each.stage.learn(each.by_id(each.before), each.by_id(each.after), ids, context)
+        return ids
+
+    def logits(
+        self, logits: Float[Tensor, "rows vocab"], context: Context
+    ) -> Float[Tensor, "rows vocab"]:
+        """What is drawn from: softmax of these, removed tokens at -inf."""
+        left, order = widened(logits), None
+        for each in self.steps(logits, context):
+            left, order = each.after, each.order
+        return left if order is None else unrank(left, order, logits.shape[1])
+
+    def steps(self, logits: Float[Tensor, "rows vocab"], context: Context) -> Iterator[Passed]:
+        """Go through the stages that are not neutral, sorting when one first asks for an order.
+
+        Tokens then stay ranked, since stages keep an order; removed ones are moved to the end
+        where a stage left holes. Only a stage that must know ids puts them back. On a CPU what
+        was removed before the sort is left out of it.
+        """
+        logits, order, holes = widened(logits), None, False
+        stages = [stage for stage in map(as_stage, self.stages) if not stage.neutral]
+        narrow = logits.device.type == "cpu" and not torch.compiler.is_compiling()
+        narrow, vocab = narrow and not any(s.counts_all for s in stages), logits.shape[1]
+        for stage in stages:
+            if stage.by_id and order is not None:
+                logits, order, holes = unrank(logits, order, vocab), None, False
+            elif stage.needs_order and order is None:
+                logits, order = rank(logits, narrow)
+            elif stage.needs_order and order is not None and holes:
+                (logits, order), holes = pack(logits, order), False
+            call = stage.apply if order is None else stage.ranked
+            before, logits = logits, call(logits, context)
+            yield Passed(stage, before, logits, order, vocab)
+            holes = holes or stage.leaves_holes
+
+    def check(self, context: Context, logits: Float[Tensor, "rows vocab"] | None = None) -> None:
+        """Complain if a row had nothing to draw from: of the model, or of the stage at fault."""
+        failed = context.state.get("failed")
+        if failed is None or not failed.any():
+            return
+        row = int(failed.nonzero()[0])
+        failed.zero_()
+        reason = "either the model gives numbers that are not finite, or the samplers removed all"
+        if logits is not None:
+            best = float(logits[row].amax())
+            reason = f"the model's largest logit is {best}"
+            if math.isfinite(best):
+                for each in self.steps(logits, context):
+                    if not each.after[row].amax().isfinite():
+                        reason = f"nothing is left by {said(each.stage, row)}"
+                        break
+        raise RegardError(f"row {row} has nothing to draw from: {reason}")
+
+    def select(self, rows: Int[Tensor, " some"]) -> Self:
+        """The chain of some rows of a batch."""
+        some = (stage.select(rows) if isinstance(stage, Each) else stage for stage in self.stages)
+        return replace(self, stages=tuple(some))
+
+    def words(self) -> list[str]:
+        """The words that `parse_chain` makes this chain from."""
+        return [said(stage) for stage in self.stages]
+
+    def __str__(self) -> str:
+        return " → ".join([*self.words(), "argmax" if self.greedy else "draw"])
 
 
-def parse_chain(words: Iterable[str]) -> Chain:
+def widened(logits: Tensor) -> Tensor:
+    """Logits in float32 or better."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _merged(one: list[Any], other: list[Any]) -> list[Any]:
+    """A list that has both as parts, in their order."""
+    result = []
+    for same, i, j, k, m in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        result += one[i:j] if same == "equal" else one[i:j] + other[k:m]
+    return result
+
+
+def _joined(column: Sequence[Stage | None], device: torch.device | str) -> Stage:
+    """The stages of all rows as one; the stage itself where it is the same in all."""
+    first = column[0]
+    if first is not None and all(stage == first for stage in column):
+        return first
+    return Each.of(column, device)
+
+
+def parse_chain(
+    words: Iterable[str],
+    order: str | None = None,
+    named: Callable[[str], list[int]] | None = None,
+) -> Chain:
     """Make a chain from words like `top_p=0.9`, which act in the order they are written.
 
-    The value goes to the sampler's first setting; a TOML table names several.
+    The value goes to the sampler's first setting; a TOML table names several. With the name of
+    an `order`, they act in that of another system, which may have defaults of its own. `named`
+    gives the ids of tokens that are named by their text, as in `ban=["the"]`.
 
     >>> parse_chain(["temperature=0.7", "top_k=40"])
-    Chain(stages=(Temperature(value=0.7), TopK(k=40)))
+    Chain(stages=(Temperature(value=0.7), TopK(k=40, exact=False)))
     >>> parse_chain(["greedy"])
     Chain(stages=(Temperature(value=0.0),))
+    >>> print(parse_chain(["temperature=0.7", "top_k=20"], "llama.cpp"))
+    top_k={k=20, exact=true} → top_p=0.95 → min_p=0.05 → temperature=0.7 → draw
     """
-    return Chain(tuple(_parse(word.strip()) for word in words))
+    samplers = tuple(parse_sampler(word.strip(), named) for word in words)
+    return Chain(samplers if order is None else arranged(samplers, order))
 
 
-def _parse(word: str) -> Sampler:
+def parse_sampler(word: str, named: Callable[[str], list[int]] | None = None) -> Sampler:
+    """Make one sampler from a word like `top_p=0.9`."""
     if word == "greedy":
         return Temperature(0.0)
     name, equals, _ = word.partition("=")
@@ -86,8 +243,47 @@ def _parse(word: str) -> Sampler:
         raise ConfigError(unknown("sampler", name, [*SAMPLERS, "greedy"]))
     if not equals:
         raise ConfigError(f"{word!r} lacks its value; write name=value, as in top_p=0.9")
-    sampler = SAMPLERS[name]
-    value = parse_overrides([word])[name]
-    if not isinstance(value, dict):
-        value = {next(iter(inspect.signature(sampler).parameters)): value}
-    return build(sampler, value, name)  # type: ignore[arg-type]
+
+    def with_ids(table: dict[str, Any]) -> dict[str, Any]:
+        lists = {key: each for key, each in table.items() if isinstance(each, list)}
+        return table | {key: [id for each in of for id in ids(each)] for key, of in lists.items()}
+
+    def ids(token: Any) -> list[Any]:
+        if named is None or not isinstance(token, str):
+            return [token]
+        found = named(token)
+        if not found:
+            raise ConfigError(f"{name}: no token of this model reads {token!r}")
+        return found
+
+    return parse_entry(word, SAMPLERS[name], with_ids)
+
+
+def said(sampler: Sampler, row: int = 0) -> str:
+    """A sampler as the word it is made from: settings other than the default.
+
+    >>> from regard.generate.samplers import TopP
+    >>> said(TopP(0.5)), said(TopP(0.5, min_keep=2))
+    ('top_p=0.5', 'top_p={p=0.5, min_keep=2}')
+    """
+    stage: Any = sampler.stage if isinstance(sampler, Each) else sampler
+    kind_name = name_of(stage)
+    if kind_name is None or not is_dataclass(stage):
+        return str(stage)
+    first, *rest = fields(stage)
+    values = {first.name: getattr(stage, first.name)} | {
+        each.name: getattr(stage, each.name)
+        for each in rest
+        if isinstance(getattr(stage, each.name), Tensor)
+        or getattr(stage, each.name) != each.default
+    }
+    texts = {name: _toml(value, row) for name, value in values.items()}
+    if len(texts) == 1:
+        return f"{kind_name}={texts[first.name]}"
+    return f"{kind_name}={{{', '.join(f'{name}={text}' for name, text in texts.items())}}}"
+
+
+def _toml(value: Any, row: int) -> str:
+    if isinstance(value, Tensor):
+        return f"{value[row].item():.6g}"
+    return json.dumps(value)

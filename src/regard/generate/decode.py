@@ -1,15 +1,19 @@
 """Continue texts token by token, with any model that can be asked what comes next."""
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.generate.chain import Chain
 from regard.generate.context import Context
+from regard.generate.engine import Engine, Pen, Plain, Recorded
+from regard.generate.stop import until
 from regard.models.base import Language, State
 from regard.nn.state import Source
 
@@ -29,7 +33,7 @@ def generate(
     *,
     tokens: int,
     stop: Collection[int] = (),
-    seed: int | None = None,
+    seed: int | Sequence[int] | None = None,
     source: Source | None = None,
 ) -> list[list[int]]:
     """Continue every prompt by up to `tokens` ids; only the new ids come back, without the stop.
@@ -55,7 +59,7 @@ def stream(
     *,
     tokens: int,
     stop: Collection[int] = (),
-    seed: int | None = None,
+    seed: int | Sequence[int] | None = None,
     source: Source | None = None,
 ) -> Iterator[int]:
     """Continue one prompt, each id as it comes: the ids that `generate` gives all at once."""
@@ -72,23 +76,33 @@ def stream_text(
     *,
     tokens: int,
     stop: Collection[int] = (),
-    seed: int | None = None,
+    seed: int | Sequence[int] | None = None,
     source: Source | None = None,
+    stop_texts: Sequence[str] = (),
 ) -> Iterator[str]:
     """Continue one prompt, each piece of text as it comes, never half a character.
+
+    The text also ends before the first of `stop_texts`, wherever its tokens are cut.
+    """
+    ids = stream(model, prompt, chain, tokens=tokens, stop=stop, seed=seed, source=source)
+    return until(text_of(ids, tokenizer, prompt), stop_texts)
+
+
+def text_of(ids: Iterable[int], tokenizer: Decoder, prompt: Sequence[int]) -> Iterator[str]:
+    """The text that ids add to a prompt, piece by piece as they come.
 
     A piece is what the newest ids add to the text before them, so that a space between two
     words is not lost. Ids that end inside a character wait for the next ones.
     """
-    ids = list(prompt)
-    begin, shown = 0, len(ids)  # decode from `begin`; the text up to `shown` is out
-    for token in stream(model, prompt, chain, tokens=tokens, stop=stop, seed=seed, source=source):
-        ids.append(token)
-        before, text = tokenizer.decode(ids[begin:shown]), tokenizer.decode(ids[begin:])
+    all_ids = list(prompt)
+    begin, shown = 0, len(all_ids)  # decode from `begin`; the text up to `shown` is out
+    for token in ids:
+        all_ids.append(token)
+        before, text = tokenizer.decode(all_ids[begin:shown]), tokenizer.decode(all_ids[begin:])
         if len(text) > len(before) and not text.endswith("\ufffd"):
             yield text[len(before) :]
-            begin, shown = shown, len(ids)
-    rest = tokenizer.decode(ids[begin:])[len(tokenizer.decode(ids[begin:shown])) :]
+            begin, shown = shown, len(all_ids)
+    rest = tokenizer.decode(all_ids[begin:])[len(tokenizer.decode(all_ids[begin:shown])) :]
     if rest:  # it ends inside a character
         yield rest
 
@@ -100,7 +114,7 @@ def _decode(
     chain: Chain,
     tokens: int,
     stop: Collection[int],
-    seed: int | None,
+    seed: int | Sequence[int] | None,
     source: Source | None,
 ) -> Iterator[list[int | None]]:
     """Yield the new id of each row, step by step; None for a row that has ended."""
@@ -109,39 +123,89 @@ def _decode(
         return
     limit = model.context or max(map(len, prompts)) + tokens
     capacity = min(limit, max(map(len, prompts)) + tokens - 1)
-    windows = [list(prompt[-limit:]) for prompt in prompts]  # the ids that the state holds
-    live = [True] * len(prompts)
-    logits, state = prefill(model, windows, capacity, source)
-    context = Context.begin(prompts, tokens, seed=seed, device=logits.device)
-    used = max(map(len, windows))  # of the state's capacity; rows that are short pad it out
-    for number in range(1, tokens + 1):
-        drawn = chain(logits, context)
-        ids = drawn.tolist()
-        live = [alive and token not in stop for alive, token in zip(live, ids, strict=True)]
-        if not any(live):
-            return
-        yield [token if alive else None for token, alive in zip(ids, live, strict=True)]
-        if number == tokens:
-            return
-        context.append(drawn)
-        for window, token in zip(windows, ids, strict=True):
-            window.append(token)
-        if used < capacity:
-            scored, state = model.step(drawn.unsqueeze(1), state)
-            logits, used = scored[:, -1], used + 1
-            continue
-        # Some row is full: make room in it, and begin again from what each row still holds.
-        full = [len(window) > limit for window in windows]
-        if source is not None:
-            live = [alive and not over for alive, over in zip(live, full, strict=True)]
-            if not any(live):
+    rows = [_Row(number, list(prompt[-limit:])) for number, prompt in enumerate(prompts)]
+    begin = partial(Context.begin, prompts, tokens, seed=seed, stop=tuple(sorted(stop)))
+    first = pen = _begin(model, chain, rows, capacity, source, begin)
+    used = max(len(row.window) for row in rows)  # of the capacity; short rows pad it out
+    written, number = pen.last.unsqueeze(1), 0
+    try:
+        while True:
+            for ids in written.T.tolist():
+                number += 1
+                found: list[int | None] = [None] * len(prompts)
+                for row, token in zip(rows, ids, strict=True):
+                    found[row.number] = row.take(token, stop)
+                if not any(row.live for row in rows):
+                    return
+                yield found
+            if number == tokens:
                 return
-        keep = max(1, limit // 2)
-        pairs = zip(windows, full, strict=True)
-        windows = [window[-keep:] if over else window for window, over in pairs]
-        used = max(map(len, windows))
-        capacity = min(limit, used + tokens - number - 1)
-        logits, state = prefill(model, windows, capacity, source)
+            full = used == capacity
+            if full and source is not None:
+                for row in rows:
+                    row.live = row.live and len(row.window) <= limit
+            left = [place for place, row in enumerate(rows) if row.live]
+            if not left:
+                return
+            if 2 * len(left) <= len(rows):  # fewer to carry on are worth a copy
+                keep = torch.tensor(left, device=pen.last.device)
+                rows = [rows[place] for place in left]
+                chain, source = chain.select(keep), source and source.select(keep)
+                pen = pen.select(keep, chain)
+            if not full:
+                count = min(pen.block, capacity - used, tokens - number)
+                written, used = pen.write(count), used + count
+                continue
+            # Some row is full: make room in it, and begin again from what each row still holds.
+            for row in rows:
+                if len(row.window) > limit:
+                    del row.window[: -max(1, limit // 2)]
+            used = max(len(row.window) for row in rows)
+            capacity = min(limit, used + tokens - number - 1)
+            pen = _begin(model, chain, rows, capacity, source, context=pen.context)
+            written = pen.last.unsqueeze(1)
+    finally:
+        if isinstance(model, Engine) and isinstance(first, Recorded):
+            model.pen = first
+
+
+def _begin(
+    model: Language,
+    chain: Chain,
+    rows: Sequence["_Row"],
+    capacity: int,
+    source: Source | None,
+    begin: Callable[..., Context] | None = None,
+    context: Context | None = None,
+) -> Pen:
+    """Read the rows and draw the id that follows each; the pen writes the others.
+
+    The context goes on where there is one, and else begins.
+    """
+    windows = [row.window for row in rows]
+    if isinstance(model, Engine) and source is None and model.records(chain):
+        context = context or cast(Any, begin)(device=model.device)
+        return model.begin(chain, context, *padded(windows, model.device), capacity)
+    logits, state = prefill(model, windows, capacity, source)
+    context = context or cast(Any, begin)(device=logits.device)
+    drawn = chain(logits, context)
+    context.append(drawn)
+    return Plain(model, chain, context, state, drawn)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One text that is being written."""
+
+    number: int
+    window: list[int]  # the ids that the state holds, and the newest
+    live: bool = True
+
+    def take(self, token: int, stop: Collection[int]) -> int | None:
+        """Note the newest id, and give it back while the text has not ended."""
+        self.window.append(token)
+        self.live = self.live and token not in stop
+        return token if self.live else None
 
 
 def prefill(
@@ -149,13 +213,19 @@ def prefill(
 ) -> tuple[Float[Tensor, "rows vocab"], State]:
     """Take in rows of different lengths at once; the logits of what follows each."""
     state = model.start(len(rows), capacity, source)
-    device = state.lengths.device
+    ids, counts = padded(rows, state.lengths.device)
+    ragged = min(map(len, rows)) < ids.shape[1]
+    logits, state = model.step(ids, state, counts=counts if ragged else None)
+    return logits[:, -1], state
+
+
+def padded(
+    rows: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Int[Tensor, "rows time"], Int[Tensor, " rows"]]:
+    """Rows of different lengths as one tensor, and how many ids of each are real."""
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
-    ragged = any(len(row) < longest for row in rows)
-    counts = torch.tensor([len(row) for row in rows], device=device) if ragged else None
-    logits, state = model.step(ids, state, counts=counts)
-    return logits[:, -1], state
+    return ids, torch.tensor([len(row) for row in rows], device=device)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], tokens: int, source: Source | None) -> None:

@@ -9,10 +9,10 @@ from torch import Tensor
 from regard.config import Choice
 from regard.errors import ConfigError
 from regard.hub.rules import Rule
+from regard.models.build import MOST_LAYERS as MOST_LAYERS
 
 Table = dict[str, Any]
 Change = Callable[[str, Tensor], Tensor]  # of one of our tensors, by its name
-MOST_LAYERS = 10_000  # beyond that nobody has built a model, and a file is out to harm
 
 ACTIVATIONS = {  # theirs to ours; the first of several is what is written
     "gelu_new": "gelu_tanh",

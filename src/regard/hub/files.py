@@ -8,7 +8,6 @@ Every name, size and offset is checked before the first number is read. Numbers 
 position, straight to where they are wanted; no file is ever held in memory whole.
 """
 
-import json
 import math
 import os
 import struct
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import CheckpointError
-from regard.text.untrusted import open_file, read_text
+from regard.text.untrusted import open_file, parse_json, read_text
 
 DTYPES: dict[str, torch.dtype] = {
     "F32": torch.float32,
@@ -131,7 +130,7 @@ def read_header(path: Path) -> dict[str, Entry]:
             (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
             if length > min(size - 8, LONGEST_HEADER):
                 raise _damaged(path, f"a header of {length:,} bytes in a file of {size:,}")
-            table = json.loads(file.read(length), object_pairs_hook=_unique)
+            table = parse_json(file.read(length).decode(), _unique)
     except FileNotFoundError:
         raise CheckpointError(f"no weights at {path}") from None
     except CheckpointError:
@@ -213,7 +212,7 @@ def quoted(value: object, most: int = 100) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """A table from a JSON file that somebody else wrote."""
     try:
-        table = json.loads(read_text(path))
+        table = parse_json(read_text(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}") from None
     except CheckpointError:

@@ -1,6 +1,6 @@
 """What every model promises: the protocols that tasks, generation and explaining rely on."""
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -27,10 +27,27 @@ class State(Protocol):
 
 
 @runtime_checkable
+class Recordable(State, Protocol):
+    """A state whose buffers stay where they are, so that a step can be recorded and replayed."""
+
+    @property
+    def capacity(self) -> int:
+        """The most ids a row can hold."""
+
+    def recordable(self) -> State:
+        """The same, with shapes that do not depend on how far rows have come."""
+
+    def restarted(self) -> State:
+        """The same buffers, with nothing in them yet."""
+
+
+@runtime_checkable
 class Language(Protocol):
     """A model that can be asked what comes next."""
 
-    context: int | None  # the most ids a row can hold; None: no limit
+    @property
+    def context(self) -> int | None:
+        """The most ids a row can hold; None: no limit."""
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> State:
         """An empty state for `rows` rows of up to `capacity` ids each."""
@@ -48,3 +65,19 @@ class Language(Protocol):
         Rows may be right-padded: `counts` says how many ids of each row are real. The logits
         are those after each row's last real id (scored = 1), or after every id (`every`).
         """
+
+
+@runtime_checkable
+class Hidden(Language, Protocol):
+    """A language that shows the vectors it reads its logits off."""
+
+    head: Any  # hidden states to logits
+
+    def hidden(
+        self,
+        ids: Int[Tensor, "rows time"],
+        state: State,
+        *,
+        counts: Int[Tensor, " rows"] | None = None,
+    ) -> tuple[Float[Tensor, "rows time dim"], State]:
+        """Take in ids as `step` does; give the hidden state after each."""

@@ -22,6 +22,8 @@ FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "ngram": (NGramConfig, NGram),
     "vision": (VisionConfig, Vision),
 }
+# Beyond these a model is a slip of the finger, and only to count its weights would take forever.
+MOST_LAYERS, LARGEST = 10_000, 1 << 24
 
 
 def preset(name: str, **fields: Any) -> ModelConfig:
@@ -43,17 +45,24 @@ def resolve(table: Mapping[str, Any], **facts: Any) -> ModelConfig:
     name, family = fields.pop("preset", None), fields.pop("family", None)
     base: dict[str, Any] = {}
     if name is not None:
-        if name not in PRESETS:
-            raise ConfigError(unknown("preset", name, PRESETS))
+        if not isinstance(name, str) or name not in PRESETS:
+            raise ConfigError(unknown("preset", str(name), PRESETS))
         config = PRESETS[name]()
         family, base = family_of(config), to_table(config)
     family = "transformer" if family is None else family
-    if family not in FAMILIES:
-        raise ConfigError(unknown("family of models", family, FAMILIES))
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ConfigError(unknown("family of models", str(family), FAMILIES))
     cls = FAMILIES[family][0]
     known = {field.name for field in dataclasses.fields(cls)}
     taken = {name: fact for name, fact in facts.items() if name in known}
     resolved: ModelConfig = build(cls, merge(merge(base, fields), taken), "model")
+    for key in known:
+        most = MOST_LAYERS if key in ("layers", "encoder_layers") else LARGEST
+        size = getattr(resolved, key)
+        if isinstance(size, int) and size > most:
+            raise ConfigError(
+                f"model.{key}={size} is more than anybody has built: at most {most:,}"
+            )
     return resolved
 
 

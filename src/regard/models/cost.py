@@ -1,5 +1,6 @@
 """What a model is made of and what it costs, counted on the meta device: nothing is allocated."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -50,6 +51,14 @@ class Cost:
 
     and once per layer the joint matrix of queries, keys and values. The loss keeps d more, never
     the logits. With recomputation only the input of each layer is kept, and one layer whole.
+
+    Mixed precision, compiled, keeps less: in bfloat16 what each product and the kernel of
+    attention read, in float32 the stream before each norm; all else is computed again. In bytes
+    per token, for each
+
+        norm            4 d + 8, and 2 d for what it gives
+        attention       4 h d_h + 4 k d_h + 4 h
+        feed-forward    4 f, gated 6 f
     """
 
     parts: dict[str, int]  # parameters of each
@@ -62,6 +71,11 @@ class Cost:
     mixed_training_bytes: int  # and a bfloat16 copy of what multiplies
     activation_bytes: int
     recomputed_bytes: int  # the same with recomputation
+    mixed_activation_bytes: int  # in bfloat16, compiled
+    mixed_recomputed_bytes: int
+    logits_per_token: int  # that the loss makes, in chunks; 0 where no vocabulary is read
+    layer_parameters: int  # of the largest layer
+    outside_parameters: int  # of all that is in no layer
     state_bytes_per_token: int  # keys and values; 0 where the state does not grow
     state_bytes: int  # of a row of the whole context, keys and values of the source included
     window_bytes: int  # of these, what the windows can still see
@@ -83,8 +97,11 @@ def cost(config: ModelConfig) -> Cost:
     time = context or 1
     forward = _flops(model, time)
     state = _State.of(model, time)
-    whole, recomputed = _activations(model, time)
-    training = (2 + MOMENTS) * FLOAT * parameters
+    whole, recomputed = _activations(model, time, _layer, FLOAT)
+    mixed, mixed_recomputed = _activations(model, time, _mixed_layer, HALF)
+    layers = {id(b): _size(b) for stack in _stacks(model) for b in stack.layers}
+    head = getattr(model, "head", None)
+    training = training_bytes(parameters)
     return Cost(
         parts=parts,
         parameters=parameters,
@@ -94,8 +111,13 @@ def cost(config: ModelConfig) -> Cost:
         optimizer_bytes=MOMENTS * FLOAT * parameters,
         training_bytes=training,
         mixed_training_bytes=training + HALF * _matrices(model),
-        activation_bytes=FLOAT * whole,
-        recomputed_bytes=FLOAT * recomputed,
+        activation_bytes=whole,
+        recomputed_bytes=recomputed,
+        mixed_activation_bytes=mixed,
+        mixed_recomputed_bytes=mixed_recomputed,
+        logits_per_token=len(head.matrix) if isinstance(head, Head) else 0,
+        layer_parameters=max(layers.values(), default=0),
+        outside_parameters=parameters - sum(layers.values()),
         state_bytes_per_token=FLOAT * state.growing,
         state_bytes=FLOAT * state.whole,
         window_bytes=FLOAT * state.in_sight,
@@ -104,6 +126,15 @@ def cost(config: ModelConfig) -> Cost:
         generation_flops_per_token=_generation_flops(model, time),
         taps=[name for name, part in model.named_modules() if isinstance(part, Tap)],
     )
+
+
+def training_bytes(parameters: int, averaged: bool = False) -> int:
+    """What weights, gradients and moments take in float32, and the mean of the weights if kept."""
+    return (2 + MOMENTS + averaged) * FLOAT * parameters
+
+
+def _size(part: nn.Module) -> int:
+    return sum(weight.numel() for weight in part.parameters())
 
 
 def _matrices(model: nn.Module) -> int:
@@ -234,41 +265,73 @@ class _State:
 # What the backward pass needs
 
 
-def _activations(model: nn.Module, time: int) -> tuple[int, int]:
-    """Numbers kept of a row of `time` tokens: all of them, and with recomputation."""
+def _activations(
+    model: nn.Module, time: int, layer_bytes: Callable[..., int], size: int
+) -> tuple[int, int]:
+    """Bytes kept of a row of `time` tokens: all of them, and with recomputation.
+
+    `size` is that of what products read; the stream and its norms are float32 always.
+    """
     ends = inputs = 0
     layers: list[int] = []
     for stack in _stacks(model):
         blocks = stack.layers
         dim = blocks[0].attention.query.in_features
-        ends += time * (_normed(stack.embed_norm) + _normed(stack.norm) + dim)
+        ends += time * (FLOAT * (_normed(stack.embed_norm) + _normed(stack.norm)) + size * dim)
         if isinstance(stack.position, ALiBi | T5):  # one bias, or its buckets, for all layers
             once = blocks[0].attention.heads if isinstance(stack.position, ALiBi) else 2
-            ends += time * time * once
+            ends += size * time * time * once
         if stack.project is not None:
-            ends += time * cast(nn.Linear, stack.project).in_features
-        inputs += time * dim * len(blocks)
+            ends += size * time * cast(nn.Linear, stack.project).in_features
+        inputs += FLOAT * time * dim * len(blocks)
         layers += [
-            _layer(block, stack, window, time)
+            layer_bytes(block, stack, window, time)
             for block, window in zip(blocks, stack.windows, strict=True)
         ]
     for part in model.modules():
         if isinstance(part, LSTM):  # what came in, four gates, cell and what it shows
-            ends += time * (part.input.in_features + 6 * part.dim)
+            ends += size * time * (part.input.in_features + 6 * part.dim)
     return ends + sum(layers), ends + inputs + max(layers, default=0)
 
 
 def _layer(block: Block, stack: Stack, window: int | None, time: int) -> int:
-    """Numbers that one layer keeps."""
+    """Bytes that one layer keeps in float32."""
     dim = block.attention.query.in_features
-    norms = [n for name, n in block.named_children() if "norm" in name or name.endswith("_after")]
-    read = sum(each is not None for each in (block.attention_norm, block.cross, block.ffn_norm))
-    each = sum(map(_normed, norms)) + read * dim + _widened(block.ffn)
+    each = sum(map(_normed, _norms(block))) + _read(block) * dim + _widened(block.ffn)
     each -= dim if block.order.kind == "parallel_norms" else 0  # both norms keep the same x
     each += _attended(block.attention, stack, window, time)
     if block.cross is not None:
         each += _attended(block.cross, None, time, time)
-    return time * each + sum(_widths(block.attention)) * dim
+    return FLOAT * (time * each + sum(_widths(block.attention)) * dim)
+
+
+def _mixed_layer(block: Block, stack: Stack, window: int | None, time: int) -> int:
+    """Bytes that one layer keeps in mixed precision, compiled."""
+    dim = block.attention.query.in_features
+    norms = len([norm for norm in _norms(block) if norm is not None])
+    halves = _read(block) * dim
+    for attention, stack_of, seen in (
+        (block.attention, stack, window),
+        (block.cross, None, time),
+    ):
+        if attention is not None:
+            halves += sum(_widths(attention)) + attention.out.in_features + 2 * attention.heads
+            halves += _pairs(attention, stack_of, seen, time)
+            if attention.q_norm is not None:
+                halves += sum(_widths(attention)[:2])
+    if isinstance(block.ffn, FeedForward):
+        halves += (3 if isinstance(block.ffn, GatedFeedForward) else 2) * block.ffn.up.out_features
+    return time * (HALF * halves + norms * (FLOAT * dim + 2 * FLOAT))
+
+
+def _norms(block: Block) -> list[Any]:
+    named = block.named_children()
+    return [part for name, part in named if "norm" in name or name.endswith("_after")]
+
+
+def _read(block: Block) -> int:
+    """How many normed vectors of a token the products of a layer read."""
+    return sum(each is not None for each in (block.attention_norm, block.cross, block.ffn_norm))
 
 
 def _normed(norm: Any) -> int:
@@ -292,13 +355,21 @@ def _attended(attention: Attention, stack: Stack | None, window: int | None, tim
         kept += width + keys
     if attention.q_norm is not None or (turn is not None and not turn.interleaved):
         kept += attention.out.in_features  # heads lie in another order, so merging them copies
+    if type(attention.score) in PAIRS:
+        kept += 3 * width  # copies of q, k and v
+    elif attention.score.fused and stack is not None and isinstance(stack.position, T5):
+        kept += width + keys  # q and k are scaled beforehand
+    return kept + _pairs(attention, stack, window, time)
+
+
+def _pairs(attention: Attention, stack: Stack | None, window: int | None, time: int) -> int:
+    """Numbers that attention keeps of a token and all it may look at."""
     if not attention.score.fused:
         per_head, once = PAIRS.get(type(attention.score), OPEN)
-        copies = 3 * width if type(attention.score) in PAIRS else 0  # of q, k and v
-        return kept + copies + (per_head * heads + once) * time
+        return (per_head * attention.heads + once) * time
     if stack is not None and isinstance(stack.position, T5):
-        return kept + width + keys + heads * time  # q and k are scaled beforehand
-    return kept + (0 if window is None else time)
+        return attention.heads * time
+    return 0 if window is None else time
 
 
 def _widened(ffn: Any) -> int:

@@ -75,7 +75,20 @@ class LSTMLanguage(nn.Module):
         counts: Int[Tensor, " rows"] | None = None,
         every: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
-        """Take in one or more ids per row; see `Language.step`.
+        """Take in one or more ids per row; see `Language.step`."""
+        x, after = self.hidden(ids, state, counts=counts)
+        if not every:
+            x = self.dropout(after.now()[-1][0]).unsqueeze(1)
+        return self.head(x), after
+
+    def hidden(
+        self,
+        ids: Int[Tensor, "rows time"],
+        state: State,
+        *,
+        counts: Int[Tensor, " rows"] | None = None,
+    ) -> tuple[Float[Tensor, "rows time dim"], Snapshots]:
+        """The top layer's h after each id, and the state with `ids` taken in.
 
         The readable loop runs here, since the fused kernel shows only the last cell.
         """
@@ -87,10 +100,7 @@ class LSTMLanguage(nn.Module):
             x = self.dropout(after[0])
             both = zip((h, c), after, strict=True)
             snapshots.append(tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in both))
-        state = state.advanced(snapshots, counts)
-        if not every:
-            x = self.dropout(state.now()[-1][0]).unsqueeze(1)
-        return self.head(x), state
+        return x, state.advanced(snapshots, counts)
 
     def _lstms(self) -> list[LSTM]:
         return cast(list[LSTM], list(self.layers))

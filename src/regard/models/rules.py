@@ -77,6 +77,11 @@ STACK: tuple[Rule, ...] = (
         "first, so that the result would depend on more than the distance;\n"
         "set position='none', or score='scaled_dot'",
     ),
+    (
+        lambda c: kind_of(c.init)[0] == "zero_out" and c.order in ("none", "deepnorm"),
+        "init='zero_out' does not go with order={c.order!r}: without a residual stream nothing "
+        "would be left, and deepnorm begins in its own way;\nset order='pre', or init='normal'",
+    ),
 )
 
 TRANSFORMER: tuple[Rule, ...] = (

@@ -239,6 +239,20 @@ class Transformer(nn.Module):
         every: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], TransformerState]:
         """The logits of what follows, and the state with `ids` taken in."""
+        x, after = self.hidden(ids, state, counts=counts)
+        if not every:
+            rows = torch.arange(len(x), device=x.device)
+            x = x[:, -1:] if counts is None else x[rows, counts - 1].unsqueeze(1)
+        return self.head(x), after
+
+    def hidden(
+        self,
+        ids: Int[Tensor, "rows time"],
+        state: State,
+        *,
+        counts: Int[Tensor, " rows"] | None = None,
+    ) -> tuple[Float[Tensor, "rows time dim"], TransformerState]:
+        """What `head` reads the logits off, and the state with `ids` taken in."""
         assert isinstance(state, TransformerState)
         assert self.decoder is not None
         time = ids.shape[1]
@@ -251,9 +265,7 @@ class Transformer(nn.Module):
             memory_mask=None if lengths is None else Mask.lengths(lengths),
             state=state,
         )
-        if not every:
-            x = x[:, -1:] if counts is None else x[torch.arange(len(x)), counts - 1].unsqueeze(1)
-        return self.head(x), state.advanced(counts, time)
+        return x, state.advanced(counts, time)
 
     def _read(self, source: Source | None) -> tuple[Tensor, Mask]:
         if source is None or self.encoder is None:

@@ -25,6 +25,16 @@ def normal(model: nn.Module, layers: int, std: float = 0.02) -> None:
         nn.init.normal_(out.weight, std=std / (2 * layers) ** 0.5)
 
 
+def zero_out(model: nn.Module, layers: int, std: float = 0.02) -> None:
+    """As `normal`, but the matrices that write into the residual stream 0 (Zhang et al. 2019).
+
+    Every block begins as the identity, so a deep stack begins as a shallow one.
+    """
+    normal(model, layers, std)
+    for out in _writers(model):
+        nn.init.zeros_(out.weight)
+
+
 def xavier(model: nn.Module) -> None:
     """Uniform with variance 2 / (fan in + fan out), tables N(0, 1 / dim): the 2017 Transformer."""
     for module in model.modules():
@@ -74,4 +84,9 @@ def _writers(model: nn.Module) -> list[nn.Linear]:
     return attentions + [m.down for m in model.modules() if isinstance(m, FeedForward)]
 
 
-INITS: dict[str, Callable[..., None]] = {"normal": normal, "xavier": xavier, "fan_in": fan_in}
+INITS: dict[str, Callable[..., None]] = {
+    "normal": normal,
+    "zero_out": zero_out,
+    "xavier": xavier,
+    "fan_in": fan_in,
+}

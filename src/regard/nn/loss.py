@@ -1,5 +1,6 @@
 """The loss of a read-out over a vocabulary, which never holds all the logits at once."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,28 +21,117 @@ def soft_cap(logits: Float[Tensor, "*any"], cap: float | None) -> Float[Tensor, 
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def _capped(logits: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-    """The bent logits and their slope."""
-    bent = torch.tanh(logits / cap)
-    return cap * bent, 1 - bent.square()
+def softmax_slope(
+    logits: Float[Tensor, "rows columns"],
+    bias: Float[Tensor, " vocab"] | None,
+    targets: Int[Tensor, " rows"],
+    vocab: int,
+    smoothing: float,
+    cap: float | None,
+) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows columns"]]:
+    """Cross-entropy of each row, and its gradient by the logits, in their type.
+
+        loss = -(1 - e) log p(target) - e / V sum_v log p(v)
+        slope = p - e / V - (1 - e) [v is the target]
+
+    Columns from `vocab` on are no logits: their slope is 0. `nn.kernels` has the same for CUDA,
+    as one kernel that writes the slope over the logits.
+    """
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    scored = targets != IGNORED
+    goal = targets.clamp_min(0).unsqueeze(-1)
+    bent = logits[:, :vocab].to(wide)  # softmax in float32, always
+    bent = bent if bias is None else bent + bias
+    bend = None
+    if cap is not None:
+        bent = torch.tanh(bent / cap)
+        bend, bent = 1 - bent.square(), cap * bent
+    logp = bent.log_softmax(-1)
+    loss = -logp.gather(-1, goal).squeeze(-1)
+    if smoothing:
+        loss = (1 - smoothing) * loss - smoothing * logp.mean(-1)
+    slope = logp.exp_().sub_(smoothing / vocab)
+    slope.scatter_add_(-1, goal, slope.new_full(goal.shape, smoothing - 1))
+    slope.mul_(scored.unsqueeze(-1) if bend is None else bend * scored.unsqueeze(-1))
+    spare = logits.shape[1] - vocab
+    slope = slope.to(logits.dtype)
+    return loss * scored, F.pad(slope, (0, spare)) if spare else slope
 
 
-def _slope(logp: Tensor, goal: Tensor, smoothing: float) -> Tensor:
-    """softmax - target distribution: the gradient of cross-entropy by its logits."""
-    if torch.compiler.is_compiling():  # one expression, which becomes one kernel
-        hit = torch.arange(logp.shape[-1], device=logp.device) == goal
-        return logp.exp() - smoothing / logp.shape[-1] - (1 - smoothing) * hit.to(logp.dtype)
-    slope = logp.exp_().sub_(smoothing / logp.shape[-1])
-    return slope.scatter_add_(-1, goal, slope.new_full(goal.shape, smoothing - 1))
+@torch.library.custom_op("regard::linear_cross_entropy", mutates_args=())
+def _linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    smoothing: float,
+    cap: float | None,
+    learning: bool,
+) -> list[Tensor]:
+    """The summed loss, and while learning its gradient by x, W and b: to a compiler, one thing.
+
+    Logits of one chunk of positions exist at a time, and only once: their slope is known as
+    soon as they are.
+    """
+    rows, vocab = len(x), len(weight)
+    limit, aligned = (CHUNK_ELEMENTS_CUDA, ALIGNED) if x.is_cuda else (CHUNK_ELEMENTS, 1)
+    size = 1 << max(0, (limit // vocab).bit_length() - 1)  # products are fast with powers of 2
+    matrix = F.pad(weight, (0, 0, 0, -vocab % aligned)) if vocab % aligned else weight
+    loss, *gradients = _results(x, matrix, bias, learning)
+    for each in (loss, *gradients[1:]):
+        each.zero_()
+    for start in range(0, rows, size):
+        part, goal = x[start : start + size], targets[start : start + size]
+        losses, slope = _softmax_slope(part @ matrix.T, bias, goal, vocab, smoothing, cap)
+        loss += losses.sum()
+        if not learning:
+            continue
+        dx, dmatrix, dbias = gradients
+        torch.mm(slope, matrix, out=dx[start : start + size])
+        _add_product(dmatrix, slope.T, part)
+        if bias is not None:
+            dbias += slope[:, :vocab].sum(0, dtype=dbias.dtype)
+    if learning:
+        gradients[1] = gradients[1][:vocab]
+    return [loss, *gradients]
+
+
+@_linear_cross_entropy.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, *given: object) -> list[Tensor]:
+    return _results(x, weight, bias, bool(given[-1]))
+
+
+def _results(x: Tensor, weight: Tensor, bias: Tensor | None, learning: bool) -> list[Tensor]:
+    """Room for the loss and its gradients: sums are kept in float32 at least."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    loss = x.new_empty((), dtype=wide)
+    if not learning:
+        return [loss]
+    dbias = x.new_empty(0 if bias is None else len(bias), dtype=wide)
+    return [loss, torch.empty_like(x), torch.empty_like(weight, dtype=wide), dbias]
+
+
+def _softmax_slope(logits: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    """By the kernel where there is one."""
+    if logits.is_cuda and find_spec("triton") is not None:
+        from regard.nn import kernels
+
+        return kernels.softmax_slope(logits, *given)
+    return softmax_slope(logits, *given)
+
+
+def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
+    """to += a b, summed in the type of `to`."""
+    if to.dtype == a.dtype:
+        to.addmm_(a, b)
+    elif to.is_cuda:
+        torch.addmm(to, a, b, out_dtype=to.dtype, out=to)
+    else:
+        to += a @ b
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy of a linear read-out, its gradient formed in the forward pass.
-
-    Logits of one chunk of positions exist at a time, and only once: what the backward pass
-    needs is the gradient with respect to x, W and b, which is known as soon as the chunk is.
-    The sums are not kept in place: torch 2.11's compile would save them as they were at first.
-    """
+    """Summed cross-entropy of a linear read-out, its gradient formed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -54,41 +144,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         cap: float | None,
         learning: bool,
     ) -> Tensor:
-        rows, vocab = len(x), len(weight)
-        size = max(1, min(rows, (CHUNK_ELEMENTS_CUDA if x.is_cuda else CHUNK_ELEMENTS) // vocab))
-        spare = -vocab % ALIGNED if x.is_cuda else 0
-        matrix = F.pad(weight, (0, 0, 0, spare)) if spare else weight
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        total = torch.zeros((), dtype=wide, device=x.device)
-        dx: list[Tensor] = []
-        dweight = dbias = torch.zeros_like(total)
-        for start in range(0, rows, size):
-            part, goal = x[start : start + size], targets[start : start + size]
-            scored = goal != IGNORED
-            goal = goal.clamp_min(0).unsqueeze(-1)
-            logits = (part @ matrix.T)[:, :vocab].to(wide)  # softmax in float32, always
-            logits = logits if bias is None else logits + bias
-            slope = None
-            if cap is not None:
-                logits, slope = _capped(logits, cap)
-            logp = logits.log_softmax(-1)
-            loss = -logp.gather(-1, goal).squeeze(-1)
-            if smoothing:
-                loss = (1 - smoothing) * loss - smoothing * logp.mean(-1)
-            total = total + (loss * scored).sum()
-            if not learning:
-                continue
-            grad = _slope(logp, goal, smoothing) * scored.unsqueeze(-1)
-            grad = grad if slope is None else grad * slope
-            if bias is not None:
-                dbias = dbias + grad.sum(0)
-            grad = F.pad(grad.to(part.dtype), (0, spare)) if spare else grad.to(part.dtype)
-            dx.append(grad @ matrix)
-            dweight = dweight + (grad.T @ part)[:vocab].to(wide)
-        if learning:
-            ctx.save_for_backward(torch.cat(dx), dweight, dbias)
+        loss, *gradients = _linear_cross_entropy(x, weight, bias, targets, smoothing, cap, learning)
+        ctx.save_for_backward(*gradients)
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        return total
+        return loss
 
     @staticmethod
     @once_differentiable

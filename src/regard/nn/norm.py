@@ -19,7 +19,8 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """The normed vectors; float32 inside, also under autocast."""
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        normed = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return normed.to(x.dtype)  # autocast gives float32
 
 
 class RMSNorm(nn.Module):

@@ -65,6 +65,8 @@ class Stack(nn.Module):
         if self.embed_norm is not None:
             x = self.embed_norm(x)
         x = F.dropout(x, self.dropout, self.training)
+        if torch.is_autocast_enabled(x.device.type):  # the stream too: half the bytes to move
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         if self.project is not None:
             x = self.project(x)
 

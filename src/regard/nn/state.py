@@ -1,6 +1,6 @@
 """What a model reads before it writes, and what it remembers while it writes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,10 @@ class Source:
         return Source(
             self.ids.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True)
         )
+
+    def select(self, rows: Int[Tensor, " chosen"]) -> "Source":
+        """Those of these rows."""
+        return Source(self.ids[rows], self.lengths[rows])
 
 
 @dataclass(slots=True)
@@ -56,7 +60,8 @@ class KeyValues:
 class TransformerState:
     """Keys and values of every layer, those of the source, and how far each row has come.
 
-    `longest` is a bound on `lengths` that the host knows without asking the device.
+    `longest` is a bound on `lengths` that the host knows without asking the device, and `level`
+    says that all rows are as long as that. A `steady` one counts its lengths in place.
     """
 
     layers: list[KeyValues]
@@ -65,17 +70,20 @@ class TransformerState:
     longest: int = 0
     memory: list[tuple[Tensor, Tensor]] | None = None  # cross-attention's keys and values
     memory_lengths: Int[Tensor, " rows"] | None = None
+    level: bool = True
+    steady: bool = False
 
     def select(self, rows: Int[Tensor, " chosen"]) -> "TransformerState":
         """The state of these rows, in this order."""
-        return TransformerState(
-            [layer.select(rows) for layer in self.layers],
-            self.lengths.index_select(0, rows),
-            self.capacity,
-            self.longest,
-            self.memory
+        return replace(
+            self,
+            layers=[layer.select(rows) for layer in self.layers],
+            lengths=self.lengths.index_select(0, rows),
+            memory=self.memory
             and [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.memory],
-            None if self.memory_lengths is None else self.memory_lengths.index_select(0, rows),
+            memory_lengths=None
+            if self.memory_lengths is None
+            else self.memory_lengths.index_select(0, rows),
         )
 
     def rewind(self, lengths: Int[Tensor, " rows"]) -> "TransformerState":
@@ -83,14 +91,29 @@ class TransformerState:
         longest = int(lengths.max())
         if longest > self.longest:
             raise ShapeError(f"cannot rewind to {longest} ids: only {self.longest} were taken in")
-        return self._moved(lengths, longest)
+        return replace(self, lengths=lengths, longest=longest, level=False)
+
+    def recordable(self) -> "TransformerState":
+        """The same, of which a step can be recorded once and replayed.
+
+        Every look is as wide as the capacity, whatever the lengths, and they grow in place.
+        """
+        return replace(self, longest=self.capacity - 1, level=False, steady=True)
+
+    def restarted(self) -> "TransformerState":
+        """The same buffers, with nothing in them yet."""
+        self.lengths.zero_()
+        return replace(self, longest=0)
 
     def advanced(self, counts: Int[Tensor, " rows"] | None, time: int) -> "TransformerState":
         """The same after `time` more ids, of which `counts` per row are real (None: all)."""
+        if self.steady:
+            self.lengths.add_(time if counts is None else counts)
+            return self
         if counts is None:
-            return self._moved(self.lengths + time, self.longest + time)
+            return replace(self, lengths=self.lengths + time, longest=self.longest + time)
         lengths = self.lengths + counts
-        return self._moved(lengths, int(lengths.max()))
+        return replace(self, lengths=lengths, longest=int(lengths.max()), level=False)
 
     def room_for(self, time: int) -> int:
         """How many keys there are to look at after `time` more; an error when there is no room."""
@@ -99,8 +122,3 @@ class TransformerState:
                 f"{self.longest} ids and {time} more do not fit a state of capacity {self.capacity}"
             )
         return self.longest + time
-
-    def _moved(self, lengths: Tensor, longest: int) -> "TransformerState":
-        return TransformerState(
-            self.layers, lengths, self.capacity, longest, self.memory, self.memory_lengths
-        )

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, normalizers
 
 from regard.errors import CheckpointError, ConfigError, DataError, unknown
 from regard.text.roles import ROLES, SPECIALS, Frame, Roles, beside, read_tables
-from regard.text.untrusted import check_tokenizer, guarded, probe, read_text
+from regard.text.untrusted import check_tokenizer, guarded, parse_json, probe, read_text
 
 SPACE = "▁"  # how SentencePiece vocabularies write a space
 GLUE = "￭"  # in word vocabularies: no space on this side
@@ -242,7 +242,7 @@ class Tokenizer:
         more = BESIDE if path.name == "tokenizer.json" else ()
         tables = read_tables(path.parent, beside(path).name, *more)
         with guarded(f"{path} is not a tokenizer.json, or damaged"):
-            check_tokenizer(json.loads(text))
+            check_tokenizer(parse_json(text))
             library = tokenizers.Tokenizer.from_str(text)
             found = cls(library, Roles.read(library, tables))
             probe(library)

@@ -3,7 +3,6 @@
 Kept in Hugging Face's own format, a `tokenizer_config.json` beside the `tokenizer.json`.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Self, TypeGuard
 import tokenizers
 
 from regard.errors import CheckpointError, ConfigError
-from regard.text.untrusted import read_text
+from regard.text.untrusted import parse_json, read_text
 
 SPECIALS = ("<pad>", "<start>", "<stop>", "<unk>", "<mask>", "<cls>", "<sep>")  # ids 0, 1, 2, …
 ROLES = {  # ours to Hugging Face's
@@ -86,7 +85,7 @@ def read_tables(folder: Path, *names: str) -> list[Table]:
 def read_table(path: Path) -> Table:
     """A JSON file that holds one table."""
     try:
-        table = json.loads(read_text(path))
+        table = parse_json(read_text(path))
     except CheckpointError:
         raise
     except (OSError, ValueError, RecursionError) as error:

@@ -2,10 +2,11 @@
 
 import binascii
 import io
+import json
 import os
 import reprlib
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +17,7 @@ import tokenizers
 from regard.errors import CheckpointError
 
 LARGEST = 100_000_000  # bytes of a file that is read whole; the vocabulary of Gemma has 33 million
+MOST_VALUES = 4_000_000  # in a JSON file; the tokenizer of Gemma has 2 million
 # Not waiting for the writer of a pipe; where there are no such pipes, not changing line ends.
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 PROBE = "a B 1.\n\U0010fffd"  # a text whose last character no vocabulary knows
@@ -46,6 +48,20 @@ def read_text(path: Path) -> str:
     """All of a text file, its lines ending in a line feed alone."""
     with io.TextIOWrapper(open_file(path, LARGEST), encoding="utf-8") as file:
         return file.read()
+
+
+def parse_json(text: str, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """What a JSON text says; one with too much in it, or too deep, is a ValueError.
+
+    A value takes two characters here and sixty bytes in memory, so it is counted first.
+    """
+    values = sum(map(text.count, ",[{"))
+    if values > MOST_VALUES:
+        raise ValueError(f"it holds about {values:,} values, and may hold {MOST_VALUES:,}")
+    try:
+        return json.loads(text, object_pairs_hook=hook)
+    except RecursionError:
+        raise ValueError("its tables stand too deep in each other") from None
 
 
 @contextmanager

@@ -6,11 +6,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from types import FrameType
 
 from regard.errors import CheckpointError, ConfigError
-from regard.training.checkpoint import disk_message
+from regard.training.disk import disk_message
+from regard.training.fault import fault
 
 
 def must_be_new(path: Path, way_out: str) -> None:
@@ -27,14 +29,17 @@ def must_be_new(path: Path, way_out: str) -> None:
 def aside(path: Path) -> Iterator[Path]:
     """A new folder to write into, which becomes `path` at the end; of what fails nothing is left.
 
-    Not even when the process is told to end; only a kill leaves `.NAME.tmp-PID` beside it.
+    Not even when the process is told to end; only a kill leaves `.NAME.tmp-PID` beside it, which
+    the next attempt sweeps away.
     """
     folder = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     with _leaving():
         try:
             shutil.rmtree(folder, ignore_errors=True)
+            _sweep(path)
             folder.mkdir(parents=True)
             yield folder
+            fault("new")
             folder.rename(path)
         except CheckpointError:
             raise
@@ -42,6 +47,20 @@ def aside(path: Path) -> Iterator[Path]:
             raise CheckpointError(disk_message(path, error)) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what was left by attempts at `path` whose processes are no more."""
+    for left in path.parent.glob(f".{escape(path.name)}.tmp-*"):
+        owner = left.name.rpartition("-")[2]
+        if not owner.isdigit() or os.name == "nt":  # there, to ask is to end it
+            continue
+        try:
+            os.kill(int(owner), 0)
+        except ProcessLookupError:
+            shutil.rmtree(left, ignore_errors=True)
+        except OSError:
+            pass  # it lives, and is somebody else's
 
 
 @contextmanager

@@ -4,6 +4,10 @@
     checkpoints/step-N/           model, optimizer and average as .safetensors,
                                   state.json, MANIFEST.json
 
+Where the weights lie in parts on several ranks, each writes its rows, as model-RANK.safetensors
+and so on, and index.json names the files of a tensor's rows in order. Any number of ranks can
+read what any other wrote.
+
 The manifest is written last and holds size and sha256 of every other file; a folder without a
 manifest that verifies is not a checkpoint. Only safetensors and JSON, never pickle.
 """
@@ -13,9 +17,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import CheckpointError
+from regard.hub.files import as_bytes
+from regard.training.disk import disk_message
+from regard.training.distributed import ALONE, Ranks
+from regard.training.fault import fault
 
 FORMAT = 1
 
@@ -36,9 +45,12 @@ class Checkpoint:
     path: Path
     step: int
 
-    def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of one of its files."""
-        return read_tensors(self.path / f"{name}.safetensors")
+    def tensors(self, name: str, rank: int = 0, ranks: int = 1) -> dict[str, Tensor]:
+        """The tensors of this name; of each, the rows that one of several ranks keeps."""
+        index, files = self.path / "index.json", [f"{name}.safetensors"]
+        if index.exists():
+            files = json.loads(index.read_text())[name]
+        return _read_rows([self.path / file for file in files], rank, ranks)
 
     def state(self) -> dict[str, Any]:
         """The integers and names that are not tensors."""
@@ -51,30 +63,58 @@ def save(
     step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
+    ranks: Ranks = ALONE,
 ) -> Checkpoint:
-    """Write a checkpoint of `step`; until the last rename nothing of it counts."""
+    """Write a checkpoint of `step`; until the last rename nothing of it counts.
+
+    Of several ranks, each calls this with its own rows of all tensors.
+    """
     final = folder / f"step-{step}"
-    aside = folder / f"step-{step}.tmp-{os.getpid()}"
-    try:
+    aside = Path(ranks.tell(f"{final}.tmp-{os.getpid()}"))
+    parts = {name: [f"{name}-{rank}" for rank in range(ranks.size)] for name in tensors}
+
+    def begin() -> None:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
+        fault("begin")
+
+    def write() -> None:
         for name, group in tensors.items():
-            _write_tensors(aside / f"{name}.safetensors", group)
+            own = name if ranks.size == 1 else parts[name][ranks.rank]
+            _write_tensors(aside / f"{own}.safetensors", group, {"format": "pt"})
+            fault("tensors")
+
+    def commit() -> None:
+        if ranks.size > 1:
+            index = {name: [f"{own}.safetensors" for own in owns] for name, owns in parts.items()}
+            _write(aside / "index.json", json.dumps(index, indent=1).encode())
         _write(aside / "state.json", json.dumps(state, indent=1).encode())
+        fault("state")
         files = {
             path.name: {"size": path.stat().st_size, "sha256": sha256(path)}
             for path in sorted(aside.iterdir())
         }
         manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
         _write(aside / "MANIFEST.json", json.dumps(manifest, indent=1).encode())
+        fault("manifest")
         _sync_folder(aside)
         shutil.rmtree(final, ignore_errors=True)  # only ever a damaged one of the same step
+        fault("rename")
         aside.rename(final)
+        fault("commit")
         _sync_folder(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        message = f"{disk_message(final, error)}\nearlier checkpoints are untouched"
-        raise CheckpointError(message) from error
+
+    def attempt(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            needed = sum(map(_bytes, tensors.values()))
+            message = f"{disk_message(final, error, needed)}\nearlier checkpoints are untouched"
+            raise CheckpointError(message) from error
+
+    for work, mine in ((begin, ranks.first), (write, True), (commit, ranks.first)):
+        ranks.together(partial(attempt, work) if mine else lambda: None)
     return Checkpoint(final, step)
 
 
@@ -91,10 +131,10 @@ def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
         problem = verify(path)
         if problem is None:
             return Checkpoint(path, number)
-        good = [n for n in steps if n < number and verify(folder / f"step-{n}") is None]
+        good = next(whole_before(folder, number), None)
         way_out = (
-            f"the one of step {good[0]} is whole: regard resume {folder.parent} --step {good[0]}"
-            if good
+            f"the one of step {good} is whole: regard resume {folder.parent} --step {good}"
+            if good is not None
             else "there is no earlier one; begin again with regard train"
         )
         raise CheckpointError(f"damaged checkpoint: {problem}\n{way_out}")
@@ -126,6 +166,16 @@ def verify(path: Path) -> str | None:
     return None
 
 
+def whole_before(folder: Path, step: int) -> Iterator[int]:
+    """The steps before this one whose checkpoints verify, newest first."""
+    return (n for n in _steps(folder) if n < step and verify(folder / f"step-{n}") is None)
+
+
+def of_step(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step, which another process has verified."""
+    return Checkpoint(folder / f"step-{step}", step)
+
+
 def whole(folder: Path, step: int | None) -> Checkpoint | None:
     """The checkpoint of a step, if there is one and it verifies."""
     path = folder / f"step-{step}"
@@ -136,34 +186,97 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
     """Remove all but the newest `keep` checkpoints and the best one."""
     for step in _steps(folder)[keep:]:
         if step != best:
-            shutil.rmtree(folder / f"step-{step}")
+            _remove(folder / f"step-{step}")
+    fault("end")
 
 
 def drop_after(folder: Path, step: int) -> None:
     """Remove all that is newer than `step`, newest first: a run goes on from there."""
     for newer in _steps(folder):
         if newer > step:
-            shutil.rmtree(folder / f"step-{newer}")
+            _remove(folder / f"step-{newer}")
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint, so that a kill leaves no half of it under its name."""
+    aside = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        path.rename(aside)
+        fault("prune")
+        shutil.rmtree(aside)
+    except OSError as error:
+        raise CheckpointError(f"cannot remove {path}: {error.strerror}") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file in place of an old one, whole or not at all, down to the disk."""
+    """Write a safetensors file in place of an old one, whole or not at all, down to the disk.
+
+    It holds the hash of its own tensors, which safetensors alone would load with any bit flipped.
+    """
     aside = path.with_name(path.name + ".tmp")
     try:
-        _write_tensors(aside, tensors)
+        tensors = _on_cpu(tensors)
+        _write_tensors(aside, tensors, {"sha256": digest(tensors)})
+        fault("weights")
         aside.replace(path)
+        fault("replace")
         _sync_folder(path.parent)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             aside.unlink()
-        raise CheckpointError(disk_message(path, error)) from error
+        raise CheckpointError(disk_message(path, error, _bytes(tensors))) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file; what is wrong with it is named."""
+    with _reading(path), safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        wanted = (file.metadata() or {}).get("sha256")
+    if wanted is not None and digest(tensors) != wanted:
+        raise CheckpointError(f"{path} has changed since it was written (sha256 differs)")
+    return tensors
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """The hash of tensors, their names, types and shapes."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        found.update(as_bytes(tensor.contiguous()))
+    return found.hexdigest()
+
+
+def _read_rows(paths: list[Path], rank: int, ranks: int) -> dict[str, Tensor]:
+    """The rows that one of several ranks keeps of tensors whose rows lie in several files."""
+    with ExitStack() as stack:
+        files = []
+        for path in paths:
+            stack.enter_context(_reading(path))
+            files.append(stack.enter_context(safe_open(path, framework="pt")))
+        return {
+            name: _rows([file.get_slice(name) for file in files], rank, ranks)
+            if files[0].get_slice(name).get_shape()
+            else files[0].get_tensor(name)
+            for name in files[0].keys()  # noqa: SIM118
+        }
+
+
+def _rows(parts: list[Any], rank: int, ranks: int) -> Tensor:
+    counts = [part.get_shape()[0] for part in parts]
+    each = -(-sum(counts) // ranks)  # as torch cuts: the last ranks may have less, or nothing
+    begin, end = each * rank, each * (rank + 1)
+    found = []
+    for part, count in zip(parts, counts, strict=True):
+        found.append(part[min(max(begin, 0), count) : min(max(end, 0), count)])
+        begin, end = begin - count, end - count
+    return torch.cat(found)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Inside, what is wrong with a file is named."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        yield
     except FileNotFoundError:
         raise CheckpointError(f"no weights at {path}") from None
     except (OSError, SafetensorError) as error:
@@ -182,34 +295,16 @@ def write_json(path: Path, value: Any) -> None:
         raise CheckpointError(disk_message(path, error)) from error
 
 
-def check_room(path: Path, parameters: int, *, averaged: bool) -> None:
-    """Refuse to begin where not even the first checkpoint and the model fit on the disk."""
-    copies = 4 + averaged  # weights, two moments and their mean; and the model that is kept
-    needed, free = 4 * copies * parameters, shutil.disk_usage(_existing(path)).free
-    if needed > free:
-        raise CheckpointError(
-            f"{path} needs {needed / 1e6:,.0f} MB for a checkpoint and the model; "
-            f"{free / 1e6:,.0f} MB are free\nmake room, or name another place with --out"
-        )
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def disk_message(path: Path, error: Exception) -> str:
-    """Why a file cannot be written, and how much room there is."""
-    free = shutil.disk_usage(_existing(path)).free / 1e6
-    inner = re.search(r"I/O error: (.+?) \(os error", str(error))  # as safetensors words it
-    reason = inner[1] if inner else getattr(error, "strerror", None) or str(error)
-    return f"cannot write {path}: {reason} ({free:,.0f} MB free)"
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: t.detach().to("cpu").contiguous() for n, t in tensors.items()}
 
 
-def _existing(path: Path) -> Path:
-    while not path.is_dir():
-        path = path.parent
-    return path
-
-
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    ready = {n: t.detach().to("cpu").contiguous() for n, t in tensors.items()}
-    save_file(ready, path, metadata={"format": "pt"})  # one entry: of two, the order is random
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    save_file(_on_cpu(tensors), path, metadata)  # of two entries the order would be random
     path.chmod(0o644)  # the library makes it readable for its owner only
     with open(path, "rb") as file:
         os.fsync(file.fileno())

@@ -4,15 +4,18 @@ import os
 from pathlib import Path
 from typing import Any
 
-from regard.config import RunConfig, build, merge, read_toml
+from regard.config import RunConfig, build, check_overrides, merge, read_recipe
 from regard.data.sources import BUILTINS, open_data
 from regard.errors import ConfigError, unknown
+from regard.models.build import resolve
 from regard.models.presets import PRESETS
 from regard.training.auto import GENTLE, choose, named
 from regard.training.device import pick_device
 from regard.training.folder import Folder
+from regard.training.prepare import must_make_sense
 from regard.training.size import fit_to_minutes
 
+YEAR = 366 * 24 * 60  # minutes
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
@@ -28,14 +31,15 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
     Without `what`, its `data` says where the data is, as in two parallel files.
     """
     over = dict(overrides or {})
-    for key in ("data", "model", "train"):
-        if not isinstance(over.get(key, {}), dict):
-            raise ConfigError(f"{key} is a table, set as in {key}.NAME=…, not {over[key]!r}")
+    check_overrides(over)
     minutes = over.pop("minutes", None)
+    file = None
     if what is not None and what.endswith(".toml"):
-        base = {"name": Path(what).stem, **read_toml(Path(what))}
+        file = Path(what)
     elif what is not None and what in recipes() and not Path(what).exists():
-        base = {"name": what, **read_toml(RECIPES / f"{what}.toml")}
+        file = RECIPES / f"{what}.toml"
+    if file is not None:
+        base = read_recipe(file)
     else:
         base = _for_data(what, over)
         start = over.get("train", {}).get("start")
@@ -57,15 +61,26 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
     if over.get("train", {}).get("start") is not None:
         over = merge(over, {"train": {"start": _absolute(over["train"]["start"])}})
     config = build(RunConfig, merge(base, over))
+    if file is not None and not {"model", "train"} & set(over):
+        _must_be_right(file, config)
     if minutes is None:
         return config
     if "steps" in over.get("train", {}):
         raise ConfigError("give minutes or train.steps, not both")
-    if not isinstance(minutes, int | float):
-        raise ConfigError(f"minutes must be a number, not {minutes!r}")
+    if not isinstance(minutes, int | float) or not minutes < YEAR:
+        raise ConfigError(f"minutes must be a number, and less than a year, not {minutes!r}")
     sizes = {"dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim"}
     pinned = {"preset", "family", *sizes} & set(over.get("model", {}))
     return fit_to_minutes(config, minutes, model_too=not pinned and config.train.start is None)
+
+
+def _must_be_right(file: Path, config: RunConfig) -> None:
+    """Name the file whose settings do not go together."""
+    try:
+        must_make_sense(config.train)
+        resolve(config.model, vocab_size=1)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def _absolute(path: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from regard.data.sources import Pairs
-from regard.generate import beam
+from regard.generate import Beam, Search
 from regard.models.base import Language
 from regard.tasks.metrics import bleu, chrf, exact_match
 from regard.tasks.seq2seq import Seq2Seq
@@ -33,8 +33,7 @@ def translate(
     tokenizers: PairTokenizers,
     sentences: Sequence[str],
     *,
-    width: int = 5,
-    length_penalty: float = 1.0,
+    search: Search,
     tokens: int | None = None,
     rows: int = 64,
 ) -> Iterator[tuple[int, str]]:
@@ -55,14 +54,12 @@ def translate(
         chosen = order[start : start + rows]
         source = task.source([ids[i] for i in chosen]).to(device)
         limit = 2 * int(source.lengths.max()) + 20 if tokens is None else tokens
-        found = beam(
+        found = search(
             language,
-            source,
-            prompts=[task.prompt] * len(chosen),
-            width=width,
+            [task.prompt] * len(chosen),
             tokens=limit,
-            stop=task.stop_id,
-            length_penalty=length_penalty,
+            stop={task.stop_id},
+            source=source,
         )
         for i, hypotheses in zip(chosen, found, strict=True):
             yield i, tokenizers.target.decode(hypotheses[0].ids)
@@ -88,8 +85,7 @@ def written(
             exam.task,
             exam.tokenizers,
             sources,
-            width=width,
-            length_penalty=length_penalty,
+            search=Beam(width, length_penalty),
         )
     )
     ours = [texts[i] for i in range(len(rows))]

@@ -23,7 +23,7 @@ from regard.hub.tokenizers import write_tokenizers
 from regard.models.build import describe, hollow, loaded, resolve, weights
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.aside import aside, must_be_new
-from regard.training.checkpoint import read_tensors, write_json
+from regard.training.checkpoint import write_json
 from regard.training.device import environment, memory
 from regard.training.folder import Folder
 from regard.training.prepare import load_tokenizers, tokenizer_fingerprint
@@ -97,7 +97,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> Exported:
             raise CheckpointError(f"{run} cannot be written as {chosen.name}: its ids do not fit")
         difference = None
         if unchecked is None:
-            load = partial(read_tensors, folder.model)
+            load = folder.kept_weights
             difference = compare(new, model, lambda: loaded(model, load(), str(folder.model)))
     return Exported(out, chosen.name, table["architectures"][0], difference, unchecked)
 

@@ -1,27 +1,28 @@
 """A run on disk.
 
 config.json · model.safetensors · tokenizer.json · metrics.jsonl · environment.json
-checkpoints/step-N/ · samples.txt · lock
+checkpoints/step-N/ · samples.txt · skipped.jsonl · clock.json · lock
 """
 
 import json
 import os
-import platform
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from regard.config import RunConfig, build, to_table
 from regard.errors import CheckpointError, DataError
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
+from regard.text.untrusted import parse_json, read_text
 from regard.training.aside import aside, must_be_new
-from regard.training.checkpoint import disk_message, write_json
-
-if sys.platform != "win32":
-    import fcntl
+from regard.training.checkpoint import read_tensors, whole_before, write_json
+from regard.training.disk import disk_message
+from regard.training.launch import attempt, launch
+from regard.training.lock import locked
 
 
 class Folder:
@@ -34,8 +35,11 @@ class Folder:
         self.model = self.path / "model.safetensors"
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples.txt"
+        self.skipped = self.path / "skipped.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self.clock = self.path / "clock.json"
         self.lock = self.path / "lock"
+        self.watchers: list[Callable[[dict[str, Any]], None]] = []  # who else sees each row
 
     def must_be_new(self) -> None:
         """Refuse a folder that exists: no run is ever written over."""
@@ -71,30 +75,10 @@ class Folder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Inside, no other process trains here; the system unlocks when this one dies."""
-        try:
-            handle = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise CheckpointError(disk_message(self.lock, error)) from error
-        try:
-            if sys.platform != "win32":
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    owner = os.read(handle, 100).decode()
-                    raise CheckpointError(
-                        f"{self.path} is being trained already, by process {owner};\n"
-                        "wait until it ends, or stop it"
-                    ) from None
-                except OSError:
-                    pass  # some network file systems have no locks; better to train without
-            with suppress(OSError):  # a full disk keeps no names
-                os.ftruncate(handle, 0)
-                os.write(handle, f"{os.getpid()} on {platform.node()}".encode())
+        with locked(self.lock):
             for left in (*self.path.glob("*.tmp"), *self.path.glob(".tmp*")):
                 left.unlink(missing_ok=True)  # of a run that was killed while writing
             yield
-        finally:
-            os.close(handle)
 
     def save_config(self, config: RunConfig) -> None:
         """Keep the resolved settings."""
@@ -109,6 +93,10 @@ class Folder:
                 f"`regard import {self.path} RUN` makes a run of it"
             )
         return build(RunConfig, table)
+
+    def is_of(self, launch: str | None) -> bool:
+        """Whether this launch of `torchrun` began the run, in an earlier attempt."""
+        return self.environment.exists() and self.load_environment().get("launch") == launch
 
     def load_environment(self) -> dict[str, Any]:
         """What the run was made with, data and tokenizer fingerprints included."""
@@ -142,24 +130,48 @@ class Folder:
             first = each if better(name, each[name], first[name]) else first
         return dict(first)
 
+    def kept_weights(self) -> dict[str, Tensor]:
+        """The weights of the model that was kept; where they are damaged, how to get them again."""
+        try:
+            return read_tensors(self.model)
+        except CheckpointError as error:
+            good = next(whole_before(self.checkpoints, self.load_config().train.steps), None)
+            if good is None:
+                raise
+            raise CheckpointError(
+                f"{error}\nto make it again: regard resume {self.path} --step {good}"
+            ) from None
+
     def append(self, row: dict[str, Any]) -> None:
         """Add a row of metrics."""
         self._add(self.metrics, json.dumps(row) + "\n")
+        for watch in self.watchers:
+            watch(row)
 
     def add_sample(self, step: int, sample: str) -> None:
         """Add what the model writes after `step`."""
         self._add(self.samples, f"--- step {step}\n{sample}\n")
 
+    def add_skip(self, row: dict[str, Any]) -> None:
+        """Add a step that taught nothing, and what it read."""
+        self._add(self.skipped, json.dumps(row) + "\n")
+
     def rows(self) -> list[dict[str, Any]]:
-        """All rows of metrics."""
+        """All rows of metrics; a last line without an end is still being written."""
         try:
-            return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+            whole = self.metrics.read_text().rpartition("\n")[0]
+            return [json.loads(line) for line in whole.splitlines()]
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.metrics} is damaged: {error}") from None
 
     def sizes(self) -> dict[str, int]:
-        """How long the growing files are now, so that a resumed run can cut them back."""
-        return {path.name: path.stat().st_size for path in (self.metrics, self.samples)}
+        """How long the growing files are on the disk, so that a resumed run can cut them back."""
+        sizes = {}
+        for path in (self.metrics, self.samples):
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+                sizes[path.name] = path.stat().st_size
+        return sizes
 
     def cut_back(self, sizes: dict[str, int]) -> None:
         """Drop what was logged after a checkpoint."""
@@ -176,7 +188,7 @@ class Folder:
 
     def _json(self, path: Path) -> dict[str, Any]:
         try:
-            table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            table: dict[str, Any] = parse_json(read_text(path))
         except FileNotFoundError:
             raise CheckpointError(f"no run at {self.path}; `regard train` writes one") from None
         except (OSError, ValueError) as error:
@@ -186,10 +198,26 @@ class Folder:
         return table
 
 
+class ReadOnly(Folder):
+    """The folder of a run as the other ranks see it: rank 0 alone writes."""
+
+    def save_config(self, config: RunConfig) -> None:
+        """Leave it alone."""
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Leave it alone."""
+
+    def cut_back(self, sizes: dict[str, int]) -> None:
+        """Leave it alone."""
+
+    def _add(self, path: Path, text: str) -> None:
+        pass
+
+
 def new_folder(name: str) -> Path:
-    """The first free of runs/NAME, runs/NAME-2, runs/NAME-3, …"""
+    """The first free of runs/NAME, runs/NAME-2, …, or the one that this launch began before."""
     number, path = 1, Path("runs", name)
-    while path.exists():
+    while path.exists() and not (attempt() and Folder(path).is_of(launch())):
         number += 1
         path = Path("runs", f"{name}-{number}")
     return path

@@ -55,6 +55,7 @@ def prepare_images(config: RunConfig, train: Images, held: Images, fingerprint: 
     return Material(
         **vars(exam),
         batch=batch,
+        samples=lambda number: loader.examples(number).tolist(),
         train_in_order=lambda: _in_order(task, train, size, rows, None),
         description=[
             f"data       {train.description}{resized}",

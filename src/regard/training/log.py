@@ -5,25 +5,23 @@ from typing import Any
 
 import torch
 
-from regard.errors import DivergedError
 from regard.training.events import Progressed
 from regard.training.folder import Folder
 from regard.training.loop import Step
+from regard.training.nonfinite import Skips
 
 FLUSH_STEPS, FLUSH_SECONDS = 64, 0.5
-TOLERATED = 3  # steps in a row whose gradient is not finite
 
 
 class Log:
     """Keeps steps as tensors until it is worth waiting for the device, then writes them all."""
 
-    def __init__(self, folder: Folder, steps: int) -> None:
-        self.folder, self.steps = folder, steps
+    def __init__(self, folder: Folder, steps: int, skips: Skips) -> None:
+        self.folder, self.steps, self.skips = folder, steps, skips
         self.pending: list[Step] = []
         self.at = time.perf_counter()
         self.speed: float | None = None
         self.pace: float | None = None  # seconds per step
-        self.unlucky = 0
         self.smooth: float | None = None
 
     def add(self, step: Step, *, now: bool) -> Progressed | None:
@@ -35,7 +33,7 @@ class Log:
         return None
 
     def flush(self) -> Progressed | None:
-        """Write all pending steps; a run of non-finite gradients ends the training."""
+        """Write all pending steps; too many skipped in a row end the training."""
         if not self.pending:
             return None
         rows = torch.stack(
@@ -59,13 +57,7 @@ class Log:
             if skipped:
                 row |= {"loss": None, "grad_norm": None, "skipped": True}
             self.folder.append(row)
-            self.unlucky = self.unlucky + 1 if skipped else 0
-            if self.unlucky >= TOLERATED:
-                raise DivergedError(
-                    f"the gradient was not finite in {TOLERATED} steps in a row, up to step "
-                    f"{step.number + 1:,}; the weights were left alone\n"
-                    f"try a lower train.rate (now {step.rate:.2g}) or train.clip"
-                )
+            self.skips.see(step.number, loss, norm, step.rate, skipped=bool(skipped))
             if not skipped:
                 self.smooth = _mixed(self.smooth, loss)
         last = self.pending[-1]

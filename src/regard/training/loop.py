@@ -1,6 +1,6 @@
 """The training loop: a generator that learns while it is iterated."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from regard.data.batch import Batch
 from regard.tasks.base import Objective
+from regard.training.capture import Captured, Update
+from regard.training.learner import Learner
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class Step:
     grad_norm: Tensor
     rate: float
     targets: Tensor
-    skipped: Tensor  # 1.0 where the gradient was not finite and the weights were left alone
+    skipped: Tensor  # 1.0 where loss or gradient was not finite and the weights were left alone
 
 
 def train(
@@ -36,38 +38,61 @@ def train(
     start: int = 0,
     loss: Callable[[Batch], Tensor] | None = None,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+    learner: Learner | None = None,
+    capture: bool = False,
 ) -> Iterator[Step]:
     """Take one optimizer step per `accumulate` batches; yield what happened, for as long as asked.
 
     The gradient is that of sum(loss) / sum(targets) over the whole step, so splitting a batch
     into micro-batches changes nothing but memory. Logging, evaluation, checkpoints and
     stopping belong to whoever iterates. `loss` is the objective itself, or its compiled twin.
-    The optimizers must heed `found_inf`, as ours and torch's fused ones do.
+    The optimizers must heed `found_inf`, as ours and torch's fused ones do. Of several ranks,
+    each has its own batches, and sums and norms are over all; their learner averages gradients,
+    hence the factor. On CUDA, `capture` replays steps from graphs, which frees small models from
+    the time it takes to launch them.
     """
-    loss = objective if loss is None else loss
-    parameters = [p for p in objective.parameters() if p.requires_grad]
+    learner = Learner(objective) if learner is None else learner
+    loss = learner.loss if loss is None else loss
+    ranks, device = learner.ranks, next(objective.parameters()).device
+    parts = [part for optimizer in optimizers for part in optimizer.param_groups]
+
+    def update(group: Sequence[Batch]) -> tuple[Tensor, ...]:
+        counts = torch.stack([objective.task.count(batch) for batch in group])
+        targets = ranks.sum(counts.sum()).clamp_min(1)
+        total = torch.zeros((), device=device)
+        for place, batch in enumerate(group, 1):
+            with learner.syncing(place == len(group)):
+                with autocast():
+                    summed = loss(batch)
+                (summed * ranks.size / targets).backward()
+            total += summed.detach()
+        total = ranks.sum(total)
+        norm = learner.clip(clip)
+        skipped = (~(torch.isfinite(norm) & torch.isfinite(total))).float()
+        for optimizer in optimizers:
+            optimizer.found_inf = skipped  # type: ignore[attr-defined]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return total / targets, norm, targets, skipped
+
+    act: Update = update
+    if capture:
+        act = Captured(update)
+        for part in parts:
+            part["lr"] = torch.tensor(part["lr"], device=device)
     stream = iter(batches)
     number = start
     while group := list(islice(stream, accumulate)):
         if not objective.model.training:  # whoever iterates may have evaluated
             objective.train()
-        targets = torch.stack([objective.task.count(batch) for batch in group]).sum().clamp_min(1)
-        _seed(_mix(seed, number), targets.device)  # dropout is a function of (seed, step)
-        total = torch.zeros((), device=targets.device)
-        for batch in group:
-            with autocast():
-                summed = loss(batch)
-            (summed / targets).backward()
-            total += summed.detach()
-        norm = torch.nn.utils.clip_grad_norm_(parameters, clip if clip else torch.inf)
-        skipped = (~torch.isfinite(norm)).float()
-        for optimizer in optimizers:
-            for part in optimizer.param_groups:
+        for part in parts:
+            if isinstance(part["lr"], Tensor):
+                part["lr"].fill_(rate(number))
+            else:
                 part["lr"] = rate(number)
-            optimizer.found_inf = skipped  # type: ignore[attr-defined]
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        yield Step(number, total / targets, norm, rate(number), targets, skipped)
+        _seed(_mix(seed, number, ranks.rank), device)  # so dropout is a function of them
+        mean, norm, targets, skipped = act(group)
+        yield Step(number, mean, norm, rate(number), targets, skipped)
         number += 1
 
 
@@ -80,5 +105,6 @@ def _seed(value: int, device: torch.device) -> None:
         torch.mps.manual_seed(value)
 
 
-def _mix(seed: int, step: int) -> int:
-    return (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9) % (1 << 63)
+def _mix(seed: int, step: int, rank: int) -> int:
+    mixed = seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
+    return mixed % (1 << 63)

@@ -36,6 +36,7 @@ class Material(Exam):
     """Everything a run is trained and judged on."""
 
     batch: Callable[[int], Batch]  # the micro-batch of this number, a pure function of the seed
+    samples: Callable[[int], list[int]]  # what it reads: rows of the data, or tokens it begins at
     train_in_order: Callable[[], Iterator[Batch]]  # all of it once, for models that count
     description: list[str]
     fingerprint: str  # of the data, whatever its tokenizer

@@ -1,7 +1,7 @@
 """Optimizers: AdamW for everything, or Muon for the matrices between the layers."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,21 @@ from regard.errors import ConfigError
 Parameters = list[tuple[str, nn.Parameter]]
 
 
+class Parts(Protocol):
+    """Matrices of which this process has some rows, and others the rest."""
+
+    def shape(self, param: nn.Parameter) -> torch.Size:
+        """The shape of the whole."""
+
+    def gather(
+        self, rows: Float[Tensor, "many own columns"], shape: torch.Size
+    ) -> Float[Tensor, "many rows columns"]:
+        """All rows of matrices of one shape."""
+
+    def own(self, whole: Float[Tensor, "many rows columns"]) -> Float[Tensor, "many own columns"]:
+        """This process's rows of them."""
+
+
 class Muon(torch.optim.Optimizer):
     r"""Momentum whose update is made orthogonal (Jordan et al. 2024).
 
@@ -21,10 +36,12 @@ class Muon(torch.optim.Optimizer):
     orth replaces the singular values by about 1, by five Newton–Schulz steps; s = 0.2 sqrt(max
     side), so that an update is as large as AdamW's and both share one rate (Liu et al. 2025).
     With `found_inf` set on the optimizer the step is skipped on the device, as torch's fused
-    AdamW does: nobody has to wait to learn whether the gradient was finite.
+    AdamW does: nobody has to wait to learn whether the gradient was finite. Where a rank has
+    only rows of each matrix, `parts` puts U together, and every rank makes all of it orthogonal.
     """
 
     found_inf: Tensor | None = None
+    parts: Parts | None = None
 
     def __init__(
         self,
@@ -42,11 +59,14 @@ class Muon(torch.optim.Optimizer):
             by_shape: dict[torch.Size, list[nn.Parameter]] = {}
             for param in group["params"]:
                 if param.grad is not None:
-                    by_shape.setdefault(param.shape, []).append(param)
+                    shape = param.shape if self.parts is None else self.parts.shape(param)
+                    by_shape.setdefault(shape, []).append(param)
             for shape, params in by_shape.items():
-                self._step_alike(params, 0.2 * max(shape) ** 0.5, group)
+                self._step_alike(params, shape, group)
 
-    def _step_alike(self, params: list[nn.Parameter], size: float, group: dict[str, Any]) -> None:
+    def _step_alike(
+        self, params: list[nn.Parameter], shape: torch.Size, group: dict[str, Any]
+    ) -> None:
         states = [self.state[param] for param in params]
         for state, param in zip(states, params, strict=True):
             if not state:
@@ -62,7 +82,11 @@ class Muon(torch.optim.Optimizer):
         update = torch.stack(
             [g.lerp(m, group["momentum"]) for g, m in zip(grads, momenta, strict=True)]
         )
-        update = orthogonal(update) * (size * group["lr"] * keep)
+        if self.parts is None:
+            update = orthogonal(update)
+        else:
+            update = self.parts.own(orthogonal(self.parts.gather(update, shape)))
+        update = update * (0.2 * max(shape) ** 0.5 * group["lr"] * keep)
         decay = 1 - group["lr"] * group["weight_decay"] * keep
         for param, change in zip(params, update, strict=True):
             param.mul_(decay).sub_(change)
@@ -103,6 +127,7 @@ def adamw(
             lr=rate,
             betas=(beta1, beta2),
             fused=True,
+            capturable=parameters[0][1].is_cuda,  # in a graph
         )
     ]
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -25,6 +25,7 @@ from regard.models.vision import VisionConfig
 from regard.tasks import TASKS, Seq2Seq, Task
 from regard.text import PairTokenizers, Tokenizer, train_pair, train_tokenizer
 from regard.text.pairs import JOINT, SOURCE, TARGET
+from regard.training.device import memory, pick_device
 from regard.training.folder import Folder
 from regard.training.images import examine_images, prepare_images
 from regard.training.material import Exam, Material, Progress, Tokenizers, generator_of
@@ -43,7 +44,8 @@ def open_split(config: RunConfig) -> tuple[Data, Data]:
         if isinstance(whole, Text):
             return whole.split(data.held_out)
         return whole.split(data.held_out, config.train.seed)
-    return whole, open_held_out(data.validation, whole.holds, lower=data.lower)
+    held = open_held_out(data.validation, whole.holds, lower=data.lower)
+    return whole, held.against(cast(Any, whole))
 
 
 def data_fingerprint(train: Data, held: Data) -> str:
@@ -79,7 +81,7 @@ def prepare(
     config: RunConfig, tokenizers: Tokenizers | None = None, progress: Progress | None = None
 ) -> Material:
     """Open the data of a run and make its task; tokenizers are trained unless given."""
-    _must_make_sense(config.train)
+    must_make_sense(config.train)
     train, held = open_split(config)
     fingerprint = data_fingerprint(train, held)
     _must_fit(config, train, tokenizers)
@@ -96,11 +98,11 @@ def prepare(
     return _prepare_pairs(config, train, held, tokenizers, fingerprint)
 
 
-def _must_make_sense(settings: TrainConfig) -> None:
+def must_make_sense(settings: TrainConfig) -> None:
     """Refuse numbers with which nothing could be learned."""
     for name in (
         *("steps", "batch", "tokens", "accumulate", "keep", "patience"),
-        *("evaluate_every", "evaluate_tokens", "save_every"),
+        *("evaluate_every", "evaluate_tokens", "save_every", "timeout"),
     ):
         value = getattr(settings, name)
         if value is not None and value < 1:
@@ -113,10 +115,28 @@ def _must_make_sense(settings: TrainConfig) -> None:
         raise ConfigError(
             f"train.accumulate={settings.accumulate} must divide train.batch={settings.batch}"
         )
+    if settings.accumulate > (most := settings.batch or settings.tokens or TOKENS):
+        raise ConfigError(
+            f"train.accumulate={settings.accumulate} must not be more than the {most:,} of a step"
+        )
     if settings.patience is not None and settings.best == "last":
         raise ConfigError(
             "train.patience waits for a better model, and by train.best='last' every one is;\n"
             "give train.best=loss, or train.patience=none"
+        )
+
+
+def _must_hold(config: RunConfig, model: ModelConfig) -> None:
+    """Refuse a step of which not even one vector for each token fits into memory."""
+    settings, context, dim = config.train, model.context, getattr(model, "dim", 1)
+    rows = settings.batch or (settings.tokens or TOKENS) // context
+    device = pick_device(config.device)
+    needed, free = 4 * dim * context * rows // settings.accumulate, memory(device)
+    if needed > free:
+        raise ConfigError(
+            f"{rows:,} rows of {context:,} tokens a step need {needed / 1e9:,.1f} GB for one layer "
+            f"alone; {device.type} has {free / 1e9:,.1f} GB\n"
+            "lower train.batch, train.tokens or model.context, or raise train.accumulate"
         )
 
 
@@ -152,6 +172,7 @@ def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> N
             f"train.start={config.train.start} has learned from {known}; {data.name} holds {found}"
         )
     model = resolve(config.model, vocab_size=1)
+    _must_hold(config, model)
     if (found == "images") != isinstance(model, VisionConfig):
         wrong = "does not read images" if found == "images" else "reads images only"
         raise ConfigError(
@@ -305,6 +326,7 @@ def _prepare_pairs(
     return Material(
         **vars(exam),
         batch=lambda number: _collate(config, task, store, loader.examples(number), number),
+        samples=lambda number: loader.examples(number).indices.tolist(),
         train_in_order=lambda: (
             _collate(config, task, store, rows, 0) for rows in loader.in_order()
         ),

@@ -2,16 +2,18 @@
 
 import time
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, cycle, islice
 
 import torch
 
 from regard.config import RunConfig
+from regard.data.batch import Batch, ImageBatch, MaskedBatch
 from regard.errors import ConfigError
 from regard.models.build import build_model, count_parameters, describe, resolve
-from regard.models.vision import VisionConfig
+from regard.nn.head import IGNORED
 from regard.tasks import Objective
-from regard.training.device import autocast, pick_device
+from regard.training.capture import WARM
+from regard.training.device import autocast, captures, compiles, ready_device, recompute
 from regard.training.loop import train
 from regard.training.material import Material
 from regard.training.optim import optimizers
@@ -28,7 +30,9 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, model_too: bool = True)
     """The largest of a few sizes that can be trained well in the time, and steps to fill it.
 
     Each size is timed for a few real steps, smallest first. A size is worth its time while it
-    can see a few tokens per parameter. Without `model_too` only the steps are chosen.
+    can see a few tokens per parameter. Without `model_too` only the steps are chosen. Where
+    steps are compiled, the size that was chosen is timed once more: to compile each would take
+    longer than to train some.
     """
     if minutes <= 0:
         raise ConfigError(f"minutes={minutes:g} must be more than 0")
@@ -36,41 +40,65 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, model_too: bool = True)
     table = describe(material.model)
     if "dim" not in table:  # a model that counts takes the time it takes
         return config
-    # an image is one target, and worth its patches
-    each = material.model.context if isinstance(material.model, VisionConfig) else 1
-    device = pick_device(config.device)
+    device = ready_device(config)
+    tokens = sum(
+        _tokens(material.batch(number), material.model.context)
+        for number in range(config.train.accumulate)
+    )
     budget = 0.9 * 60 * minutes  # evaluations and checkpoints take the rest
+
+    def filled(candidate: RunConfig, *, compiled: bool) -> RunConfig:
+        seconds = _seconds(candidate, material, device, compiled=compiled)
+        steps = max(FEWEST_STEPS, int(budget / seconds))
+        return replace(candidate, train=replace(config.train, steps=steps))
+
     chosen: RunConfig | None = None
     for dim, layers in SIZES if model_too else [(table["dim"], table["layers"])]:
         model = {**table, "dim": dim, "layers": layers}
         if "heads" in table and model_too:
             model["heads"] = dim // HEAD_DIM
-        candidate = replace(config, model=model)
-        seconds, targets = _probe(candidate, material, device)
-        steps = max(FEWEST_STEPS, int(budget / seconds))
-        parameters = count_parameters(resolve(model))
-        if chosen is not None and steps * targets * each < TOKENS_PER_PARAMETER * parameters:
+        candidate = filled(replace(config, model=model), compiled=False)
+        enough = TOKENS_PER_PARAMETER * count_parameters(resolve(model))
+        if chosen is not None and candidate.train.steps * tokens < enough:
             break
-        chosen = replace(candidate, train=replace(config.train, steps=steps))
+        chosen = candidate
     assert chosen is not None
-    return chosen
+    return filled(chosen, compiled=True) if compiles(config.train, device) else chosen
 
 
-def _probe(config: RunConfig, material: Material, device: torch.device) -> tuple[float, float]:
-    """Seconds and targets of a step, after one to warm up."""
+def _tokens(batch: Batch, context: int) -> int:
+    """What a model learns from in a batch: all tokens where a few are hidden, or all patches."""
+    if isinstance(batch, ImageBatch):
+        return len(batch.targets) * context
+    read = batch.documents > 0 if isinstance(batch, MaskedBatch) else batch.targets != IGNORED
+    return int(read.sum())
+
+
+def _seconds(
+    config: RunConfig, material: Material, device: torch.device, *, compiled: bool
+) -> float:
+    """The seconds of a step, after some to warm up: one, or enough to compile every shape."""
     model = build_model(resolve(config.model)).to(device)
     settings = config.train
-    count = (PROBE_STEPS + 1) * settings.accumulate
-    batches = (material.batch(number).to(device) for number in range(count))
+    if settings.recompute:
+        recompute(model)
+    objective = Objective(model, material.task)
+    count = PROBE_STEPS * settings.accumulate
+    batches = [material.batch(number).to(device) for number in range(count)]
+    warm = (WARM + 1) * PROBE_STEPS if compiled else 1
     steps = train(
-        Objective(model, material.task),
-        batches,
+        objective,
+        chain(islice(cycle(batches), warm * settings.accumulate), batches),
         optimizers(settings.optimizer, model, settings.rate),
         lambda step: settings.rate,
         accumulate=settings.accumulate,
+        loss=torch.compile(objective, dynamic=False) if compiled else None,
         autocast=autocast(settings, device),
+        capture=compiled and captures(settings, device),
     )
-    next(steps)
+    for step in islice(steps, warm):
+        float(step.loss)  # wait for the device
     begin = time.perf_counter()
-    taken = [float(step.targets) for step in islice(steps, PROBE_STEPS)]
-    return (time.perf_counter() - begin) / len(taken), sum(taken) / len(taken)
+    for step in steps:
+        float(step.loss)
+    return (time.perf_counter() - begin) / PROBE_STEPS

@@ -49,6 +49,7 @@ def prepare_text(
     return Material(
         **vars(exam),
         batch=batch,
+        samples=lambda number: loader.starts(number).tolist(),
         train_in_order=lambda: _blocks(config, task, model, store, None),
         description=[
             f"data       {train.description}",

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.explain.render.label import blend, cells, cut, shade, visible
+from regard.explain.render.picture import document
 
 PAPER = [(255, 255, 255), (133, 180, 222), (33, 96, 165), (8, 36, 84)]  # light to dark
 CELL = 18  # pixels, as everything here
-FONT = 12
+FONT = 12  # as `document` sets it
 ADVANCE = 7.5  # of one cell of a monospaced font of that size, with something to spare
 LABEL_CELLS = 24  # the longest label
 HEADING, GAP, EDGE = 26, 24, 12
@@ -52,21 +53,15 @@ def heatmap_svg(
     width = max(2 * EDGE + beside * (panel_width + GAP) - GAP, 220)
     height = 2 * EDGE + lines * (panel_height + GAP) + 36
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" font-family="monospace" '
-        f'font-size="{FONT}" fill="#222">',
-        "<title>attention</title>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-    ]
+    parts = []
     for head, values in enumerate(weights.tolist()):
         x = EDGE + head % beside * (panel_width + GAP)
         y = EDGE + head // beside * (panel_height + GAP)
         parts.append(f'<g transform="translate({x} {y})">')
         parts += _panel(titles[head], sides, tops, values, largest, left, above)
         parts.append("</g>")
-    parts += [_scale(largest, EDGE, height - EDGE - 28), "</svg>"]
-    return "\n".join(parts)
+    parts.append(_scale(largest, EDGE, height - EDGE - 28))
+    return document("attention", width, height, parts, "monospace")
 
 
 def _visible_words(text: str) -> str:

@@ -86,4 +86,16 @@ class Rotary(Position):
         if self.scaling is not None:
             frequency = make(self.scaling, SCALINGS, "rotary scaling", frequency=frequency)
         angle = (at.unsqueeze(-1) * frequency).unsqueeze(1)  # (batch, 1, time, pairs)
-        return Turn(angle.cos(), angle.sin(), self.interleaved)
+        cos, sin = _cos_sin(angle) if torch.compiler.is_compiling() else (angle.cos(), angle.sin())
+        return Turn(cos, sin, self.interleaved)
+
+
+@torch.library.custom_op("regard::cos_sin", mutates_args=())
+def _cos_sin(angle: Tensor) -> tuple[Tensor, Tensor]:
+    """Both, as one operation for a compiler, which else makes them anew in every layer."""
+    return angle.cos(), angle.sin()
+
+
+@_cos_sin.register_fake
+def _(angle: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(angle), torch.empty_like(angle)

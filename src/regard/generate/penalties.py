@@ -1,0 +1,221 @@
+"""Samplers that look back at the text: what was said already is made less likely, or banned."""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.errors import ConfigError
+from regard.generate.context import Context
+from regard.generate.stage import STATIC, Stage, needed
+
+Scope = Literal["text", "answer"]  # count prompt and answer, or the answer only
+LARGEST = torch.finfo(torch.float32).max / 4
+
+
+def recent(
+    context: Context, window: int, scope: Scope = "text"
+) -> tuple[Int[Tensor, "rows time"], Bool[Tensor, "rows time"]]:
+    """The last `window` ids of each row (0: all), newest last, and which of them are text."""
+    room = context.history.shape[1]
+    width = min(window, room) if window else room
+    back = torch.arange(-width, 0, device=context.history.device)
+    at = context.lengths.unsqueeze(1) + back  # (rows, last)
+    real = at >= (context.prompts.unsqueeze(1) if scope == "answer" else 0)
+    return context.history.gather(1, at.clamp_min(0)), real
+
+
+def counts(
+    context: Context, vocab: int, window: int, scope: Scope, dtype: torch.dtype
+) -> Float[Tensor, "rows vocab"]:
+    """How often each token was said."""
+    ids, real = recent(context, window, scope)
+    zeros = torch.zeros(len(ids), vocab, dtype=dtype, device=ids.device)
+    return zeros.scatter_add_(1, ids, real.to(dtype))
+
+
+def check_window(name: str, window: int) -> None:
+    """Refuse to look back by less than nothing."""
+    if window < 0:
+        raise ConfigError(f"{name}: window={window} must be 1 or more ids to look back, or 0: all")
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition(Stage):
+    r"""Make every token of the text less likely, once (Keskar et al. 2019).
+
+        l_v <- l_v / penalty  if l_v > 0  else  l_v penalty
+
+    It depends on where zero lies: it belongs before whatever shifts the logits. penalty = 1
+    changes nothing.
+    """
+
+    penalty: float = 1.0
+    window: int = field(default=0, kw_only=True, metadata=STATIC)  # how far back; 0: all
+    scope: Scope = field(default="text", kw_only=True, metadata=STATIC)
+
+    off: ClassVar = {"penalty": 1.0}
+    by_id = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.penalty < math.inf:
+            raise ConfigError(f"repetition={self.penalty} must be above 0; 1 is none")
+        check_window("repetition", self.window)
+
+    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+        """Penalise what was said."""
+        context = needed(context, "repetition")
+        seen = counts(context, logits.shape[1], self.window, self.scope, logits.dtype) > 0
+        less = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
+        return torch.where(seen, less, logits)
+
+
+@dataclass(frozen=True, slots=True)
+class Presence(Stage):
+    r"""Take a fixed amount from every token of the text, once.
+
+        l_v <- l_v - penalty [v was said]
+
+    A negative penalty favours what was said; 0 changes nothing.
+    """
+
+    penalty: float = 0.0
+    window: int = field(default=0, kw_only=True, metadata=STATIC)
+    scope: Scope = field(default="text", kw_only=True, metadata=STATIC)
+
+    off: ClassVar = {"penalty": 0.0}
+    by_id = True
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.penalty):
+            raise ConfigError(f"presence={self.penalty} must be a finite number; 0 is none")
+        check_window("presence", self.window)
+
+    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+        """Penalise what was said."""
+        context = needed(context, "presence")
+        said = counts(context, logits.shape[1], self.window, self.scope, logits.dtype)
+        return logits - self.penalty * said.clamp_max(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Frequency(Stage):
+    r"""Take the more from a token the more often it was said.
+
+        l_v <- l_v - penalty (times v was said)
+
+    A negative penalty favours what was said; 0 changes nothing.
+    """
+
+    penalty: float = 0.0
+    window: int = field(default=0, kw_only=True, metadata=STATIC)
+    scope: Scope = field(default="text", kw_only=True, metadata=STATIC)
+
+    off: ClassVar = {"penalty": 0.0}
+    by_id = True
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.penalty):
+            raise ConfigError(f"frequency={self.penalty} must be a finite number; 0 is none")
+        check_window("frequency", self.window)
+
+    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+        """Penalise what was said, by how often."""
+        context = needed(context, "frequency")
+        said = counts(context, logits.shape[1], self.window, self.scope, logits.dtype)
+        return logits - self.penalty * said
+
+
+@dataclass(frozen=True, slots=True)
+class NoRepeatNGram(Stage):
+    r"""Never complete an n-gram that the text already has (Paulus et al. 2018).
+
+        remove v  iff  t_{i-n+1} .. t_{i-1} v  stands in the text
+
+    n = 0 changes nothing.
+    """
+
+    size: int = field(default=0, metadata=STATIC)
+
+    off: ClassVar = {"size": 0}
+    by_id = True
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ConfigError(f"no_repeat_ngram={self.size} must be 1 or more ids, or 0: off")
+
+    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+        """Remove what would repeat."""
+        context = needed(context, "no_repeat_ngram")
+        history, lengths, known = context.history, context.lengths.unsqueeze(1), self.size - 1
+        starts = history.shape[1] - known  # where an n-gram may begin
+        if starts < 1:
+            return logits
+        begin = torch.arange(starts, device=history.device)
+        same = begin + known < lengths  # the last of the n ids must be text
+        for i in range(known):
+            newest = history.gather(1, (lengths - known + i).clamp_min(0))
+            same = same & (history[:, i : i + starts] == newest)
+        ends = history[:, known : known + starts]
+        banned = torch.zeros_like(logits).scatter_add_(1, ends, same.to(logits.dtype)) > 0
+        return logits.masked_fill(banned, -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class DRY(Stage):
+    r"""Don't repeat yourself: the longer the passage a token would repeat, the larger its penalty.
+
+        m_v = ids before an earlier v that equal the newest ids, at most since the last breaker
+        l_v <- l_v - multiplier base^(m_v - allowed)      where m_v >= allowed
+
+    with the longest m_v of all earlier v. Breakers are never penalised. multiplier = 0 changes
+    nothing.
+    """
+
+    multiplier: float = 0.0
+    base: float = 1.75
+    allowed: int = 2  # ids that may be repeated free of charge
+    window: int = field(
+        default=1024, kw_only=True, metadata=STATIC
+    )  # how far back; the cost grows with its square
+    breakers: tuple[int, ...] = field(
+        default=(), kw_only=True, metadata=STATIC
+    )  # ids that no passage reaches across
+
+    off: ClassVar = {"multiplier": 0.0}
+    by_id = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.multiplier < math.inf:
+            raise ConfigError(f"dry={self.multiplier} must be 0 (off) or larger")
+        if not 1 <= self.base < math.inf:
+            raise ConfigError(f"dry: base={self.base} must be at least 1")
+        if self.allowed < 1:
+            raise ConfigError(f"dry: allowed={self.allowed} must be at least 1 id")
+        if self.window < 1:
+            raise ConfigError(f"dry: window={self.window} must be at least 1 id to look back")
+
+    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+        """Penalise what would go on with a repetition."""
+        ids, real = recent(needed(context, "dry"), self.window)
+        newest_first = ids.masked_fill(~real, -1).flip(-1)  # (rows, last)
+        span = ids.shape[1]
+        earlier = pad(newest_first, (0, span), value=-1).unfold(1, span, 1)[:, 1:span]
+        same = earlier == newest_first.unsqueeze(1)  # (rows, lag, last)
+        length = (~same).to(torch.uint8).argmax(-1)  # ids that match before the first that do not
+        breaks = torch.zeros_like(real)
+        for token in self.breakers:
+            breaks = breaks | (newest_first == token)
+        since = torch.where(breaks.any(-1), breaks.to(torch.uint8).argmax(-1), span)
+        length = length.minimum(since.unsqueeze(1))
+        following = newest_first[:, : span - 1]  # the token that came after the earlier passage
+        growth = self.base ** (length - self.allowed).to(logits.dtype)
+        penalty = (self.multiplier * growth).clamp_max(LARGEST)
+        counted = (length >= self.allowed) & ~breaks[:, : span - 1]
+        penalty = penalty.masked_fill(~counted, 0.0)
+        worst = torch.zeros_like(logits).scatter_reduce_(1, following.clamp_min(0), penalty, "amax")
+        return logits - worst

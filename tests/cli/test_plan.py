@@ -1,0 +1,69 @@
+"""`regard plan`: what fits, how to shard it, how long it takes, and what that rests on."""
+
+import json
+
+import pytest
+
+
+def test_a_plan_tells_memory_speed_and_what_it_assumes(regard):
+    said = regard("plan", "llama-7b", "--gpus", 8, "--memory", 80)
+    assert (said.code, said.err) == (0, "")
+    for title in ("memory of each GPU", "training", "best", "generating", "assumed"):
+        assert f"\n{title}" in said.out
+    assert "FSDP: 5 rows on each GPU at a time" in said.out
+    assert "20 a parameter (Chinchilla)" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("words", [["gpt2"], ["vit-b16", "--gpus", 4], ["t5-small", "--gpus", 99]])
+def test_every_kind_is_planned_in_eighty_columns(regard, words):
+    said = regard("plan", *words)
+    assert said.code == 0
+    assert max(map(len, said.out.splitlines())) <= 80
+
+
+def test_every_assumption_can_be_changed(regard):
+    words = ["--card", "a100", "--memory", 40, "--peak", 100, "--reached", 0.5, "--link", 10]
+    found = json.loads(regard("plan", "gpt2", *words, "--gpus", 2, "--tokens", "1e9", "--json").out)
+    assert found["machine"]["memory"] == 40e9
+    assert found["machine"]["peak"] == 100e12
+    assert found["machine"]["reached"] == 0.5
+    assert found["machine"]["link"] == 10e9
+    assert found["tokens"] == 1e9
+    way = next(way for way in found["ways"] if way["name"] == found["best"])
+    assert way["days"] == pytest.approx(1e9 / way["tokens_per_second"] / 86_400)
+    assert way["tokens_per_second_per_gpu"] == way["tokens_per_second"] / 2
+
+
+def test_settings_and_rows_change_the_plan(regard):
+    plain, changed = (
+        json.loads(regard("plan", "gpt2", *words, "--json").out)
+        for words in ([], ["model.context=2048", "--rows", 4])
+    )
+    assert (plain["context"], changed["context"]) == (1024, 2048)
+    assert changed["ways"][0]["rows"] == 4
+    assert plain["ways"][0]["rows"] > 100
+
+
+def test_a_run_can_be_planned(regard, text_run):
+    assert regard("plan", text_run).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["gtp2"], "did you mean 'gpt2'"),
+        (["gpt2", "--gpus", 0], "gpus=0 must be more than 0"),
+        (["gpt2", "--card", "h1000"], "did you mean 'h100'"),
+        (["gpt2", "--tokens", -1], "--tokens -1"),
+        (["gpt2", "--rows", 10**6], "at most"),
+        (["ngram"], "whole row at once"),
+        (["llama-65b", "--gpus", 4], "it would with --gpus 20"),
+        (["llama-3.1-8b", "--gpus", 64], "smaller model.context"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_the_way_out(regard, words, told):
+    said = regard("plan", *words)
+    assert (said.code, said.out) == (2, "")
+    assert told in said.err
+    assert len(said.err.splitlines()) <= 5

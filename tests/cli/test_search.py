@@ -1,0 +1,89 @@
+"""Searching, guessing ahead and contrasting on the command line, as in Python."""
+
+import json
+
+import pytest
+
+from cli.conftest import TEXT_WORDS, trained
+from regard.api import load
+from regard.generate import LookUp
+
+
+@pytest.fixture(scope="session")
+def other_run(materials, tmp_path_factory):
+    """The same text counted: another model of the same ids."""
+    words = ["model.preset=ngram", "model.order=2"]
+    return trained(tmp_path_factory.mktemp("runs") / "other", materials / "cats.txt", words)
+
+
+@pytest.fixture(scope="session")
+def foreign_run(materials, tmp_path_factory):
+    """Another model of other ids."""
+    words = [*TEXT_WORDS, "data.tokenizer=word"]
+    return trained(tmp_path_factory.mktemp("runs") / "words", materials / "cats.txt", words)
+
+
+@pytest.mark.parametrize("word", ["beam={width=6, groups=3}", "contrastive=3", "beam=2"])
+def test_a_search_prints_what_it_finds_in_python(regard, text_run, word):
+    found = load(text_run).search("the", tokens=5, search=word)
+    said = json.loads(regard("generate", text_run, "the", "-n", 5, "--search", word, "--json").out)
+    assert said["text"] == found[0][0]
+    assert [(each["text"], each["score"]) for each in said["found"]] == found
+    plain = regard("generate", text_run, "the", "-n", 5, "--search", word).out
+    for text, score in found:
+        assert f"the{text}" in plain
+        assert len(found) == 1 or f"{score:.4f}" in plain
+
+
+def test_a_draft_changes_nothing_that_is_greedy(regard, text_run, other_run):
+    greedy = regard("generate", text_run, "the", "-n", 20, "-s", "greedy").out
+    for draft in (other_run, text_run, "look-up"):
+        words = ("-n", 20, "-s", "greedy", "--draft", draft)
+        assert regard("generate", text_run, "the", *words).out == greedy
+    run = load(text_run)
+    drawn = [run.generate("the", tokens=20, seed=seed, draft=LookUp()) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_an_amateur_is_heard_by_samplers_and_searches(regard, text_run, other_run):
+    words = ("generate", text_run, "the", "-n", 20)
+    alone, against = (
+        regard(*words, "-s", "greedy", *more).out for more in ([], ["--amateur", other_run])
+    )
+    assert alone != against
+    run, amateur = load(text_run), load(other_run)
+    alone, against = (run.search("the", tokens=9, amateur=each) for each in (None, amateur))
+    assert alone[0][1] != against[0][1]
+
+
+def test_a_translation_is_searched_too(regard, pair_run):
+    beam = regard("translate", pair_run, "100 cats", "--beam", 3).out
+    assert regard("translate", pair_run, "100 cats", "--search", "beam=3").out == beam
+    word = "beam={width=3, form='gnmt', length_penalty=0.6, until='likely'}"
+    assert regard("translate", pair_run, "100 cats", "--search", word).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--beam", 999], "a beam of width=999 is wider than the vocabulary of"),
+        (["--search", "bem=3"], "unknown search 'bem'; did you mean 'beam'?"),
+        (["--search", "beam=wide"], "beam.width must be a whole number"),
+        (["--search", "contrastive={k=0}"], "k=0 of contrastive search"),
+        (["--search", "beam=3", "--beam", 3], "--beam or --search"),
+        (["--search", "beam=3", "--draft", "look-up"], "--draft"),
+        (["--search", "beam=3", "--seed", 1], "--seed"),
+    ],
+)
+def test_a_search_that_cannot_be_is_named(regard, text_run, words, message):
+    said = regard("generate", text_run, "the", *words)
+    assert said.code == 2
+    assert message in said.err
+    assert said.err.count("\n") <= 5
+
+
+def test_a_model_of_other_ids_is_refused(regard, text_run, foreign_run):
+    for option in ("--draft", "--amateur"):
+        said = regard("generate", text_run, "the", option, foreign_run)
+        assert said.code == 2
+        assert f"the {option[2:]} {foreign_run} has another tokenizer" in said.err

@@ -1,0 +1,52 @@
+"""The fast way to write gives what the plain way gives, for every model that writes."""
+
+import pytest
+import torch
+
+from contract.test_models import LANGUAGES, ROWS, TRANSFORMERS, make, near
+from regard.generate import Engine, generate, parse_chain
+from regard.models.lean import Lean, lean
+
+GREEDY = parse_chain(["greedy"])
+LEAN = [case for case in TRANSFORMERS if isinstance(lean(make(case).model), Lean)]
+
+
+def test_most_decoders_have_a_short_way():
+    assert len(LEAN) > 50
+
+
+@pytest.mark.parametrize("case", LEAN)
+@pytest.mark.parametrize("counts", [None, (3, 5, 4)])
+@torch.inference_mode()
+def test_the_short_way_gives_the_logits_of_the_model(case, counts):
+    subject = make(case)
+    model, fast = subject.model, lean(subject.model)
+    counts = None if counts is None else torch.tensor(counts)
+    _, state = model.step(subject.ids[:, :5], model.start(ROWS, 12), counts=counts)
+    _, fast_state = fast.step(subject.ids[:, :5], fast.start(ROWS, 12), counts=counts)
+    steady = fast_state.recordable()
+    for t in range(5, 8):
+        ids = subject.ids[:, t : t + 1]
+        expected, state = model.step(ids, state)
+        actual, fast_state = fast.step(ids, fast_state)
+        near(actual, expected)
+    assert torch.equal(fast_state.lengths, state.lengths)
+    steady.lengths.copy_(steady.lengths.new_tensor([5, 5, 5] if counts is None else [3, 5, 4]))
+    for t in range(5, 8):
+        again, steady = fast.step(subject.ids[:, t : t + 1], steady)
+    near(again, expected)
+
+
+@pytest.mark.parametrize("case", LANGUAGES)
+def test_the_engine_writes_what_plain_generation_writes(case):
+    subject = make(case)
+    prompts = [
+        subject.ids[0, :1].tolist(),
+        subject.ids[1, :6].tolist(),
+        subject.ids[2, :3].tolist(),
+    ]
+    given = {"tokens": 8, "stop": {0, 1}, "source": subject.source}
+    plain = generate(subject.model, prompts, GREEDY, **given)
+    engine = Engine(lean(subject.model), records=True)
+    assert generate(engine, prompts, GREEDY, **given) == plain
+    assert generate(engine, prompts, GREEDY, **given) == plain  # with the pen that was kept

@@ -1,0 +1,157 @@
+import pytest
+import torch
+
+import sampler_reference as reference
+from regard.errors import ConfigError
+from regard.generate import DIALECTS, Chain, Context, parse_chain
+from regard.generate.samplers import SAMPLERS, Temperature, TopK, TopNSigma
+
+SETTINGS = ["temperature=0.7", "top_p=0.9", "min_p=0.02", "typical=0.8", "repetition=1.2"]
+
+
+def names(chain):
+    return [word.partition("=")[0] for word in chain.words()]
+
+
+def test_regard_has_a_place_for_every_sampler():
+    assert set(DIALECTS["regard"].order) == set(SAMPLERS)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("regard", "repetition temperature top_p min_p typical"),
+        ("hf", "repetition temperature top_k top_p min_p typical"),
+        ("llama.cpp", "repetition top_k typical top_p min_p temperature"),
+        ("textgen", "repetition temperature top_p typical min_p"),
+    ],
+)
+def test_the_same_settings_act_in_another_order(order, expected):
+    assert names(parse_chain(SETTINGS, order)) == expected.split()
+
+
+def test_the_order_changes_what_is_drawn():
+    logits = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0]])
+    words = ["temperature=2.0", "top_p=0.7", "top_k=0", "min_p=0"]
+    left = {
+        order: parse_chain(words, order).logits(logits, Context.begin([[0]], 1)).isfinite().sum()
+        for order in DIALECTS
+    }
+    # P = .405 .245 .149 ... reaches 0.7 with three; at temperature 2, with four
+    assert left == {"regard": 4, "hf": 4, "llama.cpp": 3, "textgen": 4}
+
+
+def test_what_a_system_adds_where_nothing_is_said():
+    assert str(parse_chain([], "regard")) == "draw"
+    assert str(parse_chain([], "hf")) == "top_k=50 → draw"
+    assert str(parse_chain([], "textgen")) == "draw"
+    expected = "top_k={k=40, exact=true} → top_p=0.95 → min_p=0.05 → temperature=0.8 → draw"
+    assert str(parse_chain([], "llama.cpp")) == expected
+    assert str(parse_chain(["top_k=0"], "hf")) == "top_k=0 → draw"
+
+
+@pytest.mark.parametrize(("order", "window"), [("llama.cpp", 64), ("textgen", 1024), ("regard", 0)])
+def test_penalties_look_back_as_far_as_the_system_does(order, window):
+    stages = parse_chain(["repetition=1.2", "presence={penalty=0.1, window=9}"], order).stages
+    assert [stages[0].window, stages[1].window] == [window, 9]
+
+
+def test_llama_keeps_exactly_k_and_hf_what_ties():
+    logits = torch.tensor([[0.0, 1.0, 0.0, 0.0]])
+    for order, left in [("llama.cpp", [0, 1]), ("hf", [0, 1, 2, 3])]:
+        (stage,) = [s for s in parse_chain(["top_k=2"], order).stages if isinstance(s, TopK)]
+        assert stage(logits)[0].isfinite().nonzero().flatten().tolist() == left
+
+
+@pytest.mark.parametrize("ranked", [False, True])
+def test_exactly_k_are_kept_by_rank_or_by_id(ranked):
+    logits = torch.randn(50, 30, generator=torch.Generator().manual_seed(0)).round()
+    stages = (
+        (TopK(7, exact=True),)
+        if not ranked
+        else (*parse_chain(["top_p=0.999"]).stages, TopK(7, exact=True))
+    )
+    left = Chain(stages).logits(logits, Context.begin([[0]] * 50, 1)).isfinite()
+    assert left.sum(-1).tolist() == [7] * 50
+    for row in range(50):
+        assert set(left[row].nonzero().flatten().tolist()) == set(
+            reference.by_rank(logits[row].tolist())[:7]
+        )
+
+
+def test_mirostat_of_llama_stands_alone_behind_the_temperature():
+    words = ["mirostat_2=5", "repetition=1.2", "top_k=3", "xtc=0.5", "bias={tokens=[1], value=2}"]
+    assert names(parse_chain(words, "llama.cpp")) == ["bias", "temperature", "mirostat_2"]
+    assert "xtc" not in names(parse_chain(words, "textgen"))
+
+
+def test_llama_has_one_temperature():
+    words = ["dynamic_temperature={low=0.5, high=1.5}"]
+    assert names(parse_chain(words, "llama.cpp"))[-1] == "dynamic_temperature"
+    assert "temperature" not in names(parse_chain(words, "llama.cpp"))
+
+
+def test_sigma_differs_between_llama_and_textgen():
+    logits = torch.tensor([[3.0, 2.0, 1.0, -torch.inf, -torch.inf]])
+    for order, left in [("llama.cpp", [0]), ("textgen", [0, 1])]:
+        stages = parse_chain(["top_n_sigma=1.0"], order).stages
+        (stage,) = [stage for stage in stages if isinstance(stage, TopNSigma)]
+        assert stage(logits)[0].isfinite().nonzero().flatten().tolist() == left
+        assert "top_n_sigma=1.0" in str(Chain((stage,)))
+
+
+@pytest.mark.parametrize(
+    ("words", "order", "message"),
+    [
+        ([], "llama", "unknown order 'llama'; did you mean 'llama.cpp'"),
+        (["quadratic=0.3"], "hf", "the order hf has no place for quadratic; it knows bias, "),
+        (
+            ["top_k=3", "top_k=4"],
+            "textgen",
+            "top_k is given twice; in the order textgen it acts once",
+        ),
+        (["temperature=0"], "hf", "the order hf refuses temperature=0"),
+    ],
+)
+def test_what_does_not_fit_a_dialect_is_explained(words, order, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_chain(words, order)
+
+
+@pytest.mark.parity
+def test_the_order_hf_is_that_of_transformers():
+    from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=60, n_embd=8, n_layer=1, n_head=1, n_positions=32)
+    )
+    generator = torch.Generator().manual_seed(0)
+    for case in range(60):
+        x = 0.2 + 0.7 * torch.rand((), generator=generator).item()
+        theirs = {"temperature": 2 * x, "top_k": 5 + case % 40, "top_p": x, "min_p": x / 9}
+        theirs |= {"typical_p": x, "epsilon_cutoff": x / 99, "eta_cutoff": x / 50}
+        theirs |= {"repetition_penalty": 1 + x, "no_repeat_ngram_size": 2}
+        ours = [f"temperature={2 * x}", f"top_k={5 + case % 40}", f"top_p={x}", f"min_p={x / 9}"]
+        ours += [f"typical={x}", f"epsilon={x / 99}", f"eta={x / 50}"]
+        ours += [f"repetition={1 + x}", "no_repeat_ngram=2"]
+        chosen = torch.randperm(9, generator=generator)[: 1 + case % 9].tolist()
+        theirs = dict(list(theirs.items())[i] for i in chosen) | {"do_sample": True}
+        ours = [ours[i] for i in chosen]
+        if not any(word.startswith("top_k") for word in ours):
+            theirs["top_k"] = 50  # what `generate` fills in
+        settings = GenerationConfig(**theirs)
+        settings._eos_token_tensor = None
+        texts = torch.randint(60, (3, 20), generator=generator)
+        logits = 3 * torch.randn(3, 60, generator=generator)
+        processors = model._get_logits_processor(settings, input_ids_seq_length=20, device="cpu")
+        context = Context.begin(texts.tolist(), 1)
+        found = parse_chain(ours, "hf").logits(logits, context)
+        torch.testing.assert_close(found, processors(texts, logits), rtol=1e-6, atol=1e-6)
+
+
+def test_greedy_comes_after_the_penalties_in_every_dialect():
+    for order in DIALECTS.keys() - {"hf"}:
+        chain = parse_chain(["greedy", "repetition=1.5"], order)
+        stages = [type(stage) for stage in chain.stages]
+        assert chain.greedy
+        assert stages.index(Temperature) > stages.index(SAMPLERS["repetition"])

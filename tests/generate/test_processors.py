@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+from regard.generate import ChainProcessor, Context, parse_chain
+
+
+def test_a_processor_gives_what_the_chain_gives():
+    words = ["repetition=1.3", "dry={multiplier=0.8, allowed=1}", "min_p=0.1", "typical=0.9"]
+    chain, generator = parse_chain(words), torch.Generator().manual_seed(0)
+    processor = ChainProcessor(chain)
+    ids = torch.randint(20, (3, 6), generator=generator)
+    for _ in range(5):
+        scores = torch.randn(3, 20, generator=generator)
+        expected = chain.logits(scores, Context.begin(ids.tolist(), 1))
+        torch.testing.assert_close(processor(ids, scores), expected)
+        ids = torch.cat([ids, torch.randint(20, (3, 1), generator=generator)], 1)
+
+
+@pytest.mark.parametrize(
+    "words", [["mirostat_2=2.0"], ["adaptive_p=0.3"], ["mirostat_1=2", "top_k=9"]]
+)
+def test_samplers_with_a_memory_learn_one_call_later(words):
+    chain, generator = parse_chain(words), torch.Generator().manual_seed(0)
+    processor, context = ChainProcessor(chain), Context.begin([[1, 2]], 30, seed=0)
+    ids = torch.tensor([[1, 2]])
+    for _ in range(30):
+        scores = torch.randn(1, 40, generator=generator)
+        expected = chain.logits(scores, context)
+        torch.testing.assert_close(processor(ids, scores), expected)
+        drawn = chain(scores, context)
+        context.append(drawn)
+        ids = torch.cat([ids, drawn.unsqueeze(1)], 1)
+
+
+def test_another_text_begins_anew():
+    processor, scores = ChainProcessor(parse_chain(["min_length=2"]), stop=(0,)), torch.zeros(1, 4)
+    for _ in range(2):
+        ids = torch.tensor([[3, 2]])
+        left = []
+        for _ in range(3):
+            left.append(bool(processor(ids, scores)[0, 0].isfinite()))
+            ids = torch.cat([ids, torch.ones(1, 1, dtype=torch.long)], 1)
+        assert left == [False, False, True]
+
+
+@pytest.mark.parity
+def test_transformers_writes_what_we_write():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+    config.eos_token_id = config.bos_token_id = config.pad_token_id = 0
+    model = GPT2LMHeadModel(config).eval()
+    words = [
+        "repetition=1.3",
+        "frequency=0.4",
+        "dry={multiplier=2.0, allowed=1}",
+        "ban=[0]",
+        "greedy",
+    ]
+    prompt = torch.tensor([[5, 6, 7, 5, 6]])
+    found = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=20,
+        do_sample=True,
+        top_k=0,
+        logits_processor=[ChainProcessor(parse_chain(words))],
+    )
+    expected = by_hand(model, prompt[0].tolist(), parse_chain(words), 20)
+    assert found[0, 5:].tolist() == expected
+
+
+@torch.no_grad()
+def by_hand(model, prompt, chain, tokens):
+    context = Context.begin([prompt], tokens)
+    for _ in range(tokens):
+        ids = context.history[:, : int(context.lengths)]
+        context.append(chain(model(ids).logits[:, -1], context))
+    return context.history[0, len(prompt) :].tolist()

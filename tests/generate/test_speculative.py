@@ -1,0 +1,234 @@
+"""Speculative decoding writes what plain decoding writes, whatever is guessed."""
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from regard.data.batch import TextBatch
+from regard.errors import ConfigError, RegardError
+from regard.generate import Chain, Context, LookUp, generate, parse_chain, speculate
+from regard.models.build import build_model
+from regard.models.ngram import NGramConfig
+from regard.models.recurrent import LSTMConfig
+from regard.models.transformer import TransformerConfig
+from regard.nn.state import Source
+
+VOCAB = 6
+GREEDY = parse_chain(["greedy"])
+PROMPTS = [[1], [2, 3, 1, 4], [3, 3]]
+SOURCE = Source(torch.tensor([[4, 2, 5], [1, 0, 0], [3, 3, 0]]), torch.tensor([3, 1, 2]))
+SIZES = {"vocab_size": VOCAB, "dim": 16, "layers": 2, "heads": 2, "context": 48, "tied": False}
+CONFIGS = {
+    "learned": TransformerConfig(**SIZES),
+    "rotary": TransformerConfig(**SIZES, position="rotary", norm="rms", kv_heads=1),
+    "window": TransformerConfig(**SIZES, position="alibi", window=5),
+    "pair": TransformerConfig(**SIZES, shape="encoder-decoder"),
+    "lstm": LSTMConfig(vocab_size=VOCAB, dim=16, tied=False),
+    "ngram": NGramConfig(vocab_size=VOCAB, order=3),
+}
+DRAFTS = ["look-up", "smaller", "same", "lstm", "ngram"]
+
+
+def made(config, seed=0, size=0.5):
+    torch.manual_seed(seed)
+    model = build_model(config)
+    if isinstance(config, NGramConfig):
+        text = torch.randint(0, VOCAB, (8, 12))
+        model.fit([TextBatch(text[:, :-1], text[:, 1:])])
+        return model.eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=size)
+    return model.double().eval().requires_grad_(False)
+
+
+def given(model):
+    return {"source": SOURCE} if getattr(model.config, "shape", "") == "encoder-decoder" else {}
+
+
+def drafted(name, model):
+    if name == "look-up":
+        return LookUp()
+    if name == "same":
+        return model
+    if name == "smaller":
+        return made(model.config, seed=1)
+    return made(CONFIGS[name], seed=1)
+
+
+class Counted:
+    """A model that counts how often it is asked."""
+
+    def __init__(self, model):
+        self.model, self.context, self.passes = model, model.context, 0
+        self.start = model.start
+
+    def step(self, *given, **more):
+        self.passes += 1
+        return self.model.step(*given, **more)
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_text_is_the_same_to_the_token(name, draft):
+    model = made(CONFIGS[name])
+    if name == "pair" and draft in ("lstm", "ngram"):
+        pytest.skip("they read no source")
+    settings = {"tokens": 25, "stop": {0}, **given(model)}
+    wanted = generate(model, PROMPTS, GREEDY, **settings)
+    ahead = 1 if name == "rotary" else 4
+    found = speculate(model, PROMPTS, GREEDY, draft=drafted(draft, model), ahead=ahead, **settings)
+    assert found == wanted
+
+
+@pytest.mark.parametrize(("context", "seed"), [(1, 0), (2, 4), (3, 3), (5, 6), (8, 5)])
+@pytest.mark.parametrize("draft", ["look-up", "same", "shorter"])
+def test_a_full_context_forgets_what_plain_decoding_forgets(context, seed, draft):
+    model = made(TransformerConfig(**(SIZES | {"context": context})), seed=seed, size=1.0)
+    if draft == "shorter":
+        guesser = made(TransformerConfig(**(SIZES | {"context": max(1, context // 2)})), seed=1)
+    else:
+        guesser = drafted(draft, model)
+    wanted = generate(model, PROMPTS, GREEDY, tokens=30)
+    assert any(len(set(text[8:])) > 1 for text in wanted) or context == 1
+    assert speculate(model, PROMPTS, GREEDY, draft=guesser, tokens=30) == wanted
+
+
+def test_with_a_source_a_row_ends_where_its_context_is_full():
+    model = made(TransformerConfig(**(SIZES | {"context": 9}), shape="encoder-decoder"))
+    wanted = generate(model, PROMPTS, GREEDY, tokens=30, source=SOURCE)
+    assert [len(text) for text in wanted] == [9, 6, 8]
+    for draft in (LookUp(), model, made(model.config, seed=1)):
+        found = speculate(model, PROMPTS, GREEDY, draft=draft, tokens=30, source=SOURCE)
+        assert found == wanted
+
+
+@pytest.mark.parametrize("words", [["greedy"], [], ["temperature=0.7", "top_p=0.9"]])
+def test_guesses_that_come_true_save_passes(words):
+    chain, model = parse_chain(words), Counted(made(CONFIGS["learned"]))
+    speculate(model, [[1]], chain, draft=model.model, ahead=4, tokens=40, seed=0)
+    # a perfect draft settles five ids a pass; the first pass has no guess, and reads no prompt
+    assert model.passes == 1 + math.ceil(39 / 5)
+
+
+def test_a_text_that_quotes_itself_is_looked_up():
+    model = Counted(made(CONFIGS["rotary"], size=0.3))
+    [text] = speculate(model, [[1, 2, 3]], GREEDY, draft=LookUp(), tokens=30)
+    assert len(text) == 30
+    assert model.passes < 20
+    assert LookUp(3)._after([1, 2, 3, 4, 5, 1, 2, 3]) == [4, 5, 1, 2, 3]
+    assert LookUp(3)._after([9, 2, 3, 7, 8, 1, 2, 3]) == [7, 8, 1, 2, 3]
+    assert LookUp(2)._after([3, 1, 3, 2, 3]) == [2, 3]
+    assert LookUp()._after([1, 2, 3]) == []
+
+
+CHAINS = {
+    "plain": [],
+    "narrow": ["temperature=0.8", "top_k=4", "top_p=0.9"],
+    "history": ["repetition=1.5", "temperature=1.3", "no_repeat_ngram=2"],
+    "steered": ["mirostat_2={target=1.5, rate=0.5}"],
+    "adaptive": ["adaptive_p=0.3"],
+}
+DRAWN = [*itertools.product(("plain", "narrow", "history"), ("look-up", "smaller", "ngram"))]
+DRAWN += [("steered", "smaller"), ("steered", "look-up"), ("adaptive", "smaller")]
+
+
+@torch.no_grad()
+def exact(model, prompt, chain, tokens):
+    """P of every text of so many ids: each is forced upon the chain, id by id."""
+    texts, shares, context = torch.tensor([prompt]), torch.ones(1), Context.begin([prompt], tokens)
+    for _ in range(tokens):
+        logits, _ = model.step(texts, model.start(*texts.shape))
+        forced = torch.arange(VOCAB).repeat(len(texts))
+        rows = torch.arange(len(texts)).repeat_interleave(VOCAB)
+        context, steps = context.select(rows), torch.empty(len(rows))
+
+        def decide(left, forced=forced, steps=steps):
+            steps.copy_(left.softmax(-1).gather(1, forced[:, None]).squeeze(1))
+            return forced
+
+        chain.pick(logits[rows, 0], context, decide)
+        context.append(forced)
+        texts, shares = torch.cat([texts[rows], forced[:, None]], 1), shares[rows] * steps
+    ids = texts[:, len(prompt) :].tolist()
+    return dict(zip(map(tuple, ids), shares.tolist(), strict=True))
+
+
+def surprise(found, shares):
+    """Pearson's chi-square by its degrees of freedom, in standard deviations."""
+    count, total = Counter(map(tuple, found)), len(found)
+    assert all(shares[ids] > 0 for ids in count)
+    rare = [ids for ids, share in shares.items() if share * total < 5]
+    cells = [(count[ids], shares[ids] * total) for ids in shares if ids not in set(rare)]
+    cells.append((sum(count[ids] for ids in rare), sum(shares[ids] for ids in rare) * total))
+    cells = [(seen, wanted) for seen, wanted in cells if wanted > 0]
+    square = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
+    freedom = len(cells) - 1
+    return (square - freedom) / math.sqrt(2 * freedom)
+
+
+def draws(model, chain, draft, rows):
+    """The first three ids of many texts."""
+    return speculate(model, [[1, 2, 1]] * rows, chain, draft=draft, tokens=3, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("chain", "draft", "rows"),
+    [
+        *((*each, 3000) for each in DRAWN),
+        *(
+            pytest.param(*each, 20_000, marks=pytest.mark.long)
+            for each in itertools.product(CHAINS, ("smaller", "lstm"))
+        ),
+    ],
+)
+def test_texts_are_drawn_as_the_model_alone_would_draw_them(chain, draft, rows):
+    model, chain = made(CONFIGS["learned"], size=0.35), parse_chain(CHAINS[chain])
+    found = draws(model, chain, drafted(draft, model), rows)
+    assert surprise(found, exact(model, [1, 2, 1], chain, 3)) < 3.5
+
+
+def test_the_draft_alone_would_draw_otherwise():
+    model = made(CONFIGS["learned"], size=0.35)
+    found = draws(drafted("smaller", model), Chain(), LookUp(), rows=3000)
+    assert surprise(found, exact(model, [1, 2, 1], Chain(), 3)) > 10
+
+
+def test_a_row_draws_the_same_alone_and_in_a_batch():
+    model, draft = made(CONFIGS["rotary"]), made(CONFIGS["rotary"], seed=1)
+    settings = {"draft": draft, "tokens": 20, "stop": {0}}
+    together = speculate(model, PROMPTS, Chain(), seed=[3, 4, 5], **settings)
+    for prompt, seed, text in zip(PROMPTS, (3, 4, 5), together, strict=True):
+        assert speculate(model, [prompt], Chain(), seed=[seed], **settings) == [text]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ahead": 0}, "ahead=0"),
+        ({"tokens": 0}, "tokens=0"),
+        ({"prompts": [[1], []]}, "prompt 1 is empty"),
+        ({"draft": 7}, "the draft knows 7 ids and the model 6"),
+    ],
+)
+def test_what_cannot_be_speculated_is_refused(settings, message):
+    settings = {"prompts": PROMPTS, "draft": LookUp(), "tokens": 5} | settings
+    if settings["draft"] == 7:
+        settings["draft"] = made(LSTMConfig(vocab_size=7, dim=8))
+    with pytest.raises(ConfigError, match=message):
+        speculate(made(CONFIGS["learned"]), chain=GREEDY, **settings)
+    with pytest.raises(ConfigError, match="longest=0"):
+        LookUp(0)
+
+
+def test_numbers_that_are_not_finite_are_an_error():
+    model = made(CONFIGS["learned"])
+    model.embed.token.weight.data[:] = math.nan
+    with pytest.raises(RegardError, match="row 0"):
+        speculate(model, [[1]], Chain(), draft=LookUp(), tokens=4)
+
+
+def test_no_prompts_are_no_texts():
+    assert speculate(made(CONFIGS["lstm"]), [], GREEDY, draft=LookUp(), tokens=3) == []

@@ -1,0 +1,77 @@
+import math
+
+import pytest
+import torch
+
+from regard.generate import Chain, Context, Traced, generate, parse_chain
+
+LOGITS = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0]])
+WORDS = ["repetition=1.5", "top_k=4", "typical=0.6", "temperature=0.5"]
+
+
+def traced(words=WORDS, logits=LOGITS, seed=0):
+    chain = Traced(parse_chain(words).stages)
+    chain(logits, Context.begin([[0, 1]] * len(logits), 1, seed=seed))
+    return chain.tokens[0]
+
+
+def bits(p):
+    return -sum(x * math.log2(x) for x in p.tolist() if x > 0)
+
+
+def test_every_number_of_a_trace_by_hand():
+    (token,) = traced()
+    before, logits = LOGITS.softmax(-1)[0], LOGITS
+    assert [step.stage for step in token.steps] == WORDS
+    assert token.bits == pytest.approx(bits(before), abs=1e-5)
+    assert token.model == pytest.approx(before[token.id].item())
+    for step, stage in zip(token.steps, parse_chain(WORDS).stages, strict=True):
+        logits = stage(logits, Context.begin([[0, 1]], 1))
+        after = logits.softmax(-1)[0]
+        gone = [v for v in range(8) if before[v] > 0 and after[v] == 0]
+        assert step.left == int(logits.isfinite().sum())
+        assert step.removed == len(gone)
+        assert step.mass == pytest.approx(1 - before[gone].sum().item(), abs=1e-6)
+        assert step.bits == pytest.approx(bits(after), abs=1e-5)
+        assert [change.id for change in step.lost] == sorted(gone, key=lambda v: -before[v])[:5]
+        stays = [v for v in range(8) if v not in gone and abs(after[v] - before[v]) > 1e-6]
+        moved = sorted(stays, key=lambda v: -abs(after[v] - before[v]))[:5]
+        assert {change.id for change in step.moved} == set(moved)
+        for change in [*step.lost, *step.moved]:
+            assert change.before == pytest.approx(before[change.id].item(), abs=1e-6)
+            assert change.after == pytest.approx(after[change.id].item(), abs=1e-6)
+        before = after
+    assert token.drawn == pytest.approx(before[token.id].item())
+
+
+def test_tracing_changes_nothing(table_model):
+    words = ["repetition=1.2", "typical=0.9", "xtc=0.5", "mirostat_2=2"]
+    plain, seen = parse_chain(words), Traced(parse_chain(words).stages)
+    prompts = [[1], [2, 3, 4]]
+    answers = generate(table_model(), prompts, plain, tokens=20, seed=1)
+    assert generate(table_model(), prompts, seen, tokens=20, seed=1) == answers
+    assert [[token.id for token in row] for row in zip(*seen.tokens, strict=True)] == answers
+
+
+def test_a_neutral_stage_is_not_in_a_trace():
+    (token,) = traced(["top_k=0", "temperature=1.0", "top_p=0.5"])
+    assert [step.stage for step in token.steps] == ["top_p=0.5"]
+
+
+def test_rows_of_their_own_are_traced_with_their_own_settings():
+    chains = [parse_chain(["top_k=2"]), parse_chain(["top_k=3", "temperature=0.5"])]
+    one, other = traced_together(chains)
+    assert [step.stage for step in one.steps] == ["top_k=2", "temperature=1"]
+    assert [step.left for step in one.steps] == [2, 2]
+    assert [step.stage for step in other.steps] == ["top_k=3", "temperature=0.5"]
+
+
+def traced_together(chains):
+    chain = Traced(Chain.together(chains).stages)
+    chain(LOGITS.expand(2, -1), Context.begin([[0], [1]], 1, seed=0))
+    return chain.tokens[0]
+
+
+def test_a_traced_chain_is_not_recorded_by_the_engine():
+    assert parse_chain(WORDS).capturable
+    assert not Traced(parse_chain(WORDS).stages).capturable

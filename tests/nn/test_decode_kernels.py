@@ -1,0 +1,101 @@
+"""The kernels that write a token against the model itself: on a GPU, or interpreted."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from regard.generate.chain import draw
+from regard.generate.context import Generators
+from regard.models.transformer import Transformer, TransformerConfig
+
+pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
+
+from regard.models import fused
+from regard.nn import decode_kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LLAMA = TransformerConfig(
+    vocab_size=53,
+    dim=64,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    ffn_dim=88,
+    context=128,
+    position="rotary",
+    norm="rms",
+    ffn="swiglu",
+    bias=False,
+    tied=False,
+)
+CHANGES = [
+    {},
+    {"position": {"kind": "rotary", "interleaved": True}, "tied": True},
+    {"position": {"kind": "rotary", "fraction": 0.5}, "bias": "qkv"},
+    {"window": 50, "kv_heads": 4},
+    {"norm": "rms_plus_one", "ffn": "geglu_tanh", "kv_heads": 1},
+    {"ffn": "relu2", "bias": True},
+]
+
+
+def weights(matrix):
+    return matrix.weight if matrix.scale is None else matrix.weight * matrix.scale.unsqueeze(1)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("few", [0, 4])
+@torch.inference_mode()
+def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypatch):
+    monkeypatch.setattr(fused, "FEW", few)
+    monkeypatch.setattr(decode_kernels, "EARLY", DEVICE == "cuda")
+    monkeypatch.setattr(decode_kernels, "TILE", 4 * 16 * 32)  # several shares of the keys,
+    monkeypatch.setattr(decode_kernels, "PROGRAMS", 128 if few else 1)  # or several tiles
+    torch.manual_seed(0)
+    model = Transformer(replace(LLAMA, **change)).to(DEVICE).eval()
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    assert fused.fusible(model)
+    fast = fused.Fused(model, int8=int8)
+    ids, counts = torch.randint(0, 53, (3, 90)), torch.tensor([90, 60, 3])
+    ids, counts = ids.to(DEVICE), counts.to(DEVICE)
+    _, state = model.step(ids, model.start(3, 128), counts=counts)
+    _, fast_state = fast.step(ids, fast.start(3, 128), counts=counts)
+    fast_state = fast_state.recordable()
+    for packed in fast.layers:  # the model itself now has the weights of eight bits
+        attention, ffn = packed.block.attention, packed.block.ffn
+        parts = [attention.query, attention.key, attention.value]
+        for part, weight in zip(
+            parts,
+            weights(packed.look_up).split([len(part.weight) for part in parts]),
+            strict=True,
+        ):
+            part.weight.copy_(weight.clone())
+        attention.out.weight.copy_(weights(packed.out).clone())
+        ffn.up.weight.copy_(weights(packed.wide)[-len(ffn.up.weight) :].clone())
+        if hasattr(ffn, "gate"):
+            ffn.gate.weight.copy_(weights(packed.wide)[: len(ffn.up.weight)].clone())
+        ffn.down.weight.copy_(weights(packed.narrow).clone())
+    if not model.config.tied:
+        model.head.weight.copy_(weights(fast.head).clone())
+    tolerance = 0.05 if int8 and model.config.tied else 1e-4
+    for t in range(3):
+        expected, state = model.step(ids[:, t : t + 1], state)
+        actual, fast_state = fast.step(ids[:, t : t + 1], fast_state)
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_one_kernel_draws_what_many_draw():
+    torch.manual_seed(0)
+    for vocab in (53, 9001):
+        logits = 3 * torch.randn(4, vocab, device=DEVICE)
+        logits[0, ::2] = logits[1, :-1] = logits[2, 1:] = -torch.inf
+        one, other = (Generators.begin(7, 4, DEVICE) for _ in range(2))
+        for _ in range(15):
+            expected = draw(logits, one)
+            assert torch.equal(decode_kernels.draw(logits, other.keys, other.used), expected)
+        assert torch.equal(one.used, other.used)

@@ -1,0 +1,70 @@
+"""A small model of every shape, its task, and something for it to learn."""
+
+import torch
+
+from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
+from regard.models.build import build_model, preset
+from regard.nn.state import Source
+from regard.tasks import Causal, Classify, Masked, Objective, Seq2Seq
+
+TINY = {"dim": 16, "layers": 6, "heads": 2}
+READER = {**TINY, "vocab_size": 23, "context": 12}
+SENTENCES = {"head": {"kind": "masked", "next_sentence": True}, "segments": 2}
+IMAGES = {"image_size": 8, "patch": 2, "channels": 3, "cls": True}
+CLASSES = {"head": {"kind": "classify", "classes": 3}}
+
+
+def text_batch():
+    ids = torch.randint(23, (3, 13))
+    return TextBatch(ids[:, :-1], ids[:, 1:].masked_fill(ids[:, 1:] == 5, -1))
+
+
+def pair_batch():
+    ids = torch.randint(23, (3, 13))
+    source = Source(torch.randint(23, (3, 6)), torch.tensor([6, 4, 1]))
+    return PairBatch(source, ids[:, :-1], ids[:, 1:].masked_fill(ids[:, 1:] == 5, -1))
+
+
+def masked_batch(**more):
+    at = torch.arange(12).expand(3, 12)
+    return MaskedBatch(
+        ids=torch.randint(23, (3, 12)),
+        documents=1 + (at > 6).long(),
+        at=at,
+        places=torch.tensor([[1, 4], [0, 2], [7, 9]]),
+        targets=torch.tensor([[3, 8], [11, -1], [0, 22]]),
+        **more,
+    )
+
+
+def sentence_batch():
+    follows = torch.tensor([0, 1, 1])
+    return masked_batch(segments=(torch.arange(12) > 6).long().expand(3, 12), follows=follows)
+
+
+def image_batch():
+    return ImageBatch(torch.randn(3, 3, 8, 8), torch.tensor([0, 2, 1]))
+
+
+LEARNERS = {
+    "decoder": ("modern", {**READER, "kv_heads": 1}, Causal(), text_batch),
+    "side by side": ("gpt2", {**READER, "order": "parallel"}, Causal(), text_batch),
+    "windows": ("gpt2", {**READER, "position": "alibi", "window": 3}, Causal(), text_batch),
+    "encoder": ("tiny-encoder", READER, Masked(smoothing=0.1), masked_batch),
+    "one block": ("tiny-encoder", {**READER, "shared_layers": True}, Masked(), masked_batch),
+    "sentences": (
+        "tiny-encoder",
+        {**READER, **SENTENCES},
+        Masked(next_sentence=True),
+        sentence_batch,
+    ),
+    "encoder-decoder": ("transformer-base", READER, Seq2Seq(smoothing=0.1), pair_batch),
+    "vision": ("tiny-vit", {**TINY, **IMAGES, **CLASSES}, Classify(), image_batch),
+}
+
+
+def learner(name, **over):
+    """The objective of this name, always with the same weights, and its batch."""
+    model, fields, task, batch = LEARNERS[name]
+    torch.manual_seed(1)
+    return Objective(build_model(preset(model, **{**fields, **over})), task).train(), batch()

@@ -1,0 +1,321 @@
+"""Several ranks: one run, whoever takes which part of it and whatever happens to them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
+from regard.nn.state import Source
+from regard.tasks import Causal, Seq2Seq
+from regard.training.checkpoint import of_step, read_tensors
+from regard.training.distributed import Ranks
+from regard.training.folder import Folder, new_folder
+from training.runs import text_batch, tiny
+
+SCRIPT = Path(__file__).with_name("ranks.py")
+forked = pytest.mark.skipif(not hasattr(os, "fork"), reason="the ranks are forked")
+TRAIN = {
+    "steps": 6,
+    "batch": 3,  # so two ranks have one and two rows, and of four one has none
+    "accumulate": 1,
+    "evaluate_every": 2,  # also between steps: those after it must find all as it was
+    "save_every": 3,
+    "timeout": 30,
+}
+
+
+def job(data, folder, ranks, shard="none", *, event=None, over=None, **train):
+    """A run, or what is left to do of it, on so many ranks, without dropout."""
+    over = {"model": {"dropout": 0.0, "layers": 2}, **(over or {})}
+    settings = {**TRAIN, "shard": shard, **train}
+    table = {"data": str(data), "folder": str(folder), "ranks": ranks}
+    table |= {"train": settings, "over": over}
+    return table if event is None else {**table, "event": event}
+
+
+def launch(*jobs):
+    """Do one job after the other; the exit codes of each one's ranks, and all that was said."""
+    done = subprocess.run(
+        [sys.executable, SCRIPT, json.dumps(jobs)],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    print(results, done.stderr)
+    return results, done.stderr
+
+
+def losses(folder):
+    return [row["loss"] for row in Folder(folder).rows() if "loss" in row]
+
+
+def norms(folder):
+    return [row["grad_norm"] for row in Folder(folder).rows() if "grad_norm" in row]
+
+
+def judged(folder):
+    return [row["validation"]["loss"] for row in Folder(folder).rows() if "validation" in row]
+
+
+def same(left, right):
+    """Equal but for the order of sums: gradients of six steps, in float32."""
+    assert losses(left) == pytest.approx(losses(right), abs=1e-5)
+    assert norms(left) == pytest.approx(norms(right), rel=1e-4)
+    assert judged(left) == pytest.approx(judged(right), abs=1e-5)
+    ours, wanted = (read_tensors(folder / "model.safetensors") for folder in (left, right))
+    assert ours.keys() == wanted.keys()
+    for name in wanted:
+        if not name.endswith("key.bias"):  # its gradient is 0 but for rounding, which Adam scales
+            torch.testing.assert_close(ours[name], wanted[name], rtol=0, atol=1e-4)
+
+
+@forked
+def test_two_ranks_learn_what_one_does_though_killed_and_stopped_on_the_way(data, tmp_path):
+    text = data / "cats.txt"
+    alone, killed, stopped = (tmp_path / name for name in ("alone", "killed", "stopped"))
+    results, said = launch(
+        job(text, alone, 1),
+        job(text, killed, 2, "none", event=[1, 4, "SIGKILL"]),
+        job(text, killed, 2, "full"),
+        job(text, stopped, 2, "full", event=[1, 3, "SIGTERM"]),
+        job(text, stopped, 1),
+    )
+    codes = [result["codes"] for result in results]
+    assert codes == [[0], [1, -9], [0, 0], [75, 75], [0]]
+    assert results[1]["seconds"][0] < results[1]["seconds"][1] + 5  # long before the timeout
+    assert "rank 0 lost the others" in said
+    assert said.count("stopped by SIGTERM at step 3 of 6, and saved") == 2
+    same(killed, alone)
+    same(stopped, alone)
+    assert (stopped / "checkpoints" / "step-3" / "index.json").exists()
+    assert (stopped / "checkpoints" / "step-6" / "model.safetensors").exists()
+    for rank in range(2):
+        log = (stopped / "logs" / f"rank-{rank}.txt").read_text()
+        assert f"rank {rank} of 2" in log
+        assert "saved step 3" in log
+
+
+@forked
+def test_one_rank_speaks_for_all(data, tmp_path):
+    small = ["data.tokenizer=char", "model.preset=tiny-decoder", "model.dim=8", "model.layers=1"]
+    small += ["model.heads=2", "model.context=8", "train.steps=2", "device=cpu", "--json"]
+    results, said = launch(
+        {"words": ["train", str(tmp_path / "nothing.txt")], "ranks": 2},
+        {"words": ["train", str(data / "cats.txt"), "model.family=no"], "ranks": 2},
+        {
+            "words": ["train", str(data / "cats.txt"), *small, "--out", str(tmp_path / "run")],
+            "ranks": 2,
+        },
+        {
+            "words": ["train", str(data / "cats.txt"), *small, "--out", str(tmp_path / "other")],
+            "ranks": 2,
+            "fails": 1,
+        },
+    )
+    codes = [result["codes"] for result in results]
+    assert [code for code, _ in codes] == [3, 2, 0, 3]
+    assert [code != 0 for _, code in codes] == [True, True, False, True]
+    assert said.count("my disk is empty") == said.count("regard: rank 1: my disk is empty") == 1
+    assert said.count("regard: no file, folder or built-in data set") == 1
+    assert said.count("regard: unknown family of models 'no'") == 1
+    assert said.count('{"run": ') == 1
+    assert said.count("held out   ") == 1
+
+
+@pytest.mark.long
+@forked
+@pytest.mark.parametrize("shard", ["none", "full"])
+@pytest.mark.parametrize("accumulate", [1, 3, 4], ids=["rows", "rows of three", "dealt out"])
+def test_one_two_and_four_ranks_agree(shard, accumulate, data, tmp_path):
+    step = {"batch": 4 if accumulate == 4 else 3, "accumulate": accumulate}
+    folders = [tmp_path / str(ranks) for ranks in (1, 2, 4)]
+    launch(*(job(data / "cats.txt", f, int(f.name), shard, **step) for f in folders))
+    for folder in folders[1:]:
+        same(folder, folders[0])
+
+
+@pytest.mark.long
+@forked
+@pytest.mark.parametrize("model", [{"shared_layers": True}, {"tied": False}, {"position": "t5"}])
+def test_models_of_other_kinds_agree(model, data, tmp_path):
+    over = {"model": {"dropout": 0.0, "layers": 2, **model}}
+    jobs = [
+        job(data / "cats.txt", tmp_path / f"{ranks}-{shard}", ranks, shard, over=over)
+        for ranks, shard in ((1, "none"), (2, "none"), (2, "full"))
+    ]
+    launch(*jobs)
+    for each in jobs[1:]:
+        same(Path(each["folder"]), Path(jobs[0]["folder"]))
+
+
+@pytest.mark.long
+@forked
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_pairs_agree(shard, data, tmp_path):
+    folders = [tmp_path / str(ranks) for ranks in (1, 3)]
+    launch(*(job(data / "pairs.tsv", f, int(f.name), shard) for f in folders))
+    same(*folders)
+
+
+@pytest.mark.long
+@forked
+@pytest.mark.parametrize("after", [(1, "none"), (2, "none"), (2, "full"), (8, "full")])
+@pytest.mark.parametrize("before", ["none", "full"])
+def test_saved_on_four_ranks_a_run_goes_on_with_any_number(before, after, data, tmp_path):
+    text, alone, moved = data / "cats.txt", tmp_path / "alone", tmp_path / "moved"
+    ranks, shard = after
+    results, _ = launch(
+        job(text, alone, 1),
+        job(text, moved, 4, before, event=[2, 3, "SIGTERM"]),
+        job(text, moved, ranks, shard),
+    )
+    assert [set(result["codes"]) for result in results] == [{0}, {75}, {0}]
+    same(moved, alone)
+
+
+@pytest.mark.long
+@forked
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_on_as_many_ranks_a_run_goes_on_bit_for_bit(shard, data, tmp_path):
+    text, whole, broken = data / "cats.txt", tmp_path / "whole", tmp_path / "broken"
+    over = {"model": {"dropout": 0.1, "layers": 2}}
+    launch(
+        job(text, whole, 4, shard, over=over),
+        job(text, broken, 4, shard, over=over, event=[0, 5, "SIGKILL"]),
+        job(text, broken, 4, shard, over=over),
+    )
+    assert losses(broken) == losses(whole)
+    for name in ("model.safetensors", "samples.txt"):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.long
+@forked
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
+def test_when_one_of_four_ranks_is_lost_the_others_end(signal, victim, data, tmp_path):
+    ((result,), _) = launch(
+        job(data / "cats.txt", tmp_path / "run", 4, event=[victim, 4, signal], timeout=8)
+    )
+    others = [code for rank, code in enumerate(result["codes"]) if rank != victim]
+    assert all(code > 0 for code in others)
+    assert max(result["seconds"]) < 40  # the timeout, and what beginning takes
+
+
+@pytest.mark.long
+@forked
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_a_loss_that_is_not_a_number_on_one_rank_is_skipped_by_all(shard, data, tmp_path):
+    folder = tmp_path / "run"
+    ((result,), _) = launch(job(data / "cats.txt", folder, 2, shard, event=[1, 2, "NaN"]))
+    assert result["codes"] == [0, 0]
+    assert [row.get("skipped", False) for row in Folder(folder).rows() if "loss" in row] == [
+        *(False, True, False, False, False, False)
+    ]
+    for tensor in read_tensors(folder / "model.safetensors").values():
+        assert tensor.isfinite().all()
+
+
+BATCHES = {
+    "text": TextBatch(torch.arange(40).view(5, 8) % 11, torch.arange(40).view(5, 8) % 7 - 1),
+    "pairs": PairBatch(
+        Source(torch.arange(20).view(5, 4), torch.tensor([1, 2, 3, 4, 4])),
+        torch.arange(15).view(5, 3),
+        torch.arange(15).view(5, 3) % 4 - 1,
+    ),
+    "masked": MaskedBatch(
+        ids=torch.arange(20).view(5, 4),
+        documents=torch.ones(5, 4, dtype=torch.long),
+        at=torch.arange(4).expand(5, 4),
+        places=torch.arange(10).view(5, 2) % 4,
+        targets=torch.arange(10).view(5, 2),
+        segments=torch.zeros(5, 4, dtype=torch.long),
+        follows=torch.tensor([0, 1, 0, 1, 1]),
+    ),
+    "images": ImageBatch(torch.rand(5, 1, 2, 2), torch.arange(5)),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("kind", BATCHES)
+def test_every_row_is_one_rank_s_and_who_has_none_takes_part_without_counting(kind, size):
+    batch = BATCHES[kind]
+    shares = [Ranks(rank, size).share(batch) for rank in range(size)]
+    scored = [share for share in shares if (share.targets != -1).any()]
+    assert torch.equal(torch.cat([share.targets for share in scored]), batch.targets)
+    sizes = [len(share.targets) for share in shares]
+    assert min(sizes) == 1 if size >= 5 else max(sizes) - min(sizes) <= 1
+    for share in shares:
+        if kind == "pairs":
+            assert len(share.source.ids) == len(share.source.lengths) == len(share.ids)
+        if kind == "masked":
+            assert ((share.follows == -1) == (share.targets == -1).all(1)).all()
+    assert len(scored) == min(size, 5)
+
+
+def test_the_losses_of_the_shares_add_up_to_that_of_the_batch():
+    model, task, batch = tiny(), Causal(), text_batch(5, unscored=0.3)
+    shares = [Ranks(rank, 7).share(batch) for rank in range(7)]
+    parts = [task.loss(model, share) for share in shares]
+    torch.testing.assert_close(sum(parts), task.loss(model, batch), rtol=0, atol=1e-5)
+    assert sum(int(task.count(share)) for share in shares) == int(task.count(batch))
+
+
+def test_a_seq2seq_share_that_is_empty_costs_nothing():
+    share = Ranks(0, 8).share(BATCHES["pairs"])
+    assert int(Seq2Seq().count(share)) == 0
+
+
+@pytest.mark.parametrize("wrote", [1, 2, 3, 4])
+@pytest.mark.parametrize("reads", [1, 2, 3, 8])
+def test_any_number_of_ranks_reads_what_any_other_wrote(wrote, reads, tmp_path):
+    whole = {
+        "matrix": torch.randn(7, 3),
+        "vector": torch.randn(5),
+        "short": torch.randn(1, 2),
+        "step": torch.tensor(4.0),
+    }
+    place = tmp_path / "step-1"
+    place.mkdir()
+
+    def rows(tensor, rank, ranks):  # as FSDP cuts
+        parts = tensor.chunk(ranks) if tensor.dim() else [tensor] * ranks
+        return parts[rank].clone() if rank < len(parts) else tensor[:0].clone()
+
+    for rank in range(wrote):
+        mine = {name: rows(tensor, rank, wrote) for name, tensor in whole.items()}
+        save_file(mine, place / f"model-{rank}.safetensors")
+    files = [f"model-{rank}.safetensors" for rank in range(wrote)]
+    (place / "index.json").write_text(json.dumps({"model": files}))
+    for rank in range(reads):
+        found = of_step(tmp_path, 1).tensors("model", rank, reads)
+        assert found.keys() == whole.keys()
+        for name, tensor in whole.items():
+            assert torch.equal(found[name], rows(tensor, rank, reads))
+
+
+def test_a_restarted_launch_finds_the_folder_that_it_began(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    from regard.training.launch import launch as name
+
+    for folder, owner in (("runs/a", "another"), ("runs/a-2", name())):
+        Path(folder).mkdir(parents=True)
+        Path(folder, "environment.json").write_text(json.dumps({"launch": owner}))
+    assert new_folder("a") == Path("runs/a-3")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert new_folder("a") == Path("runs/a-2")
+    assert re.fullmatch(rf"none .+ {os.getppid()}", name())
