@@ -141,8 +141,9 @@ def main() -> None:
                 print(f"{name} could not be recorded: {str(error).splitlines()[0]}")
                 del chains[name]
     times: dict[str, list[float]] = {name: [] for name in ("step", *chains)}
-    each = 20 if on_gpu else 1
-    for _ in range(min(given.turns, 60)):  # the context has room for so many
+    each = 4 if on_gpu else 1
+    most = (ROOM - READ - 8) // each  # turns for which the context has room, warming up included
+    for _ in range(min(given.turns, most)):
         times["step"].append(took(step, device, each, clock))
         for name, work in chains.items():
             times[name].append(took(work, device, each, clock))
