@@ -8,12 +8,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.data.sources import Pairs
-from regard.generate import Beam, Search
+from regard.data.batch import TextBatch
+from regard.data.sources import Images, Pairs
+from regard.generate import Beam, Search, generate, parse_chain
 from regard.models.base import Language
+from regard.tasks.masked import Masked
 from regard.tasks.metrics import bleu, chrf, exact_match
 from regard.tasks.seq2seq import Seq2Seq
-from regard.text import PairTokenizers
+from regard.text import PairTokenizers, Tokenizer
+from regard.training import images
 from regard.training.material import Exam
 
 logger = logging.getLogger(__name__)
@@ -105,3 +108,25 @@ def written(
             "chrf": chrf_signature,
         },
     }
+
+
+def sample(exam: Exam, model: nn.Module, seed: int) -> str:
+    """A little of what the model does now: text, a translation, blanks filled in, classes."""
+    model.eval()
+    language = cast(Language, model)
+    data, tokenizers = exam.held_out_data, exam.tokenizers
+    if isinstance(data, Images):
+        return images.sample(exam, model)
+    if isinstance(data, Pairs) and isinstance(tokenizers, PairTokenizers):
+        source, target = next(data.rows())
+        assert isinstance(exam.task, Seq2Seq)
+        found = translate(model, exam.task, tokenizers, [source], search=Beam(1))
+        return f"{source}\n→ {next(found)[1]}\n= {target}"
+    if isinstance(exam.task, Masked):
+        return exam.task.sample(model, exam.held_out(exam.model.context))
+    assert isinstance(tokenizers, Tokenizer)
+    batch = cast(TextBatch, next(iter(exam.held_out(1))))
+    first = np.asarray(batch.ids)[0, :1].tolist()
+    chain = parse_chain(["temperature=0.8", "top_p=0.95"])
+    (ids,) = generate(language, [first], chain, tokens=160, seed=seed)
+    return tokenizers.decode(first + ids)

@@ -41,6 +41,11 @@ class Learner:
         self.own: nn.Module = objective.model  # the parameters that this rank updates
         self.loss: Callable[[Batch], Tensor] = objective
 
+    @property
+    def sharded(self) -> bool:
+        """Whether this rank keeps a part of each tensor only."""
+        return self.cut[1] > 1
+
     def compile(self) -> None:
         """Compile the loss: a function, so that no parameter's name changes."""
         self.loss = torch.compile(self.loss, dynamic=False)
