@@ -22,6 +22,7 @@ from regard.data.batch import Batch, ImageBatch, MaskedBatch, PairBatch, TextBat
 from regard.models.build import build_model, preset
 from regard.nn.state import Source
 from regard.tasks import Causal, Classify, Masked, Objective, Seq2Seq, Task
+from regard.training.learner import Learner
 from regard.training.loop import train
 from regard.training.optim import optimizers
 
@@ -80,12 +81,15 @@ def stepper(make: Callable[[], tuple[Any, Task, Batch]], *, compiled: bool) -> C
     torch.manual_seed(1)
     config, task, batch = make()
     objective = Objective(build_model(config), task)
+    learner = Learner(objective)
+    if compiled:
+        learner.compile()
     steps = train(
         objective,
         iter(lambda: batch, None),
         optimizers("muon", objective.model, 1e-3),
         lambda number: 1e-3,
-        loss=torch.compile(objective, dynamic=False) if compiled else None,
+        learner=learner,
     )
 
     def turn() -> float:

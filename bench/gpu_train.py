@@ -29,6 +29,7 @@ from regard.models.cost import cost
 from regard.models.transformer import TransformerConfig
 from regard.nn.state import Source
 from regard.tasks import Causal, Classify, Masked, Objective, Seq2Seq
+from regard.training.learner import Learner
 from regard.training.loop import train
 from regard.training.optim import optimizers
 
@@ -82,13 +83,15 @@ def ours(config: Any, task: Any, batch: Any) -> Trial:
     def trial() -> Callable[[], None]:
         with CUDA:
             objective = Objective(build_model(config), task)
+        learner = Learner(objective)
+        learner.compile()
         steps = train(
             objective,
             iter(lambda: batch, None),
             optimizers("adamw", objective.model, 3e-4),
             lambda number: 3e-4,
-            loss=torch.compile(objective, dynamic=False),
             autocast=lambda: torch.autocast("cuda", torch.bfloat16),
+            learner=learner,
             capture=True,
         )
         return lambda: next(steps) and None

@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +60,12 @@ def recorded(work: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return graph.replay
+    return partial(replayed, graph, work)
+
+
+def replayed(graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
+    """Do it again; the graph does not own the tensors it uses, `work` does."""
+    graph.replay()
 
 
 def stepping(model: Any, rows: int, device: torch.device) -> Callable[[], None]:

@@ -35,6 +35,7 @@ from regard.tasks import Objective
 from regard.training import evaluate
 from regard.training.average import Average
 from regard.training.configure import configure
+from regard.training.learner import Learner
 from regard.training.loop import train
 from regard.training.optim import optimizers
 from regard.training.prepare import prepare
@@ -110,10 +111,12 @@ class Regard(Racer):
         torch.manual_seed(settings.seed)
         self.model = build_model(self.material.model).to(device)
         objective = Objective(self.model, self.material.task).train()
-        loss = torch.compile(objective, dynamic=False) if device.type == "cuda" else objective
+        learner = Learner(objective)
+        if device.type == "cuda":
+            learner.compile()
         self.total = settings.steps
         with self.autocast():  # compile; the gradient is thrown away
-            loss(self.material.batch(0).to(device)).backward()
+            learner.loss(self.material.batch(0).to(device)).backward()
         objective.zero_grad(set_to_none=True)
         self.average = Average(self.model, settings.average)
         factor = schedule(settings.schedule, self.total)
@@ -124,8 +127,8 @@ class Regard(Racer):
             lambda step: settings.rate * factor(step),
             clip=settings.clip,
             seed=settings.seed,
-            loss=loss,
             autocast=self.autocast,
+            learner=learner,
             capture=device.type == "cuda",
         )
         self.starting = self.now() - began

@@ -10,6 +10,7 @@ import torch
 import regard
 from regard.config import RunConfig, TrainConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError
+from regard.generate import generate, parse_chain
 from regard.models.build import resolve
 from regard.training.auto import named
 from regard.training.configure import RECIPES, configure, recipes
@@ -171,12 +172,38 @@ def test_a_text_run_continues_text_and_does_not_translate(place):
         ran.translate("one")
 
 
+def test_what_was_made_ready_to_write_follows_the_weights(place):
+    ran = regard.load(place / "runs" / "cats.txt", device="cpu")
+    greedy = {"tokens": 12, "sampler": ["greedy"]}
+    text, ready = ran.generate("the ", **greedy), ran._engine
+    assert ran._engine is ready
+    with torch.no_grad():
+        for parameter in ran.model.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    ids, stop = ran._prompt("the "), set(ran.tokenizer.stop_ids)
+    (expected,) = generate(ran.model, [ids], parse_chain(["greedy"]), tokens=12, stop=stop)
+    assert ran.generate("the ", **greedy) == ran.tokenizer.decode(expected) != text
+    ran.model.double()
+    assert ran._engine is not ready
+    ran.generate("the ", **greedy)
+
+
+def test_what_is_forced_is_written_as_it_stands(place):
+    ran = regard.load(place / "runs" / "cats.txt", device="cpu")
+    text = ran.generate("a ", tokens=7, sampler=['force=["the cat"]', "greedy"])
+    assert text == "the cat"
+
+
 def test_a_pair_run_translates_and_does_not_continue(place):
     ran = regard.load(place / "runs" / "pairs.tsv", device="cpu")
     one = ran.translate("117 cats", beam=2)
     assert isinstance(one, str)
     assert ran.translate(["117 cats", "5 cats"], beam=2)[0] == one
     assert ran.translate([], beam=2) == []
+    with pytest.raises(ConfigError, match="a search has a beam and a length penalty of its own"):
+        ran.translate("117 cats", search="beam=2", length_penalty=0.5)
+    with pytest.raises(ConfigError, match="n_best=2: a translation is one text a sentence"):
+        ran.translate("117 cats", search="beam={width=3, n_best=2}")
     with pytest.raises(ConfigError, match="cannot generate; use `translate`"):
         ran.generate("one")
 

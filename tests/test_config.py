@@ -391,3 +391,9 @@ def test_the_words_that_are_allowed_are_named_beside_other_types():
 def test_a_name_that_differs_in_case_alone_is_found():
     with pytest.raises(ConfigError, match="did you mean 'gpt2'"):
         preset("GPT2")
+
+
+def test_a_long_table_is_not_told_whole():
+    names = [f"name{n}" for n in range(100)]
+    assert unknown("thing", "zzz", names).endswith("… (100 in all)")
+    assert "name99" not in unknown("thing", "zzz", names)

@@ -26,6 +26,7 @@ from regard.models.presets import PRESETS
 from regard.nn.ffn import FFNS
 from regard.nn.norm import NORMS
 from regard.nn.position import POSITIONS
+from regard.nn.recurrent import CELLS
 from regard.nn.score import SCORES
 from regard.tasks import TASKS
 from regard.text import TOKENIZERS
@@ -40,7 +41,7 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 TABLES = [SCORES, POSITIONS, NORMS, FFNS, SAMPLERS, PRESETS, TASKS]
-TABLES += [SCHEDULES, OPTIMIZERS, TOKENIZERS, BUILTINS, FAMILIES]
+TABLES += [SCHEDULES, OPTIMIZERS, TOKENIZERS, BUILTINS, FAMILIES, CELLS]
 ELSEWHERE = {"pip", "git", "cd"}  # programs that are not ours to check
 
 

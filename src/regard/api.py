@@ -1,8 +1,7 @@
 """The verbs in Python: train, load, and what a run can do."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -141,6 +140,7 @@ class Run:
     model: nn.Module
     tokenizers: Tokenizers | None  # None: of images
     device: torch.device
+    _ready: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -174,9 +174,11 @@ class Run:
     ) -> str:
         """Continue a prompt; the prompt is not repeated. The text ends before any of `until`.
 
-        `draft` guesses ahead, which makes it faster and nothing else: a run with a smaller
-        model, or a look-up in the text itself. `amateur` is a run with a weaker model, which
-        shows what not to say (contrastive decoding).
+        `draft` guesses ahead: a run with a smaller model, or a look-up in the text itself. Texts
+        are drawn as likely as without, with fewer passes through the model; whether that is
+        faster depends on how good and how cheap the guesses are. `amateur` is a run with a
+        weaker model, which shows what not to say (contrastive decoding). Without a prompt the
+        text begins as one does after the end of another.
         """
         return "".join(
             self.stream(
@@ -219,11 +221,14 @@ class Run:
     def chain(self, words: Sequence[str], order: str | None = None) -> Chain:
         """A chain of samplers in which tokens may be named by their text: `ban=["the"]`.
 
-        A text names every token that reads so, with a space before it or without.
+        A text names every token that reads so, with a space before it or without; what `force`
+        is given is written as it stands.
         """
 
-        def named(text: str) -> list[int]:
+        def named(sampler: str, text: str) -> list[int]:
             tokenizer, plain = self.tokenizer, text.removeprefix(" ")
+            if sampler == "force":
+                return tokenizer.encode(text)
             pieces = ((id, tokenizer.piece(id)) for id in range(tokenizer.size))
             return [id for id, piece in pieces if piece.removeprefix(" ") == plain]
 
@@ -248,15 +253,24 @@ class Run:
         self,
         text: str | Sequence[str],
         *,
-        beam: int = 5,
-        length_penalty: float = 1.0,
+        beam: int | None = None,
+        length_penalty: float | None = None,
         search: str | Search | None = None,
     ) -> Any:
         """Write a sentence, or each of several, in the other language.
 
-        By a beam, or by a `search` that says more: "beam={width=5, form='gnmt'}".
+        By a `beam` of 5 with a `length_penalty` of 1 where nothing else is said, or by a `search`
+        that says more: "beam={width=5, form='gnmt'}".
         """
         self._must("seq2seq", "translate")
+        if search is None:
+            penalty = 1.0 if length_penalty is None else length_penalty
+            search = Beam(5 if beam is None else beam, penalty)
+        elif (beam, length_penalty) != (None, None):
+            raise ConfigError("a search has a beam and a length penalty of its own; give either")
+        chosen = _search(search)
+        if isinstance(chosen, Beam) and chosen.n_best > 1:
+            raise ConfigError(f"n_best={chosen.n_best}: a translation is one text a sentence")
         many = [text] if isinstance(text, str) else list(text)
         many = [self._read(each) for each in many]
         tokenizers = cast(PairTokenizers, self.tokenizers)
@@ -266,7 +280,7 @@ class Run:
                 self._task(),
                 tokenizers,
                 many,
-                search=_search(Beam(beam, length_penalty) if search is None else search),
+                search=chosen,
             )
         )
         written = [found[i] for i in range(len(many))]
@@ -424,10 +438,20 @@ class Run:
         ids = tokenizer.encode("\n") if tokenizer.own else []
         return ids[0] if ids else tokenizer.stop_id
 
-    @cached_property
+    @property
     def _engine(self) -> Engine:
-        """The model made ready to write."""
-        return Engine(lean(cast(Language, self.model)))
+        """The model made ready to write, and again when its weights have changed."""
+        if self._ready.get("weights") != self._weights():
+            engine = Engine(lean(cast(Language, self.model)))
+            self._ready.update(engine=engine, weights=self._weights())  # packing has moved them
+        return cast(Engine, self._ready["engine"])
+
+    def _weights(self) -> list[tuple[Any, ...]]:
+        """Where the weights are, and how often they were changed there."""
+        return [
+            (each.data_ptr(), each.dtype, 0 if each.is_inference() else each._version)
+            for each in self.model.parameters()
+        ]
 
     def _language(self, amateur: "Run | None" = None) -> Language:
         """The model that writes, alone or against an amateur."""

@@ -55,6 +55,9 @@ class Stopped(RegardError):
         self.exit_code = exit_code
 
 
+SHOWN = 40  # names of a table; some have hundreds
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """The message for a name that is not in a table.
 
@@ -64,6 +67,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     alike = [each for each in names if each.lower() == name.lower()]
     close = alike or get_close_matches(name, names, n=1, cutoff=0.6)
-    known_ones = f"known: {', '.join(names)}" if names else "there are none"
+    shown = names if len(names) <= SHOWN else [*names[:SHOWN], f"… ({len(names)} in all)"]
+    known_ones = f"known: {', '.join(shown)}" if names else "there are none"
     hint = f"did you mean {close[0]!r}?" if close else known_ones
     return f"unknown {what} {name!r}; {hint}"

@@ -180,7 +180,14 @@ def test_what_is_no_run_is_refused(regard, runs, tmp_path):
     assert "no run at nothing" in said.err
 
 
-def test_trained_and_resumed_runs_can_be_compared(regard, text_run, pair_run):
+def test_a_run_from_elsewhere_has_no_steps_and_no_settings_of_training(regard, runs, tmp_path):
+    imported = logged(tmp_path / "imported", upto=0, over={"data": {"path": None}})
+    found = lines(regard("compare", runs[1], imported))
+    assert found["steps"] == ["12 of 20", "-"]
+    assert found["train.rate"] == ["0.5", "-"]
+
+
+def test_trained_runs_can_be_compared(regard, text_run, pair_run):
     said = regard("compare", text_run, pair_run)
     assert said.code == 0
     assert lines(said)["task"] == ["causal", "seq2seq"]

@@ -47,7 +47,7 @@ def test_a_long_choice_goes_on_in_the_next_line(regard):
 
 def test_what_one_family_lacks_and_the_other_has_off_is_no_difference(regard):
     rows = table(regard("diff", "gpt2", "lstm"))
-    assert rows["family"] == ["transformer", "lstm"]
+    assert rows["family"] == ["transformer", "recurrent"]
     assert rows["position"] == ["learned", "-"]
     assert "qk_norm" not in rows
 

@@ -13,6 +13,7 @@ from regard.models.presets import PRESETS
 
 KINDS = ["gpt2", "gpt-neox-20b", "palm-540b", "opt-350m", "gemma-2-27b", "qwen3-8b", "gopher-280b"]
 KINDS += ["glm-130b", "albert-base", "t5-11b", "marian-en-de", "vit-b16", "lstm", "ngram"]
+KINDS += ["gru", "bengio", "convolution"]
 
 
 def test_info_counts_gpt2(regard):

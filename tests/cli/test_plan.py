@@ -11,6 +11,7 @@ def test_a_plan_tells_memory_speed_and_what_it_assumes(regard):
     for title in ("memory of each GPU", "training", "best", "generating", "assumed"):
         assert f"\n{title}" in said.out
     assert "FSDP: 5 rows on each GPU at a time" in said.out
+    assert "host memory: 215.6 GB a machine" in said.out  # 8 ranks, 4 bytes a parameter
     assert "20 a parameter (Chinchilla)" in said.out
     assert max(map(len, said.out.splitlines())) <= 80
 
@@ -25,6 +26,7 @@ def test_every_kind_is_planned_in_eighty_columns(regard, words):
 def test_every_assumption_can_be_changed(regard):
     words = ["--card", "a100", "--memory", 40, "--peak", 100, "--reached", 0.5, "--link", 10]
     found = json.loads(regard("plan", "gpt2", *words, "--gpus", 2, "--tokens", "1e9", "--json").out)
+    assert found["host_bytes"] == 2 * 4 * found["parameters"]
     assert found["machine"]["memory"] == 40e9
     assert found["machine"]["peak"] == 100e12
     assert found["machine"]["reached"] == 0.5
@@ -53,12 +55,17 @@ def test_a_run_can_be_planned(regard, text_run):
     ("words", "told"),
     [
         (["gtp2"], "did you mean 'gpt2'"),
-        (["gpt2", "--gpus", 0], "gpus=0 must be more than 0"),
+        (["gpt2", "--gpus", 0], "gpus=0 must be a number above 0"),
+        (["gpt2", "--memory", "nan"], "memory=nan must be a number above 0"),
+        (["gpt2", "--peak", "inf"], "peak=inf must be a number above 0"),
+        (["gpt2", "--tokens", "inf"], "--tokens inf must be a number above 0"),
         (["gpt2", "--card", "h1000"], "did you mean 'h100'"),
         (["gpt2", "--tokens", -1], "--tokens -1"),
         (["gpt2", "--rows", 10**6], "at most"),
         (["ngram"], "whole row at once"),
-        (["llama-65b", "--gpus", 4], "it would with --gpus 20"),
+        (["llama-65b", "--gpus", 4, "--memory", 240], "it would with --gpus 11"),
+        (["llama-65b", "--gpus", 64], "and borrows 130.6 GB more for an evaluation"),
+        (["llama-65b"], "a row of 2,048 tokens"),
         (["llama-3.1-8b", "--gpus", 64], "smaller model.context"),
     ],
 )

@@ -18,9 +18,12 @@ from regard.models.build import (
     resolve,
     weights,
 )
+from regard.models.convolution import ConvolutionConfig
+from regard.models.feedforward import FeedforwardConfig
+from regard.models.hmm import HMMConfig
 from regard.models.ngram import NGramConfig
 from regard.models.presets import PRESETS
-from regard.models.recurrent import LSTMConfig
+from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
 from regard.models.vision import VisionConfig
 from regard.nn.ffn import FFNS
@@ -62,8 +65,14 @@ def shrink(config):
     """The same choices at about ten thousand parameters, and without dropout."""
     if isinstance(config, NGramConfig):
         return replace(config, vocab_size=VOCAB)
-    if isinstance(config, LSTMConfig):
+    if isinstance(config, HMMConfig):
+        return replace(config, vocab_size=VOCAB, states=6, rounds=10)
+    if isinstance(config, RecurrentConfig):
         return replace(config, vocab_size=VOCAB, dim=24, dropout=0.0)
+    if isinstance(config, FeedforwardConfig):
+        return replace(config, vocab_size=VOCAB, dim=8, hidden_dim=16, order=5)
+    if isinstance(config, ConvolutionConfig):
+        return replace(config, vocab_size=VOCAB, dim=16, layers=3, dropout=0.0)
     kind, options = kind_of(config.position)
     options.pop("base", None)
     narrow = {None: None, config.heads: None, 1: 1}  # all share one head of keys, some, or none
@@ -124,7 +133,7 @@ LANGUAGES = [name for name, config in CASES.items() if getattr(config, "shape", 
 PAIRS = [name for name in LANGUAGES if getattr(CASES[name], "shape", "") == "encoder-decoder"]
 ENCODERS = [name for name in CASES if name not in LANGUAGES]
 TRANSFORMERS = [name for name in LANGUAGES if isinstance(CASES[name], TransformerConfig)]
-LEARNERS = [name for name in CASES if not isinstance(CASES[name], NGramConfig)]
+LEARNERS = [name for name in CASES if not isinstance(CASES[name], NGramConfig | HMMConfig)]
 
 every_model = pytest.mark.parametrize("case", CASES)
 every_language = pytest.mark.parametrize("case", LANGUAGES)
@@ -166,7 +175,7 @@ def make(case):
     source = None
     if case in PAIRS:
         source = Source(torch.randint(0, VOCAB, (ROWS, 7)), torch.tensor([7, 4, 2]))
-    if isinstance(config, NGramConfig):
+    if hasattr(model, "fit"):
         text = torch.randint(0, VOCAB, (20, 12))
         model.fit([TextBatch(text[:, :-1], text[:, 1:]), TextBatch(ids[:, :-1], ids[:, 1:])])
     return Subject(model, ids, source)

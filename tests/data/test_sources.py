@@ -363,3 +363,10 @@ def test_what_is_remembered_of_files_is_plain_json(tmp_path, home):
     os.utime(path, (1_000_000_000, 1_000_000_000))
     open_data(str(path))
     assert list(json.loads((home / "scans.json").read_text())) == [str(path)]
+
+
+def test_a_run_is_not_data(tmp_path):
+    for name in ("config.json", "metrics.jsonl"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(DataError, match="is a run, not data; go on with it by regard resume"):
+        open_data(str(tmp_path))

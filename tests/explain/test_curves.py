@@ -71,6 +71,27 @@ def test_the_steep_beginning_of_training_does_not_flatten_the_rest():
     assert not {"200", "500", "1,000"} & set(texts(parsed(picture)[0]))
 
 
+LEVEL = [(step, 2.0) for step in range(1, 101)]
+TRAINED = {
+    "diverging": [(step, 2.0 if step < 50 else 2.0**step) for step in range(1, 101)],
+    "rising from low": [(step, 0.001 if step < 5 else 2.0) for step in range(1, 101)],
+    "with a leap at its beginning": [*LEVEL[:3], (4, 90.0), *LEVEL[4:]],
+    "nothing at first": [(1, 0.0), *FALLING[1:]],
+    "next to nothing at first": [(1, 5e-324), *FALLING[1:]],
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_all_but_a_steep_beginning_is_in_the_panel(name):
+    picture = drawn(runs=1, training=TRAINED[name])
+    lines = [s for s in picture.shapes if isinstance(s, Line) and len(s.points) == 100]
+    assert len(lines) == 2  # one in each panel, and no point is missing
+    top = curves.EDGE + 2 * curves.LEGEND + 6 + curves.ABOVE
+    for line in lines:
+        heights = [y for _, y in line.points]
+        assert top < min(heights) < max(heights) < top + curves.HEIGHT
+
+
 @pytest.mark.parametrize("runs", [1, 2, 7, 9, 20])
 def test_everything_lies_within_the_picture(runs):
     picture = drawn(runs, names=[f"{'long ' * 9}{number}" for number in range(runs)])

@@ -178,16 +178,43 @@ def test_what_failed_on_a_device_is_told_when_asked():
     ids = chain.pick(logits, context)
     assert ids[0] == 2
     assert 0 <= ids[1] < 3  # some id, so that nothing downstream falls over
-    with pytest.raises(RegardError, match="row 1 has nothing to draw from"):
-        chain.check(context)
-    chain.check(context)  # told once
+    with pytest.raises(RegardError, match="row 1 has nothing to draw from: nothing is left by ban"):
+        chain.check(context, lambda row, length: logits[row : row + 1])
+    chain.check(context, lambda row, length: logits[row : row + 1])  # told once
+
+
+def test_whoever_left_nothing_is_named_by_the_coins_that_were_tossed():
+    chain = parse_chain(["xtc={probability=0.5, threshold=0.1}", "ban=[2, 3]", "ban=[0, 1]"])
+    logits = torch.tensor([[3.0, 3.0, 3.0, 2.0]])  # the top choices, or without them token 3
+    for seed in range(12):
+        context = context_of(1, seed)
+        tossed = Generators.begin(seed, 1).uniform() < 0.5
+        expected = r"ban=\[2, 3\]" if tossed else r"ban=\[0, 1\]"
+        with pytest.raises(RegardError, match=f"nothing is left by {expected}$"):
+            chain(logits, context)
+
+
+def test_what_a_row_draws_behind_its_stop_is_nobodys_concern():
+    logits = torch.tensor([[0.0, 1.0, 2.0, -torch.inf]])
+    chain = parse_chain(["no_repeat_ngram=1", "greedy"])
+    for stop, fails in [((1,), False), ((), True)]:
+        context = Context.begin([[3]], 9, stop=stop)
+        for _ in range(3):  # 2, 1, 0: then everything was said
+            context.append(chain(logits, context))
+        if fails:
+            with pytest.raises(RegardError, match="nothing is left by no_repeat_ngram=1"):
+                chain(logits, context)
+        else:
+            chain(logits, context)
 
 
 def words_of(case, generator):
     """Some samplers with settings of their own, in any order."""
     share = torch.rand(len(LINKS), generator=generator).tolist()
     some = torch.randperm(len(LINKS), generator=generator)[: 1 + case % 6].tolist()
-    return [list(LINKS.values())[i](0.05 + 0.9 * share[i]) for i in some]
+    words = [list(LINKS.values())[i](0.05 + 0.9 * share[i]) for i in some]
+    steering = [word for word in words if word.startswith("mirostat")]
+    return [word for word in words if word not in steering] + steering[:1]
 
 
 LINKS = {
@@ -233,6 +260,35 @@ def test_a_chain_is_its_stages_one_after_another():
         close(chain.logits(logits, Context.begin(texts, 1, seed=case)), expected)
 
 
+@pytest.mark.parametrize("first", LINKS)
+def test_any_two_samplers_are_one_after_the_other(first):
+    generator = torch.Generator().manual_seed(3)
+    for second in LINKS:
+        if "mirostat" in first:
+            continue  # nothing comes behind it
+        for ordered in ([], ["top_p=0.98"]):  # once with tokens that are ranked already
+            words = [*ordered, LINKS[first](0.3), LINKS[second](0.1)]
+            chain, texts = parse_chain(words), [[1, 2, 1, 2, 1], [3, 4, 5]]
+            logits = (4 * torch.randn(2, 25, generator=generator)).round() / 2  # some tie
+            expected, apart = logits, Context.begin(texts, 1, seed=1)
+            for stage in chain.stages:
+                expected = stage(expected, apart)
+            close(chain.logits(logits, Context.begin(texts, 1, seed=1)), expected)
+            joined = Chain.together([chain, parse_chain(["top_k=7"])])
+            found = joined.logits(logits, Context.begin(texts, 1, seed=1))
+            close(found[:1], expected[:1])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["mirostat_2=3", "top_k=1"], ["adaptive_p=0.3", "mirostat_2=3"], ["mirostat_1=3", "greedy"]],
+)
+def test_what_learns_is_the_last_and_the_only_one(words):
+    with pytest.raises(ConfigError, match=f"{words[0].split('=')[0]}.* must be the last sampler"):
+        parse_chain(words)
+    parse_chain(["mirostat_2=3", "top_k=0", "adaptive_p=0"])  # what does nothing may stand there
+
+
 def test_rows_with_chains_of_their_own_are_what_they_are_alone():
     generator, seeds = torch.Generator().manual_seed(1), [5, 6, 7, 8]
     for case in range(20):
@@ -253,21 +309,27 @@ def test_rows_with_chains_of_their_own_are_what_they_are_alone():
 
 @pytest.mark.parametrize("link", ["mirostat_1=1.5", "mirostat_2=1.5", "adaptive_p=0.4"])
 def test_a_row_learns_from_its_own_stage_only(link):
-    first, last = [link, "top_k=9", "temperature=0.9"], ["top_k=5", "temperature=0.8", link]
-    chains = [parse_chain(first), parse_chain(last)]
-    logits = 2 * torch.randn(2, 25, generator=torch.Generator().manual_seed(2))
-    joined, together = Chain.together(chains), Context.begin([[1], [2]], 20, seed=[3, 4])
-    alone = [Context.begin([[1 + row]], 20, seed=3 + row) for row in range(2)]
-    assert len(joined.stages) == 4
+    chains = [
+        parse_chain(words)
+        for words in (["temperature=0.9", link], ["top_k=5", "temperature=0.8"], ["top_k=9", link])
+    ]
+    logits = 2 * torch.randn(3, 25, generator=torch.Generator().manual_seed(2))
+    together = Context.begin([[1], [2], [3]], 20, seed=[3, 4, 5])
+    joined, alone = (
+        Chain.together(chains),
+        [Context.begin([[1 + row]], 20, seed=3 + row) for row in range(3)],
+    )
+    assert len(joined.stages) == 3
     for _ in range(20):
         ids = joined(logits, together)
-        for row in range(2):
+        for row in range(3):
             assert chains[row](logits[row : row + 1], alone[row]) == ids[row]
 
 
 def test_nothing_in_a_chain_asks_what_the_numbers_are():
     """A compiler that must see one graph stops where the host would have to wait."""
-    words = [LINKS[name](0.6) for name in DIALECTS["regard"].order if name in LINKS]
+    names = [name for name in DIALECTS["regard"].order if name in LINKS and name != "mirostat_1"]
+    words = [LINKS[name](0.6) for name in names]
     chains = [parse_chain(words, "regard"), parse_chain(["temperature=0.5", "top_p=0.5"])]
     logits = 2 * torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
     chain = Chain.together(chains)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.data.batch import TextBatch
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RegardError
 from regard.generate import (
     Beam,
     Chain,
@@ -18,7 +18,7 @@ from regard.generate import (
 from regard.models.base import Language
 from regard.models.build import build_model
 from regard.models.ngram import NGramConfig
-from regard.models.recurrent import LSTMConfig
+from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
 from regard.nn.state import Source
 
@@ -31,7 +31,7 @@ CONFIGS = {
     "learned": TransformerConfig(**SIZES),
     "rotary": TransformerConfig(**SIZES, position="rotary", norm="rms", kv_heads=1),
     "pair": TransformerConfig(**SIZES, shape="encoder-decoder"),
-    "lstm": LSTMConfig(vocab_size=VOCAB, dim=16),
+    "lstm": RecurrentConfig(vocab_size=VOCAB, dim=16),
 }
 
 
@@ -210,6 +210,16 @@ def test_two_vocabularies_are_refused():
     both = ContrastiveDecoding(made(CONFIGS["learned"]), other)
     with pytest.raises(ConfigError, match="the amateur knows 12 ids and the expert 11"):
         generate(both, [[1]], GREEDY, tokens=3)
+    both = ContrastiveDecoding(other, made(CONFIGS["learned"]))
+    with pytest.raises(ConfigError, match="the amateur knows 11 ids and the expert 12"):
+        generate(both, [[11]], GREEDY, tokens=3)  # an id that the amateur does not know
+
+
+def test_numbers_that_are_not_finite_are_an_error():
+    model = made(CONFIGS["learned"])
+    model.embed.token.weight.data[:] = math.nan
+    with pytest.raises(RegardError, match="row 0: the model gives no text a probability above 0"):
+        ContrastiveSearch()(model, [[1]], tokens=3)
 
 
 @pytest.mark.parametrize("settings", [{"alpha": 2.0}, {"beta": -1.0}, {"beta": math.nan}])

@@ -9,6 +9,7 @@ from regard.nn.state import Source
 
 GREEDY = parse_chain(["greedy"])
 PROMPTS = [[1], [2, 3, 4, 0, 1], [5, 5]]
+TWO = Chain.together([parse_chain(["top_k=2"]), parse_chain(["top_k=3"])])
 SOURCE = Source(torch.tensor([[4, 2, 9], [7, 0, 0], [3, 3, 0]]), torch.tensor([3, 1, 2]))
 
 
@@ -142,12 +143,14 @@ def test_no_prompts_are_no_answers(table_model):
         ({"prompts": [[1], []]}, ConfigError, "prompt 1 is empty; begin with"),
         ({"tokens": 0}, ConfigError, "tokens=0 must be at least 1"),
         ({"source": SOURCE}, ShapeError, "3 sources do not match 1 prompts"),
+        ({"prompts": [[1], [2]], "seed": [1]}, ConfigError, "1 seeds do not match 2 rows"),
+        ({"chain": TWO}, ConfigError, "2 chains do not match 1 prompts"),
     ],
 )
 def test_what_cannot_be_continued_is_refused(table_model, arguments, error, message):
-    given = {"prompts": [[1]], "tokens": 3} | arguments
+    given = {"prompts": [[1]], "tokens": 3, "chain": GREEDY} | arguments
     with pytest.raises(error, match=message):
-        generate(table_model(), chain=GREEDY, **given)
+        generate(table_model(), **given)
 
 
 class Bytes:

@@ -47,13 +47,25 @@ def test_what_a_system_adds_where_nothing_is_said():
     assert str(parse_chain([], "textgen")) == "draw"
     expected = "top_k={k=40, exact=true} → top_p=0.95 → min_p=0.05 → temperature=0.8 → draw"
     assert str(parse_chain([], "llama.cpp")) == expected
-    assert str(parse_chain(["top_k=0"], "hf")) == "top_k=0 → draw"
+    assert str(parse_chain(["top_k=0"], "hf")) == "draw"
 
 
-@pytest.mark.parametrize(("order", "window"), [("llama.cpp", 64), ("textgen", 1024), ("regard", 0)])
+@pytest.mark.parametrize(
+    ("order", "window"), [("llama.cpp", 64), ("textgen", 1024), ("regard", None)]
+)
 def test_penalties_look_back_as_far_as_the_system_does(order, window):
     stages = parse_chain(["repetition=1.2", "presence={penalty=0.1, window=9}"], order).stages
     assert [stages[0].window, stages[1].window] == [window, 9]
+    words = ["repetition={penalty=1.2, window=0}", "dry={multiplier=1.0, window=1024}"]
+    stages = parse_chain(words, order).stages
+    assert [stages[0].window, stages[1].window] == [0, 1024]  # what is said is kept
+
+
+@pytest.mark.parametrize("order", ["llama.cpp", "textgen"])
+def test_a_setting_that_does_nothing_changes_no_habit(order):
+    words = ["temperature=0.7", "xtc=0.5", "top_k=9"]
+    for neutral in ("mirostat_2=0", "mirostat_1=0", "dynamic_temperature={low=1, high=1}"):
+        assert parse_chain([*words, neutral], order) == parse_chain(words, order)
 
 
 def test_llama_keeps_exactly_k_and_hf_what_ties():

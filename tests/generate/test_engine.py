@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RegardError
 from regard.generate import Chain, Engine, generate, parse_chain, stream, stream_text
 from regard.generate.engine import Plain, Recorded
 from regard.generate.stop import until
@@ -38,6 +38,29 @@ def test_draws_are_those_of_plain_generation(tokens, stop):
         assert generate(fast, PROMPTS, CHAIN, **given) == plain
 
 
+@pytest.mark.parametrize("stop", [{0, 3, 4}, set()])
+def test_only_a_row_that_goes_on_can_run_out_of_tokens(stop):
+    """Eleven ids, each once: who has stopped before has no further ones to say."""
+    model, chain = small(), parse_chain(["no_repeat_ngram=1"])
+    seeds = range(6)
+    told = []
+    for written in (model, engine(model)):
+        for prompts in ([[1]], [[1, 2, 4, 5, 6, 7, 8], [1], [2], [3]]):
+            for seed in seeds:
+                try:
+                    told.append(generate(written, prompts, chain, tokens=20, stop=stop, seed=seed))
+                except RegardError as error:
+                    told.append(str(error))
+    half = len(told) // 2
+    assert told[:half] == told[half:]
+    complaints = [each for each in told if isinstance(each, str)]
+    assert all("nothing is left by no_repeat_ngram=1" in each for each in complaints)
+    if stop:
+        assert len(complaints) < half // 2
+    else:
+        assert len(complaints) == len(told)
+
+
 def test_each_row_may_have_its_own_seed():
     model = small()
     together = generate(engine(model), PROMPTS, CHAIN, tokens=20, seed=[4, 5, 6, 7])
@@ -54,6 +77,8 @@ def test_the_pen_is_kept_for_a_text_of_the_same_size():
     pen = fast.pen
     assert isinstance(pen, Recorded)
     generate(fast, [[3, 4]], CHAIN, tokens=9, seed=1)
+    assert fast.pen is pen
+    generate(fast, [[3, 4]], parse_chain(CHAIN.words()), tokens=9, seed=1)  # equal is the same
     assert fast.pen is pen
     generate(fast, [[3, 4]], CHAIN, tokens=10, seed=1)
     assert fast.pen is not pen

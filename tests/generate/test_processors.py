@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from regard.errors import RegardError
 from regard.generate import ChainProcessor, Context, parse_chain
 
 
@@ -17,7 +18,7 @@ def test_a_processor_gives_what_the_chain_gives():
 
 
 @pytest.mark.parametrize(
-    "words", [["mirostat_2=2.0"], ["adaptive_p=0.3"], ["mirostat_1=2", "top_k=9"]]
+    "words", [["mirostat_2=2.0"], ["adaptive_p=0.3"], ["top_k=9", "mirostat_1=2"]]
 )
 def test_samplers_with_a_memory_learn_one_call_later(words):
     chain, generator = parse_chain(words), torch.Generator().manual_seed(0)
@@ -41,6 +42,12 @@ def test_another_text_begins_anew():
             left.append(bool(processor(ids, scores)[0, 0].isfinite()))
             ids = torch.cat([ids, torch.ones(1, 1, dtype=torch.long)], 1)
         assert left == [False, False, True]
+
+
+def test_settings_that_leave_nothing_are_named():
+    processor = ChainProcessor(parse_chain(["xtc=0.5", "ban=[0, 1, 2, 3]"]))
+    with pytest.raises(RegardError, match="row 0 has nothing to draw from: nothing is left by ban"):
+        processor(torch.tensor([[3, 2]]), torch.zeros(1, 4))
 
 
 @pytest.mark.parity

@@ -595,6 +595,14 @@ def test_a_setting_out_of_range_is_named(word, message):
         parse_chain([word])
 
 
+@pytest.mark.parametrize("token", [9999, -1])
+@pytest.mark.parametrize("word", ["xtc={probability=1, protect", "dry={multiplier=1, breakers"])
+def test_a_token_beside_the_point_must_exist_too(word, token):
+    chain, name = parse_chain([f"{word}=[{token}]}}"]), word.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"{name}: .*: token {token} is not in"):
+        chain(torch.zeros(1, 8), Context.begin([[1, 2]], 1))
+
+
 @pytest.mark.parametrize("name", sorted(NAMES_TOKENS))
 def test_a_token_that_does_not_exist_is_named(name):
     settings = {"tokens": (8,)} if name != "min_length" else {"tokens": 1, "stop": (8,)}

@@ -9,10 +9,10 @@ import torch
 
 from regard.data.batch import TextBatch
 from regard.errors import ConfigError, RegardError
-from regard.generate import Chain, Context, LookUp, generate, parse_chain, speculate
+from regard.generate import Chain, Context, LookUp, Traced, generate, parse_chain, speculate
 from regard.models.build import build_model
 from regard.models.ngram import NGramConfig
-from regard.models.recurrent import LSTMConfig
+from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
 from regard.nn.state import Source
 
@@ -26,7 +26,7 @@ CONFIGS = {
     "rotary": TransformerConfig(**SIZES, position="rotary", norm="rms", kv_heads=1),
     "window": TransformerConfig(**SIZES, position="alibi", window=5),
     "pair": TransformerConfig(**SIZES, shape="encoder-decoder"),
-    "lstm": LSTMConfig(vocab_size=VOCAB, dim=16, tied=False),
+    "lstm": RecurrentConfig(vocab_size=VOCAB, dim=16, tied=False),
     "ngram": NGramConfig(vocab_size=VOCAB, order=3),
 }
 DRAFTS = ["look-up", "smaller", "same", "lstm", "ngram"]
@@ -211,16 +211,24 @@ def test_a_row_draws_the_same_alone_and_in_a_batch():
         ({"tokens": 0}, "tokens=0"),
         ({"prompts": [[1], []]}, "prompt 1 is empty"),
         ({"draft": 7}, "the draft knows 7 ids and the model 6"),
+        ({"draft": 2}, "the draft knows 2 ids and the model 6"),  # too few to read the prompts
+        ({"seed": [1]}, "1 seeds do not match 3 rows"),
     ],
 )
 def test_what_cannot_be_speculated_is_refused(settings, message):
     settings = {"prompts": PROMPTS, "draft": LookUp(), "tokens": 5} | settings
-    if settings["draft"] == 7:
-        settings["draft"] = made(LSTMConfig(vocab_size=7, dim=8))
+    if isinstance(settings["draft"], int):
+        settings["draft"] = made(RecurrentConfig(vocab_size=settings["draft"], dim=8))
     with pytest.raises(ConfigError, match=message):
         speculate(made(CONFIGS["learned"]), chain=GREEDY, **settings)
     with pytest.raises(ConfigError, match="longest=0"):
         LookUp(0)
+
+
+def test_a_trace_tells_of_the_text_and_not_of_guesses():
+    chain, model = Traced(parse_chain(["top_k=4"]).stages), made(CONFIGS["learned"])
+    (text,) = speculate(model, [[1]], chain, draft=made(CONFIGS["lstm"], 7), tokens=9, seed=1)
+    assert [token.id for (token,) in chain.tokens] == text
 
 
 def test_numbers_that_are_not_finite_are_an_error():

@@ -261,6 +261,17 @@ def test_a_model_too_large_to_be_compared_is_written_and_that_is_said(
     assert (tmp_path / "theirs" / "config.json").exists()
 
 
+def test_weights_that_were_changed_are_not_exported(tmp_path, unchecked):
+    make_run(tmp_path / "run")
+    file = tmp_path / "run" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has changed since"):
+        export_run(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_tokenizer_that_was_changed_is_not_exported(tmp_path):
     make_run(tmp_path / "run")
     tokenizer("word").save(tmp_path / "run" / "tokenizer.json")

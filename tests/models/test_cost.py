@@ -129,10 +129,11 @@ def test_windows_need_less_of_the_state_than_the_buffers_hold():
     assert counted.window_bytes == counted.state_bytes * (8 + TIME) / (2 * TIME)
 
 
-def test_an_lstm_keeps_two_vectors_per_layer_however_long():
-    model = build_model(preset("lstm"))
+@pytest.mark.parametrize("name", ["elman", "gated", "gru", "lstm", "bengio", "convolution"])
+def test_a_recurrent_model_keeps_the_same_state_however_long(name):
+    model = build_model(preset(name))
     kept = sum(part.nbytes for layer in model.start(1, 99).layers for part in layer)
-    counted = cost(preset("lstm"))
+    counted = cost(preset(name))
     assert counted.state_bytes == kept
     assert counted.state_bytes_per_token == 0
     ids = torch.zeros(1, 7, dtype=torch.long)

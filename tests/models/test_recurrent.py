@@ -1,4 +1,4 @@
-"""The LSTM language model: the promises every language model makes."""
+"""Recurrent language models: the promises every language model makes."""
 
 import pytest
 import torch
@@ -6,7 +6,9 @@ from safetensors.torch import load, save
 
 from regard.errors import ConfigError, ShapeError
 from regard.models.base import Language
-from regard.models.recurrent import LSTMConfig, LSTMLanguage
+from regard.models.build import describe, resolve
+from regard.models.recurrent import RecurrentConfig, RecurrentLanguage
+from regard.nn.recurrent import CELLS
 from regard.nn.state import Source
 
 VOCAB = 11
@@ -14,7 +16,7 @@ VOCAB = 11
 
 def small(seed=0, **choices):
     torch.manual_seed(seed)
-    return LSTMLanguage(LSTMConfig(vocab_size=VOCAB, **{"dim": 16, **choices})).eval()
+    return RecurrentLanguage(RecurrentConfig(vocab_size=VOCAB, **{"dim": 16, **choices})).eval()
 
 
 def some_ids(rows=3, time=9, seed=0):
@@ -45,6 +47,21 @@ def test_shapes_and_names():
         "head.weight",
     ]
     assert "head.weight" not in small().state_dict()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_cell_makes_a_model_whose_steps_equal_its_forward_pass(cell):
+    model, ids = small(cell=cell), some_ids()
+    logits, state = model.step(ids[:, :4], model.start(3, 9), every=True)
+    rest, _ = model.step(ids[:, 4:], state, every=True)
+    close(torch.cat([logits, rest], 1), logits_of(model, ids))
+    assert len(state.now()[0]) == model.layers[0].kept
+
+
+def test_a_run_from_before_there_were_other_cells_is_an_lstm():
+    table = {"family": "lstm", "vocab_size": 5, "dim": 8}
+    assert resolve(table) == RecurrentConfig(vocab_size=5, dim=8, cell="lstm")
+    assert describe(resolve(table))["family"] == "recurrent"
 
 
 def test_nothing_leaks_from_the_future():
@@ -152,11 +169,12 @@ def test_dropout_works_in_training_only():
         ({"layers": -1}, "layers=-1 must be at least 1"),
         ({"context": 0}, "context=0 must be at least 1"),
         ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
+        ({"cell": "lstn"}, "unknown cell 'lstn'"),
     ],
 )
 def test_wrong_settings_are_named(wrong, message):
     with pytest.raises(ConfigError, match=message):
-        LSTMConfig(**{"vocab_size": 5, **wrong})
+        RecurrentConfig(**{"vocab_size": 5, **wrong})
 
 
 def test_a_source_is_refused():

@@ -18,6 +18,9 @@ def test_a_packed_matrix_gives_what_its_parts_give(widths, bias):
     expected = torch.cat([part(x) for part in parts], 1).detach()
     for matrix in (Matrix.of(*parts), Matrix.of(*parts).turned()):
         torch.testing.assert_close(matrix(x).detach(), expected)
+        room = torch.empty_like(expected)
+        matrix.into(room, x)
+        torch.testing.assert_close(room, expected)
         stream = torch.randn(3, sum(widths))
         torch.testing.assert_close(matrix.onto(stream, x).detach(), stream + expected)
     torch.testing.assert_close(torch.cat([part(x) for part in parts], 1).detach(), expected)

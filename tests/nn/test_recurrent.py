@@ -1,87 +1,255 @@
-"""The LSTM layer against torch's own, against its loop, and against the formula."""
+"""Recurrent cells against torch's own, against their loop, and against the lecture's equations."""
 
 import math
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from regard.errors import ShapeError
-from regard.nn.recurrent import LSTM, Snapshots
+from regard.errors import ConfigError, ShapeError
+from regard.explain.trace import trace
+from regard.nn.recurrent import CELLS, LSTM, Recurrent, Snapshots
+
+# Each cell in each of its forms.
+FORMS = {
+    "elman": "elman",
+    "elman relu": {"kind": "elman", "activation": "relu"},
+    "gated": "gated",
+    "gru": "gru",
+    "gru write": {"kind": "gru", "update": "write"},
+    "gru after": {"kind": "gru", "reset": "after"},
+    "gru after write": {"kind": "gru", "reset": "after", "update": "write"},
+    "lstm": "lstm",
+    "lstm 1997": {"kind": "lstm", "forget": False},
+}
+THEIRS = {  # as torch has them
+    "elman": lambda *sizes, **more: nn.RNN(*sizes, **more),
+    "elman relu": lambda *sizes, **more: nn.RNN(*sizes, nonlinearity="relu", **more),
+    "gru after": lambda *sizes, **more: nn.GRU(*sizes, **more),
+    "lstm": lambda *sizes, **more: nn.LSTM(*sizes, **more),
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+every_torch = pytest.mark.parametrize("form", THEIRS)
+
+
+def cell(form, dim_in=3, dim_out=4, dtype=torch.float64):
+    """One cell whose biases are not zero either."""
+    torch.manual_seed(0)
+    (made,) = Recurrent(FORMS[form], dim_in, dim_out, 1).to(dtype)
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return made
+
+
+def some(batch=2, time=5, dim=3, dtype=torch.float64):
+    return torch.randn(batch, time, dim, dtype=dtype, generator=torch.Generator().manual_seed(1))
+
+
+def exactly(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+
+
+# The equations, one number at a time
 
 
 def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
-def slow_lstm(layer, x):
-    """One row, one number at a time: h after each x."""
+def dot(row, vector):
+    return sum(a * v for a, v in zip(row, vector, strict=True))
+
+
+def slow(form, layer, x):
+    """One row, from an empty state: h after each x."""
+    kind, _, rest = form.partition(" ")
     w, b = layer.input.weight.tolist(), layer.input.bias.tolist()
     u, dim = layer.hidden.weight.tolist(), layer.dim
+    d = [0.0] * len(b) if layer.hidden.bias is None else layer.hidden.bias.tolist()
     h, c, shown = [0.0] * dim, [0.0] * dim, []
     for now in x.tolist():
-        gates = [
-            sum(a * v for a, v in zip(w[n], now, strict=True))
-            + sum(a * v for a, v in zip(u[n], h, strict=True))
-            + b[n]
-            for n in range(4 * dim)
-        ]
-        h = list(h)
+        from_x = [dot(w[n], now) + b[n] for n in range(len(b))]
+        from_h = [dot(u[n], h) + d[n] for n in range(len(b))]
+        a = [one + two for one, two in zip(from_x, from_h, strict=True)]
+        after = []
+        r = [sigmoid(a[n]) for n in range(dim)]  # of a GRU
+        looked_at = [r[n] * h[n] for n in range(dim)]
         for n in range(dim):
-            i, f, g, o = gates[n], gates[dim + n], gates[2 * dim + n], gates[3 * dim + n]
-            c[n] = sigmoid(f) * c[n] + sigmoid(i) * math.tanh(g)
-            h[n] = sigmoid(o) * math.tanh(c[n])
+            if kind == "elman":
+                after.append(max(a[n], 0.0) if rest == "relu" else math.tanh(a[n]))
+            elif kind == "gated":
+                z = sigmoid(a[n])
+                after.append(z * h[n] + (1 - z) * max(a[dim + n], 0.0))
+            elif kind == "gru":
+                z, m = sigmoid(a[dim + n]), 2 * dim + n
+                inner = r[n] * from_h[m] if "after" in rest else dot(u[m], looked_at)
+                new = math.tanh(from_x[m] + inner)
+                if "write" in rest:
+                    after.append((1 - z) * h[n] + z * new)
+                else:
+                    after.append(z * h[n] + (1 - z) * new)
+            else:
+                parts = iter(range(n, len(a), dim))
+                i = sigmoid(a[next(parts)])
+                f = 1.0 if rest == "1997" else sigmoid(a[next(parts)])
+                g, o = math.tanh(a[next(parts)]), sigmoid(a[next(parts)])
+                c[n] = f * c[n] + i * g
+                after.append(o * math.tanh(c[n]))
+        h = after
         shown.append(h)
     return torch.tensor(shown, dtype=torch.float64)
 
 
-def layer_and_input(dtype=torch.float64, dim_in=3, dim_out=4, batch=2, time=5):
-    torch.manual_seed(0)
-    layer = LSTM(dim_in, dim_out).to(dtype)
-    return layer, torch.randn(batch, time, dim_in, dtype=dtype)
+def test_every_cell_is_tried():
+    assert {form.split()[0] for form in FORMS} == set(CELLS)
 
 
-def test_the_fused_kernel_and_the_loop_equal_the_formula():
-    layer, x = layer_and_input()
-    expected = torch.stack([slow_lstm(layer, row) for row in x])
-    hidden, _ = layer.loop(x, layer.start(len(x)))
-    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-12)
+@every_form
+def test_what_runs_and_the_loop_equal_the_equation(form):
+    layer, x = cell(form), some()
+    expected = torch.stack([slow(form, layer, row) for row in x])
+    y, _ = layer(x)
+    exactly(y, expected)
+    exactly(layer.loop(x, layer.start(len(x)))[0], expected)
 
 
-def test_it_equals_torch_with_the_same_weights():
-    layer, x = layer_and_input(torch.float32, dim_in=8, dim_out=16, batch=3, time=11)
-    theirs = nn.LSTM(8, 16, batch_first=True)
+@pytest.mark.parametrize(
+    ("form", "fused"),
+    [(form, form in THEIRS or form in ("gru after write", "lstm 1997")) for form in FORMS],
+)
+def test_the_fused_kernel_runs_where_torch_has_one(form, fused, monkeypatch):
+    layer, x = cell(form), some()
+    called = []
+    monkeypatch.setattr(layer, "loop", lambda *given: called.append(given) or (x, x))
+    layer(x)
+    assert bool(called) != fused
+
+
+def copied(ours, theirs):
+    """Our cells with the weights of torch's layers."""
+    cells = [part for part in ours.modules() if hasattr(part, "equation")]
+    ends = [
+        f"_l{n}{way}"
+        for n in range(theirs.num_layers)
+        for way in (("", "_reverse") if theirs.bidirectional else ("",))
+    ]
     with torch.no_grad():
-        layer.input.weight.copy_(theirs.weight_ih_l0)
-        layer.input.bias.copy_(theirs.bias_ih_l0 + theirs.bias_hh_l0)
-        layer.hidden.weight.copy_(theirs.weight_hh_l0)
-    y, (h, c) = theirs(x)
-    hidden, cell = layer.loop(x, layer.start(len(x)))
-    torch.testing.assert_close(layer(x), y, rtol=0, atol=1e-6)
-    torch.testing.assert_close(hidden, y, rtol=0, atol=1e-6)
-    torch.testing.assert_close(hidden[:, -1], h[0], rtol=0, atol=1e-6)
-    torch.testing.assert_close(cell[:, -1], c[0], rtol=0, atol=1e-6)
+        for layer, end in zip(cells, ends, strict=True):
+            layer.input.weight.copy_(getattr(theirs, f"weight_ih{end}"))
+            layer.hidden.weight.copy_(getattr(theirs, f"weight_hh{end}"))
+            first, second = (getattr(theirs, f"bias_{side}{end}") for side in ("ih", "hh"))
+            if layer.hidden.bias is None:
+                layer.input.bias.copy_(first + second)
+            else:
+                layer.input.bias.copy_(first)
+                layer.hidden.bias.copy_(second)
+    return ours
 
 
-def test_the_loop_goes_on_from_any_of_its_states():
-    layer, x = layer_and_input()
-    hidden, cell = layer.loop(x, layer.start(len(x)))
-    rest, _ = layer.loop(x[:, 2:], (hidden[:, 1], cell[:, 1]))
-    torch.testing.assert_close(rest, hidden[:, 2:], rtol=0, atol=1e-12)
+def pair(form, layers=1, both_ways=False):
+    torch.manual_seed(0)
+    theirs = THEIRS[form](8, 16, layers, batch_first=True, bidirectional=both_ways)
+    return copied(Recurrent(FORMS[form], 8, 16, layers, both_ways=both_ways), theirs), theirs
 
 
-@pytest.mark.parametrize("path", ["fused", "loop"])
-def test_gradients_are_those_of_finite_differences(path):
-    layer, x = layer_and_input(dim_in=2, dim_out=2, time=3)
+def last_of(theirs, state, both_ways):
+    """Torch's last states as ours: of each layer h (and c), both ways side by side."""
+    parts = state if isinstance(state, tuple) else (state,)
+    ways = 1 + both_ways
+    return [
+        tuple(torch.cat(list(part[n : n + ways]), -1) for part in parts)
+        for n in range(0, ways * theirs.num_layers, ways)
+    ]
+
+
+@every_torch
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_stacks_equal_torch_with_the_same_weights(form, both_ways, padded):
+    ours, theirs = pair(form, layers=2, both_ways=both_ways)
+    x = some(3, 11, 8, torch.float32).requires_grad_()
+    lengths = torch.tensor([4, 11, 1]) if padded else None
+    y, last = ours(x, lengths)
+    if padded:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+        packed, state = theirs(packed)
+        expected, _ = nn.utils.rnn.pad_packed_sequence(packed, True, total_length=11)
+    else:
+        expected, state = theirs(x)
+    close(y, expected)
+    for mine, other in zip(last, last_of(theirs, state, both_ways), strict=True):
+        for one, two in zip(mine, other, strict=True):
+            close(one, two)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x)
+    (expected_gradient,) = torch.autograd.grad(expected.square().sum(), x)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-6)
+
+
+@every_torch
+def test_the_loop_equals_torch_with_the_same_weights(form):
+    (layer,), theirs = pair(form)
+    x = some(3, 11, 8, torch.float32)
+    expected, state = theirs(x)
+    states = layer.loop(x, layer.start(3))
+    close(states[0], expected)
+    for one, two in zip(states, last_of(theirs, state, False)[0], strict=True):
+        close(one[:, -1], two)
+
+
+@every_form
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_padded_rows_equal_rows_alone(form, both_ways):
+    torch.manual_seed(0)
+    layers = Recurrent(FORMS[form], 3, 4, 2, both_ways=both_ways).double()
+    x, lengths = some(3, 6), [2, 6, 1]
+    y, last = layers(x, torch.tensor(lengths))
+    for row, length in enumerate(lengths):
+        alone, end = layers(x[row : row + 1, :length])
+        exactly(y[row : row + 1, :length], alone)
+        assert not y[row, length:].any()
+        for one, two in zip(last, end, strict=True):
+            for mine, other in zip(one, two, strict=True):
+                exactly(mine[row : row + 1], other)
+
+
+@every_form
+def test_a_cell_goes_on_from_any_of_its_states(form):
+    layer, x = cell(form), some()
+    y, end = layer(x)
+    states = layer.loop(x, layer.start(len(x)))
+    rest, last = layer(x[:, 2:], state=tuple(each[:, 1] for each in states))
+    exactly(rest, y[:, 2:])
+    for one, two in zip(last, end, strict=True):
+        exactly(one, two)
+
+
+@every_form
+def test_padded_rows_go_on_from_states_of_their_own(form):
+    layer, x, lengths = cell(form), some(3, 6), [2, 6, 1]
+    _, before = layer(some(3, 4))
+    y, _ = layer(x, torch.tensor(lengths), before)
+    for row, length in enumerate(lengths):
+        alone = tuple(each[row : row + 1] for each in before)
+        exactly(y[row : row + 1, :length], layer(x[row : row + 1, :length], state=alone)[0])
+
+
+@every_form
+@pytest.mark.parametrize("path", ["what runs", "loop"])
+def test_gradients_are_those_of_finite_differences(form, path):
+    layer, x = cell(form, dim_in=2, dim_out=2), some(time=3, dim=2)
     names = [name for name, _ in layer.named_parameters()]
+    module = layer if path == "what runs" else Loop(layer)
+    prefix = "" if path == "what runs" else "layer."
 
     def run(x, *values):
-        parameters = dict(zip(names, values, strict=True))
-        module = layer if path == "fused" else Loop(layer)
-        prefix = "" if path == "fused" else "layer."
-        parameters = {prefix + name: value for name, value in parameters.items()}
-        return torch.func.functional_call(module, parameters, (x,))
+        parameters = {prefix + n: value for n, value in zip(names, values, strict=True)}
+        y, last = torch.func.functional_call(module, parameters, (x,))
+        return (y, *last)
 
     inputs = (x.requires_grad_(), *(p.detach().requires_grad_() for p in layer.parameters()))
     assert torch.autograd.gradcheck(run, inputs)
@@ -93,7 +261,56 @@ class Loop(nn.Module):
         self.layer = layer
 
     def forward(self, x):
-        return self.layer.loop(x, self.layer.start(len(x)))
+        states = self.layer.loop(x, self.layer.start(len(x)))
+        return states[0], tuple(each[:, -1] for each in states)
+
+
+@every_form
+def test_gates_are_heard_and_listening_changes_nothing(form):
+    layers, x = Recurrent(FORMS[form], 3, 4, 2).double(), some()
+    expected, _ = layers(x)
+    with trace(layers) as seen:
+        y, _ = layers(x)
+    exactly(y, expected)
+    names = {"state", *layers[0].gates}
+    assert set(seen) == {f"{n}.{name}_tap" for n in range(2) for name in names}
+    assert all(each.shape == (2, 5, 4) for each in seen.values())
+    assert torch.equal(seen["1.state_tap"], y)
+
+
+def test_the_gates_that_are_heard_are_those_of_the_equation():
+    layer, x = cell("lstm"), some()
+    with trace(layer) as seen:
+        y, (_, c) = layer(x)
+    i, f, g = (seen[f"{name}_tap"] for name in ("input", "forget", "candidate"))
+    cells = seen["cell_tap"]
+    exactly(cells[:, 1:], f[:, 1:] * cells[:, :-1] + i[:, 1:] * g[:, 1:])
+    exactly(y, seen["output_tap"] * cells.tanh())
+    exactly(c, cells[:, -1])
+    layer = cell("gru")
+    with trace(layer) as seen:
+        y, _ = layer(x)
+    z = seen["update_tap"]
+    exactly(y[:, 1:], z[:, 1:] * y[:, :-1] + (1 - z[:, 1:]) * seen["candidate_tap"][:, 1:])
+    exactly(seen["reset_tap"][:, :1], layer.input(x)[:, :1, :4].sigmoid())  # h was zero
+
+
+def test_a_compiler_does_not_unroll_a_cell():
+    layers, x = Recurrent("gated", 3, 4, 1).double(), some(time=20)
+    expected, _ = layers(x)
+    seen = []
+
+    def count(graph, _):
+        seen.append(len(graph.graph.nodes))
+        return graph.forward
+
+    torch.compiler.reset()
+    with warnings.catch_warnings():  # the compiler of torch 2.13 looks at .grad where it breaks
+        warnings.simplefilter("ignore", UserWarning)
+        y, _ = torch.compile(layers, backend=count)(x)
+    torch.compiler.reset()
+    exactly(y, expected)
+    assert sum(seen) < 20
 
 
 def test_the_forget_gate_begins_open():
@@ -104,6 +321,36 @@ def test_the_forget_gate_begins_open():
         "input.bias",
         "hidden.weight",
     ]
+
+
+def test_a_cell_that_never_forgets_keeps_a_sum():
+    layer, x = cell("lstm 1997"), some()
+    with trace(layer) as seen:
+        layer(x)
+    written = seen["input_tap"] * seen["candidate_tap"]
+    exactly(seen["cell_tap"], written.cumsum(1))
+
+
+def test_dropout_is_between_layers_and_at_the_top_and_in_training_only():
+    torch.manual_seed(0)
+    layers, x = Recurrent("gru", 3, 64, 2, dropout=0.5), some(dtype=torch.float32)
+    layers.train()
+    y, last = layers(x)
+    assert 0.3 < (y == 0).float().mean() < 0.7
+    assert not (last[1][0] == 0).any()  # what goes on in time is whole
+    layers.eval()
+    assert torch.equal(layers(x)[0], layers(x)[0])
+    assert not (layers(x)[0] == 0).any()
+
+
+def test_what_does_not_fit_is_named():
+    with pytest.raises(ConfigError, match="cell 'gruu'"):
+        Recurrent("gruu", 3, 4, 1)
+    with pytest.raises(ConfigError, match="'befor'"):
+        Recurrent({"kind": "gru", "reset": "befor"}, 3, 4, 1)
+    for wrong in ([0, 5], [5, 6]):
+        with pytest.raises(ShapeError, match=r"lengths \[\d, \d\] must be at least 1 and at most"):
+            Recurrent("lstm", 3, 4, 1).double()(some(), torch.tensor(wrong))
 
 
 def test_snapshots_stand_where_each_row_has_come_to():

@@ -146,6 +146,28 @@ def test_tables_cut_anywhere_or_deleted_are_refused(name, copied, capsys):
     assert "--step 9" in said
 
 
+def test_a_file_that_the_manifest_does_not_name_is_refused(copied, capsys):
+    stray = copied / "checkpoints" / "step-12" / "index.json"
+    parts = ("model", "optimizer", "average")
+    stray.write_text(json.dumps({part: [f"{part}.safetensors"] for part in parts}))
+    said = said_by(capsys, "resume", copied, MORE)
+    assert f"{stray} is not in its manifest" in said
+    assert "--step 9" in said
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_manifest_that_names_nothing_is_refused(emptied, copied, capsys):
+    file = copied / "checkpoints" / "step-12" / "MANIFEST.json"
+    if emptied:
+        shutil.rmtree(file.parent)
+        file.parent.mkdir()
+    file.write_text(json.dumps({"format": 1, "step": 12, "files": {}}))
+    said = said_by(capsys, "resume", copied, MORE)
+    assert "step-12" in said
+    assert "manifest" in said.lower()
+    assert "--step 9" in said
+
+
 def test_a_manifest_that_names_a_file_that_is_not_there_is_refused(copied, capsys):
     file = copied / "checkpoints" / "step-12" / "MANIFEST.json"
     manifest = json.loads(file.read_text())

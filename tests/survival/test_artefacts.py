@@ -13,12 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import regard
 from cli.conftest import TEXT_WORDS, invoke
 from hub.runs import make_foreign
 from regard.errors import RegardError
 from regard.text import Tokenizer
+from regard.training.checkpoint import sha256
+from regard.training.exchange import export_run
+from regard.training.history import read_history
 from regard.training.run import begin
 from training.runs import config
 
@@ -105,6 +109,8 @@ def doors(folder, data, tmp_path):
         "load": lambda: regard.load(folder, device="cpu"),
         "start": lambda: list(begin(started, tmp_path / "started")),
         "resume": lambda: regard.resume(folder, "train.steps=9"),
+        "export": lambda: export_run(folder, tmp_path / "exported"),
+        "compare": lambda: read_history(folder),
     }
 
 
@@ -147,12 +153,98 @@ def copied(trained, tmp_path):
         ("checkpoints/step-3/model.safetensors", "resume", "saved"),
         ("checkpoints/step-3/state.json", "resume", "pickled"),
         ("checkpoints/step-3/MANIFEST.json", "resume", "pickled"),
+        ("checkpoints/step-3/MANIFEST.json", "resume", "bomb"),
+        ("checkpoints/step-3/MANIFEST.json", "resume", "deep"),
+        ("checkpoints/step-3/index.json", "resume", "deep"),
+        ("metrics.jsonl", "compare", "pickled"),
+        ("metrics.jsonl", "compare", "bomb"),
+        ("metrics.jsonl", "compare", "deep"),
     ],
 )
 def test_no_file_of_a_run_is_trusted(name, door, content, harmless, trained, data, tmp_path):
     folder = copied(trained, tmp_path)
-    (folder / name).write_bytes(CONTENTS[content](harmless.mark))
-    harmless(doors(folder, data, tmp_path)[door])
+    (folder / name).write_bytes(CONTENTS[content](harmless.mark) + b"\n")
+    told = harmless(doors(folder, data, tmp_path)[door])
+    assert Path(name).name in str(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "door"),
+    [
+        ("model.safetensors", "load"),
+        ("model.safetensors", "start"),
+        ("model.safetensors", "export"),
+        ("model.safetensors", "resume"),
+        ("config.json", "load"),
+        ("metrics.jsonl", "compare"),
+        ("checkpoints/step-3/model.safetensors", "resume"),
+        ("checkpoints/step-3/MANIFEST.json", "resume"),
+    ],
+)
+def test_a_pipe_in_a_run_is_not_waited_for(name, door, harmless, trained, data, tmp_path):
+    folder = copied(trained, tmp_path)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    told = harmless(doors(folder, data, tmp_path)[door])
+    assert f"{folder / name}" in str(told)
+
+
+def test_a_clock_out_to_harm_tells_no_time(trained, tmp_path):
+    folder = copied(trained, tmp_path)
+    assert read_history(folder).seconds is not None
+    for content in (deep(None), b"[1]", b'{"seconds": 1' + b"0" * 400 + b"}"):
+        (folder / "clock.json").write_bytes(content)
+        assert read_history(folder).seconds is None
+    (folder / "clock.json").unlink()
+    os.mkfifo(folder / "clock.json")
+    assert read_history(folder).seconds is None
+
+
+def vouched(folder):
+    """A manifest that says all is well, as anybody can write one."""
+    files = [file for file in folder.iterdir() if file.name != "MANIFEST.json"]
+    facts = {file.name: {"size": file.stat().st_size, "sha256": sha256(file)} for file in files}
+    table = json.loads((folder / "MANIFEST.json").read_text())
+    (folder / "MANIFEST.json").write_text(json.dumps({**table, "files": facts}))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("state.json", b"[" * 1_000_000),
+        ("state.json", b"[]"),
+        ("index.json", b"[" * 1_000_000),
+        ("index.json", b"{}"),
+        ("index.json", b'{"model": []}'),
+        ("index.json", b'{"model": "model.safetensors"}'),
+        ("index.json", b'{"model": ["../../model.safetensors"]}'),
+        ("index.json", b'{"model": ["/dev/zero"]}'),
+        ("index.json", b'{"model": [["model.safetensors"]]}'),
+        ("index.json", b'{"model": ["model.safetensors", "none.safetensors"]}'),
+        ("index.json", b'{"model": ["model.safetensors", "optimizer.safetensors"]}'),
+    ],
+)
+def test_a_checkpoint_is_not_trusted_for_its_hashes(
+    name, content, harmless, trained, data, tmp_path
+):
+    folder = copied(trained, tmp_path)
+    (folder / "checkpoints" / "step-3" / name).write_bytes(content)
+    vouched(folder / "checkpoints" / "step-3")
+    told = harmless(doors(folder, data, tmp_path)["resume"])
+    assert str(folder / "checkpoints" / "step-3") in str(told)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 4, 5)])
+def test_parts_of_a_checkpoint_that_do_not_go_together_are_refused(
+    shape, harmless, trained, data, tmp_path
+):
+    folder = copied(trained, tmp_path)
+    place = folder / "checkpoints" / "step-3"
+    unlike = {name: torch.zeros(shape) for name in load_file(place / "model.safetensors")}
+    save_file(unlike, place / "other.safetensors")
+    (place / "index.json").write_text('{"model": ["model.safetensors", "other.safetensors"]}')
+    vouched(place)
+    assert "unlike parts" in str(harmless(doors(folder, data, tmp_path)["resume"]))
 
 
 def test_the_metadata_of_a_distributed_checkpoint_is_never_opened(

@@ -13,6 +13,7 @@ from regard.tasks import Causal, Objective
 from regard.training import run
 from regard.training.checkpoint import read_tensors
 from regard.training.events import Ended
+from regard.training.learner import Learner
 from regard.training.loop import train
 from regard.training.optim import OPTIMIZERS, optimizers, state_tensors
 from regard.training.prepare import open_split, prepare
@@ -69,7 +70,9 @@ def test_no_optimizer_takes_a_step_that_is_not_finite(kind, fault):
         return FAULTS[fault](learner, learner(batch)) if batch is bad else learner(batch)
 
     good = [text_batch(seed=seed) for seed in (1, 2)]
-    steps = train(learner, [*good, bad, good[0]], ours, lambda step: 0.01, loss=loss)
+    wrapped = Learner(learner)
+    wrapped.loss = loss
+    steps = train(learner, [*good, bad, good[0]], ours, lambda step: 0.01, learner=wrapped)
     told = [float(next(steps).skipped) for _ in good]
     before = kept(learner, ours)
     told.append(float(next(steps).skipped))

@@ -4,7 +4,10 @@
 
 A run that exists goes on; `words` are those of the command line, and then ranks are told to end
 when one has failed, as `torchrun` would; the rank that `fails` has no data. `event` is
-[rank, step, "SIGTERM"], what that rank gets after that step, or [rank, step, "NaN"].
+[rank, step, "SIGTERM"], what that rank gets after that step. In the place of a signal may stand
+"NaN", for a loss that is not a number in that step, or "NaNs", in all from there on, on a rank
+whose clock is fast; "full", for a disk that takes no more after it; or "judged", for a SIGTERM
+in the evaluation after it.
 
 Only processes that were forked here are ended, each by its own id. What takes long to import is
 imported before.
@@ -12,6 +15,7 @@ imported before.
 
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -27,7 +31,7 @@ import torch.distributed.fsdp
 from regard.cli import main
 from regard.errors import DataError, RegardError
 from regard.tasks import Objective
-from regard.training import run
+from regard.training import evaluate, log, run
 from training.runs import config
 
 EVENTS = {name: getattr(signal, name) for name in ("SIGTERM", "SIGKILL", "SIGSTOP")}
@@ -65,26 +69,39 @@ def fail(*words):
 
 
 class Poisoned(Objective):
-    """Its loss is not a number in one step."""
+    """Its loss is not a number in some steps."""
 
-    step, taken = 0, 0
+    steps, taken = (), 0
 
     def forward(self, batch):
         loss = super().forward(batch)
         self.taken += bool((batch.targets != -1).any())
-        return loss * torch.nan if self.taken == self.step else loss
+        return loss * torch.nan if self.taken in self.steps else loss
 
 
 def strike(rank, step, name):
-    """Let this rank get a signal after this step, or a loss that is not a number in it."""
-    train = run.train
-    if name == "NaN" and int(os.environ["RANK"]) == rank:
-        Poisoned.step, run.Objective = step, Poisoned
+    """Let something happen to this rank after this step, or in it."""
+    if int(os.environ["RANK"]) != rank:
+        return
+    train, losses = run.train, evaluate.losses
+    if name in ("NaN", "NaNs"):
+        Poisoned.steps = range(step, step + 1 if name == "NaN" else sys.maxsize)
+        run.Objective = Poisoned
+    if name == "NaNs":
+        log.FLUSH_SECONDS = 0
+
+    def judged(*words):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return losses(*words)
 
     def struck(*words, **options):
         for each in train(*words, **options):
-            if name in EVENTS and each.number + 1 == step and int(os.environ["RANK"]) == rank:
+            if each.number + 1 == step and name in EVENTS:
                 os.kill(os.getpid(), EVENTS[name])
+            elif each.number + 1 == step and name == "full":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            elif each.number + 1 == step and name == "judged":
+                evaluate.losses = judged
             yield each
 
     run.train = struck

@@ -4,8 +4,13 @@ import pytest
 import torch
 
 from regard.data.batch import TextBatch
+from regard.models.build import build_model
+from regard.models.transformer import TransformerConfig
+from regard.tasks import Causal, Objective
 from regard.training import capture
 from regard.training.capture import WARM, Captured
+from regard.training.loop import train
+from regard.training.optim import optimizers
 
 
 class Recorder:
@@ -69,3 +74,31 @@ def test_there_are_only_so_many_graphs(recorder, monkeypatch):
     for n in range(5 * (WARM + 2)):
         assert captured([batch(n, time=n % 5 + 1)]) == summed([batch(n, time=n % 5 + 1)])
     assert recorder.recorded == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU has graphs")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_captured_run_learns_what_a_plain_one_learns(optimizer):
+    """Rates, seeds of dropout and skipped steps reach a graph that was recorded before them."""
+
+    def losses(captured):
+        torch.manual_seed(0)
+        config = TransformerConfig(vocab_size=50, dim=32, layers=2, heads=2, dropout=0.1)
+        with torch.device("cuda"):
+            objective = Objective(build_model(config), Causal())
+        source = torch.Generator().manual_seed(1)
+        batches = (
+            TextBatch(*torch.randint(0, 50, (2, 8, 16 + 8 * (n % 2)), generator=source)).to("cuda")
+            for n in range(4 * WARM)
+        )
+        steps = train(
+            objective,
+            batches,
+            optimizers(optimizer, objective.model, 1e-3),
+            lambda number: 1e-3 * (number + 1),
+            capture=captured,
+        )
+        return torch.stack([step.loss for step in steps])
+
+    # Muon's products are in bfloat16, and may be summed in another order inside a graph
+    torch.testing.assert_close(losses(True), losses(False), rtol=1e-3, atol=0)

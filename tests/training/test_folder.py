@@ -47,6 +47,60 @@ def test_a_new_run_has_its_settings_its_tokenizer_and_room_for_the_rest(folder):
     assert names(folder.path.parent) == ["made"]
 
 
+ROW = '{"step": 1, "loss": 2.5, "rate": 0.1, "grad_norm": 1.0, "targets": 8}\n'
+ROWS = {
+    "a step": (ROW, 1),
+    "one that is still written": (ROW + '{"step": 2, "lo', 1),
+    "one that was skipped": (ROW.replace("2.5", "null").replace("8", '8, "skipped": true'), 1),
+    "one that was not finite": (ROW.replace("2.5", "NaN").replace("1.0", "Infinity"), 1),
+    "an evaluation": ('{"step": 1, "validation": {"loss": 2.5}}\n', 1),
+    "a list": ("[1]\n", None),
+    "a number": ("1\n", None),
+    "nothing": ("\n" + ROW, None),
+    "no step": ('{"loss": 2.5}\n', None),
+    "a step in words": ('{"step": "one"}\n', None),
+    "a step that is not whole": ('{"step": Infinity}\n', None),
+    "targets that are none": ('{"step": 1, "targets": null}\n', None),
+    "a huge number": (f'{{"step": 1, "targets": 1{"0" * 400}}}\n', None),
+    "a list of losses": ('{"step": 1, "loss": [1]}\n', None),
+    "an evaluation that is a list": ('{"step": 1, "validation": [1]}\n', None),
+    "an evaluation in words": ('{"step": 1, "validation": {"loss": "low"}}\n', None),
+    "an evaluation in an evaluation": ('{"step": 1, "validation": {"validation": {}}}\n', None),
+    "a long line": (ROW.replace(" ", " " * 100_000), None),
+    "bytes": ("\udcff\n", None),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_tables_of_numbers_or_the_file_is_said_to_be_damaged(folder, name):
+    content, count = ROWS[name]
+    folder.metrics.write_bytes(content.encode("utf-8", "surrogateescape"))
+    if count is None:
+        with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged: ") as raised:
+            folder.rows()
+        assert len(str(raised.value)) < 500
+    else:
+        assert len(folder.rows()) == count
+
+
+def test_cutting_back_touches_only_what_grows(folder):
+    folder.metrics.write_text(2 * ROW)
+    kept = folder.config.read_bytes()
+    sizes = {"metrics.jsonl": len(ROW), "samples.txt": 9, "config.json": 0, "../../new": 0}
+    folder.cut_back(sizes)
+    assert folder.metrics.read_text() == ROW
+    assert folder.samples.read_text() == ""
+    assert folder.config.read_bytes() == kept
+    assert not (folder.path / "../../new").exists()
+
+
+def test_an_evaluation_without_the_measure_that_counts_is_not_the_best(folder):
+    folder.metrics.write_text(
+        '{"step": 1, "validation": {}}\n{"step": 2, "validation": {"loss": 2.5}}\n'
+    )
+    assert folder.kept_metrics() == {"loss": 2.5}
+
+
 def test_an_existing_folder_is_not_written_over(folder, tokenizer):
     with pytest.raises(ConfigError, match="exists already") as raised:
         folder.create(config("dogs.txt"), {}, tokenizer)

@@ -7,6 +7,7 @@ import torch
 
 from regard.data.batch import TextBatch
 from regard.tasks import Causal, Objective
+from regard.training.learner import Learner
 from regard.training.loop import train
 from regard.training.optim import optimizers, state_tensors
 from training.runs import text_batch, tiny
@@ -88,13 +89,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(kind, fault, first):
     ours = optimizers(kind, learner, 0.01)
     bad = text_batch(seed=9)
     batches = [bad] if first else [text_batch(seed=1), text_batch(seed=2), bad]
-    steps = train(
-        learner,
-        batches,
-        ours,
-        lambda step: 0.01,
-        loss=lambda batch: fault(learner, batch) if batch is bad else learner(batch),
-    )
+    wrapped = Learner(learner)
+    wrapped.loss = lambda batch: fault(learner, batch) if batch is bad else learner(batch)
+    steps = train(learner, batches, ours, lambda step: 0.01, learner=wrapped)
     good = list(islice(steps, len(batches) - 1))
     before, remembered = weights(learner), memory(learner, ours)
     (step,) = steps
@@ -114,13 +111,10 @@ def test_a_skipped_step_leaves_no_trace_in_the_steps_after_it(kind):
         [text_batch(seed=s) for s in (1, 2)],
     ):
         learner = objective()
-        steps = train(
-            learner,
-            batches,
-            optimizers(kind, learner, 0.01),
-            lambda step: 0.01,
-            loss=lambda batch, learner=learner: learner(batch) * (torch.nan if batch is bad else 1),
-        )
+        wrapped = Learner(learner)
+        wrapped.loss = lambda batch, loss=learner: loss(batch) * (torch.nan if batch is bad else 1)
+        ours = optimizers(kind, learner, 0.01)
+        steps = train(learner, batches, ours, lambda step: 0.01, learner=wrapped)
         assert sum(float(step.skipped) for step in steps) == len(batches) - 2
         ends.append(weights(learner))
     assert equal(*ends)

@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 
 from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
 from regard.nn.state import Source
-from regard.tasks import Causal, Seq2Seq
+from regard.tasks import Causal, Objective, Seq2Seq
+from regard.training import run
 from regard.training.checkpoint import of_step, read_tensors
 from regard.training.distributed import Ranks
 from regard.training.folder import Folder, new_folder
-from training.runs import text_batch, tiny
+from regard.training.learner import Sharded
+from training.runs import Crash, config, interrupt, text_batch, tiny
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 forked = pytest.mark.skipif(not hasattr(os, "fork"), reason="the ranks are forked")
@@ -106,6 +109,62 @@ def test_two_ranks_learn_what_one_does_though_killed_and_stopped_on_the_way(data
         log = (stopped / "logs" / f"rank-{rank}.txt").read_text()
         assert f"rank {rank} of 2" in log
         assert "saved step 3" in log
+
+
+@forked
+def test_what_happens_to_one_rank_ends_all_in_the_same_way(data, tmp_path):
+    text = data / "cats.txt"
+    alone, nans, parts, owed, full = (tmp_path / n for n in ("alone", "nans", "parts", "owed", "f"))
+    results, said = launch(
+        job(text, alone, 1),
+        job(text, nans, 2, event=[1, 3, "NaNs"]),
+        job(text, parts, 2, "full", event=[1, 3, "full"]),
+        job(text, full, 2, event=[0, 3, "full"]),
+        job(text, owed, 1, event=[0, 2, "judged"]),
+        job(text, owed, 2, "full"),
+    )
+    codes = [result["codes"] for result in results]
+    assert codes == [[0], [5, 5], [4, 4], [4, 4], [75], [0, 0]]
+    assert said.count("not finite in 3 steps in a row, up to step 5") == 2
+    step = parts / "checkpoints" / "step-3"
+    assert said.count(f"rank 1: cannot write {step}: File too large") == 2
+    assert said.count(f"cannot write {full / 'checkpoints' / 'step-3'}: File too large") == 2
+    assert not list(step.parent.iterdir())
+    assert "lost" not in said
+    same(owed, alone)
+
+
+@pytest.fixture
+def one_of_one():
+    """A world of one process, which needs no other to agree with."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Ranks()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_an_evaluation_of_parts_may_come_before_the_first_step(half, one_of_one):
+    batch, cpu = text_batch(), torch.device("cpu")
+    torch.manual_seed(1)
+    learner = Sharded(Objective(tiny(), Causal()), one_of_one, cpu, batch, half=half)
+    assert all(p.grad is None for p in learner.objective.parameters())
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        judged = learner.look(lambda model: Causal().loss(model, batch))
+        assert torch.equal(learner.loss(batch), judged)
+
+
+def test_in_bfloat16_positions_are_not_rounded(one_of_one):
+    batch, cpu = text_batch(), torch.device("cpu")
+    objective = Objective(tiny(position="rotary"), Causal())
+    learner = Sharded(objective, one_of_one, cpu, batch, half=True)
+    seen = []
+    (block,) = learner.blocks
+    block.attention.register_forward_pre_hook(
+        lambda module, words, options: seen.append(options["view"].turn.cos), with_kwargs=True
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        learner.loss(batch)
+    assert [cos.dtype for cos in seen] == [torch.float32]
 
 
 @forked
@@ -279,6 +338,20 @@ def test_a_seq2seq_share_that_is_empty_costs_nothing():
     assert int(Seq2Seq().count(share)) == 0
 
 
+@pytest.mark.parametrize(("size", "accumulate"), [(1, 3), (2, 4), (2, 3), (3, 3)])
+def test_every_row_of_a_step_is_dealt_to_one_rank(size, accumulate):
+    batches = [text_batch(5, seed=number) for number in range(2 * accumulate)]
+    taken = {}
+    for rank in range(size):
+        own, each = Ranks(rank, size).deal(batches.__getitem__, accumulate)
+        for step in range(2):
+            rows = torch.cat([own(step * each + place).targets for place in range(each)])
+            taken.setdefault(step, []).extend(rows.tolist())
+    for step, rows in taken.items():
+        part = batches[step * accumulate : (step + 1) * accumulate]
+        assert sorted(rows) == sorted(torch.cat([batch.targets for batch in part]).tolist())
+
+
 @pytest.mark.parametrize("wrote", [1, 2, 3, 4])
 @pytest.mark.parametrize("reads", [1, 2, 3, 8])
 def test_any_number_of_ranks_reads_what_any_other_wrote(wrote, reads, tmp_path):
@@ -319,3 +392,22 @@ def test_a_restarted_launch_finds_the_folder_that_it_began(tmp_path, monkeypatch
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert new_folder("a") == Path("runs/a-2")
     assert re.fullmatch(rf"none .+ {os.getppid()}", name())
+
+
+def test_a_restarted_launch_goes_back_to_a_step_once(data, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    list(run.begin(config(data / "cats.txt", keep=9), folder))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+
+    def begins():
+        events = run.resume(folder, step=6)
+        at = next(events).step
+        events.close()
+        return at
+
+    assert [begins(), begins()] == [6, 6]  # neither has gone back before it ended
+    interrupt(monkeypatch, 10)
+    with pytest.raises(Crash):
+        list(run.resume(folder, step=6))
+    assert begins() == 9

@@ -98,3 +98,22 @@ def test_compiling_is_no_part_of_the_time_of_a_step(data, monkeypatch):
     found = size._seconds(given, material, torch.device("cpu"), compiled=True)
     assert found == pytest.approx(0.001 * given.train.accumulate)
     assert len(compiled) == 1
+
+
+@pytest.mark.parametrize(("accumulate", "rows"), [(4, [6]), (3, [2, 2, 2])])
+def test_of_several_ranks_each_has_its_share_of_a_step(accumulate, rows, data, monkeypatch):
+    for name, value in {"RANK": 0, "WORLD_SIZE": 4, "MASTER_ADDR": "here"}.items():
+        monkeypatch.setenv(name, str(value))
+    given = config(data / "cats.txt", batch=24, accumulate=accumulate)
+    material = prepare(given)
+    given = replace(given, model=describe(material.model))
+    train, seen = size.train, []
+
+    def watched(objective, batches, *words, **options):
+        batches = list(batches)
+        seen.extend(len(batch.targets) for batch in batches)
+        return train(objective, batches, *words, **options)
+
+    monkeypatch.setattr(size, "train", watched)
+    size._seconds(given, material, torch.device("cpu"), compiled=False)
+    assert seen == rows * (1 + size.PROBE_STEPS)

@@ -14,7 +14,7 @@ from regard.config import (
     parse_overrides,
     to_table,
 )
-from regard.models.build import resolve
+from regard.models.build import fitted, resolve
 
 SIZES = ("dim", "layers", "heads", "context")  # told even when they are the default
 FACTS = ("family", "vocab_size", "source_vocab_size")  # not choices, or told elsewhere
@@ -39,7 +39,7 @@ def choices(config: RunConfig) -> list[list[str]]:
             **{f"model.{key}": value for key, value in changed.items()},
         },
     ]
-    if family != "ngram":
+    if not fitted(family):
         train = {"steps": config.train.steps} | _changed(
             to_table(config.train), to_table(TrainConfig())
         )

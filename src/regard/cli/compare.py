@@ -98,18 +98,25 @@ def _settings(history: "History") -> dict[str, Any]:
     config = history.config
     tables = {
         "model": resolved(resolve(config.model)),
-        "train": to_table(config.train),
+        "train": to_table(config.train) if _steps_count(history) else {},
         "data": to_table(config.data),
     }
     found = {f"{part}.{key}": each for part, table in tables.items() for key, each in table.items()}
     return {"task": config.task, **found, "device": config.device}
 
 
+def _steps_count(run: "History") -> bool:
+    """Whether a run learns step by step: one that counts does not, nor one from elsewhere."""
+    there = run.config.data.path is not None or run.config.data.source is not None
+    return there and bool(run.parameters)
+
+
 def _costs(found: "Sequence[History]") -> list[tuple[str, ...]]:
     def steps(run: "History") -> str:
         wanted = run.config.train.steps
-        done = run.step >= wanted or not run.parameters  # one that counts looks once
-        return f"{run.step:,}" if done else f"{run.step:,} of {wanted:,}"
+        if not _steps_count(run):
+            return "-"
+        return f"{run.step:,}" if run.step >= wanted else f"{run.step:,} of {wanted:,}"
 
     rows: dict[str, Callable[[History], str]] = {
         "parameters": lambda run: f"{run.parameters:,}",

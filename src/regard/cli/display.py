@@ -15,6 +15,7 @@ from rich.text import Text
 
 from regard.cli.choices import choices
 from regard.cli.talk import clock, harmless, lively, number, say, settings, width
+from regard.training import launch
 from regard.training.device import pick_device
 from regard.training.events import Begun, Ended, Evaluated, Event, Progressed
 
@@ -215,9 +216,10 @@ def heading(event: Begun) -> list[str]:
     """What was found and what was chosen, so that it can be chosen otherwise."""
     device = pick_device(event.config.device).type
     family = event.config.model["family"]
+    ranks = f", {launch.size()} ranks" if launch.size() > 1 else ""
     lines = [
         *event.description,
-        f"{'model':<{LABEL}}{family}, {event.parameters:,} parameters, on {device}",
+        f"{'model':<{LABEL}}{family}, {event.parameters:,} parameters, on {device}{ranks}",
         f"{'run':<{LABEL}}{event.folder}",
     ]
     if event.step:

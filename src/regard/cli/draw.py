@@ -20,6 +20,7 @@ NORMS = {"layer": "LayerNorm", "rms": "RMSNorm", "rms_plus_one": "RMSNorm, scale
 FFNS = {"relu": "ReLU", "relu2": "squared ReLU", "gelu": "GELU", "gelu_tanh": "GELU (tanh)"}
 FFNS |= {"silu": "SiLU", "reglu": "ReGLU", "swiglu": "SwiGLU", "geglu": "GeGLU"}
 FFNS |= {"geglu_tanh": "GeGLU (tanh)"}
+CELLS = {"elman": "Elman cell", "gated": "gated cell", "gru": "GRU", "lstm": "LSTM"}
 HEADS = {
     "masked": "words that were masked",
     "classify": "the class of the whole",
@@ -64,14 +65,45 @@ def _vision(config: Any) -> Lines:
     ]
 
 
-def _lstm(config: Any) -> Lines:
-    part = f"LSTM {config.dim:,} → {config.dim:,}, its state goes on in time"
+def _recurrent(config: Any) -> Lines:
+    kind, options = kind_of(config.cell)
+    told = {key: "off" if value is False else value for key, value in options.items()}
+    cell = f"{CELLS.get(kind, kind)}{_told(told)}"
+    part = f"{cell} {config.dim:,} → {config.dim:,}, its state goes on in time"
     inside = _through([part], WIDTH - 2, STREAM - 1)
     return [
         *_begin("ids"),
         *_through([f"embedding {config.vocab_size:,} × {config.dim:,}"], WIDTH),
         *_repeated(inside, config.layers, WIDTH),
         *_through([_head(config)], WIDTH),
+        *_end("logits of the next token"),
+    ]
+
+
+def _feedforward(config: Any) -> Lines:
+    seen, hidden = config.order - 1, config.hidden_dim
+    width = seen * config.dim
+    direct = f" and {width:,}" if config.direct else ""
+    parts = [
+        f"embedding {config.vocab_size:,} × {config.dim:,}",
+        f"the last {seen} side by side, {width:,} wide",
+        f"tanh layer {width:,} → {hidden:,}" + (", and past it" if config.direct else ""),
+        f"head: {hidden:,}{direct} → {config.vocab_size:,}, a matrix of its own",
+    ]
+    return [*_begin("ids"), *_through(parts, WIDTH), *_end("logits of the next token")]
+
+
+def _convolution(config: Any) -> Lines:
+    dilated = f"dilated 1 … {2 ** (config.layers - 1):,}"
+    part = f"gated convolution: of {config.width} vectors, {dilated}; also to the read-out"
+    inside = _leave(_stacked([part], WIDTH - 2 - STREAM - 4), WIDTH - 2)
+    read = f"sum of all branches, ReLU, {config.dim:,} → {config.dim:,}, ReLU"
+    head = f"head: {config.dim:,} → {config.vocab_size:,}, a matrix of its own"
+    return [
+        *_begin("ids"),
+        *_through([f"embedding {config.vocab_size:,} × {config.dim:,}"], WIDTH),
+        *_repeated(inside, config.layers, WIDTH),
+        *_through([read, head], WIDTH),
         *_end("logits of the next token"),
     ]
 
@@ -85,11 +117,23 @@ def _ngram(config: Any) -> Lines:
     ]
 
 
+def _hmm(config: Any) -> Lines:
+    states = f"which of {config.states:,} hidden states wrote each id, and which is next"
+    return [
+        *_begin("ids"),
+        *_through([states, "what that state writes"], WIDTH),
+        *_end("probabilities of the next token"),
+    ]
+
+
 DRAWINGS: dict[str, Callable[[Any], Lines]] = {
     "transformer": _transformer,
     "vision": _vision,
-    "lstm": _lstm,
+    "recurrent": _recurrent,
+    "feedforward": _feedforward,
+    "convolution": _convolution,
     "ngram": _ngram,
+    "hmm": _hmm,
 }
 
 

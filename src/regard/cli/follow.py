@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from regard.cli.display import display
 from regard.cli.talk import aligned, clock, number, print_json, say
 from regard.config import RunConfig, kind_of
+from regard.models.build import fitted
 from regard.tasks import TASKS
 from regard.training.events import Ended, Event
 from regard.training.folder import Folder
@@ -53,7 +54,7 @@ def next_commands(ended: Ended, config: RunConfig) -> list[tuple[str, str]]:
         commands.append((f"regard explain {run} 'some words'", "see what it looks at"))
     if task.learns == "pairs":
         commands.append((f"regard evaluate {run}", "BLEU, chrF, exact match"))
-    if config.model["family"] != "ngram":
+    if not fitted(config.model["family"]):
         commands.append((f"regard resume {run} train.steps={2 * ended.step}", "train on"))
     return commands
 

@@ -53,7 +53,7 @@ def generate(
         str | None,
         Option(
             metavar="RUN",
-            help="Let a smaller model guess ahead, or look-up: faster, and the same otherwise.",
+            help="Let a smaller model guess ahead, or look-up: fewer passes, drawn the same.",
         ),
     ] = None,
     amateur: Annotated[
@@ -84,6 +84,8 @@ def generate(
             "--beam and --search draw nothing; leave out --sampler, --order, --seed, --trace "
             "and --draft"
         )
+    if search is not None and until:
+        raise ConfigError("--until ends a text that is drawn; leave it out beside a search")
     text = stdin_text() if prompt == "-" else prompt
     with working(f"opening {run}"):
         from regard.api import load
@@ -128,6 +130,8 @@ def generate(
             print(f"{score:9.4f}  {dim(shown(text, out), out)}{shown(each, out)}")
     else:
         print(dim(shown(text, out), out), end="", flush=True)
-        for piece in pieces:
-            print(shown(piece, out), end="", flush=True)
-        print()
+        try:
+            for piece in pieces:
+                print(shown(piece, out), end="", flush=True)
+        finally:
+            print()  # an error begins on a line of its own

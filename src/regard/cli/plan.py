@@ -1,5 +1,6 @@
 """`regard plan`."""
 
+import math
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,12 +56,20 @@ def plan(
     \b
     regard plan llama-7b --gpus 8 --memory 80
     regard plan gpt2 model.context=2048 --card rtx4090 --tokens 10e9
-    regard plan llama-65b --gpus 2048 --card a100 --tokens 1.4e12 --json
+    regard plan llama-7b --gpus 1024 --card a100 --tokens 1e12 --json
     """
     with working("planning"):
         from regard.config import parse_overrides
         from regard.models.cost import cost
-        from regard.models.plan import CARDS, PER_MACHINE, TOKENS, Machine, fastest, ways
+        from regard.models.plan import (
+            CARDS,
+            PER_MACHINE,
+            TOKENS,
+            Machine,
+            fastest,
+            host_bytes,
+            ways,
+        )
 
         if card not in CARDS:
             raise ConfigError(unknown("card", card, CARDS))
@@ -73,8 +82,8 @@ def plan(
             link=own_link if link is None else link * 1e9,
             **({} if reached is None else {"reached": reached}),
         )
-        if tokens is not None and tokens <= 0:
-            raise ConfigError(f"--tokens {tokens:g} must be more than 0")
+        if tokens is not None and not 0 < tokens < math.inf:
+            raise ConfigError(f"--tokens {tokens:g} must be a number above 0")
         counted = cost(find(what, parse_overrides(words))[1])
         all_ways = ways(counted, machine, rows)
         best = fastest(all_ways)
@@ -91,6 +100,7 @@ def plan(
                 "tokens": to_learn,
                 "ways": [_table(way, machine, to_learn) for way in all_ways],
                 "best": best.name,
+                "host_bytes": host_bytes(counted, machine),
                 "generating": _generating(counted, machine),
             }
         )
@@ -114,10 +124,15 @@ def _memory(all_ways: "list[Way]") -> list[list[str]]:
         ("gradients", [way.gradient_bytes for way in all_ways]),
         ("AdamW's two moments", [way.optimizer_bytes for way in all_ways]),
         ("copies, or gathered", [way.copy_bytes for way in all_ways]),
+        ("borrowed to evaluate", [way.borrowed_bytes for way in all_ways]),
         ("a chunk of logits", [way.logits_bytes for way in all_ways]),
         ("activations of a row", [way.activation_bytes for way in all_ways]),
     ]
-    told = [[name, *(amount(each, "B") for each in sizes)] for name, sizes in rows]
+    told = [
+        [name, *(amount(each, "B") if each else "-" for each in sizes)]
+        for name, sizes in rows
+        if any(sizes)
+    ]
     fits = ["rows that fit", *(f"{way.rows:,}" if way.rows else "-" for way in all_ways)]
     return [["", *(way.name for way in all_ways)], *told, fits]
 
@@ -143,6 +158,8 @@ def _speed(all_ways: "list[Way]", machine: "Machine", tokens: float) -> list[lis
 
 
 def _advice(best: "Way", cost: "Cost", machine: "Machine", tokens: float) -> list[str]:
+    from regard.models.plan import host_bytes
+
     step = best.rows * (cost.context or 1) * machine.gpus
     time = lasting(tokens / best.tokens_per_second)
     rows = f"{best.rows:,} row{'s' if best.rows > 1 else ''}"
@@ -153,9 +170,11 @@ def _advice(best: "Way", cost: "Cost", machine: "Machine", tokens: float) -> lis
     if machine.gpus > 1:
         launch = "torchrun … -m regard train"
         words += " train.shard=full" if best.sharded else ""
+    host = amount(host_bytes(cost, machine), "B")
     return [
         f"{best.name}: {rows} at a time, {amount(step, '')} tokens a step, {time}",
         f"{launch} … {words}",
+        f"host memory: {host} a machine, for each rank begins with the whole model",
     ]
 
 
@@ -202,15 +221,19 @@ def _too_large(what: str, cost: "Cost", machine: "Machine", rows: int | None) ->
     memory, least = amount(machine.memory, "B"), ways(cost, machine)[-1]
     if rows is not None and least.rows:
         return f"--rows {rows} do not fit on {machine.gpus} × {memory}; at most {least.rows} do"
-    row = amount(least.activation_bytes + least.logits_bytes, "B")
-    message = (
-        f"{what} does not fit on {machine.gpus} × {memory}: at best each GPU holds "
-        f"{amount(least.held_bytes, 'B')},\n"
-        f"and {row} more for a row of {cost.context or 1:,} tokens\n"
-    )
+    message = f"{what} does not fit on {machine.gpus} × {memory}: at best each GPU holds "
+    way_out = "a smaller model"
+    if least.sharded and least.evaluating_bytes > machine.usable:
+        message += f"{amount(least.own_bytes, 'B')},\n"
+        message += f"and borrows {amount(least.borrowed_bytes, 'B')} more for an evaluation\n"
+    else:
+        way_out = "a smaller model.context"
+        row = amount(least.activation_bytes + least.logits_bytes, "B")
+        message += f"{amount(least.held_bytes, 'B')},\n"
+        message += f"and {row} more for a row of {cost.context or 1:,} tokens\n"
     needed = gpus_needed(cost, machine)
     if needed is None:
-        return f"{message}no number of GPUs helps; give more --memory or a smaller model.context"
+        return f"{message}no number of GPUs helps; give more --memory or {way_out}"
     return f"{message}it would with --gpus {needed}"
 
 

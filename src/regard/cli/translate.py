@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
-from regard.cli.options import Beam, Folder, Penalty, Searched
+from regard.cli.options import Folder, Searched
 from regard.cli.talk import say, shown, stdin_lines, working
 
 TOGETHER = 64  # lines translated at once when they come from a file
@@ -23,8 +23,14 @@ def translate(
             show_default=False,
         ),
     ] = "-",
-    beam: Beam = 5,
-    length_penalty: Penalty = 1.0,
+    beam: Annotated[
+        int | None,
+        Option(metavar="N", min=1, help="How many texts to follow at once; 5 if not said."),
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        Option(metavar="POWER", help="Divide log P by length to this power; 1 if not said."),
+    ] = None,
     search: Searched = None,
 ) -> None:
     """Write sentences, or lines of stdin, in the other language.

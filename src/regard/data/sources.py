@@ -63,6 +63,11 @@ def _open(path: Choice | None, source: str | None, target: str | None) -> Data:
         return make(path, BUILTINS, "built-in data set")
     place = _existing(path)
     if place.is_dir():
+        if all((place / name).exists() for name in ("config.json", "metrics.jsonl")):
+            raise DataError(
+                f"{place} is a run, not data; go on with it by regard resume {place},\n"
+                f"or begin from its weights: regard train DATA train.start={place}"
+            )
         if any(images.IDX.fullmatch(each.name) for each in place.iterdir()):
             return images.from_idx(place)
         if any(map(images.classes_in, (place, place / "train"))):

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.generate.decode import vocabulary
 from regard.models.base import Language, State
 from regard.nn.state import Source
 
@@ -43,7 +44,13 @@ class ContrastiveDecoding:
         return min(contexts, default=None)
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> "BothStates":
-        """The states of both."""
+        """The states of both, which must know the same ids."""
+        known, other = (vocabulary(each, source) for each in (self.expert, self.amateur))
+        if known != other:
+            raise ConfigError(
+                f"the amateur knows {other} ids and the expert {known}; "
+                "both must have the same vocabulary"
+            )
         return BothStates(
             self.expert.start(rows, capacity, source), self.amateur.start(rows, capacity, source)
         )
@@ -60,11 +67,6 @@ class ContrastiveDecoding:
         assert isinstance(state, BothStates)
         p, expert = self.expert.step(ids, state.expert, counts=counts, every=every)
         q, amateur = self.amateur.step(ids, state.amateur, counts=counts, every=every)
-        if p.shape != q.shape:
-            raise ConfigError(
-                f"the amateur knows {q.shape[-1]} ids and the expert {p.shape[-1]}; "
-                "both must have the same vocabulary"
-            )
         log_p, log_q = p.float().log_softmax(-1), q.float().log_softmax(-1).clamp_min(RAREST)
         logits = (1 + self.beta) * log_p - self.beta * log_q
         unlikely = log_p.exp() < self.alpha * log_p.exp().amax(-1, keepdim=True)

@@ -19,6 +19,8 @@ from regard.generate.dialects import arranged
 from regard.generate.samplers import SAMPLERS, Temperature, name_of
 from regard.generate.stage import Each, Stage, as_stage, kind, pack, rank, unrank
 
+NEVER = 2**62  # the length at which a row that is well has failed
+
 
 def draw(logits: Float[Tensor, "rows vocab"], generators: Generators) -> Int[Tensor, " rows"]:
     r"""Draw one token per row from softmax(logits), with one random number per row.
@@ -66,6 +68,16 @@ class Chain:
 
     stages: tuple[Sampler, ...] = ()
 
+    def __post_init__(self) -> None:
+        acting = [stage for stage in map(as_stage, self.stages) if not stage.neutral]
+        learners = [at for at, stage in enumerate(acting) if stage.learns]
+        of_rows = any(isinstance(stage, Each) for stage in acting)  # then each row's is checked
+        if learners and learners != [len(acting) - 1] and not of_rows:
+            raise ConfigError(
+                f"{said(acting[learners[0]])} learns from what is drawn, and so must be the last "
+                "sampler and the only one that does"
+            )
+
     @classmethod
     def together(cls, chains: Sequence["Chain"], device: torch.device | str = "cpu") -> "Chain":
         """One chain for a batch whose rows each have their own.
@@ -98,7 +110,7 @@ class Chain:
     ) -> Int[Tensor, " rows"]:
         """The next id of each row; a row with nothing to draw from is an error."""
         ids = self.pick(logits, context)
-        self.check(context, logits)
+        self.check(context, lambda row, length: logits[row : row + 1])
         return ids
 
     def pick(
@@ -113,13 +125,15 @@ class Chain:
         takes the place of the draw: it is given the logits that are left.
         """
         left, order, learners = widened(logits), None, []
-        for each in self.steps(logits, context):
+        seen = decide is not None or type(self) is not Chain  # what is left, by somebody else
+        idle = self.greedy and len(self.stages) == 1 and not seen  # the argmax does what it would
+        note_used(context)
+        for each in () if idle else self.steps(logits, context):
             left, order = each.after, each.order
             if each.stage.learns:
                 learners.append(each)
         left = left if order is None else unrank(left, order, logits.shape[1])
-        failed = context.remembered("failed", lambda: torch.zeros_like(left[:, 0]).bool())
-        failed |= ~left.amax(-1).isfinite()
+        note_failed(left, context)
         if decide is not None:
             ids = decide(left)
         else:
@@ -153,30 +167,51 @@ class Chain:
                 logits, order, holes = unrank(logits, order, vocab), None, False
             elif stage.needs_order and order is None:
                 logits, order = rank(logits, narrow)
-            elif stage.needs_order and order is not None and holes:
+            elif stage.by_rank and order is not None and holes:
                 (logits, order), holes = pack(logits, order), False
             call = stage.apply if order is None else stage.ranked
             before, logits = logits, call(logits, context)
             yield Passed(stage, before, logits, order, vocab)
             holes = holes or stage.leaves_holes
 
-    def check(self, context: Context, logits: Float[Tensor, "rows vocab"] | None = None) -> None:
-        """Complain if a row had nothing to draw from: of the model, or of the stage at fault."""
+    def must_fit(self, rows: int) -> None:
+        """Refuse a chain made for another number of rows."""
+        for stage in self.stages:
+            if isinstance(stage, Each) and stage.rows != rows:
+                raise ConfigError(f"{stage.rows} chains do not match {rows} prompts")
+
+    def check(
+        self, context: Context, logits: Callable[[int, int], Float[Tensor, "rows vocab"]]
+    ) -> None:
+        """Complain if a row had nothing to draw from: of the model, or of the stage at fault.
+
+        `logits` are those of a row when its text had so many ids. What a row draws behind its
+        stop is nobody's concern.
+        """
         failed = context.state.get("failed")
-        if failed is None or not failed.any():
+        if failed is None:
             return
-        row = int(failed.nonzero()[0])
-        failed.zero_()
-        reason = "either the model gives numbers that are not finite, or the samplers removed all"
-        if logits is not None:
-            best = float(logits[row].amax())
-            reason = f"the model's largest logit is {best}"
-            if math.isfinite(best):
-                for each in self.steps(logits, context):
-                    if not each.after[row].amax().isfinite():
-                        reason = f"nothing is left by {said(each.stage, row)}"
-                        break
-        raise RegardError(f"row {row} has nothing to draw from: {reason}")
+        for row, length in enumerate(failed.tolist()):
+            if length == NEVER or _ended(context, row, length):
+                continue
+            failed.fill_(NEVER)
+            reason = self._reason(logits(row, length), context, row, length)
+            raise RegardError(f"row {row} has nothing to draw from: {reason}")
+
+    def _reason(self, logits: Tensor, context: Context, row: int, length: int) -> str:
+        """Why nothing was left of a row, by doing what was done to it once more."""
+        best = float(logits.amax())
+        if not math.isfinite(best):
+            return f"the model's largest logit is {best}"
+        rows = torch.tensor([row], device=logits.device)
+        own, now = self.select(rows), context.select(rows)
+        used, since = now.state["used"], (now.lengths - length - 1).clamp_min(0)
+        now.generators.used = used - since * (now.generators.used - used)  # each takes as many
+        now.lengths = torch.full_like(now.lengths, length)
+        for each in Chain.steps(own, logits, now):
+            if not each.after.amax().isfinite():
+                return f"nothing is left by {said(each.stage)}"
+        return "the samplers removed all"
 
     def select(self, rows: Int[Tensor, " some"]) -> Self:
         """The chain of some rows of a batch."""
@@ -189,6 +224,26 @@ class Chain:
 
     def __str__(self) -> str:
         return " → ".join([*self.words(), "argmax" if self.greedy else "draw"])
+
+
+def note_used(context: Context) -> None:
+    """Note how many random numbers there were before a token, to come by the same again."""
+    used = context.generators.used
+    context.remembered("used", lambda: torch.zeros_like(used)).copy_(used)
+
+
+def note_failed(left: Float[Tensor, "rows vocab"], context: Context) -> None:
+    """Note the rows of which nothing is left, by the length of their text when it first was so."""
+    failed = context.remembered("failed", lambda: torch.full_like(context.lengths, NEVER))
+    best = left.amax(-1)
+    when = torch.where(best - best == 0, NEVER, context.lengths)  # NaN where it is not finite
+    torch.minimum(failed, when, out=failed)
+
+
+def _ended(context: Context, row: int, length: int) -> bool:
+    """Whether a row had drawn its stop before its text had so many ids."""
+    answer = context.history[row, int(context.prompts[row]) : length].tolist()
+    return not set(context.stop).isdisjoint(answer)
 
 
 def widened(logits: Tensor) -> Tensor:
@@ -215,13 +270,13 @@ def _joined(column: Sequence[Stage | None], device: torch.device | str) -> Stage
 def parse_chain(
     words: Iterable[str],
     order: str | None = None,
-    named: Callable[[str], list[int]] | None = None,
+    named: Callable[[str, str], list[int]] | None = None,
 ) -> Chain:
     """Make a chain from words like `top_p=0.9`, which act in the order they are written.
 
     The value goes to the sampler's first setting; a TOML table names several. With the name of
     an `order`, they act in that of another system, which may have defaults of its own. `named`
-    gives the ids of tokens that are named by their text, as in `ban=["the"]`.
+    gives the ids that a sampler's text stands for, as in `ban=["the"]`.
 
     >>> parse_chain(["temperature=0.7", "top_k=40"])
     Chain(stages=(Temperature(value=0.7), TopK(k=40, exact=False)))
@@ -234,7 +289,7 @@ def parse_chain(
     return Chain(samplers if order is None else arranged(samplers, order))
 
 
-def parse_sampler(word: str, named: Callable[[str], list[int]] | None = None) -> Sampler:
+def parse_sampler(word: str, named: Callable[[str, str], list[int]] | None = None) -> Sampler:
     """Make one sampler from a word like `top_p=0.9`."""
     if word == "greedy":
         return Temperature(0.0)
@@ -251,7 +306,7 @@ def parse_sampler(word: str, named: Callable[[str], list[int]] | None = None) ->
     def ids(token: Any) -> list[Any]:
         if named is None or not isinstance(token, str):
             return [token]
-        found = named(token)
+        found = named(name, token)
         if not found:
             raise ConfigError(f"{name}: no token of this model reads {token!r}")
         return found

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.errors import ConfigError
+
 _STEP = 0x9E3779B97F4A7C15 - 2**64  # as signed 64 bits
 _MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
@@ -39,6 +41,8 @@ class Generators:
             if isinstance(seed, int)
             else [(each, 0) for each in seed]
         )
+        if len(pairs) != rows:
+            raise ConfigError(f"{len(pairs)} seeds do not match {rows} rows; give one, or one each")
         keys = torch.tensor([row_key(*pair) for pair in pairs], dtype=torch.long, device=device)
         return cls(keys, torch.zeros_like(keys))
 

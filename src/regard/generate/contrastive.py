@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RegardError
 from regard.generate.search import Hypothesis, longest_answer
 from regard.models.base import Hidden, Language
 from regard.nn.state import Source
@@ -64,7 +64,7 @@ class ContrastiveSearch:
         texts: list[list[int]] = [[] for _ in prompts]
         scores = [0.0] * len(prompts)
         for number in range(1, limit + 1):
-            log_p, ids = self._likeliest(model.head(x.unsqueeze(1)).squeeze(1))
+            log_p, ids = self._likeliest(model.head(x.unsqueeze(1)).squeeze(1), left)
             rows = torch.arange(len(left), device=device)
             x, ahead = model.hidden(
                 ids.flatten().unsqueeze(1), state.select(rows.repeat_interleave(self.k))
@@ -89,12 +89,16 @@ class ContrastiveSearch:
             x, seen = x[on], seen[on]
         return [[Hypothesis(*each)] for each in zip(texts, scores, strict=True)]
 
-    def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _likeliest(self, logits: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """log P and ids of the candidates."""
         if self.k > logits.shape[1]:
             raise ConfigError(
                 f"k={self.k} of contrastive search is more than the vocabulary's {logits.shape[1]}"
             )
+        possible = logits.amax(-1).isfinite().tolist()  # neither NaN nor nothing at all
+        if not all(possible):
+            row = rows[possible.index(False)]
+            raise RegardError(f"row {row}: the model gives no text a probability above 0")
         best, ids = logits.float().log_softmax(-1).topk(self.k)
         return best, ids
 

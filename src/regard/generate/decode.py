@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -38,8 +37,9 @@ def generate(
 ) -> list[list[int]]:
     """Continue every prompt by up to `tokens` ids; only the new ids come back, without the stop.
 
-    Prompts may differ in length. What a row becomes does not depend on the other rows, up to
-    the last bits of its logits. The model is used in the mode it is in: `model.eval()` first.
+    Prompts may differ in length; an empty one is an error, since nothing says what begins a
+    text. What a row becomes does not depend on the other rows, up to the last bits of its
+    logits. The model is used in the mode it is in: `model.eval()` first.
 
     A row that has filled the model's context forgets the older half of it and goes on from the
     rest; with a `source` it ends there instead, since a translation is not an endless text.
@@ -124,8 +124,12 @@ def _decode(
     limit = model.context or max(map(len, prompts)) + tokens
     capacity = min(limit, max(map(len, prompts)) + tokens - 1)
     rows = [_Row(number, list(prompt[-limit:])) for number, prompt in enumerate(prompts)]
-    begin = partial(Context.begin, prompts, tokens, seed=seed, stop=tuple(sorted(stop)))
-    first = pen = _begin(model, chain, rows, capacity, source, begin)
+    chain.must_fit(len(prompts))
+
+    def begun(device: torch.device) -> Context:
+        return Context.begin(prompts, tokens, seed=seed, stop=sorted(stop), device=device)
+
+    first = pen = _begin(model, chain, rows, capacity, source, begun)
     used = max(len(row.window) for row in rows)  # of the capacity; short rows pad it out
     written, number = pen.last.unsqueeze(1), 0
     try:
@@ -147,7 +151,7 @@ def _decode(
             left = [place for place, row in enumerate(rows) if row.live]
             if not left:
                 return
-            if 2 * len(left) <= len(rows):  # fewer to carry on are worth a copy
+            if 2 * len(left) <= len(rows) or (full and len(left) < len(rows)):  # worth a copy
                 keep = torch.tensor(left, device=pen.last.device)
                 rows = [rows[place] for place in left]
                 chain, source = chain.select(keep), source and source.select(keep)
@@ -162,7 +166,7 @@ def _decode(
                     del row.window[: -max(1, limit // 2)]
             used = max(len(row.window) for row in rows)
             capacity = min(limit, used + tokens - number - 1)
-            pen = _begin(model, chain, rows, capacity, source, context=pen.context)
+            pen = _begin(model, chain, rows, capacity, source, _going_on(pen.context))
             written = pen.last.unsqueeze(1)
     finally:
         if isinstance(model, Engine) and isinstance(first, Recorded):
@@ -175,22 +179,23 @@ def _begin(
     rows: Sequence["_Row"],
     capacity: int,
     source: Source | None,
-    begin: Callable[..., Context] | None = None,
-    context: Context | None = None,
+    context_on: Callable[[torch.device], Context],
 ) -> Pen:
-    """Read the rows and draw the id that follows each; the pen writes the others.
-
-    The context goes on where there is one, and else begins.
-    """
+    """Read the rows and draw the id that follows each; the pen writes the others."""
     windows = [row.window for row in rows]
     if isinstance(model, Engine) and source is None and model.records(chain):
-        context = context or cast(Any, begin)(device=model.device)
+        context = context_on(model.device)
         return model.begin(chain, context, *padded(windows, model.device), capacity)
     logits, state = prefill(model, windows, capacity, source)
-    context = context or cast(Any, begin)(device=logits.device)
+    context = context_on(logits.device)
     drawn = chain(logits, context)
     context.append(drawn)
     return Plain(model, chain, context, state, drawn)
+
+
+def _going_on(context: Context) -> Callable[[torch.device], Context]:
+    """The same context, wherever it is."""
+    return lambda device: context
 
 
 @dataclass(slots=True)
@@ -226,6 +231,13 @@ def padded(
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
     return ids, torch.tensor([len(row) for row in rows], device=device)
+
+
+def vocabulary(model: Language, source: Source | None = None) -> int:
+    """How many ids a model knows: it is asked once to see."""
+    state = model.start(1, 1, source and source.select(torch.tensor([0])))
+    ids = torch.zeros(1, 1, dtype=torch.long, device=state.lengths.device)
+    return model.step(ids, state)[0].shape[-1]
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], tokens: int, source: Source | None) -> None:

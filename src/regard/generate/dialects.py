@@ -30,6 +30,7 @@ from regard.generate.samplers import (
     TopP,
     name_of,
 )
+from regard.generate.stage import as_stage
 
 MIROSTAT = ("mirostat_1", "mirostat_2")
 
@@ -140,13 +141,14 @@ def arranged(samplers: Iterable[Sampler], order: str) -> tuple[Sampler, ...]:
             raise ConfigError(f"{name} is given twice; in the order {order} it acts once")
     given += [each for each in dialect.defaults if name_of(each) not in names]
     given.sort(key=lambda sampler: dialect.order.index(str(name_of(sampler))))
-    return tuple(dialect.quirk([_windowed(sampler, dialect.window) for sampler in given]))
+    acting = [sampler for sampler in given if not as_stage(sampler).neutral]
+    return tuple(dialect.quirk([_windowed(sampler, dialect.window) for sampler in acting]))
 
 
 def _windowed(sampler: Any, window: int | None) -> Sampler:
     """A penalty that says nothing of its window looks back as far as the dialect does."""
     penalties = (Repetition, Presence, Frequency, DRY)
-    silent = isinstance(sampler, penalties) and sampler.window == type(sampler)().window
+    silent = isinstance(sampler, penalties) and sampler.window is None
     return replace(sampler, window=window) if silent and window is not None else sampler
 
 

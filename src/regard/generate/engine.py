@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.generate.chain import Chain
 from regard.generate.context import Context
+from regard.generate.stage import Each
 from regard.models.base import Language, Recordable, State
 from regard.nn.state import Source
 
@@ -51,7 +52,7 @@ class Plain:
             self.last = self.chain(scored[:, -1], self.context)
             self.context.append(self.last)
             written.append(self.last)
-        return torch.stack(written, 1)
+        return self.last.unsqueeze(1) if count == 1 else torch.stack(written, 1)
 
     def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "Plain":
         """Another pen, for some of the rows and their chain."""
@@ -86,7 +87,7 @@ class Recorded:
             else:
                 self._stroke()
                 self.stroke = _recorded(self._stroke, self.last.device)
-        self.chain.check(self.context)
+        self.chain.check(self.context, self._logits)
         recent = torch.arange(-count, 0, device=self.last.device)
         return self.context.history.gather(1, self.context.lengths.unsqueeze(1) + recent)
 
@@ -117,11 +118,17 @@ class Recorded:
         """Whether another text has as many rows, as much room and the same chain."""
         mine = self.context
         return (
-            chain is self.chain
+            (chain is self.chain or (not _of_rows(chain) and chain == self.chain))
             and capacity == cast(Recordable, self.state).capacity
             and context.history.shape == mine.history.shape
             and context.stop == mine.stop
         )
+
+    def _logits(self, row: int, length: int) -> Float[Tensor, "rows vocab"]:
+        """What the model said after so many ids of a row, asked again."""
+        ids = self.context.history[row : row + 1, :length][:, -(self.model.context or length) :]
+        scored, _ = self.model.step(ids, self.model.start(1, ids.shape[1]))
+        return scored[:, -1]
 
     def _stroke(self) -> None:
         scored, self.state = self.model.step(self.last.unsqueeze(1), self.state)
@@ -193,6 +200,11 @@ class Engine:
         last = chain(scored[:, -1], context)
         context.append(last)
         return Recorded(self.model, chain, context, state, last)
+
+
+def _of_rows(chain: Chain) -> bool:
+    """Whether its settings are tensors, which have no one answer to whether they are equal."""
+    return any(isinstance(stage, Each) for stage in chain.stages)
 
 
 def _recorded(work: Callable[[], None], device: torch.device) -> Callable[[], None]:

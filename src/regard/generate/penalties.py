@@ -10,17 +10,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.errors import ConfigError
+from regard.generate.constraints import members
 from regard.generate.context import Context
 from regard.generate.stage import STATIC, Stage, needed
 
 Scope = Literal["text", "answer"]  # count prompt and answer, or the answer only
+Window = int | None  # how many ids to look back at; 0: all; None, not said: all, or as a dialect
 LARGEST = torch.finfo(torch.float32).max / 4
 
 
 def recent(
-    context: Context, window: int, scope: Scope = "text"
+    context: Context, window: Window, scope: Scope = "text"
 ) -> tuple[Int[Tensor, "rows time"], Bool[Tensor, "rows time"]]:
-    """The last `window` ids of each row (0: all), newest last, and which of them are text."""
+    """The last `window` ids of each row, newest last, and which of them are text."""
     room = context.history.shape[1]
     width = min(window, room) if window else room
     back = torch.arange(-width, 0, device=context.history.device)
@@ -30,7 +32,7 @@ def recent(
 
 
 def counts(
-    context: Context, vocab: int, window: int, scope: Scope, dtype: torch.dtype
+    context: Context, vocab: int, window: Window, scope: Scope, dtype: torch.dtype
 ) -> Float[Tensor, "rows vocab"]:
     """How often each token was said."""
     ids, real = recent(context, window, scope)
@@ -38,9 +40,9 @@ def counts(
     return zeros.scatter_add_(1, ids, real.to(dtype))
 
 
-def check_window(name: str, window: int) -> None:
+def check_window(name: str, window: Window) -> None:
     """Refuse to look back by less than nothing."""
-    if window < 0:
+    if window is not None and window < 0:
         raise ConfigError(f"{name}: window={window} must be 1 or more ids to look back, or 0: all")
 
 
@@ -55,7 +57,7 @@ class Repetition(Stage):
     """
 
     penalty: float = 1.0
-    window: int = field(default=0, kw_only=True, metadata=STATIC)  # how far back; 0: all
+    window: Window = field(default=None, kw_only=True, metadata=STATIC)
     scope: Scope = field(default="text", kw_only=True, metadata=STATIC)
 
     off: ClassVar = {"penalty": 1.0}
@@ -84,7 +86,7 @@ class Presence(Stage):
     """
 
     penalty: float = 0.0
-    window: int = field(default=0, kw_only=True, metadata=STATIC)
+    window: Window = field(default=None, kw_only=True, metadata=STATIC)
     scope: Scope = field(default="text", kw_only=True, metadata=STATIC)
 
     off: ClassVar = {"penalty": 0.0}
@@ -112,7 +114,7 @@ class Frequency(Stage):
     """
 
     penalty: float = 0.0
-    window: int = field(default=0, kw_only=True, metadata=STATIC)
+    window: Window = field(default=None, kw_only=True, metadata=STATIC)
     scope: Scope = field(default="text", kw_only=True, metadata=STATIC)
 
     off: ClassVar = {"penalty": 0.0}
@@ -179,9 +181,9 @@ class DRY(Stage):
     multiplier: float = 0.0
     base: float = 1.75
     allowed: int = 2  # ids that may be repeated free of charge
-    window: int = field(
-        default=1024, kw_only=True, metadata=STATIC
-    )  # how far back; the cost grows with its square
+    window: Window = field(
+        default=None, kw_only=True, metadata=STATIC
+    )  # how far back, 1,024 where nothing is said; the cost grows with its square
     breakers: tuple[int, ...] = field(
         default=(), kw_only=True, metadata=STATIC
     )  # ids that no passage reaches across
@@ -196,20 +198,21 @@ class DRY(Stage):
             raise ConfigError(f"dry: base={self.base} must be at least 1")
         if self.allowed < 1:
             raise ConfigError(f"dry: allowed={self.allowed} must be at least 1 id")
-        if self.window < 1:
+        if self.window is not None and self.window < 1:
             raise ConfigError(f"dry: window={self.window} must be at least 1 id to look back")
 
     def apply(self, logits: Tensor, context: Context | None) -> Tensor:
         """Penalise what would go on with a repetition."""
-        ids, real = recent(needed(context, "dry"), self.window)
+        ids, real = recent(needed(context, "dry"), self.window or 1024)
         newest_first = ids.masked_fill(~real, -1).flip(-1)  # (rows, last)
         span = ids.shape[1]
         earlier = pad(newest_first, (0, span), value=-1).unfold(1, span, 1)[:, 1:span]
         same = earlier == newest_first.unsqueeze(1)  # (rows, lag, last)
         length = (~same).to(torch.uint8).argmax(-1)  # ids that match before the first that do not
         breaks = torch.zeros_like(real)
-        for token in self.breakers:
-            breaks = breaks | (newest_first == token)
+        if self.breakers:
+            breakers = members("dry: breakers", self.breakers, logits, context)
+            breaks = breakers[newest_first.clamp_min(0)] & (newest_first >= 0)
         since = torch.where(breaks.any(-1), breaks.to(torch.uint8).argmax(-1), span)
         length = length.minimum(since.unsqueeze(1))
         following = newest_first[:, : span - 1]  # the token that came after the earlier passage

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.generate.chain import Chain, Passed
+from regard.generate.chain import Chain, Passed, note_failed, note_used
 from regard.generate.context import Context, Generators
 
 
@@ -42,6 +42,10 @@ class ChainProcessor:
                     before, after = each.by_id(each.before), each.by_id(each.after)
                     each.stage.learn(before, after, input_ids[:, -1], context)
             context.history, context.lengths = input_ids, context.lengths + 1
+        note_used(context)
         self.context, self.passed = context, list(self.chain.steps(scores, context))
         last: Any = self.passed[-1] if self.passed else None
-        return scores if last is None else last.by_id(last.after).to(scores.dtype)
+        left = scores if last is None else last.by_id(last.after).to(scores.dtype)
+        note_failed(left, context)
+        self.chain.check(context, lambda row, length: scores[row : row + 1])
+        return left

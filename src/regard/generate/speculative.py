@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import one_hot
 from regard.errors import ConfigError
 from regard.generate.chain import Chain, draw
 from regard.generate.context import Context, Generators
-from regard.generate.decode import check_prompts
+from regard.generate.decode import check_prompts, vocabulary
 from regard.models.base import Language, State
 from regard.nn.state import Source
 
@@ -85,10 +86,12 @@ def _rounds(
         raise ConfigError(f"ahead={ahead} must be at least 1 token to guess")
     if not prompts:
         return
+    chain.must_fit(len(prompts))
     reader = _Reader(model, prompts, max(map(len, prompts)) + tokens + ahead, source)
     device = reader.state.lengths.device
     context = Context.begin(prompts, tokens + ahead, seed=seed, stop=sorted(stop), device=device)
     guesser: Draft = draft if isinstance(draft, LookUp) else _Smaller(draft, source)
+    known = None if isinstance(draft, LookUp) else vocabulary(draft, source)
     left = dict.fromkeys(range(len(prompts)), tokens)  # how many ids each may still have
     guesses = Guesses.none(context)  # until the model has shown its vocabulary
     while True:
@@ -107,14 +110,14 @@ def _rounds(
             left = dict(item for at, item in enumerate(left.items()) if at in going)
             rows = torch.tensor(going, device=device)
             context, chain, guesser = context.select(rows), chain.select(rows), guesser.select(rows)
+        if known not in (None, logits.shape[-1]):
+            raise ConfigError(
+                f"the draft knows {known} ids and the model {logits.shape[-1]}; "
+                "both must have the same vocabulary"
+            )
         most = min(ahead, reader.room)
         guesses = guesser.guess(context, chain, most) if most else Guesses.none(context)
         guesses = guesses.upto([more - 1 for more in left.values()])
-        if guesses.logits is not None and guesses.logits.shape[-1] != logits.shape[-1]:
-            raise ConfigError(
-                f"the draft knows {guesses.logits.shape[-1]} ids and the model "
-                f"{logits.shape[-1]}; both must have the same vocabulary"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +223,9 @@ class _Smaller:
         every = torch.arange(len(logits), device=logits.device)
         own, state = context.select(every), state.select(every)
         own.generators = replace(own.generators, keys=own.generators.keys ^ _OTHER)
+        chain = Chain(chain.stages)  # a trace is one of the text, not of guesses
         ids: list[Tensor] = []
+        asked: list[Tensor] = []
         left: list[Tensor] = []
 
         def decide(logits: Tensor) -> Tensor:
@@ -231,9 +236,11 @@ class _Smaller:
             if number:
                 scored, state = self.model.step(ids[-1].unsqueeze(1), state)
                 logits = scored[:, -1]
+            asked.append(logits)
             ids.append(chain.pick(logits, own, decide))
             own.append(ids[-1])
-        chain.check(own)
+        begun = context.lengths.tolist()
+        chain.check(own, lambda row, length: asked[length - begun[row]][row : row + 1])
         counts = torch.full_like(context.lengths, most)
         return Guesses(torch.stack(ids, 1), counts, torch.stack(left, 1))
 
@@ -337,7 +344,7 @@ def _judge(
         own, some, scored = chain.select(rows), context.select(rows), logits[rows, number]
         guess, q = guesses.at(rows, number, logits.shape[-1])
         ids = own.pick(scored, some, _verdict(guess, q, some.generators))
-        own.check(some, scored)
+        own.check(some, partial(_row_of, scored))
         some.append(ids)
         context.put(rows, some)
         kept = []
@@ -348,6 +355,11 @@ def _judge(
             break
         rows = rows[torch.tensor(kept, device=rows.device)]
     return settled
+
+
+def _row_of(logits: Tensor, row: int, length: int) -> Tensor:
+    """What `Chain.check` asks for."""
+    return logits[row : row + 1]
 
 
 def _verdict(

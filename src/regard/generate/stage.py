@@ -37,6 +37,11 @@ class Stage:
     learns: ClassVar[bool] = False  # it wants to know what was drawn
 
     @property
+    def by_rank(self) -> bool:
+        """Whether it has a formula of its own for ranked tokens, which counts places."""
+        return type(self).ranked is not Stage.ranked
+
+    @property
     def neutral(self) -> bool:
         """Whether it changes nothing, and so is skipped."""
         settings = self.off.items()
@@ -174,6 +179,13 @@ class Each(Stage):
         return cls(_with(some, settings), None if None not in stages else acts)
 
     @property
+    def rows(self) -> int:
+        """How many rows it has settings for."""
+        if self.where is not None:
+            return len(self.where)
+        return len(getattr(self.stage, _numbers(self.stage)[0].name))
+
+    @property
     def by_id(self) -> bool:  # type: ignore[override]
         """As of its stage."""
         return self.stage.by_id
@@ -194,9 +206,14 @@ class Each(Stage):
         return self.stage.learns
 
     @property
+    def by_rank(self) -> bool:
+        """As of its stage."""
+        return self.stage.by_rank
+
+    @property
     def needs_order(self) -> bool:  # type: ignore[override]
-        """Whether its stage has a formula for ranked tokens."""
-        return type(self.stage).ranked is not Stage.ranked
+        """Whether its stage has a formula for ranked tokens: only that takes a tensor."""
+        return self.by_rank
 
     @property
     def leaves_holes(self) -> bool:  # type: ignore[override]

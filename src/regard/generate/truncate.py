@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.generate.constraints import members
 from regard.generate.context import Context
 from regard.generate.stage import STATIC, Ranking, Stage, by_row, cut, entropy, needed
 
@@ -359,6 +360,7 @@ class XTC(Stage):
         top = p >= self.threshold
         least = p.masked_fill(~top, torch.inf).argmin(-1, keepdim=True)
         removed = top.scatter(-1, least, False)
-        for token in self.protect:
-            act = act & ~removed[:, token : token + 1]
+        if self.protect:
+            protected = members("xtc: protect", self.protect, logits, context)
+            act = act & ~(removed & protected).any(-1, keepdim=True)
         return logits.masked_fill(removed & act, -torch.inf)

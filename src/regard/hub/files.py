@@ -226,13 +226,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return table
 
 
+def is_beside(name: Any) -> bool:
+    """Whether an index may name this: a safetensors file in its own folder."""
+    beside = isinstance(name, str) and Path(name).name == name and "\\" not in name
+    return beside and name.endswith(".safetensors")
+
+
 def _shards(folder: Path, index: Path) -> dict[str, Entry]:
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map")
     for shard in places.values():
-        beside = isinstance(shard, str) and Path(shard).name == shard and "\\" not in shard
-        if not beside or not shard.endswith(".safetensors"):
+        if not is_beside(shard):
             raise CheckpointError(f"{index} names {quoted(shard)}, which is no file beside it")
     entries: dict[str, Entry] = {}
     for shard in dict.fromkeys(places.values()):

@@ -10,16 +10,23 @@ from torch.overrides import TorchFunctionMode
 
 from regard.config import build, merge, to_table
 from regard.errors import CheckpointError, ConfigError, unknown
+from regard.models.convolution import ConvolutionConfig, ConvolutionLanguage
+from regard.models.feedforward import Feedforward, FeedforwardConfig
+from regard.models.hmm import HMM, HMMConfig
 from regard.models.ngram import NGram, NGramConfig
 from regard.models.presets import PRESETS, ModelConfig
-from regard.models.recurrent import LSTMConfig, LSTMLanguage
+from regard.models.recurrent import RecurrentConfig, RecurrentLanguage
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vision import Vision, VisionConfig
 
 FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "transformer": (TransformerConfig, Transformer),
-    "lstm": (LSTMConfig, LSTMLanguage),
+    "recurrent": (RecurrentConfig, RecurrentLanguage),
+    "lstm": (RecurrentConfig, RecurrentLanguage),  # as runs say from before there were other cells
+    "feedforward": (FeedforwardConfig, Feedforward),
+    "convolution": (ConvolutionConfig, ConvolutionLanguage),
     "ngram": (NGramConfig, NGram),
+    "hmm": (HMMConfig, HMM),
     "vision": (VisionConfig, Vision),
 }
 # Beyond these a model is a slip of the finger, and only to count its weights would take forever.
@@ -69,6 +76,11 @@ def resolve(table: Mapping[str, Any], **facts: Any) -> ModelConfig:
 def family_of(config: ModelConfig) -> str:
     """The name of the family a configuration belongs to."""
     return next(name for name, (cls, _) in FAMILIES.items() if isinstance(config, cls))
+
+
+def fitted(family: str) -> bool:
+    """Whether models of this family are fitted to a text as a whole, not trained step by step."""
+    return hasattr(FAMILIES[family][1], "fit")
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:

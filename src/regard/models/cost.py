@@ -14,7 +14,7 @@ from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
 from regard.nn.head import Head, TagHead
 from regard.nn.norm import RMSNorm
 from regard.nn.position import T5, ALiBi, Rotary
-from regard.nn.recurrent import LSTM
+from regard.nn.recurrent import Cell, Snapshots
 from regard.nn.score import Score, Shaw, TransformerXL
 from regard.nn.stack import Stack
 from regard.nn.tap import Tap
@@ -139,7 +139,9 @@ def _size(part: nn.Module) -> int:
 
 def _matrices(model: nn.Module) -> int:
     """How many numbers multiply: those of all products, the output matrix included, tables not."""
-    products = (part for part in model.modules() if isinstance(part, nn.Linear | nn.Conv2d))
+    products = (
+        part for part in model.modules() if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d)
+    )
     counted = {id(part.weight): part.weight.numel() for part in products}
     head = getattr(model, "head", None)
     if isinstance(head, Head):
@@ -166,7 +168,7 @@ def _part(name: str) -> str:
 def _flops(model: nn.Module, time: int) -> int:
     """Of a forward pass over a row of `time` tokens, by the token."""
     total = _reading(getattr(model, "head", None), time)
-    total += time * _products(getattr(model, "layers", None))  # of an LSTM
+    total += time * _products(_inner(model))
     for stack in _stacks(model):
         total += time * (_products(model.embed) + _products(stack.project))
         for block, window in zip(stack.layers, stack.windows, strict=True):
@@ -180,11 +182,11 @@ def _flops(model: nn.Module, time: int) -> int:
 
 def _generation_flops(model: nn.Module, time: int) -> int:
     """Of one more token after `time - 1` others; 0 for a model that does not generate."""
-    decoder, layers = _decoder(model), getattr(model, "layers", None)
+    decoder, inner = _decoder(model), _inner(model)
     head = getattr(model, "head", None)
-    if not isinstance(head, Head) or (decoder is None and layers is None):
+    if not isinstance(head, Head) or (decoder is None and inner is None):
         return 0
-    total = _reading(head, 1) + _products(layers)
+    total = _reading(head, 1) + _products(inner)
     if decoder is None:
         return round(total)
     total += _products(model.embed) + _products(decoder.project)
@@ -205,7 +207,7 @@ def _products(part: Any) -> int:
     return 2 * sum(
         m.weight.numel()
         for m in part.modules()
-        if isinstance(m, nn.Linear | nn.Conv2d) and id(m) not in scores
+        if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d) and id(m) not in scores
     )
 
 
@@ -248,8 +250,7 @@ class _State:
     def of(cls, model: nn.Module, time: int) -> "_State":
         decoder = _decoder(model)
         if decoder is None:
-            lstms = [part for part in model.modules() if isinstance(part, LSTM)]
-            fixed = sum(2 * part.dim for part in lstms)
+            fixed = 0 if _inner(model) is None else _floats(cast(Any, model).start(1, time))
             return cls(whole=fixed, in_sight=fixed)
         each = [sum(_widths(block.attention)[1:]) for block in decoder.layers]
         crossing = [sum(_widths(b.cross)[1:]) for b in decoder.layers if b.cross is not None]
@@ -260,6 +261,12 @@ class _State:
             in_sight=sum(n * seen for n, seen in zip(each, sights, strict=True))
             + time * sum(crossing),
         )
+
+
+def _floats(state: Any) -> int:
+    """Numbers that a state of fixed size keeps; ids are not counted."""
+    layers = state.layers if isinstance(state, Snapshots) else []
+    return sum(part.numel() for layer in layers for part in layer if part.is_floating_point())
 
 
 # What the backward pass needs
@@ -289,8 +296,9 @@ def _activations(
             for block, window in zip(blocks, stack.windows, strict=True)
         ]
     for part in model.modules():
-        if isinstance(part, LSTM):  # what came in, four gates, cell and what it shows
-            ends += size * time * (part.input.in_features + 6 * part.dim)
+        if isinstance(part, Cell):  # what came in, the gates, and the state
+            gates = part.input.out_features + part.kept * part.dim
+            ends += size * time * (part.input.in_features + gates)
     return ends + sum(layers), ends + inputs + max(layers, default=0)
 
 
@@ -389,6 +397,12 @@ def _widths(attention: Attention) -> tuple[int, int, int]:
 
 def _stacks(model: nn.Module) -> list[Stack]:
     return [part for part in model.children() if isinstance(part, Stack)]
+
+
+def _inner(model: nn.Module) -> nn.Module | None:
+    """What lies below the head of a model that has no stack of blocks."""
+    parts = [part for name, part in model.named_children() if name != "head"]
+    return None if _stacks(model) else nn.ModuleList(parts)
 
 
 def _decoder(model: nn.Module) -> Stack | None:

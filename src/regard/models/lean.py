@@ -12,13 +12,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.models.base import Language, State
+from regard.models.level import Level, LevelState
 from regard.models.transformer import Transformer
 from regard.nn.attention import View
 from regard.nn.ffn import GatedFeedForward
 from regard.nn.head import Head
 from regard.nn.loss import soft_cap
 from regard.nn.mask import Mask
-from regard.nn.norm import LayerNorm, RMSNorm
+from regard.nn.norm import RMSNorm
 from regard.nn.packed import Matrix, PackedBlock
 from regard.nn.position import Position
 from regard.nn.stack import Stack
@@ -70,16 +71,25 @@ class Lean:
         self.layers = [packed[block] for block in self.stack.layers]
         head = Matrix(model.head.matrix.detach(), model.head.bias)
         self.head = head.int8() if int8 else head.turned()
-        norms = [part for part in self.stack.modules() if isinstance(part, LayerNorm | RMSNorm)]
-        self.norms: dict[nn.Module | None, Callable[[Tensor], Tensor]] = {
-            None: lambda x: x,
-            **{norm: _norm(norm) for norm in norms},
-        }
+        self.embed, self.prepare, self.cap = model.embed, model.head.prepare, model.head.cap
+        self.norm = _norm(self.stack.norm)
+        self.norms = [  # in front of each layer's two parts; None: the second takes the first's
+            (_norm(block.attention_norm), block.ffn_norm and _norm(block.ffn_norm))
+            for block in self.stack.layers
+        ]
+        self.parallel = self.stack.layers[0].order.parallel
+        self.windows = set(self.stack.windows)
+        self.level = self._level()
         self.turns = self._turns(torch.arange(self.context, device=head.weight.device))
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> TransformerState:
         """As the model's."""
-        return self.model.start(rows, capacity, source)
+        state = self.model.start(rows, capacity, source)
+        if not self.level or torch.is_grad_enabled():
+            return state
+        keys = state.layers[0].keys
+        whole = keys.new_zeros(len(state.layers), rows, 2, *keys.shape[1:])
+        return LevelState.of(whole, self.layers[0])
 
     def step(
         self,
@@ -95,10 +105,10 @@ class Lean:
         if not single or state.capacity > self.context:
             return self.model.step(ids, state, counts=counts, every=every)
         x = self._write(self._embedded(ids, state.lengths), state)
-        return soft_cap(x, self.model.head.cap).unsqueeze(1), state.advanced(None, 1)
+        return soft_cap(x, self.cap).unsqueeze(1), state.advanced(None, 1)
 
     def _embedded(self, ids: Tensor, at: Tensor) -> Tensor:
-        x, stack = self.model.embed(ids), self.stack
+        x, stack = self.embed(ids), self.stack
         if (placed := stack.position.embed(at.unsqueeze(1))) is not None:
             x = x + placed.to(x.dtype)
         x = x if stack.embed_norm is None else stack.embed_norm(x)
@@ -106,16 +116,28 @@ class Lean:
 
     def _write(self, x: Float[Tensor, "rows dim"], state: TransformerState) -> Tensor:
         """From the embedded ids to the logits, before their cap."""
-        now = {window: self._now(state, window) for window in set(self.stack.windows)}
-        norms = self.norms
-        for packed, kept, window in zip(self.layers, state.layers, self.stack.windows, strict=True):
-            block = packed.block
-            normed = norms[block.attention_norm](x)
-            y = packed.out.onto(x, now[window].look(normed, packed, kept))
-            if block.ffn_norm is not None:
-                normed = norms[block.ffn_norm](x if block.order.parallel else y)
-            x = packed.narrow.onto(y, _widened(packed, normed))
-        return self.head(self.model.head.prepare(norms[self.stack.norm](x)))
+        now = {window: self._now(state, window) for window in self.windows}
+        parts = zip(self.layers, self.norms, self.stack.windows, strict=True)
+        for layer, (packed, (norm, ffn_norm), window) in enumerate(parts):
+            normed = norm(x)
+            y = packed.out.onto(x, now[window].look(normed, packed, layer))
+            if ffn_norm is not None:
+                normed = ffn_norm(x if self.parallel else y)
+            x = packed.narrow.onto(y, now[window].widen(normed, packed))
+        return self.head(self.prepare(self.norm(x)))
+
+    def _level(self) -> bool:
+        """Whether `Level` will do for rows that stand at one place: on a CPU, in float32, with
+        nothing added to scores, in layers of one shape whose values are as wide as their keys."""
+        like, first = self.model.embed.token.weight, self.layers[0].attention
+        return (
+            not like.is_cuda
+            and like.dtype == torch.float32
+            and type(self.stack.position).bias is Position.bias
+            and first.value.out_features == first.key.out_features
+            and len({(each.look_up.weight.shape, each.wide.weight.shape) for each in self.layers})
+            == 1
+        )
 
     def _turns(self, at: Int[Tensor, " places"]) -> tuple[Tensor, ...]:
         """What turns queries and keys at each place: complex numbers where neighbours are turned
@@ -129,17 +151,22 @@ class Lean:
             return (torch.complex(F.pad(cos, (0, rest), value=1.0), F.pad(sin, (0, rest))),)
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
-    def _now(self, state: TransformerState, window: int | None) -> "_Now":
-        seen, at = state.room_for(1), state.lengths.unsqueeze(1)
+    def _now(self, state: TransformerState, window: int | None) -> "_Now | Level":
+        seen = state.room_for(1)
         place = seen - 1 if state.level else state.lengths
         turn = tuple(table[place].unsqueeze(-2) for table in self.turns)
-        if state.level and (window is None or seen <= window):
+        past_only = state.level and (window is None or seen <= window)
+        if past_only and isinstance(state, LevelState):
+            return Level(state, turn)
+        at = state.lengths.unsqueeze(1)
+        if past_only:
             mask = Mask.none()  # there is nothing but the past
         else:
             mask = Mask.causal() if window is None else Mask.causal() & Mask.window(window)
         key_at = torch.arange(seen, device=at.device).unsqueeze(0)
         view = View.of(mask, at, key_at, _Bias(self.stack.position))
-        return _Now(at, seen, state.level, turn, view.allowed if view.bias is None else view.bias)
+        seeing = view.allowed if view.bias is None else view.bias
+        return _Now(state.layers, at, seen, state.level, turn, seeing)
 
 
 class _Bias(Position):
@@ -154,15 +181,16 @@ class _Bias(Position):
 class _Now:
     """Where each row stands in this step, and what it may see in some layers."""
 
+    layers: list[KeyValues]
     at: Int[Tensor, "rows 1"]
     seen: int
     level: bool
     turn: tuple[Tensor, ...]
     mask: Tensor | None
 
-    def look(self, x: Tensor, packed: PackedBlock, kept: KeyValues) -> Tensor:
+    def look(self, x: Tensor, packed: PackedBlock, layer: int) -> Tensor:
         """Attention of one token per row; the queries that share a head of keys look at once."""
-        attention, rows = packed.attention, len(x)
+        attention, rows, kept = packed.attention, len(x), self.layers[layer]
         heads, kv_heads, width = attention.heads, attention.kv_heads, kept.keys.shape[3]
         qkv = packed.look_up(x)
         qk = qkv.narrow(1, 0, (heads + kv_heads) * width).view(rows, -1, width)
@@ -190,25 +218,28 @@ class _Now:
         )
         return y.reshape(rows, -1)
 
+    def widen(self, x: Tensor, packed: PackedBlock) -> Tensor:
+        """The inner vector of the feed-forward part."""
+        ffn, wide = packed.ffn, packed.wide(x)
+        if not isinstance(ffn, GatedFeedForward):
+            return ffn.activation(wide)
+        gate, up = wide.chunk(2, -1)
+        return ffn.activation(gate).mul_(up)
 
-def _widened(packed: PackedBlock, x: Tensor) -> Tensor:
-    ffn, wide = packed.ffn, packed.wide(x)
-    if not isinstance(ffn, GatedFeedForward):
-        return ffn.activation(wide)
-    gate, up = wide.chunk(2, -1)
-    return ffn.activation(gate).mul_(up)
 
-
-def _norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
+def _norm(norm: nn.Module | None) -> Callable[[Tensor], Tensor]:
     """The norm as a plain function; torch's RMSNorm is slow on a CPU, where this is used.
 
-    x / sqrt(sum(eps + x^2) / d) * g
+    x / sqrt(|x|^2 + d eps) * sqrt(d) g
     """
+    if norm is None:
+        return lambda x: x
     if not isinstance(norm, RMSNorm) or norm.weight.is_cuda or norm.weight.itemsize < 4:
         return norm
-    gain = norm.scale.detach() * math.sqrt(len(norm.weight))
-    eps = torch.full_like(gain, norm.eps)
-    return lambda x: x * torch.addcmul(eps, x, x).sum(-1, keepdim=True).rsqrt_() * gain
+    dim, length = len(norm.weight), torch.linalg.vector_norm
+    gain = norm.scale.detach() * math.sqrt(dim)
+    least = gain.new_tensor(math.sqrt(dim * norm.eps))
+    return lambda x: (x / length(x, dim=-1, keepdim=True).hypot_(least)).mul_(gain)
 
 
 def _turned(x: Float[Tensor, "rows heads head_dim"], turn: tuple[Tensor, ...]) -> Tensor:

@@ -48,11 +48,14 @@ class Machine:
     link_reached: float = 0.7  # share of the link
 
     def __post_init__(self) -> None:
-        for name, value in (("gpus", self.gpus), ("memory", self.memory), ("peak", self.peak)):
-            if value <= 0:
-                raise ConfigError(f"{name}={value:g} must be more than 0")
-        if self.link <= 0:
-            raise ConfigError(f"link={self.link:g} must be more than 0")
+        for name, value in (
+            ("gpus", self.gpus),
+            ("memory", self.memory),
+            ("peak", self.peak),
+            ("link", self.link),
+        ):
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{name}={value:g} must be a number above 0")
         for name in ("reached", "link_reached"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name):g} is a share, from 0 to 1")
@@ -74,17 +77,30 @@ class Way:
     copy_bytes: int  # bfloat16 copies, or what is gathered of the others' shards
     gradient_bytes: int
     optimizer_bytes: int
+    borrowed_bytes: (
+        int  # of all bfloat16 weights at once, for an evaluation; 0 if none are borrowed
+    )
     activation_bytes: int  # of one row
     logits_bytes: int  # the chunk that the loss holds
-    rows: int  # at a time on each GPU; 0 where not even one fits
-    used_bytes: int  # with so many
+    rows: int  # at a time on each GPU; 0 where not even one fits, or no evaluation
+    used_bytes: int  # with so many, at most
     tokens_per_second: float
     limit: str  # "arithmetic" or "link": what it waits for
 
     @property
     def held_bytes(self) -> int:
         """Bytes before the first row."""
-        return self.weight_bytes + self.copy_bytes + self.gradient_bytes + self.optimizer_bytes
+        return self.own_bytes + self.copy_bytes
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that stay here all the time."""
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
+    def evaluating_bytes(self) -> int:
+        """Bytes in an evaluation."""
+        return self.own_bytes + self.borrowed_bytes + self.logits_bytes
 
 
 def ways(cost: Cost, machine: Machine, rows: int | None = None) -> list[Way]:
@@ -94,6 +110,7 @@ def ways(cost: Cost, machine: Machine, rows: int | None = None) -> list[Way]:
 
         DDP     16 P + 2 of each weight that multiplies + rows · activations
         FSDP    16 P / N + 8 (outside + 2 of the largest layer) + rows · activations
+                16 P / N + 2 P  for an evaluation, for which all weights are borrowed at once
 
     A step takes the longer of
 
@@ -129,8 +146,14 @@ def gpus_needed(cost: Cost, machine: Machine) -> int | None:
     row = cost.mixed_recomputed_bytes + _logits_bytes(cost, 1)
     if cost.mixed_training_bytes + row <= machine.usable:
         return 1
-    room = machine.usable - _gathered(cost) - row
+    most = max(_gathered(cost) + row, HALF * cost.parameters + _logits_bytes(cost, 1))
+    room = machine.usable - most
     return max(2, math.ceil(shards / room)) if room > 0 else None
+
+
+def host_bytes(cost: Cost, machine: Machine) -> int:
+    """Bytes of a machine's own memory: each of its ranks makes the whole model there first."""
+    return cost.weight_bytes * min(machine.gpus, PER_MACHINE)
 
 
 def _way(cost: Cost, machine: Machine, rows: int | None, sharded: bool, recomputed: bool) -> Way:
@@ -142,8 +165,11 @@ def _way(cost: Cost, machine: Machine, rows: int | None, sharded: bool, recomput
     )
     copies = _gathered(cost) if sharded else cost.mixed_training_bytes - cost.training_bytes
     row = cost.mixed_recomputed_bytes if recomputed else cost.mixed_activation_bytes
-    held = weights + gradients + moments + copies
-    most = _most_rows(cost, machine.usable - held, row)
+    own = weights + gradients + moments
+    borrowed = HALF * cost.parameters if sharded else 0
+    most = _most_rows(cost, machine.usable - own - copies, row)
+    if own + borrowed + _logits_bytes(cost, 1) > machine.usable:
+        most = 0
     rows = most if rows is None else rows if rows <= most else 0
     logits = _logits_bytes(cost, max(rows, 1))
 
@@ -161,10 +187,11 @@ def _way(cost: Cost, machine: Machine, rows: int | None, sharded: bool, recomput
         copy_bytes=copies,
         gradient_bytes=gradients,
         optimizer_bytes=moments,
+        borrowed_bytes=borrowed,
         activation_bytes=row,
         logits_bytes=logits,
         rows=rows,
-        used_bytes=held + rows * row + logits,
+        used_bytes=own + max(copies + rows * row + logits, borrowed + _logits_bytes(cost, 1)),
         tokens_per_second=gpus * tokens / max(arithmetic, link) if rows else 0.0,
         limit="link" if link > arithmetic else "arithmetic",
     )

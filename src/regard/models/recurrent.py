@@ -7,18 +7,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import ConfigError
+from regard.config import Choice, kind_of
+from regard.errors import ConfigError, unknown
 from regard.models.base import State
 from regard.nn.head import Head
-from regard.nn.recurrent import LSTM, Snapshots
+from regard.nn.recurrent import CELLS, Cell, Recurrent, Snapshots, Vectors
 from regard.nn.state import Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LSTMConfig:
-    """A stack of LSTM layers that predicts the next id."""
+class RecurrentConfig:
+    """A stack of recurrent layers that predicts the next id."""
 
     vocab_size: int
+    cell: Choice = "lstm"  # nn.recurrent.CELLS
     dim: int = 256  # of the embedding and of every layer
     layers: int = 2
     dropout: float = 0.0
@@ -31,41 +33,40 @@ class LSTMConfig:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
+        kind, _ = kind_of(self.cell)
+        if kind not in CELLS:
+            raise ConfigError(unknown("cell", kind, CELLS))
 
 
-class LSTMLanguage(nn.Module):
-    r"""A language model whose only memory is the state of its LSTM layers.
+class RecurrentLanguage(nn.Module):
+    r"""A language model whose only memory is the state of its recurrent layers.
 
-        x_t = E[id_t],    h_t = LSTM_L(... LSTM_1(x_1 ... x_t)),    logits_t = W h_t
-
-    What a layer hands upward is dropped out, what it hands onward in time is not
-    (Zaremba et al. 2014).
+    x_t = E[id_t],    h_t = cell_L(... cell_1(x_1 ... x_t)),    logits_t = W h_t
     """
 
     context: int | None = None
 
-    def __init__(self, config: LSTMConfig) -> None:
+    def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         nn.init.normal_(self.embed.weight, std=config.dim**-0.5)  # as W it gives logits near 1
-        self.layers = nn.ModuleList(LSTM(config.dim, config.dim) for _ in range(config.layers))
-        self.dropout = nn.Dropout(config.dropout)
+        self.layers = Recurrent(
+            config.cell, config.dim, config.dim, config.layers, dropout=config.dropout
+        )
         tied = self.embed if config.tied else None
         self.head = Head(config.dim, config.vocab_size, tied=tied)
 
     def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time dim"]:
         """The top layer's h after each id; `head` makes logits of it."""
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = self.dropout(layer(x))
+        x, _ = self.layers(self.embed(ids))
         return x
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
         """Zeros. A state of fixed size has room for any `capacity`."""
         if source is not None:
-            raise ConfigError("an LSTM language model reads no source; it only continues text")
-        return Snapshots.first([layer.start(rows) for layer in self._lstms()])
+            raise ConfigError("a recurrent language model reads no source; it only continues text")
+        return Snapshots.first([layer.start(rows) for layer in self._cells()])
 
     def step(
         self,
@@ -78,7 +79,7 @@ class LSTMLanguage(nn.Module):
         """Take in one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
         if not every:
-            x = self.dropout(after.now()[-1][0]).unsqueeze(1)
+            x = self.layers.dropped(after.now()[-1][0]).unsqueeze(1)
         return self.head(x), after
 
     def hidden(
@@ -90,20 +91,20 @@ class LSTMLanguage(nn.Module):
     ) -> tuple[Float[Tensor, "rows time dim"], Snapshots]:
         """The top layer's h after each id, and the state with `ids` taken in.
 
-        The readable loop runs here, since the fused kernel shows only the last cell.
+        The readable loop runs here, since the fused kernel shows only the last state.
         """
         assert isinstance(state, Snapshots)
         x = self.embed(ids)
-        snapshots: list[tuple[Tensor, ...]] = []
-        for layer, (h, c) in zip(self._lstms(), state.now(), strict=True):
-            after = layer.loop(x, (h, c))
-            x = self.dropout(after[0])
-            both = zip((h, c), after, strict=True)
+        snapshots: list[Vectors] = []
+        for layer, before in zip(self._cells(), state.now(), strict=True):
+            after = layer.loop(x, before)
+            x = self.layers.dropped(after[0])
+            both = zip(before, after, strict=True)
             snapshots.append(tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in both))
         return x, state.advanced(snapshots, counts)
 
-    def _lstms(self) -> list[LSTM]:
-        return cast(list[LSTM], list(self.layers))
+    def _cells(self) -> list[Cell]:
+        return cast(list[Cell], list(self.layers))
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -26,7 +26,7 @@ class Matrix:
     weight: Float[Tensor, "outputs inputs"] | Int8[Tensor, "outputs inputs"]
     bias: Float[Tensor, " outputs"] | None = None
     scale: Float[Tensor, " outputs"] | None = None  # None: the weights are floats
-    across: Float[Tensor, "inputs outputs"] | None = None  # the same weights, if faster that way
+    across: Float[Tensor, "inputs outputs"] | None = None  # the same weights, for a CPU
 
     @classmethod
     def of(cls, *parts: nn.Linear) -> "Matrix":
@@ -43,12 +43,12 @@ class Matrix:
         return Matrix(rounded, self.bias, scale.to(self.weight.dtype))
 
     def turned(self) -> "Matrix":
-        """With a copy whose rows are inputs, where a CPU reads it faster: many outputs of few
-        inputs, in float32."""
-        outputs, inputs = self.weight.shape
-        if self.weight.is_cuda or self.weight.dtype != torch.float32 or outputs <= inputs:
+        """With rows that are inputs, on a CPU and in float32: as a copy where that is read faster,
+        which is where the outputs are not fewer than the inputs."""
+        if self.weight.is_cuda or self.weight.dtype != torch.float32:
             return self
-        return replace(self, across=self.weight.t().contiguous())
+        (outputs, inputs), across = self.weight.shape, self.weight.t()
+        return replace(self, across=across.contiguous() if outputs >= inputs else across)
 
     def __call__(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
         """W x + b."""
@@ -63,6 +63,16 @@ class Matrix:
             y = torch._weight_int8pack_mm(x.bfloat16(), self.weight, ones).to(x.dtype) * self.scale
         return y if self.bias is None else y + self.bias
 
+    def into(
+        self, room: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
+    ) -> Float[Tensor, "rows outputs"]:
+        """W x + b, in a tensor that is there already."""
+        if self.across is None:
+            return room.copy_(self(x))
+        if self.bias is None:
+            return torch.mm(x, self.across, out=room)
+        return torch.addmm(self.bias, x, self.across, out=room)
+
     def onto(
         self, stream: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
@@ -71,7 +81,7 @@ class Matrix:
             return stream + self(x)
         if self.bias is not None:
             stream = stream + self.bias
-        return torch.addmm(stream, x, self.weight.t())
+        return torch.addmm(stream, x, self.weight.t() if self.across is None else self.across)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

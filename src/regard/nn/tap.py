@@ -9,3 +9,8 @@ class Tap(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` itself."""
         return x
+
+    @property
+    def heard(self) -> bool:
+        """Whether somebody listens: then a layer takes the way that shows what passes here."""
+        return bool(self._forward_hooks)

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -23,7 +23,7 @@ FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 PROBE = "a B 1.\n\U0010fffd"  # a text whose last character no vocabulary knows
 
 
-def open_file(path: Path, largest: int | None = None) -> BinaryIO:
+def open_file(path: Path, largest: int | None = None) -> io.BufferedReader:
     """A file to read; a pipe or a device, which may never end, is refused unread."""
     handle = os.open(path, FLAGS)
     facts = os.fstat(handle)

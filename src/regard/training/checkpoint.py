@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +29,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.errors import CheckpointError
-from regard.hub.files import as_bytes
+from regard.errors import CheckpointError, RegardError
+from regard.hub.files import Tensors, as_bytes, is_beside, read_json
+from regard.text.untrusted import open_file, parse_json, read_text
 from regard.training.disk import disk_message
 from regard.training.distributed import ALONE, Ranks
 from regard.training.fault import fault
@@ -49,13 +50,14 @@ class Checkpoint:
         """The tensors of this name; of each, the rows that one of several ranks keeps."""
         index, files = self.path / "index.json", [f"{name}.safetensors"]
         if index.exists():
-            files = json.loads(index.read_text())[name]
+            files = read_json(index).get(name, [])
+            if not files or not isinstance(files, list) or not all(map(is_beside, files)):
+                raise CheckpointError(f"{index} does not name the files beside it of {name}")
         return _read_rows([self.path / file for file in files], rank, ranks)
 
     def state(self) -> dict[str, Any]:
         """The integers and names that are not tensors."""
-        state: dict[str, Any] = json.loads((self.path / "state.json").read_text())
-        return state
+        return read_json(self.path / "state.json")
 
 
 def save(
@@ -72,6 +74,11 @@ def save(
     final = folder / f"step-{step}"
     aside = Path(ranks.tell(f"{final}.tmp-{os.getpid()}"))
     parts = {name: [f"{name}-{rank}" for rank in range(ranks.size)] for name in tensors}
+    needed = int(ranks.sum(torch.tensor(sum(map(_bytes, tensors.values())))))
+    facts: dict[str, dict[str, Any]] = {}  # size and hash of each file
+
+    def note(path: Path) -> None:
+        facts[path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
 
     def begin() -> None:
         shutil.rmtree(aside, ignore_errors=True)
@@ -81,19 +88,21 @@ def save(
     def write() -> None:
         for name, group in tensors.items():
             own = name if ranks.size == 1 else parts[name][ranks.rank]
-            _write_tensors(aside / f"{own}.safetensors", group, {"format": "pt"})
+            path = aside / f"{own}.safetensors"
+            _write_tensors(path, _on_cpu(group), {"format": "pt"})
+            note(path)
             fault("tensors")
 
     def commit() -> None:
+        tables: dict[str, Any] = {"state": state}
         if ranks.size > 1:
-            index = {name: [f"{own}.safetensors" for own in owns] for name, owns in parts.items()}
-            _write(aside / "index.json", json.dumps(index, indent=1).encode())
-        _write(aside / "state.json", json.dumps(state, indent=1).encode())
+            tables["index"] = {n: [f"{own}.safetensors" for own in parts[n]] for n in parts}
+        for name, table in tables.items():
+            path = aside / f"{name}.json"
+            _write(path, json.dumps(table, indent=1).encode())
+            note(path)
         fault("state")
-        files = {
-            path.name: {"size": path.stat().st_size, "sha256": sha256(path)}
-            for path in sorted(aside.iterdir())
-        }
+        files = dict(sorted(facts.items()))
         manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
         _write(aside / "MANIFEST.json", json.dumps(manifest, indent=1).encode())
         fault("manifest")
@@ -108,13 +117,19 @@ def save(
         try:
             work()
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(aside, ignore_errors=True)
-            needed = sum(map(_bytes, tensors.values()))
             message = f"{disk_message(final, error, needed)}\nearlier checkpoints are untouched"
             raise CheckpointError(message) from error
 
-    for work, mine in ((begin, ranks.first), (write, True), (commit, ranks.first)):
-        ranks.together(partial(attempt, work) if mine else lambda: None)
+    try:
+        ranks.led(partial(attempt, begin))
+        ranks.together(partial(attempt, write))
+        for rank in range(ranks.size):  # each has hashed what it wrote
+            facts |= ranks.tell(facts, rank)
+        ranks.led(partial(attempt, commit))
+    except RegardError:
+        if ranks.first:  # by now nobody writes there
+            shutil.rmtree(aside, ignore_errors=True)
+        raise
     return Checkpoint(final, step)
 
 
@@ -142,23 +157,30 @@ def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
 
 
 def verify(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None when size and sha256 of every file are right."""
+    """What is wrong with a checkpoint, or None when it has the files of its manifest, unchanged."""
     manifest_path = path / "MANIFEST.json"
     try:
-        manifest = json.loads(manifest_path.read_text())
+        manifest = parse_json(read_text(manifest_path))
         files = manifest["files"]
         if manifest["format"] != FORMAT:
             return f"{manifest_path} has format {manifest['format']}, this version reads {FORMAT}"
         if manifest["step"] != _step_of(path):
             return f"{manifest_path} is of step {manifest['step']}"
+        there = {file.name for file in path.iterdir() if not file.name.startswith(".")}
         for name, facts in files.items():
             file = path / name
-            if not file.exists():
+            if name not in there:
                 return f"{file} is missing"
             if file.stat().st_size != facts["size"]:
                 return f"{file} has {file.stat().st_size} bytes instead of {facts['size']}"
             if sha256(file) != facts["sha256"]:
                 return f"{file} has changed since it was written (sha256 differs)"
+        if unknown := there - files.keys() - {manifest_path.name}:
+            return f"{path / min(unknown)} is not in its manifest"
+        if "state.json" not in files:
+            return f"{manifest_path} names no state.json"
+    except CheckpointError as error:
+        return str(error)
     except OSError as error:
         return f"{error.filename or manifest_path} cannot be read: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -216,7 +238,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     aside = path.with_name(path.name + ".tmp")
     try:
         tensors = _on_cpu(tensors)
-        _write_tensors(aside, tensors, {"sha256": digest(tensors)})
+        _write_tensors(aside, tensors, {"sha256": digest(sorted(tensors.items()))})
         fault("weights")
         aside.replace(path)
         fault("replace")
@@ -232,15 +254,26 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     with _reading(path), safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         wanted = (file.metadata() or {}).get("sha256")
-    if wanted is not None and digest(tensors) != wanted:
-        raise CheckpointError(f"{path} has changed since it was written (sha256 differs)")
+    _must_be(wanted, path, sorted(tensors.items()))
     return tensors
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """The hash of tensors, their names, types and shapes."""
+def check_tensors(path: Path, tensors: Tensors) -> None:
+    """Refuse a safetensors file that has changed since it was written, a tensor at a time."""
+    with _reading(path), safe_open(path, framework="pt") as file, tensors:
+        wanted = (file.metadata() or {}).get("sha256")
+        _must_be(wanted, path, ((name, tensors.read(name)) for name in sorted(tensors.entries)))
+
+
+def _must_be(wanted: str | None, path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    if wanted is not None and digest(tensors) != wanted:
+        raise CheckpointError(f"{path} has changed since it was written (sha256 differs)")
+
+
+def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """The hash of tensors, their names, types and shapes; in the order of their names."""
     found = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in tensors:
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
         found.update(as_bytes(tensor.contiguous()))
     return found.hexdigest()
@@ -253,12 +286,14 @@ def _read_rows(paths: list[Path], rank: int, ranks: int) -> dict[str, Tensor]:
         for path in paths:
             stack.enter_context(_reading(path))
             files.append(stack.enter_context(safe_open(path, framework="pt")))
-        return {
-            name: _rows([file.get_slice(name) for file in files], rank, ranks)
-            if files[0].get_slice(name).get_shape()
-            else files[0].get_tensor(name)
-            for name in files[0].keys()  # noqa: SIM118
-        }
+        found = {}
+        for name in files[0].keys():  # noqa: SIM118
+            parts = [file.get_slice(name) for file in files]
+            if len({(len(part.get_shape()), *part.get_shape()[1:]) for part in parts}) > 1:
+                raise CheckpointError(f"{paths[0]} and others have unlike parts of {name}")
+            scalar = not parts[0].get_shape()
+            found[name] = files[0].get_tensor(name) if scalar else _rows(parts, rank, ranks)
+        return found
 
 
 def _rows(parts: list[Any], rank: int, ranks: int) -> Tensor:
@@ -274,11 +309,14 @@ def _rows(parts: list[Any], rank: int, ranks: int) -> Tensor:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Inside, what is wrong with a file is named."""
+    """Inside, what is wrong with a file is named; a pipe, which may never end, at once."""
     try:
+        open_file(path).close()
         yield
     except FileNotFoundError:
         raise CheckpointError(f"no weights at {path}") from None
+    except CheckpointError:
+        raise
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from None
 
@@ -304,7 +342,7 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    save_file(_on_cpu(tensors), path, metadata)  # of two entries the order would be random
+    save_file(dict(tensors), path, metadata)  # of two entries the order would be random
     path.chmod(0o644)  # the library makes it readable for its owner only
     with open(path, "rb") as file:
         os.fsync(file.fileno())
@@ -327,7 +365,7 @@ def _sync_folder(path: Path) -> None:
 
 def sha256(path: Path) -> str:
     """The hash of a file's content."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

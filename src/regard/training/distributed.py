@@ -53,13 +53,14 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
-    def most(self, number: int) -> int:
-        """The largest number that any rank has; nobody goes on before all have come here."""
+    def most(self, *numbers: int) -> list[int]:
+        """The largest of each number that any rank has, in one exchange."""
         if self.size == 1:
-            return number
-        tensor = torch.tensor(number)
+            return list(numbers)
+        tensor = torch.tensor(numbers)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return int(tensor)
+        found: list[int] = tensor.tolist()
+        return found
 
     def tell(self, value: T | None, source: int = 0) -> T:
         """What one rank says, as all of them hear it; anything that JSON can write."""
@@ -84,7 +85,8 @@ class Ranks:
             result = work()
         except RegardError as error:
             failure = error
-        failed = self.size - self.most(0 if failure is None else self.size - self.rank)
+        (worst,) = self.most(0 if failure is None else self.size - self.rank)
+        failed = self.size - worst
         if failed == self.size:
             return result
         code, message = self.tell(_told(failure), failed)
@@ -93,6 +95,21 @@ class Ranks:
         alike = RegardError(message if failed == 0 else f"rank {failed}: {message}")
         alike.exit_code = code
         raise alike
+
+    def led(self, work: Callable[[], object]) -> None:
+        """Let rank 0 do what is done once; where that fails, it fails on all."""
+        self.together(work if self.first else lambda: None)
+
+    def deal(
+        self, batch: Callable[[int], Batch], accumulate: int
+    ) -> tuple[Callable[[int], Batch], int]:
+        """This rank's share of every micro-batch, by number, and how many of them make a step.
+
+        They are dealt out whole if that is fair; else each rank takes its rows of all.
+        """
+        if accumulate % self.size:
+            return lambda number: self.share(batch(number)), accumulate
+        return lambda number: batch(number * self.size + self.rank), accumulate // self.size
 
     def share(self, batch: Batch) -> Batch:
         """The rows of a batch that are this rank's: n·rank/size … n·(rank + 1)/size - 1.

@@ -23,7 +23,7 @@ from regard.hub.tokenizers import write_tokenizers
 from regard.models.build import describe, hollow, loaded, resolve, weights
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.aside import aside, must_be_new
-from regard.training.checkpoint import write_json
+from regard.training.checkpoint import check_tensors, write_json
 from regard.training.device import environment, memory
 from regard.training.folder import Folder
 from regard.training.prepare import load_tokenizers, tokenizer_fingerprint
@@ -112,6 +112,7 @@ def _weights(model: Any, path: Path) -> tuple[Tensors, torch.dtype]:
     if len(dtypes) > 1 or not dtypes <= set(WEIGHTS):
         found, known = (", ".join(sorted(map(str, each))) for each in (dtypes, WEIGHTS))
         raise CheckpointError(f"{path} holds {found}; a run has numbers of one type, of {known}")
+    check_tensors(path, tensors)
     return tensors, dtypes.pop()
 
 

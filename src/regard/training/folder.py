@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ from torch import Tensor
 
 from regard.config import RunConfig, build, to_table
 from regard.errors import CheckpointError, DataError
+from regard.hub.files import quoted
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
-from regard.text.untrusted import parse_json, read_text
+from regard.text.untrusted import open_file, parse_json, read_text
 from regard.training.aside import aside, must_be_new
 from regard.training.checkpoint import read_tensors, whole_before, write_json
 from regard.training.disk import disk_message
 from regard.training.launch import attempt, launch
 from regard.training.lock import locked
+
+LONGEST_ROW = 100_000  # bytes of a line of metrics
 
 
 class Folder:
@@ -95,8 +99,13 @@ class Folder:
         return build(RunConfig, table)
 
     def is_of(self, launch: str | None) -> bool:
-        """Whether this launch of `torchrun` began the run, in an earlier attempt."""
+        """Whether this launch of `torchrun` began the run or went on with it, an attempt ago."""
         return self.environment.exists() and self.load_environment().get("launch") == launch
+
+    def claim(self, launch: str | None) -> None:
+        """Note which launch of `torchrun`, if any, has gone on with the run."""
+        if launch is not None:
+            write_json(self.environment, self.load_environment() | {"launch": launch})
 
     def load_environment(self) -> dict[str, Any]:
         """What the run was made with, data and tokenizer fingerprints included."""
@@ -121,11 +130,12 @@ class Folder:
 
     def kept_metrics(self) -> dict[str, float]:
         """The validation metrics of the model that was kept."""
-        rows = [row for row in self.rows() if "validation" in row]
         name = self.load_config().train.best
+        rows = [row["validation"] for row in self.rows() if "validation" in row]
+        rows = rows[-1:] if name == "last" else [row for row in rows if name in row]
         if not rows:
             return {}
-        first, *others = [row["validation"] for row in (rows[-1:] if name == "last" else rows)]
+        first, *others = rows
         for each in others:
             first = each if better(name, each[name], first[name]) else first
         return dict(first)
@@ -158,11 +168,15 @@ class Folder:
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows of metrics; a last line without an end is still being written."""
+        found = []
         try:
-            whole = self.metrics.read_text().rpartition("\n")[0]
-            return [json.loads(line) for line in whole.splitlines()]
+            with open_file(self.metrics) as file:
+                for line in iter(partial(file.readline, LONGEST_ROW), b""):
+                    if line.endswith(b"\n") or len(line) == LONGEST_ROW:
+                        found.append(_row(line))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.metrics} is damaged: {error}") from None
+        return found
 
     def sizes(self) -> dict[str, int]:
         """How long the growing files are on the disk, so that a resumed run can cut them back."""
@@ -175,9 +189,10 @@ class Folder:
 
     def cut_back(self, sizes: dict[str, int]) -> None:
         """Drop what was logged after a checkpoint."""
-        for name, size in sizes.items():
+        for name in sizes.keys() & {self.metrics.name, self.samples.name}:  # and of no other file
             with open(self.path / name, "a") as file:
-                file.truncate(min(size, file.tell()))  # never longer: that would add zero bytes
+                size = min(sizes[name], file.tell())  # never longer: that would add zero bytes
+                file.truncate(size)
 
     def _add(self, path: Path, text: str) -> None:
         try:
@@ -189,13 +204,30 @@ class Folder:
     def _json(self, path: Path) -> dict[str, Any]:
         try:
             table: dict[str, Any] = parse_json(read_text(path))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise CheckpointError(f"no run at {self.path}; `regard train` writes one") from None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from None
         if not isinstance(table, dict):
             raise CheckpointError(f"{path} is damaged: it holds no table")
         return table
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    """A line of metrics: a step, and numbers by name or, under `validation`, those held out."""
+    row = parse_json(line.decode())
+    if isinstance(row, dict) and "step" in row and all(_is_value(*each) for each in row.items()):
+        return row
+    raise ValueError(f"{quoted(line.decode())} is no row of metrics")
+
+
+def _is_value(name: str, value: Any) -> bool:
+    if name == "validation":
+        return isinstance(value, dict) and all(_is_value("", each) for each in value.values())
+    whole = isinstance(value, int) and abs(value) < 1 << 63
+    if name in ("step", "targets"):
+        return whole
+    return whole or isinstance(value, float) or (value is None and name != "")
 
 
 class ReadOnly(Folder):

@@ -1,6 +1,5 @@
 """What a run has become so far: how good it is, what it cost, and its curves."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import RunConfig, kind_of
+from regard.errors import CheckpointError
+from regard.hub.files import read_json
 from regard.models.build import resolve
 from regard.models.cost import cost
 from regard.training.folder import Folder
 
+LARGEST = 1e100  # of the numbers that are told; what is more, or no number, is left out
 Points = list[tuple[int, float]]  # step and value
 
 
@@ -41,7 +43,7 @@ def read_history(path: Path | str) -> History:
     held_out: dict[str, Points] = {}
     for row in rows:
         for name, value in row.get("validation", {}).items():
-            if math.isfinite(value):
+            if _is_number(value):
                 held_out.setdefault(name, []).append((row["step"], value))
     tokens = _tokens_per_target(config)
     flops = None if tokens is None else targets * tokens * counted.training_flops_per_token
@@ -62,8 +64,8 @@ def read_history(path: Path | str) -> History:
 def spent(folder: Folder) -> float | None:
     """How many seconds went into a run, over all its sessions."""
     try:
-        seconds = json.loads(folder.clock.read_text(encoding="utf-8"))["seconds"]
-    except (OSError, ValueError, KeyError, TypeError):
+        seconds: Any = read_json(folder.clock).get("seconds")
+    except CheckpointError:
         return None
     return float(seconds) if _is_number(seconds) else None
 
@@ -84,7 +86,7 @@ def _mean(points: Sequence[tuple[int, float]]) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) < LARGEST
 
 
 def _tokens_per_target(config: RunConfig) -> int | None:

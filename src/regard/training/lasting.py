@@ -5,6 +5,7 @@ from typing import Any
 
 from regard.config import RunConfig, kind_of, to_table
 from regard.errors import CheckpointError, ConfigError
+from regard.models.build import fitted
 from regard.training.checkpoint import Checkpoint
 from regard.training.folder import Folder
 
@@ -52,7 +53,7 @@ def must_have_more(folder: Folder, config: RunConfig, newest: Checkpoint | None)
     """Refuse to go on with a run that has come to its end."""
     steps, patience = config.train.steps, config.train.patience
     if newest is None:
-        if config.model["family"] == "ngram" and folder.model.exists():
+        if fitted(config.model["family"]) and folder.model.exists():
             raise ConfigError(f"{folder.path} has counted all of its data; there is no more to do")
         return
     if newest.step >= steps:

@@ -89,12 +89,17 @@ class Replicated(Learner):
         self.loss = self.wrapped = DistributedDataParallel(objective, gradient_as_bucket_view=True)
         # DDP orders its sums by how the first gradients arrive. Let these be worth nothing, so
         # that a run which goes on sums as one which begins does: to the last bit.
-        self.wrapped(row).backward()
-        objective.zero_grad(set_to_none=True)
+        _rehearse(self.wrapped, row)
 
     def syncing(self, now: bool) -> AbstractContextManager[object]:
         """Gradients meet in the backward pass, unless told otherwise before the forward pass."""
         return nullcontext() if now else self.wrapped.no_sync()
+
+
+def _rehearse(wrapped: nn.Module, row: Batch) -> None:
+    """Take the way of a step with a row that does not count."""
+    wrapped(row).backward()
+    wrapped.zero_grad(set_to_none=True)
 
 
 def _freeze_idle(objective: Objective, batch: Batch) -> None:
@@ -113,7 +118,13 @@ class Sharded(Learner):
     """
 
     def __init__(
-        self, objective: Objective, ranks: Ranks, device: torch.device, *, half: bool
+        self,
+        objective: Objective,
+        ranks: Ranks,
+        device: torch.device,
+        batch: Batch,
+        *,
+        half: bool,
     ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import (  # two thirds of a second, which few need
@@ -125,7 +136,8 @@ class Sharded(Learner):
         mesh = init_device_mesh(device.type, (ranks.size,))
         policy = MixedPrecisionPolicy()
         if half:
-            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+            # what blocks are handed stays as it is: bfloat16 would round the turns of positions
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         self.blocks = [part for part in objective.modules() if isinstance(part, Block)]
         self.groups: list[Any] = [
             fully_shard(part, mesh=mesh, mp_policy=policy) for part in (*self.blocks, objective)
@@ -133,6 +145,10 @@ class Sharded(Learner):
         self.cut = (ranks.rank, ranks.size)
         self.whole_parameters: dict[str, Any] = dict(objective.model.named_parameters())
         self.own = self.rows = Rows(self.whole_parameters, ranks)
+        # FSDP learns at the first step which group is the outermost. Let it not be an evaluation,
+        # which goes past the objective.
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            _rehearse(objective, unscored(batch).to(device))
 
     def compile(self) -> None:
         """Compile block by block: between them weights come and go."""
@@ -267,5 +283,5 @@ def learner_of(
     if ranks.size == 1:
         return Learner(objective.to(device))
     if shard:
-        return Sharded(objective, ranks, device, half=half)
+        return Sharded(objective, ranks, device, batch(0), half=half)
     return Replicated(objective.to(device), ranks, batch(0))

@@ -24,16 +24,18 @@ class Log:
         self.pace: float | None = None  # seconds per step
         self.smooth: float | None = None
 
-    def add(self, step: Step, *, now: bool) -> Progressed | None:
-        """Take in a step; now and then, tell what happened since the last time."""
+    def add(self, step: Step) -> None:
+        """Take in a step."""
         self.pending.append(step)
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write: by this rank's clock, so ranks must agree on it."""
         waited = time.perf_counter() - self.at
-        if now or waited >= FLUSH_SECONDS or len(self.pending) >= FLUSH_STEPS:
-            return self.flush()
-        return None
+        return waited >= FLUSH_SECONDS or len(self.pending) >= FLUSH_STEPS
 
     def flush(self) -> Progressed | None:
-        """Write all pending steps; too many skipped in a row end the training."""
+        """Write all pending steps, and tell of them; too many skipped in a row end the training."""
         if not self.pending:
             return None
         rows = torch.stack(

@@ -36,7 +36,6 @@ def train(
     clip: float = 1.0,
     seed: int = 1,
     start: int = 0,
-    loss: Callable[[Batch], Tensor] | None = None,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     learner: Learner | None = None,
     capture: bool = False,
@@ -45,14 +44,12 @@ def train(
 
     The gradient is that of sum(loss) / sum(targets) over the whole step, so splitting a batch
     into micro-batches changes nothing but memory. Logging, evaluation, checkpoints and
-    stopping belong to whoever iterates. `loss` is the objective itself, or its compiled twin.
-    The optimizers must heed `found_inf`, as ours and torch's fused ones do. Of several ranks,
-    each has its own batches, and sums and norms are over all; their learner averages gradients,
-    hence the factor. On CUDA, `capture` replays steps from graphs, which frees small models from
-    the time it takes to launch them.
+    stopping belong to whoever iterates. The optimizers must heed `found_inf`, as ours and
+    torch's fused ones do. Of several ranks, each has its own batches, and sums and norms are
+    over all; their learner averages gradients, hence the factor. On CUDA, `capture` replays
+    steps from graphs, which frees small models from the time it takes to launch them.
     """
     learner = Learner(objective) if learner is None else learner
-    loss = learner.loss if loss is None else loss
     ranks, device = learner.ranks, next(objective.parameters()).device
     parts = [part for optimizer in optimizers for part in optimizer.param_groups]
 
@@ -63,7 +60,7 @@ def train(
         for place, batch in enumerate(group, 1):
             with learner.syncing(place == len(group)):
                 with autocast():
-                    summed = loss(batch)
+                    summed = learner.loss(batch)
                 (summed * ranks.size / targets).backward()
             total += summed.detach()
         total = ranks.sum(total)

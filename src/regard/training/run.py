@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any, cast
@@ -15,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from regard.config import RunConfig, TrainConfig, kind_of, merge, to_table
+from regard.config import RunConfig, TrainConfig, merge, to_table
 from regard.config import build as build_config
 from regard.data.batch import Batch, pinned
 from regard.data.loader import prefetch
@@ -25,7 +26,6 @@ from regard.models.build import (
     count_parameters,
     describe,
     hollow,
-    load_weights,
     resolve,
     weights,
 )
@@ -55,7 +55,7 @@ from regard.training.optim import optimizers
 from regard.training.prepare import load_tokenizers, prepare, tokenizer_fingerprint
 from regard.training.schedule import schedule
 from regard.training.signals import Interrupts
-from regard.training.standing import Standing
+from regard.training.standing import Standing, start_from
 from regard.training.watch import check_watchers, watching
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
         recompute(hollow(material.model))  # what cannot be done leaves no folder behind
     if config.train.start is not None:
         # weights that do not fit leave no folder behind
-        _start_from(config, hollow(material.model))
+        start_from(config, hollow(material.model))
     facts = environment(device) | {
         "data": material.fingerprint,
         "tokenizer": tokenizer_fingerprint(material.tokenizers),
@@ -121,7 +121,9 @@ def resume(
     config = build_config(RunConfig, merge(to_table(before), overrides or {}))
     must_stay(before, config, path)
     with folder.locked():
-        newest = checkpoint.latest(folder.checkpoints, None if launch.attempt() else step)
+        if launch.attempt() and folder.is_of(launch.launch()):
+            step = None  # an earlier attempt has gone on from there
+        newest = checkpoint.latest(folder.checkpoints, step)
         try:
             must_have_more(folder, config, newest)
         except ConfigError:
@@ -208,7 +210,7 @@ def _run(
     start = 0 if newest is None else newest.step
     yield Begun(folder.path, config, material.description, parameters, start)
     if settings.start is not None and newest is None:
-        _start_from(config, model)
+        ranks.together(partial(start_from, config, model))
     if hasattr(model, "fit"):
         if ranks.first:
             yield from _fit(model, material, folder, device)
@@ -234,23 +236,19 @@ def _run(
         autocast=cast_up,
     )
     if newest is None:
-        folder.cut_back(dict.fromkeys(folder.sizes(), 0))
+        ranks.led(partial(folder.cut_back, dict.fromkeys(folder.sizes(), 0)))
     else:
         standing.take_up(newest)
-    folder.save_config(config)  # only now is it known to fit
+    ranks.led(partial(folder.save_config, config))  # only now is it known to fit
 
     factor = schedule(settings.schedule, settings.steps)
     if compiles(settings, device):
         learner.compile()
     every, save_every = _rhythm(settings)
-    # Micro-batches are dealt out whole if that is fair; else each rank takes its rows of all.
-    deal = ranks.size if settings.accumulate % ranks.size == 0 else 1
-    accumulate = settings.accumulate // deal
+    own_batch, accumulate = ranks.deal(material.batch, settings.accumulate)
 
     def batch_of(number: int) -> Batch:
-        batch = material.batch(number * deal + ranks.rank % deal)
-        batch = batch if deal == ranks.size else ranks.share(batch)
-        return pinned(batch) if device.type == "cuda" else batch
+        return pinned(own_batch(number)) if device.type == "cuda" else own_batch(number)
 
     batches = prefetch(batch_of, start * accumulate, settings.steps * accumulate)
     steps = train(
@@ -275,19 +273,23 @@ def _run(
         for step in () if standing.early else steps:
             done = step.number + 1
             standing.average.update(step.number)
-            event = log.add(step, now=done == settings.steps or done % every == 0)
+            last = done == settings.steps
+            judging = last or done % every == 0
+            log.add(step)
+            stopping, due = ranks.most(interrupts.received or 0, judging or log.due)
+            event = ranks.together(log.flush) if due else None
             if event is not None:
                 logger.info("step %d, loss %.6g", event.step, event.loss)
                 yield event
-            if done % every == 0 or done == settings.steps:
+            if judging:
                 # of shards, all ranks evaluate, and must do it to the end
-                patient = done == settings.steps or learner.sharded
+                patient = last or learner.sharded
                 yield from standing.judge(done, None if patient else interrupts)
-            stopping = ranks.most(interrupts.received or 0)
-            if done % save_every == 0 or done == settings.steps or standing.early or stopping:
-                log.flush()
+                (stopping,) = ranks.most(interrupts.received or 0)
+            if last or done % save_every == 0 or standing.early or stopping:
+                ranks.together(log.flush)
                 standing.save(done)
-            if stopping and done < settings.steps:
+            if stopping and not last:
                 interrupts.received = Signals(stopping)  # whichever rank it was sent to
                 raise Stopped(
                     f"stopped by {interrupts.received.name} at step {done:,} of "
@@ -315,19 +317,3 @@ def _fit(
     checkpoint.write_tensors(folder.model, weights(model))  # last: where it is, all is done
     yield Evaluated(1, metrics, True, sample)
     yield Ended(folder.path, 1, metrics, time.perf_counter() - began)
-
-
-def _start_from(config: RunConfig, model: nn.Module) -> None:
-    """Begin with the weights that another run ended with; a head for something else is new."""
-    start = Folder(cast(str, config.train.start))
-    tensors = start.kept_weights()
-    if _goal(start.load_config()) != _goal(config):
-        own = {name: each for name, each in weights(model).items() if name.startswith("head.")}
-        kept = {name: each for name, each in tensors.items() if not name.startswith("head.")}
-        tensors = kept | own
-    load_weights(model, tensors, str(start.model))
-
-
-def _goal(config: RunConfig) -> tuple[Any, Any]:
-    """What the head of a run reads off, and the names of its classes."""
-    return config.model.get("head"), kind_of(config.task)[1].get("names")

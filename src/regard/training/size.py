@@ -12,8 +12,11 @@ from regard.errors import ConfigError
 from regard.models.build import build_model, count_parameters, describe, resolve
 from regard.nn.head import IGNORED
 from regard.tasks import Objective
+from regard.training import launch
 from regard.training.capture import WARM
 from regard.training.device import autocast, captures, compiles, ready_device, recompute
+from regard.training.distributed import Ranks
+from regard.training.learner import Learner
 from regard.training.loop import train
 from regard.training.material import Material
 from regard.training.optim import optimizers
@@ -77,23 +80,29 @@ def _tokens(batch: Batch, context: int) -> int:
 def _seconds(
     config: RunConfig, material: Material, device: torch.device, *, compiled: bool
 ) -> float:
-    """The seconds of a step, after some to warm up: one, or enough to compile every shape."""
+    """The seconds of a step, after some to warm up: one, or enough to compile every shape.
+
+    Of several ranks, those of rank 0's share; what they tell each other is not counted.
+    """
     model = build_model(resolve(config.model)).to(device)
     settings = config.train
     if settings.recompute:
         recompute(model)
     objective = Objective(model, material.task)
-    count = PROBE_STEPS * settings.accumulate
-    batches = [material.batch(number).to(device) for number in range(count)]
+    learner = Learner(objective)
+    if compiled:
+        learner.compile()
+    batch_of, accumulate = Ranks(size=launch.size()).deal(material.batch, settings.accumulate)
+    batches = [batch_of(number).to(device) for number in range(PROBE_STEPS * accumulate)]
     warm = (WARM + 1) * PROBE_STEPS if compiled else 1
     steps = train(
         objective,
-        chain(islice(cycle(batches), warm * settings.accumulate), batches),
+        chain(islice(cycle(batches), warm * accumulate), batches),
         optimizers(settings.optimizer, model, settings.rate),
         lambda step: settings.rate,
-        accumulate=settings.accumulate,
-        loss=torch.compile(objective, dynamic=False) if compiled else None,
+        accumulate=accumulate,
         autocast=autocast(settings, device),
+        learner=learner,
         capture=compiled and captures(settings, device),
     )
     for step in islice(steps, warm):

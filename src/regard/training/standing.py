@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from regard.config import RunConfig
+from regard.config import RunConfig, kind_of
+from regard.models.build import load_weights, weights
 from regard.tasks.metrics import better
-from regard.training import checkpoint, evaluate
+from regard.training import checkpoint, evaluate, launch
 from regard.training.average import Average
 from regard.training.events import Evaluated, Event
 from regard.training.fault import fault
@@ -86,19 +87,25 @@ class Standing:
     def take_up(self, newest: checkpoint.Checkpoint) -> None:
         """Go on from a checkpoint; what the run did after it is undone."""
         learner, folder, ranks = self.learner, self.folder, self.learner.ranks
-        learner.load(newest.tensors("model", *learner.cut), str(newest.path))
-        remembered = newest.tensors("optimizer", *learner.cut)
-        load_state_tensors(learner.own, self.optimizers, remembered)
-        self.average.load(newest.tensors("average", *learner.cut))
-        state = newest.state()
+        state = ranks.together(newest.state)
         self.owed = state.get("owed", False)
-        ranks.most(0)  # all have read what may be removed now
-        best = Best(**state["best"])
-        if ranks.first:
+        self.best = Best(**state["best"])
+
+        def read() -> None:
+            learner.load(newest.tensors("model", *learner.cut), str(newest.path))
+            remembered = newest.tensors("optimizer", *learner.cut)
+            load_state_tensors(learner.own, self.optimizers, remembered)
+            self.average.load(newest.tensors("average", *learner.cut))
+
+        def undo() -> None:
             checkpoint.drop_after(folder.checkpoints, newest.step)
+            folder.claim(launch.launch())
             folder.cut_back(state["sizes"])
-            best = best.restored(folder)
-        self.best = Best(**ranks.tell(asdict(best)))
+            self.best = self.best.restored(folder)
+
+        ranks.together(read)
+        ranks.led(undo)  # all have read what may be removed now
+        self.best = Best(**ranks.tell(asdict(self.best)))
 
     def save(self, step: int) -> None:
         """Write a checkpoint: of shards all ranks do, else the first alone."""
@@ -116,14 +123,13 @@ class Standing:
             "owed": self.owed,
         }
         ranks.together(partial(must_be_finite, folder, step, *tensors.values()))
+        place, keep = folder.checkpoints, self.config.train.keep
         if learner.sharded:
-            checkpoint.save(folder.checkpoints, step, tensors, state, ranks)
-        elif ranks.first:
-            checkpoint.save(folder.checkpoints, step, tensors, state)
-        if ranks.first:
-            checkpoint.prune(folder.checkpoints, self.config.train.keep, self.best.step)
+            checkpoint.save(place, step, tensors, state, ranks)
+        else:
+            ranks.led(partial(checkpoint.save, place, step, tensors, state))
+        ranks.led(partial(checkpoint.prune, place, keep, self.best.step))
         logger.info("saved step %d", step)
-        ranks.most(0)  # nobody ends before all is saved
 
     def judge(self, step: int, hasty: Interrupts | None = None) -> Iterator[Event]:
         """Evaluate after a step; where `hasty`, a signal puts it off: saving is more urgent."""
@@ -143,7 +149,9 @@ class Standing:
         kept = (learner.part(), self.average.tensors())
         ranks.together(partial(must_be_finite, folder, step, *kept))
         with self.average.applied(), self.autocast():
-            found: tuple[dict[str, float], str] | None = ranks.tell(learner.look(judged))
+            found: tuple[dict[str, float], str] | None = ranks.tell(
+                ranks.together(partial(learner.look, judged))
+            )
             self.owed = found is None
             if found is None:
                 return
@@ -151,10 +159,30 @@ class Standing:
             is_best = self.best.sees(step, metrics, settings.best)
             if is_best:
                 best_weights = learner.whole()
+                ranks.led(partial(checkpoint.write_tensors, folder.model, best_weights))
                 if ranks.first:
-                    checkpoint.write_tensors(folder.model, best_weights)
                     self.best.sha256 = checkpoint.sha256(folder.model)
-        folder.append({"step": step, "validation": metrics})
-        fault("log")
-        folder.add_sample(step, sample)
+
+        def tell() -> None:
+            folder.append({"step": step, "validation": metrics})
+            fault("log")
+            folder.add_sample(step, sample)
+
+        ranks.led(tell)
         yield Evaluated(step, metrics, is_best, sample)
+
+
+def start_from(config: RunConfig, model: nn.Module) -> None:
+    """Begin with the weights that another run ended with; a head for something else is new."""
+    start = Folder(cast(str, config.train.start))
+    tensors = start.kept_weights()
+    if _goal(start.load_config()) != _goal(config):
+        own = {name: each for name, each in weights(model).items() if name.startswith("head.")}
+        kept = {name: each for name, each in tensors.items() if not name.startswith("head.")}
+        tensors = kept | own
+    load_weights(model, tensors, str(start.model))
+
+
+def _goal(config: RunConfig) -> tuple[Any, Any]:
+    """What the head of a run reads off, and the names of its classes."""
+    return config.model.get("head"), kind_of(config.task)[1].get("names")

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from regard.config import Choice, RunConfig, kind_of, make, to_table
-from regard.errors import ConfigError, unknown
+from regard.errors import CheckpointError, ConfigError, unknown
+from regard.hub.files import read_json
 from regard.training.folder import Folder
 from regard.training.history import spent
 
@@ -88,8 +89,8 @@ class _Once:
     def __init__(self, folder: Folder) -> None:
         self.note = folder.path / f"{self.package}.json"
         kept: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            kept = json.loads(self.note.read_text(encoding="utf-8"))
+        with suppress(CheckpointError):
+            kept = read_json(self.note)
         self.id = str(kept.get("id", secrets.token_hex(4)))
         self.sent = tuple(kept.get("sent", (0, False)))
 
@@ -193,7 +194,7 @@ class Clock:
 
 
 def _keep(path: Path, table: Mapping[str, Any]) -> None:
-    """Write a small file whole or not at all."""
+    """Write a small file whole or not at all, at every row: the disk is not waited for."""
     new = path.with_suffix(".json.tmp")
     new.write_text(json.dumps(table), encoding="utf-8")
     new.replace(path)

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import dropwhile
 
 from regard.explain.render.label import cells, cut, visible
 from regard.explain.render.picture import Dot, Line, Picture, Shape, Words
@@ -17,6 +18,7 @@ LEFT, RIGHT, ABOVE, BELOW, EDGE = 62, 22, 34, 48, 14  # around it; around all of
 LEGEND = 20  # pixels of a line of it
 BEGINNING = 10  # of a training curve, this part of it may lie above the panel
 STEEP = 3.0  # largest over smallest from which an axis is logarithmic
+SMALLEST = 1e-100  # that a logarithmic axis shows
 NAME = 48  # cells of the longest name
 ADVANCE = 7.2  # pixels of a character, with something to spare
 
@@ -73,9 +75,10 @@ def _legend(names: Sequence[str], width: int, both: bool) -> tuple[list[Shape], 
 
 
 def _panel(panel: Panel, names: Sequence[str], across: str, x: float, y: float) -> list[Shape]:
-    points = [point for curve in panel.curves for point in (*curve.training, *curve.held_out)]
+    curves = _in_sight(panel.curves)
+    points = [point for curve in curves for point in (*curve.training, *curve.held_out)]
     steps = _Axis.around([step for step, _ in points], x, x + WIDTH, flat=True)
-    values = _Axis.around([value for _, value in _in_sight(panel)], y + HEIGHT, y)
+    values = _Axis.around([value for _, value in points], y + HEIGHT, y)
     shapes: list[Shape] = [
         Words(x, y - 12, panel.title, size=14, bold=True),
         *(Line([(x, at), (x + WIDTH, at)], FAINT) for at in map(values.at, values.ticks)),
@@ -90,10 +93,9 @@ def _panel(panel: Panel, names: Sequence[str], across: str, x: float, y: float) 
     shapes.append(Words(x + WIDTH / 2, y + HEIGHT + 38, across, "middle"))
     shapes.append(Words(x - 48, y + HEIGHT / 2, unit, "middle", upwards=True))
     for thin in (True, False):  # those that matter more lie above
-        for curve in panel.curves:
+        for curve in curves:
             colour, dashed = _style(curve.run)
             line = curve.training if thin else curve.held_out
-            line = [point for point in line if point[1] <= values.high]
             places = [(steps.at(step), values.at(value)) for step, value in line]
             if len(places) > 1:
                 tint = _paler(colour) if thin else colour
@@ -108,12 +110,21 @@ def _panel(panel: Panel, names: Sequence[str], across: str, x: float, y: float) 
     return shapes
 
 
-def _in_sight(panel: Panel) -> list[tuple[float, float]]:
-    """The points that a panel must show: without the steep beginning, which would flatten all."""
-    found = [point for curve in panel.curves for point in curve.held_out]
-    for curve in panel.curves:
-        found += curve.training[len(curve.training) // BEGINNING :]
-    return found
+def _in_sight(curves: Sequence[Curve]) -> list[Curve]:
+    """The same without the steep beginnings, which lie above all that follows and would flatten it.
+
+    Nothing else is left out: a run that diverges is seen to.
+    """
+    rest = [
+        point
+        for curve in curves
+        for point in (*curve.held_out, *curve.training[len(curve.training) // BEGINNING :])
+    ]
+    top = max((value for _, value in rest), default=math.inf)
+    return [
+        replace(curve, training=list(dropwhile(lambda point: point[1] > top, curve.training)))
+        for curve in curves
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +146,7 @@ class _Axis:
         low, high = min(found), max(found)
         if flat:
             low = 0.0
-        logarithmic = not flat and low > 0 and high / low >= STEEP
+        logarithmic = not flat and low > SMALLEST and high / low >= STEEP
         if logarithmic:
             room = (high / low) ** 0.04
             low, high = low / room, high * room

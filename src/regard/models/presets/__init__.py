@@ -2,19 +2,31 @@
 
 from collections.abc import Callable
 
+from regard.models.convolution import ConvolutionConfig
+from regard.models.feedforward import FeedforwardConfig
+from regard.models.hmm import HMMConfig
 from regard.models.ngram import NGramConfig
 from regard.models.presets import before, gpt, vaswani, vit
 from regard.models.presets.bert import ENCODERS
 from regard.models.presets.decoders import DECODERS
 from regard.models.presets.llama import LLAMAS
 from regard.models.presets.published import PUBLISHED, Published
+from regard.models.presets.recurrent import RECURRENT
 from regard.models.presets.survey import SURVEY
 from regard.models.presets.t5 import ENCODER_DECODERS
-from regard.models.recurrent import LSTMConfig
+from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
 from regard.models.vision import VisionConfig
 
-ModelConfig = TransformerConfig | LSTMConfig | NGramConfig | VisionConfig
+ModelConfig = (
+    TransformerConfig
+    | RecurrentConfig
+    | FeedforwardConfig
+    | ConvolutionConfig
+    | NGramConfig
+    | HMMConfig
+    | VisionConfig
+)
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "gpt1": gpt.gpt1,
@@ -32,8 +44,9 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "vit-l16": vit.vit_l16,
     "vit-h14": vit.vit_h14,
     "tiny-vit": vit.tiny_vit,
-    "lstm": before.lstm,
+    **RECURRENT,
     "ngram": before.ngram,
+    "hmm": before.hmm,
     **ENCODERS,
     **ENCODER_DECODERS,
     **DECODERS,

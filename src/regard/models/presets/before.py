@@ -1,7 +1,7 @@
 """Models from before the Transformer."""
 
+from regard.models.hmm import HMMConfig
 from regard.models.ngram import NGramConfig
-from regard.models.recurrent import LSTMConfig
 
 
 def ngram() -> NGramConfig:
@@ -9,6 +9,6 @@ def ngram() -> NGramConfig:
     return NGramConfig(vocab_size=256, order=4)
 
 
-def lstm() -> LSTMConfig:
-    """A two-layer LSTM language model (Hochreiter & Schmidhuber 1997; Gers et al. 2000)."""
-    return LSTMConfig(vocab_size=256, dim=256, layers=2)
+def hmm() -> HMMConfig:
+    """A hidden Markov model of 32 states (Baum et al. 1970)."""
+    return HMMConfig(vocab_size=256, states=32)

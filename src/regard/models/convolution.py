@@ -1,0 +1,145 @@
+"""Language models that look back by causal convolutions, each layer twice as far."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.models.base import State
+from regard.nn.convolution import CausalConvolution, window
+from regard.nn.head import Head
+from regard.nn.recurrent import Snapshots
+from regard.nn.state import Source
+
+MOST_LAYERS = 20  # the last one then looks back half a million ids
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolutionConfig:
+    """A stack of causal convolutions, dilated 1, 2, 4, …, that predicts the next id."""
+
+    vocab_size: int
+    dim: int = 128
+    layers: int = 8
+    width: int = 2  # vectors that a convolution sums
+    dropout: float = 0.0
+    context: int = 256  # ids per training block; generating has no limit
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "dim", "layers", "context"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.width < 2:
+            raise ConfigError(f"width={self.width} must be at least 2: one vector is no past")
+        if self.layers > MOST_LAYERS:
+            raise ConfigError(
+                f"layers={self.layers} must be at most {MOST_LAYERS}: each looks twice as far back"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
+
+    @property
+    def sight(self) -> int:
+        """How many ids the next one depends on."""
+        return 1 + (self.width - 1) * (2**self.layers - 1)
+
+
+class ConvolutionLanguage(nn.Module):
+    r"""A language model that sees as many ids as its convolutions reach.
+
+        x = E[ids];    y_l = convolution_l(x),  x <- x + y_l,      l = 1 ... L, dilation 2^(l - 1)
+        h = relu(M relu(y_1 + ... + y_L) + m),    logits = W h
+
+    The next id depends on the last 1 + (width - 1) (2^L - 1). WaveNet (van den Oord et al. 2016),
+    for ids instead of sound.
+    """
+
+    context: int | None = None
+
+    def __init__(self, config: ConvolutionConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleList(
+            CausalConvolution(config.dim, config.width, 2**n) for n in range(config.layers)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.mix = nn.Linear(config.dim, config.dim)  # M, m
+        self.head = Head(config.dim, config.vocab_size)
+
+    def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time dim"]:
+        """h after each id; `head` makes logits of it."""
+        x, _ = self._run(ids, self._nothing(len(ids)))
+        return x
+
+    def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
+        """Zeros: of each layer the vectors it looks back at, and h. Any `capacity` fits."""
+        if source is not None:
+            raise ConfigError("a convolutional language model reads no source; it only continues")
+        h = self.embed.weight.new_zeros(rows, 1, self.config.dim)
+        none = torch.zeros(rows, dtype=torch.long, device=h.device)
+        return Snapshots([*((past,) for past in self._nothing(rows)), (h,)], none, none)
+
+    def step(
+        self,
+        ids: Int[Tensor, "rows time"],
+        state: State,
+        *,
+        counts: Int[Tensor, " rows"] | None = None,
+        every: bool = False,
+    ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
+        """Take in one or more ids per row; see `Language.step`."""
+        x, after = self.hidden(ids, state, counts=counts)
+        if not every:
+            [(h,)] = after.layers[-1:]
+            x = window(h, after.taken, 1)
+        return self.head(x), after
+
+    def hidden(
+        self,
+        ids: Int[Tensor, "rows time"],
+        state: State,
+        *,
+        counts: Int[Tensor, " rows"] | None = None,
+    ) -> tuple[Float[Tensor, "rows time dim"], Snapshots]:
+        """h after each id, and the state with `ids` taken in.
+
+        A layer keeps what it has seen, the vectors before the step and those of it. What it
+        looks back at is a window of these, which begins where the row stands.
+        """
+        assert isinstance(state, Snapshots)
+        *layers, (h,) = state.layers
+        pasts = [
+            window(seen, state.taken, layer.past)
+            for layer, (seen,) in zip(self._convolutions(), layers, strict=True)
+        ]
+        x, seen = self._run(ids, pasts)
+        shown = torch.cat([window(h, state.taken, 1), x], 1)
+        if counts is None:
+            counts = torch.full_like(state.taken, ids.shape[1])
+        return x, state.advanced([*((each,) for each in seen), (shown,)], counts)
+
+    def _run(self, ids: Tensor, pasts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """h after each id, and what each layer has seen."""
+        x = self.embed(ids)
+        skips, seen = torch.zeros_like(x), []
+        for layer, past in zip(self._convolutions(), pasts, strict=True):
+            seen.append(torch.cat([past, x], 1))
+            y = self.dropout(layer(seen[-1]))
+            x, skips = x + y, skips + y
+        return F.relu(self.mix(F.relu(skips))), seen
+
+    def _nothing(self, rows: int) -> list[Tensor]:
+        """What each layer looks back at before the beginning of a text: zeros."""
+        empty = self.embed.weight.new_zeros
+        return [empty(rows, layer.past, self.config.dim) for layer in self._convolutions()]
+
+    def _convolutions(self) -> list[CausalConvolution]:
+        return cast(list[CausalConvolution], list(self.layers))
+
+    if TYPE_CHECKING:
+        __call__ = forward

@@ -1,0 +1,47 @@
+"""Neural language models from before the Transformer; the recurrent ones are of one size."""
+
+from collections.abc import Callable
+
+from regard.models.convolution import ConvolutionConfig
+from regard.models.feedforward import FeedforwardConfig
+from regard.models.recurrent import RecurrentConfig
+
+
+def bengio() -> FeedforwardConfig:
+    """The first neural language model, over the last eight ids (Bengio et al. 2003)."""
+    return FeedforwardConfig(vocab_size=256)
+
+
+def convolution() -> ConvolutionConfig:
+    """Eight gated convolutions that see 256 ids (WaveNet, van den Oord et al. 2016)."""
+    return ConvolutionConfig(vocab_size=256)
+
+
+def elman() -> RecurrentConfig:
+    """A two-layer Elman network (Elman 1990; as a language model Mikolov et al. 2010)."""
+    return RecurrentConfig(vocab_size=256, cell="elman")
+
+
+def gated() -> RecurrentConfig:
+    """A two-layer network with one gate, the step between Elman's and the GRU."""
+    return RecurrentConfig(vocab_size=256, cell="gated")
+
+
+def gru() -> RecurrentConfig:
+    """A two-layer GRU language model (Cho et al. 2014), in the form that has a fused kernel."""
+    return RecurrentConfig(vocab_size=256, cell={"kind": "gru", "reset": "after"})
+
+
+def lstm() -> RecurrentConfig:
+    """A two-layer LSTM language model (Hochreiter & Schmidhuber 1997; Gers et al. 2000)."""
+    return RecurrentConfig(vocab_size=256, cell="lstm")
+
+
+RECURRENT: dict[str, Callable[[], RecurrentConfig | FeedforwardConfig | ConvolutionConfig]] = {
+    "bengio": bengio,
+    "convolution": convolution,
+    "elman": elman,
+    "gated": gated,
+    "gru": gru,
+    "lstm": lstm,
+}
