@@ -94,7 +94,7 @@ def _feedforward(config: Any) -> Lines:
 
 
 def _convolution(config: Any) -> Lines:
-    dilated = f"dilated 1 … {2 ** (config.layers - 1):,}"
+    dilated = f"dilated 1 to {2 ** (config.layers - 1):,}"
     part = f"gated convolution: of {config.width} vectors, {dilated}; also to the read-out"
     inside = _leave(_stacked([part], WIDTH - 2 - STREAM - 4), WIDTH - 2)
     read = f"sum of all branches, ReLU, {config.dim:,} → {config.dim:,}, ReLU"
