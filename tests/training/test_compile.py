@@ -1,10 +1,13 @@
 """The compiled objective is the eager one: what runs on a GPU by default, checked on a CPU."""
 
+import warnings
+
 import pytest
 import torch
 
 from regard.data.batch import PairBatch, TextBatch
 from regard.models.build import build_model, preset
+from regard.nn.recurrent import Recurrent
 from regard.nn.state import Source
 from regard.tasks import Causal, Objective, Seq2Seq
 
@@ -48,3 +51,21 @@ def test_the_compiled_loss_and_gradient_are_the_eager_ones(name, fields, task, b
     torch.testing.assert_close(*losses)
     torch.testing.assert_close(*grads)
     assert all(grad.abs().sum() > 0 for n, grad in grads[0].items() if "key.bias" not in n)
+
+
+def test_a_compiler_does_not_unroll_a_cell():
+    layers, x = Recurrent("gated", 3, 4, 1).double(), torch.randn(2, 20, 3).double()
+    expected, _ = layers(x)
+    seen = []
+
+    def count(graph, _):
+        seen.append(len(graph.graph.nodes))
+        return graph.forward
+
+    torch.compiler.reset()
+    with warnings.catch_warnings():  # the compiler of torch 2.13 looks at .grad where it breaks
+        warnings.simplefilter("ignore", UserWarning)
+        y, _ = torch.compile(layers, backend=count)(x)
+    torch.compiler.reset()
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+    assert sum(seen) < 20

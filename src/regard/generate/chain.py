@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import SequenceMatcher
 from functools import reduce
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -213,7 +213,7 @@ class Chain:
                 return f"nothing is left by {said(each.stage)}"
         return "the samplers removed all"
 
-    def select(self, rows: Int[Tensor, " some"]) -> Self:
+    def select(self, rows: Int[Tensor, " some"]) -> "Chain":
         """The chain of some rows of a batch."""
         some = (stage.select(rows) if isinstance(stage, Each) else stage for stage in self.stages)
         return replace(self, stages=tuple(some))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +18,7 @@ from regard.nn.state import Source
 BLOCK = 16  # tokens that are written before the host looks at them
 
 
+@runtime_checkable
 class Pen(Protocol):
     """Takes in what was drawn last and draws again, for every row."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -154,6 +154,7 @@ class Guesses:
         return ids.where(real, -1), q * real.unsqueeze(1)
 
 
+@runtime_checkable
 class Draft(Protocol):
     """Whoever guesses."""
 

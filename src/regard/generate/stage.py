@@ -7,7 +7,7 @@ batch by settings of its own.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Self, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -166,7 +166,7 @@ class Each(Stage):
     where: Bool[Tensor, "rows 1"] | None  # the rows it acts on; None: all
 
     @classmethod
-    def of(cls, stages: Sequence[Stage | None], device: torch.device | str) -> Self:
+    def of(cls, stages: Sequence[Stage | None], device: torch.device | str) -> "Each":
         """The stages of all rows as one; None for a row that does without."""
         some = next(stage for stage in stages if stage is not None)
         settings = {}
