@@ -1,6 +1,7 @@
 # One line a target, so that a person, pre-commit and CI run the same thing.
 PYTHON ?= python3
 BIN := .venv/bin
+LIMIT := --timeout 300  # seconds: a test that hangs fails instead
 
 .PHONY: demo test check shapes long storm format clean
 
@@ -8,7 +9,7 @@ demo: .venv/ready  ## set up, then learn to write numbers in French, in a minute
 	$(BIN)/regard quickstart
 
 test: .venv/ready check  ## lint, types and the tests that every commit must pass
-	$(BIN)/pytest -q -n 2 -m "not long"
+	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT)
 	$(MAKE) shapes
 
 check: .venv/ready
@@ -17,7 +18,7 @@ check: .venv/ready
 	$(BIN)/mypy
 
 shapes: .venv/ready  ## the same parts with every annotated shape checked at every call
-	$(BIN)/pytest -q -n 2 -m "not long" --jaxtyping-packages=regard,beartype.beartype tests/nn tests/contract
+	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT) --jaxtyping-packages=regard,beartype.beartype tests/nn tests/contract
 
 long: .venv/ready  ## kill storms and other tests of minutes
 	$(BIN)/pytest -q -m long

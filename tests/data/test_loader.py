@@ -268,11 +268,14 @@ def test_in_order_with_a_limit_is_a_fixed_sample_of_all_lengths():
     assert abs(needed[sample].mean() - needed.mean()) < 5
 
 
-def prefetching() -> int:
-    return sum(thread.name == "prefetch" for thread in threading.enumerate())
+@pytest.fixture
+def prefetching():
+    """How many threads prefetch that did not when the test began."""
+    before = threading.enumerate()
+    return lambda: sum(t.name == "prefetch" and t not in before for t in threading.enumerate())
 
 
-def test_prefetch_hands_out_in_order_from_another_thread():
+def test_prefetch_hands_out_in_order_from_another_thread(prefetching):
     makers = set()
 
     def make(step):
@@ -303,7 +306,7 @@ def test_prefetch_stays_only_so_far_ahead():
     stream.close()
 
 
-def test_prefetch_raises_what_make_raised_in_its_turn():
+def test_prefetch_raises_what_make_raised_in_its_turn(prefetching):
     def make(step):
         if step == 2:
             raise DataError("step 2 is bad")
@@ -316,7 +319,7 @@ def test_prefetch_raises_what_make_raised_in_its_turn():
     assert prefetching() == 0
 
 
-def test_prefetch_ends_its_thread_when_left_early():
+def test_prefetch_ends_its_thread_when_left_early(prefetching):
     for _ in prefetch(lambda step: step, 0, 10**9):
         break
     stream = prefetch(lambda step: step, 0, 10**9)
