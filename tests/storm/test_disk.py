@@ -133,7 +133,7 @@ def test_a_disk_that_becomes_read_only_keeps_what_it_has(data, disk, whole):
 
 @pytest.fixture
 def limited():
-    """Sets how long a file may get."""
+    """Sets how long a file may get; -1 before the test ends, or its own report would be cut."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -144,6 +144,7 @@ def test_a_limit_on_the_length_of_files_is_met_before_the_first_step(data, tmp_p
     limited(300_000)
     with pytest.raises(CheckpointError, match=r"run needs files of 0\.\d MB; .* 0\.3 MB at most"):
         next(begin(settings(data), tmp_path / "run"))
+    limited(-1)
     assert not (tmp_path / "run").exists()
 
 
@@ -181,6 +182,7 @@ def test_a_half_written_row_is_not_read(tmp_path, limited):
     limited(20)
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl: File too large"):
         folder.append({"step": 2})
+    limited(-1)
     assert folder.rows() == [{"step": 1}]
 
 
