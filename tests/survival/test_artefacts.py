@@ -213,6 +213,7 @@ def vouched(folder):
     [
         ("state.json", b"[" * 1_000_000),
         ("state.json", b"[]"),
+        ("state.json", b"{}"),
         ("index.json", b"[" * 1_000_000),
         ("index.json", b"{}"),
         ("index.json", b'{"model": []}'),

@@ -77,34 +77,6 @@ class Repetition(Stage):
 
 
 @dataclass(frozen=True, slots=True)
-class Presence(Stage):
-    r"""Take a fixed amount from every token of the text, once.
-
-        l_v <- l_v - penalty [v was said]
-
-    A negative penalty favours what was said; 0 changes nothing.
-    """
-
-    penalty: float = 0.0
-    window: Window = field(default=None, kw_only=True, metadata=STATIC)
-    scope: Scope = field(default="text", kw_only=True, metadata=STATIC)
-
-    off: ClassVar = {"penalty": 0.0}
-    by_id = True
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.penalty):
-            raise ConfigError(f"presence={self.penalty} must be a finite number; 0 is none")
-        check_window("presence", self.window)
-
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
-        """Penalise what was said."""
-        context = needed(context, "presence")
-        said = counts(context, logits.shape[1], self.window, self.scope, logits.dtype)
-        return logits - self.penalty * said.clamp_max(1)
-
-
-@dataclass(frozen=True, slots=True)
 class Frequency(Stage):
     r"""Take the more from a token the more often it was said.
 
@@ -121,15 +93,34 @@ class Frequency(Stage):
     by_id = True
 
     def __post_init__(self) -> None:
+        name = type(self).__name__.lower()
         if not math.isfinite(self.penalty):
-            raise ConfigError(f"frequency={self.penalty} must be a finite number; 0 is none")
-        check_window("frequency", self.window)
+            raise ConfigError(f"{name}={self.penalty} must be a finite number; 0 is none")
+        check_window(name, self.window)
 
     def apply(self, logits: Tensor, context: Context | None) -> Tensor:
-        """Penalise what was said, by how often."""
-        context = needed(context, "frequency")
+        """Penalise what was said."""
+        context = needed(context, type(self).__name__.lower())
         said = counts(context, logits.shape[1], self.window, self.scope, logits.dtype)
-        return logits - self.penalty * said
+        return logits - self.penalty * self.weighed(said)
+
+    def weighed(self, said: Tensor) -> Tensor:
+        """How much each time counts that a token was said: all the same."""
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Presence(Frequency):
+    r"""Take a fixed amount from every token of the text, once.
+
+        l_v <- l_v - penalty [v was said]
+
+    A negative penalty favours what was said; 0 changes nothing.
+    """
+
+    def weighed(self, said: Tensor) -> Tensor:
+        """Only the first time counts."""
+        return said.clamp_max(1)
 
 
 @dataclass(frozen=True, slots=True)

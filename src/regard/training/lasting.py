@@ -23,7 +23,7 @@ def must_stay(before: RunConfig, after: RunConfig, path: Path) -> None:
 
 def must_be_as_saved(folder: Folder, config: RunConfig, newest: Checkpoint) -> None:
     """Refuse a config.json that was edited in what the checkpoint depends on."""
-    saved, now = newest.state()["config"], lasting(config)
+    saved, now = _state(newest)["config"], lasting(config)
     if not isinstance(saved, dict):  # an older checkpoint: a hash of all settings
         return
     for key, value in saved.items():
@@ -61,10 +61,19 @@ def must_have_more(folder: Folder, config: RunConfig, newest: Checkpoint | None)
             f"{folder.path} is at step {newest.step:,} already, and train.steps={steps};\n"
             f"to train on, say for how long: train.steps={2 * newest.step}"
         )
-    since = newest.state()["best"]["since"]
+    since = _state(newest)["best"]["since"]
     if patience is not None and since >= patience:
         raise ConfigError(
             f"{folder.path} stopped early at step {newest.step:,}: {since} evaluations in a row "
             f"were no better\nto train on, raise train.patience (now {patience}) or give "
             "train.patience=none"
         )
+
+
+def _state(newest: Checkpoint) -> dict[str, Any]:
+    state = newest.state()
+    if absent := [key for key in ("best", "config", "sizes") if key not in state]:
+        raise CheckpointError(
+            f"{newest.path / 'state.json'} lacks {', '.join(absent)}: another version wrote it"
+        )
+    return state
