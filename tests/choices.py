@@ -14,7 +14,7 @@ from regard.nn.head import HEADS
 from regard.nn.init import INITS
 from regard.nn.norm import NORMS
 from regard.nn.position import POSITIONS
-from regard.nn.score import RELATIVE, SCORES
+from regard.nn.score import MIXING, RELATIVE, SCORES
 
 VOCAB = 23
 SIZES = {"vocab_size": VOCAB, "dim": 16, "layers": 2, "heads": 4, "context": 8}
@@ -36,7 +36,7 @@ OTHERWISE = {  # what to try beside the default, where a type does not tell
     "ffn_dropout": [0.1],
 }
 TABLES = {
-    "score": SCORES,
+    "score": {name: score for name, score in SCORES.items() if name != "location"},
     "position": POSITIONS,
     "norm": NORMS,
     "ffn": FFNS,
@@ -65,6 +65,7 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
         {"classes": 3},
         {"classes": 3, "pool": "last", "hidden": "tanh"},
         {"classes": 3, "pool": "mean", "hidden": "relu", "bias": False},
+        {"classes": 3, "pool": "max", "bend": True},
     ],
     "tag": [{"classes": 3}],
 }
@@ -127,6 +128,12 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
         ("position", lambda position: kind(position) == "rotary"),
         r"score=.* compares queries with distances, position=.*rotary.* turns them first.*"
         r"\nset position='none', or score='scaled_dot'",
+    ),
+    (
+        ("score", lambda score: kind(score) in MIXING),
+        ("position", lambda position: kind(position) == "rotary"),
+        r"score=.* has a matrix between query and key, position=.*rotary.* turns both first.*"
+        r"\nchoose a position that turns nothing, or score='scaled_dot'",
     ),
     (
         ("init", lambda init: kind(init) == "zero_out"),

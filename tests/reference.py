@@ -79,6 +79,25 @@ def shaw(table: list[Vector], reach: int) -> Score:
     return score
 
 
+def content(q: Vector, k: Vector, i: int = 0, j: int = 0) -> float:
+    return dot(q, k) / math.sqrt(dot(q, q) * dot(k, k))
+
+
+def additive(v: Vector, w: list[Vector]) -> Score:
+    """v . tanh(W [q; k])"""
+    return lambda q, k, i, j: dot(v, [math.tanh(dot(row, [*q, *k])) for row in w])
+
+
+def general(w: list[Vector]) -> Score:
+    """q . W k"""
+    return lambda q, k, i, j: dot(q, [dot(row, k) for row in w])
+
+
+def location(w: list[Vector]) -> Score:
+    """(W q)_j"""
+    return lambda q, k, i, j: dot(w[j], q)
+
+
 # Attention
 
 

@@ -13,7 +13,7 @@ from regard.errors import CheckpointError, ConfigError, DataError
 from regard.generate import generate, parse_chain
 from regard.models.build import resolve
 from regard.training.auto import named
-from regard.training.configure import RECIPES, configure, recipes
+from regard.training.configure import RECIPES, configure, configure_study, recipes
 from regard.training.prepare import prepare
 from training.runs import write_data
 
@@ -141,11 +141,12 @@ def test_a_name_that_is_nothing_gets_a_suggestion():
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_makes_settings_and_a_model(name, monkeypatch, tmp_path):
     monkeypatch.setenv("REGARD_DATA", str(tmp_path))
-    settings = configure(name)
-    assert isinstance(settings, RunConfig)
-    assert settings.name == name
-    resolve(settings.model, vocab_size=100)
-    assert build(RunConfig, json.loads(json.dumps(to_table(settings)))) == settings
+    runs = configure_study(name) or {name: configure(name)}
+    for run, settings in runs.items():
+        assert isinstance(settings, RunConfig)
+        assert settings.name == run
+        resolve(settings.model, vocab_size=100)
+        assert build(RunConfig, json.loads(json.dumps(to_table(settings)))) == settings
 
 
 def test_recipes_come_with_the_library():

@@ -18,10 +18,10 @@ import typer
 
 import regard
 from regard.cli import app, main
-from regard.config import DataConfig, RunConfig, TrainConfig, build, kind_of, make
+from regard.config import DataConfig, RunConfig, TrainConfig, build, kind_of, make, studied
 from regard.data.sources import BUILTINS
 from regard.generate import SAMPLERS
-from regard.models.build import FAMILIES, count_parameters, resolve
+from regard.models.build import FAMILIES, count_parameters, family_of, fitted, resolve
 from regard.models.presets import PRESETS
 from regard.nn.ffn import FFNS
 from regard.nn.norm import NORMS
@@ -30,7 +30,7 @@ from regard.nn.recurrent import CELLS
 from regard.nn.score import SCORES
 from regard.tasks import TASKS
 from regard.text import TOKENIZERS
-from regard.training.configure import configure, recipes
+from regard.training.configure import configure, configure_study, recipes
 from regard.training.optim import OPTIMIZERS
 from regard.training.schedule import SCHEDULES, schedule
 
@@ -305,19 +305,23 @@ def exists(name):
 def test_recipes_that_are_shown_can_be_read(path):
     for block in blocks(path):
         if block.language == "toml":
-            assert build(RunConfig, {"name": "shown", **tomllib.loads(block.text)})
+            recipe = {"name": "shown", **tomllib.loads(block.text)}
+            for run in studied(recipe).values() or [recipe]:
+                assert build(RunConfig, run)
 
 
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_loads_and_describes_a_model(name, monkeypatch, tmp_path):
     monkeypatch.setenv("REGARD_DATA", str(tmp_path))
-    config = configure(name)
-    assert config.name == name
-    assert count_parameters(resolve(config.model, vocab_size=100)) > 0
-    assert schedule(config.train.schedule, config.train.steps)(0) > 0
-    assert make(config.task, TASKS, "task")
-    assert kind_of(config.train.optimizer)[0] in OPTIMIZERS
-    assert kind_of(config.data.tokenizer)[0] in TOKENIZERS
+    runs = configure_study(name) or {name: configure(name)}
+    for run, config in runs.items():
+        assert config.name == run
+        model = resolve(config.model, vocab_size=100)
+        assert fitted(family_of(model)) or count_parameters(model) > 0
+        assert schedule(config.train.schedule, config.train.steps)(0) > 0
+        assert make(config.task, TASKS, "task")
+        assert kind_of(config.train.optimizer)[0] in OPTIMIZERS
+        assert kind_of(config.data.tokenizer)[0] in TOKENIZERS
 
 
 def test_the_readme_has_every_recipe():

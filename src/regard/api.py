@@ -7,10 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
 from regard.config import (
+    Choice,
     RunConfig,
     build,
     kind_of,
@@ -19,9 +21,10 @@ from regard.config import (
     to_table,
 )
 from regard.data.images import as_pixels, image_pixels, resized
-from regard.data.sources import Pairs
+from regard.data.sources import Data, Labelled, Pairs, Series, open_data
 from regard.errors import ConfigError
-from regard.explain import AttentionMap, attention_maps
+from regard.explain import AttentionMap, Flow, attention_maps, gradient_flow
+from regard.explain.neighbours import WordVectors, cosines, parse_terms, said
 from regard.generate import (
     Beam,
     Chain,
@@ -40,9 +43,11 @@ from regard.hub.folder import is_foreign, open_folder
 from regard.models.base import Language
 from regard.models.build import loaded, resolve
 from regard.models.lean import lean
+from regard.models.seq2seq import EncoderDecoder
 from regard.models.transformer import Transformer
 from regard.models.vision import Vision
 from regard.nn.stack import Stack
+from regard.nn.state import Source
 from regard.tasks import TASKS
 from regard.tasks.seq2seq import Seq2Seq
 from regard.tasks.words import BLANK, framed
@@ -54,6 +59,8 @@ from regard.training.events import Event
 from regard.training.exchange import Exported, export_run, import_run, run_config
 from regard.training.folder import Folder, new_folder
 from regard.training.images import classify, image_task
+from regard.training.labels import answers, label_task, rights_by_length
+from regard.training.lengths import ByLength
 from regard.training.material import Progress, Tokenizers
 from regard.training.prepare import (
     data_fingerprint,
@@ -66,6 +73,7 @@ from regard.training.prepare import (
 )
 from regard.training.run import begin
 from regard.training.run import resume as resume_events
+from regard.training.series import forecast, series_task
 
 
 def train(
@@ -148,7 +156,7 @@ class Run:
         both = self.tokenizers
         if both is None:
             raise ConfigError(
-                "this run has no tokenizer: its model reads images, or came without one"
+                "this run has no tokenizer: its model reads no text, or came without one"
             )
         return both.target if isinstance(both, PairTokenizers) else both
 
@@ -289,11 +297,26 @@ class Run:
     def predict(
         self, what: str | Path | NDArray[Any], *, top: int = 3
     ) -> list[list[tuple[str, float]]]:
-        """What the run's task is about: the likeliest pieces for each <mask> of a text, or the
-        likeliest classes of an image, best first."""
-        if kind_of(self.config.task)[0] == "classify":
+        """What the run's task is about, best first: the likeliest classes of a text, of each of
+        its words or of an image, or the likeliest pieces for each <mask> of a text."""
+        kind = kind_of(self.config.task)[0]
+        if kind == "classify":
             return [self.classify(what, top=top)]
+        if kind in ("label", "tag"):
+            task, text = label_task(self.config.task), self._read(str(what))
+            return answers(self.model, task, self.tokenizer, text, top)
         return self.fill(str(what), top=top)
+
+    def forecast(self, series: str | Path | None = None, *, steps: int = 24) -> list[float]:
+        """The next numbers of a series, each made from those before it.
+
+        A file or a built-in; None: the series that the run was made from, held-out end included.
+        """
+        self._must("forecast", "foretell a series")
+        path = self.config.data.path if series is None else str(series)
+        opened = open_data(path, holds="series")
+        assert isinstance(opened, Series)
+        return forecast(self.model, series_task(self.config.task), opened, steps)
 
     def classify(
         self, image: str | Path | NDArray[Any], *, top: int = 3
@@ -328,32 +351,91 @@ class Run:
             for row, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
 
+    def neighbours(
+        self, words: str | Sequence[str], *, top: int = 10
+    ) -> dict[str, list[tuple[str, float]]]:
+        """The words with vectors most like those of others, and the cosines, best first.
+
+        Each word is asked for itself, or as a sum: "war king - man + woman" asks twice.
+        """
+        vectors = WordVectors.of(self.model, self.tokenizer)
+        split = words.split() if isinstance(words, str) else words
+        sums = parse_terms(self._read(word) for word in split)
+        return {said(terms): vectors.near(terms, top) for terms in sums}
+
+    def alike(self, word: str, text: str) -> dict[str, Any]:
+        """How alike the vectors of a word are wherever it stands in a text, as cosines.
+
+        In the `table` they are the same; in the `last layer`, where there is one, they tell what
+        the model has read. `places` counts the tokens of the text from 1.
+        """
+        if isinstance(self.tokenizers, PairTokenizers):
+            raise ConfigError("a word is compared within one text, and this run learned from pairs")
+        vectors = WordVectors.of(self.model, self.tokenizer)
+        ids, id = self.tokenizer.encode(self._read(text)), vectors.id(self._read(word))
+        places = [place for place, each in enumerate(ids) if each == id]
+        if len(places) < 2:
+            raise ConfigError(
+                f"{word!r} stands {len(places)} times in the text; there must be two to compare"
+            )
+        result: dict[str, Any] = {"places": [place + 1 for place in places]}
+        result["table"] = cosines(vectors.table[[id] * len(places)]).tolist()
+        if kind_of(self.config.task)[0] != "cbow":
+            before = self.tokenizer.opening
+            if getattr(self.model.config, "shape", None) == "encoder":
+                before = [self.tokenizer.cls_id]
+                ids = [*ids, self.tokenizer.sep_id]
+            with torch.no_grad():
+                x = self.model(torch.tensor([[*before, *ids]], device=self.device))[0]
+            result["last layer"] = cosines(x[[len(before) + each for each in places]]).tolist()
+        return result
+
     def evaluate(
         self,
-        *data: str,
+        *data: Choice,
         beam: int = 5,
         length_penalty: float = 1.0,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """All metrics of the run's task on its own held-out data, or on other data."""
+        held = self._held_out(data)
+        exam = examine(self.config, held, self.tokenizers, progress)
+        result: dict[str, Any] = evaluate.losses(exam, self.model, self.device)
+        if isinstance(held, Pairs):
+            result["loss_own"] = evaluate.own_loss(exam, self.model, self.device)
+            result |= evaluate.written(
+                exam, self.model, held, width=beam, length_penalty=length_penalty
+            )
+        return result
+
+    def evaluate_by_length(
+        self, *data: Choice, beam: int = 5, length_penalty: float = 1.0
+    ) -> ByLength:
+        """What the run says or writes, judged apart for short and for long texts."""
+        if kind_of(self.config.task)[0] not in ("label", "tag"):
+            self._must("seq2seq", "be judged by the length of what is read")
+        held = self._held_out(data)
+        if isinstance(held, Labelled):
+            return rights_by_length(examine(self.config, held, self.tokenizers), self.model)
+        assert isinstance(held, Pairs)
+        exam = examine(self.config, held, self.tokenizers)
+        return evaluate.written_by_length(
+            exam, self.model, held, width=beam, length_penalty=length_penalty
+        )
+
+    def _held_out(self, data: Sequence[Choice]) -> Data:
+        """The data to judge by: what is named, or else what the run held out."""
         config = self.config
         if kind_of(config.task)[0] not in TASKS:
             self._must("causal", "be judged")
         if data:
             learns = TASKS[kind_of(config.task)[0]].learns
-            held = open_held_out(list(data), learns, lower=config.data.lower)
-        else:
-            if config.data.path is None and config.data.source is None:
-                raise ConfigError("this run was not trained here; name data to judge it by")
-            train, held = open_split(config)
-            self.folder.must_be_of(data_fingerprint(train, held))
-        exam = examine(config, held, self.tokenizers, progress)
-        result: dict[str, Any] = evaluate.losses(exam, self.model, self.device)
-        if isinstance(held, Pairs):
-            result |= evaluate.written(
-                exam, self.model, held, width=beam, length_penalty=length_penalty
-            )
-        return result
+            return open_held_out(data, learns, lower=config.data.lower)
+        if config.data.path is None and config.data.source is None:
+            raise ConfigError("this run was not trained here; name data to judge it by")
+        train, held = open_split(config)
+        self.folder.must_be_of(data_fingerprint(train, held))
+        return held
 
     def explain(
         self, text: str, *, layer: int | None = None, pattern: str | None = None
@@ -367,6 +449,12 @@ class Run:
                 "explain shows where words look; for images ask regard.explain.attention_maps(\n"
                 "run.model, lambda: run.model(images), pattern='encoder.blocks.*')"
             )
+        if isinstance(self.model, EncoderDecoder) and len(self.model.attention):
+            hops = len(self.model.attention)
+            number = hops - 1 if layer is None else layer
+            if not 0 <= number < hops:
+                raise ConfigError(f"layer {number}: there are {hops} hops, 0 to {hops - 1}")
+            return self._explain_pair(text, pattern or f"attention.{number}")
         if not isinstance(self.model, Transformer):
             kind = type(self.model).__name__
             raise ConfigError(f"there is no attention to show: the model of this run is {kind}")
@@ -393,19 +481,65 @@ class Run:
         )
         return {name: AttentionMap(pieces, pieces, weights[0]) for name, weights in maps.items()}
 
-    def _explain_pair(self, text: str, pattern: str) -> dict[str, AttentionMap]:
+    def gradients(self, text: str) -> Flow:
+        """How strongly the loss of a text's last token pulls at all that was read before it.
+
+        Of a run on pairs, that of the last token it writes for `text` itself, at each position of
+        the source, in the order in which the encoder reads it.
+        """
+        if hasattr(self.model, "fit"):
+            kind = type(self.model).__name__
+            raise ConfigError(f"there are no gradients: the model of this run is {kind}, it counts")
+        if isinstance(self.tokenizers, PairTokenizers):
+            source, ids = self._read_and_written(text)
+            pieces = list(map(self.tokenizers.source.piece, source.ids[0].tolist()))
+            if getattr(self.model.config, "reversed_source", False):
+                pieces = pieces[::-1]
+            given, pattern = {"source": source}, "encoder.*"
+        else:
+            self._must("causal", "say what comes next")
+            ids = [*self.tokenizer.opening, *self.tokenizer.encode(self._read(text))]
+            if len(ids) < 2:
+                raise ConfigError(
+                    f"{text!r} is {len(ids)} token long; there must be one to predict, and one "
+                    "before it"
+                )
+            pieces = list(map(self.tokenizer.piece, ids[:-1]))
+            given, pattern = {}, "*"
+        read = torch.tensor([ids[:-1]], device=self.device)
+        last = torch.tensor(ids[-1:], device=self.device)
+
+        def loss() -> torch.Tensor:
+            logits = cast(Any, self.model.head)(self.model(read, **given)[:, -1])
+            return F.cross_entropy(logits.float(), last)
+
+        flow = gradient_flow(self.model, loss, pattern=pattern)
+        return Flow(pieces, {name: norms[0].cpu() for name, norms in flow.items()})
+
+    def unknown(self, text: str) -> list[str]:
+        """What of a text the run cannot read, since its vocabulary does not have it."""
+        both = self.tokenizers
+        reads = both.source if isinstance(both, PairTokenizers) else both
+        return [] if reads is None else reads.unknown(self._read(text))
+
+    def _read_and_written(self, text: str) -> tuple[Source, list[int]]:
+        """A sentence as the encoder reads it, and what the decoder writes, from START to STOP."""
         tokenizers, task = cast(PairTokenizers, self.tokenizers), self._task()
         read = tokenizers.source.encode(self._read(text))
         source = task.source([np.asarray(read, dtype=np.int64)]).to(self.device)
         wrote = tokenizers.target.encode(self.translate(text))
-        ids = torch.tensor([[*task.prompt, *wrote]], device=self.device)
+        return source, [*task.prompt, *wrote, task.stop_id]
+
+    def _explain_pair(self, text: str, pattern: str) -> dict[str, AttentionMap]:
+        tokenizers = cast(PairTokenizers, self.tokenizers)
+        source, written = self._read_and_written(text)
+        ids = torch.tensor([written[:-1]], device=self.device)
         maps = attention_maps(self.model, lambda: self.model(ids, source=source), pattern=pattern)
-        written = [*task.opening, *wrote, task.stop_id]
-        rows = list(map(tokenizers.target.piece, written))
+        rows = list(map(tokenizers.target.piece, written[1:]))
         columns = list(map(tokenizers.source.piece, source.ids[0].tolist()))
         result = {}
         for name, weights in maps.items():
-            across = ".cross" in name
+            across = ".cross" in name or isinstance(self.model, EncoderDecoder)
             inside = name.startswith("encoder")
             down, along = (
                 (rows, columns) if across else (columns, columns) if inside else (rows, rows)

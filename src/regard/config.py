@@ -5,6 +5,7 @@ Nothing here knows what the names mean; the tables beside the parts do.
 """
 
 import inspect
+import re
 import tomllib
 import types
 import typing
@@ -19,6 +20,8 @@ from regard.errors import ConfigError, unknown
 Choice = str | Mapping[str, Any]
 T = TypeVar("T")
 LARGEST = 1 << 63  # no setting is a whole number from there on
+ALTERNATIVES = (("train", "batch", "tokens"), ("model", "preset", "family"))
+FOLDER_NAME = r"\w[\w.-]*"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +58,7 @@ class TrainConfig:
     patience: int | None = None  # stop after so many evaluations without a better one
     best: str = "loss"  # the validation metric that picks model.safetensors; "last": the newest
     start: str | None = None  # a run folder whose weights to begin from
+    baseline: bool = True  # of text, count n-grams first, to say by how much the model beats them
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
     recompute: bool = False  # the inside of every block, in the backward pass: saves memory
@@ -212,13 +216,58 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Read a recipe whose keys and types are right; what is wrong is named with its file."""
+    """Read a recipe whose keys and types are right; what is wrong is named with its file.
+
+    It may be a study of several runs; then `studied` tells them apart.
+    """
     table = {"name": path.stem, **read_toml(path)}
+    runs = table.get("study", {})
     try:
-        build(RunConfig, table)
+        build(RunConfig, {key: value for key, value in table.items() if key != "study"})
+        if not isinstance(runs, Mapping) or not all(isinstance(t, Mapping) for t in runs.values()):
+            raise ConfigError("study holds a table of settings for each run, as in [study.NAME]")
+        for name, run in runs.items():
+            if not re.fullmatch(FOLDER_NAME, name):
+                raise ConfigError(f"study.{name}: {name!r} cannot name a folder")
+            build(RunConfig, {"name": name, **run}, f"study.{name}")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return table
+
+
+def studied(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The runs of a study by name: each table under `study`, laid over the rest of the recipe.
+
+    >>> studied({"train": {"steps": 9}, "study": {"gru": {"train": {"rate": 0.1}}}})
+    {'gru': {'train': {'steps': 9, 'rate': 0.1}, 'name': 'gru'}}
+    """
+    rest = {key: value for key, value in recipe.items() if key != "study"}
+    runs = recipe.get("study", {})
+    return {name: overlay(rest, {"name": name, **run}) for name, run in runs.items()}
+
+
+def must_be_one(recipe: Mapping[str, Any]) -> None:
+    """Refuse a study where one run is asked for."""
+    if "study" in recipe:
+        raise ConfigError(
+            f"{recipe['name']} is a study of several runs: {', '.join(recipe['study'])};\n"
+            "`regard train` trains them all, and each is then a run of its own"
+        )
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay settings over others; of two ways to say the same thing, the one on top stays alone.
+
+    >>> overlay({"train": {"batch": 8, "rate": 0.1}}, {"train": {"tokens": 4096}})
+    {'train': {'rate': 0.1, 'tokens': 4096}}
+    """
+    result = merge(base, over)
+    for table, one, other in ALTERNATIVES:
+        given = over.get(table, {})
+        for on_top, below in ((one, other), (other, one)):
+            if on_top in given and below not in given and below in result[table]:
+                result[table] = {k: v for k, v in result[table].items() if k != below}
+    return result
 
 
 def check_overrides(table: Mapping[str, Any]) -> None:

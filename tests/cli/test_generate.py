@@ -36,6 +36,12 @@ def test_a_trace_for_programs_has_the_same_numbers(regard, text_run):
         assert 0 < token["model"] < token["drawn"] <= 1
 
 
+def test_what_a_run_cannot_read_is_told(regard, text_run):
+    said = regard("generate", text_run, "the ø\x1b cat", "-n", 1)
+    assert "read as unknown, since the run has not learned it: 'ø', '\\x1b'" in said.err
+    assert "unknown" not in regard("generate", text_run, "the cat", "-n", 1).err
+
+
 def test_an_order_is_that_of_another_system(regard, text_run):
     said = regard("generate", text_run, "the", "-n", 2, "--order", "llama.cpp", "--json")
     expected = ["top_k={k=40, exact=true}", "top_p=0.95", "min_p=0.05", "temperature=0.8"]

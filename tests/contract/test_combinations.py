@@ -175,7 +175,10 @@ def test_every_parameter_of_a_combination_receives_a_gradient(row):
         # what all keys, or all ends of a span, have in common moves no softmax
         common = ["key.bias", "k_norm.bias"]
         common += ["head.out.bias", "coder.norm.bias"] if row["head"] == "span" else []
-        assert name.endswith(tuple(common)) or parameter.grad.abs().max() > 1e-6, name
+        # nor does, but for the bend of its tanh, what the additive score adds of a query
+        bent = row["score"] == "additive" and ("query" in name or "q_norm" in name)
+        least = 1e-9 if bent else 1e-6
+        assert name.endswith(tuple(common)) or parameter.grad.abs().max() > least, name
 
 
 @every_row

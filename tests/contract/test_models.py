@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from regard.config import kind_of
 from regard.data.batch import TextBatch
 from regard.errors import CheckpointError, ConfigError, ShapeError
+from regard.models.bag import BagConfig
 from regard.models.base import Language
 from regard.models.build import (
     build_model,
@@ -18,12 +19,14 @@ from regard.models.build import (
     resolve,
     weights,
 )
+from regard.models.cbow import CBOWConfig
 from regard.models.convolution import ConvolutionConfig
 from regard.models.feedforward import FeedforwardConfig
 from regard.models.hmm import HMMConfig
 from regard.models.ngram import NGramConfig
 from regard.models.presets import PRESETS
 from regard.models.recurrent import RecurrentConfig
+from regard.models.seq2seq import Seq2SeqConfig
 from regard.models.transformer import TransformerConfig
 from regard.models.vision import VisionConfig
 from regard.nn.ffn import FFNS
@@ -42,7 +45,7 @@ VARIATIONS = [
     {"position": {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}}},
     {"position": {"kind": "sinusoidal", "each_layer": True}},
     {"position": {"kind": "learned", "each_layer": True}},
-    *({"score": name} for name in SCORES),
+    *({"score": name} for name in SCORES if name != "location"),  # it meets no keys
     *({"norm": name} for name in NORMS),
     *({"ffn": name} for name in FFNS),
     *({"order": name} for name in ("pre", "post", "sandwich", "deepnorm")),
@@ -58,6 +61,19 @@ VARIATIONS = [
     {"embed_norm": True},
     {"embed_scaled": True},
 ]
+LOOKS = [  # beside those of the presets
+    {"attention": "location", "hops": 2, "reversed_source": True},
+    {"attention": "dot", "both_ways": False, "source_vocab_size": VOCAB + 2},
+    {"attention": "general", "hard": "straight"},
+    {
+        "attention": "content",
+        "placement": "between",
+        "heads": 4,
+        "layers": 2,
+        "encoder_layers": 1,
+        "bridge": False,
+    },
+]
 PAIRS_ONLY = [{"source_vocab_size": VOCAB + 2}, {"encoder_layers": 1}]
 
 
@@ -69,6 +85,9 @@ def shrink(config):
         return replace(config, vocab_size=VOCAB, states=6, rounds=10)
     if isinstance(config, RecurrentConfig):
         return replace(config, vocab_size=VOCAB, dim=24, dropout=0.0)
+    if isinstance(config, Seq2SeqConfig):
+        sizes = {"vocab_size": VOCAB, "source_vocab_size": None, "dim": 16, "context": 16}
+        return replace(config, **sizes, layers=min(config.layers, 2), dropout=0.0)
     if isinstance(config, FeedforwardConfig):
         return replace(config, vocab_size=VOCAB, dim=8, hidden_dim=16, order=5)
     if isinstance(config, ConvolutionConfig):
@@ -107,7 +126,7 @@ def _presets():
     kept = {}
     for name, preset in PRESETS.items():
         config = preset()
-        if not isinstance(config, VisionConfig):  # reads no ids
+        if not isinstance(config, VisionConfig | BagConfig | CBOWConfig):  # no languages
             config = shrink(config)
             if config not in kept.values():
                 kept[name] = config
@@ -125,6 +144,9 @@ def _cases():
         for change in fields[shape]:
             said = ",".join(f"{key}={value}" for key, value in change.items())
             cases[f"{shape}:{said}"] = replace(TINY, shape=shape, **change)
+    for change in LOOKS:
+        said = ",".join(f"{key}={value}" for key, value in change.items())
+        cases[f"seq2seq:{said}"] = Seq2SeqConfig(vocab_size=VOCAB, dim=16, context=16, **change)
     return cases
 
 
@@ -452,7 +474,7 @@ def test_the_same_seed_makes_the_same_weights(case):
 
 # Without a residual, all that a decoder's position knows of itself is how it mixes the source:
 # two words of it do not tell six targets apart.
-FORGETFUL = [name for name in PAIRS if CASES[name].order == "none"]
+FORGETFUL = [name for name in PAIRS if getattr(CASES[name], "order", "") == "none"]
 
 
 @pytest.mark.parametrize("case", [name for name in LEARNERS if name not in FORGETFUL])

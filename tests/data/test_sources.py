@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data import files, pairs, text
-from regard.data.sources import BUILTINS, Pairs, Text, open_data
+from regard.data.sources import BUILTINS, Labelled, Pairs, Series, Text, open_data
 from regard.errors import ConfigError, DataError
 
 
@@ -346,15 +346,19 @@ def test_a_built_in_is_opened_by_name_or_table(tmp_path, monkeypatch):
 def test_every_built_in_says_what_it_is_and_can_be_split(name):
     opened = open_data(name)
     assert opened.name == name
-    assert opened.description.startswith("text, " if isinstance(opened, Text) else "pairs, ")
+    assert opened.description.startswith(f"{opened.holds}, ")
     assert opened.fingerprint() == open_data(name).fingerprint()
-    if isinstance(opened, Text):
+    if isinstance(opened, Series):
+        train, valid = opened.split(0.1)
+        assert len(train) + len(valid) == len(opened)
+    elif isinstance(opened, Text):
         train, valid = opened.split(0.1)
         assert train.size + valid.size == opened.size
-    else:
+    elif isinstance(opened, Pairs | Labelled):
         train, valid = opened.split(0.1, seed=1)
-        assert train.count + valid.count == opened.count
-        assert 0.07 < valid.count / opened.count < 0.13
+        count = (lambda each: each.count) if isinstance(opened, Pairs) else len
+        assert count(train) + count(valid) == count(opened)
+        assert 0.07 < count(valid) / count(opened) < 0.13
 
 
 def test_what_is_remembered_of_files_is_plain_json(tmp_path, home):

@@ -123,8 +123,8 @@ def test_ordinals_are_english(day, ordinal):
     assert _ordinal(date(2000, 1, day)) == ordinal
 
 
-def test_parentheses_are_well_nested_and_of_all_colours():
-    opened = open_data({"kind": "parentheses", "examples": 500, "longest": 20})
+def test_nested_lines_are_well_nested_and_of_all_colours():
+    opened = open_data({"kind": "nested", "examples": 500, "longest": 20})
     [(content, ends)] = opened.pieces()
     lines = content.splitlines()
     assert ends

@@ -157,3 +157,12 @@ def test_without_pillow_a_png_is_refused_with_the_way_out(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     with pytest.raises(ConfigError, match=r"regard\[images\]"):
         to_png(drawn())
+
+
+def test_shares_and_scores_begin_at_zero_and_are_never_logarithmic():
+    falling = [Curve(0, [], [(10, 90.0), (20, 2.0)])]
+    for from_zero in (True, False):
+        panel = Panel("share", "share right", falling, from_zero=from_zero)
+        told = texts(parsed(draw_curves(["a"], [panel]))[0])
+        assert told.count("0") == 1 + from_zero  # across, and upwards
+        assert ("share right, log scale" in told) != from_zero

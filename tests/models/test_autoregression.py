@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from regard.data.batch import SeriesBatch
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.models.autoregression import Autoregression, AutoregressionConfig
 
@@ -17,7 +18,7 @@ def noise(rows=3, time=40, seed=0):
 
 def fitted(order, *batches):
     model = Autoregression(AutoregressionConfig(order=order))
-    model.fit(batches)
+    model.fit(map(SeriesBatch, batches))
     return model
 
 

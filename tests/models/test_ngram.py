@@ -57,6 +57,18 @@ def test_probabilities_equal_the_formula_over_dicts(order, smoothing):
     torch.testing.assert_close(model(asked), expected.log().float(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("order", [1, 4])
+def test_the_scores_of_targets_are_those_of_the_whole_distribution(order, smoothing):
+    model = fitted(order, smoothing=smoothing)
+    asked = blocks(rows=3, time=8, seed=2)
+    targets = asked.targets.clone()
+    targets[1, 2:] = -1
+    expected = model.probabilities(asked.ids).log()[targets != -1]
+    expected = expected.gather(1, targets[targets != -1].unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(model.scores(asked.ids, targets), expected, rtol=0, atol=1e-12)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.lists(st.integers(0, 3), min_size=2, max_size=30),

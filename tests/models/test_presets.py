@@ -13,7 +13,8 @@ from regard.models.build import count_parameters, preset
 from regard.models.presets import PRESETS, PUBLISHED, SHORT
 
 OURS = {"modern", "tiny-decoder", "tiny-encoder", "tiny-encoder-decoder", "tiny-vit"}
-OURS |= {"bengio", "convolution", "elman", "gated", "gru", "hmm", "lstm", "ngram"}
+OURS |= {"bahdanau", "luong"}  # their papers give no count
+OURS |= {"bag", "bengio", "cbow", "convolution", "elman", "gated", "gru", "hmm", "lstm", "ngram"}
 ALL = [name for name in PRESETS if name not in SHORT]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "presets.md"
 

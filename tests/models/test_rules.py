@@ -24,6 +24,7 @@ NONSENSE = [
     ({"order": "deepnorm", "stream_scale": -1.0}, "stream_scale=-1.0 must be more than 0"),
     ({"embed_dim": 5, "position": "sinusoidal"}, r"even width \(dim, or embed_dim\), not dim=5"),
     ({"head_dim": 5, "position": "rotary"}, "head_dim=5 times fraction=1.0 must be even"),
+    ({"score": "location"}, "score='location' looks at places, .* keys would learn nothing"),
     ({"score": {"kind": "shaw", "cap": 5.0}}, "score 'shaw': unknown option 'cap'; known: reach"),
     ({"score": {"kind": "shaw", "reach": 0}}, "score 'shaw': reach=0 must be more than 0"),
     ({"score": {"kind": "scaled_dot", "width": 0}}, "'scaled_dot': width=0 must be more than 0"),

@@ -51,13 +51,32 @@ def test_a_masked_head_judges_the_next_sentence_by_the_first_vector():
     torch.testing.assert_close(head.next_sentence(x), head.next_sentence(other))
 
 
-@pytest.mark.parametrize("pool", ["first", "last", "mean"])
+@pytest.mark.parametrize("pool", ["first", "last", "mean", "max", "ends"])
 def test_a_class_head_sees_no_padding(pool):
     head = ClassHead(5, classes=3, pool=pool, hidden="tanh")
     x, lengths = torch.randn(3, 6, 5), torch.tensor([6, 2, 1])
     for row, length in enumerate(lengths.tolist()):
         alone = head(x[row : row + 1, :length])
         torch.testing.assert_close(head(x, lengths)[row : row + 1], alone)
+
+
+def test_a_class_head_reads_what_its_pool_says():
+    x, lengths = torch.randn(2, 4, 6).double(), torch.tensor([4, 2])
+    for row, length in enumerate(lengths.tolist()):
+        real = x[row, :length]
+        pooled = {
+            "first": real[0],
+            "last": real[-1],
+            "mean": sum(real) / length,
+            "max": torch.stack([real[:, each].max() for each in range(6)]),
+            "ends": torch.cat([real[-1, :3], real[0, 3:]]),
+        }
+        for pool, y in pooled.items():
+            head = ClassHead(6, classes=3, pool=pool).double()
+            expected = head.out.weight @ y + head.out.bias
+            torch.testing.assert_close(head(x, lengths)[row], expected)
+    with pytest.raises(ConfigError, match="bend=true is a hidden layer less"):
+        ClassHead(6, classes=3, hidden="tanh", bend=True)
 
 
 def test_a_span_head_scores_the_first_and_the_last_token():

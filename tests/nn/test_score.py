@@ -6,14 +6,26 @@ from torch.autograd import gradcheck
 
 import reference
 from regard.config import make
-from regard.nn.score import SCORES, Dot, ScaledDot, Shaw, TransformerXL
+from regard.errors import ShapeError
+from regard.nn.score import (
+    SCORES,
+    Additive,
+    Content,
+    Dot,
+    General,
+    Location,
+    ScaledDot,
+    Shaw,
+    TransformerXL,
+)
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 
 def compare(score, formula):
     q, k = torch.randn(2, 3, 6, 4), torch.randn(2, 3, 9, 4)
-    scores = score(q, k, torch.arange(6).unsqueeze(0), torch.arange(9).unsqueeze(0))
+    at = torch.arange(9).unsqueeze(0)
+    scores = score(q, score.prepare(k), at[:, :6], at)
     for row in range(2):
         for head in range(3):
             expected = [
@@ -31,6 +43,35 @@ def test_dot_computes_the_formula():
 
 def test_scaled_dot_computes_the_formula():
     compare(ScaledDot(4), reference.scaled_dot)
+
+
+def test_content_computes_the_formula():
+    compare(Content(), reference.content)
+
+
+def test_additive_computes_the_formula():
+    score = Additive(4)
+    halves = torch.cat([score.query.weight, score.key.weight], 1).tolist()
+    compare(score, reference.additive(score.weigh.weight[0].tolist(), halves))
+
+
+def test_general_computes_the_formula():
+    score = General(4)
+    compare(score, reference.general(score.key.weight.tolist()))
+
+
+def test_location_computes_the_formula():
+    score = Location(4, context=11)
+    compare(score, reference.location(score.place.weight.tolist()))
+
+
+def test_location_goes_by_positions_and_refuses_those_it_has_not_learned():
+    score, q = Location(4, context=5), torch.randn(1, 1, 2, 4)
+    at, later = torch.tensor([[0, 1]]), torch.tensor([[3, 4]])
+    expected = (q @ score.place.weight.T)[..., 3:5]
+    torch.testing.assert_close(score(q, torch.randn(1, 1, 2, 4), at, later), expected)
+    with pytest.raises(ShapeError, match="context=5 positions, and there are 6; give less"):
+        score(q, torch.randn(1, 1, 6, 4), at, torch.arange(6).unsqueeze(0))
 
 
 def test_shaw_computes_the_formula_also_beyond_its_reach():
@@ -80,13 +121,13 @@ def test_shaw_goes_by_positions_not_by_indices():
 
 @pytest.mark.parametrize("name", SCORES)
 def test_every_score_has_the_right_gradient(name):
-    score = make(name, SCORES, "score", dim=8, heads=2, head_dim=4)
+    score = make(name, SCORES, "score", dim=8, heads=2, head_dim=4, context=3)
     at = torch.arange(3).unsqueeze(0)
     q = torch.randn(1, 2, 3, 4, requires_grad=True)
     k = torch.randn(1, 2, 3, 4, requires_grad=True)
     parameters = tuple(score.parameters())
 
     def run(q, k, *parameters):
-        return score(q, k, at, at)
+        return score(q, score.prepare(k), at, at)
 
     assert gradcheck(run, (q, k, *parameters))

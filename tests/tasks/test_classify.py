@@ -248,7 +248,7 @@ def test_what_needs_text_says_so(place):
         run.generate("once")
     with pytest.raises(ConfigError, match="cannot translate"):
         run.translate("once")
-    with pytest.raises(ConfigError, match="no tokenizer: its model reads images"):
+    with pytest.raises(ConfigError, match="no tokenizer: its model reads no text"):
         run.tokenizer  # noqa: B018
     with pytest.raises(ConfigError, match="attention_maps"):
         run.explain("once")

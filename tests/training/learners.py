@@ -2,10 +2,10 @@
 
 import torch
 
-from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
+from regard.data.batch import ImageBatch, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
 from regard.models.build import build_model, preset
 from regard.nn.state import Source
-from regard.tasks import Causal, Classify, Masked, Objective, Seq2Seq
+from regard.tasks import Causal, Classify, Label, Masked, Objective, Seq2Seq, Tag
 
 TINY = {"dim": 16, "layers": 6, "heads": 2}
 READER = {**TINY, "vocab_size": 23, "context": 12}
@@ -46,6 +46,19 @@ def image_batch():
     return ImageBatch(torch.randn(3, 3, 8, 8), torch.tensor([0, 2, 1]))
 
 
+def label_batch():
+    lengths = torch.tensor([12, 7, 1])
+    return LabelBatch(torch.randint(23, (3, 12)), lengths, torch.tensor([0, 2, 1]))
+
+
+def tag_batch():
+    lengths = torch.tensor([12, 7, 1])
+    scored = torch.arange(12) < lengths.unsqueeze(1)
+    return TagBatch(
+        torch.randint(23, (3, 12)), lengths, torch.randint(3, (3, 12)).where(scored, -1)
+    )
+
+
 LEARNERS = {
     "decoder": ("modern", {**READER, "kv_heads": 1}, Causal(), text_batch),
     "side by side": ("gpt2", {**READER, "order": "parallel"}, Causal(), text_batch),
@@ -59,6 +72,8 @@ LEARNERS = {
         sentence_batch,
     ),
     "encoder-decoder": ("transformer-base", READER, Seq2Seq(smoothing=0.1), pair_batch),
+    "label": ("tiny-encoder", {**READER, **CLASSES}, Label(), label_batch),
+    "tag": ("tiny-encoder", {**READER, "head": {"kind": "tag", "classes": 3}}, Tag(), tag_batch),
     "vision": ("tiny-vit", {**TINY, **IMAGES, **CLASSES}, Classify(), image_batch),
 }
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from regard.tasks import TASKS
+from regard.tasks import TASKS, Forecast, Middle
 from regard.training.loop import train
 from training.learners import LEARNERS, learner
 
@@ -36,4 +36,6 @@ def test_micro_batches_of_every_task_give_the_weights_of_the_whole_batch(name):
 
 
 def test_every_task_is_among_them():
-    assert {type(task) for _, _, task, _ in LEARNERS.values()} == set(TASKS.values())
+    # no layers: tests/tasks/test_cbow.py; no steps: tests/tasks/test_forecast.py
+    apart = {Middle, Forecast}
+    assert {type(task) for _, _, task, _ in LEARNERS.values()} == set(TASKS.values()) - apart

@@ -131,7 +131,6 @@ def test_a_terminal_that_hangs_up_can_still_be_written_to():
         "sys.exit(interrupts.exit_code)\n"
     )
     process, terminal = on_terminal("-c", program)
-    with process:
-        with open(terminal) as ours:  # which hangs up at its end
-            assert ours.readline() == "ready\n"
+    with process, open(terminal) as ours:  # which hangs up at its end
+        assert ours.readline() == "ready\n"
     assert process.returncode == 75

@@ -49,6 +49,14 @@ def test_the_largest_size_that_sees_enough_tokens_is_taken(over, data, seconds):
     assert 5 * sizes[widths[-2]] <= 216_000 * 4 * 8 < 5 * sizes[widths[-1]]
 
 
+def test_a_model_without_layers_keeps_its_size(data, seconds):
+    given = config(data / "cats.txt", batch=4)
+    words = replace(given, task="cbow", model={"preset": "cbow", "dim": 16, "context": 8})
+    chosen = fit_to_minutes(words, 4000)
+    assert (chosen.train.steps, chosen.model["dim"]) == (216_000, 16)
+    assert seconds == [(16, False)]
+
+
 def test_a_compiled_step_is_timed_for_the_chosen_size_only(data, seconds):
     given = config(data / "cats.txt", batch=4)
     eager = fit_to_minutes(given, 4000)

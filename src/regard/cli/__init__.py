@@ -18,6 +18,7 @@ from regard.cli.export import export
 from regard.cli.generate import generate
 from regard.cli.import_ import import_
 from regard.cli.info import info
+from regard.cli.neighbours import neighbours
 from regard.cli.options import verb
 from regard.cli.plan import plan
 from regard.cli.predict import predict
@@ -47,6 +48,7 @@ for command in (
     generate,
     translate,
     predict,
+    neighbours,
     explain,
     import_,
     export,

@@ -30,7 +30,7 @@ def choices(config: RunConfig) -> list[list[str]]:
     changed = _changed(model, {k: v for k, v in model_defaults.items() if k not in SIZES})
     data = _changed(to_table(config.data), to_table(DataConfig()))
     data = {key: value for key, value in data.items() if key not in PLACES}
-    if family != "vision":
+    if family not in ("vision", "autoregression"):
         data["tokenizer"] = config.data.tokenizer
     groups = [
         {"task": _chosen(config.task), **{f"data.{key}": value for key, value in data.items()}},

@@ -1,6 +1,8 @@
 """`regard compare`."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,14 +12,17 @@ from typer import Argument, Option
 from regard.cli.diff import Values, differing, print_beside, resolved, wrapped
 from regard.cli.explain import must_be_writable, write
 from regard.cli.info import amount
-from regard.cli.options import Json
-from regard.cli.talk import clock, number, print_json, say, working
+from regard.cli.lengths import as_curves, as_groups, as_table
+from regard.cli.options import Json, named_data
+from regard.cli.talk import aligned, bold, clock, harmless, number, print_json, say, working
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
     from regard.explain.render.picture import Picture
     from regard.training.history import History
+    from regard.training.lengths import ByLength
 
+MOST_BESIDE = 4  # runs in columns; a terminal has room for more only in lines
 MOST_POINTS = 120  # of a curve: a picture has no room for more
 UNITS = {"loss": "nats a target", "bits_per_byte": "bits a byte", "accuracy": "share right"}
 FOLLOWS = ("perplexity",)  # from the loss, so that its curve tells nothing new
@@ -40,6 +45,16 @@ def compare(
         Option(metavar="FILE", help="Draw the curves: .svg, .png, or .html with the table."),
     ] = None,
     force: Annotated[bool, Option("--force", help="Write over an existing FILE.")] = False,
+    text: Annotated[
+        str | None, Option(metavar="TEXT", help="What each run makes of this sentence.")
+    ] = None,
+    by_length: Annotated[
+        bool, Option("--by-length", help="What each writes, apart for short and long sources.")
+    ] = False,
+    data: Annotated[
+        list[str],
+        Option(metavar="PATH", help="For --by-length: other data, twice for source and target."),
+    ] = [],  # noqa: B006 -- typer copies it
     as_json: Json = False,
 ) -> None:
     """Put runs beside each other: how good, at what cost, what was chosen differently.
@@ -48,7 +63,11 @@ def compare(
     regard compare runs/my runs/my-2
     regard compare runs/* --out curves.svg
     regard compare runs/my runs/my-2 --json
+    regard compare runs/lstm runs/attention --text 'ein hund rennt am strand'
+    regard compare runs/lstm runs/attention --by-length --out lengths.svg
     """
+    if data and not by_length:
+        raise ConfigError("--data is what --by-length judges by; give both")
     if out is not None:
         must_be_writable(out, force, tuple(WRITERS))
     with working("reading"):
@@ -58,25 +77,59 @@ def compare(
         names = _names(runs)
         metrics = _beside([each.metrics for each in found])
         chosen = differing(*map(_settings, found))
+    written, lengths = _tried(runs, text, by_length, data)
     groups: Groups = {
         "held out": [
             (key, *("-" if value is None else number(value) for value in values))
             for key, values in metrics.items()
         ],
+        "counting": _counting(found),
         "cost": _costs(found),
         "choices": wrapped(chosen),
     }
+    tried: Groups = as_groups(lengths) if lengths else {}
+    if text is not None:  # quoted, so that it is no other title and does nothing to a terminal
+        tried[repr(text)] = wrapped({"written": tuple(map(harmless, written))})
+    groups |= tried
     if out is not None:
-        write(out, WRITERS[out.suffix](_picture(names, found), names, groups))
+        picture = as_curves(names, lengths) if lengths else _picture(names, found)
+        write(out, WRITERS[out.suffix](picture, names, groups))
     if as_json:
         tables = [_table(name, each) for name, each in zip(names, found, strict=True)]
+        for table, each in zip(tables, written, strict=False):
+            table["written"] = each
+        for table, length in zip(tables, lengths, strict=False):
+            table["by_length"] = as_table(length)
         print_json({"runs": tables, "choices": chosen})
+    elif len(runs) > MOST_BESIDE:
+        _print_lines(names, [row for title in ("held out", "cost") for row in groups[title]])
+        for title in tried:
+            print(f"\n{bold(title, sys.stdout)}")
+            _print_lines(names, groups[title])
     else:
         print_beside(names, groups)
     for note in _notes(found):
         say(note)
     if out is not None:
         say(f"curves: {out}")
+
+
+def _tried(
+    runs: Sequence[Path], text: str | None, by_length: bool, data: Sequence[str]
+) -> "tuple[list[str], list[ByLength]]":
+    """What each run writes for a text, and how good it is by length; only what is asked for."""
+    written: list[str] = []
+    lengths: list[ByLength] = []
+    for run in runs if text is not None or by_length else ():
+        with working(f"asking {run}"):
+            from regard.api import load
+
+            opened = load(run)
+            if text is not None:
+                written.append(opened.translate(text))
+            if by_length:
+                lengths.append(opened.evaluate_by_length(*named_data(data)))
+    return written, lengths
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
@@ -107,8 +160,10 @@ def _settings(history: "History") -> dict[str, Any]:
 
 def _steps_count(run: "History") -> bool:
     """Whether a run learns step by step: one that counts does not, nor one from elsewhere."""
+    from regard.models.build import fitted
+
     there = run.config.data.path is not None or run.config.data.source is not None
-    return there and bool(run.parameters)
+    return there and not fitted(run.config.model["family"])
 
 
 def _costs(found: "Sequence[History]") -> list[tuple[str, ...]]:
@@ -128,6 +183,14 @@ def _costs(found: "Sequence[History]") -> list[tuple[str, ...]]:
     return [(name, *map(told, found)) for name, told in rows.items()]
 
 
+def _counting(found: "Sequence[History]") -> list[tuple[str, ...]]:
+    """What n-grams of the same text get, where any run has counted them."""
+    bits = [None if run.counted is None else run.counted.metrics["bits_per_byte"] for run in found]
+    if not any(bits):
+        return []
+    return [("bits_per_byte", *("-" if each is None else number(each) for each in bits))]
+
+
 def _notes(found: "Sequence[History]") -> list[str]:
     """What must be known before one number is held against another."""
     from regard.config import kind_of
@@ -142,6 +205,13 @@ def _notes(found: "Sequence[History]") -> list[str]:
     return notes
 
 
+def _print_lines(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A line for each run, its numbers under their names; what was chosen has no room there."""
+    columns = [("", *names), *rows]
+    lines = aligned(list(zip(*columns, strict=True)), range(1, len(columns)))
+    print(bold(lines[0], sys.stdout), *lines[1:], sep="\n")
+
+
 def _table(name: str, run: "History") -> dict[str, Any]:
     return {
         "name": name,
@@ -153,6 +223,7 @@ def _table(name: str, run: "History") -> dict[str, Any]:
         "targets": run.targets,
         "seconds": run.seconds,
         "flops": run.flops,
+        "baseline": None if run.counted is None else asdict(run.counted),
     }
 
 
@@ -200,7 +271,9 @@ def _html(picture: "Picture", names: Sequence[str], groups: Groups) -> bytes:
     lines = [_html_row("th", ("", *names))]
     for title, rows in groups.items():
         if rows:
-            lines.append(f'<tr class="title"><td colspan="{1 + len(names)}">{title}</td></tr>')
+            lines.append(
+                f'<tr class="title"><td colspan="{1 + len(names)}">{escape(title)}</td></tr>'
+            )
             lines += [_html_row("td", row) for row in rows]
     table = "\n".join(lines)
     return (

@@ -75,7 +75,7 @@ def resolved(model: Any) -> dict[str, Any]:
     from regard.models.build import describe
 
     filled = describe(model)
-    if "heads" in filled:
+    if "kv_heads" in filled:
         filled["kv_heads"] = filled["kv_heads"] or filled["heads"]
         filled["head_dim"] = filled["head_dim"] or filled["dim"] // filled["heads"]
         filled["ffn_dim"] = model.width

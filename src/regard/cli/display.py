@@ -17,7 +17,7 @@ from regard.cli.choices import choices
 from regard.cli.talk import clock, harmless, lively, number, say, settings, width
 from regard.training import launch
 from regard.training.device import pick_device
-from regard.training.events import Begun, Ended, Evaluated, Event, Progressed
+from regard.training.events import Begun, Counted, Ended, Evaluated, Event, Progressed
 
 SAMPLE_LINES = 6
 BARS = "▁▂▃▄▅▆▇█"
@@ -63,6 +63,8 @@ class Lines(Silent):
         match event:
             case Begun():
                 self._say("\n".join(heading(event)))
+            case Counted():
+                self._say(to_beat(event))
             case Progressed():
                 self.latest = event
                 if time.monotonic() - self.spoke >= PLAIN_SECONDS:
@@ -128,10 +130,9 @@ class Picture(Silent):
         match event:
             case Begun():
                 self.begun = event
-                for line in heading(event):
-                    name, rest = line[:LABEL], line[LABEL:]
-                    self.console.print(Text.assemble((name, "dim"), harmless(rest)))
-                self.console.print()
+                self._above(*heading(event), "")
+            case Counted():
+                self._above(to_beat(event), "")
             case Progressed():
                 self.latest = event
             case Evaluated():
@@ -154,6 +155,11 @@ class Picture(Silent):
         if self.evaluated:
             parts += [Text(), *self._sample(self.evaluated[-1])]
         return Group(*parts)
+
+    def _above(self, *lines: str) -> None:
+        for line in lines:
+            name, rest = line[:LABEL], line[LABEL:]
+            self.console.print(Text.assemble((name, "dim"), harmless(rest)))
 
     def _waiting(self, text: str) -> RenderableType:
         self.spinner.update(text=Text(text, "dim"))
@@ -235,6 +241,13 @@ def heading(event: Begun) -> list[str]:
             lines.append(f"{name:<{LABEL}}{line}")
             name = ""
     return [*lines, f"{'':<{LABEL}}(any of these can be given after WHAT, as in model.layers=6)"]
+
+
+def to_beat(event: Counted) -> str:
+    """What counting gets from the same text."""
+    bits = number(event.metrics["bits_per_byte"])
+    told = f"{bits} bits per byte: n-grams of order {event.order}, {event.tokens:,} tokens counted"
+    return f"{'to beat':<{LABEL}}{told}"
 
 
 def curve(values: list[float], most: int = 24) -> str:

@@ -69,13 +69,41 @@ def _recurrent(config: Any) -> Lines:
     kind, options = kind_of(config.cell)
     told = {key: "off" if value is False else value for key, value in options.items()}
     cell = f"{CELLS.get(kind, kind)}{_told(told)}"
-    part = f"{cell} {config.dim:,} → {config.dim:,}, its state goes on in time"
+    ways = "two, one from the end; their states go" if config.both_ways else "its state goes"
+    part = f"{cell} {config.dim:,} → {config.dim:,}, {ways} on in time"
     inside = _through([part], WIDTH - 2, STREAM - 1)
     return [
         *_begin("ids"),
         *_through([f"embedding {config.vocab_size:,} × {config.dim:,}"], WIDTH),
         *_repeated(inside, config.layers, WIDTH),
         *_through([_head(config)], WIDTH),
+        *_end(_result(config)),
+    ]
+
+
+def _seq2seq(config: Any) -> Lines:
+    kind, options = kind_of(config.cell)
+    cell = f"{CELLS.get(kind, kind)}{_told(options)} {config.dim:,}"
+    reads, writes = config.depths
+    ways = ", both ways" if config.both_ways else ", from the end" if config.reversed_source else ""
+    begins = "begins where the encoder ended" if config.bridge else "begins at zeros"
+    parts = [
+        f"source ids: embedding {config.source_vocab_size or config.vocab_size:,} × {config.dim:,}",
+        f"encoder: {reads} × {cell}{ways}",
+        f"target ids: embedding {config.vocab_size:,} × {config.dim:,}",
+        f"decoder: {writes} × {cell}, {begins}",
+    ]
+    if config.attention is not None:
+        score, told = kind_of(config.attention)
+        heads = "" if config.heads is None else f", {config.heads} heads"
+        hops = "" if config.hops == 1 else f", {config.hops} hops"
+        hard = "" if config.hard is None else f", hard ({config.hard})"
+        fed = ", fed to the next step" if config.feeding else ""
+        looks = f"{score}{_told(told)}{heads}{hops}{hard}"
+        parts.append(f"attention to the encoder: {looks}; {config.placement}{fed}")
+    return [
+        *_begin("source and target ids"),
+        *_through([*parts, _head(config)], WIDTH),
         *_end("logits of the next token"),
     ]
 
@@ -98,14 +126,30 @@ def _convolution(config: Any) -> Lines:
     part = f"gated convolution: of {config.width} vectors, {dilated}; also to the read-out"
     inside = _leave(_stacked([part], WIDTH - 2 - STREAM - 4), WIDTH - 2)
     read = f"sum of all branches, ReLU, {config.dim:,} → {config.dim:,}, ReLU"
-    head = f"head: {config.dim:,} → {config.vocab_size:,}, a matrix of its own"
     return [
         *_begin("ids"),
         *_through([f"embedding {config.vocab_size:,} × {config.dim:,}"], WIDTH),
         *_repeated(inside, config.layers, WIDTH),
-        *_through([read, head], WIDTH),
-        *_end("logits of the next token"),
+        *_through([read, _head(config)], WIDTH),
+        *_end(_result(config)),
     ]
+
+
+def _bag(config: Any) -> Lines:
+    parts = [f"how often each of {config.vocab_size:,} words occurs", "head: a weight for each"]
+    return [*_begin("ids"), *_through(parts, WIDTH), *_end(HEADS["classify"])]
+
+
+def _cbow(config: Any) -> Lines:
+    near, all = config.window, f"{config.vocab_size:,}"
+    parts = [
+        f"embedding {all} × {config.dim:,}",
+        f"mean of the {near} before and the {near} behind each",
+        f"head: {config.dim:,} → {all}, a matrix of its own",
+    ]
+    if config.negatives:
+        parts[-1] += f"; while learning, 1 and {config.negatives} at random"
+    return [*_begin("ids"), *_through(parts, WIDTH), *_end("logits of the word in the middle")]
 
 
 def _ngram(config: Any) -> Lines:
@@ -126,14 +170,26 @@ def _hmm(config: Any) -> Lines:
     ]
 
 
+def _autoregression(config: Any) -> Lines:
+    return [
+        *_begin("numbers"),
+        *_through([f"a weight for each of the last {config.order}, and a bias"], WIDTH),
+        *_end("the next number"),
+    ]
+
+
 DRAWINGS: dict[str, Callable[[Any], Lines]] = {
     "transformer": _transformer,
     "vision": _vision,
     "recurrent": _recurrent,
+    "seq2seq": _seq2seq,
     "feedforward": _feedforward,
     "convolution": _convolution,
+    "bag": _bag,
+    "cbow": _cbow,
     "ngram": _ngram,
     "hmm": _hmm,
+    "autoregression": _autoregression,
 }
 
 
@@ -242,7 +298,7 @@ def _head(config: Any) -> Part:
     if kind not in ("linear", "masked"):
         classes = f", {options['classes']:,} of them" if "classes" in options else ""
         return f"head: {HEADS.get(kind, kind)}{classes}"
-    tied = "the embedding's matrix" if config.tied else "a matrix of its own"
+    tied = "the embedding's matrix" if getattr(config, "tied", False) else "a matrix of its own"
     width = getattr(config, "embed_dim", None) or config.dim
     bent = {key: value for key, value in options.items() if key != "next_sentence"}
     return f"head: {width:,} → {config.vocab_size:,}, {tied}{_told(bent)}"
@@ -251,7 +307,8 @@ def _head(config: Any) -> Part:
 def _result(config: Any) -> str:
     kind, _ = kind_of(config.head)
     if kind == "linear":
-        return "logits" if config.shape == "encoder" else "logits of the next token"
+        encoder = getattr(config, "shape", "decoder") == "encoder"
+        return "logits" if encoder else "logits of the next token"
     return HEADS.get(kind, kind) if kind in ("masked", "pooled", "none") else "logits"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from regard.cli.options import Folder, Json
+from regard.cli.options import Json
 from regard.cli.talk import bold, lively, print_json, say, width, working
 from regard.errors import CheckpointError, ConfigError
 
@@ -16,29 +16,65 @@ if TYPE_CHECKING:
 
 
 def explain(
-    run: Folder,
+    runs: Annotated[
+        list[Path],
+        Argument(
+            metavar="RUN…",
+            help="A run folder; with --gradients, one or more.",
+            show_default=False,
+        ),
+    ],
     text: Annotated[
         str, Argument(metavar="TEXT", help="What the model reads.", show_default=False)
     ],
     layer: Annotated[
-        int | None, Option(metavar="N", help="Which layer, from 0; by default the last.")
+        int | None,
+        Option(
+            metavar="N",
+            help="Which layer, from 0; by default the last, of gradients the first.",
+        ),
     ] = None,
     head: Annotated[int | None, Option(metavar="N", help="One head only, from 0.")] = None,
+    gradients: Annotated[
+        bool,
+        Option(
+            "--gradients",
+            help="Show how strongly the loss of the last token pulls at each one before it.",
+        ),
+    ] = False,
     out: Annotated[
-        Path | None, Option(metavar="FILE.svg", help="Write a picture of all heads instead.")
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Draw it: all heads as .svg, gradients as .svg or .png.",
+        ),
     ] = None,
-    force: Annotated[bool, Option("--force", help="Write over an existing FILE.svg.")] = False,
+    force: Annotated[bool, Option("--force", help="Write over an existing FILE.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a model looks at: its heads, or its alignment.
+    """Show what a model looks at: its heads, its alignment, or how far back it learns.
 
     \b
     regard explain runs/my 'To be, or not to be'
     regard explain runs/my 'To be, or not to be' --layer 0 --head 2
     regard explain runs/pairs 'a dog runs' --out alignment.svg
+    regard explain runs/elman runs/lstm 'To be, or not to be' --gradients --out reach.svg
     """
     if out is not None:
-        must_be_writable(out, force, (".svg",))
+        must_be_writable(out, force, (".svg", ".png") if gradients else (".svg",))
+    if gradients:
+        from regard.cli.gradients import show_gradients
+
+        if head is not None:
+            raise ConfigError("--head is of attention; --gradients are of a whole --layer")
+        show_gradients(runs, text, layer or 0, out, as_json)
+        return
+    if len(runs) > 1:
+        raise ConfigError(
+            f"{len(runs)} runs: attention is shown of one, and --gradients of several;\n"
+            "a text of several words stands in quotes: 'To be, or not to be'"
+        )
+    (run,) = runs
     with working(f"opening {run}"):
         from regard.api import load
 
@@ -56,7 +92,7 @@ def explain(
         print(out)
     else:
         print(f"{bold(name, sys.stdout)}, {heads} heads")
-        print(picture(seen, head, alignment=name.endswith("cross")))
+        print(picture(seen, head, alignment=seen.rows != seen.columns))
         if head is None:
             say("one head with its words: --head N; all of them as a picture: --out heads.svg")
 

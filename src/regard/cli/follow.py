@@ -2,17 +2,20 @@
 
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 from regard.cli.display import display
 from regard.cli.talk import aligned, clock, number, print_json, say
 from regard.config import RunConfig, kind_of
 from regard.models.build import fitted
 from regard.tasks import TASKS
-from regard.training.events import Ended, Event
+from regard.training.baseline import read_baseline
+from regard.training.events import Counted, Ended, Event
 from regard.training.folder import Folder
 from regard.training.material import Progress
 
-EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'"}
+EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
+EXAMPLES |= {"forecast": "--steps 24"}
 
 
 def follow(events: Callable[[Progress], Iterator[Event]]) -> Ended:
@@ -26,6 +29,7 @@ def follow(events: Callable[[Progress], Iterator[Event]]) -> Ended:
 
 def report(ended: Ended, *, as_json: bool) -> None:
     """The result on stdout, and the next commands on stderr."""
+    counted = read_baseline(Folder(ended.folder))
     if as_json:
         print_json(
             {
@@ -33,6 +37,7 @@ def report(ended: Ended, *, as_json: bool) -> None:
                 "step": ended.step,
                 "seconds": round(ended.seconds, 1),
                 **ended.metrics,
+                **({} if counted is None else {"baseline": asdict(counted)}),
             }
         )
         return
@@ -40,7 +45,15 @@ def report(ended: Ended, *, as_json: bool) -> None:
     say(f"\ndone in {clock(ended.seconds)}{early}; held out, the model that was kept:")
     for line in aligned([(name, number(value)) for name, value in ended.metrics.items()], [1]):
         print(f"  {line}", flush=True)
+    if counted is not None:
+        print(f"  {beaten(ended.metrics, counted)}", flush=True)
     suggest(next_commands(ended, Folder(ended.folder).load_config()))
+
+
+def beaten(metrics: dict[str, float], counted: Counted) -> str:
+    """By how much a model is better than counting."""
+    less = counted.metrics["bits_per_byte"] - metrics["bits_per_byte"]
+    return f"{number(abs(less))} bits per byte {'better' if less >= 0 else 'worse'} than counting"
 
 
 def next_commands(ended: Ended, config: RunConfig) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from regard.cli.options import Folder, Json, Searched
-from regard.cli.talk import dim, print_json, shown, stdin_text, working
+from regard.cli.talk import dim, print_json, shown, stdin_text, warn_of, working
 from regard.errors import ConfigError
 
 
@@ -100,6 +100,7 @@ def generate(
         guesser = None
         if draft is not None:
             guesser = LookUp() if draft == "look-up" else load(draft)
+    warn_of(opened.unknown(text))
     texts = []
     if search is None:
         pieces: Iterable[str] = opened.stream(

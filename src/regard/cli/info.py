@@ -212,7 +212,7 @@ def amount(count: float, unit: str) -> str:
 
 def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], list[str]]:
     """What kind of thing it is, its model's configuration, its metrics, and what to know."""
-    from regard.config import RunConfig, build, kind_of, merge, read_toml, to_table
+    from regard.config import RunConfig, build, kind_of, merge, must_be_one, read_toml, to_table
     from regard.hub.folder import is_foreign, open_folder
     from regard.models.build import resolve
     from regard.models.presets import PRESETS
@@ -226,11 +226,16 @@ def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], l
         return "preset", resolve({"preset": what, **over.get("model", {})}), {}, []
     if what.endswith(".toml") or what in recipes():
         path = Path(what) if what.endswith(".toml") else RECIPES / f"{what}.toml"
-        run = build(RunConfig, {"name": path.stem, **merge(read_toml(path), over)})
-        size = kind_of(run.data.tokenizer)[1].get("size")
+        table = {"name": path.stem, **read_toml(path)}
+        must_be_one(table)
+        run = build(RunConfig, merge(table, over))
+        options = kind_of(run.data.tokenizer)[1]
+        size = options.get("size")
         told = "vocab_size is the tokenizer's to say; here it is "
         if size is not None:
-            return "recipe", resolve({"vocab_size": size, **run.model}), {}, [f"{told}its largest"]
+            source = None if options.get("shared", True) else size
+            model = resolve(run.model, vocab_size=size, source_vocab_size=source)
+            return "recipe", model, {}, [f"{told}its largest"]
         if "preset" in run.model:
             model = resolve(run.model)
             known = hasattr(model, "vocab_size")

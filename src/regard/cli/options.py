@@ -1,7 +1,7 @@
 """What several verbs take."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from regard.cli.talk import settings
+from regard.config import Choice, parse_overrides
 
 Folder = Annotated[
     Path,
@@ -51,6 +52,15 @@ Searched = Annotated[
 ]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Results only, no talk.")]
 Debug = Annotated[bool, Option("--debug", help="Show the traceback of a mistake.")]
+
+
+def named_data(words: Sequence[str]) -> list[Choice]:
+    """Paths as they are; a built-in data set with its options as the table that it is.
+
+    >>> named_data(["my.tsv", "{ kind = 'copy', longest = 9 }"])
+    ['my.tsv', {'kind': 'copy', 'longest': 9}]
+    """
+    return [parse_overrides([f"data={w}"])["data"] if w.startswith("{") else w for w in words]
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:

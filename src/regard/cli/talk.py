@@ -29,6 +29,13 @@ def say(text: str = "") -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def warn_of(unknown: Sequence[str]) -> None:
+    """Say which parts of a text a model cannot read."""
+    if unknown:
+        few = ", ".join(repr(each) for each in dict.fromkeys(unknown[:5]))
+        say(f"read as unknown, since the run has not learned it: {few}{' …' * (len(unknown) > 5)}")
+
+
 def lively(stream: TextIO) -> bool:
     """Whether a stream is a terminal that may be coloured and drawn upon."""
     unwanted = any(os.environ.get(name) for name in ("NO_COLOR", "CI"))

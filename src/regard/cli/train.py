@@ -30,7 +30,8 @@ def train(
     """Train a model on a recipe or on your own data.
 
     What is found and chosen is printed, and each choice can be changed; minutes=N sizes model
-    and steps to this machine. Ctrl-C saves; `regard resume` goes on.
+    and steps to this machine. Ctrl-C saves; `regard resume` goes on. A recipe that is a study of
+    several runs trains them all, and goes on where it was stopped.
 
     \b
     regard train my.txt
@@ -50,10 +51,15 @@ def train(
         read_recipe(Path(what))
     with working("getting ready"):
         from regard.cli.follow import follow, report
-        from regard.training.configure import configure
+        from regard.cli.study import train_all
+        from regard.training.configure import configure, configure_study
         from regard.training.folder import new_folder
         from regard.training.run import begin
 
+    study = {} if own else configure_study(what, over)
+    if study:
+        train_all(study, Path("runs", Path(what).stem) if out is None else out, as_json=as_json)
+        return
     if "minutes" in over:
         say("trying a few sizes, to see how fast this machine trains each …")
     with working("looking at the data"):

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from regard.cli.options import Folder, Searched
-from regard.cli.talk import say, shown, stdin_lines, working
+from regard.cli.talk import say, shown, stdin_lines, warn_of, working
 
 TOGETHER = 64  # lines translated at once when they come from a file
 
@@ -49,6 +49,7 @@ def translate(
     lines = stdin_lines() if text == "-" else iter([text])
     for some in _groups(lines, 1 if typed else TOGETHER):
         full = [line for line in some if line.strip()]
+        warn_of([each for line in full for each in opened.unknown(line)])
         written = iter(
             opened.translate(full, beam=beam, length_penalty=length_penalty, search=search)
         )

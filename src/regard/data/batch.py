@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.nn.state import Source
@@ -29,6 +29,7 @@ class TextBatch(_Tensors):
 
     ids: Int[Tensor, "batch time"]
     targets: Int[Tensor, "batch time"]
+    own: Bool[Tensor, "batch time"] | None = None  # where the model reads what it wrote itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class PairBatch(_Tensors):
     source: Source
     ids: Int[Tensor, "batch time"]
     targets: Int[Tensor, "batch time"]
+    own: Bool[Tensor, "batch time"] | None = None  # where the model reads what it wrote itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,37 @@ class ImageBatch(_Tensors):
     targets: Int[Tensor, " batch"]
 
 
-Batch = TextBatch | PairBatch | MaskedBatch | ImageBatch
+@dataclass(frozen=True, slots=True)
+class LabelBatch(_Tensors):
+    """Right-padded texts, and the class of each."""
+
+    ids: Int[Tensor, "batch time"]
+    lengths: Int[Tensor, " batch"]
+    targets: Int[Tensor, " batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class TagBatch(_Tensors):
+    """Right-padded texts, and the class of each word at its last token; -1 is not scored."""
+
+    ids: Int[Tensor, "batch time"]
+    lengths: Int[Tensor, " batch"]
+    targets: Int[Tensor, "batch time"]
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesBatch(_Tensors):
+    """Series of numbers; each number is what the ones before it are to foretell."""
+
+    series: Float[Tensor, "batch time"]
+
+    @property
+    def targets(self) -> Float[Tensor, "batch time"]:
+        """What is foretold: the same numbers."""
+        return self.series
+
+
+Batch = TextBatch | PairBatch | MaskedBatch | ImageBatch | LabelBatch | TagBatch | SeriesBatch
 
 
 def each(batch: T, change: Callable[[Tensor], Tensor]) -> T:

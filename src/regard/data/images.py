@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from regard.data.files import open_bytes
+from regard.data.labelled import numbers_of
 from regard.data.loader import permute
 from regard.data.text import stem
 from regard.errors import ConfigError, DataError
@@ -98,16 +99,7 @@ class Images:
 
     def named(self, names: Sequence[str]) -> "Images":
         """The same with the numbers that classes have in `names`; without names, their own."""
-        known = {name: number for number, name in enumerate(names)}
-        if not any(map(str.isdecimal, names)):
-            known |= {str(number): number for number in range(len(names))}
-        strange = [name for name in self.names if name not in known]
-        if strange:
-            raise DataError(
-                f"{self.name} has a class {strange[0]!r} that was not learned;"
-                f"\nlearned were: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
-            )
-        numbers = np.array([known[name] for name in self.names])
+        numbers = np.array(numbers_of(self.names, names, self.name))
         return replace(self, labels=numbers[self.labels], names=tuple(names))
 
     def fingerprint(self) -> str:

@@ -36,7 +36,7 @@ class Pairs:
         """
         if not 0 < held_out < 1:
             raise ConfigError(f"held_out={held_out} must lie between 0 and 1, as 0.1 does")
-        hashes = array("Q", (_hash(seed, source) for source, _ in self.rows()))
+        hashes = array("Q", (hashed(seed, source) for source, _ in self.rows()))
         lowest, highest = min(hashes), max(hashes)
         if lowest == highest:
             raise DataError(
@@ -52,7 +52,7 @@ class Pairs:
                 description=description,
                 count=count,
                 rows=lambda: (
-                    row for row in self.rows() if (_hash(seed, row[0]) < limit) is wanted
+                    row for row in self.rows() if (hashed(seed, row[0]) < limit) is wanted
                 ),
                 digest=_digest(self.digest, seed, limit, wanted),
             )
@@ -75,9 +75,9 @@ class Pairs:
 
     def against(self, learned: "Pairs") -> "Pairs":
         """These pairs to judge by; how many of them are learned from too is told."""
-        ours = [_hash(0, json.dumps(row)) for row in self.rows()]
+        ours = [hashed(0, json.dumps(row)) for row in self.rows()]
         wanted = set(ours)
-        known = {each for row in learned.rows() if (each := _hash(0, json.dumps(row))) in wanted}
+        known = {each for row in learned.rows() if (each := hashed(0, json.dumps(row))) in wanted}
         count = sum(each in known for each in ours)
         if not count:
             return self
@@ -89,7 +89,8 @@ class Pairs:
         return self.digest
 
 
-def _hash(seed: int, sentence: str) -> int:
+def hashed(seed: int, sentence: str) -> int:
+    """A number below 2^64 by which a sentence is put on one side or the other."""
     content = f"{seed} {sentence}".encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
@@ -144,7 +145,8 @@ def _checked(name: str, how: str, numbered: Callable[[], Iterator[Numbered]], di
     return Pairs(name, description, count, rows, digest)
 
 
-def _lines(path: Path, found: Scan) -> Iterator[str]:
+def lines(path: Path, found: Scan) -> Iterator[str]:
+    """The lines of a file that was scanned, without their ends."""
     # Cut at \n only: str.splitlines would also cut at the separators inside a sentence.
     with open_bytes(path) as stream:
         stream.seek(found.start)
@@ -153,13 +155,13 @@ def _lines(path: Path, found: Scan) -> Iterator[str]:
 
 
 def _tsv(path: Path, found: Scan) -> Iterator[Numbered]:
-    for number, line in enumerate(_lines(path, found), 1):
+    for number, line in enumerate(lines(path, found), 1):
         if not line.strip():
             yield number, "", ""
             continue
         if (tabs := line.count("\t")) != 1:
             raise DataError(
-                f"{path}, line {number} has {tabs} tabs: {_shown(line)}"
+                f"{path}, line {number} has {tabs} tabs: {shown(line)}"
                 "\na row is a source, one tab and a target; plain text should not be called .tsv"
             )
         source, target = line.split("\t")
@@ -167,7 +169,7 @@ def _tsv(path: Path, found: Scan) -> Iterator[Numbered]:
 
 
 def _parallel(source: Path, target: Path, *founds: Scan) -> Iterator[Numbered]:
-    ours, theirs = _lines(source, founds[0]), _lines(target, founds[1])
+    ours, theirs = lines(source, founds[0]), lines(target, founds[1])
     for number, (left, right) in enumerate(zip_longest(ours, theirs), 1):
         if left is None or right is None:
             extra = sum(1 for _ in (theirs if left is None else ours))
@@ -178,10 +180,11 @@ def _parallel(source: Path, target: Path, *founds: Scan) -> Iterator[Numbered]:
                 f"parallel files differ in length: {longer} has {counts[1]} lines,"
                 f" {shorter} has {counts[0]}"
                 f"\nthe first line without a partner is line {number} of {longer}:"
-                f" {_shown(str(line))}"
+                f" {shown(str(line))}"
             )
         yield number, left, right
 
 
-def _shown(line: str) -> str:
+def shown(line: str) -> str:
+    """The beginning of a line, for a message."""
     return repr(line if len(line) <= 60 else line[:59] + "…")

@@ -5,16 +5,18 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from regard.config import Choice, make
-from regard.data import images, pairs, text
+from regard.data import images, labelled, pairs, series, text
 from regard.data.images import Images
+from regard.data.labelled import Labelled
 from regard.data.pairs import Pairs
+from regard.data.series import Series
 from regard.data.synthetic import BUILTINS
 from regard.data.text import Text
 from regard.errors import ConfigError, DataError
 
-__all__ = ["BUILTINS", "Data", "Images", "Pairs", "Text", "open_data"]
+__all__ = ["BUILTINS", "Data", "Images", "Labelled", "Pairs", "Series", "Text", "open_data"]
 
-Data = Text | Pairs | Images
+Data = Text | Pairs | Images | Labelled | Series
 
 
 def open_data(
@@ -23,13 +25,17 @@ def open_data(
     target: str | None = None,
     *,
     lower: bool = False,
+    holds: str | None = None,
 ) -> Data:
-    """Open text, pairs or images, whatever the path turns out to be.
+    """Open text, pairs, images, labels or series, whatever the path turns out to be.
 
         a file                    text, one document
         a folder                  text, a document for each text file in it
         a .tsv file               pairs: source, tab, target
         source and target         pairs: two files, line by line
+        .csv, .tsv, .jsonl        labels: with columns (or keys) text and label
+        a .csv file               series: columns of numbers, a row for each time
+        a .conll file             tags: a word and its tag on each line
         a .npz file               images: arrays x and y, or images and labels
         MNIST's IDX files         images: the folder that holds them
         a folder for each class   images: .png and .jpg files, by the name of their folder
@@ -37,17 +43,18 @@ def open_data(
                                   (a file of such a name is opened as ./name)
 
     Each file may be gzip, whatever its name. What was found, and what was left out, is told by
-    the `description` of the result.
+    the `description` of the result. What a file does not tell is told by what it `holds`: of
+    "labels", a .tsv file is a text, tab, label; of "tags", any file is as .conll.
     """
-    opened = _open(path, source, target)
+    opened = _open(path, source, target, holds)
     if not lower:
         return opened
-    if isinstance(opened, Images):
-        raise ConfigError(f"data.lower folds the case of text; {opened.name} holds images")
+    if isinstance(opened, Images | Series):
+        raise ConfigError(f"data.lower folds the case of text; {opened.name} holds {opened.holds}")
     return opened.lowered()
 
 
-def _open(path: Choice | None, source: str | None, target: str | None) -> Data:
+def _open(path: Choice | None, source: str | None, target: str | None, holds: str | None) -> Data:
     if source is not None or target is not None:
         if path is not None:
             raise ConfigError("give data.path, or data.source and data.target, not both")
@@ -73,11 +80,18 @@ def _open(path: Choice | None, source: str | None, target: str | None) -> Data:
         if any(map(images.classes_in, (place, place / "train"))):
             return images.from_folder(place)
         return _folder(place)
-    endings = [ending.lower() for ending in place.suffixes]
-    if endings[-1:] == [".tsv"] or endings[-2:] == [".tsv", ".gz"]:
-        return pairs.from_tsv(place)
-    if endings[-1:] == [".npz"]:
+    endings = [ending.lower() for ending in place.suffixes if ending.lower() != ".gz"]
+    ending = endings[-1] if endings else ""
+    if ending == ".conll" or holds == "tags":
+        return labelled.from_conll(place)
+    if ending == ".npz":
         return images.from_npz(place)
+    if holds == "labels" or (ending in labelled.TABLES and labelled.has_labels(place)):
+        return labelled.TABLES.get(ending, labelled.from_tsv)(place)
+    if holds == "series" or (ending == ".csv" and series.is_series(place)):
+        return series.from_csv(place)
+    if ending == ".tsv":
+        return pairs.from_tsv(place)
     return text.from_file(place)
 
 

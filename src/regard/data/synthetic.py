@@ -1,15 +1,18 @@
 """Data that is always there: generated from a seed, or part of every Python installation."""
 
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from itertools import pairwise
+from math import pi, sin
 from pathlib import Path
 from random import Random
 
-from regard.data import pairs, text
+from regard.data import labelled, pairs, series, text
+from regard.data.labelled import Labelled
 from regard.data.numerals import english, french
 from regard.data.pairs import Pairs
+from regard.data.series import Series
 from regard.data.text import Text
 from regard.errors import ConfigError, DataError
 
@@ -105,15 +108,65 @@ _DATE_FORMATS: list[
 
 def parentheses(
     *, examples: int = 20_000, longest: int = 40, colours: int = 5, seed: int = 1
-) -> Text:
-    """Well-nested coloured parentheses, one sequence per line: opening i is closed by 9 - i."""
+) -> Labelled:
+    """Coloured parentheses, half of them nested, half broken: opening i is closed by 9 - i.
+
+    What is broken has the very symbols of something nested, so that counting them tells
+    nothing: half of the time all are shuffled, half of the time two have changed places. With
+    one colour, 0 opens and 9 closes.
+    """
+    _within("examples", examples, 2)
+    random = Random(seed)
+    lines = list(_all_nested(random, examples, longest, colours))
+    rows = [
+        ([line], ["nested"]) if number % 2 else ([_broken(random, line)], ["broken"])
+        for number, line in enumerate(lines)
+    ]
+    how = f"{2 * colours} symbols, up to {longest} long"
+    return labelled.from_rows("labels", "parentheses", how, rows)
+
+
+def nested(*, examples: int = 20_000, longest: int = 40, colours: int = 5, seed: int = 1) -> Text:
+    """Well-nested coloured parentheses as a text, one sequence per line; see `parentheses`."""
     _within("examples", examples, 1)
+    lines = _all_nested(Random(seed), examples, longest, colours)
+    description = f"text, {examples:,} lines of coloured parentheses"
+    return text.from_strings("nested", description, ["\n".join(lines) + "\n"])
+
+
+def _all_nested(random: Random, examples: int, longest: int, colours: int) -> Iterator[str]:
     _within("longest", longest, 2)
     _within("colours", colours, 1, 5)
-    random = Random(seed)
-    lines = (_nested(random, 2 * random.randint(1, longest // 2), colours) for _ in range(examples))
-    description = f"text, {examples:,} lines of coloured parentheses"
-    return text.from_strings("parentheses", description, ["\n".join(lines) + "\n"])
+    return (_nested(random, 2 * random.randint(1, longest // 2), colours) for _ in range(examples))
+
+
+def _broken(random: Random, line: str) -> str:
+    """The same symbols in an order that is not nested."""
+    shuffled = random.random() < 0.5
+    while True:
+        symbols = list(line)
+        if shuffled:
+            random.shuffle(symbols)
+        else:
+            one, other = random.sample(range(len(symbols)), 2)
+            symbols[one], symbols[other] = symbols[other], symbols[one]
+        if not is_nested(symbols):
+            return "".join(symbols)
+
+
+def is_nested(symbols: Sequence[str]) -> bool:
+    """Whether each symbol i above 4 closes the last 9 - i that is still open, and all are closed.
+
+    >>> is_nested("0189"), is_nested("0198")
+    (True, False)
+    """
+    waiting: list[int] = []
+    for symbol in map(int, symbols):
+        if symbol < 5:
+            waiting.append(symbol)
+        elif not waiting or waiting.pop() != 9 - symbol:
+            return False
+    return not waiting
 
 
 def _nested(random: Random, length: int, colours: int) -> str:
@@ -149,12 +202,29 @@ def python_source() -> Text:
     return text.from_files("python-source", paths, {})
 
 
-BUILTINS: dict[str, Callable[..., Text | Pairs]] = {
+def sines(*, examples: int = 4000, waves: int = 3, noise: float = 0.1, seed: int = 1) -> Series:
+    """The sum of a few sines of periods from 8 to 100 steps, and noise of this deviation."""
+    _within("examples", examples, 2)
+    _within("waves", waves, 1)
+    if not noise >= 0:
+        raise ConfigError(f"noise={noise!r} must be 0 or more")
+    random = Random(seed)
+    parts = [(random.uniform(8, 100), random.uniform(0, 2 * pi)) for _ in range(waves)]
+    values = [
+        sum(sin(2 * pi * t / period + phase) for period, phase in parts) + random.gauss(0, noise)
+        for t in range(examples)
+    ]
+    return series.from_columns("sines", f", {waves} sines and noise", {"value": values})
+
+
+BUILTINS: dict[str, Callable[..., Text | Pairs | Labelled | Series]] = {
     "reversal": reversal,
     "copy": copy,
     "numbers": numbers,
     "dates": dates,
     "parentheses": parentheses,
+    "nested": nested,
+    "sines": sines,
     "python-docs": python_docs,
     "python-source": python_source,
 }

@@ -1,13 +1,16 @@
 """What a model looks at: traces of a run, attention maps, and pictures of them."""
 
 from regard.explain.attention import AttentionMap, attention_maps
+from regard.explain.gradient import Flow, gradient_flow
 from regard.explain.render.svg import heatmap_svg
 from regard.explain.render.terminal import heads_overview, heatmap
 from regard.explain.trace import trace
 
 __all__ = [
     "AttentionMap",
+    "Flow",
     "attention_maps",
+    "gradient_flow",
     "heads_overview",
     "heatmap",
     "heatmap_svg",

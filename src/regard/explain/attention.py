@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError, ShapeError
 from regard.explain.trace import matching
 from regard.nn.attention import Attention, View
+from regard.nn.glimpse import Glimpse
 
 
 @torch.no_grad()
@@ -24,14 +25,23 @@ def attention_maps(
         maps["decoder.blocks.3.cross"]                     # (batch, heads, target, source)
 
     They are recomputed from the tapped q and k by the formula, so the model runs as it always
-    does, fused kernel included. A row sums to 1, or to 0 where there was nothing to look at.
-    Where layers share an attention, `call` is the number of the layer.
+    does, fused kernel included; a recurrent decoder has them at hand (`nn.glimpse`). A row sums
+    to 1, or to 0 where there was nothing to look at. Where layers share an attention, `call` is
+    the number of the layer.
     """
-    watched = matching(model, Attention, pattern, "attention")
+    watched = matching(model, (Attention, Glimpse), pattern, "attention")
     looks = {name: _Look() for name in watched}
     with ExitStack() as stack:
         for name, module in watched.items():
             look = looks[name]
+            if isinstance(module, Glimpse):
+
+                def weights(_: nn.Module, __: object, out: Tensor, look: _Look = look) -> None:
+                    look.weights = out
+
+                stack.callback(module.weights_tap.register_forward_hook(weights).remove)
+                continue
+            module = cast(Attention, module)
 
             def began(_: nn.Module, __: object, given: dict[str, Any], look: _Look = look) -> None:
                 look.calls += 1
@@ -48,13 +58,14 @@ def attention_maps(
             stack.callback(module.q_tap.register_forward_hook(q).remove)
             stack.callback(module.k_tap.register_forward_hook(k).remove)
         run()
-    found = {name: look for name, look in looks.items() if look.view is not None}
+    for name, look in looks.items():
+        if look.view is not None:
+            attention = cast(Attention, watched[name])
+            look.weights = attention.weights(look.q, look.k, look.view)  # type: ignore[arg-type]
+    found = {n: look.weights.float() for n, look in looks.items() if look.weights is not None}
     if not found:
         raise RegardError(f"nothing ran through {', '.join(watched)}; `run` must call this model")
-    return {
-        name: watched[name].weights(look.q, look.k, look.view).float()  # type: ignore[arg-type]
-        for name, look in found.items()
-    }
+    return found
 
 
 @dataclass(slots=True)
@@ -66,6 +77,7 @@ class _Look:
     view: View | None = None
     q: Tensor | None = None
     k: Tensor | None = None
+    weights: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,9 @@ def trace(model: nn.Module, pattern: str = "*") -> Iterator[dict[str, Tensor]]:
         yield seen
 
 
-def matching(model: nn.Module, kind: type[M], pattern: str, what: str) -> dict[str, M]:
+def matching(
+    model: nn.Module, kind: type[M] | tuple[type[M], ...], pattern: str, what: str
+) -> dict[str, M]:
     """The parts of one kind whose path matches; an error that says what there is, if none does."""
     parts = {name: part for name, part in model.named_modules() if isinstance(part, kind)}
     chosen = {name: part for name, part in parts.items() if fnmatchcase(name, pattern)}

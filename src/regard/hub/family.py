@@ -8,8 +8,11 @@ from torch import Tensor
 
 from regard.config import Choice
 from regard.errors import ConfigError
+from regard.hub.files import Tensors
 from regard.hub.rules import Rule
 from regard.models.build import MOST_LAYERS as MOST_LAYERS
+from regard.models.presets import ModelConfig
+from regard.text import PairTokenizers
 
 Table = dict[str, Any]
 Change = Callable[[str, Tensor], Tensor]  # of one of our tensors, by its name
@@ -52,6 +55,16 @@ class Family:
     write: Callable[[Any], Table] = lambda ours: {}
     after_pad: Callable[[Any, int], tuple[Any, Change]] | None = None  # see `roberta.after_pad`
     model: str = "transformer"  # the family of models.build that it is built as
+
+
+@dataclass(frozen=True)
+class Bare:
+    """A checkpoint that no config.json describes; its reader knows it by what lies in the file."""
+
+    family: Family
+    config: ModelConfig
+    tensors: Tensors
+    tokenizers: PairTokenizers | None = None  # None: in files beside it
 
 
 def activation(name: str) -> str:

@@ -11,7 +11,7 @@ position, straight to where they are wanted; no file is ever held in memory whol
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -124,6 +124,29 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 def read_header(path: Path) -> dict[str, Entry]:
     """What a safetensors file says it holds, if all of it can be true."""
+    table, begin, size = _header(path)
+    table.pop("__metadata__", None)
+    entries = {name: _entry(path, name, facts, begin) for name, facts in table.items()}
+    end = begin
+    for name, entry in sorted(entries.items(), key=lambda each: (each[1].start, each[1].size)):
+        if entry.start != end:
+            what = "overlaps another" if entry.start < end else "leaves a gap before it"
+            raise _damaged(path, f"tensor {quoted(name)} {what}")
+        end += entry.size
+    if end != size:
+        raise _damaged(path, f"it has {size:,} bytes and should have {end:,}")
+    return entries
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a safetensors file says besides: words for words, and nothing where there are none."""
+    table = _header(path)[0].get("__metadata__", {})
+    pairs = table.items() if isinstance(table, dict) else ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The header of a safetensors file, where it ends, and how long the file is."""
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -141,18 +164,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         raise _damaged(path, f"the header is no JSON: {error}") from None
     if not isinstance(table, dict):
         raise _damaged(path, "the header is no table")
-    table.pop("__metadata__", None)
-    begin = 8 + length
-    entries = {name: _entry(path, name, facts, begin) for name, facts in table.items()}
-    end = begin
-    for name, entry in sorted(entries.items(), key=lambda each: (each[1].start, each[1].size)):
-        if entry.start != end:
-            what = "overlaps another" if entry.start < end else "leaves a gap before it"
-            raise _damaged(path, f"tensor {quoted(name)} {what}")
-        end += entry.size
-    if end != size:
-        raise _damaged(path, f"it has {size:,} bytes and should have {end:,}")
-    return entries
+    return table, 8 + length, size
 
 
 def open_tensors(folder: Path) -> Tensors:
@@ -189,6 +201,18 @@ def conversion(folder: Path, name: str | None = None) -> str:
         f"  {model}{convert}\n"
         f"  AutoTokenizer{convert}"
     )
+
+
+def sole(path: Path, pattern: str, wanted: Callable[[Path], bool]) -> Path | None:
+    """The one file that is `wanted`: `path` itself, or what lies in it by this name."""
+    if not exists(path):
+        return None
+    candidates = sorted(path.glob(pattern)) if path.is_dir() else [path]
+    found = [each for each in candidates if each.is_file() and wanted(each)]
+    if len(found) > 1:
+        listed = ", ".join(each.name for each in found)
+        raise CheckpointError(f"{path} holds several models of one kind; name one: {listed}")
+    return found[0] if found else None
 
 
 def exists(path: Path) -> bool:

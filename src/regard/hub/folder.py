@@ -1,6 +1,6 @@
 """A folder of the Hugging Face world: opened, checked to the last tensor, then loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -11,9 +11,9 @@ from torch import nn
 
 from regard.config import kind_of
 from regard.errors import CheckpointError, ConfigError
-from regard.hub import llama2c
+from regard.hub import e2k, g2p, llama2c
 from regard.hub.config import read_as, read_config
-from regard.hub.family import Family, Table
+from regard.hub.family import Bare, Family, Table
 from regard.hub.files import (
     PICKLES,
     Tensors,
@@ -39,6 +39,12 @@ TASKS = {  # what a model of this shape and head is trained for; all others: for
     ("images", "classify"): "classify",
 }
 TIED = {"head.weight": "embed.token.weight"}  # where the output matrix is the embedding
+Reader = Callable[[Path], Bare]
+READERS: tuple[tuple[Callable[[Path], Path | None], Reader], ...] = (  # of what has no config.json
+    (llama2c.find, llama2c.open_file),
+    (e2k.find, e2k.open_file),
+    (g2p.find, g2p.open_file),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +70,7 @@ class Foreign:
     def task(self) -> str:
         """The task that trains such a model; "none" where there is none."""
         shape = getattr(self.config, "shape", "images")
-        return TASKS.get((shape, kind_of(self.config.head)[0]), "none")  # type: ignore[union-attr]
+        return TASKS.get((shape, _head(self.config)), "none")
 
     def load(self) -> nn.Module:
         """The model, its weights read straight into place."""
@@ -96,7 +102,18 @@ class Foreign:
 def is_foreign(path: Path) -> bool:
     """Whether a path holds a checkpoint of another library rather than a run."""
     table = _described(path)
-    return "model_type" in table or ("train" not in table and llama2c.find(path) is not None)
+    return "model_type" in table or ("train" not in table and _find(path) is not None)
+
+
+def _find(path: Path) -> tuple[Reader, Path] | None:
+    """The file that no config.json describes, and who reads it."""
+    found = ((open_file, find(path)) for find, open_file in READERS)
+    return next(((reader, file) for reader, file in found if file is not None), None)
+
+
+def _head(config: Any) -> str:
+    """The kind of its head; a recurrent model has only the one."""
+    return kind_of(getattr(config, "head", "linear"))[0]
 
 
 def _described(path: Path) -> Table:
@@ -107,16 +124,19 @@ def _described(path: Path) -> Table:
         return {}
 
 
-def _legacy(path: Path) -> Path | None:
-    """The file of llama2.c that is meant, where no config.json beside it speaks of another."""
+def _bare(path: Path) -> Bare | None:
+    """What is meant where no config.json speaks of another."""
+    if path.is_dir() and "model_type" in _described(path):
+        return None
+    found = _find(path)
+    if found is not None:
+        reader, file = found
+        return reader(file)
     if path.is_dir():
-        return None if "model_type" in _described(path) else llama2c.find(path)
-    found = llama2c.find(path)
-    if found is None and path.suffix in PICKLES:
+        return None
+    if path.suffix in PICKLES:
         raise pickled(path)
-    if found is None:
-        raise CheckpointError(f"{path} is one file of a checkpoint; give its folder: {path.parent}")
-    return found
+    raise CheckpointError(f"{path} is one file of a checkpoint; give its folder: {path.parent}")
 
 
 def open_folder(path: Path | str) -> Foreign:
@@ -124,17 +144,18 @@ def open_folder(path: Path | str) -> Foreign:
     path = Path(path)
     if not exists(path):
         raise CheckpointError(f"no folder at {path}")
-    legacy = _legacy(path)
+    bare = _bare(path)
     folder = path if path.is_dir() else path.parent
-    if legacy is None:
+    if bare is None:
         table = read_json(path / "config.json")
         family, config = read_config(table)
         tensors = open_tensors(path)
         if not table.get("architectures"):
             config = _fitting(family, table, tensors) or config
+        tokenizers = read_tokenizers(folder, table)
     else:
-        table, family = {}, llama2c.LLAMA2C
-        config, tensors = llama2c.open_file(legacy)
+        table, family, config, tensors = {}, bare.family, bare.config, bare.tensors
+        tokenizers = bare.tokenizers or read_tokenizers(folder, table)
     shapes, plan = plan_for(family, config, tensors, path)
     return Foreign(
         path=folder,
@@ -144,7 +165,7 @@ def open_folder(path: Path | str) -> Foreign:
         tensors=tensors,
         plan=plan,
         shapes=shapes,
-        tokenizers=check_tokenizers(read_tokenizers(folder, table), config, folder),
+        tokenizers=check_tokenizers(tokenizers, config, folder),
     )
 
 
@@ -164,7 +185,7 @@ def plan_for(
 
 def all_rules(family: Family, config: Any) -> list[Rule]:
     """The rules of a model with full names, as they are written."""
-    prefix = "" if kind_of(config.head)[0] in BASES else family.prefix
+    prefix = "" if _head(config) in BASES else family.prefix
     return [_below(prefix, rule) for rule in family.rules(config)]
 
 
@@ -177,7 +198,7 @@ def _planned(
     family: Family, config: Any, tensors: Tensors
 ) -> tuple[list[str], dict[str, torch.Size], Plan]:
     entries = tensors.entries
-    if max(config.depths) > len(entries) and not config.shared_layers:
+    if max(config.depths) > len(entries) and not getattr(config, "shared_layers", False):
         problem = f"{max(config.depths):,} layers, of {len(entries):,} tensors in all"
         return [problem], {}, Plan([], [])
     try:

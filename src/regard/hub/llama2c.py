@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from regard.errors import CheckpointError
-from regard.hub.family import MOST_LAYERS, Family
-from regard.hub.files import Entry, Tensors, exists
+from regard.hub.family import MOST_LAYERS, Bare, Family
+from regard.hub.files import Entry, Tensors, sole
 from regard.hub.rules import Rule, renamed
 from regard.models.transformer import TransformerConfig
 
@@ -49,17 +49,10 @@ LLAMA2C = Family(
 
 def find(path: Path) -> Path | None:
     """The file of this layout that `path` is, or that lies in it."""
-    if not exists(path):
-        return None
-    candidates = sorted(path.glob("*.bin")) if path.is_dir() else [path]
-    found = [each for each in candidates if each.is_file() and _header(each)]
-    if len(found) > 1:
-        listed = ", ".join(each.name for each in found)
-        raise CheckpointError(f"{path} holds several models of llama2.c; name one: {listed}")
-    return found[0] if found else None
+    return sole(path, "*.bin", lambda each: _header(each) is not None)
 
 
-def open_file(path: Path) -> tuple[TransformerConfig, Tensors]:
+def open_file(path: Path) -> Bare:
     """What the file describes, and where its tensors lie."""
     header = _header(path)
     assert header is not None
@@ -82,7 +75,7 @@ def open_file(path: Path) -> tuple[TransformerConfig, Tensors]:
     for name, shape in _order(header):
         entries[name] = Entry(path, torch.float32, torch.Size(shape), at)
         at += entries[name].size
-    return config, Tensors(entries)
+    return Bare(LLAMA2C, config, Tensors(entries))
 
 
 def _order(header: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64
@@ -11,11 +11,26 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, DataError, ShapeError
 
 
+@runtime_checkable
+class Numbers(Protocol):
+    """Series of numbers."""
+
+    @property
+    def series(self) -> Float[Tensor, "batch time"]:
+        """One in each row."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoregressionConfig:
     """AR(p), where p is `order`."""
 
-    order: int = 8  # the next number depends on so many before it
+    shape: ClassVar[str] = "series"  # it reads numbers, not ids
+    order: int = 24  # the next number depends on so many before it
+
+    @property
+    def context(self) -> int:
+        """How many numbers it looks at."""
+        return self.order
 
     def __post_init__(self) -> None:
         if self.order < 1:
@@ -37,17 +52,19 @@ class Autoregression(nn.Module):
     def __init__(self, config: AutoregressionConfig) -> None:
         super().__init__()
         self.config = config
+        self.context = config.order
         self.register_buffer("weight", torch.zeros(config.order, dtype=torch.float64))
         self.register_buffer("bias", torch.zeros((), dtype=torch.float64))
 
-    def fit(self, batches: Iterable[Tensor]) -> None:
-        """Find the weights from series, (batch, time) each, in one pass.
+    def fit(self, batches: Iterable[Numbers]) -> None:
+        """Find the weights from series in one pass.
 
         Of what was seen only the R of QR is kept, which has the same squared errors.
         """
         size = self.config.order + 2
         kept = self.weight.new_zeros(size, size)
-        for series in batches:
+        for batch in batches:
+            series = batch.series
             if series.shape[1] <= self.config.order:
                 continue  # too short for one prediction
             rows = series.to(self.weight).unfold(1, self.config.order + 1, 1).flatten(0, 1)

@@ -10,12 +10,16 @@ from torch.overrides import TorchFunctionMode
 
 from regard.config import build, merge, to_table
 from regard.errors import CheckpointError, ConfigError, unknown
+from regard.models.autoregression import Autoregression, AutoregressionConfig
+from regard.models.bag import Bag, BagConfig
+from regard.models.cbow import CBOW, CBOWConfig
 from regard.models.convolution import ConvolutionConfig, ConvolutionLanguage
 from regard.models.feedforward import Feedforward, FeedforwardConfig
 from regard.models.hmm import HMM, HMMConfig
 from regard.models.ngram import NGram, NGramConfig
 from regard.models.presets import PRESETS, ModelConfig
 from regard.models.recurrent import RecurrentConfig, RecurrentLanguage
+from regard.models.seq2seq import EncoderDecoder, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vision import Vision, VisionConfig
 
@@ -23,10 +27,14 @@ FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "transformer": (TransformerConfig, Transformer),
     "recurrent": (RecurrentConfig, RecurrentLanguage),
     "lstm": (RecurrentConfig, RecurrentLanguage),  # as runs say from before there were other cells
+    "seq2seq": (Seq2SeqConfig, EncoderDecoder),
     "feedforward": (FeedforwardConfig, Feedforward),
     "convolution": (ConvolutionConfig, ConvolutionLanguage),
+    "bag": (BagConfig, Bag),
+    "cbow": (CBOWConfig, CBOW),
     "ngram": (NGramConfig, NGram),
     "hmm": (HMMConfig, HMM),
+    "autoregression": (AutoregressionConfig, Autoregression),
     "vision": (VisionConfig, Vision),
 }
 # Beyond these a model is a slip of the finger, and only to count its weights would take forever.

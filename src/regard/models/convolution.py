@@ -1,17 +1,19 @@
 """Language models that look back by causal convolutions, each layer twice as far."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.config import Choice, make
 from regard.errors import ConfigError
 from regard.models.base import State
+from regard.models.rules import must_read_out, must_write
 from regard.nn.convolution import CausalConvolution, window
-from regard.nn.head import Head
+from regard.nn.head import HEADS
 from regard.nn.recurrent import Snapshots
 from regard.nn.state import Source
 
@@ -28,6 +30,7 @@ class ConvolutionConfig:
     width: int = 2  # vectors that a convolution sums
     dropout: float = 0.0
     context: int = 256  # ids per training block; generating has no limit
+    head: Choice = "linear"  # models.rules.READOUTS
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "context"):
@@ -41,6 +44,7 @@ class ConvolutionConfig:
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
+        must_read_out(self.head)
 
     @property
     def sight(self) -> int:
@@ -69,10 +73,17 @@ class ConvolutionLanguage(nn.Module):
         )
         self.dropout = nn.Dropout(config.dropout)
         self.mix = nn.Linear(config.dim, config.dim)  # M, m
-        self.head = Head(config.dim, config.vocab_size)
+        self.head: Any = make(
+            config.head, HEADS, "head", dim=config.dim, vocab_size=config.vocab_size, tied=None
+        )
 
-    def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time dim"]:
-        """h after each id; `head` makes logits of it."""
+    def forward(
+        self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch time dim"]:
+        """h after each id; `head` makes logits of it.
+
+        Rows may be right-padded: what comes after their `lengths` changes nothing before.
+        """
         x, _ = self._run(ids, self._nothing(len(ids)))
         return x
 
@@ -80,6 +91,7 @@ class ConvolutionLanguage(nn.Module):
         """Zeros: of each layer the vectors it looks back at, and h. Any `capacity` fits."""
         if source is not None:
             raise ConfigError("a convolutional language model reads no source; it only continues")
+        must_write(self.head, self.config.head)
         h = self.embed.weight.new_zeros(rows, 1, self.config.dim)
         none = torch.zeros(rows, dtype=torch.long, device=h.device)
         return Snapshots([*((past,) for past in self._nothing(rows)), (h,)], none, none)
@@ -128,6 +140,7 @@ class ConvolutionLanguage(nn.Module):
         x = self.embed(ids)
         skips, seen = torch.zeros_like(x), []
         for layer, past in zip(self._convolutions(), pasts, strict=True):
+            x = layer.carry(x)
             seen.append(torch.cat([past, x], 1))
             y = self.dropout(layer(seen[-1]))
             x, skips = x + y, skips + y

@@ -1,5 +1,6 @@
 """What a model is made of and what it costs, counted on the meta device: nothing is allocated."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -8,14 +9,16 @@ from torch import nn
 
 from regard.models.build import hollow
 from regard.models.presets import ModelConfig
+from regard.models.seq2seq import EncoderDecoder
 from regard.nn.attention import Attention
 from regard.nn.block import Block
 from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
-from regard.nn.head import Head, TagHead
+from regard.nn.glimpse import Glimpse
+from regard.nn.head import GivenHead, Head, TagHead
 from regard.nn.norm import RMSNorm
 from regard.nn.position import T5, ALiBi, Rotary
 from regard.nn.recurrent import Cell, Snapshots
-from regard.nn.score import Score, Shaw, TransformerXL
+from regard.nn.score import Additive, General, Location, Score, Shaw, TransformerXL
 from regard.nn.stack import Stack
 from regard.nn.tap import Tap
 
@@ -47,7 +50,8 @@ class Cost:
         norm            d + 2, RMSNorm 2 d + 1, and d for what it gives
         attention       2 h d_h + 2 k d_h + h;  rotary (2 h + k) d_h more
         feed-forward    2 f;  ReLU f, gated 4 f;  f its width
-        looks at T keys a window T, T5 h T, scores outside the kernel 2 h T to 4 h T
+        looks at T keys a window T, T5 h T, scores outside the kernel 2 h T to 4 h T, additive
+                        h d_h T more
 
     and once per layer the joint matrix of queries, keys and values. The loss keeps d more, never
     the logits. With recomputation only the input of each layer is kept, and one layer whole.
@@ -169,6 +173,7 @@ def _flops(model: nn.Module, time: int) -> int:
     """Of a forward pass over a row of `time` tokens, by the token."""
     total = _reading(getattr(model, "head", None), time)
     total += time * _products(_inner(model))
+    total += time * sum(_looking(glimpse, time, time) for glimpse in _glimpses(model))
     for stack in _stacks(model):
         total += time * (_products(model.embed) + _products(stack.project))
         for block, window in zip(stack.layers, stack.windows, strict=True):
@@ -186,7 +191,14 @@ def _generation_flops(model: nn.Module, time: int) -> int:
     head = getattr(model, "head", None)
     if not isinstance(head, Head) or (decoder is None and inner is None):
         return 0
+    if not hasattr(model, "start"):
+        return 0
     total = _reading(head, 1) + _products(inner)
+    for name in ("encoder", "join", "bridge"):  # the source was read before
+        total -= 0 if inner is None else _products(getattr(model, name, None))
+    for glimpse in _glimpses(model):
+        total -= _products(glimpse.key) + _products(glimpse.value)
+        total += _looking(glimpse, time, math.inf)
     if decoder is None:
         return round(total)
     total += _products(model.embed) + _products(decoder.project)
@@ -203,7 +215,7 @@ def _products(part: Any) -> int:
     """Of one vector through all matrices of a part; those of scores have their own count."""
     if part is None:
         return 0
-    scores = {id(m) for s in part.modules() if isinstance(s, TransformerXL) for m in s.modules()}
+    scores = {id(m) for s in part.modules() if isinstance(s, Score) for m in s.modules()}
     return 2 * sum(
         m.weight.numel()
         for m in part.modules()
@@ -211,16 +223,30 @@ def _products(part: Any) -> int:
     )
 
 
-def _looking(attention: Attention, seen: int, queries: int) -> float:
+def _looking(attention: Attention | Glimpse, seen: int, queries: float) -> float:
     """Of one of `queries` queries that meets `seen` keys and mixes their values."""
-    width, value_width = _widths(attention)[0], attention.out.in_features
+    width, keys, value_width, head_dim = _looked(attention)
     score, extra = attention.score, 0.0
+    if isinstance(score, Additive):
+        extra = 2 * width * head_dim
+    if isinstance(score, Additive | General):  # every key is prepared
+        extra += 2 * keys * head_dim * seen / queries
+    if isinstance(score, Location):  # all places there are, met or not
+        extra = 2 * width * (score.place.out_features - seen)
     if isinstance(score, Shaw):
         extra = 2 * width * (2 * score.reach + 1)
     if isinstance(score, TransformerXL):  # every distance there and back is turned into a key
         distances = 2 * seen - 1
         extra = 2 * distances * (width + score.distance.weight.numel() / queries)
     return 2 * (width + value_width) * seen + extra
+
+
+def _looked(attention: Attention | Glimpse) -> tuple[int, int, int, int]:
+    """The widths of all queries, keys and values of a token, and of one head."""
+    if isinstance(attention, Attention):
+        query, key, _ = _widths(attention)
+        return query, key, attention.out.in_features, attention.head_dim
+    return (attention.dim,) * 3 + (attention.dim // attention.heads,)
 
 
 def _reading(head: Any, time: int) -> float:
@@ -249,8 +275,15 @@ class _State:
     @classmethod
     def of(cls, model: nn.Module, time: int) -> "_State":
         decoder = _decoder(model)
+        if isinstance(model, EncoderDecoder):
+            cells = sum(part.kept * part.dim for part in model.decoder if isinstance(part, Cell))
+            read = time * sum(2 * glimpse.dim for glimpse in _glimpses(model))
+            fixed = cells + model.config.dim * model.config.feeding + read
+            return cls(whole=fixed, in_sight=fixed)
         if decoder is None:
-            fixed = 0 if _inner(model) is None else _floats(cast(Any, model).start(1, time))
+            written = isinstance(getattr(model, "head", None), Head | GivenHead)
+            written &= hasattr(model, "start")
+            fixed = _floats(cast(Any, model).start(1, time)) if _inner(model) and written else 0
             return cls(whole=fixed, in_sight=fixed)
         each = [sum(_widths(block.attention)[1:]) for block in decoder.layers]
         crossing = [sum(_widths(b.cross)[1:]) for b in decoder.layers if b.cross is not None]
@@ -374,6 +407,8 @@ def _pairs(attention: Attention, stack: Stack | None, window: int | None, time: 
     """Numbers that attention keeps of a token and all it may look at."""
     if not attention.score.fused:
         per_head, once = PAIRS.get(type(attention.score), OPEN)
+        if isinstance(attention.score, Additive):  # its tanh is a vector
+            per_head += attention.head_dim
         return (per_head * attention.heads + once) * time
     if stack is not None and isinstance(stack.position, T5):
         return attention.heads * time
@@ -399,6 +434,10 @@ def _stacks(model: nn.Module) -> list[Stack]:
     return [part for part in model.children() if isinstance(part, Stack)]
 
 
+def _glimpses(model: nn.Module) -> list[Glimpse]:
+    return [part for part in model.modules() if isinstance(part, Glimpse)]
+
+
 def _inner(model: nn.Module) -> nn.Module | None:
     """What lies below the head of a model that has no stack of blocks."""
     parts = [part for name, part in model.named_children() if name != "head"]
@@ -406,4 +445,5 @@ def _inner(model: nn.Module) -> nn.Module | None:
 
 
 def _decoder(model: nn.Module) -> Stack | None:
-    return getattr(model, "decoder", None)
+    decoder = getattr(model, "decoder", None)
+    return decoder if isinstance(decoder, Stack) else None

@@ -12,6 +12,7 @@ from regard.models.base import State
 from regard.nn.head import Head
 from regard.nn.recurrent import Snapshots
 from regard.nn.state import Source
+from regard.nn.tap import Carry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +52,7 @@ class Feedforward(nn.Module):
         self.config = config
         width = (config.order - 1) * config.dim
         self.embed = nn.Embedding(config.vocab_size, config.dim)  # C
+        self.carry = Carry()
         self.hidden_layer = nn.Linear(width, config.hidden_dim)  # H, d
         shown = config.hidden_dim + config.direct * width
         self.head = Head(shown, config.vocab_size, bias=True)  # U, W, b
@@ -99,7 +101,7 @@ class Feedforward(nn.Module):
 
     def _windows(self, ids: Tensor, before: Tensor) -> Tensor:
         """The last order - 1 vectors before these ids and after each of them."""
-        seen = torch.cat([before, self.embed(ids)], 1)
+        seen = torch.cat([before, self.carry(self.embed(ids))], 1)
         return seen.unfold(1, before.shape[1], 1).transpose(2, 3)
 
     def _read(self, windows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from regard.errors import ConfigError
 from regard.models.base import State
 from regard.models.counts import NOWHERE, Blocks, Table, count
 from regard.models.smoothing import SMOOTHINGS
-from regard.nn.head import GivenHead
+from regard.nn.head import IGNORED, GivenHead
 from regard.nn.recurrent import Snapshots
 from regard.nn.state import Source
 
@@ -75,6 +75,26 @@ class NGram(nn.Module):
         contexts = [at.flatten() for at in self._contexts(ids)]
         return self._distribution(contexts).unflatten(0, ids.shape)
 
+    def scores(
+        self, ids: Int[Tensor, "batch time"], targets: Int[Tensor, "batch time"]
+    ) -> Float64[Tensor, " scored"]:
+        """log P of each scored target; no other id is looked at, so a large vocabulary is free."""
+        vocab = self.config.vocab_size
+        scored = targets != IGNORED
+        words = targets[scored].long()
+        p = torch.full(words.shape, 1 / vocab, dtype=torch.float64, device=words.device)
+        for order, at in enumerate(self._contexts(ids)):
+            different, which = at[scored].unique(return_inverse=True)
+            row, word, share, rest, known = self._seen_after(order, different)
+            grams, wanted = row * vocab + word, which * vocab + words
+            found = torch.searchsorted(grams, wanted).clamp_max(max(0, len(grams) - 1))
+            if self.smoothing.even:
+                p = p.where(~known[which], 1 / vocab)
+            p *= rest[which]
+            if len(grams):
+                p += share[found].where(grams[found] == wanted, 0.0)
+        return p.log_()
+
     def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
         """Nothing read. The state is the last order - 1 ids, so any `capacity` fits."""
         if source is not None:
@@ -125,18 +145,29 @@ class NGram(nn.Module):
         """P(w | h) from the uniform upward, one order more at a time."""
         vocab, positions = self.config.vocab_size, len(contexts[0])
         p = torch.full((1, vocab), 1 / vocab, dtype=torch.float64, device=contexts[0].device)
-        for order, (table, at) in enumerate(zip(self._tables(), contexts, strict=True)):
+        for order, at in enumerate(contexts):
             at = at if order else at[:1]  # in the empty context all positions are alike
-            row, word, seen = table.followers(at, vocab)
-            total = torch.zeros_like(p[:, 0]).index_add_(0, row, seen)
-            share, rest = self.smoothing(order, seen, row, total.clamp_min(1))
-            known = (total > 0).unsqueeze(-1)
+            row, word, share, rest, known = self._seen_after(order, at)
             if self.smoothing.even:
-                p = p.where(~known, 1 / vocab)
-            p *= rest.unsqueeze(-1).where(known, 1.0)
+                p = p.where(~known.unsqueeze(-1), 1 / vocab)
+            p *= rest.unsqueeze(-1)
             p[row, word] += share
             p = p if order else p.repeat(positions, 1)
         return p
+
+    def _seen_after(
+        self, order: int, contexts: Int[Tensor, " rows"]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Of what followed these contexts, its row, id and share; each row's rest, if it is known.
+
+        A context that was never seen leaves all to the shorter one: its rest is 1.
+        """
+        row, word, seen = self._tables()[order].followers(contexts, self.config.vocab_size)
+        total = torch.zeros(len(contexts), dtype=torch.float64, device=row.device)
+        total.index_add_(0, row, seen)
+        share, rest = self.smoothing(order, seen, row, total.clamp_min(1))
+        known = total > 0
+        return row, word, share, rest.where(known, 1.0), known
 
     def _tables(self) -> list[Table]:
         return cast(list[Table], list(self.tables))

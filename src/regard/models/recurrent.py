@@ -1,31 +1,34 @@
 """Language models that read one id after the other and remember in a state of fixed size."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.config import Choice, kind_of
+from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import State
-from regard.nn.head import Head
+from regard.models.rules import must_read_out, must_write, option
+from regard.nn.head import HEADS
 from regard.nn.recurrent import CELLS, Cell, Recurrent, Snapshots, Vectors
 from regard.nn.state import Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentConfig:
-    """A stack of recurrent layers that predicts the next id."""
+    """A stack of recurrent layers: predicts the next id, or what its head says."""
 
     vocab_size: int
     cell: Choice = "lstm"  # nn.recurrent.CELLS
     dim: int = 256  # of the embedding and of every layer
     layers: int = 2
+    both_ways: bool = False  # also from the end: for heads that read a whole text
     dropout: float = 0.0
     tied: bool = True  # output matrix = embedding matrix
     context: int = 256  # ids per training block; generating has no limit
+    head: Choice = "linear"  # models.rules.READOUTS
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "context"):
@@ -36,6 +39,17 @@ class RecurrentConfig:
         kind, _ = kind_of(self.cell)
         if kind not in CELLS:
             raise ConfigError(unknown("cell", kind, CELLS))
+        must_read_out(self.head)
+        if self.both_ways and option(self.head, HEADS, "pool") in ("first", "last"):
+            raise ConfigError(
+                f"head={self.head!r} reads one vector, in which both_ways=true has seen all "
+                "of one direction only;\nset head.pool to 'ends', 'mean' or 'max'"
+            )
+
+    @property
+    def shape(self) -> str:
+        """What a state has seen: all before it (decoder), or all of a text (encoder)."""
+        return "encoder" if self.both_ways else "decoder"
 
 
 class RecurrentLanguage(nn.Module):
@@ -52,20 +66,38 @@ class RecurrentLanguage(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         nn.init.normal_(self.embed.weight, std=config.dim**-0.5)  # as W it gives logits near 1
         self.layers = Recurrent(
-            config.cell, config.dim, config.dim, config.layers, dropout=config.dropout
+            config.cell,
+            config.dim,
+            config.dim,
+            config.layers,
+            both_ways=config.both_ways,
+            dropout=config.dropout,
         )
-        tied = self.embed if config.tied else None
-        self.head = Head(config.dim, config.vocab_size, tied=tied)
+        self.packs = config.both_ways  # rows of different lengths: what is read back begins there
+        shown = (1 + config.both_ways) * config.dim
+        tied = self.embed if config.tied and shown == config.dim else None
+        self.head: Any = make(
+            config.head, HEADS, "head", dim=shown, vocab_size=config.vocab_size, tied=tied
+        )
 
-    def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time dim"]:
-        """The top layer's h after each id; `head` makes logits of it."""
-        x, _ = self.layers(self.embed(ids))
+    def forward(
+        self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch time dim"]:
+        """The top layer's h after each id; `head` makes logits of it.
+
+        Where rows are right-padded, `lengths` says how many ids of each are real. Read ahead,
+        what comes after them changes nothing before.
+        """
+        x, _ = self.layers(self.embed(ids), lengths if self.config.both_ways else None)
         return x
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
         """Zeros. A state of fixed size has room for any `capacity`."""
         if source is not None:
             raise ConfigError("a recurrent language model reads no source; it only continues text")
+        must_write(self.head, self.config.head)
+        if self.config.both_ways:
+            raise ConfigError("both_ways=true reads to the end first, so it cannot write on")
         return Snapshots.first([layer.start(rows) for layer in self._cells()])
 
     def step(

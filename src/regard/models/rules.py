@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from regard.config import Choice, kind_of
-from regard.errors import ConfigError
-from regard.nn.head import HEADS
+from regard.errors import ConfigError, unknown
+from regard.nn.head import HEADS, Head
 from regard.nn.position import POSITIONS, Position
-from regard.nn.score import RELATIVE
+from regard.nn.score import MIXING, RELATIVE
 
 Rule = tuple[Callable[[Any], bool], str]  # whether a config breaks it, and what to tell then
 
@@ -45,6 +45,22 @@ def refuse(config: Any, rules: tuple[Rule, ...]) -> None:
             raise ConfigError(reason.format(c=config))
 
 
+READOUTS = ("linear", "classify", "tag")  # heads that need nothing but hidden states
+
+
+def must_read_out(head: Choice) -> None:
+    """Refuse a head that only a Transformer has the parts for."""
+    kind, _ = kind_of(head)
+    if kind not in READOUTS:
+        raise ConfigError(unknown("head", kind, READOUTS))
+
+
+def must_write(head: Any, choice: Choice) -> None:
+    """Refuse to generate with a head that does not read tokens off."""
+    if not isinstance(head, Head):
+        raise ConfigError(f"head={choice!r} reads, it does not write tokens")
+
+
 def _turns(position: Choice) -> bool:
     part = POSITIONS[kind_of(position)[0]]
     return getattr(part, "turn", Position.turn) is not Position.turn
@@ -76,6 +92,17 @@ STACK: tuple[Rule, ...] = (
         "score={c.score!r} compares queries with distances, position={c.position!r} turns them "
         "first, so that the result would depend on more than the distance;\n"
         "set position='none', or score='scaled_dot'",
+    ),
+    (
+        lambda c: kind_of(c.score)[0] in MIXING and _turns(c.position),
+        "score={c.score!r} has a matrix between query and key, position={c.position!r} turns both "
+        "first, so that the result would depend on more than the distance;\n"
+        "choose a position that turns nothing, or score='scaled_dot'",
+    ),
+    (
+        lambda c: kind_of(c.score)[0] == "location",
+        "score='location' looks at places, whatever is there, so the matrices of keys would learn "
+        "nothing;\nit is for recurrent decoders (model.family=seq2seq); here take another score",
     ),
     (
         lambda c: kind_of(c.init)[0] == "zero_out" and c.order in ("none", "deepnorm"),
@@ -110,5 +137,49 @@ TRANSFORMER: tuple[Rule, ...] = (
         lambda c: c.shape != "encoder" and _reads_first(c.head),
         "head={c.head!r} reads the first vector, which in shape={c.shape!r} has seen nothing but "
         "its own token;\nset shape='encoder', or pool='last' of head 'classify'",
+    ),
+)
+
+SEQ2SEQ: tuple[Rule, ...] = (
+    (
+        lambda c: (
+            c.heads is not None
+            and c.attention is not None
+            and kind_of(c.attention)[0] == "location"
+        ),
+        "attention='location' looks at places, whatever is there, so the matrices of keys that "
+        "heads={c.heads} have would learn nothing;\nleave out heads, or take another attention",
+    ),
+    (
+        lambda c: c.attention is None and not c.bridge,
+        "bridge=false without attention leaves nothing of the source to write from; "
+        "set bridge=true, or choose an attention",
+    ),
+    (
+        lambda c: c.bridge and c.depths[0] != c.depths[1],
+        "bridge=true hands each layer of the decoder the state of one of the encoder, and there "
+        "are {c.layers} and {c.encoder_layers};\nleave out encoder_layers, or set bridge=false",
+    ),
+    (
+        lambda c: c.attention is not None and kind_of(c.attention)[0] in RELATIVE,
+        "attention={c.attention!r} compares positions of one sequence, and a decoder looks at "
+        "another; choose additive, content, dot, general, location or scaled_dot",
+    ),
+    (
+        lambda c: c.placement == "between" and c.attention is not None and c.layers < 2,
+        "placement='between' looks between two layers of the decoder, and layers={c.layers}; "
+        "set layers=2 or more, or placement='luong'",
+    ),
+    (
+        lambda c: c.feeding and (c.attention is None or c.placement != "luong"),
+        "feeding=true feeds what was read off with attention at placement='luong' to the next "
+        "step;\nset both, or leave out feeding",
+    ),
+    (
+        lambda c: (
+            c.attention is None and (c.heads is not None or c.hops != 1 or c.hard is not None)
+        ),
+        "heads, hops and hard say how to look, and there is no attention; choose one, as in "
+        "attention='additive', or leave them out",
     ),
 )

@@ -19,7 +19,7 @@ from regard.nn.block import Block
 from regard.nn.check import positive
 from regard.nn.embed import Embedding
 from regard.nn.ffn import FFNS, GATES
-from regard.nn.head import HEADS, Head
+from regard.nn.head import HEADS
 from regard.nn.init import INITS, deepnorm_gain
 from regard.nn.mask import Mask
 from regard.nn.norm import NORMS
@@ -185,14 +185,20 @@ class Transformer(nn.Module):
         *,
         source: Source | None = None,
         mask: Mask = Mask(),  # noqa: B008 -- a frozen value
+        lengths: Int[Tensor, " batch"] | None = None,
         at: Int[Tensor, "#batch time"] | None = None,
         segments: Int[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
-        """The hidden states of `ids`. A decoder is causal unless `mask` opens a prefix."""
+        """The hidden states of `ids`. A decoder is causal unless `mask` opens a prefix.
+
+        Rows may be right-padded: `lengths` says how many ids of each are real. It is a rule of
+        the mask, which a decoder does not need: nothing there sees what comes after it.
+        """
         at = self._positions(ids) if at is None else at
         x = self.embed(ids, segments)
         if self.decoder is None:
             assert self.encoder is not None
+            mask = mask if lengths is None else mask & Mask.lengths(lengths)
             return self.encoder(x, at=at, mask=mask)
         mask = _causal(mask)
         if self.encoder is None:
@@ -204,8 +210,7 @@ class Transformer(nn.Module):
         """Empty buffers for `rows` rows of up to `capacity` ids; the source is read here, once."""
         if self.decoder is None:
             raise ConfigError("an encoder does not generate; a decoder or an encoder-decoder does")
-        if not isinstance(self.head, Head):
-            raise ConfigError(f"head={self.config.head!r} reads, it does not write tokens")
+        rules.must_write(self.head, self.config.head)
         if capacity > self.config.context and kind_of(self.config.position)[0] == "learned":
             raise ShapeError(f"capacity={capacity} is beyond the learned context={self.context}")
         blocks = self.decoder.layers

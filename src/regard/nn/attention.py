@@ -171,7 +171,8 @@ class Attention(nn.Module):
         view: View,
     ) -> Float[Tensor, "batch heads time seen"]:
         """How much each query looks at each key: the formula, in the open."""
-        scores = self.score(q, share_heads(k, self.heads), view.query_at, view.key_at)
+        k = share_heads(self.score.prepare(k), self.heads)
+        scores = self.score(q, k, view.query_at, view.key_at)
         if view.bias is not None:
             finite = view.bias if view.allowed is None else view.bias.masked_fill(~view.allowed, 0)
             scores = scores + finite

@@ -11,7 +11,7 @@ from regard.errors import ConfigError
 from regard.nn.attention import Attention, View
 from regard.nn.residual import Order, residual
 from regard.nn.state import KeyValues
-from regard.nn.tap import Tap
+from regard.nn.tap import Carry, Tap
 
 
 class Block(nn.Module):
@@ -40,7 +40,7 @@ class Block(nn.Module):
         self.ffn, self.ffn_after = ffn, after()
         self.ffn_norm = None if order.kind == "parallel" else norm()
         self.order, self.dropout = order, dropout
-        self.out_tap = Tap()
+        self.carry, self.out_tap = Carry(), Tap()
 
     def forward(
         self,
@@ -53,7 +53,7 @@ class Block(nn.Module):
         given: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The stream after this layer."""
-        drop = self._drop
+        x, drop = self.carry(x), self._drop
         if self.order.parallel:
             normed = self.attention_norm(x)
             looked = self.attention(normed, view=view, state=state)

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.nn.tap import Carry
+
 
 class CausalConvolution(nn.Module):
     r"""A layer that sums a few vectors of the past and lets a gate say how much of it counts.
@@ -24,6 +26,7 @@ class CausalConvolution(nn.Module):
         self.filter = nn.Conv1d(dim, dim, width, dilation=dilation)  # W_f
         self.gate = nn.Conv1d(dim, dim, width, dilation=dilation)  # W_g
         self.out = nn.Linear(dim, dim)  # V, c
+        self.carry = Carry()
 
     def forward(self, seen: Float[Tensor, "batch seen dim"]) -> Float[Tensor, "batch time dim"]:
         """y for all vectors but the first `past`, which are only looked at."""

@@ -161,8 +161,11 @@ class PooledHead(nn.Module):
 class ClassHead(nn.Module):
     r"""Which of some classes a whole sequence belongs to: logits = W h(pool(x)) + b.
 
-    `pool` takes the first vector (BERT, ViT), the last real one (GPT) or their mean; `hidden`
-    is an extra layer h(y) = f(H y + c) with f = tanh (BERT, RoBERTa) or ReLU (DistilBERT).
+    `pool` takes the first vector (BERT, ViT), the last real one (GPT, recurrent networks), the
+    mean or the maximum of all. Of vectors of two halves, one read ahead and one read back, "ends"
+    takes the last of the one and the first of the other: each has then seen everything.
+    `hidden` is an extra layer h(y) = f(H y + c) with f = tanh (BERT, RoBERTa) or ReLU
+    (DistilBERT); with `bend` it is h(y) = relu(y), without a matrix of its own.
     """
 
     def __init__(
@@ -170,14 +173,17 @@ class ClassHead(nn.Module):
         dim: int,
         *,
         classes: int,
-        pool: Literal["first", "last", "mean"] = "first",
+        pool: Literal["first", "last", "mean", "max", "ends"] = "first",
         hidden: Literal["tanh", "relu"] | None = None,
+        bend: bool = False,
         bias: bool = True,
     ) -> None:
         super().__init__()
         if classes < 2:
             raise ConfigError(f"head 'classify': classes={classes} must be at least 2")
-        self.pool = pool
+        if bend and hidden is not None:
+            raise ConfigError("head 'classify': bend=true is a hidden layer less; give either")
+        self.pool, self.bend = pool, bend
         self.hidden = None if hidden is None else nn.Linear(dim, dim)
         self.activation = torch.relu if hidden == "relu" else torch.tanh
         self.out = nn.Linear(dim, classes, bias=bias)
@@ -187,6 +193,8 @@ class ClassHead(nn.Module):
     ) -> Float[Tensor, "batch classes"]:
         """The logits; `lengths` says how many vectors of each row are real."""
         pooled = self._pooled(x, lengths)
+        if self.bend:
+            pooled = pooled.relu()
         if self.hidden is not None:
             pooled = self.activation(self.hidden(pooled))
         logits: Tensor = self.out(pooled)
@@ -206,12 +214,19 @@ class ClassHead(nn.Module):
     def _pooled(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         if self.pool == "first":
             return x[:, 0]
+        rows, at = torch.arange(len(x), device=x.device), torch.arange(x.shape[1], device=x.device)
         if lengths is None:
-            return x[:, -1] if self.pool == "last" else x.mean(1)
-        if self.pool == "last":
-            return x[torch.arange(len(x), device=x.device), lengths - 1]
-        real = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
-        return (x * real.unsqueeze(-1)).sum(1) / lengths.unsqueeze(1)
+            lengths = torch.full_like(rows, x.shape[1])
+        if self.pool in ("last", "ends"):
+            last = x[rows, lengths - 1]
+            if self.pool == "last":
+                return last
+            half = x.shape[-1] // 2
+            return torch.cat([last[:, :half], x[:, 0, half:]], -1)
+        real = (at < lengths.unsqueeze(1)).unsqueeze(-1)
+        if self.pool == "max":
+            return x.masked_fill(~real, -torch.inf).amax(1)
+        return (x * real).sum(1) / lengths.unsqueeze(1)
 
 
 class TagHead(nn.Module):

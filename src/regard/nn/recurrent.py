@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.config import Choice, make
 from regard.errors import ShapeError
-from regard.nn.tap import Tap
+from regard.nn.tap import Carry, Tap
 
 Vectors = tuple[Tensor, ...]  # what a cell keeps, (batch, dim) each: h, and whatever is behind it
 OPEN = 100.0  # its sigmoid is 1 to the last bit
@@ -93,6 +93,7 @@ class Cell(nn.Module):
         if hidden_bias:
             nn.init.zeros_(self.hidden.bias)
         self.state_tap = Tap()
+        self.carry = Carry()
         for name in self.gates:
             self.add_module(f"{name}_tap", Tap())
 
@@ -128,6 +129,8 @@ class Cell(nn.Module):
         gates: list[Vectors] = []
         for from_input in self.input(x).unbind(1):
             state, opened = self.equation(from_input, state)
+            if self.carry.heard:
+                state = self.carry(torch.cat(state, -1)).split(self.dim, -1)
             states.append(state)
             gates.append(opened)
         for number, name in enumerate(self.gates):
@@ -143,7 +146,8 @@ class Cell(nn.Module):
         return [self.input.weight, self.hidden.weight, bias, none]
 
     def _watched(self) -> bool:
-        return any(cast(Tap, getattr(self, f"{name}_tap")).heard for name in self.gates)
+        gates = (cast(Tap, getattr(self, f"{name}_tap")) for name in self.gates)
+        return self.carry.heard or any(tap.heard for tap in gates)
 
     def _looped(self, x: Tensor, lengths: Tensor | None, state: Vectors) -> tuple[Tensor, Vectors]:
         states = self.loop(x, state)

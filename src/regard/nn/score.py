@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.errors import ShapeError
 from regard.nn.check import positive
 from regard.nn.functional import split_heads
 from regard.nn.loss import soft_cap
@@ -24,6 +26,10 @@ class Score(nn.Module):
 
     fused = False
     scale = 1.0
+
+    def prepare(self, k: Keys) -> Keys:
+        """What of the keys can be worked out before any query is known; `forward` takes this."""
+        return k
 
     def forward(
         self,
@@ -68,6 +74,115 @@ class ScaledDot(Dot):
     def __init__(self, head_dim: int, width: int | None = None, cap: float | None = None) -> None:
         positive("score 'scaled_dot'", width=width)
         super().__init__((head_dim if width is None else width) ** -0.5, cap)
+
+
+class Content(Score):
+    r"""score(q, k) = cos(q, k) = q . k / (|q| |k|)      (Graves et al. 2014)
+
+    Only the direction counts. It lies between -1 and 1, so no key outweighs another more than
+    e^2 = 7.4 times.
+    """
+
+    def prepare(self, k: Keys) -> Keys:
+        """k / |k|"""
+        return F.normalize(k, dim=-1)
+
+    def forward(
+        self,
+        q: Queries,
+        k: Keys,
+        query_at: Int[Tensor, "#batch time"],
+        key_at: Int[Tensor, "#batch seen"],
+    ) -> Scores:
+        """The cosine of the angle between both."""
+        return F.normalize(q, dim=-1) @ k.transpose(-1, -2)
+
+
+class Additive(Score):
+    r"""score(q, k) = v . tanh(W [q; k])      (Bahdanau et al. 2015)
+
+    W is stored in two halves, `query` and `key`, so that the keys go through theirs once. v and
+    W are learned per layer, shared by its heads.
+    """
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(head_dim, head_dim, bias=False)
+        self.key = nn.Linear(head_dim, head_dim, bias=False)
+        self.weigh = nn.Linear(head_dim, 1, bias=False)  # v
+
+    def prepare(self, k: Keys) -> Keys:
+        """W_k k"""
+        keys: Tensor = self.key(k)
+        return keys
+
+    def forward(
+        self,
+        q: Queries,
+        k: Keys,
+        query_at: Int[Tensor, "#batch time"],
+        key_at: Int[Tensor, "#batch seen"],
+    ) -> Scores:
+        """v . tanh(W_q q + W_k k)"""
+        both = self.query(q).unsqueeze(-2) + k.unsqueeze(-3)  # (batch, heads, time, seen, head_dim)
+        scores: Tensor = self.weigh(both.tanh()).squeeze(-1)
+        return scores
+
+
+class General(Score):
+    r"""score(q, k) = q . W k      (Luong et al. 2015)
+
+    W is learned per layer, shared by its heads.
+    """
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.key = nn.Linear(head_dim, head_dim, bias=False)  # W
+
+    def prepare(self, k: Keys) -> Keys:
+        """W k"""
+        keys: Tensor = self.key(k)
+        return keys
+
+    def forward(
+        self,
+        q: Queries,
+        k: Keys,
+        query_at: Int[Tensor, "#batch time"],
+        key_at: Int[Tensor, "#batch seen"],
+    ) -> Scores:
+        """q (W k)ᵀ"""
+        return q @ k.transpose(-1, -2)
+
+
+class Location(Score):
+    r"""score(q, k_i) = (W q)_i: where to look, whatever is there      (Luong et al. 2015)
+
+    W has one row for each position, of which there are `context`. Keys are never met, so it is
+    for looks at states as such, not for those through matrices of keys.
+    """
+
+    def __init__(self, head_dim: int, context: int) -> None:
+        super().__init__()
+        self.place = nn.Linear(head_dim, context, bias=False)  # W
+
+    def forward(
+        self,
+        q: Queries,
+        k: Keys,
+        query_at: Int[Tensor, "#batch time"],
+        key_at: Int[Tensor, "#batch seen"],
+    ) -> Scores:
+        """The rows of W q at the positions of the keys."""
+        if k.shape[-2] > (context := self.place.out_features):
+            raise ShapeError(
+                f"score 'location' has learned context={context} positions, and there are "
+                f"{k.shape[-2]}; give less at a time, or train with a larger model.context"
+            )
+        by_place = self.place(q)  # (batch, heads, time, context)
+        index = key_at[:, None, None].expand(*q.shape[:-1], -1)
+        scores: Tensor = by_place.gather(-1, index)
+        return scores
 
 
 class Shaw(Score):
@@ -136,7 +251,12 @@ class TransformerXL(Score):
 SCORES: dict[str, Callable[..., Score]] = {
     "scaled_dot": ScaledDot,
     "dot": Dot,
+    "content": Content,
+    "additive": Additive,
+    "general": General,
+    "location": Location,
     "shaw": Shaw,
     "transformer_xl": TransformerXL,
 }
 RELATIVE = frozenset({"shaw", "transformer_xl"})  # compare positions: not those of two sequences
+MIXING = frozenset({"additive", "general"})  # have a matrix between query and key: not after a turn

@@ -2,15 +2,35 @@
 
 from regard.tasks.base import Objective, Task
 from regard.tasks.causal import Causal
+from regard.tasks.cbow import Middle
 from regard.tasks.classify import Classify
+from regard.tasks.forecast import Forecast
+from regard.tasks.label import Label
 from regard.tasks.masked import Masked
 from regard.tasks.seq2seq import Seq2Seq
+from regard.tasks.tag import Tag
 
 TASKS: dict[str, type[Task]] = {
     "causal": Causal,
     "masked": Masked,
+    "cbow": Middle,
     "seq2seq": Seq2Seq,
     "classify": Classify,
+    "label": Label,
+    "tag": Tag,
+    "forecast": Forecast,
 }
 
-__all__ = ["TASKS", "Causal", "Classify", "Masked", "Objective", "Seq2Seq", "Task"]
+__all__ = [
+    "TASKS",
+    "Causal",
+    "Classify",
+    "Forecast",
+    "Label",
+    "Masked",
+    "Middle",
+    "Objective",
+    "Seq2Seq",
+    "Tag",
+    "Task",
+]

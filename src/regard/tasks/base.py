@@ -1,6 +1,6 @@
 """What a task is: four methods between examples and numbers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.data.batch import Batch
 from regard.errors import ConfigError
 
-Learns = Literal["text", "pairs", "images"]
+Learns = Literal["text", "pairs", "images", "labels", "tags", "series"]
 
 
 class Task(Protocol):
@@ -37,6 +37,19 @@ def check_smoothing(smoothing: float) -> None:
     """Refuse label smoothing that leaves nothing to learn."""
     if not 0 <= smoothing < 1:
         raise ConfigError(f"task.smoothing={smoothing} must be at least 0 and below 1")
+
+
+def class_names(given: list[str], own: Sequence[str]) -> list[str]:
+    """The names of classes: the data's own, or those given for numbers from 0 on."""
+    if not given or given == list(own):
+        return list(own)
+    if len(given) != len(own) or list(own) != [str(number) for number in range(len(own))]:
+        raise ConfigError(
+            f"task.names has {len(given)} names, and the data {len(own)} classes: "
+            f"{', '.join(own[:5])}{', …' if len(own) > 5 else ''};\n"
+            "names are for classes that are numbered from 0 on, one for each"
+        )
+    return given
 
 
 class Objective(nn.Module):

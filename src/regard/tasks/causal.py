@@ -9,10 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.config import Choice
 from regard.data.batch import TextBatch
 from regard.nn.head import IGNORED
 from regard.tasks.base import Learns, check_smoothing
 from regard.tasks.metrics import bits_per_byte, mean_loss, perplexity
+from regard.tasks.scheduled import mixed, sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +25,12 @@ class Causal:
     verb: ClassVar[str] = "generate"
     measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_byte")
     smoothing: float = 0.0
+    sampled: float | Choice = 0.0  # how often it reads its own words: a share, or one of SAMPLINGS
     bytes_per_token: float | None = None  # of the held-out text: makes bits per byte comparable
 
     def __post_init__(self) -> None:
         check_smoothing(self.smoothing)
+        sampling(self.sampled, 1)
 
     def collate(
         self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
@@ -38,7 +42,8 @@ class Causal:
     def loss(self, model: nn.Module, batch: TextBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy."""
         smoothing = self.smoothing if model.training else 0.0
-        return model.head.loss(model(batch.ids), batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
+        hidden = model(mixed(model, batch.ids, batch.own))
+        return model.head.loss(hidden, batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:
         """How many tokens are predicted."""
@@ -46,7 +51,10 @@ class Causal:
 
     def metrics(self, model: nn.Module, batches: Iterable[TextBatch]) -> dict[str, float]:
         """Loss in nats per token, perplexity, and bits per byte where the bytes are known."""
-        loss = mean_loss(self, model, batches)
+        return self.measured(mean_loss(self, model, batches))
+
+    def measured(self, loss: float) -> dict[str, float]:
+        """What a loss in nats per token amounts to."""
         result = {"loss": loss, "perplexity": perplexity(loss)}
         if self.bytes_per_token is not None:
             result["bits_per_byte"] = bits_per_byte(loss, self.bytes_per_token)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.data.batch import ImageBatch
 from regard.errors import ConfigError, DataError
 from regard.nn.loss import IGNORED, cross_entropy
-from regard.tasks.base import Learns, check_smoothing
+from regard.tasks.base import Learns, check_smoothing, class_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +96,7 @@ class Classify:
 
     def named(self, names: Sequence[str]) -> list[str]:
         """The names of the classes: the data's own, or those given for numbers from 0 on."""
-        own = list(names)
-        if not self.names or self.names == own:
-            return own
-        if len(self.names) != len(own) or own != [str(number) for number in range(len(own))]:
-            raise ConfigError(
-                f"task.names has {len(self.names)} names, and the data {len(own)} classes: "
-                f"{', '.join(own[:5])}{', …' if len(own) > 5 else ''};\n"
-                "names are for classes that are numbered from 0 on, one for each"
-            )
-        return self.names
+        return class_names(self.names, names)
 
 
 def shifted(

@@ -125,31 +125,18 @@ class Masked:
         The unigram figures are the best that any fixed distribution could do on these very
         tokens: their entropy, and the share of the most frequent one.
         """
-        training = model.training
-        model.eval()
-        losses, goals, right, pairs = [], [], [], []
-        with torch.no_grad():
+        pairs = []
+
+        def read() -> Iterator[tuple[Tensor, Tensor]]:
             for batch in batches:
                 x = _read(model, batch)
                 scored = batch.targets != IGNORED
-                judged = _judged(model, _chosen_of(x, batch)[scored], batch.targets[scored])
-                for loss, goal, hit in judged:
-                    losses.append(loss)
-                    goals.append(goal)
-                    right.append(hit)
                 if batch.follows is not None:
                     head: Any = model.head
                     pairs.append(head.next_sentence(x).argmax(-1) == batch.follows)
-        model.train(training)
-        if not goals or not len(targets := torch.cat(goals).cpu()):
-            raise DataError("nothing to evaluate: no token of the held-out text is hidden")
-        mean = float(torch.stack(losses).cpu().double().sum() / len(targets))
-        result = {
-            "loss": mean,
-            "perplexity": perplexity(mean),
-            "accuracy": float(torch.cat(right).float().mean()),
-            **unigram(targets),
-        }
+                yield _chosen_of(x, batch)[scored], batch.targets[scored]
+
+        result = guessed(model, read())
         if pairs:
             result["next_sentence_accuracy"] = float(torch.cat(pairs).float().mean())
         return result
@@ -266,6 +253,32 @@ class Masked:
         targets = np.full_like(places, IGNORED)
         targets[row, column] = before
         return targets
+
+
+def guessed(
+    model: nn.Module,
+    hidden: Iterable[tuple[Float[Tensor, "chosen dim"], Int[Tensor, " chosen"]]],
+) -> dict[str, float]:
+    """How well a model guesses the tokens that its hidden states are of, beside a blind guess."""
+    training = model.training
+    model.eval()
+    losses, goals, right = [], [], []
+    with torch.no_grad():
+        for x, targets in hidden:
+            for loss, goal, hit in _judged(model, x, targets):
+                losses.append(loss)
+                goals.append(goal)
+                right.append(hit)
+    model.train(training)
+    if not goals or not len(wanted := torch.cat(goals).cpu()):
+        raise DataError("nothing to evaluate: no token of the held-out text is hidden")
+    mean = float(torch.stack(losses).cpu().double().sum() / len(wanted))
+    return {
+        "loss": mean,
+        "perplexity": perplexity(mean),
+        "accuracy": float(torch.cat(right).float().mean()),
+        **unigram(wanted),
+    }
 
 
 def unigram(targets: Int[Tensor, " chosen"]) -> dict[str, float]:

@@ -26,12 +26,12 @@ def mean_loss(task: Any, model: nn.Module, batches: Iterable[Any]) -> float:
 
 
 def better(name: str, new: float, old: float) -> bool:
-    """Whether a metric has become better: higher if it is an accuracy, else lower.
+    """Whether a metric has become better: higher if it is an accuracy or an F1, else lower.
 
     >>> better("loss", 0.9, 1.0), better("accuracy", 0.9, 1.0)
     (True, False)
     """
-    return math.isnan(old) or (new > old if name.endswith("accuracy") else new < old)
+    return math.isnan(old) or (new > old if name.endswith(("accuracy", "f1")) else new < old)
 
 
 def perplexity(loss: float) -> float:

@@ -2,18 +2,22 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.config import Choice
 from regard.data.batch import PairBatch
+from regard.nn.glimpse import reinforce
 from regard.nn.head import IGNORED
 from regard.nn.state import Source
 from regard.tasks.base import Learns, check_smoothing
 from regard.tasks.metrics import mean_loss, perplexity
+from regard.tasks.scheduled import mixed, sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,7 @@ class Seq2Seq:
     verb: ClassVar[str] = "translate"
     measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     smoothing: float = 0.1
+    sampled: float | Choice = 0.0  # how often it reads its own words: a share, or one of SAMPLINGS
     start_id: int = 1
     stop_id: int = 2
     source_stop_id: int = 2
@@ -35,6 +40,7 @@ class Seq2Seq:
 
     def __post_init__(self) -> None:
         check_smoothing(self.smoothing)
+        sampling(self.sampled, 1)
 
     @property
     def prompt(self) -> list[int]:
@@ -79,10 +85,26 @@ class Seq2Seq:
         )
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Float[Tensor, ""]:
-        """Summed cross-entropy of the target; smoothed while training."""
+        """Summed cross-entropy of the target; smoothed while training.
+
+        Where a model draws, as hard attention does, `reinforce` is added, and it alone has the
+        gradient of the draws.
+        """
         smoothing = self.smoothing if model.training else 0.0
-        hidden = model(batch.ids, source=batch.source)
-        return model.head.loss(hidden, batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
+        ids = mixed(model, batch.ids, batch.own, batch.source)
+        head: Any = model.head
+        if not (model.training and getattr(model, "draws", False)):
+            hidden = model(ids, source=batch.source)
+            return head.loss(hidden, batch.targets, smoothing=smoothing)
+        hidden, chance = cast(Any, model).looked(ids, source=batch.source)
+        loss = head.loss(hidden, batch.targets, smoothing=smoothing)
+        with torch.no_grad():
+            logits, scored = head(hidden).float(), batch.targets != IGNORED
+            goals = batch.targets.clamp_min(0)
+            cost = F.cross_entropy(
+                logits.transpose(1, 2), goals, reduction="none", label_smoothing=smoothing
+            )
+        return loss + reinforce(chance, cost, scored)
 
     def count(self, batch: PairBatch) -> Int[Tensor, ""]:
         """How many target tokens are predicted, STOP included."""

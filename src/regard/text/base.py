@@ -81,6 +81,12 @@ class Tokenizer:
             return self.encode_array(text).tolist()
         return self.encode_batch([text])[0]
 
+    def unknown(self, text: str) -> list[str]:
+        """What of a text the vocabulary does not know and reads as `<unk>`, each once."""
+        unk, found = self.special("unk"), self._library.encode(text, add_special_tokens=False)
+        places = zip(found.ids, found.offsets, strict=True)
+        return list(dict.fromkeys(text[begin:end] for id, (begin, end) in places if id == unk))
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, on all cores."""
         if self.kind == "char":

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import Choice, kind_of
-from regard.data.sources import Data, Images, Pairs, Text
+from regard.data.sources import Data, Images, Labelled, Pairs, Series, Text
 
 GENTLE = {"rate": 1e-4, "optimizer": "adamw"}  # for weights that have learned already
 SMALL_TEXT = 10_000_000  # bytes; below, characters are learned faster than sub-words
@@ -19,11 +19,22 @@ def choose(
     """
     if isinstance(data, Images):
         return _images(data, where, fast)
+    if isinstance(data, Series):
+        order = max(1, min(24, len(data) // 20))
+        return {
+            "task": {"kind": "forecast", "horizon": max(1, min(96, len(data) // 40))},
+            "data": where,
+            "model": {"family": "autoregression", "order": order},
+        }
     if isinstance(data, Pairs):
         return _pairs(data, where, fast)
+    if isinstance(data, Labelled):
+        return _labels(data, where, fast)
     kind, options = kind_of(task)
     if kind == "masked":
         return _masked(data, where, fast, pairs=options.get("next_sentence") is True)
+    if kind == "cbow":
+        return _cbow(data, where)
     return _text(data, where, fast)
 
 
@@ -75,6 +86,25 @@ def _masked(data: Text, where: dict[str, Any], fast: bool, *, pairs: bool) -> di
     }
 
 
+def _cbow(data: Text, where: dict[str, Any]) -> dict[str, Any]:
+    """Vectors for the most frequent words, from about twenty looks at each place."""
+    words = data.size // 5
+    rows = min(128, max(1, words // 64))
+    return {
+        "task": "cbow",
+        "data": {**where, "tokenizer": {"kind": "word", "size": 20_000, "lower": True}},
+        "model": {"preset": "cbow", **_fitting({"context": 64}, words // 4)},
+        "train": {
+            "steps": min(20_000, max(500, 20 * words // (64 * rows))),
+            "batch": rows,
+            "rate": 5e-3,
+            "optimizer": {"kind": "adamw", "decay": 0.0},
+            "schedule": {"kind": "linear", "warmup": 50},
+            "evaluate_tokens": 10_000,
+        },
+    }
+
+
 def _pairs(data: Pairs, where: dict[str, Any], fast: bool) -> dict[str, Any]:
     """An encoder–decoder over joint sub-words."""
     size = min(16_000, max(300, data.count // 4 // 100 * 100))
@@ -90,6 +120,35 @@ def _pairs(data: Pairs, where: dict[str, Any], fast: bool) -> dict[str, Any]:
             "optimizer": "muon",
             "average": 0.995,
             "schedule": {"kind": "cosine", "warmup": 100},
+        },
+    }
+
+
+def _labels(data: Labelled, where: dict[str, Any], fast: bool) -> dict[str, Any]:
+    """A network that reads whole words both ways; of labels, the maximum of what it shows."""
+    texts = data.texts()
+    longest = max(len(text.split()) for text in texts)
+    worded = longest > 1
+    context = min(512, max(8, 2 * longest if worded else max(map(len, texts))))
+    head = {"head": {"kind": "classify", "pool": "max"}} if data.holds == "labels" else {}
+    return {
+        "task": "label" if data.holds == "labels" else "tag",
+        "data": {**where, "tokenizer": {"kind": "word", "lower": True} if worded else "char"},
+        "model": {
+            "preset": "lstm",
+            "both_ways": True,
+            "layers": 1,
+            "dim": 256 if fast else 128,
+            "dropout": 0.5,
+            "context": context,
+            **head,
+        },
+        "train": {
+            "steps": 3000 if fast else 1000,
+            "batch": 64,
+            "rate": 2e-3,
+            "average": 0.99,
+            "schedule": {"kind": "linear", "warmup": 50},
         },
     }
 

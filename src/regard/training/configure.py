@@ -4,11 +4,22 @@ import os
 from pathlib import Path
 from typing import Any
 
-from regard.config import RunConfig, build, check_overrides, merge, read_recipe
+from regard.config import (
+    RunConfig,
+    build,
+    check_overrides,
+    kind_of,
+    merge,
+    must_be_one,
+    overlay,
+    read_recipe,
+    studied,
+)
 from regard.data.sources import BUILTINS, open_data
 from regard.errors import ConfigError, unknown
 from regard.models.build import resolve
 from regard.models.presets import PRESETS
+from regard.tasks import TASKS
 from regard.training.auto import GENTLE, choose, named
 from regard.training.device import pick_device
 from regard.training.folder import Folder
@@ -32,14 +43,10 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
     """
     over = dict(overrides or {})
     check_overrides(over)
-    minutes = over.pop("minutes", None)
-    file = None
-    if what is not None and what.endswith(".toml"):
-        file = Path(what)
-    elif what is not None and what in recipes() and not Path(what).exists():
-        file = RECIPES / f"{what}.toml"
+    file = _recipe(what)
     if file is not None:
         base = read_recipe(file)
+        must_be_one(base)
     else:
         base = _for_data(what, over)
         start = over.get("train", {}).get("start")
@@ -47,9 +54,35 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
             begun = Folder(_absolute(start)).load_config()
             base["model"], base["data"]["tokenizer"] = begun.model, begun.data.tokenizer
             base["train"] |= GENTLE
-    for one, other in (("batch", "tokens"), ("tokens", "batch")):  # two ways to say the same
-        if one in over.get("train", {}):
-            base.get("train", {}).pop(other, None)
+    return _settle(base, over, file)
+
+
+def configure_study(
+    what: str | None, overrides: dict[str, Any] | None = None
+) -> dict[str, RunConfig]:
+    """The settings of each run of a study, by name; none where `what` is not a study."""
+    over = dict(overrides or {})
+    check_overrides(over)
+    file = _recipe(what)
+    runs = {} if file is None else studied(read_recipe(file))
+    if runs and "minutes" in over:
+        raise ConfigError(f"minutes sizes one run, and {what} has {len(runs)}; give train.steps")
+    return {name: _settle(base, over, file) for name, base in runs.items()}
+
+
+def _recipe(what: str | None) -> Path | None:
+    """The file of a recipe; None where it is something else."""
+    if what is not None and what.endswith(".toml"):
+        return Path(what)
+    if what is not None and what in recipes() and not Path(what).exists():
+        return RECIPES / f"{what}.toml"
+    return None
+
+
+def _settle(base: dict[str, Any], over: dict[str, Any], file: Path | None) -> RunConfig:
+    """Lay what the user says over what a recipe says, or what was chosen for the data."""
+    over = dict(over)
+    minutes = over.pop("minutes", None)
     data = merge(base.get("data", {}), over.get("data", {}))
     for key in ("path", "source", "target"):
         if isinstance(data.get(key), str) and data[key] not in BUILTINS:
@@ -60,7 +93,7 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
     over = merge(over, {"data": data})
     if over.get("train", {}).get("start") is not None:
         over = merge(over, {"train": {"start": _absolute(over["train"]["start"])}})
-    config = build(RunConfig, merge(base, over))
+    config = build(RunConfig, overlay(base, over))
     if file is not None and not {"model", "train"} & set(over):
         _must_be_right(file, config)
     if minutes is None:
@@ -116,11 +149,16 @@ def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
                 f"{unknown('recipe, file or built-in data set', what, known)}\n"
                 "give a recipe's name, a .toml file, or a file or folder of your own"
             )
+    task = merge({"task": "causal"}, over)["task"]
+    asked = TASKS.get(kind_of(task)[0]) if "task" in over else None
     data = open_data(
-        where.get("path"), where.get("source"), where.get("target"), lower=given.get("lower", False)
+        where.get("path"),
+        where.get("source"),
+        where.get("target"),
+        lower=given.get("lower", False),
+        holds=None if asked is None else asked.learns,
     )
     device = pick_device(over.get("device", "auto"))
-    task = merge({"task": "causal"}, over)["task"]
     chosen = choose(data, where, fast=device.type == "cuda", task=task)
     if {"family", "preset"} & set(over.get("model", {})):
         chosen["model"] = {}  # the sizes chosen were those of another model

@@ -131,6 +131,14 @@ def captures(config: TrainConfig, device: torch.device) -> bool:
     return device.type == "cuda" and compiles(config, device) and not config.recompute
 
 
+def packs(model: nn.Module) -> bool:
+    """Whether a model packs rows of different lengths, for which the host must know them.
+
+    What asks the host cannot be recorded as a CUDA graph.
+    """
+    return bool(getattr(model, "packs", False))
+
+
 def recompute(model: nn.Module) -> None:
     """Keep only what enters each block; the backward pass computes what was inside it again.
 

@@ -2,21 +2,27 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from regard.data.batch import TextBatch
-from regard.data.sources import Images, Pairs
+from regard.data.batch import PairBatch, TextBatch
+from regard.data.pairs import Pairs, Row
+from regard.data.sources import Images, Labelled, Series
+from regard.explain.neighbours import WordVectors
 from regard.generate import Beam, Search, generate, parse_chain
 from regard.models.base import Language
+from regard.tasks.cbow import Middle
 from regard.tasks.masked import Masked
 from regard.tasks.metrics import bleu, chrf, exact_match
+from regard.tasks.scheduled import free_running
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import PairTokenizers, Tokenizer
-from regard.training import images
+from regard.training import images, labels, series
+from regard.training.lengths import ByLength, by_length
 from regard.training.material import Exam
 
 logger = logging.getLogger(__name__)
@@ -28,6 +34,23 @@ def losses(
     """The task's own metrics on the held-out data."""
     batches = (batch.to(device) for batch in exam.held_out(limit))
     return exam.task.metrics(model, batches)
+
+
+def own_loss(exam: Exam, model: nn.Module, device: torch.device) -> float:
+    """The loss of a model that reads its own words in place of the truth: its exposure bias.
+
+    It is above the plain loss by what the model has not learned about its own mistakes.
+    """
+
+    def free(batch: PairBatch) -> PairBatch:
+        own = torch.ones_like(batch.ids, dtype=torch.bool)
+        return replace(batch, ids=free_running(model, batch.ids, own, batch.source))
+
+    model.eval()
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(1)
+        batches = (free(cast(PairBatch, batch).to(device)) for batch in exam.held_out(None))
+        return exam.task.metrics(model, batches)["loss"]
 
 
 def translate(
@@ -42,11 +65,11 @@ def translate(
 ) -> Iterator[tuple[int, str]]:
     """Write each sentence in the other language; yields (number, text), shortest sources first."""
     device = next(model.parameters()).device
-    room = cast(int, model.context) - 1 - task.wider  # one place is for STOP
     language = cast(Language, model)
+    room = None if language.context is None else language.context - 1 - task.wider  # 1 for STOP
     ids = [np.asarray(each, dtype=np.int64) for each in tokenizers.source.encode_batch(sentences)]
     for number, sentence in enumerate(ids):
-        if len(sentence) > room:
+        if room is not None and len(sentence) > room:
             logger.warning(
                 "sentence %d has %d tokens; the model reads %d", number + 1, len(sentence), room
             )
@@ -79,24 +102,39 @@ def written(
 ) -> dict[str, Any]:
     """BLEU, chrF and exact match of what the model writes for `pairs`, with their signatures."""
     rows = list(pairs.rows())[:limit]
+    ours = _answers(exam, model, rows, Beam(width, length_penalty))
+    return _judged(ours, [target for _, target in rows])
+
+
+def written_by_length(
+    exam: Exam, model: nn.Module, pairs: Pairs, *, width: int = 5, length_penalty: float = 1.0
+) -> ByLength:
+    """The same by the length of the source; BLEU only where some text has its four words."""
+    rows = list(pairs.rows())
+    ours = _answers(exam, model, rows, Beam(width, length_penalty))
+    phrases = any(len(target.split()) >= 4 for _, target in rows)
+    metrics = ("exact_match", "bleu", "bleu_lower", "chrf") if phrases else ("exact_match", "chrf")
+
+    def judge(numbers: Sequence[int]) -> dict[str, float]:
+        found = _judged([ours[i] for i in numbers], [rows[i][1] for i in numbers])
+        return {name: found[name] for name in metrics}
+
+    return by_length([source for source, _ in rows], judge)
+
+
+def _answers(exam: Exam, model: nn.Module, rows: Sequence[Row], search: Search) -> list[str]:
+    """What the model writes for each source, in their order."""
     assert isinstance(exam.task, Seq2Seq)
     assert isinstance(exam.tokenizers, PairTokenizers)
-    sources, wanted = [source for source, _ in rows], [target for _, target in rows]
-    texts = dict(
-        translate(
-            model,
-            exam.task,
-            exam.tokenizers,
-            sources,
-            search=Beam(width, length_penalty),
-        )
-    )
-    ours = [texts[i] for i in range(len(rows))]
-    (bleu_score, bleu_signature), (chrf_score, chrf_signature) = (
-        bleu(ours, wanted),
-        chrf(ours, wanted),
-    )
+    sources = [source for source, _ in rows]
+    found = dict(translate(model, exam.task, exam.tokenizers, sources, search=search))
+    return [found[i] for i in range(len(rows))]
+
+
+def _judged(ours: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
+    bleu_score, bleu_signature = bleu(ours, wanted)
     lower_score, lower_signature = bleu(ours, wanted, lower=True)
+    chrf_score, chrf_signature = chrf(ours, wanted)
     return {
         "exact_match": exact_match(ours, wanted),
         "bleu": bleu_score,
@@ -117,6 +155,10 @@ def sample(exam: Exam, model: nn.Module, seed: int) -> str:
     data, tokenizers = exam.held_out_data, exam.tokenizers
     if isinstance(data, Images):
         return images.sample(exam, model)
+    if isinstance(data, Series):
+        return series.sample(exam, model)
+    if isinstance(data, Labelled):
+        return labels.sample(exam, model)
     if isinstance(data, Pairs) and isinstance(tokenizers, PairTokenizers):
         source, target = next(data.rows())
         assert isinstance(exam.task, Seq2Seq)
@@ -125,6 +167,9 @@ def sample(exam: Exam, model: nn.Module, seed: int) -> str:
     if isinstance(exam.task, Masked):
         return exam.task.sample(model, exam.held_out(exam.model.context))
     assert isinstance(tokenizers, Tokenizer)
+    if isinstance(exam.task, Middle):
+        beginning = cast(TextBatch, next(iter(exam.held_out(exam.model.context))))
+        return WordVectors.of(model, tokenizers).sample(beginning.ids[0].tolist())
     batch = cast(TextBatch, next(iter(exam.held_out(1))))
     first = np.asarray(batch.ids)[0, :1].tolist()
     chain = parse_chain(["temperature=0.8", "top_p=0.95"])

@@ -18,6 +18,15 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """Before the first step: how well n-grams of the same text do."""
+
+    order: int
+    tokens: int  # that were counted
+    metrics: dict[str, float]  # of held-out text
+
+
+@dataclass(frozen=True, slots=True)
 class Progressed:
     """Some steps were taken."""
 
@@ -51,4 +60,4 @@ class Ended:
     stopped_early: bool = False
 
 
-Event = Begun | Progressed | Evaluated | Ended
+Event = Begun | Counted | Progressed | Evaluated | Ended

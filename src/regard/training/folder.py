@@ -1,7 +1,7 @@
 """A run on disk.
 
 config.json · model.safetensors · tokenizer.json · metrics.jsonl · environment.json
-checkpoints/step-N/ · samples.txt · skipped.jsonl · clock.json · lock
+checkpoints/step-N/ · samples.txt · skipped.jsonl · clock.json · baseline.json · lock
 """
 
 import json
@@ -42,6 +42,7 @@ class Folder:
         self.skipped = self.path / "skipped.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.clock = self.path / "clock.json"
+        self.baseline = self.path / "baseline.json"
         self.lock = self.path / "lock"
         self.watchers: list[Callable[[dict[str, Any]], None]] = []  # who else sees each row
 

@@ -8,9 +8,11 @@ from typing import Any
 
 from regard.config import RunConfig, kind_of
 from regard.errors import CheckpointError
-from regard.hub.files import read_json
+from regard.hub.files import read_header, read_json
 from regard.models.build import resolve
 from regard.models.cost import cost
+from regard.training.baseline import read_baseline
+from regard.training.events import Counted
 from regard.training.folder import Folder
 
 LARGEST = 1e100  # of the numbers that are told; what is more, or no number, is left out
@@ -24,13 +26,14 @@ class History:
     path: Path
     config: RunConfig
     metrics: dict[str, float]  # held out, of the model that was kept
-    parameters: int
+    parameters: int  # of a model that counts, the numbers it keeps
     step: int  # the last one that was logged
     targets: int  # learned from
     seconds: float | None  # of training and judging; None where nobody took the time
     flops: float | None  # None where padding or masking makes it a guess
     losses: Points  # of every step
     held_out: dict[str, Points]  # of every metric
+    counted: Counted | None  # what n-grams of the same text get, where that was asked for
 
 
 def read_history(path: Path | str) -> History:
@@ -51,13 +54,14 @@ def read_history(path: Path | str) -> History:
         path=folder.path,
         config=config,
         metrics=folder.kept_metrics(),
-        parameters=counted.parameters,
+        parameters=counted.parameters or _kept(folder),
         step=max((row["step"] for row in rows), default=0),
         targets=targets,
         seconds=spent(folder),
         flops=flops or None,
         losses=[(row["step"], row["loss"]) for row in rows if _is_number(row.get("loss"))],
         held_out=held_out,
+        counted=read_baseline(folder),
     )
 
 
@@ -68,6 +72,14 @@ def spent(folder: Folder) -> float | None:
     except CheckpointError:
         return None
     return float(seconds) if _is_number(seconds) else None
+
+
+def _kept(folder: Folder) -> int:
+    """How many numbers a model that counts has kept; none where it has not counted yet."""
+    try:
+        return sum(math.prod(each.shape) for each in read_header(folder.model).values())
+    except OSError:
+        return 0
 
 
 def thinned(points: Points, most: int) -> Points:

@@ -2,15 +2,16 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from regard.config import Choice, RunConfig
-from regard.data.batch import Batch
+from regard.data.batch import Batch, PairBatch, TextBatch
 from regard.data.sources import Data
 from regard.models.presets import ModelConfig
 from regard.tasks import Task
+from regard.tasks.scheduled import sampling
 from regard.text import PairTokenizers, Tokenizer
 
 Tokenizers = Tokenizer | PairTokenizers
@@ -47,3 +48,24 @@ def generator_of(config: RunConfig, number: int) -> torch.Generator:
     # hashed, because the CPU's generator looks at the lower half of its seed only
     digest = hashlib.sha256(f"{config.train.seed} {number}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def scheduled(
+    config: RunConfig, task: Task, batch: Callable[[int], Batch]
+) -> Callable[[int], Batch]:
+    """The same batches, with a mark wherever the model is to read its own words (`task.sampled`).
+
+    The marks of a micro-batch are a function of the seed and its number, as all of it is.
+    """
+    choice = getattr(task, "sampled", 0.0)
+    if choice == 0:
+        return batch
+    share = sampling(choice, config.train.steps)
+
+    def marked(number: int) -> Batch:
+        made = batch(number)
+        assert isinstance(made, TextBatch | PairBatch)
+        chances = torch.rand(made.ids.shape, generator=generator_of(config, number))
+        return replace(made, own=chances < share(number // config.train.accumulate))
+
+    return marked

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +15,12 @@ from torch import nn
 from regard.config import Choice, RunConfig, TrainConfig, kind_of, make, to_table
 from regard.data.batch import Batch
 from regard.data.loader import PairLoader, Rows
-from regard.data.sources import Data, Images, Pairs, Text, open_data
+from regard.data.sources import Data, Images, Labelled, Pairs, Series, Text, open_data
 from regard.data.store import PairStore, cache_folder, pair_store
 from regard.errors import ConfigError, DataError, unknown
-from regard.models.build import resolve
+from regard.models.build import family_of, fitted, resolve
 from regard.models.presets import ModelConfig
+from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
 from regard.models.vision import VisionConfig
 from regard.tasks import TASKS, Seq2Seq, Task
@@ -28,20 +29,39 @@ from regard.text.pairs import JOINT, SOURCE, TARGET
 from regard.training.device import memory, pick_device
 from regard.training.folder import Folder
 from regard.training.images import examine_images, prepare_images
-from regard.training.material import Exam, Material, Progress, Tokenizers, generator_of
+from regard.training.labels import examine_labels, label_task, prepare_labels, reader
+from regard.training.material import (
+    Exam,
+    Material,
+    Progress,
+    Tokenizers,
+    generator_of,
+    scheduled,
+)
 from regard.training.optim import optimizers
 from regard.training.schedule import schedule
+from regard.training.series import examine_series, prepare_series
 from regard.training.texts import TOKENS, examine_text, must_hide, prepare_text
 
-SHAPES = {"causal": "decoder", "masked": "encoder", "seq2seq": "encoder-decoder"}
+SHAPES: dict[str, tuple[str, ...]] = {
+    "causal": ("decoder",),
+    "masked": ("encoder",),
+    "seq2seq": ("encoder-decoder",),
+    "cbow": ("cbow",),
+    "label": ("encoder", "decoder", "bag"),
+    "tag": ("encoder", "decoder"),
+    "forecast": ("series",),
+}
 
 
 def open_split(config: RunConfig) -> tuple[Data, Data]:
     """The data to learn from and the data to judge by."""
     data = config.data
-    whole = open_data(data.path, data.source, data.target, lower=data.lower)
+    task = TASKS.get(kind_of(config.task)[0])
+    holds = None if task is None else task.learns
+    whole = open_data(data.path, data.source, data.target, lower=data.lower, holds=holds)
     if not data.validation:
-        if isinstance(whole, Text):
+        if isinstance(whole, Text | Series):
             return whole.split(data.held_out)
         return whole.split(data.held_out, config.train.seed)
     held = open_held_out(data.validation, whole.holds, lower=data.lower)
@@ -62,16 +82,17 @@ def tokenizer_fingerprint(tokenizers: Tokenizers | None) -> str:
     return tokenizers.fingerprint()
 
 
-def open_held_out(paths: list[str], holding: str, *, lower: bool) -> Data:
+def open_held_out(paths: Sequence[Choice], holding: str, *, lower: bool) -> Data:
     """Data to judge by, of the same kind as that which was learned from."""
     if len(paths) > 2:
         raise ConfigError(f"validation takes one path, or a source and a target, not {len(paths)}")
     if len(paths) == 2:
-        held = open_data(None, *paths, lower=lower)
+        held = open_data(None, *map(str, paths), lower=lower)
     else:
-        held = open_data(paths[0], lower=lower)
+        held = open_data(paths[0], lower=lower, holds=holding)
     if held.holds != holding:
-        raise DataError(f"{', '.join(paths)} holds {held.holds}; the run learns from {holding}")
+        named = ", ".join(map(str, paths))
+        raise DataError(f"{named} holds {held.holds}; the run learns from {holding}")
     if isinstance(held, Images) and held.test is not None:
         return held.test
     return held
@@ -88,6 +109,14 @@ def prepare(
     if isinstance(train, Images):
         assert isinstance(held, Images)
         return prepare_images(config, train, held, fingerprint)
+    if isinstance(train, Series):
+        assert isinstance(held, Series)
+        return prepare_series(config, train, held, fingerprint)
+    if isinstance(train, Labelled):
+        assert isinstance(held, Labelled)
+        assert not isinstance(tokenizers, PairTokenizers)
+        tokenizer = _label_tokenizer(config, train) if tokenizers is None else tokenizers
+        return prepare_labels(config, train, held, tokenizer, fingerprint)
     if isinstance(train, Text):
         assert isinstance(held, Text)
         assert not isinstance(tokenizers, PairTokenizers)
@@ -140,6 +169,14 @@ def _must_hold(config: RunConfig, model: ModelConfig) -> None:
         )
 
 
+def smallest(config: RunConfig) -> ModelConfig:
+    """The model of a run before its data is read: with as few ids and classes as there can be."""
+    task = TASKS.get(kind_of(config.task)[0])
+    if task is not None and task.learns in ("labels", "tags"):
+        return reader(config.model, label_task(config.task), classes=2, vocab_size=1)
+    return resolve(config.model, vocab_size=1)
+
+
 class _Smallest(nn.Module):
     """Something to try an optimizer on before there is a model: a matrix between layers, a bias."""
 
@@ -167,11 +204,11 @@ def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> N
             f"task={kind!r} learns from {wanted}, and {data.name} holds {found}; "
             f"for {found} there is: {fitting}"
         )
-    if tokenizers is not None and (known := _learned_from(tokenizers)) != found:
+    if tokenizers is not None and (known := _learned_from(tokenizers)) != _read_as(found):
         raise ConfigError(
             f"train.start={config.train.start} has learned from {known}; {data.name} holds {found}"
         )
-    model = resolve(config.model, vocab_size=1)
+    model = smallest(config)
     _must_hold(config, model)
     if (found == "images") != isinstance(model, VisionConfig):
         wrong = "does not read images" if found == "images" else "reads images only"
@@ -181,12 +218,23 @@ def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> N
         )
     if isinstance(model, VisionConfig):
         return
-    shape = model.shape if isinstance(model, TransformerConfig) else "decoder"
-    needed = SHAPES[kind]
-    if shape != needed:
+    if kind == "causal" and isinstance(model, RecurrentConfig) and model.both_ways:
         raise ConfigError(
-            f"task={kind!r} needs a model of shape {needed!r}, not {shape!r}; "
+            "model.both_ways=true reads a text from its end too, where the next token to predict "
+            "stands;\nit is for task='label' and task='tag'"
+        )
+    shape = getattr(model, "shape", "decoder")
+    needed = SHAPES[kind]
+    if shape not in needed:
+        fitting = " or ".join(map(repr, needed))
+        raise ConfigError(
+            f"task={kind!r} needs a model of shape {fitting}, not {shape!r}; "
             "choose another model.preset or model.shape"
+        )
+    if kind_of(config.task)[1].get("sampled") and fitted(family_of(model)):
+        raise ConfigError(
+            f"task.sampled lets a model read its own words while it learns step by step; "
+            f"{family_of(model)!r} counts the text as it is\nleave it out, or choose another model"
         )
     if kind == "masked":
         assert isinstance(model, TransformerConfig)
@@ -195,6 +243,11 @@ def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> N
 
 def _learned_from(tokenizers: Tokenizers) -> str:
     return "pairs" if isinstance(tokenizers, PairTokenizers) else "text"
+
+
+def _read_as(found: str) -> str:
+    """Labels and tags are of texts, which need one tokenizer."""
+    return "text" if found in ("labels", "tags") else found
 
 
 def examine(
@@ -206,6 +259,11 @@ def examine(
     """Make the task of a run, and what its model is judged by, from held-out data alone."""
     if isinstance(held, Images):
         return examine_images(config, held)
+    if isinstance(held, Series):
+        return examine_series(config, held)
+    if isinstance(held, Labelled):
+        assert isinstance(tokenizers, Tokenizer)
+        return examine_labels(config, held, tokenizers)
     if isinstance(held, Text):
         assert isinstance(tokenizers, Tokenizer)
         return examine_text(config, held, tokenizers, progress)
@@ -229,6 +287,16 @@ def _text_tokenizer(config: RunConfig, train: Text, held: Text) -> Tokenizer:
     return tokenizer
 
 
+def _label_tokenizer(config: RunConfig, train: Labelled) -> Tokenizer:
+    """Learned from the texts to learn from."""
+    kept = _kept(config.data.tokenizer, train)
+    if (kept / JOINT).exists():
+        return Tokenizer.load(kept / JOINT)
+    tokenizer = train_tokenizer(config.data.tokenizer, train.texts())
+    _keep(kept, lambda folder: tokenizer.save(folder / JOINT))
+    return tokenizer
+
+
 def _pair_tokenizers(config: RunConfig, train: Pairs) -> PairTokenizers:
     kept = _kept(config.data.tokenizer, train)
     if kept.exists():
@@ -238,7 +306,7 @@ def _pair_tokenizers(config: RunConfig, train: Pairs) -> PairTokenizers:
     return tokenizers
 
 
-def _kept(choice: Choice, *data: Text | Pairs) -> Path:
+def _kept(choice: Choice, *data: Text | Pairs | Labelled) -> Path:
     """Where the cache has the tokenizer of this kind for this data, if it has it."""
     facts = [1, to_table(choice), [each.fingerprint() for each in data]]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -257,10 +325,8 @@ def _keep(folder: Path, save: Callable[[Path], None]) -> None:
 
 def _examine_pairs(config: RunConfig, held: Pairs, tokenizers: PairTokenizers) -> Exam:
     source, target = tokenizers.source, tokenizers.target
-    facts = {"vocab_size": target.size}
-    if not tokenizers.shared:
-        facts["source_vocab_size"] = source.size
-    model = resolve(config.model, **facts)
+    sizes = {"source_vocab_size": None if tokenizers.shared else source.size}
+    model = resolve(config.model, vocab_size=target.size, **sizes)
     task = pair_task(config, tokenizers)
     store = pair_store(held, source, target)
     loader = _pair_loader(config, model, task, store)
@@ -325,7 +391,11 @@ def _prepare_pairs(
         )
     return Material(
         **vars(exam),
-        batch=lambda number: _collate(config, task, store, loader.examples(number), number),
+        batch=scheduled(
+            config,
+            task,
+            lambda number: _collate(config, task, store, loader.examples(number), number),
+        ),
         samples=lambda number: loader.examples(number).indices.tolist(),
         train_in_order=lambda: (
             _collate(config, task, store, rows, 0) for rows in loader.in_order()

@@ -26,18 +26,19 @@ from regard.models.build import (
     count_parameters,
     describe,
     hollow,
-    resolve,
     weights,
 )
-from regard.tasks import Objective
+from regard.tasks import Causal, Objective
 from regard.training import checkpoint, evaluate, launch
 from regard.training.average import Average
+from regard.training.baseline import count
 from regard.training.device import (
     autocast,
     captures,
     check_memory,
     compiles,
     environment,
+    packs,
     ready_device,
     recompute,
 )
@@ -52,7 +53,7 @@ from regard.training.loop import train
 from regard.training.material import Material, Progress
 from regard.training.nonfinite import Skips
 from regard.training.optim import optimizers
-from regard.training.prepare import load_tokenizers, prepare, tokenizer_fingerprint
+from regard.training.prepare import load_tokenizers, prepare, smallest, tokenizer_fingerprint
 from regard.training.schedule import schedule
 from regard.training.signals import Interrupts
 from regard.training.standing import Standing, start_from
@@ -78,8 +79,7 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
         tokenizers = load_tokenizers(start.path, start.load_config())
     device = ready_device(config)
     if "preset" in config.model:  # refuse the impossible before the data is read
-        least = resolve(config.model, vocab_size=1)
-        check_memory(count_parameters(least), config.train, device)
+        check_memory(count_parameters(smallest(config)), config.train, device)
     material = prepare(config, tokenizers, progress)
     config = replace(config, model=describe(material.model), task=material.choice)
     parameters = count_parameters(material.model)
@@ -211,6 +211,8 @@ def _run(
     yield Begun(folder.path, config, material.description, parameters, start)
     if settings.start is not None and newest is None:
         ranks.together(partial(start_from, config, model))
+    if hasattr(model, "survey") and newest is None:
+        ranks.together(lambda: cast(Any, model).survey(material.train_in_order()))
     if hasattr(model, "fit"):
         if ranks.first:
             yield from _fit(model, material, folder, device)
@@ -241,6 +243,12 @@ def _run(
         standing.take_up(newest)
     ranks.led(partial(folder.save_config, config))  # only now is it known to fit
 
+    if settings.baseline and newest is None and isinstance(material.task, Causal):
+        counting = partial(count, material, folder, settings.evaluate_tokens)
+        counted = ranks.together(counting if ranks.first else lambda: None)
+        if counted is not None:
+            yield counted
+
     factor = schedule(settings.schedule, settings.steps)
     if compiles(settings, device):
         learner.compile()
@@ -262,7 +270,7 @@ def _run(
         start=start,
         autocast=cast_up,
         learner=learner,
-        capture=captures(settings, device) and ranks.size == 1,
+        capture=captures(settings, device) and ranks.size == 1 and not packs(model),
     )
     log = Log(folder, settings.steps, Skips(folder, material.samples, settings.accumulate))
     began = time.perf_counter()

@@ -9,7 +9,7 @@ import torch
 from regard.config import RunConfig
 from regard.data.batch import Batch, ImageBatch, MaskedBatch
 from regard.errors import ConfigError
-from regard.models.build import build_model, count_parameters, describe, resolve
+from regard.models.build import build_model, count_parameters, describe, fitted, resolve
 from regard.nn.head import IGNORED
 from regard.tasks import Objective
 from regard.training import launch
@@ -41,7 +41,7 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, model_too: bool = True)
         raise ConfigError(f"minutes={minutes:g} must be more than 0")
     material = prepare(config)
     table = describe(material.model)
-    if "dim" not in table:  # a model that counts takes the time it takes
+    if fitted(table["family"]):  # a model that counts takes the time it takes
         return config
     device = ready_device(config)
     tokens = sum(
@@ -56,10 +56,12 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, model_too: bool = True)
         return replace(candidate, train=replace(config.train, steps=steps))
 
     chosen: RunConfig | None = None
-    for dim, layers in SIZES if model_too else [(table["dim"], table["layers"])]:
-        model = {**table, "dim": dim, "layers": layers}
-        if "heads" in table and model_too:
-            model["heads"] = dim // HEAD_DIM
+    for size in SIZES if model_too and "layers" in table else [None]:
+        model = table
+        if size is not None:
+            model = {**table, "dim": size[0], "layers": size[1]}
+        if size is not None and "heads" in table:
+            model["heads"] = size[0] // HEAD_DIM
         candidate = filled(replace(config, model=model), compiled=False)
         enough = TOKENS_PER_PARAMETER * count_parameters(resolve(model))
         if chosen is not None and candidate.train.steps * tokens < enough:

@@ -16,7 +16,7 @@ from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
 from regard.tasks import TASKS, Causal, Masked, Task
 from regard.text import Tokenizer
-from regard.training.material import Exam, Material, Progress, generator_of
+from regard.training.material import Exam, Material, Progress, generator_of, scheduled
 
 TOKENS = 4096  # of a step, where neither train.batch nor train.tokens is given
 JUDGED = 1  # the seed of what is random in judging: the same for every run
@@ -48,7 +48,7 @@ def prepare_text(
 
     return Material(
         **vars(exam),
-        batch=batch,
+        batch=scheduled(config, task, batch),
         samples=lambda number: loader.starts(number).tolist(),
         train_in_order=lambda: _blocks(config, task, model, store, None),
         description=[

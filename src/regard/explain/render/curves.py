@@ -18,6 +18,7 @@ LEFT, RIGHT, ABOVE, BELOW, EDGE = 62, 22, 34, 48, 14  # around it; around all of
 LEGEND = 20  # pixels of a line of it
 BEGINNING = 10  # of a training curve, this part of it may lie above the panel
 STEEP = 3.0  # largest over smallest from which an axis is logarithmic
+MOST_TICKS = 9  # of a logarithmic axis
 SMALLEST = 1e-100  # that a logarithmic axis shows
 NAME = 48  # cells of the longest name
 ADVANCE = 7.2  # pixels of a character, with something to spare
@@ -39,14 +40,25 @@ class Panel:
     title: str
     unit: str
     curves: Sequence[Curve]
+    from_zero: bool = False  # of shares and scores, where 0 means that nothing is right
 
 
-def draw_curves(names: Sequence[str], panels: Sequence[Panel], across: str = "steps") -> Picture:
-    """A panel for each measure, two in a row, and a legend above them all."""
+def draw_curves(
+    names: Sequence[str],
+    panels: Sequence[Panel],
+    across: str = "steps",
+    told: str = "thick, with dots: held out",
+) -> Picture:
+    """A panel for each measure, two in a row, and a legend above them all.
+
+    `told` says what the thick curves are.
+    """
     beside = min(2, len(panels))
     panel_width, panel_height = LEFT + WIDTH + RIGHT, ABOVE + HEIGHT + BELOW
     width = 2 * EDGE + beside * panel_width
-    legend, top = _legend(names, width, any(c.training for panel in panels for c in panel.curves))
+    if any(curve.training for panel in panels for curve in panel.curves):
+        told += "; thin: what it learned from"
+    legend, top = _legend(names, width, told)
     height = top + -(-len(panels) // beside) * panel_height + EDGE
     picture = Picture("curves of " + ", ".join(map(_shown, names)), width, height, legend)
     for number, panel in enumerate(panels):
@@ -56,7 +68,7 @@ def draw_curves(names: Sequence[str], panels: Sequence[Panel], across: str = "st
     return picture
 
 
-def _legend(names: Sequence[str], width: int, both: bool) -> tuple[list[Shape], int]:
+def _legend(names: Sequence[str], width: int, told: str) -> tuple[list[Shape], int]:
     """A sign and a name for each run, in as many lines as they need; and where they end."""
     shapes: list[Shape] = []
     x, y = float(EDGE + LEFT), EDGE + LEGEND
@@ -69,7 +81,6 @@ def _legend(names: Sequence[str], width: int, both: bool) -> tuple[list[Shape], 
         shapes.append(Dot(x + 13, y - 4, 3.5, colour))
         shapes.append(Words(x + 34, y, name, size=13))
         x += length
-    told = "thick, with dots: held out" + ("; thin: what it learned from" if both else "")
     shapes.append(Words(EDGE + LEFT, y + LEGEND, told, size=11, colour=GREY))
     return shapes, y + LEGEND + 6
 
@@ -78,7 +89,7 @@ def _panel(panel: Panel, names: Sequence[str], across: str, x: float, y: float) 
     curves = _in_sight(panel.curves)
     points = [point for curve in curves for point in (*curve.training, *curve.held_out)]
     steps = _Axis.around([step for step, _ in points], x, x + WIDTH, flat=True)
-    values = _Axis.around([value for _, value in points], y + HEIGHT, y)
+    values = _Axis.around([value for _, value in points], y + HEIGHT, y, flat=panel.from_zero)
     shapes: list[Shape] = [
         Words(x, y - 12, panel.title, size=14, bold=True),
         *(Line([(x, at), (x + WIDTH, at)], FAINT) for at in map(values.at, values.ticks)),
@@ -182,15 +193,17 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
     >>> _log_ticks(1.4, 11)
     [1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0]
+    >>> _log_ticks(1e-18, 0.5)
+    [1e-18, 1e-16, 1e-14, 1e-12, 1e-10, 1e-08, 1e-06, 0.0001, 0.01]
     """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ways = ((1, 1.5, 2, 3, 4, 6, 8), (1, 2, 5), (1,))
     for way in ways:
-        found = [each * 10.0**decade for decade in decades for each in way]
-        found = [round(each, 12) for each in found if low <= each <= high]
-        if len(found) <= 9:
+        found = [float(f"{each}e{decade}") for decade in decades for each in way]
+        found = [each for each in found if low <= each <= high]
+        if len(found) <= MOST_TICKS:
             break
-    return found
+    return found[:: -(-len(found) // MOST_TICKS) or 1]
 
 
 def _style(run: int) -> tuple[str, bool]:

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+from regard.models.autoregression import AutoregressionConfig
+from regard.models.bag import BagConfig
+from regard.models.cbow import CBOWConfig
 from regard.models.convolution import ConvolutionConfig
 from regard.models.feedforward import FeedforwardConfig
 from regard.models.hmm import HMMConfig
@@ -12,19 +15,25 @@ from regard.models.presets.decoders import DECODERS
 from regard.models.presets.llama import LLAMAS
 from regard.models.presets.published import PUBLISHED, Published
 from regard.models.presets.recurrent import RECURRENT
+from regard.models.presets.seq2seq import SEQ2SEQ
 from regard.models.presets.survey import SURVEY
 from regard.models.presets.t5 import ENCODER_DECODERS
 from regard.models.recurrent import RecurrentConfig
+from regard.models.seq2seq import Seq2SeqConfig
 from regard.models.transformer import TransformerConfig
 from regard.models.vision import VisionConfig
 
 ModelConfig = (
     TransformerConfig
     | RecurrentConfig
+    | Seq2SeqConfig
     | FeedforwardConfig
     | ConvolutionConfig
+    | BagConfig
+    | CBOWConfig
     | NGramConfig
     | HMMConfig
+    | AutoregressionConfig
     | VisionConfig
 )
 
@@ -45,6 +54,9 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "vit-h14": vit.vit_h14,
     "tiny-vit": vit.tiny_vit,
     **RECURRENT,
+    **SEQ2SEQ,
+    "bag": before.bag,
+    "cbow": before.cbow,
     "ngram": before.ngram,
     "hmm": before.hmm,
     **ENCODERS,

@@ -33,6 +33,7 @@ PUBLISHED: dict[str, Published] = {
     "gpt2-medium": Published(354_823_168, f"{RELEASED}, gpt2-medium"),
     "gpt2-large": Published(774_030_080, f"{RELEASED}, gpt2-large"),
     "gpt2-xl": Published(1_557_611_200, f"{RELEASED}, gpt2-xl"),
+    "sutskever": Published(384 * M, "Sutskever et al. 2014, section 3.4"),
     "transformer-base": Published(
         65 * M,
         "Vaswani et al. 2017, table 3",

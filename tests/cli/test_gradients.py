@@ -1,0 +1,77 @@
+"""`regard explain --gradients`: numbers, pictures, and what is refused."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from cli.conftest import TEXT_WORDS, trained
+
+SVG = "{http://www.w3.org/2000/svg}"
+TEXT = "the cat"
+
+
+@pytest.fixture(scope="module")
+def lstm_run(materials, tmp_path_factory):
+    words = ["model.preset=lstm", *(w for w in TEXT_WORDS if "heads" not in w)]
+    return trained(tmp_path_factory.mktemp("runs") / "lstm", materials / "cats.txt", words)
+
+
+@pytest.fixture(scope="module")
+def ngram_run(materials, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "counts"
+    return trained(folder, materials / "cats.txt", ["model.preset=ngram"])
+
+
+def rows(said):
+    return [line.split() for line in said.out.splitlines()]
+
+
+def test_runs_stand_beside_each_other_by_distance(regard, text_run, lstm_run):
+    said = regard("explain", text_run, lstm_run, TEXT, "--gradients")
+    assert said.code == 0
+    title, first, *_ = rows(said)
+    assert title == ["back", "read", "cats", "lstm"]
+    assert first[:2] == ["0", "'a'"]
+    table = json.loads(regard("explain", text_run, lstm_run, TEXT, "--gradients", "--json").out)
+    assert table["runs"][0]["read"] == list("the ca")
+    norms = [next(iter(run["layers"].values())) for run in table["runs"]]
+    assert [len(each) for each in norms] == [6, 6]
+    assert [float(each) for each in first[2:]] == pytest.approx(
+        [each[-1] for each in norms], rel=1e-2
+    )
+
+
+def test_a_picture_has_a_curve_for_each_run(regard, text_run, lstm_run, tmp_path):
+    out = tmp_path / "reach.svg"
+    said = regard("explain", text_run, lstm_run, TEXT, "--gradients", "--out", out)
+    assert said.code == 0
+    root = ElementTree.parse(out).getroot()
+    told = [each.text for each in root.iter(f"{SVG}text")]
+    assert {"cats", "lstm", "positions back"} <= set(told)
+    assert not any("held out" in each for each in told)
+    again = regard("explain", text_run, TEXT, "--gradients", "--out", out)
+    assert again.code == 2
+    assert "exists already" in again.err
+
+
+def test_of_pairs_the_source_is_shown(regard, pair_run):
+    said = regard("explain", pair_run, "123 cats", "--gradients", "--json")
+    assert said.code == 0
+    (run,) = json.loads(said.out)["runs"]
+    assert "".join(run["read"]).startswith("123 cats")
+    assert set(run["layers"]) == {"encoder.blocks.0"}
+    assert all(each > 0 for each in run["layers"]["encoder.blocks.0"])
+
+
+def test_mistakes_are_told(regard, text_run, lstm_run, ngram_run):
+    def told(*words):
+        said = regard("explain", *words)
+        assert said.code == 2
+        return said.err
+
+    assert "1 layers, 0 to 0" in told(lstm_run, TEXT, "--gradients", "--layer", 3)
+    assert "it counts" in told(ngram_run, TEXT, "--gradients")
+    assert "there must be one to predict" in told(lstm_run, "t", "--gradients")
+    assert "--head is of attention" in told(text_run, TEXT, "--gradients", "--head", 0)
+    assert "2 runs: attention is shown of one" in told(text_run, lstm_run, TEXT)

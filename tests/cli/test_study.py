@@ -1,0 +1,161 @@
+"""A study: several runs of one recipe, from one command."""
+
+import json
+import signal
+
+import pytest
+
+from cli.conftest import shell
+from regard.training.checkpoint import read_tensors
+
+RECIPE = """
+[data]
+path = "cats.txt"
+tokenizer = "char"
+[model]
+context = 8
+[train]
+steps = 3
+tokens = 16
+[study.counted]
+model.family = "ngram"
+[study.gru]
+model.preset = "gru"
+model.dim = 8
+[study.lstm]
+model = { preset = "lstm", dim = 8, layers = 1 }
+train.batch = 4
+"""
+
+
+@pytest.fixture
+def recipe(materials, tmp_path):
+    (tmp_path / "cats.txt").write_bytes((materials / "cats.txt").read_bytes())
+    path = tmp_path / "cells.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_a_study_trains_all_of_its_runs_and_puts_them_beside_each_other(regard, recipe):
+    said = regard("train", recipe)
+    assert said.code == 0, said.err
+    assert said.out.split()[:3] == ["counted", "gru", "lstm"]
+    assert [line for line in said.err.splitlines() if " of 3" in line and "step" not in line] == [
+        "counted, 1 of 3",
+        "gru, 2 of 3",
+        "lstm, 3 of 3",
+    ]
+    saved = {
+        name: json.loads((recipe.parent / "runs/cells" / name / "config.json").read_text())
+        for name in ("counted", "gru", "lstm")
+    }
+    assert [run["model"]["family"] for run in saved.values()] == ["ngram", "recurrent", "recurrent"]
+    assert [run["train"]["tokens"] for run in saved.values()] == [16, 16, None]
+    assert saved["lstm"]["train"]["batch"] == 4
+    assert {run["train"]["steps"] for run in saved.values()} == {3}
+
+    again = regard("train", recipe, "--json")
+    runs = json.loads(again.out)["runs"]
+    assert [run["name"] for run in runs] == ["counted", "gru", "lstm"]
+    assert all("bits_per_byte" in run["metrics"] for run in runs)
+    assert again.err.count("finished before") == 3
+
+    other = regard("train", recipe, "train.steps=4")
+    assert other.code == 2
+    assert "was trained with train.steps=3, and now it is 4" in other.err
+
+
+def test_a_study_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(regard, recipe):
+    words = ["train.steps=200", "train.evaluate_every=50"]
+    process = shell("train", recipe, *words, "--out", recipe.parent / "all", cwd=recipe.parent)
+    with process:
+        lines = iter(process.stderr)
+        assert any(line.startswith("lstm, 3 of 3") for line in lines)
+        assert any(line.startswith("step 50 ") for line in lines)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130, said
+    assert "with the whole study: the same command again" in said
+    said = regard("train", recipe, *words, "--out", "all")
+    assert said.code == 0, said.err
+    assert "gru, 2 of 3: finished before" in said.err
+    assert "lstm, 3 of 3\n" in said.err
+    assert "from       step" in said.err
+    assert regard("train", recipe, *words, "--out", "peace").code == 0
+    for name in ("gru", "lstm"):
+        ended, peace = (
+            read_tensors(recipe.parent / place / name / "model.safetensors")
+            for place in ("all", "peace")
+        )
+        assert all(ended[key].equal(peace[key]) for key in peace)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("train.batch = 4", "train.bach = 4", "study.lstm.train.bach: unknown key 'bach'"),
+        ("[study.lstm]", "[study]\nlstm = 4\n[other]", "unknown key 'other'"),
+        ("[study.lstm]", '[study."../lstm"]', "cannot name a folder"),
+        ("model.dim = 8", "model.dim = 8\nmodel.dimm = 8", "dimm"),
+    ],
+)
+def test_a_slip_inside_a_study_is_named_with_its_place(regard, recipe, old, new, told):
+    recipe.write_text(RECIPE.replace(old, new))
+    said = regard("train", recipe)
+    assert said.code == 2
+    assert told in said.err
+    assert "Traceback" not in said.err
+
+
+def test_where_one_run_is_asked_for_a_study_is_refused(regard, recipe):
+    said = regard("info", recipe)
+    assert said.code == 2
+    assert "a study of several runs: counted, gru, lstm" in said.err
+    said = regard("train", recipe, "minutes=1")
+    assert said.code == 2
+    assert "give train.steps" in said.err
+
+
+FAMILIES = """
+[data]
+path = "cats.txt"
+tokenizer = "char"
+[model]
+context = 8
+[train]
+steps = 2
+batch = 4
+[study.ngram]
+model.preset = "ngram"
+[study.hmm]
+model = { preset = "hmm", states = 3, rounds = 2 }
+[study.bengio]
+model = { preset = "bengio", dim = 8, hidden_dim = 8 }
+[study.lstm]
+model = { preset = "lstm", dim = 8 }
+[study.gru]
+model = { preset = "gru", dim = 8 }
+[study.convolution]
+model = { preset = "convolution", dim = 8, layers = 2 }
+[study.transformer]
+model = { preset = "tiny-decoder", dim = 8, layers = 1, heads = 2 }
+"""
+
+
+def test_models_of_all_kinds_write_through_one_command_and_stand_in_one_table(regard, recipe):
+    recipe.write_text(FAMILIES)
+    said = regard("train", recipe)
+    assert said.code == 0, said.err
+    head, *lines = said.out.splitlines()
+    assert head.split()[:3] == ["loss", "perplexity", "bits_per_byte"]
+    names = [line.split()[0] for line in lines if line]
+    parameters = 1 + head.split().index("parameters")
+    assert all(int(line.split()[parameters].replace(",", "")) > 0 for line in lines if line)
+    assert names == ["ngram", "hmm", "bengio", "lstm", "gru", "convolution", "transformer"]
+    for name in names:
+        words = ["generate", f"runs/cells/{name}", "the ", "-n", 12, "--seed", 1]
+        wrote = regard(*words)
+        assert wrote.code == 0, wrote.err
+        assert wrote.out.startswith("the ")
+        assert len(wrote.out.strip()) > len("the ")
+        assert regard(*words).out == wrote.out

@@ -1,0 +1,81 @@
+"""What counting gets: the same text, the same held-out targets, by the book."""
+
+import math
+import statistics
+
+import pytest
+
+import count_reference as reference
+from regard.errors import Stopped
+from regard.training import baseline
+from regard.training.baseline import read_baseline
+from regard.training.events import Counted
+from regard.training.folder import Folder
+from regard.training.prepare import prepare
+from regard.training.run import begin, resume
+from training.runs import config, interrupt
+
+
+def run(*words, **options):
+    return [each for each in begin(*words, **options) if isinstance(each, Counted)]
+
+
+@pytest.mark.parametrize("most", [100, 10**6])
+def test_what_is_to_beat_is_the_formulas_loss_on_the_same_targets(
+    data, tmp_path, monkeypatch, most
+):
+    monkeypatch.setattr(baseline, "ORDER", 3)
+    monkeypatch.setattr(baseline, "MOST_TOKENS", most)
+    settings = config(data / "cats.txt", steps=1)
+    (counted,) = run(settings, tmp_path / "run")
+    material = prepare(settings)
+
+    def rows(batches):
+        return [
+            (ids.tolist(), targets.tolist())
+            for batch in batches
+            for ids, targets in zip(batch.ids, batch.targets, strict=True)
+        ]
+
+    learned = rows(material.train_in_order())[: 16 if most == 100 else None]  # a batch has 16 rows
+    slow = reference.KneserNey(learned, material.tokenizers.size, 3)
+    surprises = [
+        -math.log(slow.table(ids)[place, target])
+        for ids, targets in rows(material.held_out(200))
+        for place, target in enumerate(targets)
+        if target != -1
+    ]
+    assert counted.tokens == sum(target != -1 for _, targets in learned for target in targets)
+    assert counted.metrics["loss"] == pytest.approx(statistics.fmean(surprises), abs=1e-9)
+    assert read_baseline(Folder(tmp_path / "run")) == counted
+
+
+def test_counting_changes_nothing_of_what_is_learned(data, tmp_path):
+    assert run(config(data / "cats.txt", steps=3), tmp_path / "with")
+    assert not run(config(data / "cats.txt", steps=3, baseline=False), tmp_path / "without")
+    both = [tmp_path / name / "model.safetensors" for name in ("with", "without")]
+    assert both[0].read_bytes() == both[1].read_bytes()
+    assert not Folder(tmp_path / "without").baseline.exists()
+
+
+def test_a_run_that_goes_on_keeps_what_it_has_counted(data, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupt(patch, 4, asked=15)
+        with pytest.raises(Stopped):
+            run(config(data / "cats.txt"), tmp_path / "run")
+    before = Folder(tmp_path / "run").baseline.read_bytes()
+    assert not [each for each in resume(tmp_path / "run") if isinstance(each, Counted)]
+    assert Folder(tmp_path / "run").baseline.read_bytes() == before
+
+
+def test_pairs_are_not_counted(data, tmp_path):
+    assert not run(config(data / "pairs.tsv", steps=1), tmp_path / "pairs")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"order": 6}', '{"order": 1, "tokens": 1, "metrics": {}}']
+)
+def test_what_was_damaged_is_as_good_as_not_there(tmp_path, text):
+    folder = Folder(tmp_path)
+    folder.baseline.write_text(text)
+    assert read_baseline(folder) is None
