@@ -9,10 +9,48 @@ import torch
 
 from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError
+from regard.models.build import build_model, preset
+from regard.nn import recurrent
+from regard.nn.state import Source
 from regard.training import device
 from regard.training.folder import Folder
 from regard.training.run import begin
 from training.runs import config
+
+ENDS = {
+    "both_ways": True,
+    "tied": False,
+    "head": {"kind": "classify", "classes": 2, "pool": "ends"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("bahdanau", {"cell": "lstm"}),
+        ("luong", {}),
+        ("sutskever", {}),
+        ("lstm", {}),
+        ("lstm", ENDS),
+        ("convolution", {}),
+    ],
+)
+def test_a_model_says_whether_it_asks_the_host_for_lengths(name, fields, monkeypatch):
+    asked = []
+    pack = recurrent.pack_padded_sequence
+
+    def counted(*words, **options):
+        asked.append(words)
+        return pack(*words, **options)
+
+    monkeypatch.setattr(recurrent, "pack_padded_sequence", counted)
+    model = build_model(preset(name, dim=8, vocab_size=11, context=8, **fields))
+    ids, lengths = torch.randint(11, (2, 5)), torch.tensor([5, 3])
+    if hasattr(model, "source_embed"):
+        model(ids, source=Source(ids, lengths))
+    else:
+        model(ids, lengths=lengths)
+    assert device.packs(model) == bool(asked)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_need_and_have(monkeypatch):

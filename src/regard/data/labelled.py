@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from regard.data.files import open_bytes, scan
-from regard.data.pairs import hashed, lines, shown
+from regard.data.pairs import border, hashed, lines, shown
 from regard.data.text import stem
-from regard.errors import ConfigError, DataError
+from regard.errors import DataError
 
 Holds = Literal["labels", "tags"]
 Row = tuple[tuple[str, ...], tuple[int, ...]]  # the parts of a text, and the class of each
@@ -47,16 +47,13 @@ class Labelled:
         A text is held out if hash(seed, text) < held_out · 2^64, so that equal texts never stand
         on both sides; each side gets at least one.
         """
-        if not 0 < held_out < 1:
-            raise ConfigError(f"held_out={held_out} must lie between 0 and 1, as 0.1 does")
         hashes = [hashed(seed, text) for text in self.texts()]
-        lowest, highest = min(hashes), max(hashes)
-        if lowest == highest:
-            raise DataError(
-                f"{self.name}: all {len(self)} texts are the same, so none can be held out;"
-                "\ngive more texts, or a validation file of its own"
-            )
-        limit = min(max(int(held_out * 2**64), lowest + 1), highest)
+        limit = border(
+            hashes,
+            held_out,
+            f"{self.name}: all {len(self)} texts are the same, so none can be held out;"
+            "\ngive more texts, or a validation file of its own",
+        )
         held = [row for row, each in zip(self.rows, hashes, strict=True) if each < limit]
         kept = [row for row, each in zip(self.rows, hashes, strict=True) if each >= limit]
         told = f"{self.description}; {len(kept):,} to learn from"

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -34,16 +34,13 @@ class Pairs:
         A row is held out if hash(seed, source) < held_out · 2^64, so that equal sources never
         stand on both sides; each side gets at least one row.
         """
-        if not 0 < held_out < 1:
-            raise ConfigError(f"held_out={held_out} must lie between 0 and 1, as 0.1 does")
         hashes = array("Q", (hashed(seed, source) for source, _ in self.rows()))
-        lowest, highest = min(hashes), max(hashes)
-        if lowest == highest:
-            raise DataError(
-                f"{self.name}: all {self.count} rows have the same source, so none can be held out;"
-                "\ngive more pairs, or validation files of their own"
-            )
-        limit = min(max(int(held_out * 2**64), lowest + 1), highest)
+        limit = border(
+            hashes,
+            held_out,
+            f"{self.name}: all {self.count} rows have the same source, so none can be held out;"
+            "\ngive more pairs, or validation files of their own",
+        )
         held = sum(each < limit for each in hashes)
 
         def part(count: int, wanted: bool, description: str) -> Pairs:
@@ -87,6 +84,19 @@ class Pairs:
     def fingerprint(self) -> str:
         """A sha256 that is equal for equal content."""
         return self.digest
+
+
+def border(hashes: Sequence[int], held_out: float, alike: str) -> int:
+    """The hash below which a row is held out: about this share of them, and one on each side.
+
+    `alike` is told where all rows are, so that none can be.
+    """
+    if not 0 < held_out < 1:
+        raise ConfigError(f"held_out={held_out} must lie between 0 and 1, as 0.1 does")
+    lowest, highest = min(hashes), max(hashes)
+    if lowest == highest:
+        raise DataError(alike)
+    return min(max(int(held_out * 2**64), lowest + 1), highest)
 
 
 def hashed(seed: int, sentence: str) -> int:

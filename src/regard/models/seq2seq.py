@@ -137,6 +137,7 @@ class EncoderDecoder(nn.Module):
     """
 
     context: int | None = None
+    packs = True  # sources of different lengths
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
