@@ -11,17 +11,19 @@ def linears(*widths, inputs=64, bias=True):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("widths", [(5, 3, 3), (200,), (64, 64, 64)])
-def test_a_packed_matrix_gives_what_its_parts_give(widths, bias):
+@pytest.mark.parametrize("rows", [1, 3, 9])
+@pytest.mark.parametrize("widths", [(5, 3, 3), (200,), (64, 64, 64), (4096,), (4000, 200, 13)])
+def test_a_packed_matrix_gives_what_its_parts_give(widths, rows, bias):
     parts = linears(*widths, bias=bias)
-    x = torch.randn(3, 64)
+    x = torch.randn(rows, 64)
+    assert (Matrix.of(*parts).turned().blocks is None) == (sum(widths) < 4096)
     expected = torch.cat([part(x) for part in parts], 1).detach()
     for matrix in (Matrix.of(*parts), Matrix.of(*parts).turned()):
         torch.testing.assert_close(matrix(x).detach(), expected)
         room = torch.empty_like(expected)
         matrix.into(room, x)
         torch.testing.assert_close(room, expected)
-        stream = torch.randn(3, sum(widths))
+        stream = torch.randn(rows, sum(widths))
         torch.testing.assert_close(matrix.onto(stream, x).detach(), stream + expected)
     torch.testing.assert_close(torch.cat([part(x) for part in parts], 1).detach(), expected)
 

@@ -101,6 +101,11 @@ class Chain:
         return any(isinstance(stage, Temperature) and stage.greedy for stage in self.stages)
 
     @property
+    def _idle(self) -> bool:
+        """Whether its one stage does what the argmax does anyway, and nobody looks on."""
+        return self.greedy and len(self.stages) == 1 and type(self) is Chain
+
+    @property
     def capturable(self) -> bool:
         """Whether a CUDA graph may hold `pick`, once it was called in that context."""
         return all(as_stage(stage).capturable for stage in self.stages)
@@ -109,6 +114,10 @@ class Chain:
         self, logits: Float[Tensor, "rows vocab"], context: Context
     ) -> Int[Tensor, " rows"]:
         """The next id of each row; a row with nothing to draw from is an error."""
+        if self._idle:
+            best, ids = widened(logits).max(-1)
+            if bool((best - best == 0).all()):  # NaN where it is not finite
+                return ids
         ids = self.pick(logits, context)
         self.check(context, lambda row, length: logits[row : row + 1])
         return ids
@@ -125,10 +134,8 @@ class Chain:
         takes the place of the draw: it is given the logits that are left.
         """
         left, order, learners = widened(logits), None, []
-        seen = decide is not None or type(self) is not Chain  # what is left, by somebody else
-        idle = self.greedy and len(self.stages) == 1 and not seen  # the argmax does what it would
         note_used(context)
-        for each in () if idle else self.steps(logits, context):
+        for each in () if self._idle and decide is None else self.steps(logits, context):
             left, order = each.after, each.order
             if each.stage.learns:
                 learners.append(each)

@@ -16,6 +16,8 @@ from regard.nn.ffn import GatedFeedForward
 from regard.nn.packed import PackedBlock
 from regard.nn.state import KeyValues, TransformerState
 
+NOTHING = torch.zeros(())
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Room:
@@ -81,13 +83,16 @@ def _layers(whole: Tensor) -> list[KeyValues]:
 class Level:
     """What the layers of one step share; see `lean._Now`, which is for all other cases."""
 
-    __slots__ = ("here", "keys", "room", "turn", "values")
+    __slots__ = ("here", "keys", "one", "room", "turn", "values")
 
     def __init__(self, state: LevelState, turn: tuple[Tensor, ...]) -> None:
         whole, seen = cast(Tensor, state.whole), state.room_for(1)
         self.room, self.turn = cast(Room, state.room), turn
-        past = whole.narrow(4, 0, seen)
-        self.keys, self.values = past.select(2, 0).unbind(), past.select(2, 1).unbind()
+        keys, values = whole.narrow(4, 0, seen).unbind(2)
+        self.one = whole.shape[1] == 1
+        if self.one:  # whose attention is two plain products
+            keys, values = keys.squeeze(1).transpose(2, 3), values.squeeze(1)
+        self.keys, self.values = keys.unbind(), values.unbind()
         self.here = whole.select(4, seen - 1).unbind()
 
     def look(self, x: Float[Tensor, "rows dim"], packed: PackedBlock, layer: int) -> Tensor:
@@ -107,9 +112,11 @@ class Level:
             turned = qk.roll(width // 2, -1).mul_(sin)
             torch.addcmul(turned, qk, cos, out=qk)
         self.here[layer].copy_(room.kv)
-        y = F.scaled_dot_product_attention(
-            room.q, self.keys[layer], self.values[layer], scale=packed.scale
-        )
+        keys, values = self.keys[layer], self.values[layer]
+        if self.one:
+            scores = torch.baddbmm(NOTHING, room.q.squeeze(0), keys, beta=0, alpha=packed.scale)
+            return torch.bmm(scores.softmax(-1), values).view(1, -1)
+        y = F.scaled_dot_product_attention(room.q, keys, values, scale=packed.scale)
         return y.reshape(x.shape[0], -1)
 
     def widen(self, x: Float[Tensor, "rows dim"], packed: PackedBlock) -> Tensor:

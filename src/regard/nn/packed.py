@@ -14,6 +14,11 @@ from regard.nn.block import Block
 from regard.nn.ffn import FeedForward, GatedFeedForward
 
 
+LARGE = 1 << 18  # numbers in a matrix from which on reading them is what a product costs a CPU
+BLOCKS = 16  # of the rows of such a matrix, for the cores to share
+FEW = 4  # vectors, up to which the matrix is the left factor
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
     r"""y = W x + b, with W in floats, or in int8 with one scale s for each output:
@@ -26,7 +31,8 @@ class Matrix:
     weight: Float[Tensor, "outputs inputs"] | Int8[Tensor, "outputs inputs"]
     bias: Float[Tensor, " outputs"] | None = None
     scale: Float[Tensor, " outputs"] | None = None  # None: the weights are floats
-    across: Float[Tensor, "inputs outputs"] | None = None  # the same weights, for a CPU
+    across: Float[Tensor, "inputs outputs"] | None = None  # the same, small, for a CPU
+    blocks: Float[Tensor, "blocks some inputs"] | None = None  # the same, large; see `turned`
 
     @classmethod
     def of(cls, *parts: nn.Linear) -> "Matrix":
@@ -43,17 +49,24 @@ class Matrix:
         return Matrix(rounded, self.bias, scale.to(self.weight.dtype))
 
     def turned(self) -> "Matrix":
-        """With rows that are inputs, on a CPU and in float32: as a copy where that is read faster,
-        which is where the outputs are not fewer than the inputs."""
+        """The same, as a CPU reads it fastest in float32: a small matrix with rows that are inputs,
+        as a copy where the outputs are not fewer; a large one in blocks, views that are multiplied
+        side by side, since a product with one vector is otherwise one core's work."""
         if self.weight.is_cuda or self.weight.dtype != torch.float32:
             return self
         (outputs, inputs), across = self.weight.shape, self.weight.t()
-        return replace(self, across=across.contiguous() if outputs >= inputs else across)
+        if self.weight.numel() < LARGE:
+            return replace(self, across=across.contiguous() if outputs >= inputs else across)
+        even = self.weight[: outputs - outputs % BLOCKS]
+        return replace(self, blocks=even.unflatten(0, (BLOCKS, -1)))
 
     def __call__(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
         """W x + b."""
         if self.across is not None:
             return x @ self.across if self.bias is None else torch.addmm(self.bias, x, self.across)
+        if self.blocks is not None:
+            y = self._by_blocks(x, self.blocks)
+            return y if self.bias is None else y + self.bias
         if self.scale is None:
             return F.linear(x, self.weight, self.bias)
         if x.is_cuda or x.shape[1] % 64:
@@ -77,11 +90,22 @@ class Matrix:
         self, stream: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
         """stream + W x + b."""
-        if self.scale is not None:
+        if self.scale is not None or self.blocks is not None:
             return stream + self(x)
         if self.bias is not None:
             stream = stream + self.bias
         return torch.addmm(stream, x, self.weight.t() if self.across is None else self.across)
+
+    def _by_blocks(self, x: Tensor, blocks: Tensor) -> Tensor:
+        """W x, every block of its rows by itself."""
+        rows, count, some = len(x), *blocks.shape[:2]
+        if rows <= FEW:
+            y = torch.bmm(blocks, x.t().expand(count, -1, -1)).permute(2, 0, 1)
+        else:
+            y = torch.bmm(x.expand(count, -1, -1), blocks.transpose(1, 2)).transpose(0, 1)
+        y = y.reshape(rows, count * some)
+        rest = self.weight[count * some :]
+        return torch.cat((y, F.linear(x, rest)), 1) if len(rest) else y
 
 
 @dataclass(frozen=True, slots=True, eq=False)
