@@ -14,6 +14,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def copied() -> float:
     return 2 * x.nbytes / statistics.median(found)
 
 
+@cache
 def prompts(rows: int) -> list[list[int]]:
     torch.manual_seed(1)
     ids = torch.randint(10, SHAPE.vocab_size, (rows, PROMPT))
@@ -140,28 +142,17 @@ def report(name: str, model: Any, rows: int, weights: float, copy: float, turns:
 
 def tune(model: Transformer, copy: float) -> None:
     """One row with other sizes of programs, one kind of product after the other."""
-    from regard.nn import decode_kernels
+    from regard.nn.kernels import few
 
-    own, chosen = decode_kernels._shape, {}
-
-    def shape(width: int, together: int) -> dict[str, int]:
-        found = own(width, together)
-        held, warps = chosen.get((width, together), (None, None))
-        if held is not None:
-            found |= {"SOME": max(1, held // (found["WIDE"] * together)), "num_warps": warps}
-        return found
-
-    decode_kernels._shape = shape
-    for kind in ((2048, 2), (2048, 1), (5632, 1)):
+    for kind, own in list(few.HELD.items()):
         for size in ((8192, 4), (16384, 4), (16384, 8), (32768, 8)):
-            chosen[kind] = size
+            few.HELD[kind] = size
 
-            def work(name: str = f"{kind} {size}") -> None:
-                report(name, Engine(lean(model)), 1, _bytes(model), copy, 2)
+            def work(name: str = f"{kind} {size}", int8: bool = kind[1]) -> None:
+                report(name, Engine(lean(model, int8=int8)), 1, _bytes(model), copy, 2)
 
             guarded(work)
-        chosen.pop(kind)
-    decode_kernels._shape = own
+        few.HELD[kind] = own
 
 
 def peer(rows: int, turns: int) -> None:

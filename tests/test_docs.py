@@ -332,7 +332,7 @@ def test_the_readme_has_every_recipe():
 def test_every_public_name_exists():
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        if parts[-1] in ("__main__", "fused", "kernels", "decode_kernels"):  # some need triton
+        if parts[-1] in ("__main__", "fused") or "kernels" in parts:  # some need triton
             continue
         module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
         missing = [name for name in getattr(module, "__all__", []) if not hasattr(module, name)]

@@ -8,6 +8,7 @@ import torch
 
 from regard.generate.chain import draw
 from regard.generate.context import Generators
+from regard.generate.truncate import TopK
 from regard.models.transformer import Transformer, TransformerConfig
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
@@ -15,7 +16,8 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
 from regard.models import fused
-from regard.nn import decode_kernels
+from regard.nn.kernels import attend, many
+from regard.nn.kernels import draw as kernel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LLAMA = TransformerConfig(
@@ -52,9 +54,9 @@ def weights(matrix):
 @torch.inference_mode()
 def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypatch):
     monkeypatch.setattr(fused, "FEW", few)
-    monkeypatch.setattr(decode_kernels, "EARLY", DEVICE == "cuda")
-    monkeypatch.setattr(decode_kernels, "TILE", 4 * 16 * 32)  # several shares of the keys,
-    monkeypatch.setattr(decode_kernels, "PROGRAMS", 128 if few else 1)  # or several tiles
+    monkeypatch.setattr(attend, "TILE", 4 * 16 * 32)  # several shares of the keys,
+    monkeypatch.setattr(attend, "PROGRAMS", 128 if few else 1)  # or several tiles
+    monkeypatch.setattr(many, "INPUTS", 16)  # several shares of the inputs
     torch.manual_seed(0)
     model = Transformer(replace(LLAMA, **change)).to(DEVICE).eval()
     for parameter in model.parameters():
@@ -91,11 +93,30 @@ def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypat
 
 def test_one_kernel_draws_what_many_draw():
     torch.manual_seed(0)
-    for vocab in (53, 9001):
+    for vocab in (53, 9001, 40000):
         logits = 3 * torch.randn(4, vocab, device=DEVICE)
         logits[0, ::2] = logits[1, :-1] = logits[2, 1:] = -torch.inf
         one, other = (Generators.begin(7, 4, DEVICE) for _ in range(2))
+        lengths, failed = torch.tensor([5, 6, 7, 8]), torch.full((4,), 99)
+        lengths, failed = lengths.to(DEVICE), failed.to(DEVICE)
         for _ in range(15):
             expected = draw(logits, one)
-            assert torch.equal(decode_kernels.draw(logits, other.keys, other.used), expected)
-        assert torch.equal(one.used, other.used)
+            found = kernel.draw(logits, other.keys, other.used, lengths, failed)
+            assert torch.equal(found, expected)
+        assert failed.tolist() == [99] * 4
+        logits[1], logits[2] = -torch.inf, torch.nan
+        kernel.draw(logits, other.keys, other.used, lengths, failed)
+        lengths += 1
+        kernel.draw(logits, other.keys, other.used, lengths, failed)
+        assert failed.tolist() == [99, 6, 7, 99]
+        assert torch.equal(one.used + 2, other.used)
+
+
+def test_one_kernel_keeps_the_largest():
+    torch.manual_seed(0)
+    for vocab, k in ((53, 5), (53, 1), (9001, 50), (9001, 9000)):
+        logits = torch.randn(4, vocab, device=DEVICE)
+        logits[1] = logits[1].round()  # ties
+        logits[2, 3:] = -torch.inf  # fewer than k are left
+        logits[3] = -logits[3].abs()
+        assert torch.equal(kernel.top_k(logits, k), TopK(k).apply(logits, None))

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
-from regard.nn import kernels
+from regard.nn.kernels import loss as kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -131,7 +131,7 @@ class Chain:
         """The next id of each row, without waiting for the device.
 
         Rows that had nothing to draw from are noted, and `check` complains of them. `decide`
-        takes the place of the draw: it is given the logits that are left.
+        takes the place of the draw and the note: it is given the logits that are left.
         """
         left, order, learners = widened(logits), None, []
         note_used(context)
@@ -140,11 +140,11 @@ class Chain:
             if each.stage.learns:
                 learners.append(each)
         left = left if order is None else unrank(left, order, logits.shape[1])
-        note_failed(left, context)
-        if decide is not None:
-            ids = decide(left)
-        else:
+        if decide is None:
+            note_failed(left, context)
             ids = left.argmax(-1) if self.greedy else draw(left, context.generators)
+        else:
+            ids = decide(left)
         for each in learners:
             each.stage.learn(each.by_id(each.before), each.by_id(each.after), ids, context)
         return ids
@@ -239,9 +239,14 @@ def note_used(context: Context) -> None:
     context.remembered("used", lambda: torch.zeros_like(used)).copy_(used)
 
 
+def failures(context: Context) -> Int[Tensor, " rows"]:
+    """How long each row's text was when there first was nothing to draw from, or `NEVER`."""
+    return context.remembered("failed", lambda: torch.full_like(context.lengths, NEVER))
+
+
 def note_failed(left: Float[Tensor, "rows vocab"], context: Context) -> None:
     """Note the rows of which nothing is left, by the length of their text when it first was so."""
-    failed = context.remembered("failed", lambda: torch.full_like(context.lengths, NEVER))
+    failed = failures(context)
     best = left.amax(-1)
     when = torch.where(best - best == 0, NEVER, context.lengths)  # NaN where it is not finite
     torch.minimum(failed, when, out=failed)

@@ -1,6 +1,7 @@
 """What a sampler may know beside the logits, and what a sampler is."""
 
 import secrets
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -62,6 +63,17 @@ class Generators:
         return Generators(self.keys[rows], self.used[rows])
 
 
+def rows_of(texts: Sequence[Sequence[int]], width: int) -> Int[Tensor, "rows width"]:
+    """Texts of different lengths as one tensor on the CPU, with zeros at their ends."""
+    if not width:
+        return torch.zeros(len(texts), 0, dtype=torch.long)
+    flat = array("q")  # of which a tensor is made many times faster than of lists
+    for text in texts:
+        flat.extend(text)
+        flat.extend(bytes(width - len(text)))
+    return torch.frombuffer(flat, dtype=torch.long).view(-1, width)
+
+
 def _shifted(x: Tensor, by: int) -> Tensor:
     """A shift to the right that fills with zeros."""
     return (x >> by) & (2 ** (64 - by) - 1)
@@ -98,9 +110,8 @@ class Context:
         """The context of these prompts, with room for `tokens` more ids in each row."""
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         room = max(map(len, prompts)) + tokens
-        padded = [[*prompt, *[0] * (room - len(prompt))] for prompt in prompts]
         return cls(
-            history=torch.tensor(padded, device=device),
+            history=rows_of(prompts, room).to(device),
             lengths=lengths,
             prompts=lengths.clone(),
             generators=Generators.begin(seed, len(prompts), device),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.generate.chain import Chain
-from regard.generate.context import Context
+from regard.generate.context import Context, rows_of
 from regard.generate.engine import Engine, Pen, Plain, Recorded
 from regard.generate.stop import until
 from regard.models.base import Language, State
@@ -131,10 +131,15 @@ def _decode(
 
     first = pen = _begin(model, chain, rows, capacity, source, begun)
     used = max(len(row.window) for row in rows)  # of the capacity; short rows pad it out
-    written, number = pen.last.unsqueeze(1), 0
+    written, number, leaving = pen.last.unsqueeze(1), 0, False
     try:
         while True:
-            for ids in written.T.tolist():
+            arrived, ahead = written.T.tolist(), None
+            pen.check()
+            count = min(pen.block, capacity - used, tokens - number - len(arrived))
+            if pen.block > 1 and count > 0 and not leaving:  # while the host looks at these
+                ahead, used = pen.write(count), used + count
+            for ids in arrived:
                 number += 1
                 found: list[int | None] = [None] * len(prompts)
                 for row, token in zip(rows, ids, strict=True):
@@ -144,7 +149,10 @@ def _decode(
                 yield found
             if number == tokens:
                 return
-            full = used == capacity
+            if ahead is not None:
+                written, leaving = ahead, 2 * sum(row.live for row in rows) <= len(rows)
+                continue
+            leaving, full = False, used == capacity
             if full and source is not None:
                 for row in rows:
                     row.live = row.live and len(row.window) <= limit
@@ -228,8 +236,7 @@ def padded(
     rows: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "rows time"], Int[Tensor, " rows"]]:
     """Rows of different lengths as one tensor, and how many ids of each are real."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    ids = rows_of(rows, max(map(len, rows))).to(device)
     return ids, torch.tensor([len(row) for row in rows], device=device)
 
 

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.generate.chain import Chain
+from regard.generate.chain import Chain, failures
 from regard.generate.context import Context
 from regard.generate.stage import Each
 from regard.models.base import Language, Recordable, State
+from regard.nn.kernels import usable
 from regard.nn.state import Source
 
 BLOCK = 16  # tokens that are written before the host looks at them
@@ -28,7 +28,10 @@ class Pen(Protocol):
     last: Int[Tensor, " rows"]
 
     def write(self, count: int) -> Int[Tensor, "rows count"]:
-        """The next `count` ids of each row."""
+        """The next `count` ids of each row, for which nobody waits."""
+
+    def check(self) -> None:
+        """Complain of a row that had nothing to draw from."""
 
     def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "Pen":
         """Another pen, for some of the rows and their chain."""
@@ -54,6 +57,9 @@ class Plain:
             self.context.append(self.last)
             written.append(self.last)
         return self.last.unsqueeze(1) if count == 1 else torch.stack(written, 1)
+
+    def check(self) -> None:
+        """The chain has done so for every token."""
 
     def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "Plain":
         """Another pen, for some of the rows and their chain."""
@@ -88,9 +94,12 @@ class Recorded:
             else:
                 self._stroke()
                 self.stroke = _recorded(self._stroke, self.last.device)
-        self.chain.check(self.context, self._logits)
         recent = torch.arange(-count, 0, device=self.last.device)
         return self.context.history.gather(1, self.context.lengths.unsqueeze(1) + recent)
+
+    def check(self) -> None:
+        """Complain of a row that had nothing to draw from."""
+        self.chain.check(self.context, self._logits)
 
     def read(
         self, ids: Int[Tensor, "rows time"], counts: Int[Tensor, " rows"]
@@ -192,15 +201,17 @@ class Engine:
         """Read a prompt and draw what follows; the pen writes the rest. It is not shared."""
         pen, self.pen = self.pen, None
         if pen is not None and pen.fits(chain, context, capacity):
-            last = chain(pen.read(ids, counts), context)
-            context.append(last)
-            pen.take(context, last)
-            return pen
-        state = self.model.start(len(ids), capacity)
-        scored, state = self.model.step(ids, state, counts=counts)
-        last = chain(scored[:, -1], context)
+            logits = pen.read(ids, counts)
+        else:
+            pen, state = None, self.model.start(len(ids), capacity)
+            scored, state = self.model.step(ids, state, counts=counts)
+            logits = scored[:, -1]
+        last = chain.pick(logits, context, _decision(chain, context))
         context.append(last)
-        return Recorded(self.model, chain, context, state, last)
+        if pen is None:
+            return Recorded(self.model, chain, context, state, last)
+        pen.take(context, last)
+        return pen
 
 
 def _of_rows(chain: Chain) -> bool:
@@ -221,12 +232,12 @@ def _recorded(work: Callable[[], None], device: torch.device) -> Callable[[], No
 
 def _decision(chain: Chain, context: Context) -> Callable[[Tensor], Tensor] | None:
     """The draw as one kernel instead of thirty, on a GPU."""
-    if chain.greedy or not context.lengths.is_cuda or find_spec("triton") is None:
+    if chain.greedy or not usable(context.lengths):
         return None
-    from regard.nn import decode_kernels
+    from regard.nn.kernels import draw as kernel
 
-    keys, used = context.generators.keys, context.generators.used
-    return lambda left: decode_kernels.draw(left, keys, used)
+    keys, used, failed = context.generators.keys, context.generators.used, failures(context)
+    return lambda left: kernel.draw(left, keys, used, context.lengths, failed)
 
 
 def _tensors(context: Context) -> list[Tensor]:

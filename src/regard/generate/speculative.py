@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from regard.errors import ConfigError
-from regard.generate.chain import Chain, draw
-from regard.generate.context import Context, Generators
+from regard.generate.chain import Chain, draw, note_failed
+from regard.generate.context import Context, rows_of
 from regard.generate.decode import check_prompts, vocabulary
 from regard.models.base import Language, State
 from regard.nn.state import Source
@@ -184,9 +184,8 @@ class LookUp:
         texts = zip(context.history.tolist(), context.lengths.tolist(), strict=True)
         found = [self._after(text[:length])[:most] for text, length in texts]
         width, device = max(map(len, found)), context.lengths.device
-        ids = [[*each, *[0] * (width - len(each))] for each in found]
         return Guesses(
-            torch.tensor(ids, dtype=torch.long, device=device),
+            rows_of(found, width).to(device),
             torch.tensor([len(each) for each in found], device=device),
         )
 
@@ -230,6 +229,7 @@ class _Smaller:
         left: list[Tensor] = []
 
         def decide(logits: Tensor) -> Tensor:
+            note_failed(logits, own)
             left.append(logits)
             return draw(logits, own.generators)
 
@@ -330,9 +330,9 @@ class _Reader:
         if not longest:
             return state
         device = state.lengths.device
-        ids = [[*row[:-1], *[0] * (longest - len(row) + 1)] for row in self.rows]
+        ids = rows_of([row[:-1] for row in self.rows], longest).to(device)
         counts = torch.tensor([len(row) - 1 for row in self.rows], device=device)
-        return self.model.step(torch.tensor(ids, device=device), state, counts=counts)[1]
+        return self.model.step(ids, state, counts=counts)[1]
 
 
 def _judge(
@@ -344,7 +344,7 @@ def _judge(
     for number in range(logits.shape[1]):
         own, some, scored = chain.select(rows), context.select(rows), logits[rows, number]
         guess, q = guesses.at(rows, number, logits.shape[-1])
-        ids = own.pick(scored, some, _verdict(guess, q, some.generators))
+        ids = own.pick(scored, some, _verdict(guess, q, some))
         own.check(some, partial(_row_of, scored))
         some.append(ids)
         context.put(rows, some)
@@ -364,16 +364,17 @@ def _row_of(logits: Tensor, row: int, length: int) -> Tensor:
 
 
 def _verdict(
-    guess: Int[Tensor, " rows"], q: Float[Tensor, "rows vocab"], generators: Generators
+    guess: Int[Tensor, " rows"], q: Float[Tensor, "rows vocab"], context: Context
 ) -> Callable[[Tensor], Tensor]:
     """How to make ids of P's logits: keep the guess, or draw from what P has more of than Q."""
 
     def decide(left: Tensor) -> Tensor:
-        u, at = generators.uniform(), guess.clamp_min(0).unsqueeze(1)
+        note_failed(left, context)
+        u, at = context.generators.uniform(), guess.clamp_min(0).unsqueeze(1)
         p = left.to(u.dtype).softmax(-1)
         keep = (guess >= 0) & (u * q.gather(1, at).squeeze(1) < p.gather(1, at).squeeze(1))
         rest = (p - q).clamp_min(0)
         rest = rest.where(rest.sum(-1, keepdim=True) > 0, p)  # they differ by rounding only
-        return guess.where(keep, draw(rest.log(), generators))
+        return guess.where(keep, draw(rest.log(), context.generators))
 
     return decide

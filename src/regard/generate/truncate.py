@@ -15,6 +15,7 @@ from regard.errors import ConfigError
 from regard.generate.constraints import members
 from regard.generate.context import Context
 from regard.generate.stage import STATIC, Ranking, Stage, by_row, cut, entropy, needed
+from regard.nn.kernels import usable
 
 
 def check_share(name: str, value: float, least: int) -> None:
@@ -53,6 +54,10 @@ class TopK(Stage):
         """Remove what lies below the k-th."""
         if self.k >= logits.shape[-1]:
             return logits
+        if usable(logits) and not self.exact and logits.dtype == torch.float32:
+            from regard.nn.kernels.draw import top_k
+
+            return top_k(logits, self.k)
         last = logits.topk(self.k).values[..., -1:]
         keep = logits >= last
         if self.exact:

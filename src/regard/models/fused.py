@@ -3,20 +3,25 @@
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.models.base import State
 from regard.models.lean import Lean
 from regard.models.transformer import Transformer
-from regard.nn import decode_kernels as kernels
 from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
+from regard.nn.kernels import few, read
+from regard.nn.kernels.attend import GROUPS, attend
+from regard.nn.kernels.common import Bend, Pairing
+from regard.nn.kernels.many import Flow
 from regard.nn.norm import RMSNorm
 from regard.nn.packed import PackedBlock
 from regard.nn.position import Rotary
 from regard.nn.stack import Stack
 from regard.nn.state import TransformerState
 
-FEW = 4  # so many rows are written by products of our own; more, by those of the library
+FEW = 4  # so many rows are multiplied without tensor cores
 BENDS = {activation: name for name, activation in ACTIVATIONS.items()}
 
 
@@ -40,13 +45,17 @@ def fusible(model: Transformer) -> bool:
 
 
 class Fused(Lean):
-    """`Lean`, with every layer of a step in five kernels for few rows, in nine for many."""
+    """`Lean`, with every layer of a step in five kernels, and prompts with fewer than torch's."""
 
     def __init__(self, model: Transformer, *, int8: bool = False) -> None:
         super().__init__(model, int8=int8)
         attention, position = self.layers[0].block.attention, cast(Rotary, self.stack.position)
         weight = model.embed.token.weight
-        self.pairing = kernels.Pairing.of(
+        self.given = self.layers  # with the weights that prompts are read with
+        if int8:
+            packed = {block: PackedBlock.of(block) for block in self.stack.blocks}  # type: ignore[arg-type]
+            self.given = [packed[block] for block in self.stack.layers]
+        self.pairing = Pairing.of(
             attention.heads,
             attention.kv_heads,
             attention.head_dim,
@@ -59,70 +68,114 @@ class Fused(Lean):
             for norm in self.stack.modules()
             if isinstance(norm, RMSNorm)
         }
-        self.arrived = torch.zeros(kernels.GROUPS, dtype=torch.int32, device=weight.device)
+        self.arrived = torch.zeros(GROUPS, dtype=torch.int32, device=weight.device)
+
+    def step(
+        self,
+        ids: Int[Tensor, "rows time"],
+        state: State,
+        *,
+        counts: Int[Tensor, " rows"] | None = None,
+        every: bool = False,
+    ) -> tuple[Float[Tensor, "rows scored vocab"], State]:
+        """See `Language.step`."""
+        assert isinstance(state, TransformerState)
+        time, windows = ids.shape[1], self.stack.windows
+        begins = state.longest == 0 and 1 < time <= self.context and not every
+        if not begins or any(window is not None and window < time for window in windows):
+            return super().step(ids, state, counts=counts, every=every)
+        state.room_for(time)
+        x = self._read(ids, state)
+        rows = torch.arange(len(x), device=x.device)
+        x = x[:, -1:] if counts is None else x[rows, counts - 1].unsqueeze(1)
+        return self.model.head(cast(RMSNorm, self.stack.norm)(x)), state.advanced(counts, time)
+
+    def _level(self) -> bool:
+        return False  # the kernels want the buffers of a layer by themselves
 
     def _turns(self, at: Int[Tensor, " places"]) -> tuple[Tensor, ...]:
         turn = cast(Rotary, self.stack.position).turn(at.unsqueeze(0))
         return turn.cos[0, 0].contiguous(), turn.sin[0, 0].contiguous()
 
+    def _read(self, ids: Tensor, state: TransformerState) -> Float[Tensor, "rows time dim"]:
+        """A prompt, with nothing before it, up to the last norm."""
+        (rows, time), x = ids.shape, self._embedded(ids, state.lengths)
+        shape, x = x.shape, x.flatten(0, 1)
+        for packed, kept in zip(self.given, state.layers, strict=True):
+            block, attention = packed.block, packed.attention
+            before, between = cast(RMSNorm, block.attention_norm), cast(RMSNorm, block.ffn_norm)
+            qkv = packed.look_up(read.norm(x, self.gains[before], before.eps))
+            q = read.turn_and_store(qkv, time, self.pairing, self.turns, kept)
+            y = F.scaled_dot_product_attention(
+                q.view(rows, time, attention.heads, -1).transpose(1, 2),
+                kept.keys.narrow(2, 0, time),
+                kept.values.narrow(2, 0, time),
+                is_causal=True,
+                scale=packed.scale,
+                enable_gqa=attention.kv_heads != attention.heads,
+            )
+            x = packed.out.onto(x, y.transpose(1, 2).reshape(rows * time, -1))
+            wide = packed.wide(read.norm(x, self.gains[between], between.eps))
+            x = packed.narrow.onto(x, read.gate(wide, _bend(packed)))
+        return x.view(shape)
+
     def _write(self, x: Float[Tensor, "rows dim"], state: TransformerState) -> Tensor:
-        layer = self._layer_of_few if len(x) <= FEW else self._layer_of_many
-        x = x.float() if len(x) <= FEW else x
+        return (self._write_few if len(x) <= FEW else self._write_many)(x, state)
+
+    def _write_few(self, x: Tensor, state: TransformerState) -> Tensor:
+        x = x.float()
         for number, packed in enumerate(self.layers):
-            x = layer(x, packed, state, number)
+            block, kept = packed.block, state.layers[number]
+            before, between = cast(RMSNorm, block.attention_norm), cast(RMSNorm, block.ffn_norm)
+            q = few.look_up(
+                x,
+                self.gains[before],
+                before.eps,
+                packed.look_up,
+                self.pairing,
+                self.turns,
+                kept,
+                state.lengths,
+            )
+            x = few.project(self._attend(q, packed, state, number), packed.out, stream=x)
+            wide = few.project(
+                x, packed.wide, gain=self.gains[between], eps=between.eps, bend=_bend(packed)
+            )
+            x = few.project(wide, packed.narrow, stream=x)
         norm = cast(RMSNorm, self.stack.norm)
-        if len(x) <= FEW:
-            return kernels.project(x, self.head, gain=self.gains[norm], eps=norm.eps)
-        return kernels.product(self._normed(x, norm), self.head)
+        return few.project(x, self.head, gain=self.gains[norm], eps=norm.eps)
 
-    def _layer_of_few(
-        self, x: Tensor, packed: PackedBlock, state: TransformerState, number: int
-    ) -> Tensor:
-        block, kept = packed.block, state.layers[number]
-        before, between = cast(RMSNorm, block.attention_norm), cast(RMSNorm, block.ffn_norm)
-        q = kernels.look_up(
-            x,
-            self.gains[before],
-            before.eps,
-            packed.look_up,
-            self.pairing,
-            self.turns,
-            kept,
-            state.lengths,
-        )
-        x = kernels.project(self._attend(q, packed, state, number), packed.out, stream=x)
-        wide = kernels.project(
-            x, packed.wide, gain=self.gains[between], eps=between.eps, bend=_bend(packed)
-        )
-        return kernels.project(wide, packed.narrow, stream=x)
-
-    def _layer_of_many(
-        self, x: Tensor, packed: PackedBlock, state: TransformerState, number: int
-    ) -> Tensor:
-        block, kept = packed.block, state.layers[number]
-        before, between = cast(RMSNorm, block.attention_norm), cast(RMSNorm, block.ffn_norm)
-        qkv = kernels.product(self._normed(x, before), packed.look_up)
-        q = kernels.turn_and_store(qkv, self.pairing, self.turns, kept, state.lengths)
-        x = kernels.product(self._attend(q, packed, state, number), packed.out, x)
-        wide = kernels.product(self._normed(x, between), packed.wide)
-        return kernels.product(kernels.gate(wide, _bend(packed)), packed.narrow, x)
+    def _write_many(self, x: Tensor, state: TransformerState) -> Tensor:
+        norms = [cast(RMSNorm, packed.block.attention_norm) for packed in self.layers]
+        norms = [*norms, cast(RMSNorm, self.stack.norm)]
+        flow = Flow.begin(x, self.gains[norms[0]], norms[0].eps)
+        for number, packed in enumerate(self.layers):
+            between, after = cast(RMSNorm, packed.block.ffn_norm), norms[number + 1]
+            qkv = flow.project(packed.look_up, self.arrived)
+            y = self._attend(qkv, packed, state, number, raw=True)
+            flow = flow.add(y, packed.out, self.gains[between], between.eps, self.arrived)
+            y = flow.project(packed.wide, self.arrived, _bend(packed))
+            flow = flow.add(y, packed.narrow, self.gains[after], after.eps, self.arrived)
+        return flow.project(self.head, self.arrived, dtype=torch.float32)
 
     def _attend(
-        self, q: Tensor, packed: PackedBlock, state: TransformerState, number: int
+        self,
+        q: Tensor,
+        packed: PackedBlock,
+        state: TransformerState,
+        number: int,
+        raw: bool = False,
     ) -> Tensor:
-        return kernels.attend(
+        return attend(
             q,
             state.layers[number],
             state.lengths,
-            packed.block.attention.score.scale,
+            packed.scale,
             self.stack.windows[number],
             self.arrived,
+            (self.pairing, self.turns) if raw else None,
         )
 
-    def _normed(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        return kernels.norm(x, self.gains[norm], norm.eps)
 
-
-def _bend(packed: PackedBlock) -> kernels.Bend:
-    ffn = cast(FeedForward, packed.block.ffn)
-    return kernels.Bend(BENDS[ffn.activation], isinstance(ffn, GatedFeedForward))
+def _bend(packed: PackedBlock) -> Bend:
+    return Bend(BENDS[packed.ffn.activation], isinstance(packed.ffn, GatedFeedForward))

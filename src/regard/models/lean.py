@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import cast
 
 import torch
@@ -17,6 +16,7 @@ from regard.models.transformer import Transformer
 from regard.nn.attention import View
 from regard.nn.ffn import GatedFeedForward
 from regard.nn.head import Head
+from regard.nn.kernels import usable
 from regard.nn.loss import soft_cap
 from regard.nn.mask import Mask
 from regard.nn.norm import RMSNorm
@@ -36,7 +36,7 @@ def lean(model: Language, *, int8: bool = False) -> Language:
     """
     if not isinstance(model, Transformer) or not _suits(model):
         return model
-    if model.embed.token.weight.is_cuda and find_spec("triton") is not None:
+    if usable(model.embed.token.weight):
         from regard.models.fused import Fused, fusible
 
         if fusible(model):
@@ -104,15 +104,15 @@ class Lean:
         single = ids.shape[1] == 1 and counts is None and state.longest > 0
         if not single or state.capacity > self.context:
             return self.model.step(ids, state, counts=counts, every=every)
-        x = self._write(self._embedded(ids, state.lengths), state)
+        x = self._write(self._embedded(ids, state.lengths).squeeze(1), state)
         return soft_cap(x, self.cap).unsqueeze(1), state.advanced(None, 1)
 
-    def _embedded(self, ids: Tensor, at: Tensor) -> Tensor:
+    def _embedded(self, ids: Tensor, at: Tensor) -> Float[Tensor, "rows time dim"]:
         x, stack = self.embed(ids), self.stack
         if (placed := stack.position.embed(at.unsqueeze(1))) is not None:
             x = x + placed.to(x.dtype)
         x = x if stack.embed_norm is None else stack.embed_norm(x)
-        return (x if stack.project is None else stack.project(x)).squeeze(1)
+        return x if stack.project is None else stack.project(x)
 
     def _write(self, x: Float[Tensor, "rows dim"], state: TransformerState) -> Tensor:
         """From the embedded ids to the logits, before their cap."""

@@ -1,6 +1,5 @@
 """The loss of a read-out over a vocabulary, which never holds all the logits at once."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -8,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from regard.nn.kernels import usable
 
 CHUNK_ELEMENTS = 1 << 25  # logits held at a time: 128 MiB in float32
 CHUNK_ELEMENTS_CUDA = 1 << 28  # there few large products are faster than many small ones
@@ -34,8 +35,8 @@ def softmax_slope(
         loss = -(1 - e) log p(target) - e / V sum_v log p(v)
         slope = p - e / V - (1 - e) [v is the target]
 
-    Columns from `vocab` on are no logits: their slope is 0. `nn.kernels` has the same for CUDA,
-    as one kernel that writes the slope over the logits.
+    Columns from `vocab` on are no logits: their slope is 0. `nn.kernels.loss` has the same for
+    CUDA, as one kernel that writes the slope over the logits.
     """
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     scored = targets != IGNORED
@@ -113,8 +114,8 @@ def _results(x: Tensor, weight: Tensor, bias: Tensor | None, learning: bool) -> 
 
 def _softmax_slope(logits: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     """By the kernel where there is one."""
-    if logits.is_cuda and find_spec("triton") is not None:
-        from regard.nn import kernels
+    if usable(logits):
+        from regard.nn.kernels import loss as kernels
 
         return kernels.softmax_slope(logits, *given)
     return softmax_slope(logits, *given)

@@ -13,7 +13,6 @@ from regard.nn.attention import Attention
 from regard.nn.block import Block
 from regard.nn.ffn import FeedForward, GatedFeedForward
 
-
 LARGE = 1 << 18  # numbers in a matrix from which on reading them is what a product costs a CPU
 BLOCKS = 16  # of the rows of such a matrix, for the cores to share
 FEW = 4  # vectors, up to which the matrix is the left factor

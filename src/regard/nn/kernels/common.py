@@ -1,0 +1,110 @@
+"""What the kernels share."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Int
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def wait(EARLY: tl.constexpr):
+    """From here on, what the kernel before this one wrote may be read."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def vector(x, begin, width, WIDE: tl.constexpr):
+    """Some of a vector, in float32."""
+    columns = begin + tl.arange(0, WIDE)
+    return tl.load(x + columns, mask=columns < width, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def numbers(x, rows, inside, GIVEN: tl.constexpr, other):
+    """One number for each of some rows; the same for all where they are not given."""
+    if GIVEN:
+        return tl.load(x + rows, mask=inside, other=0.0).to(tl.float32)
+    return tl.full(rows.shape, other, tl.float32)
+
+
+@triton.jit
+def bent(x, BEND: tl.constexpr):
+    """The activation of a feed-forward layer, by its name in `nn.ffn`."""
+    if BEND == "silu":
+        x = x * tl.sigmoid(x)
+    elif BEND == "gelu_tanh":
+        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif BEND == "gelu":
+        x = 0.5 * x * (1 + tl.erf(0.7071067811865476 * x))
+    elif BEND == "relu":
+        x = tl.maximum(x, 0.0)
+    elif BEND == "relu2":
+        x = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    return x
+
+
+class Bend(NamedTuple):
+    """The activation after a product, by its name in `nn.ffn`, and whether it gates another."""
+
+    name: str = ""
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairing:
+    """Which outputs of the packed product are turned together, and by which of the waves.
+
+    Outputs that are not turned are paired too, without a wave (-1). The last three say the same
+    by the columns of one head: the other of the pair, the wave, and the sign of the sine.
+    """
+
+    first: Int[Tensor, " pairs"]
+    second: Int[Tensor, " pairs"]
+    wave: Int[Tensor, " pairs"]
+    other: Int[Tensor, " head_dim"]
+    waves: Int[Tensor, " head_dim"]
+    signs: Int[Tensor, " head_dim"]
+
+    @classmethod
+    def of(
+        cls,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        waves: int,
+        interleaved: bool,
+        device: torch.device,
+    ) -> "Pairing":
+        """The pairs of `heads` queries, then of as many keys and values as `kv_heads`."""
+        turned, rest = torch.arange(waves), torch.arange(head_dim // 2 - waves)
+        one = 2 * turned if interleaved else turned
+        two = one + 1 if interleaved else turned + waves
+        first = torch.cat([one, 2 * waves + rest])
+        second = torch.cat([two, 2 * waves + rest + len(rest)])
+        wave = torch.cat([turned, torch.full_like(rest, -1)])
+        start = head_dim * torch.arange(heads + 2 * kv_heads).unsqueeze(1)
+        waves_of = wave.repeat(heads + 2 * kv_heads, 1)
+        waves_of[heads + kv_heads :] = -1
+        column = torch.cat([first, second]).argsort()
+        by_column = (torch.cat([second, first]), wave.repeat(2), (wave * 0 - 1).repeat(2))
+        by_column[2][len(wave) :] = 1
+        parts = (start + first, start + second, waves_of, *(each[column] for each in by_column))
+        return cls(*(part.flatten().to(device, torch.int32) for part in parts))
+
+
+def early() -> dict[str, bool]:
+    """Whether a kernel begins before the one before it ends, which Hopper was the first to do."""
+    return {"EARLY": _hopper(), "launch_pdl": _hopper()}
+
+
+@cache
+def _hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
