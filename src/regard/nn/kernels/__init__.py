@@ -3,12 +3,13 @@
 from functools import cache
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 
 def usable(x: Tensor) -> bool:
-    """Whether there is a GPU to run them, and Triton, to make them."""
-    return x.is_cuda and _triton()
+    """Whether there is a GPU to run them, and Triton, to make them; not while torch compiles."""
+    return x.is_cuda and not torch.compiler.is_compiling() and _triton()
 
 
 @cache
