@@ -137,7 +137,7 @@ def _decode(
             arrived, ahead = written.T.tolist(), None
             pen.check()
             count = min(pen.block, capacity - used, tokens - number - len(arrived))
-            if pen.block > 1 and count > 0 and not leaving:  # while the host looks at these
+            if pen.block > 1 and number and count > 0 and not leaving:  # while the host looks
                 ahead, used = pen.write(count), used + count
             for ids in arrived:
                 number += 1

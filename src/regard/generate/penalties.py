@@ -12,20 +12,26 @@ from torch.nn.functional import pad
 from regard.errors import ConfigError
 from regard.generate.constraints import members
 from regard.generate.context import Context
-from regard.generate.stage import STATIC, Stage, needed
+from regard.generate.stage import STATIC, Stage, by_row, needed
+from regard.nn.kernels import usable
 
 Scope = Literal["text", "answer"]  # count prompt and answer, or the answer only
 Window = int | None  # how many ids to look back at; 0: all; None, not said: all, or as a dialect
 LARGEST = torch.finfo(torch.float32).max / 4
+LONGEST = 8192  # ids that a kernel can count
+
+
+def reach(context: Context, window: Window) -> int:
+    """How many ids there may be to look back at."""
+    room = context.history.shape[1]
+    return min(window, room) if window else room
 
 
 def recent(
     context: Context, window: Window, scope: Scope = "text"
 ) -> tuple[Int[Tensor, "rows time"], Bool[Tensor, "rows time"]]:
     """The last `window` ids of each row, newest last, and which of them are text."""
-    room = context.history.shape[1]
-    width = min(window, room) if window else room
-    back = torch.arange(-width, 0, device=context.history.device)
+    back = torch.arange(-reach(context, window), 0, device=context.history.device)
     at = context.lengths.unsqueeze(1) + back  # (rows, last)
     real = at >= (context.prompts.unsqueeze(1) if scope == "answer" else 0)
     return context.history.gather(1, at.clamp_min(0)), real
@@ -38,6 +44,11 @@ def counts(
     ids, real = recent(context, window, scope)
     zeros = torch.zeros(len(ids), vocab, dtype=dtype, device=ids.device)
     return zeros.scatter_add_(1, ids, real.to(dtype))
+
+
+def one_kernel(logits: Tensor, *settings: float) -> bool:
+    """Whether a kernel can do it: on a GPU, in float32, by the same numbers for every row."""
+    return usable(logits) and logits.dtype == torch.float32 and not any(map(by_row, settings))
 
 
 def check_window(name: str, window: Window) -> None:
@@ -71,6 +82,14 @@ class Repetition(Stage):
     def apply(self, logits: Tensor, context: Context | None) -> Tensor:
         """Penalise what was said."""
         context = needed(context, "repetition")
+        if one_kernel(logits, self.penalty):
+            from regard.nn.kernels.penalties import repetition
+
+            prompts = context.prompts if self.scope == "answer" else None
+            width = reach(context, self.window)
+            return repetition(
+                logits, context.history, context.lengths, prompts, width, self.penalty
+            )
         seen = counts(context, logits.shape[1], self.window, self.scope, logits.dtype) > 0
         less = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
         return torch.where(seen, less, logits)
@@ -91,6 +110,7 @@ class Frequency(Stage):
 
     off: ClassVar = {"penalty": 0.0}
     by_id = True
+    once: ClassVar[bool] = False  # only the first time counts
 
     def __post_init__(self) -> None:
         name = type(self).__name__.lower()
@@ -101,12 +121,15 @@ class Frequency(Stage):
     def apply(self, logits: Tensor, context: Context | None) -> Tensor:
         """Penalise what was said."""
         context = needed(context, type(self).__name__.lower())
-        said = counts(context, logits.shape[1], self.window, self.scope, logits.dtype)
-        return logits - self.penalty * self.weighed(said)
+        width = reach(context, self.window)
+        if one_kernel(logits, self.penalty) and width <= LONGEST:
+            from regard.nn.kernels.penalties import frequency
 
-    def weighed(self, said: Tensor) -> Tensor:
-        """How much each time counts that a token was said: all the same."""
-        return said
+            history, lengths = context.history, context.lengths
+            prompts = context.prompts if self.scope == "answer" else None
+            return frequency(logits, history, lengths, prompts, width, self.penalty, once=self.once)
+        said = counts(context, logits.shape[1], self.window, self.scope, logits.dtype)
+        return logits - self.penalty * (said.clamp_max(1) if self.once else said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +141,7 @@ class Presence(Frequency):
     A negative penalty favours what was said; 0 changes nothing.
     """
 
-    def weighed(self, said: Tensor) -> Tensor:
-        """Only the first time counts."""
-        return said.clamp_max(1)
+    once = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +215,24 @@ class DRY(Stage):
 
     def apply(self, logits: Tensor, context: Context | None) -> Tensor:
         """Penalise what would go on with a repetition."""
-        ids, real = recent(needed(context, "dry"), self.window or 1024)
+        context, window = needed(context, "dry"), self.window or 1024
+        breakers = None
+        if self.breakers:
+            breakers = members("dry: breakers", self.breakers, logits, context)
+        if one_kernel(logits, self.multiplier, self.base, self.allowed):
+            from regard.nn.kernels.penalties import dry
+
+            history, lengths, width = context.history, context.lengths, reach(context, window)
+            numbers = self.multiplier, self.base, self.allowed, LARGEST
+            return dry(logits, history, lengths, breakers, width, *numbers)
+        ids, real = recent(context, window)
         newest_first = ids.masked_fill(~real, -1).flip(-1)  # (rows, last)
         span = ids.shape[1]
         earlier = pad(newest_first, (0, span), value=-1).unfold(1, span, 1)[:, 1:span]
         same = earlier == newest_first.unsqueeze(1)  # (rows, lag, last)
         length = (~same).to(torch.uint8).argmax(-1)  # ids that match before the first that do not
         breaks = torch.zeros_like(real)
-        if self.breakers:
-            breakers = members("dry: breakers", self.breakers, logits, context)
+        if breakers is not None:
             breaks = breakers[newest_first.clamp_min(0)] & (newest_first >= 0)
         since = torch.where(breaks.any(-1), breaks.to(torch.uint8).argmax(-1), span)
         length = length.minimum(since.unsqueeze(1))

@@ -122,8 +122,8 @@ def _attend_kernel(
             most = tl.full((MANY,), -1e30, tl.float32)
             total = tl.zeros((MANY,), tl.float32)
             found = tl.zeros((MANY, HEAD), tl.float32)
-            for other in range(splits):
-                part = (group * splits + other) * MANY + own
+            for each in range(splits):
+                part = (group * splits + each) * MANY + own
                 peak = tl.load(sums + 2 * part, volatile=True)
                 higher = tl.maximum(most, peak)
                 fade, grow = tl.exp(most - higher), tl.exp(peak - higher)
