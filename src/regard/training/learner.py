@@ -48,7 +48,7 @@ class Learner:
 
     def compile(self) -> None:
         """Compile the loss: a function, so that no parameter's name changes."""
-        self.loss = torch.compile(self.loss, dynamic=False)
+        self.loss = compiled(self.loss)
 
     def equip(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Tell optimizers what they must know of the other ranks."""
@@ -251,12 +251,27 @@ class Rows(nn.Module):
 
 def _while_training(block: Block) -> Callable[..., Any]:
     """Compiled for the one shape of training; judging and writing have many."""
-    eager, compiled = block.forward, torch.compile(block.forward, dynamic=False)
+    eager, fast = block.forward, compiled(block.forward)
 
     def forward(*words: Any, **options: Any) -> Any:
-        return (compiled if block.training else eager)(*words, **options)
+        return (fast if block.training else eager)(*words, **options)
 
     return forward
+
+
+def compiled(function: Callable[..., T]) -> Callable[..., T]:
+    """A function, compiled for one shape.
+
+    While torch compiles it looks at the gradients too, in this thread alone: other threads forget
+    the type that autocast was told, and refuse what indexes in bfloat16 (torch 2.11).
+    """
+    fast = torch.compile(function, dynamic=False)
+
+    def call(*words: Any, **options: Any) -> T:
+        with torch.autograd.set_multithreading_enabled(False):
+            return fast(*words, **options)
+
+    return call
 
 
 def must_shard(parameters: int, config: TrainConfig, device: torch.device) -> bool:
