@@ -115,9 +115,9 @@ class Chain:
     ) -> Int[Tensor, " rows"]:
         """The next id of each row; a row with nothing to draw from is an error."""
         if self._idle:
-            best, ids = widened(logits).max(-1)
-            if bool((best - best == 0).all()):  # NaN where it is not finite
-                return ids
+            left = widened(logits)
+            if all(map(math.isfinite, left.amax(-1).tolist())):
+                return left.argmax(-1)
         ids = self.pick(logits, context)
         self.check(context, lambda row, length: logits[row : row + 1])
         return ids

@@ -72,6 +72,10 @@ class Lean:
         head = Matrix(model.head.matrix.detach(), model.head.bias)
         self.head = head.int8() if int8 else head.turned()
         self.embed, self.prepare, self.cap = model.embed, model.head.prepare, model.head.cap
+        embed, position = model.embed, self.stack.position
+        plain = embed.scale == 1.0 and embed.segment is None and embed.project is None
+        self.table = embed.token.weight if plain else None  # where there is nothing but a look
+        self.places = type(position).embed is not Position.embed
         self.norm = _norm(self.stack.norm)
         self.norms = [  # in front of each layer's two parts; None: the second takes the first's
             (_norm(block.attention_norm), block.ffn_norm and _norm(block.ffn_norm))
@@ -108,8 +112,9 @@ class Lean:
         return soft_cap(x, self.cap).unsqueeze(1), state.advanced(None, 1)
 
     def _embedded(self, ids: Tensor, at: Tensor) -> Float[Tensor, "rows time dim"]:
-        x, stack = self.embed(ids), self.stack
-        if (placed := stack.position.embed(at.unsqueeze(1))) is not None:
+        stack = self.stack
+        x = F.embedding(ids, self.table) if self.table is not None else self.embed(ids)
+        if self.places and (placed := stack.position.embed(at.unsqueeze(1))) is not None:
             x = x + placed.to(x.dtype)
         x = x if stack.embed_norm is None else stack.embed_norm(x)
         return x if stack.project is None else stack.project(x)
