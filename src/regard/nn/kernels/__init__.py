@@ -14,4 +14,4 @@ def usable(x: Tensor) -> bool:
 
 @cache
 def _triton() -> bool:
-    return find_spec("triton") is not None
+    return find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)

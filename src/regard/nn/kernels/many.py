@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
+from triton.runtime import driver
 
 from regard.nn.kernels.common import Bend, bent, early, numbers, vector, wait
 from regard.nn.packed import Matrix
@@ -318,15 +319,25 @@ def _shape(x: Tensor, matrix: Matrix) -> tuple[tuple[int, int, int], dict[str, i
     tiles, steps = triton.cdiv(outputs, some), triton.cdiv(width, deep)
     splits = 1 if large else min(steps, max(1, round(PROGRAMS / tiles)))
     share = deep * triton.cdiv(steps, splits)
+    each = deep * (ROWS * x.itemsize + some * matrix.weight.itemsize)
+    as_float = deep * some * x.itemsize * (matrix.scale is not None)
     shape = {
         "share": share,
         "EVEN": width % deep == 0,
         "ROWS": ROWS,
         "SOME": some,
         "DEEP": deep,
-        "num_stages": stages,
+        "num_stages": max(1, min(stages, (_shared_memory(x) - as_float) // each)),
     }
     return (tiles, triton.cdiv(width, share), triton.cdiv(rows, ROWS)), shape
+
+
+def _shared_memory(x: Tensor) -> int:
+    """Bytes that a program can share among its threads."""
+    if not x.is_cuda:
+        return 1 << 18
+    known: dict[str, int] = driver.active.utils.get_device_properties(x.device.index)
+    return known["max_shared_mem"]
 
 
 def _parts(x: Tensor, grid: tuple[int, int, int], shape: dict[str, int]) -> Tensor:
