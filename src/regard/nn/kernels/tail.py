@@ -267,7 +267,7 @@ def tail(
     ops: tuple[str, ...],
     holes: tuple[bool, ...],
     keeps: tuple[bool, ...],
-    numbers: Float[Tensor, "ops 3"],
+    numbers: Float[Tensor, "stages 3"],
     keys: Int[Tensor, " rows"],
     used: Int[Tensor, " rows"],
     lengths: Int[Tensor, " rows"],
