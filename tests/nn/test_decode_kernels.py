@@ -56,7 +56,7 @@ def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypat
     monkeypatch.setattr(fused, "FEW", few)
     monkeypatch.setattr(attend, "TILE", 4 * 16 * 32)  # several shares of the keys,
     monkeypatch.setattr(attend, "PROGRAMS", 128 if few else 1)  # or several tiles
-    monkeypatch.setattr(many, "INPUTS", 16)  # several shares of the inputs
+    monkeypatch.setattr(many, "INPUTS", 32)  # several shares of the inputs
     torch.manual_seed(0)
     model = Transformer(replace(LLAMA, **change)).to(DEVICE).eval()
     for parameter in model.parameters():

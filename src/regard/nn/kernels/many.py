@@ -315,7 +315,7 @@ def _shape(x: Tensor, matrix: Matrix) -> tuple[tuple[int, int, int], dict[str, i
     (rows, width), outputs = x.shape, len(matrix.weight)
     large = outputs >= 64 * PROGRAMS
     some, stages = SIZES[large, matrix.scale is not None]
-    deep = min(INPUTS * 2 // x.itemsize, triton.next_power_of_2(width))
+    deep = max(16, min(INPUTS * 2 // x.itemsize, triton.next_power_of_2(width)))
     tiles, steps = triton.cdiv(outputs, some), triton.cdiv(width, deep)
     splits = 1 if large else min(steps, max(1, round(PROGRAMS / tiles)))
     share = deep * triton.cdiv(steps, splits)
