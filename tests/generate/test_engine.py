@@ -27,7 +27,7 @@ def engine(model):
     return Engine(Lean(model), records=True)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 90])  # 90 overflow the context
+@pytest.mark.parametrize("tokens", [1, 7, 35, 90])  # 90 overflow the context
 @pytest.mark.parametrize("stop", [(), {0, 3}])
 def test_draws_are_those_of_plain_generation(tokens, stop):
     model = small()
