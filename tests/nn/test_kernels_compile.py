@@ -1,0 +1,111 @@
+"""Triton's kernels made into machine code, for cards that need not be there."""
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("what is interpreted is not compiled", allow_module_level=True)
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from regard.models.fused import Fused
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.kernels import common, draw, loss, many, penalties
+
+CARDS = {"A100": (80, 166_912), "L40": (89, 101_376), "H200": (90, 232_448)}  # shared memory
+TYPES = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.int8: "*i8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+}
+
+
+def source(kernel, values):
+    """The kernel as it would be made for these values."""
+    signature, constants, attributes = {}, {}, {}
+    for place, (parameter, value) in enumerate(zip(kernel.params, values, strict=True)):
+        name = parameter.name
+        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            signature[name], constants[place,] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = TYPES[value.dtype]
+            attributes[place,] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32"
+            if value % 16 == 0:
+                attributes[place,] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, attributes)
+
+
+@pytest.fixture(params=CARDS)
+def made(request, monkeypatch, tmp_path):
+    """What is launched is compiled instead, and kept by its name."""
+    capability, room = CARDS[request.param]
+    found = {}
+
+    def run(kernel, *words, grid, warmup, **more):
+        names = ("num_warps", "num_stages", "launch_pdl")
+        options = {name: more.pop(name) for name in names if name in more}
+        values = [*words, *(more[each.name] for each in kernel.params[len(words) :])]
+        target = GPUTarget("cuda", capability, 32)
+        machine = triton.compile(source(kernel, values), target=target, options=options)
+        assert machine.metadata.shared <= room
+        found[kernel.__name__] = machine.asm["cubin"]
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(common, "_hopper", lambda: capability >= 90)
+    monkeypatch.setattr(many, "_shared_memory", lambda x: room)
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("int8", [False, True])
+@torch.inference_mode()
+def test_a_step_of_llama(made, rows, int8):
+    config = TransformerConfig(
+        vocab_size=32000,
+        dim=2048,
+        layers=1,
+        heads=32,
+        kv_heads=4,
+        ffn_dim=5632,
+        context=2048,
+        position="rotary",
+        norm="rms",
+        ffn="swiglu",
+        bias=False,
+        tied=False,
+    )
+    model = Fused(Transformer(config).to(torch.bfloat16).eval(), int8=int8)
+    for capacity in (48, 2048):  # one share of the keys, and several
+        _, state = model.step(torch.zeros(rows, 8, dtype=torch.long), model.start(rows, capacity))
+        model.step(torch.zeros(rows, 1, dtype=torch.long), state.recordable())
+    parts = {"_project_kernel", "_attend_kernel", "_store_kernel", "_norm_kernel", "_gate_kernel"}
+    parts |= {"_look_up_kernel"} if rows == 1 else {"_begin_kernel", "_add_kernel"}
+    assert parts == set(made)
+
+
+def test_samplers_and_the_loss(made):
+    logits, one = torch.zeros(2, 50257), torch.zeros(2, dtype=torch.long)
+    history, breakers = torch.zeros(2, 256, dtype=torch.long), torch.zeros(50257, dtype=torch.bool)
+    draw.draw(logits, one, one, one, one)
+    draw.top_k(logits, 50)
+    penalties.repetition(logits, history, one, one, 256, 1.2)
+    penalties.frequency(logits, history, one, None, 256, 0.5, once=False)
+    penalties.dry(logits, history, one, breakers, 256, 0.8, 1.75, 2, 1e30)
+    wide = torch.zeros(2, 50304, dtype=torch.bfloat16)
+    loss.softmax_slope(wide, None, one, 50257, 0.1, 5.0)
+    assert len(made) == 6
