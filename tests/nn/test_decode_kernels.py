@@ -104,7 +104,7 @@ def test_one_kernel_draws_what_many_draw():
             found = kernel.draw(logits, other.keys, other.used, lengths, failed)
             assert torch.equal(found, expected)
         assert failed.tolist() == [99] * 4
-        logits[1], logits[2] = -torch.inf, torch.nan
+        logits[1], logits[2, 1] = -torch.inf, torch.nan
         kernel.draw(logits, other.keys, other.used, lengths, failed)
         lengths += 1
         kernel.draw(logits, other.keys, other.used, lengths, failed)
@@ -119,4 +119,6 @@ def test_one_kernel_keeps_the_largest():
         logits[1] = logits[1].round()  # ties
         logits[2, 3:] = -torch.inf  # fewer than k are left
         logits[3] = -logits[3].abs()
-        assert torch.equal(kernel.top_k(logits, k), TopK(k).apply(logits, None))
+        expected = TopK(k).apply(logits, None)
+        assert torch.equal(kernel.top_k(logits, k), expected)
+        assert torch.equal(kernel.top_k(logits.T.contiguous().T, k), expected)

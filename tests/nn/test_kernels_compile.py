@@ -16,7 +16,8 @@ from triton.runtime.jit import JITFunction
 
 from regard.models.fused import Fused
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.kernels import common, draw, loss, many, penalties
+from regard.nn.kernels import attend, common, draw, loss, many, penalties
+from regard.nn.state import KeyValues
 
 CARDS = {"A100": (80, 166_912), "L40": (89, 101_376), "H200": (90, 232_448)}  # shared memory
 TYPES = {
@@ -67,7 +68,8 @@ def made(request, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(JITFunction, "run", run)
     monkeypatch.setattr(common, "_hopper", lambda: capability >= 90)
-    monkeypatch.setattr(many, "_shared_memory", lambda x: room)
+    for module in (attend, many):
+        monkeypatch.setattr(module, "shared_memory", lambda x: room)
     return found
 
 
@@ -109,3 +111,14 @@ def test_samplers_and_the_loss(made):
     wide = torch.zeros(2, 50304, dtype=torch.bfloat16)
     loss.softmax_slope(wide, None, one, 50257, 0.1, 5.0)
     assert len(made) == 6
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_attention_of_wide_heads(made, rows, dtype, width):
+    keys, lengths = torch.zeros(rows, 2, 2048, width, dtype=dtype), torch.zeros(rows).long()
+    q = torch.zeros(rows, 4 * width, dtype=dtype)
+    arrived = torch.zeros(4096, dtype=torch.int32)
+    attend.attend(q, KeyValues(keys, keys), lengths, 1.0, None, arrived)
+    assert set(made) == {"_attend_kernel"}

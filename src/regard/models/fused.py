@@ -82,7 +82,9 @@ class Fused(Lean):
         assert isinstance(state, TransformerState)
         time, windows = ids.shape[1], self.stack.windows
         begins = state.longest == 0 and 1 < time <= self.context and not every
-        if not begins or any(window is not None and window < time for window in windows):
+        learning = torch.is_grad_enabled() or self.model.training
+        cut = any(window is not None and window < time for window in windows)
+        if not begins or learning or cut:
             return super().step(ids, state, counts=counts, every=every)
         state.room_for(time)
         x = self._read(ids, state)

@@ -89,7 +89,7 @@ class Lean:
     def start(self, rows: int, capacity: int, source: Source | None = None) -> TransformerState:
         """As the model's."""
         state = self.model.start(rows, capacity, source)
-        if not self.level or torch.is_grad_enabled():
+        if not self.level or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return state
         keys = state.layers[0].keys
         whole = keys.new_zeros(len(state.layers), rows, 2, *keys.shape[1:])

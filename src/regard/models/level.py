@@ -16,7 +16,7 @@ from regard.nn.ffn import GatedFeedForward
 from regard.nn.packed import PackedBlock
 from regard.nn.state import KeyValues, TransformerState
 
-NOTHING = torch.zeros(())
+NOTHING = torch.zeros((), dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

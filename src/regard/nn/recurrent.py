@@ -160,8 +160,9 @@ class Cell(nn.Module):
     def _fused(self, x: Tensor, lengths: Tensor | None, state: Vectors) -> tuple[Tensor, Vectors]:
         assert self.kernel is not None
         if x.is_cuda and torch.is_autocast_enabled("cuda"):  # float16, whatever type is asked for
+            kind = self.hidden.weight.dtype
             with torch.autocast("cuda", enabled=False):
-                return self._fused(x.float(), lengths, tuple(each.float() for each in state))
+                return self._fused(x.to(kind), lengths, tuple(each.to(kind) for each in state))
         weights = self.weights()
         if x.is_cuda:  # cuDNN wants its weights side by side, and warns when they are not
             flat = torch.cat([weight.flatten() for weight in weights])

@@ -8,8 +8,14 @@ from torch import Tensor
 
 
 def usable(x: Tensor) -> bool:
-    """Whether there is a GPU to run them, and Triton, to make them; not while torch compiles."""
-    return x.is_cuda and not torch.compiler.is_compiling() and _triton()
+    """Whether there is a GPU to run them, the one in use, and Triton, to make them; not while
+    torch compiles."""
+    return (
+        x.is_cuda
+        and not torch.compiler.is_compiling()
+        and x.device.index == torch.cuda.current_device()
+        and _triton()
+    )
 
 
 @cache

@@ -5,12 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.nn.kernels.common import Pairing, early, wait
+from regard.nn.kernels.common import Pairing, early, shared_memory, wait
 from regard.nn.state import KeyValues
 
 TILE = 1 << 16  # bytes of keys that a program looks at
 PROGRAMS = 128  # about as many as there are multiprocessors
-SMALL, SHARES, STAGES = 128, 1, 3
+SMALL, STAGES = 128, 3  # keys of a step, and steps loaded ahead, where there is enough to do
 GROUPS = 1 << 16  # at most so many heads of keys in all rows
 
 
@@ -152,11 +152,14 @@ def attend(
     heads = q.shape[1] // head_dim - (0 if raw is None else 2 * kv_heads)
     group = heads // kv_heads
     many = max(16, triton.next_power_of_2(group))  # the smallest product the cores do
-    tile, tiles = TILE // (state.keys.itemsize * head_dim), 1
+    busy = rows * kv_heads >= PROGRAMS  # then small steps, which leave room for others
+    tile = SMALL if busy else TILE // (state.keys.itemsize * head_dim)
     tile = min(triton.next_power_of_2(max(capacity, 16)), tile)
-    if rows * kv_heads >= PROGRAMS:  # enough to do at once: small steps leave room for others
-        tile = min(tile, SMALL)
-        tiles = triton.cdiv(triton.cdiv(capacity, tile), SHARES)
+    loaded = 4 if busy else 2  # tiles of keys and values at once
+    room = shared_memory(q) - (1 << 14)
+    while tile > 16 and loaded * tile * head_dim * state.keys.itemsize > room:
+        tile //= 2
+    tiles = triton.cdiv(capacity, tile) if busy else 1
     splits = triton.cdiv(capacity, tile * tiles)
     out = q.new_empty(rows, heads * head_dim)
     shares = rows * kv_heads * splits * many

@@ -10,6 +10,7 @@ import triton.language as tl
 from jaxtyping import Int
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.runtime import driver
 
 
 @triton.jit
@@ -98,6 +99,14 @@ class Pairing:
         by_column[2][len(wave) :] = 1
         parts = (start + first, start + second, waves_of, *(each[column] for each in by_column))
         return cls(*(part.flatten().to(device, torch.int32) for part in parts))
+
+
+def shared_memory(x: Tensor) -> int:
+    """Bytes that a program can share among its threads."""
+    if not x.is_cuda:
+        return 1 << 18
+    known: dict[str, int] = driver.active.utils.get_device_properties(x.device.index)
+    return known["max_shared_mem"]
 
 
 def early() -> dict[str, bool]:

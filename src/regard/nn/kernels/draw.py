@@ -59,7 +59,8 @@ def _draw_kernel(
     final = tl.max(tl.where(share > 0, n, 0))
     tl.store(ids + row, tl.minimum(first, final).to(tl.int64))
     tl.store(used + row, count + 1)
-    length, whole = tl.load(lengths + row), most - most == 0  # NaN where it is not finite
+    whole = (most - most == 0) & (total == total)  # the largest may overlook a NaN
+    length = tl.load(lengths + row)
     tl.store(failed + row, tl.minimum(tl.load(failed + row), length), mask=~whole)
 
 
@@ -125,7 +126,7 @@ def draw(
 def top_k(logits: Float[Tensor, "rows vocab"], k: int) -> Float[Tensor, "rows vocab"]:
     """As `generate.truncate.TopK` without `exact`, for float32."""
     rows, vocab = logits.shape
-    out, wide = torch.empty_like(logits), triton.next_power_of_2(vocab)
+    out, wide = logits.new_empty(rows, vocab), triton.next_power_of_2(vocab)
     warps = min(32, max(4, wide // 4096))
-    _top_k_kernel[(rows,)](logits, out, vocab, k, WIDE=wide, num_warps=warps)
+    _top_k_kernel[(rows,)](logits.contiguous(), out, vocab, k, WIDE=wide, num_warps=warps)
     return out

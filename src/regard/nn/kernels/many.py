@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
-from triton.runtime import driver
 
-from regard.nn.kernels.common import Bend, bent, early, numbers, vector, wait
+from regard.nn.kernels.common import Bend, bent, early, numbers, shared_memory, vector, wait
 from regard.nn.packed import Matrix
 
 ROWS = 64  # of a program: what tensor cores take at once
@@ -327,17 +326,9 @@ def _shape(x: Tensor, matrix: Matrix) -> tuple[tuple[int, int, int], dict[str, i
         "ROWS": ROWS,
         "SOME": some,
         "DEEP": deep,
-        "num_stages": max(1, min(stages, (_shared_memory(x) - as_float) // each)),
+        "num_stages": max(1, min(stages, (shared_memory(x) - as_float) // each)),
     }
     return (tiles, triton.cdiv(width, share), triton.cdiv(rows, ROWS)), shape
-
-
-def _shared_memory(x: Tensor) -> int:
-    """Bytes that a program can share among its threads."""
-    if not x.is_cuda:
-        return 1 << 18
-    known: dict[str, int] = driver.active.utils.get_device_properties(x.device.index)
-    return known["max_shared_mem"]
 
 
 def _parts(x: Tensor, grid: tuple[int, int, int], shape: dict[str, int]) -> Tensor:
