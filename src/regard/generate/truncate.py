@@ -17,6 +17,8 @@ from regard.generate.context import Context
 from regard.generate.stage import STATIC, Ranking, Stage, by_row, cut, entropy, needed
 from regard.nn.kernels import usable
 
+WIDEST = 1 << 16  # logits of a row that the kernel can hold
+
 
 def check_share(name: str, value: float, least: int) -> None:
     """Refuse what is no share of a whole."""
@@ -54,7 +56,8 @@ class TopK(Stage):
         """Remove what lies below the k-th."""
         if self.k >= logits.shape[-1]:
             return logits
-        if usable(logits) and not self.exact and logits.dtype == torch.float32:
+        plain = logits.dtype == torch.float32 and not self.exact
+        if usable(logits) and plain and logits.shape[-1] <= WIDEST:
             from regard.nn.kernels.draw import top_k
 
             return top_k(logits, self.k)

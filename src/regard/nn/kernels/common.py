@@ -95,8 +95,8 @@ class Pairing:
         waves_of = wave.repeat(heads + 2 * kv_heads, 1)
         waves_of[heads + kv_heads :] = -1
         column = torch.cat([first, second]).argsort()
-        by_column = (torch.cat([second, first]), wave.repeat(2), (wave * 0 - 1).repeat(2))
-        by_column[2][len(wave) :] = 1
+        signs = torch.ones_like(wave)
+        by_column = (torch.cat([second, first]), wave.repeat(2), torch.cat([-signs, signs]))
         parts = (start + first, start + second, waves_of, *(each[column] for each in by_column))
         return cls(*(part.flatten().to(device, torch.int32) for part in parts))
 
