@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.nn.products import bent_feed_forward
+
 Activation = Callable[[Tensor], Tensor]
 
 
@@ -30,8 +32,21 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """Up, bend, down."""
+        if self._bends_inside(x):
+            up, down = self.up, self.down
+            return bent_feed_forward(x, up.weight, up.bias, down.weight, down.bias)
         wide = self.activation(self.up(x))
         return self.down(F.dropout(wide, self.dropout, self.training))
+
+    def _bends_inside(self, x: Tensor) -> bool:
+        """Whether GELU can be a part of the products: compiled, for a GPU, in half precision."""
+        return (
+            self.activation is gelu_tanh
+            and not (self.dropout and self.training)
+            and torch.compiler.is_compiling()
+            and x.is_cuda
+            and torch.is_autocast_enabled("cuda")
+        )
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.nn.kernels import usable
+from regard.nn.products import put_product
 
 CHUNK_ELEMENTS = 1 << 25  # logits held at a time: 128 MiB in float32
 CHUNK_ELEMENTS_CUDA = 1 << 28  # there few large products are faster than many small ones
@@ -83,13 +84,15 @@ def _linear_cross_entropy(
         each.zero_()
     for start in range(0, rows, size):
         part, goal = x[start : start + size], targets[start : start + size]
-        losses, slope = _softmax_slope(part @ matrix.T, bias, goal, vocab, smoothing, cap)
+        logits = part.new_empty(len(part), len(matrix))
+        put_product(logits, part, matrix.T)
+        losses, slope = _softmax_slope(logits, bias, goal, vocab, smoothing, cap)
         loss += losses.sum()
         if not learning:
             continue
         dx, dmatrix, dbias = gradients
-        torch.mm(slope, matrix, out=dx[start : start + size])
-        _add_product(dmatrix, slope.T, part)
+        put_product(dx[start : start + size], slope, matrix)
+        put_product(dmatrix, slope.T, part, add=True)
         if bias is not None:
             dbias += slope[:, :vocab].sum(0, dtype=dbias.dtype)
     if learning:
@@ -119,16 +122,6 @@ def _softmax_slope(logits: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
 
         return kernels.softmax_slope(logits, *given)
     return softmax_slope(logits, *given)
-
-
-def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
-    """to += a b, summed in the type of `to`."""
-    if to.dtype == a.dtype:
-        to.addmm_(a, b)
-    elif to.is_cuda:
-        torch.addmm(to, a, b, out_dtype=to.dtype, out=to)
-    else:
-        to += a @ b
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -265,7 +265,9 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
     While torch compiles it looks at the gradients too, in this thread alone: other threads forget
     the type that autocast was told, and refuse what indexes in bfloat16 (torch 2.11).
     """
-    fast = torch.compile(function, dynamic=False)
+    from regard.training.faster import Faster  # it brings the compiler, which few need
+
+    fast = torch.compile(function, dynamic=False, options={"post_grad_custom_post_pass": Faster()})
 
     def call(*words: Any, **options: Any) -> T:
         with torch.autograd.set_multithreading_enabled(False):

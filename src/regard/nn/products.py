@@ -1,0 +1,133 @@
+"""Large products of matrices in training, each by the fastest way that is known for it.
+
+To a compiler each is a single thing; `training.faster` puts them in the place of torch's own.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.nn import cublaslt
+from regard.nn.cublaslt import Epilogue
+
+aten: Any = torch.ops.aten
+
+
+@torch.library.custom_op("regard::product", mutates_args=())
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a b, plus a bias in each row."""
+    if not cublaslt.fits(a, b):
+        return a @ b if bias is None else torch.addmm(bias, a, b)
+    out = a.new_empty(len(a), b.shape[1])
+    kind = Epilogue.PLAIN if bias is None else Epilogue.BIAS
+    cublaslt.multiply(a, b, out, epilogue=kind, bias=bias)
+    return out
+
+
+@product.register_fake
+def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    return a.new_empty(len(a), b.shape[1])
+
+
+@torch.library.custom_op("regard::bent_product", mutates_args=())
+def bent_product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """GELU(a b + bias) in its tanh form, and what was bent."""
+    if not cublaslt.fits(a, b):
+        before = a @ b if bias is None else torch.addmm(bias, a, b)
+        return F.gelu(before, approximate="tanh"), before
+    out, before = (a.new_empty(len(a), b.shape[1]) for _ in range(2))
+    kind = Epilogue.GELU_AUX if bias is None else Epilogue.GELU_AUX_BIAS
+    cublaslt.multiply(a, b, out, epilogue=kind, bias=bias, aux=before)
+    return out, before
+
+
+@bent_product.register_fake
+def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    out = a.new_empty(len(a), b.shape[1])
+    return out, torch.empty_like(out)
+
+
+@torch.library.custom_op("regard::product_by_slope", mutates_args=())
+def product_by_slope(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
+    """a b, times the slope of GELU's tanh form at `before`."""
+    if not cublaslt.fits(a, b, before):
+        slope: Tensor = aten.gelu_backward(a @ b, before, approximate="tanh")
+        return slope
+    out = torch.empty_like(before)
+    cublaslt.multiply(a, b, out, epilogue=Epilogue.DGELU, aux=before)
+    return out
+
+
+@product_by_slope.register_fake
+def _(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
+    return torch.empty_like(before)
+
+
+def put_product(
+    to: Float[Tensor, "rows columns"],
+    a: Float[Tensor, "rows inner"],
+    b: Float[Tensor, "inner columns"],
+    *,
+    add: bool = False,
+) -> None:
+    """Write a b to where it belongs, or add it to what stands there, summed in that type."""
+    if cublaslt.fits(a, b):
+        cublaslt.multiply(a, b, to, add=add)
+    elif not add:
+        torch.mm(a, b, out=to)
+    elif to.dtype == a.dtype:
+        to.addmm_(a, b)
+    elif to.is_cuda:
+        torch.addmm(to, a, b, out_dtype=to.dtype, out=to)
+    else:
+        to += a @ b
+
+
+class _BentTwice(torch.autograd.Function):
+    """Up, bent by GELU, and down, with GELU and its slope inside the products."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        up: Tensor,
+        up_bias: Tensor | None,
+        down: Tensor,
+        down_bias: Tensor | None,
+    ) -> Tensor:
+        wide, before = bent_product(x, up.T, up_bias)
+        ctx.save_for_backward(x, up, down, wide, before)
+        ctx.biased = up_bias is not None, down_bias is not None
+        return product(wide, down.T, down_bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        x, up, down, wide, before = ctx.saved_tensors
+        (slope,) = outer
+        steep = product_by_slope(slope, down, before)
+        sums = [
+            each.sum(0) if has else None
+            for each, has in zip((steep, slope), ctx.biased, strict=True)
+        ]
+        return steep @ up, steep.T @ x, sums[0], slope.T @ wide, sums[1]
+
+
+def bent_feed_forward(
+    x: Float[Tensor, "*rows dim"],
+    up: Float[Tensor, "ffn_dim dim"],
+    up_bias: Float[Tensor, " ffn_dim"] | None,
+    down: Float[Tensor, "dim ffn_dim"],
+    down_bias: Float[Tensor, " dim"] | None,
+) -> Float[Tensor, "*rows dim"]:
+    """GELU(x up' + b) down' + c, in the type of autocast."""
+    given = [x.flatten(0, -2), up, up_bias, down, down_bias]
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        given = [each if each is None else each.to(dtype) for each in given]
+    result: Tensor = _BentTwice.apply(*given)  # type: ignore[no-untyped-call]
+    return result.unflatten(0, x.shape[:-1])

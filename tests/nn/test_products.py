@@ -1,0 +1,116 @@
+"""Products by cuBLASLt, and GELU inside them, against torch's own."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.nn import cublaslt
+from regard.nn.ffn import FeedForward, gelu_tanh
+from regard.nn.products import (
+    bent_feed_forward,
+    bent_product,
+    product,
+    product_by_slope,
+    put_product,
+)
+from regard.training.learner import compiled
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+BOTH = (False, True)
+
+
+def numbers(*shape: int, turned: bool = False, device: str = "cpu") -> Tensor:
+    """bfloat16, column by column if turned."""
+    x = torch.randn(shape[::-1] if turned else shape, device=device).bfloat16()
+    return x.T if turned else x
+
+
+def near(found: Tensor, wanted: Tensor) -> bool:
+    """As near as bfloat16 lets it be, where sums may round on the way."""
+    return bool(((found.double() - wanted).abs() <= 0.01 * wanted.abs() + 0.02).all())
+
+
+def test_the_fastest_is_that_with_the_shortest_of_its_times() -> None:
+    times = {"steady": iter([3.0, 3.0, 3.0]), "noisy": iter([9.0, 2.0, 9.0])}
+    assert cublaslt.fastest(list(times), lambda way: next(times[way])) == "noisy"
+
+
+@pytest.mark.parametrize("biased", BOTH)
+def test_gelu_inside_the_products_has_the_right_slopes(biased: bool) -> None:
+    x, up, down = (
+        torch.randn(shape, dtype=torch.double, requires_grad=True)
+        for shape in [(2, 3, 4), (6, 4), (4, 6)]
+    )
+    b, c = (torch.randn(n, dtype=torch.double, requires_grad=True) for n in (6, 4))
+    assert torch.autograd.gradcheck(
+        lambda x, up, b, down, c: bent_feed_forward(
+            x, up, b if biased else None, down, c if biased else None
+        ),
+        (x, up, b, down, c),
+    )
+    layer = FeedForward(4, 6, gelu_tanh).double()
+    weights = (layer.up.weight, layer.up.bias, layer.down.weight, layer.down.bias)
+    torch.testing.assert_close(bent_feed_forward(x, *weights), layer(x))
+
+
+@on_gpu
+@pytest.mark.parametrize(("left", "right"), [*itertools.product(BOTH, BOTH)])
+@pytest.mark.parametrize("sizes", [(64, 32, 48), (1024, 768, 2304), (520, 1032, 264)])
+def test_products_equal_torchs_own(left: bool, right: bool, sizes: tuple[int, int, int]) -> None:
+    rows, inner, columns = sizes
+    a, b = (
+        numbers(rows, inner, turned=left, device="cuda"),
+        numbers(inner, columns, turned=right, device="cuda"),
+    )
+    bias = numbers(1, columns, device="cuda")[0]
+    assert cublaslt.fits(a, b)
+    whole = a.double() @ b.double()
+    scale = inner**0.5
+    assert near(product(a, b) / scale, whole / scale)
+    assert near(product(a, b, bias) / scale, (whole + bias.double()) / scale)
+    to = torch.randn(rows, columns, device="cuda")
+    wanted = to.double() + whole
+    put_product(to, a, b, add=True)
+    assert near(to / scale, wanted / scale)
+
+
+@on_gpu
+@pytest.mark.parametrize("biased", BOTH)
+def test_bent_products_equal_the_plain_ones(biased: bool) -> None:
+    a, b = numbers(512, 96, device="cuda"), numbers(96, 640, turned=True, device="cuda") / 8
+    bias = numbers(1, 640, device="cuda")[0] if biased else None
+    bent, before = bent_product(a, b, bias)
+    whole = a.double() @ b.double() + (0 if bias is None else bias.double())
+    assert near(before, whole)
+    assert near(bent, torch.nn.functional.gelu(whole, approximate="tanh"))
+    x, slope = before.double().requires_grad_(), numbers(512, 96, device="cuda")
+    torch.nn.functional.gelu(x, approximate="tanh").backward(slope.double() @ b.double())
+    assert x.grad is not None
+    assert near(product_by_slope(slope, b, before), x.grad)
+
+
+@on_gpu
+def test_what_the_library_does_not_take_goes_torchs_way() -> None:
+    a, b = torch.randn(33, 7, device="cuda").bfloat16(), torch.randn(7, 5, device="cuda").bfloat16()
+    assert not cublaslt.fits(a, b)
+    torch.testing.assert_close(product(a, b), a @ b)
+
+
+@on_gpu
+@pytest.mark.parametrize("biased", BOTH)
+def test_a_compiled_feed_forward_learns_as_the_plain_one(biased: bool) -> None:
+    torch.manual_seed(0)
+    layer = FeedForward(256, 1024, gelu_tanh, bias=biased).cuda()
+    x = torch.randn(8, 128, 256, device="cuda", requires_grad=True)
+    goal = torch.randn_like(x)
+
+    def gradients(work: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = (work(x) * goal).sum()
+        return [loss, *torch.autograd.grad(loss, [x, *layer.parameters()])]
+
+    for ours, plain in zip(gradients(compiled(layer)), gradients(layer), strict=True):
+        assert (ours - plain).norm() <= 0.01 * plain.norm()

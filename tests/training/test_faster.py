@@ -1,0 +1,49 @@
+"""What the compiler is told to do better, on the graphs it is given."""
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from regard.training import faster
+
+
+def work(x, up, down, bias):
+    wide = torch.addmm(bias, x, up.T)
+    return torch.addmm(x, wide, down.T) + torch.mm(wide, down.T)
+
+
+@pytest.fixture
+def given():
+    return torch.randn(3, 4), torch.randn(5, 4), torch.randn(4, 5), torch.randn(5)
+
+
+def test_products_take_the_place_of_torchs_own(given, monkeypatch):
+    monkeypatch.setattr(faster, "_large", lambda a, b: True)
+    traced = make_fx(work)(*given)
+    faster.Faster()(traced.graph)
+    traced.recompile()
+    ours = traced.graph.find_nodes(op="call_function", target=torch.ops.regard.product.default)
+    assert len(ours) == 2  # what is added to a matrix stays
+    assert torch.equal(traced(*given), work(*given))
+
+
+def test_products_on_a_cpu_and_small_ones_stay(given):
+    traced = make_fx(work)(*given)
+    before = str(traced.graph)
+    faster.Faster()(traced.graph)
+    assert str(traced.graph) == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "large"),
+    [(65536, torch.bfloat16, True), (64, torch.bfloat16, False), (65536, torch.float32, False)],
+)
+def test_only_large_products_of_half_precision_on_a_gpu_are_taken(rows, dtype, large):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    graph = torch.fx.Graph()
+    a, b = (graph.placeholder(name) for name in "ab")
+    with FakeTensorMode():
+        a.meta["val"] = torch.empty(rows, 768, dtype=dtype, device="cuda")
+        b.meta["val"] = torch.empty(768, 3072, dtype=dtype, device="cuda")
+    assert faster._large(a, b) == large
