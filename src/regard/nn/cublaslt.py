@@ -75,14 +75,14 @@ def fits(*matrices: Tensor) -> bool:
 
 
 def multiply(
-    a: Float[Tensor, "rows inner"],
-    b: Float[Tensor, "inner columns"],
-    out: Float[Tensor, "rows columns"],
+    a: Float[Tensor, "rows inputs"],
+    b: Float[Tensor, "inputs outputs"],
+    out: Float[Tensor, "rows outputs"],
     *,
     add: bool = False,
     epilogue: Epilogue = Epilogue.PLAIN,
-    bias: Float[Tensor, " columns"] | None = None,
-    aux: Float[Tensor, "rows columns"] | None = None,
+    bias: Float[Tensor, " outputs"] | None = None,
+    aux: Float[Tensor, "rows outputs"] | None = None,
 ) -> None:
     """Write a b to `out`, or add it to what stands there; after what `epilogue` says."""
     sizes = (len(a), len(b), b.shape[1])
@@ -101,7 +101,7 @@ def fastest(ways: Sequence[T], time: Callable[[T], float]) -> T:
 Lie = tuple[bool, int]  # of a matrix in memory: whether column by column, and their distance
 
 
-def _lie(x: Float[Tensor, "rows columns"]) -> Lie:
+def _lie(x: Float[Tensor, "rows outputs"]) -> Lie:
     return (False, x.stride(0)) if x.stride(1) == 1 else (True, x.stride(1))
 
 

@@ -68,9 +68,9 @@ def _(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
 
 
 def put_product(
-    to: Float[Tensor, "rows columns"],
-    a: Float[Tensor, "rows inner"],
-    b: Float[Tensor, "inner columns"],
+    to: Float[Tensor, "rows outputs"],
+    a: Float[Tensor, "rows inputs"],
+    b: Float[Tensor, "inputs outputs"],
     *,
     add: bool = False,
 ) -> None:
@@ -119,9 +119,9 @@ class _BentTwice(torch.autograd.Function):
 
 def bent_feed_forward(
     x: Float[Tensor, "*rows dim"],
-    up: Float[Tensor, "ffn_dim dim"],
-    up_bias: Float[Tensor, " ffn_dim"] | None,
-    down: Float[Tensor, "dim ffn_dim"],
+    up: Float[Tensor, "inner dim"],
+    up_bias: Float[Tensor, " inner"] | None,
+    down: Float[Tensor, "dim inner"],
     down_bias: Float[Tensor, " dim"] | None,
 ) -> Float[Tensor, "*rows dim"]:
     """GELU(x up' + b) down' + c, in the type of autocast."""
