@@ -58,22 +58,6 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def fits(*matrices: Tensor) -> bool:
-    """Whether the library can be given these: on the GPU in use, of half precision, in line."""
-    return library() is not None and all(
-        x.is_cuda
-        and x.device.index == torch.cuda.current_device()
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and x.dtype == matrices[0].dtype
-        and x.ndim == 2
-        and min(x.shape) > 1
-        and 1 in x.stride()
-        and max(x.stride()) % (ALIGNED // 2) == 0
-        and x.data_ptr() % ALIGNED == 0
-        for x in matrices
-    )
-
-
 def multiply(
     a: Float[Tensor, "rows inputs"],
     b: Float[Tensor, "inputs outputs"],
@@ -83,11 +67,33 @@ def multiply(
     epilogue: Epilogue = Epilogue.PLAIN,
     bias: Float[Tensor, " outputs"] | None = None,
     aux: Float[Tensor, "rows outputs"] | None = None,
-) -> None:
-    """Write a b to `out`, or add it to what stands there; after what `epilogue` says."""
-    sizes = (len(a), len(b), b.shape[1])
-    product = _product(_lie(a), _lie(b), sizes, (a.dtype, out.dtype), epilogue, add, a.device.index)
-    product(a, b, out, bias, aux)
+) -> bool:
+    """Write a b to `out`, or add it to what stands there; after what `epilogue` says.
+
+    False, and nothing is written, if the library cannot: it wants halves in line, on the GPU
+    in use.
+    """
+    whole = [each for each in (a, b, aux) if each is not None]
+    rows = [each.unsqueeze(0) for each in (bias,) if each is not None]
+    if library() is None or not all(_fits(x, a.dtype) for x in (*whole, *rows)):
+        return False
+    assert out.is_contiguous()
+    sizes, dtypes = (len(a), len(b), b.shape[1]), (a.dtype, out.dtype)
+    product = _product(_lie(a), _lie(b), sizes, dtypes, epilogue, add, a.device.index)
+    return product(a, b, out, bias, aux)
+
+
+def _fits(x: Float[Tensor, "rows columns"], dtype: torch.dtype) -> bool:
+    return (
+        x.is_cuda
+        and x.device.index == torch.cuda.current_device()
+        and x.dtype == dtype
+        and dtype in (torch.bfloat16, torch.float16)
+        and x.shape[1] > 1
+        and 1 in x.stride()
+        and max(x.stride()) % (ALIGNED // x.itemsize) == 0
+        and x.data_ptr() % ALIGNED == 0
+    )
 
 
 def fastest(ways: Sequence[T], time: Callable[[T], float]) -> T:
@@ -139,8 +145,8 @@ class _Product:
 
     def __call__(
         self, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, aux: Tensor | None
-    ) -> None:
-        """Compute it, by a way that is looked for the first time."""
+    ) -> bool:
+        """Compute it, by a way that is looked for the first time; False if there is none."""
         if bias is not None:
             self._say(8, ctypes.c_void_p(bias.data_ptr()))  # …_BIAS_POINTER
         if aux is not None:
@@ -148,12 +154,15 @@ class _Product:
         way = self.way
         if way is None:
             ways, fixed = self._ways(), torch.are_deterministic_algorithms_enabled()
+            if not ways:
+                return False
             if fixed or torch.cuda.is_current_stream_capturing():
                 way = ways[0]  # there is no time to be taken
             else:
                 spare = torch.empty_like(out)
                 way = self.way = fastest(ways, lambda way: self._time(way, a, b, spare))
         self._run(way, a, b, out)
+        return True
 
     def _ways(self) -> list[_Found]:
         """Those that the library names, the most promising first."""
@@ -162,7 +171,7 @@ class _Product:
             size = ctypes.c_uint64(number) if what == 1 else ctypes.c_uint32(number)
             _call("MatmulPreferenceSetAttribute", wish, what, *_at(size))
         found, count = (_Found * WAYS)(), ctypes.c_int()
-        _call(
+        _ask(
             "MatmulAlgoGetHeuristic",
             self.handle,
             self.description,
@@ -244,6 +253,11 @@ def _at(value: _Value) -> tuple[object, object]:
 
 
 def _call(what: str, *given: object) -> None:
-    status = getattr(library(), f"cublasLt{what}")(*given)
+    status = _ask(what, *given)
     if status:
         raise RuntimeError(f"cublasLt{what} failed with status {status}")
+
+
+def _ask(what: str, *given: object) -> int:
+    status: int = getattr(library(), f"cublasLt{what}")(*given)
+    return status

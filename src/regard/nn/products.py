@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.nn import cublaslt
-from regard.nn.cublaslt import Epilogue
+from regard.nn.cublaslt import Epilogue, multiply
 
 aten: Any = torch.ops.aten
 
@@ -20,12 +19,9 @@ aten: Any = torch.ops.aten
 @torch.library.custom_op("regard::product", mutates_args=())
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a b, plus a bias in each row."""
-    if not cublaslt.fits(a, b):
-        return a @ b if bias is None else torch.addmm(bias, a, b)
     out = a.new_empty(len(a), b.shape[1])
     kind = Epilogue.PLAIN if bias is None else Epilogue.BIAS
-    cublaslt.multiply(a, b, out, epilogue=kind, bias=bias)
-    return out
+    return out if multiply(a, b, out, epilogue=kind, bias=bias) else _plain(a, b, bias)
 
 
 @product.register_fake
@@ -36,13 +32,12 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 @torch.library.custom_op("regard::bent_product", mutates_args=())
 def bent_product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """GELU(a b + bias) in its tanh form, and what was bent."""
-    if not cublaslt.fits(a, b):
-        before = a @ b if bias is None else torch.addmm(bias, a, b)
-        return F.gelu(before, approximate="tanh"), before
     out, before = (a.new_empty(len(a), b.shape[1]) for _ in range(2))
     kind = Epilogue.GELU_AUX if bias is None else Epilogue.GELU_AUX_BIAS
-    cublaslt.multiply(a, b, out, epilogue=kind, bias=bias, aux=before)
-    return out, before
+    if multiply(a, b, out, epilogue=kind, bias=bias, aux=before):
+        return out, before
+    before = _plain(a, b, bias)
+    return F.gelu(before, approximate="tanh"), before
 
 
 @bent_product.register_fake
@@ -54,17 +49,19 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]
 @torch.library.custom_op("regard::product_by_slope", mutates_args=())
 def product_by_slope(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
     """a b, times the slope of GELU's tanh form at `before`."""
-    if not cublaslt.fits(a, b, before):
-        slope: Tensor = aten.gelu_backward(a @ b, before, approximate="tanh")
-        return slope
     out = torch.empty_like(before)
-    cublaslt.multiply(a, b, out, epilogue=Epilogue.DGELU, aux=before)
+    if not multiply(a, b, out, epilogue=Epilogue.DGELU, aux=before):
+        out = aten.gelu_backward(a @ b, before, approximate="tanh")
     return out
 
 
 @product_by_slope.register_fake
 def _(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
     return torch.empty_like(before)
+
+
+def _plain(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
 def put_product(
@@ -75,9 +72,9 @@ def put_product(
     add: bool = False,
 ) -> None:
     """Write a b to where it belongs, or add it to what stands there, summed in that type."""
-    if cublaslt.fits(a, b):
-        cublaslt.multiply(a, b, to, add=add)
-    elif not add:
+    if multiply(a, b, to, add=add):
+        return
+    if not add:
         torch.mm(a, b, out=to)
     elif to.dtype == a.dtype:
         to.addmm_(a, b)
