@@ -5,8 +5,8 @@
 On the CPU the step is that of the GPT-2 124M shape in float32, on a GPU that of the LLaMA shape
 of 1.1B in bfloat16, both with random weights and 128 ids read, through the same code that
 `generate` uses. Step and chain take turns, so that both meet the same machine; on a GPU each is
-one recorded CUDA graph, chains also compiled. The median of the turns counts, and the share is
-chain / step. On a machine that others use, `--cpu-time` counts seconds of one thread's work.
+one recorded CUDA graph. The median of the turns counts, and the share is chain / step. On a
+machine that others use, `--cpu-time` counts seconds of one thread's work.
 """
 
 import argparse
@@ -83,15 +83,14 @@ def stepping(model: Any, rows: int, device: torch.device) -> Callable[[], None]:
     return work
 
 
-def picking(chain: Chain, logits: Tensor, compiled: bool = False) -> Callable[[], None]:
+def picking(chain: Chain, logits: Tensor) -> Callable[[], None]:
     """Draw, with a text of 128 ids to look back at."""
     prompts = torch.randint(VOCAB, (len(logits), READ)).tolist()
     context = Context.begin(prompts, ROOM, seed=1, device=logits.device)
     chain.pick(logits, context)  # makes the tensors of its settings
-    pick = torch.compile(chain.pick, fullgraph=True, dynamic=False) if compiled else chain.pick
 
     def work() -> None:
-        pick(logits, context)
+        chain.pick(logits, context)
 
     return work
 
@@ -137,8 +136,6 @@ def main() -> None:
     step = stepping(lean(model), given.rows, device)
     chains = {name: picking(chain, logits) for name, chain in CHAINS.items()}
     if on_gpu:
-        ten = {name: chain for name, chain in CHAINS.items() if name.startswith("ten")}
-        chains |= {f"{name}, compiled": picking(chain, logits, True) for name, chain in ten.items()}
         step = recorded(step)
         for name, work in list(chains.items()):
             try:

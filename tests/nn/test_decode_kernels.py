@@ -15,9 +15,14 @@ pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
+import triton
+import triton.language as tl
+
 from regard.models import fused
 from regard.nn.kernels import attend, many
 from regard.nn.kernels import draw as kernel
+from regard.nn.kernels.common import INTERPRETED
+from regard.nn.packed import Matrix
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LLAMA = TransformerConfig(
@@ -56,7 +61,8 @@ def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypat
     monkeypatch.setattr(fused, "FEW", few)
     monkeypatch.setattr(attend, "TILE", 4 * 16 * 32)  # several shares of the keys,
     monkeypatch.setattr(attend, "PROGRAMS", 128 if few else 1)  # or several tiles
-    monkeypatch.setattr(many, "INPUTS", 32)  # several shares of the inputs
+    steps = {key: (some, 32, *rest) for key, (some, _, *rest) in many.SIZES.items()}
+    monkeypatch.setattr(many, "SIZES", steps)  # several shares of the inputs
     torch.manual_seed(0)
     model = Transformer(replace(LLAMA, **change)).to(DEVICE).eval()
     for parameter in model.parameters():
@@ -89,6 +95,38 @@ def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypat
         expected, state = model.step(ids[:, t : t + 1], state)
         actual, fast_state = fast.step(ids[:, t : t + 1], fast_state)
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@triton.jit
+def plain_sixty_fourths(w):
+    low = (w << 8).to(tl.int16) >> 8
+    return tl.interleave(low, w >> 8).to(tl.float32) / 64
+
+
+@pytest.mark.parametrize("inputs", [256, 200])
+@torch.inference_mode()
+def test_a_product_with_every_int8_in_pairs(inputs, monkeypatch):
+    dtype = torch.bfloat16
+    if INTERPRETED:  # which multiplies no bfloat16
+        dtype = torch.float32
+        monkeypatch.setattr(many, "_pairwise", lambda x, matrix: True)
+        monkeypatch.setattr(many, "sixty_fourths", plain_sixty_fourths)
+    torch.manual_seed(0)
+    x, before = torch.randn(5, inputs).to(DEVICE, dtype), torch.randn(5, 70).to(DEVICE, dtype)
+    every = torch.arange(-128, 128).to(DEVICE, torch.int8)
+    weight = every[torch.randperm(70 * inputs) % 256].view(70, inputs)
+    scale, gain = (torch.rand(70) / 128).to(DEVICE, dtype), torch.ones(70, device=DEVICE)
+    arrived = torch.zeros(8, dtype=torch.int32, device=DEVICE)
+    flow = many.Flow.begin(before, gain, 1e-5)
+    flow = flow.add(x, Matrix(weight, None, scale), gain, 1e-5, arrived)
+    expected = before.double() + x.double() @ (weight.double() * scale.double().unsqueeze(1)).T
+    torch.testing.assert_close(flow.stream.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_floats_below_the_smallest_normal_ones_are_evenly_spaced():
+    every = torch.arange(-128, 128)
+    bits = (every + 128).to(torch.int16).view(torch.bfloat16)
+    assert torch.equal(bits.double() * 2.0**127 - 2, every.double() / 64)
 
 
 def test_one_kernel_draws_what_many_draw():

@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from regard.models.fused import Fused
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.kernels import attend, common, draw, loss, many, penalties
+from regard.nn.kernels import attend, common, draw, loss, many, penalties, tail
 from regard.nn.state import KeyValues
 
 CARDS = {"A100": (80, 166_912), "L40": (89, 101_376), "H200": (90, 232_448)}  # shared memory
@@ -111,6 +111,19 @@ def test_samplers_and_the_loss(made):
     wide = torch.zeros(2, 50304, dtype=torch.bfloat16)
     loss.softmax_slope(wide, None, one, 50257, 0.1, 5.0)
     assert len(made) == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("first", ["near", "top_k"])
+def test_the_end_of_a_chain(made, dtype, first):
+    stages = ("exact_top_k", "typical", "top_p", "min_p", "xtc", "top_n_sigma", "temperature")
+    ops = (first, *stages)
+    holes, keeps = tuple(at > 2 for at in range(len(ops))), tuple(op == first for op in ops)
+    numbers, one = torch.zeros(len(ops), 3).double(), torch.zeros(2, dtype=torch.long)
+    logits = torch.zeros(2, 50257, dtype=dtype)
+    tail.tail(logits, ops, holes, keeps, numbers, one, one, one, one)
+    tail.tail(logits, ops, holes, (True,) * len(ops), numbers, one, one, one, one)
+    assert set(made) == {"_select_kernel", "_stages_kernel"}
 
 
 @pytest.mark.parametrize("rows", [1, 64])

@@ -18,6 +18,7 @@ from regard.generate.context import Context, Generators, Sampler
 from regard.generate.dialects import arranged
 from regard.generate.samplers import SAMPLERS, Temperature, name_of
 from regard.generate.stage import Each, Stage, as_stage, kind, pack, rank, unrank
+from regard.generate.tail import Tail, takes
 
 NEVER = 2**62  # the length at which a row that is well has failed
 
@@ -69,7 +70,7 @@ class Chain:
     stages: tuple[Sampler, ...] = ()
 
     def __post_init__(self) -> None:
-        acting = [stage for stage in map(as_stage, self.stages) if not stage.neutral]
+        acting = self._acting
         learners = [at for at, stage in enumerate(acting) if stage.learns]
         of_rows = any(isinstance(stage, Each) for stage in acting)  # then each row's is checked
         if learners and learners != [len(acting) - 1] and not of_rows:
@@ -106,6 +107,15 @@ class Chain:
         return self.greedy and len(self.stages) == 1 and type(self) is Chain
 
     @property
+    def _acting(self) -> tuple[Stage, ...]:
+        return tuple(stage for stage in map(as_stage, self.stages) if not stage.neutral)
+
+    @property
+    def tail(self) -> Tail | None:
+        """What kernels do at its end, where there are some for it and nobody looks on."""
+        return Tail.of(self._acting) if type(self) is Chain else None
+
+    @property
     def capturable(self) -> bool:
         """Whether a CUDA graph may hold `pick`, once it was called in that context."""
         return all(as_stage(stage).capturable for stage in self.stages)
@@ -133,8 +143,13 @@ class Chain:
         Rows that had nothing to draw from are noted, and `check` complains of them. `decide`
         takes the place of the draw and the note: it is given the logits that are left.
         """
-        left, order, learners = widened(logits), None, []
         note_used(context)
+        tail = self.tail if decide is None and takes(logits) else None
+        if tail is not None:
+            before = Chain(self._acting[: tail.begin])
+            left = before.logits(logits, context) if tail.begin else logits
+            return tail.pick(left, context, failures(context))
+        left, order, learners = widened(logits), None, []
         for each in () if self._idle and decide is None else self.steps(logits, context):
             left, order = each.after, each.order
             if each.stage.learns:
@@ -166,7 +181,7 @@ class Chain:
         was removed before the sort is left out of it.
         """
         logits, order, holes = widened(logits), None, False
-        stages = [stage for stage in map(as_stage, self.stages) if not stage.neutral]
+        stages = self._acting
         narrow = logits.device.type == "cpu" and not torch.compiler.is_compiling()
         narrow, vocab = narrow and not any(s.counts_all for s in stages), logits.shape[1]
         for stage in stages:

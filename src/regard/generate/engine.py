@@ -231,8 +231,8 @@ def _recorded(work: Callable[[], None], device: torch.device) -> Callable[[], No
 
 
 def _decision(chain: Chain, context: Context) -> Callable[[Tensor], Tensor] | None:
-    """The draw as one kernel instead of thirty, on a GPU."""
-    if chain.greedy or not usable(context.lengths):
+    """The draw as one kernel instead of thirty, on a GPU; a chain with a tail has its own."""
+    if chain.greedy or not usable(context.lengths) or chain.tail is not None:
         return None
     from regard.nn.kernels import draw as kernel
 

@@ -1,5 +1,6 @@
 """What the kernels share."""
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from jaxtyping import Int
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime import driver
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # where assembly is not understood
 
 
 @triton.jit
@@ -34,6 +37,35 @@ def numbers(x, rows, inside, GIVEN: tl.constexpr, other):
     if GIVEN:
         return tl.load(x + rows, mask=inside, other=0.0).to(tl.float32)
     return tl.full(rows.shape, other, tl.float32)
+
+
+@triton.jit
+def sixty_fourths(w):
+    """int8 / 64 in bfloat16, of pairs that lie in int16, in fewer instructions than Triton's.
+
+    u = v + 128 as the bits of a bfloat16 is u * 2^-133: below 2^-125 floats are evenly spaced.
+    2^127 and -2 make v / 64 of it, exactly.
+    """
+    low, high = tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 pair, most, two;
+        mov.b32 most, 0x7F007F00;
+        mov.b32 two, 0xC000C000;
+        cvt.u32.u16 pair, $2;
+        xor.b32 pair, pair, 0x8080;
+        prmt.b32 pair, pair, 0, 0x4140;
+        fma.rn.bf16x2 pair, pair, most, two;
+        mov.b32 {$0, $1}, pair;
+        }
+        """,
+        "=h,=h,h",
+        [w],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=1,
+    )
+    return tl.interleave(low, high)
 
 
 @triton.jit

@@ -13,19 +13,28 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.nn.kernels.common import Bend, bent, early, numbers, shared_memory, vector, wait
+from regard.nn.kernels.common import (
+    INTERPRETED,
+    Bend,
+    bent,
+    early,
+    numbers,
+    shared_memory,
+    sixty_fourths,
+    vector,
+    wait,
+)
 from regard.nn.packed import Matrix
 
 ROWS = 64  # of a program: what tensor cores take at once
-INPUTS = 128  # of a step of its loop
-# Outputs of a program and steps of its loop that are loaded ahead, for many outputs or few and
-# weights of floats or int8: the fastest on an H200. They fill a multiprocessor, so that those of
-# the next kernel, which come early, spread evenly.
+# Outputs of a program, inputs of a step of its loop, steps that are loaded ahead, and warps, for
+# many outputs or few and weights of floats or int8: the fastest on an H200. They fill a
+# multiprocessor, so that those of the next kernel, which come early, spread evenly.
 SIZES = {
-    (True, False): (128, 4),
-    (False, False): (64, 4),
-    (True, True): (128, 4),
-    (False, True): (64, 6),
+    (True, False): (128, 128, 4, 4),
+    (False, False): (64, 128, 4, 4),
+    (True, True): (128, 128, 6, 8),
+    (False, True): (64, 256, 4, 4),
 }
 PROGRAMS = 132  # as many as there are multiprocessors
 
@@ -45,20 +54,32 @@ def _multiplied(
     ROWS: tl.constexpr,
     SOME: tl.constexpr,
     DEEP: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
-    """The vectors m times rows n of W, over some of the inputs."""
+    """The vectors m times rows n of W, over some of the inputs.
+
+    In pairs, W is the left factor: it goes to the tensor cores from registers, where it is made
+    into floats, and the next of it is made while they multiply.
+    """
+    PACKED: tl.constexpr = 2 if PAIRS else 1
+    if PAIRS:
+        weight = weight.to(tl.pointer_type(tl.int16))
     x_at = x + m.to(tl.int64)[:, None] * width
-    w_at = weight + n.to(tl.int64)[:, None] * width
-    y = tl.zeros((ROWS, SOME), tl.float32)
+    w_at = weight + n.to(tl.int64)[:, None] * (width // PACKED)
+    y = tl.zeros((SOME, ROWS) if PAIRS else (ROWS, SOME), tl.float32)
     for start in range(begin, end, DEEP):
         k = start + tl.arange(0, DEEP)
+        w_k = start // PACKED + tl.arange(0, DEEP // PACKED)
         there, real = (m < rows)[:, None], inside[:, None]
         if not EVEN:
-            there, real = there & (k < end)[None, :], real & (k < end)[None, :]
+            there, real = there & (k < end)[None, :], real & (w_k < end // PACKED)[None, :]
         a = tl.load(x_at + k[None, :], mask=there, other=0.0)
-        w = tl.load(w_at + k[None, :], mask=real, other=0)
-        y = tl.dot(a, tl.trans(w.to(a.dtype)), y, input_precision="ieee")
-    return y
+        w = tl.load(w_at + w_k[None, :], mask=real, other=0)
+        if PAIRS:
+            y = tl.dot(sixty_fourths(w), tl.trans(a), y)
+        else:
+            y = tl.dot(a, tl.trans(w.to(a.dtype)), y, input_precision="ieee")
+    return 64 * tl.trans(y) if PAIRS else y
 
 
 @triton.jit
@@ -121,6 +142,7 @@ def _project_kernel(
     ROWS: tl.constexpr,
     SOME: tl.constexpr,
     DEEP: tl.constexpr,
+    PAIRS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """f(W n(x) + b), or, gated, f(W n(x)) times what the second half of W gives."""
@@ -137,7 +159,7 @@ def _project_kernel(
     scales = numbers(scale, n, inside, SCALED, 1.0)
     biases = numbers(bias, n, inside, BIASED, 0.0)
     wait(EARLY)
-    y = _multiplied(x, weight, n, inside, m, rows, width, begin, end, EVEN, ROWS, SOME, DEEP)
+    y = _multiplied(x, weight, n, inside, m, rows, width, begin, end, EVEN, ROWS, SOME, DEEP, PAIRS)
     y, last = _added_up(y, parts, arrived, SPLITS, ROWS, SOME)
     if last:
         y *= _normed(squares, m, rows, width, eps, pieces, PIECES)[:, None]
@@ -178,6 +200,7 @@ def _add_kernel(
     ROWS: tl.constexpr,
     SOME: tl.constexpr,
     DEEP: tl.constexpr,
+    PAIRS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """The stream + W x + b, and what its next norm needs."""
@@ -190,7 +213,7 @@ def _add_kernel(
     biases = numbers(bias, n, inside, BIASED, 0.0)
     g = tl.load(gain + n, mask=inside, other=0.0).to(tl.float32)
     wait(EARLY)
-    y = _multiplied(x, weight, n, inside, m, rows, width, begin, end, EVEN, ROWS, SOME, DEEP)
+    y = _multiplied(x, weight, n, inside, m, rows, width, begin, end, EVEN, ROWS, SOME, DEEP, PAIRS)
     y, last = _added_up(y, parts, arrived, SPLITS, ROWS, SOME)
     if last:
         real = (m < rows)[:, None] & inside[None, :]
@@ -312,23 +335,31 @@ class Flow(NamedTuple):
 def _shape(x: Tensor, matrix: Matrix) -> tuple[tuple[int, int, int], dict[str, int]]:
     """How many programs make the outputs, share the inputs and take the rows, and their sizes."""
     (rows, width), outputs = x.shape, len(matrix.weight)
-    large = outputs >= 64 * PROGRAMS
-    some, stages = SIZES[large, matrix.scale is not None]
-    deep = max(16, min(INPUTS * 2 // x.itemsize, triton.next_power_of_2(width)))
+    large, pairs = outputs >= 64 * PROGRAMS, _pairwise(x, matrix)
+    some, most, stages, warps = SIZES[large, matrix.scale is not None]
+    deep = max(16, min(most * 2 // x.itemsize, triton.next_power_of_2(width)))
     tiles, steps = triton.cdiv(outputs, some), triton.cdiv(width, deep)
     splits = 1 if large else min(steps, max(1, round(PROGRAMS / tiles)))
     share = deep * triton.cdiv(steps, splits)
     each = deep * (ROWS * x.itemsize + some * matrix.weight.itemsize)
-    as_float = deep * some * x.itemsize * (matrix.scale is not None)
+    as_float = deep * some * x.itemsize * (matrix.scale is not None and not pairs)
     shape = {
         "share": share,
         "EVEN": width % deep == 0,
         "ROWS": ROWS,
         "SOME": some,
         "DEEP": deep,
+        "PAIRS": pairs,
+        "num_warps": warps,
         "num_stages": max(1, min(stages, (shared_memory(x) - as_float) // each)),
     }
     return (tiles, triton.cdiv(width, share), triton.cdiv(rows, ROWS)), shape
+
+
+def _pairwise(x: Tensor, matrix: Matrix) -> bool:
+    """Whether weights of int8 are read two at a time, as `sixty_fourths` wants them."""
+    eight = matrix.scale is not None and x.dtype == torch.bfloat16
+    return eight and x.shape[1] % 2 == 0 and not INTERPRETED
 
 
 def _parts(x: Tensor, grid: tuple[int, int, int], shape: dict[str, int]) -> Tensor:
