@@ -14,6 +14,7 @@ from regard.errors import ShapeError
 from regard.nn.functional import masked_softmax, merge_heads, share_heads, split_heads
 from regard.nn.mask import Mask
 from regard.nn.position import Position, Turn
+from regard.nn.products import compiles, parted
 from regard.nn.score import SCORES
 from regard.nn.state import KeyValues
 from regard.nn.tap import Tap
@@ -125,7 +126,7 @@ class Attention(nn.Module):
         if view.place is not None:
             x = x + view.place.to(x.dtype)
         if self.training and memory is None and given is None:
-            q, k, v = self._together(x)
+            q, k, v = self._together(x, view)
         else:
             q = split_heads(self.query(x), self.heads)  # (batch, heads, time, head_dim)
             k, v = self.keys_values(x if memory is None else memory) if given is None else given
@@ -149,15 +150,22 @@ class Attention(nn.Module):
     def _normed(self, k: Tensor) -> Tensor:
         return k if self.k_norm is None else self.k_norm(k)
 
-    def _together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _together(self, x: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values by one product: fewer, larger ones are faster in training.
 
-        While generating it would copy the three matrices for every token.
+        While generating it would copy the three matrices for every token. Slopes that come
+        straight from the kernel come apart.
         """
         parts = (self.query, self.key, self.value)
-        weight = torch.cat([part.weight for part in parts])
-        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
-        q, k, v = F.linear(x, weight, bias).split([part.out_features for part in parts], dim=-1)
+        weights: list[Tensor] = [part.weight for part in parts]
+        biases: list[Tensor] | None = (
+            [p.bias for p in parts] if self.query.bias is not None else None
+        )
+        if view.turn is None and self.q_norm is None and compiles(x, self.query.weight):
+            q, k, v = parted(x, weights, biases)
+        else:
+            bias = None if biases is None else torch.cat(biases)
+            q, k, v = F.linear(x, torch.cat(weights), bias).split([len(w) for w in weights], dim=-1)
         return (
             split_heads(q, self.heads),
             self._normed(split_heads(k, self.kv_heads)),

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.products import bent_feed_forward
+from regard.nn.products import bent_feed_forward, compiles
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -32,21 +32,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """Up, bend, down."""
-        if self._bends_inside(x):
-            up, down = self.up, self.down
+        up, down, drops = self.up, self.down, self.dropout and self.training
+        if self.activation is gelu_tanh and not drops and compiles(x, up.weight):
             return bent_feed_forward(x, up.weight, up.bias, down.weight, down.bias)
-        wide = self.activation(self.up(x))
-        return self.down(F.dropout(wide, self.dropout, self.training))
-
-    def _bends_inside(self, x: Tensor) -> bool:
-        """Whether GELU can be a part of the products: compiled, for a GPU, in half precision."""
-        return (
-            self.activation is gelu_tanh
-            and not (self.dropout and self.training)
-            and torch.compiler.is_compiling()
-            and x.is_cuda
-            and torch.is_autocast_enabled("cuda")
-        )
+        wide = self.activation(up(x))
+        return down(F.dropout(wide, self.dropout, self.training))
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -3,6 +3,7 @@
 To a compiler each is a single thing; `training.faster` puts them in the place of torch's own.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.nn.cublaslt import Epilogue, multiply
 
+LARGE = 2e10  # operations of a product from which the best way is worth a call from Python
 aten: Any = torch.ops.aten
 
 
@@ -60,6 +62,20 @@ def _(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
     return torch.empty_like(before)
 
 
+@torch.library.custom_op("regard::sum_of_products", mutates_args=())
+def sum_of_products(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    """The first of a times the first of b, and so on, each added to the sum in its type."""
+    out = a[0].new_empty(len(a[0]), b[0].shape[1])
+    for at, (left, right) in enumerate(zip(a, b, strict=True)):
+        put_product(out, left, right, add=at > 0)
+    return out
+
+
+@sum_of_products.register_fake
+def _(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    return a[0].new_empty(len(a[0]), b[0].shape[1])
+
+
 def _plain(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
@@ -82,6 +98,16 @@ def put_product(
         torch.addmm(to, a, b, out_dtype=to.dtype, out=to)
     else:
         to += a @ b
+
+
+def compiles(x: Float[Tensor, "*rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
+    """Whether a large product of the two is being compiled, for a GPU and in half precision."""
+    return (
+        torch.compiler.is_compiling()
+        and x.is_cuda
+        and torch.is_autocast_enabled("cuda")
+        and 2 * x.numel() * len(weight) >= LARGE
+    )
 
 
 class _BentTwice(torch.autograd.Function):
@@ -122,9 +148,46 @@ def bent_feed_forward(
     down_bias: Float[Tensor, " dim"] | None,
 ) -> Float[Tensor, "*rows dim"]:
     """GELU(x up' + b) down' + c, in the type of autocast."""
-    given = [x.flatten(0, -2), up, up_bias, down, down_bias]
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        given = [each if each is None else each.to(dtype) for each in given]
+    given = _halved(x.flatten(0, -2), up, up_bias, down, down_bias)
     result: Tensor = _BentTwice.apply(*given)  # type: ignore[no-untyped-call]
     return result.unflatten(0, x.shape[:-1])
+
+
+class _Parted(torch.autograd.Function):
+    """One product with several matrices, whose slopes are not put together again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, *weights)
+        ctx.biased = bias is not None
+        together = product(x, torch.cat(weights).T, bias)
+        return together.split([len(weight) for weight in weights], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        bias = torch.cat([slope.sum(0) for slope in slopes]) if ctx.biased else None
+        dx = sum_of_products([*slopes], weights)
+        return dx, bias, *(slope.T @ x for slope in slopes)
+
+
+def parted(
+    x: Float[Tensor, "*rows dim"], weights: Sequence[Tensor], biases: Sequence[Tensor] | None
+) -> tuple[Tensor, ...]:
+    """x times each of some matrices, in the type of autocast.
+
+    For slopes that come apart: putting them together would be one more pass over memory.
+    """
+    bias = None if biases is None else torch.cat([*biases])
+    given = _halved(x.flatten(0, -2), bias, *weights)
+    results: tuple[Tensor, ...] = _Parted.apply(*given)  # type: ignore[no-untyped-call]
+    return tuple(each.unflatten(0, x.shape[:-1]) for each in results)
+
+
+def _halved(*given: Tensor | None) -> list[Tensor | None]:
+    """In the type of autocast, where there is one."""
+    (kind,) = {each.device.type for each in given if each is not None}
+    if not torch.is_autocast_enabled(kind):
+        return [*given]
+    return [each if each is None else each.to(torch.get_autocast_dtype(kind)) for each in given]

@@ -6,9 +6,8 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-import regard.nn.products  # noqa: F401 -- registers regard::product
+from regard.nn.products import LARGE
 
-LARGE = 2e10  # operations of a product from which the best way is worth a call from Python
 aten: Any = torch.ops.aten
 
 

@@ -54,24 +54,27 @@ def _softmax_slope(
         y, _ = _bend(logits, bias, cap, columns + COLUMNS, beside, HAS_BIAS, HAS_CAP)
         if SMOOTH:
             plain += tl.where(inside, x, 0.0) + tl.where(beside, y, 0.0)
-        x, y = x * LOG2E, y * LOG2E
         higher = tl.maximum(most, tl.maximum(x, y))
-        total = total * tl.exp2(most - higher) + tl.exp2(x - higher) + tl.exp2(y - higher)
+        top = higher * LOG2E
+        total = total * tl.exp2((most - higher) * LOG2E)  # 1 where nothing was seen
+        total += tl.exp2(x * LOG2E - top) + tl.exp2(y * LOG2E - top)
         most = higher
-    highest = tl.max(most)
-    log_total = highest + tl.log2(tl.sum(total * tl.exp2(most - highest)))
+    highest = tl.max(most) * LOG2E
+    log_total = highest + tl.log2(tl.sum(total * tl.exp2(most * LOG2E - highest)))
     wanted, lever = _bend(logits, bias, cap, target, scored, HAS_BIAS, HAS_CAP)
-    loss = log_total / LOG2E - (1 - smoothing) * wanted - smoothing * tl.sum(plain) / vocab
+    loss = log_total / LOG2E - (1 - smoothing) * wanted
+    if SMOOTH:
+        loss -= smoothing * tl.sum(plain) / vocab
     tl.store(losses + row, tl.where(scored, loss, 0.0))
     there = (tl.exp2(wanted * LOG2E - log_total) - smoothing / vocab - (1 - smoothing)) * lever
+    log_total = tl.where(scored, log_total, float("inf"))  # no slope
     tl.debug_barrier()  # the wanted logit has been read before it is written over
     for start in range(0, width, COLUMNS):
         columns = start + lanes
         x, bend = _bend(logits, bias, cap, columns, columns < vocab, HAS_BIAS, HAS_CAP)
-        slope = tl.exp2(x * LOG2E - log_total)
+        slope = tl.exp2(x * LOG2E - log_total) * bend
         if SMOOTH:
-            slope = tl.where(columns < vocab, slope - smoothing / vocab, 0.0)
-        slope = tl.where(scored, slope * bend, 0.0)
+            slope -= tl.where(scored & (columns < vocab), smoothing / vocab * bend, 0.0)
         tl.store(logits + columns, slope.to(logits.dtype.element_ty), mask=columns < width)
     tl.debug_barrier()
     tl.store(logits + target, there.to(logits.dtype.element_ty), mask=scored)
