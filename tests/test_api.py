@@ -10,8 +10,9 @@ import torch
 import regard
 from regard.config import RunConfig, TrainConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError
-from regard.generate import generate, parse_chain
+from regard.generate import LookUp, generate, parse_chain
 from regard.models.build import resolve
+from regard.models.lean import lean
 from regard.training.auto import named
 from regard.training.configure import RECIPES, configure, configure_study, recipes
 from regard.training.prepare import prepare
@@ -176,8 +177,8 @@ def test_a_text_run_continues_text_and_does_not_translate(place):
 def test_what_was_made_ready_to_write_follows_the_weights(place):
     ran = regard.load(place / "runs" / "cats.txt", device="cpu")
     greedy = {"tokens": 12, "sampler": ["greedy"]}
-    text, ready = ran.generate("the ", **greedy), ran._engine
-    assert ran._engine is ready
+    text, ready = ran.generate("the ", **greedy), ran._engine()
+    assert ran._engine() is ready
     with torch.no_grad():
         for parameter in ran.model.parameters():
             parameter.copy_(torch.randn_like(parameter))
@@ -185,8 +186,25 @@ def test_what_was_made_ready_to_write_follows_the_weights(place):
     (expected,) = generate(ran.model, [ids], parse_chain(["greedy"]), tokens=12, stop=stop)
     assert ran.generate("the ", **greedy) == ran.tokenizer.decode(expected) != text
     ran.model.double()
-    assert ran._engine is not ready
+    assert ran._engine() is not ready
     ran.generate("the ", **greedy)
+
+
+def test_a_decoder_writes_with_weights_of_eight_bits_where_asked(place):
+    ran = regard.load(place / "runs" / "cats.txt", device="cpu")
+    ran.generate("the ", tokens=4, seed=1)
+    plain = ran._engine()
+    assert len(ran.generate("the ", tokens=12, seed=1, int8=True)) > 0
+    eight, ids = ran._engine(int8=True), ran._prompt("the cat ")
+    assert eight is not plain
+    assert eight.model.head.weight.dtype == torch.int8
+    (expected,) = generate(
+        lean(ran.model, int8=True), [ids], parse_chain(["greedy"]), tokens=9, stop=set()
+    )
+    found = ran.generate("the cat ", tokens=9, sampler=["greedy"], int8=True)
+    assert found == ran.tokenizer.decode(expected)
+    with pytest.raises(ConfigError, match="leave out draft and amateur"):
+        ran.generate("the ", draft=LookUp(), int8=True)
 
 
 def test_what_is_forced_is_written_as_it_stands(place):

@@ -79,3 +79,16 @@ def test_a_beam_draws_nothing_that_could_be_traced(regard, text_run):
         assert "--beam and --search draw nothing" in said.err
     said = regard("generate", text_run, "the", "--beam", 2, "-n", 3, "--json")
     assert "chain" not in json.loads(said.out)
+
+
+def test_a_run_writes_with_weights_of_eight_bits(regard, text_run, materials):
+    words = ["generate", text_run, "the", "-n", 5, "-s", "greedy"]
+    assert len(regard(*words, "--int8").out) > len("the\n")
+    said = regard("generate", text_run, "the", "--int8", "--beam", 2)
+    assert said.code == 2
+    assert "--draft and --int8" in said.err
+    counting = regard("train", materials / "cats.txt", "model.preset=ngram", "--out", "counted")
+    assert counting.code == 0
+    said = regard("generate", "counted", "the", "--int8")
+    assert said.code == 2
+    assert "int8 is for Transformer decoders" in said.err
