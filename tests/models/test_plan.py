@@ -43,10 +43,10 @@ def machine(card, gpus, memory=None):
 
 # One H200, compiled, AdamW in float32, autocast to bfloat16: bench/gpu_train.py
 MEASURED = {
-    "GPT-2": (preset("gpt2"), 64, 494e3, 25.6e9),
-    "LLaMA shape": (TINYLLAMA, 8, 63.3e3, 45.3e9),
-    "BERT": (preset("bert-base"), 64, 547e3, 14.2e9),
-    "ViT": (preset("vit-b16"), 256, 197 * 3644, 16.9e9),
+    "GPT-2": (preset("gpt2"), 64, 606e3, 22.6e9),
+    "LLaMA shape": (TINYLLAMA, 8, 75.6e3, 41.5e9),
+    "BERT": (preset("bert-base"), 64, 588e3, 12.6e9),
+    "ViT": (preset("vit-b16"), 256, 197 * 3796, 17.0e9),
 }
 
 
