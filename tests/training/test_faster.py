@@ -1,10 +1,17 @@
 """What the compiler is told to do better, on the graphs it is given."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from regard.data.batch import TextBatch
+from regard.models.build import build_model, preset
+from regard.nn import attention, ffn
+from regard.tasks import Causal, Objective
 from regard.training import faster
+from regard.training.device import recompute
 
 
 def work(x, up, down, bias):
@@ -47,3 +54,32 @@ def test_only_large_products_of_half_precision_on_a_gpu_are_taken(rows, dtype, l
         a.meta["val"] = torch.empty(rows, 768, dtype=dtype, device="cuda")
         b.meta["val"] = torch.empty(768, 3072, dtype=dtype, device="cuda")
     assert faster._large(a, b) == large
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_compiled_model_learns_the_same_with_its_products(bias, again, monkeypatch):
+    taken = []
+
+    def compiles(x, weight):
+        taken.append(weight.shape)
+        return torch.compiler.is_compiling()
+
+    monkeypatch.setattr(attention, "compiles", compiles)
+    monkeypatch.setattr(ffn, "compiles", compiles)
+    torch.manual_seed(0)
+    small = {"dim": 8, "layers": 2, "heads": 2, "context": 6, "vocab_size": 16, "dropout": 0.0}
+    objective = Objective(build_model(replace(preset("gpt2"), bias=bias, **small)), Causal())
+    objective.double().train()
+    if again:
+        recompute(objective.model)
+    batch = TextBatch(*torch.randint(0, 16, (2, 3, 6)))
+
+    def gradients(loss):
+        value = loss(batch)
+        return [value, *torch.autograd.grad(value, [*objective.parameters()])]
+
+    plain, count = gradients(objective), len(taken)
+    torch.testing.assert_close(gradients(torch.compile(objective, backend="aot_eager")), plain)
+    assert len(taken) > count
