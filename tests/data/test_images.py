@@ -1,6 +1,7 @@
 """Images from IDX files, arrays and folders: what is found, and what is refused."""
 
 import gzip
+import os
 import shutil
 import struct
 import sys
@@ -9,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from regard.data.images import Images, as_pixels, image_pixels, read_idx, resized
+from regard.data.images import Images, as_pixels, classes_in, image_pixels, read_idx, resized
 from regard.data.loader import RowLoader
 from regard.data.sources import open_data
 from regard.errors import ConfigError, DataError
@@ -374,3 +375,21 @@ def test_an_archive_that_promises_too_much_or_is_locked_is_refused(tmp_path):
     (tmp_path / "locked.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"locked\.npz is not a whole"):
         open_data(str(tmp_path / "locked.npz"))
+
+
+def test_what_may_not_be_looked_at_is_no_image(tmp_path, monkeypatch):
+    for name in ("cats/one.png", "cats/two.png", "dogs/one.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    look = os.stat
+
+    def stat(path, *words, **options):
+        if str(path).endswith("two.png"):
+            raise PermissionError
+        return look(path, *words, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert {name: len(files) for name, files in classes_in(tmp_path).items()} == {
+        "cats": 1,
+        "dogs": 1,
+    }

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import re
 import struct
 import zipfile
@@ -288,7 +289,8 @@ def classes_in(folder: Path) -> dict[str, list[Path]]:
         if each.name.startswith("."):
             continue
         files = sorted(each.rglob("*")) if each.is_dir() else [each]
-        files = [file for file in files if not file.name.startswith(".") and file.is_file()]
+        # os.path.isfile says no where a look is not permitted, Path.is_file raises
+        files = [f for f in files if not f.name.startswith(".") and os.path.isfile(f)]
         pictures = [
             file for file in files if file.suffix.lower() in ENDINGS and file.parent == each
         ]
