@@ -1,5 +1,6 @@
 """What every test gets: the same random numbers each time, one thread, and a home of its own."""
 
+import os
 import signal
 
 import pytest
@@ -12,6 +13,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_configure(config):
+    if os.environ.get("TRITON_INTERPRET") == "1":  # NumPy warns of what Triton's interpreter does
+        config.addinivalue_line("filterwarnings", "ignore")
 
 
 @pytest.fixture(autouse=True)

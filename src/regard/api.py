@@ -584,9 +584,7 @@ class Run:
             model = cast(Language, self.model)
             ready = lean(model, int8=int8)
             if int8 and ready is model:
-                raise ConfigError(
-                    "int8 is for Transformer decoders, which this is not; leave it out"
-                )
+                raise ConfigError("int8 is not for this kind of model; leave it out")
             engine = Engine(ready)
             self._ready.update(
                 {"engine": engine, "made of": (int8, self._weights())}

@@ -91,4 +91,4 @@ def test_a_run_writes_with_weights_of_eight_bits(regard, text_run, materials):
     assert counting.code == 0
     said = regard("generate", "counted", "the", "--int8")
     assert said.code == 2
-    assert "int8 is for Transformer decoders" in said.err
+    assert "int8 is not for this kind of model" in said.err

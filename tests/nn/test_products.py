@@ -41,6 +41,54 @@ def test_the_fastest_is_that_with_the_shortest_of_its_times() -> None:
     assert cublaslt.fastest(list(times), lambda way: next(times[way])) == "noisy"
 
 
+class Told:
+    """What a product of the library does, without the library."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ways: dict[str, float]) -> None:
+        self.ran: list[str] = []
+        self.capturing = False
+        kind = cublaslt._Product
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr(cublaslt, "_call", lambda *given: None)
+        monkeypatch.setattr(cublaslt, "_handle", lambda device: None)
+        monkeypatch.setattr(kind, "_ways", lambda product: list(ways))
+        monkeypatch.setattr(kind, "_time", lambda product, way, *given: ways[way])
+        monkeypatch.setattr(kind, "_run", lambda product, way, *given: self.ran.append(way))
+        layouts, dtypes = ((False, 8), (False, 8)), (torch.bfloat16, torch.bfloat16)
+        self.product = kind(*layouts, (8, 8, 8), dtypes, cublaslt.Epilogue.PLAIN, False, 0)
+
+    def __call__(self) -> bool:
+        x = torch.zeros(8, 8)
+        return self.product(x, x, x, None, None)
+
+
+def test_a_product_that_is_met_often_goes_the_fastest_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch, {"first": 3.0, "fast": 1.0, "slow": 9.0})
+    told.capturing = True  # when nothing can be timed
+    assert all(told() for _ in range(4))
+    told.capturing = False
+    assert told()
+    told.capturing = True
+    assert told()
+    assert told.ran == ["first"] * 4 + ["fast"] * 2
+
+
+def test_a_product_whose_bits_must_stay_goes_the_first_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch, {"first": 3.0, "fast": 1.0})
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert all(told() for _ in range(5))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert told.ran == ["first"] * 5
+
+
+def test_a_product_without_a_way_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch, {})
+    assert not told()
+    assert told.ran == []
+
+
 @pytest.mark.parametrize("biased", BOTH)
 def test_gelu_inside_the_products_has_the_right_slopes(biased: bool) -> None:
     x, up, down = (
@@ -86,15 +134,17 @@ def test_products_equal_torchs_own(left: bool, right: bool, sizes: tuple[int, in
         numbers(inner, columns, turned=right, device="cuda"),
     )
     bias = numbers(1, columns, device="cuda")[0]
-    assert cublaslt.multiply(a, b, a.new_empty(rows, columns))
+    for _ in range(cublaslt.OFTEN):  # until its ways are timed
+        assert cublaslt.multiply(a, b, a.new_empty(rows, columns))
     whole = a.double() @ b.double()
     scale = inner**0.5
     assert near(product(a, b) / scale, whole / scale)
     assert near(product(a, b, bias) / scale, (whole + bias.double()) / scale)
     to = torch.randn(rows, columns, device="cuda")
-    wanted = to.double() + whole
-    put_product(to, a, b, add=True)
-    assert near(to / scale, wanted / scale)
+    for times in range(1, cublaslt.OFTEN + 1):
+        before = to.double()
+        put_product(to, a, b, add=True)
+        assert near(to / scale, (before + whole) / scale), times
 
 
 @on_gpu

@@ -89,6 +89,24 @@ def test_stages_follow_one_that_leaves_holes():
         compare(parse_chain([*holes, "typical=0.6", word, "min_p=0.01"]), logits, 1)
 
 
+@pytest.mark.parametrize("last", ["min_p=0.1", "top_p=0.9", "typical=0.9", "temperature=1.5"])
+def test_a_cold_stage_follows_one_that_removed_the_likeliest(last):
+    likeliest = torch.full((1, 60), -5.0, device=DEVICE)
+    likeliest[0, 7], likeliest[0, 11] = 5.0, 2.9
+    xtc = ["top_k=40", "xtc={probability=1, threshold=0.1}", "temperature=0.02"]
+    lonely = torch.full((1, 900), -9.0, device=DEVICE)
+    lonely[0, 200:600], lonely[0, 3] = 0.0, 5.5
+    typical = ["top_k=512", "typical=0.3", "temperature=0.05"]
+    for words, logits in ((xtc, likeliest), (typical, lonely)):
+        compare(parse_chain(words), logits)
+        compare(parse_chain([*words, last]), logits)
+
+
+def test_two_temperatures_leave_the_likeliest():
+    words = ["temperature=0.7", "top_k=50", "temperature=0.9", "min_p=1"]
+    compare(parse_chain(words), many_kinds(5003, rows=64))
+
+
 def test_rows_of_which_many_tokens_are_equal():
     torch.manual_seed(0)
     logits = torch.randn(4, 5003).round().clamp(-1, 2)

@@ -178,10 +178,13 @@ def tried(data, folder, changes):
 
 
 @pytest.fixture
-def untrained():
-    """Inside, runs are begun but not trained."""
+def untrained(tmp_path):
+    """Inside, runs are begun but not trained, deep in a folder of their own: paths may lead up."""
+    deep = tmp_path / "a" / "b" / "c"
+    deep.mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "_run", lambda *words, **options: iter(()))
+        patch.chdir(deep)
         yield
 
 

@@ -1,5 +1,6 @@
 """What the compiler is told to do better, on the graphs it is given."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,10 +9,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from regard.data.batch import TextBatch
 from regard.models.build import build_model, preset
-from regard.nn import attention, ffn
+from regard.nn import attention, ffn, products
 from regard.tasks import Causal, Objective
 from regard.training import faster
 from regard.training.device import recompute
+from regard.training.learner import compiled
 
 
 def work(x, up, down, bias):
@@ -61,7 +63,9 @@ def test_only_large_products_of_half_precision_on_a_gpu_are_taken(rows, dtype, l
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_compiled_model_learns_the_same_with_its_products(bias, again, monkeypatch):
     for module in (attention, ffn):
-        monkeypatch.setattr(module, "compiles", lambda x, weight: torch.compiler.is_compiling())
+        monkeypatch.setattr(
+            module, "compiling_large", lambda x, weight: torch.compiler.is_compiling()
+        )
     torch._dynamo.reset()
     torch.manual_seed(0)
     small = {"dim": 8, "layers": 2, "heads": 2, "context": 6, "vocab_size": 16, "dropout": 0.0}
@@ -77,3 +81,17 @@ def test_a_compiled_model_learns_the_same_with_its_products(bias, again, monkeyp
 
     compiled = torch.compile(objective, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(gradients(compiled), gradients(objective))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU by g++")
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_the_compiler_takes_the_pass(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(faster, "_large", lambda a, b: True)
+    torch._dynamo.reset()
+    weight = torch.randn(4, 4, requires_grad=True)
+    x, calls = torch.randn(3, 4), []
+    monkeypatch.setattr(products, "multiply", lambda *given, **options: bool(calls.append(given)))
+    (slope,) = torch.autograd.grad(compiled(lambda x: (x @ weight).sin().sum())(x), weight)
+    assert len(calls) == 2
+    torch.testing.assert_close(slope, x.T @ (x @ weight).cos())

@@ -14,7 +14,7 @@ from regard.errors import ShapeError
 from regard.nn.functional import masked_softmax, merge_heads, share_heads, split_heads
 from regard.nn.mask import Mask
 from regard.nn.position import Position, Turn
-from regard.nn.products import compiles, parted
+from regard.nn.products import compiling_large, parted
 from regard.nn.score import SCORES
 from regard.nn.state import KeyValues
 from regard.nn.tap import Tap
@@ -161,7 +161,7 @@ class Attention(nn.Module):
         biases: list[Tensor] | None = (
             [p.bias for p in parts] if self.query.bias is not None else None
         )
-        if view.turn is None and self.q_norm is None and compiles(x, self.query.weight):
+        if view.turn is None and self.q_norm is None and compiling_large(x, self.query.weight):
             q, k, v = parted(x, weights, biases)
         else:
             bias = None if biases is None else torch.cat(biases)

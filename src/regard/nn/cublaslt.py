@@ -1,14 +1,15 @@
 """cuBLASLt, the library behind torch's own products of matrices, asked for all that it knows.
 
 It names several ways to compute a product, the most promising first. torch takes that one; here
-each is tried when a product is first met, and the fastest is kept. It can also bend a product by
-GELU before it is written, or multiply it by GELU's slope, which saves a pass over memory.
+all are timed when a product has been met some times, and the fastest is kept. It can also bend a
+product by GELU before it is written, or multiply it by GELU's slope: a pass over memory less.
 """
 
 import ctypes
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cache
+from threading import Lock
 from typing import TypeVar
 
 import torch
@@ -19,6 +20,7 @@ T = TypeVar("T")
 _Value = ctypes.c_int32 | ctypes.c_int64 | ctypes.c_uint32 | ctypes.c_uint64 | ctypes.c_void_p
 
 WAYS = 16  # of a product that are asked for
+OFTEN = 3  # from this time on that a product is met, its ways are timed
 TURNS, CALLS = 3, 10  # each way is timed so often, so many calls at a time
 WORKSPACE = 32 << 20  # bytes, what torch gives it on large cards
 ALIGNED = 16  # bytes, of every address
@@ -79,7 +81,7 @@ def multiply(
         return False
     assert out.is_contiguous()
     sizes, dtypes = (len(a), len(b), b.shape[1]), (a.dtype, out.dtype)
-    product = _product(_lie(a), _lie(b), sizes, dtypes, epilogue, add, a.device.index)
+    product = _product(_layout(a), _layout(b), sizes, dtypes, epilogue, add, a.device.index)
     return product(a, b, out, bias, aux)
 
 
@@ -104,10 +106,10 @@ def fastest(ways: Sequence[T], time: Callable[[T], float]) -> T:
     return ways[best.index(min(best))]
 
 
-Lie = tuple[bool, int]  # of a matrix in memory: whether column by column, and their distance
+Layout = tuple[bool, int]  # of a matrix: whether column by column, and their distance
 
 
-def _lie(x: Float[Tensor, "rows outputs"]) -> Lie:
+def _layout(x: Float[Tensor, "rows outputs"]) -> Layout:
     return (False, x.stride(0)) if x.stride(1) == 1 else (True, x.stride(1))
 
 
@@ -120,8 +122,8 @@ class _Product:
 
     def __init__(
         self,
-        left: Lie,
-        right: Lie,
+        left: Layout,
+        right: Layout,
         sizes: tuple[int, int, int],
         dtypes: tuple[torch.dtype, torch.dtype],
         epilogue: Epilogue,
@@ -130,6 +132,8 @@ class _Product:
     ) -> None:
         (rows, inner, columns), (given, made) = sizes, dtypes
         self.add, self.handle = ctypes.c_float(add), _handle(device)
+        self.met, self.lock = 0, Lock()
+        self.ways: list[_Found] = []
         self.way: _Found | None = None
         self.description = _made("MatmulDescCreate", ctypes.c_int(COMPUTE_32F), ctypes.c_int(0))
         self._say(3, ctypes.c_int32(right[0]))  # CUBLASLT_MATMUL_DESC_TRANSA
@@ -138,31 +142,38 @@ class _Product:
         if epilogue not in (Epilogue.PLAIN, Epilogue.BIAS):
             self._say(12, ctypes.c_int64(columns))  # …_EPILOGUE_AUX_LD
         self.layouts = (
-            _layout(given, columns, inner, right),
-            _layout(given, inner, rows, left),
-            _layout(made, columns, rows, (False, columns)),
+            _described(given, columns, inner, right),
+            _described(given, inner, rows, left),
+            _described(made, columns, rows, (False, columns)),
         )
 
     def __call__(
         self, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, aux: Tensor | None
     ) -> bool:
-        """Compute it, by a way that is looked for the first time; False if there is none."""
-        if bias is not None:
-            self._say(8, ctypes.c_void_p(bias.data_ptr()))  # …_BIAS_POINTER
-        if aux is not None:
-            self._say(11, ctypes.c_void_p(aux.data_ptr()))  # …_EPILOGUE_AUX_POINTER
-        way = self.way
-        if way is None:
-            ways, fixed = self._ways(), torch.are_deterministic_algorithms_enabled()
-            if not ways:
-                return False
-            if fixed or torch.cuda.is_current_stream_capturing():
-                way = ways[0]  # there is no time to be taken
-            else:
-                spare = torch.empty_like(out)
-                way = self.way = fastest(ways, lambda way: self._time(way, a, b, spare))
-        self._run(way, a, b, out)
-        return True
+        """Compute it; False if there is no way."""
+        with self.lock:  # where bias and aux stand is said to all threads
+            if bias is not None:
+                self._say(8, ctypes.c_void_p(bias.data_ptr()))  # …_BIAS_POINTER
+            if aux is not None:
+                self._say(11, ctypes.c_void_p(aux.data_ptr()))  # …_EPILOGUE_AUX_POINTER
+            way = self._choose(a, b, out) if self.way is None else self.way
+            if way is not None:
+                self._run(way, a, b, out)
+        return way is not None
+
+    def _choose(self, a: Tensor, b: Tensor, out: Tensor) -> _Found | None:
+        """The first way that is named; for what is met again and again, the fastest."""
+        self.met += 1
+        if self.met == 1:
+            self.ways = self._ways()
+        if not self.ways:
+            return None
+        fixed = torch.are_deterministic_algorithms_enabled()
+        if self.met < OFTEN or fixed or torch.cuda.is_current_stream_capturing():
+            return self.ways[0]
+        spare = torch.empty_like(out) if self.add.value else out
+        self.way = fastest(self.ways, lambda way: self._time(way, a, b, spare))
+        return self.way
 
     def _ways(self) -> list[_Found]:
         """Those that the library names, the most promising first."""
@@ -232,9 +243,9 @@ def _handle(device: int) -> ctypes.c_void_p:
         return _made("Create")
 
 
-def _layout(dtype: torch.dtype, rows: int, columns: int, lie: Lie) -> ctypes.c_void_p:
+def _described(dtype: torch.dtype, rows: int, columns: int, layout: Layout) -> ctypes.c_void_p:
     """A matrix of so many rows and columns, which lies there turned if its transpose does."""
-    turned, distance = lie
+    turned, distance = layout
     sizes = (columns, rows) if turned else (rows, columns)
     kind, sides = ctypes.c_int(KINDS[dtype]), map(ctypes.c_uint64, sizes)
     return _made("MatrixLayoutCreate", kind, *sides, ctypes.c_int64(distance))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.products import bent_feed_forward, compiles
+from regard.nn.products import bent_feed_forward, compiling_large
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -33,7 +33,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """Up, bend, down."""
         up, down, drops = self.up, self.down, self.dropout and self.training
-        if self.activation is gelu_tanh and not drops and compiles(x, up.weight):
+        if self.activation is gelu_tanh and not drops and compiling_large(x, up.weight):
             return bent_feed_forward(x, up.weight, up.bias, down.weight, down.bias)
         wide = self.activation(up(x))
         return down(F.dropout(wide, self.dropout, self.training))

@@ -112,7 +112,7 @@ def _results(x: Tensor, weight: Tensor, bias: Tensor | None, learning: bool) -> 
     if not learning:
         return [loss]
     dbias = x.new_empty(0 if bias is None else len(bias), dtype=wide)
-    return [loss, torch.empty_like(x), torch.empty_like(weight, dtype=wide), dbias]
+    return [loss, x.new_empty(x.shape), weight.new_empty(weight.shape, dtype=wide), dbias]
 
 
 def _softmax_slope(logits: Tensor, *given: Any) -> tuple[Tensor, Tensor]:

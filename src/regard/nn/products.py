@@ -28,7 +28,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @product.register_fake
 def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    return a.new_empty(len(a), b.shape[1])
+    return a.new_empty(a.shape[0], b.shape[1])
 
 
 @torch.library.custom_op("regard::bent_product", mutates_args=())
@@ -44,7 +44,7 @@ def bent_product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tens
 
 @bent_product.register_fake
 def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    out = a.new_empty(len(a), b.shape[1])
+    out = a.new_empty(a.shape[0], b.shape[1])
     return out, torch.empty_like(out)
 
 
@@ -73,7 +73,7 @@ def sum_of_products(a: list[Tensor], b: list[Tensor]) -> Tensor:
 
 @sum_of_products.register_fake
 def _(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    return a[0].new_empty(len(a[0]), b[0].shape[1])
+    return a[0].new_empty(a[0].shape[0], b[0].shape[1])
 
 
 def _plain(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -100,7 +100,9 @@ def put_product(
         to += a @ b
 
 
-def compiles(x: Float[Tensor, "*rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
+def compiling_large(
+    x: Float[Tensor, "*rows inputs"], weight: Float[Tensor, "outputs inputs"]
+) -> bool:
     """Whether a large product of the two is being compiled, for a GPU and in half precision."""
     return (
         torch.compiler.is_compiling()

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from regard.nn.products import LARGE
+from regard.nn import products
 
 aten: Any = torch.ops.aten
 
@@ -27,11 +27,11 @@ class Faster(CustomGraphPass):
 
     def uuid(self) -> bytes:
         """What compiled graphs are kept under."""
-        return get_hash_for_files((__file__,))
+        return get_hash_for_files((__file__, products.__file__))
 
 
 def _large(a: fx.Node, b: fx.Node) -> bool:
     left, right = a.meta["val"], b.meta["val"]
     half = left.dtype in (torch.bfloat16, torch.float16)
     operations = 2 * left.shape[0] * left.shape[1] * right.shape[1]
-    return left.is_cuda and half and operations >= LARGE
+    return left.is_cuda and half and operations >= products.LARGE

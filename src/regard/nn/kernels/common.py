@@ -84,6 +84,30 @@ def bent(x, BEND: tl.constexpr):
     return x
 
 
+@triton.jit
+def ranking(x):
+    """A whole number for each float, in their order."""
+    bits = x.to(tl.float32).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+
+
+@triton.jit
+def number_of(key):
+    """The float of a key."""
+    bits = key.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def uniform(key, count):
+    """A number of `generate.context.Generators`."""
+    mixed = key + count * -7046029254386353131
+    mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    mixed = mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)
+    return ((mixed >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * 1.1102230246251565e-16
+
+
 class Bend(NamedTuple):
     """The activation after a product, by its name in `nn.ffn`, and whether it gates another."""
 

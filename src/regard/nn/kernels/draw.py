@@ -6,6 +6,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.nn.kernels.common import number_of, ranking, uniform
+
 PIECE = 1024  # logits of a piece
 PIECES = 16  # that are looked at together
 
@@ -26,11 +28,7 @@ def _draw_kernel(
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocab
     count = tl.load(used + row)
-    mixed = tl.load(keys + row) + count * -7046029254386353131
-    mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
-    mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
-    mixed = mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)
-    u = ((mixed >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * 1.1102230246251565e-16
+    u = uniform(tl.load(keys + row), count)
     most = -float("inf")
     for start in range(0, vocab, PIECES * PIECE):
         x, _ = _some(logits, start, vocab, PIECES, PIECE)
@@ -70,29 +68,15 @@ def _top_k_kernel(logits, out, vocab, k, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, WIDE)
     x = tl.load(logits + row * vocab + n, mask=n < vocab, other=-float("inf"))
-    low, high = _key(tl.full((), -float("inf"), tl.float32)), _key(tl.max(x)) + 1
+    low, high = ranking(tl.full((), -float("inf"), tl.float32)), ranking(tl.max(x)) + 1
     while high - low > 1:
         middle = low + (high - low) // 2
-        found = tl.sum((x >= _number(middle)).to(tl.int32))
+        found = tl.sum((x >= number_of(middle)).to(tl.int32))
         low = tl.where(found >= k, middle, low)
         high = tl.where(found > k, high, tl.where(found == k, low + 1, middle))
-    least = tl.min(tl.where(x >= _number(low), x, float("inf")))
+    least = tl.min(tl.where(x >= number_of(low), x, float("inf")))
     kept = tl.where((x >= least) | (x != x), x, -float("inf"))
     tl.store(out + row * vocab + n, kept, mask=n < vocab)
-
-
-@triton.jit
-def _key(x):
-    """A whole number for each float, in their order."""
-    bits = x.to(tl.float32).to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
-
-
-@triton.jit
-def _number(key):
-    """The float of a key."""
-    bits = key.to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 def draw(

@@ -6,8 +6,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.nn.kernels.common import early, wait
-from regard.nn.kernels.draw import _key, _number
+from regard.nn.kernels.common import early, number_of, ranking, uniform, wait
 
 MOST = 1024  # tokens that can be ranked
 GROUPS = 2048  # of tokens, of which the largest are looked at
@@ -60,13 +59,13 @@ def _select_kernel(
             added += tl.sum(tl.where(x > -float("inf"), x, 0.0), 1)
             there += tl.sum((x > -float("inf")).to(tl.int32), 1)
     top = tl.max(best)
-    low, high, enough = _key(tl.min(best)), _key(top) + 1, GROUPS
+    low, high, enough = ranking(tl.min(best)), ranking(top) + 1, GROUPS
     while (high - low > 1) & (enough > MOST * 9 // 16):  # so few groups hardly have MOST tokens
         middle = low + (high - low) // 2
-        found = tl.sum((best >= _number(middle)).to(tl.int32))
+        found = tl.sum((best >= number_of(middle)).to(tl.int32))
         enough = tl.where(found >= k, found, enough)
         low, high = tl.where(found >= k, middle, low), tl.where(found >= k, high, middle)
-    bar = _number(low)
+    bar = number_of(low)
     some, alive, mean = best >= bar, 1.0, 0.0
     if SPREAD:
         alive = tl.sum(there).to(tl.float32)
@@ -75,7 +74,7 @@ def _select_kernel(
         logits, vocab, some, bar, vocab, values, ids, mean, SPREAD, DEEP // 2, GROUPS, MOST
     )
     if left > MOST:
-        bar, behind = _crowd(logits, vocab, every, k, low, _key(top) + 1, DEEP, GROUPS, MOST)
+        bar, behind = _crowd(logits, vocab, every, k, low, ranking(top) + 1, DEEP, GROUPS, MOST)
         tl.debug_barrier()  # too many have been written there
         left, _ = _collect(
             logits, vocab, every, bar, behind, values, ids, 0.0, False, DEEP // 2, GROUPS, MOST
@@ -168,9 +167,9 @@ def _crowd(
     """
     while high - low > 1:
         middle = low + (high - low) // 2
-        found = _counted(logits, vocab, every, _number(middle), vocab, DEEP, GROUPS)
+        found = _counted(logits, vocab, every, number_of(middle), vocab, DEEP, GROUPS)
         low, high = tl.where(found >= k, middle, low), tl.where(found >= k, high, middle)
-    bar = _number(low)
+    bar = number_of(low)
     behind, beyond = 0, vocab + 1
     while beyond - behind > 1:
         middle = behind + (beyond - behind) // 2
@@ -231,6 +230,8 @@ def _stages_kernel(
         own = numbers + 3 * n
         if OPS[n] == "temperature":
             cold = tl.load(own).to(tl.float32)
+            if HOLES[n]:
+                top = tl.max(tl.where(alive, x, -float("inf")))
             # multiplied last: a product minus a product may be rounded once only, and not be 0
             weight = tl.where(alive, tl.exp((x - top) * cold), 0.0)
             x, top = x * cold, top * cold
@@ -251,12 +252,11 @@ def _stages_kernel(
                 share = tl.load(own).to(tl.float32)
                 keep = (before < share * tl.max(reached)) | (before == 0.0)
             elif OPS[n] == "min_p":
-                largest = tl.max(weight) if HOLES[n] else 1.0
-                keep = weight >= tl.load(own).to(tl.float32) * largest
+                keep = weight >= tl.load(own).to(tl.float32) * tl.max(weight)
             elif OPS[n] == "typical":
                 keep = _typical(x, alive, weight, top, at, own, sums, KEEPS[n], MOST)
             elif OPS[n] == "xtc":
-                act = _uniform(key, taken) < tl.load(own)
+                act = uniform(key, taken) < tl.load(own)
                 threshold = tl.where(act, tl.load(own + 1), 2.0).to(tl.float32)
                 keep = ~_choices(alive, weight, at, threshold, MOST)
                 taken += 1
@@ -270,7 +270,7 @@ def _stages_kernel(
     tl.debug_barrier()
     share = tl.load(sums + at).to(tl.float64)
     reached = tl.cumsum(share, 0)
-    passed = (reached > _uniform(key, taken) * tl.max(reached)) & (share > 0)
+    passed = (reached > uniform(key, taken) * tl.max(reached)) & (share > 0)
     first = tl.min(tl.where(passed, at, MOST))
     here = tl.minimum(first, tl.max(tl.where(share > 0, at, 0)))
     chosen = tl.sum(tl.where(place == here, id, 0))
@@ -344,16 +344,6 @@ def _choices(alive, weight, at, threshold, MOST: tl.constexpr):
     likely = alive & (share >= threshold)
     least = tl.min(tl.where(likely, share, float("inf")))
     return likely & (at != tl.min(tl.where(likely & (share == least), at, MOST)))
-
-
-@triton.jit
-def _uniform(key, count):
-    """A number of `generate.context.Generators`."""
-    mixed = key + count * -7046029254386353131
-    mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
-    mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
-    mixed = mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)
-    return ((mixed >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * 1.1102230246251565e-16
 
 
 def tail(
