@@ -170,7 +170,12 @@ def test_a_text_run_continues_text_and_does_not_translate(place):
     assert ran.generate("the ", tokens=12, seed=3) == ran.generate("the ", tokens=12, seed=3)
     assert len(ran.generate("", tokens=5, seed=3)) <= 5
     assert "".join(ran.stream("the ", tokens=12, seed=3)) == ran.generate("the ", tokens=12, seed=3)
-    with pytest.raises(ConfigError, match="cannot translate; use `generate`"):
+    assert ran.generate("a", tokens=3, sampler="greedy") == ran.generate(
+        "a", tokens=3, sampler=["greedy"]
+    )
+    with pytest.raises(
+        ConfigError, match=r"cats.txt is 'causal', which cannot translate; use `gene"
+    ):
         ran.translate("one")
 
 

@@ -174,7 +174,7 @@ class Run:
         prompt: str = "",
         *,
         tokens: int = 200,
-        sampler: Sequence[str] | Chain = ("temperature=0.8", "top_p=0.95"),
+        sampler: str | Sequence[str] | Chain = ("temperature=0.8", "top_p=0.95"),
         seed: int | None = None,
         draft: "Run | LookUp | None" = None,
         amateur: "Run | None" = None,
@@ -208,7 +208,7 @@ class Run:
         prompt: str = "",
         *,
         tokens: int = 200,
-        sampler: Sequence[str] | Chain = ("temperature=0.8", "top_p=0.95"),
+        sampler: str | Sequence[str] | Chain = ("temperature=0.8", "top_p=0.95"),
         seed: int | None = None,
         draft: "Run | LookUp | None" = None,
         amateur: "Run | None" = None,
@@ -232,8 +232,8 @@ class Run:
             )
         return ending(text_of(written, self.tokenizer, ids), until)
 
-    def chain(self, words: Sequence[str], order: str | None = None) -> Chain:
-        """A chain of samplers in which tokens may be named by their text: `ban=["the"]`.
+    def chain(self, words: str | Sequence[str], order: str | None = None) -> Chain:
+        """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
 
         A text names every token that reads so, with a space before it or without; what `force`
         is given is written as it stands.
@@ -242,11 +242,13 @@ class Run:
         def named(sampler: str, text: str) -> list[int]:
             tokenizer, plain = self.tokenizer, text.removeprefix(" ")
             if sampler == "force":
+                if strange := tokenizer.unknown(text):
+                    raise ConfigError(f"force={text!r}: the run cannot write {strange[0]!r}")
                 return tokenizer.encode(text)
             pieces = ((id, tokenizer.piece(id)) for id in range(tokenizer.size))
             return [id for id, piece in pieces if piece.removeprefix(" ") == plain]
 
-        return parse_chain(words, order, named)
+        return parse_chain([words] if isinstance(words, str) else words, order, named)
 
     def search(
         self,
@@ -625,7 +627,7 @@ class Run:
             )
         if kind != needed:
             raise ConfigError(
-                f"this run's task is {kind!r}, which cannot {what}; "
+                f"the task of {self.folder.path} is {kind!r}, which cannot {what}; "
                 f"use `{TASKS[kind].verb}` instead"
             )
 

@@ -86,9 +86,22 @@ def test_a_run_writes_with_weights_of_eight_bits(regard, text_run, materials):
     assert len(regard(*words, "--int8").out) > len("the\n")
     said = regard("generate", text_run, "the", "--int8", "--beam", 2)
     assert said.code == 2
-    assert "--draft and --int8" in said.err
+    assert "draw nothing; leave out --int8" in said.err
     counting = regard("train", materials / "cats.txt", "model.preset=ngram", "--out", "counted")
     assert counting.code == 0
     said = regard("generate", "counted", "the", "--int8")
     assert said.code == 2
     assert "int8 is not for this kind of model" in said.err
+
+
+def test_what_is_wrong_is_told_before_anything_is_written(regard, text_run):
+    for words in (["-s", "ban=[9999]"], ["--until", ""]):
+        said = regard("generate", text_run, "the", *words)
+        assert said.code == 2
+        assert said.out == ""
+
+
+def test_a_text_that_cannot_be_written_is_not_forced(regard, text_run):
+    said = regard("generate", text_run, "the", "-s", 'force=["a€"]')
+    assert said.code == 2
+    assert "force='a€': the run cannot write '€'" in said.err

@@ -1,5 +1,6 @@
 """`regard generate`."""
 
+import itertools
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,8 @@ from typer import Argument, Option
 from regard.cli.options import Folder, Json, Searched
 from regard.cli.talk import dim, print_json, shown, stdin_text, warn_of, working
 from regard.errors import ConfigError
+
+SMALL = 2e6  # parameters up to which one thread writes as fast as several, which would wait
 
 
 def generate(
@@ -61,7 +64,8 @@ def generate(
         Option(metavar="RUN", help="A weaker model, which shows what not to say."),
     ] = None,
     int8: Annotated[
-        bool, Option("--int8", help="Write with weights of eight bits: faster, nearly the same.")
+        bool,
+        Option("--int8", help="Weights of eight bits: faster for large models, almost as good."),
     ] = False,
     trace: Annotated[
         bool, Option("--trace", help="Show what each sampler did, token by token.")
@@ -78,24 +82,31 @@ def generate(
     regard generate runs/my 'To be' --search 'contrastive={k=4, alpha=0.6}'
     regard generate runs/my 'To be' --draft runs/small
     """
-    drawn = [sampler, order, seed is not None, trace, draft, int8]
+    drawn = {
+        "--sampler": sampler,
+        "--order": order,
+        "--until": until,
+        "--seed": seed is not None,
+        "--draft": draft,
+        "--int8": int8,
+        "--trace": trace,
+    }
     if beam is not None and search is not None:
         raise ConfigError("--beam is a search of its own; give --beam or --search")
     search = search if beam is None else f"beam={beam}"
-    if search is not None and any(drawn):
-        raise ConfigError(
-            "--beam and --search draw nothing; leave out --sampler, --order, --seed, --trace, "
-            "--draft and --int8"
-        )
-    if search is not None and until:
-        raise ConfigError("--until ends a text that is drawn; leave it out beside a search")
+    if search is not None and any(drawn.values()):
+        given = " and ".join(name for name, value in drawn.items() if value)
+        raise ConfigError(f"--beam and --search draw nothing; leave out {given}")
     text = stdin_text() if prompt == "-" else prompt
     with working(f"opening {run}"):
         from regard.api import load
         from regard.cli.trace import as_table, as_text
         from regard.generate import LookUp, Traced
+        from regard.training.device import use_threads
 
         opened = load(run)
+        size = sum(each.numel() for each in opened.model.parameters())
+        use_threads(1 if size < SMALL else None)
         words = sampler or ([] if order else ["temperature=0.8", "top_p=0.95"])
         chain = opened.chain(words, order)
         traced = Traced(chain.stages)
@@ -134,9 +145,11 @@ def generate(
         for each, score in texts:
             print(f"{score:9.4f}  {dim(shown(text, out), out)}{shown(each, out)}")
     else:
+        pieces = iter(pieces)
+        first = next(pieces, "")  # what is wrong is told before anything is written
         print(dim(shown(text, out), out), end="", flush=True)
         try:
-            for piece in pieces:
+            for piece in itertools.chain([first], pieces):
                 print(shown(piece, out), end="", flush=True)
         finally:
             print()  # an error begins on a line of its own

@@ -29,7 +29,7 @@ class Temperature(Stage):
 
     def __post_init__(self) -> None:
         if not 0 <= self.value < math.inf:
-            raise ConfigError(f"temperature={self.value} must be 0 (greedy) or larger")
+            raise ConfigError(f"temperature={self.value} must be finite, and 0 (greedy) or larger")
 
     @property
     def greedy(self) -> bool:
