@@ -73,7 +73,7 @@ def test_a_translation_is_searched_too(regard, pair_run):
         (["--search", "beam=3", "--beam", 3], "--beam or --search"),
         (["--search", "beam=3", "--draft", "look-up"], "--draft"),
         (["--search", "beam=3", "--seed", 1], "--seed"),
-        (["--beam", 3, "--until", "a"], "--until ends a text that is drawn"),
+        (["--beam", 3, "--until", "a"], "draw nothing; leave out --until"),
     ],
 )
 def test_a_search_that_cannot_be_is_named(regard, text_run, words, message):

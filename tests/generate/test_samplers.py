@@ -550,7 +550,7 @@ def test_adaptive_p_keeps_a_running_mean_of_what_it_draws():
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("temperature=-0.1", "temperature=-0.1 must be 0"),
+        ("temperature=-0.1", "temperature=-0.1 must be finite, and 0"),
         ("temperature=nan", "temperature=nan"),
         ("temperature=inf", "temperature=inf"),
         ("dynamic_temperature={low=2, high=1}", "low=2.0 and high=1.0"),
