@@ -84,7 +84,7 @@ def test_tokens_are_those_a_model_learns_from():
 def test_compiling_is_no_part_of_the_time_of_a_step(data, monkeypatch):
     now, compiled = [0.0], []
 
-    def slow_at_first(objective, dynamic):
+    def slow_at_first(objective, **options):
         compiled.append(objective)
         seen = set()
 
