@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from regard.data.batch import TextBatch
 from regard.models.build import build_model, preset
 from regard.nn import attention, ffn, products
+from regard.nn.mask import Mask
 from regard.tasks import Causal, Objective
 from regard.training import faster
 from regard.training.device import recompute
@@ -95,3 +96,30 @@ def test_the_compiler_takes_the_pass(monkeypatch, tmp_path):
     (slope,) = torch.autograd.grad(compiled(lambda x: (x @ weight).sin().sum())(x), weight)
     assert len(calls) == 2
     torch.testing.assert_close(slope, x.T @ (x @ weight).cos())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_compiled_block_learns_as_the_plain_one(biased, monkeypatch):
+    monkeypatch.setattr(products, "LARGE", 0)
+    torch.manual_seed(0)
+    looking = attention.Attention(256, 4, bias=biased).cuda()
+    layer = ffn.FeedForward(256, 1024, ffn.gelu_tanh, bias=biased).cuda()
+    x = torch.randn(8, 128, 256, device="cuda", requires_grad=True)
+    goal = torch.randn_like(x)
+    view = attention.View.of(Mask.causal(), torch.arange(128, device="cuda").unsqueeze(0))
+
+    def block(x):
+        return layer(looking(x, view=view))
+
+    def gradients(work):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = (work(x) * goal).sum()
+        parameters = [*looking.parameters(), *layer.parameters()]
+        return [loss, *torch.autograd.grad(loss, [x, *parameters])]
+
+    found, wanted = gradients(compiled(block)), gradients(block)
+    noise = 1e-3 * max(float(plain.norm()) for plain in wanted)  # that of the keys' bias is all
+    for ours, plain in zip(found, wanted, strict=True):
+        assert (ours - plain).norm() <= 0.02 * plain.norm() + noise
