@@ -27,7 +27,8 @@ def generate(
             "-s",
             "--sampler",
             metavar="NAME=VALUE",
-            help="One link of the chain; repeatable. By default temperature=0.8 and top_p=0.95.",
+            help="One link of the chain; repeatable. By default temperature=0.8 and top_p=0.95; "
+            "an unknown name gets the list of all.",
             show_default=False,
         ),
     ] = [],  # noqa: B006 -- typer copies it
