@@ -187,8 +187,8 @@ class Run:
         are drawn as likely as without, with fewer passes through the model; whether that is
         faster depends on how good and how cheap the guesses are. `amateur` is a run with a
         weaker model, which shows what not to say (contrastive decoding). With `int8` a decoder
-        writes with weights of eight bits: faster, and nearly as it would. Without a prompt the
-        text begins as one does after the end of another.
+        writes with weights of eight bits: faster where it is large, and almost as well. Without a
+        prompt the text begins as one does after the end of another.
         """
         return "".join(
             self.stream(
@@ -587,10 +587,8 @@ class Run:
             ready = lean(model, int8=int8)
             if int8 and ready is model:
                 raise ConfigError("int8 is not for this kind of model; leave it out")
-            engine = Engine(ready)
-            self._ready.update(
-                {"engine": engine, "made of": (int8, self._weights())}
-            )  # it moved them
+            made_of = (int8, self._weights())  # packing has moved them
+            self._ready.update({"engine": Engine(ready), "made of": made_of})
         return cast(Engine, self._ready["engine"])
 
     def _weights(self) -> list[tuple[Any, ...]]:

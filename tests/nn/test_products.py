@@ -114,7 +114,7 @@ def test_parts_of_a_product_have_the_right_slopes(biased: bool) -> None:
     )
 
     def ours(x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        return parted(x, given[:3], given[3:] if biased else None)
+        return parted(x, given[:3], torch.cat(given[3:]) if biased else None)
 
     assert torch.autograd.gradcheck(ours, (x, *weights, *biases))
     every = zip(weights, biases if biased else [None] * 3, strict=True)

@@ -158,13 +158,10 @@ class Attention(nn.Module):
         """
         parts = (self.query, self.key, self.value)
         weights: list[Tensor] = [part.weight for part in parts]
-        biases: list[Tensor] | None = (
-            [p.bias for p in parts] if self.query.bias is not None else None
-        )
+        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
         if view.turn is None and self.q_norm is None and compiling_large(x, self.query.weight):
-            q, k, v = parted(x, weights, biases)
+            q, k, v = parted(x, weights, bias)
         else:
-            bias = None if biases is None else torch.cat(biases)
             q, k, v = F.linear(x, torch.cat(weights), bias).split([len(w) for w in weights], dim=-1)
         return (
             split_heads(q, self.heads),

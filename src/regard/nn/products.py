@@ -175,13 +175,12 @@ class _Parted(torch.autograd.Function):
 
 
 def parted(
-    x: Float[Tensor, "*rows dim"], weights: Sequence[Tensor], biases: Sequence[Tensor] | None
+    x: Float[Tensor, "*rows dim"], weights: Sequence[Tensor], bias: Float[Tensor, " width"] | None
 ) -> tuple[Tensor, ...]:
-    """x times each of some matrices, in the type of autocast.
+    """x times each of some matrices, with the biases of all in a row, in the type of autocast.
 
     For slopes that come apart: putting them together would be one more pass over memory.
     """
-    bias = None if biases is None else torch.cat([*biases])
     given = _halved(x.flatten(0, -2), bias, *weights)
     results: tuple[Tensor, ...] = _Parted.apply(*given)  # type: ignore[no-untyped-call]
     return tuple(each.unflatten(0, x.shape[:-1]) for each in results)
