@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from regard.models import fused
-from regard.nn.kernels import attend, many
+from regard.nn.kernels import attend, common, many
 from regard.nn.kernels import draw as kernel
 from regard.nn.kernels.common import INTERPRETED
 from regard.nn.packed import Matrix
@@ -98,29 +98,73 @@ def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypat
 
 
 @triton.jit
-def plain_sixty_fourths(w):
-    low = (w << 8).to(tl.int16) >> 8
-    return tl.interleave(low, w >> 8).to(tl.float32) / 64
+def plain_spread(w):
+    a, b, c, d = w << 24, w << 16, w << 8, w
+    return (
+        (a >> 24).to(tl.float32) / 64,
+        (b >> 24).to(tl.float32) / 64,
+        (c >> 24).to(tl.float32) / 64,
+        (d >> 24).to(tl.float32) / 64,
+    )
 
 
-@pytest.mark.parametrize("inputs", [256, 200])
+@pytest.fixture
+def in_fours(monkeypatch):
+    """Vectors that lie in fours, and their type."""
+    if not INTERPRETED:
+        return torch.bfloat16
+
+    def always(matrix, dtype):
+        return matrix.scale is not None
+
+    monkeypatch.setattr(many, "in_fours", always)
+    monkeypatch.setattr(fused, "in_fours", always)
+    monkeypatch.setattr(common, "spread", plain_spread)
+    return torch.float32  # the interpreter multiplies no bfloat16
+
+
+@pytest.mark.parametrize("inputs", [64, 256, 704])
 @torch.inference_mode()
-def test_a_product_with_every_int8_in_pairs(inputs, monkeypatch):
-    dtype = torch.bfloat16
-    if INTERPRETED:  # which multiplies no bfloat16
-        dtype = torch.float32
-        monkeypatch.setattr(many, "_pairwise", lambda x, matrix: True)
-        monkeypatch.setattr(many, "sixty_fourths", plain_sixty_fourths)
+def test_a_product_with_every_int8_in_fours(inputs, in_fours):
     torch.manual_seed(0)
-    x, before = torch.randn(5, inputs).to(DEVICE, dtype), torch.randn(5, 70).to(DEVICE, dtype)
+    x, before = torch.randn(5, inputs).to(DEVICE, in_fours), torch.randn(5, 192)
+    before = before.to(DEVICE, in_fours)
     every = torch.arange(-128, 128).to(DEVICE, torch.int8)
-    weight = every[torch.randperm(70 * inputs) % 256].view(70, inputs)
-    scale, gain = (torch.rand(70) / 128).to(DEVICE, dtype), torch.ones(70, device=DEVICE)
+    weight = every[torch.randperm(192 * inputs) % 256].view(192, inputs)
+    scale, gain = (torch.rand(192) / 128).to(DEVICE, in_fours), torch.ones(192, device=DEVICE)
     arrived = torch.zeros(8, dtype=torch.int32, device=DEVICE)
-    flow = many.Flow.begin(before, gain, 1e-5)
-    flow = flow.add(x, Matrix(weight, None, scale), gain, 1e-5, arrived)
+    order = shuffled(inputs)
+    flow = many.Flow.begin(before, gain, 1e-5, Matrix(weight, None, scale))
+    flow = flow.add(x[:, order], Matrix(weight, None, scale), gain, 1e-5, arrived)
     expected = before.double() + x.double() @ (weight.double() * scale.double().unsqueeze(1)).T
-    torch.testing.assert_close(flow.stream.double(), expected, rtol=1e-4, atol=1e-4)
+    found = flow.stream.double()[:, shuffled(192)]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def shuffled(width):
+    """Bits 5 and 4 of a column in the places of 2 and 1."""
+    bits = torch.arange(width).view(-1, 4, 2, 4, 2)
+    return bits.permute(0, 3, 2, 1, 4).flatten()
+
+
+@pytest.mark.parametrize("change", [{}, {"heads": 8}, {"ffn": "relu2", "bias": True}], ids=str)
+@torch.inference_mode()
+def test_many_rows_in_fours_write_what_few_write(change, in_fours, monkeypatch):
+    torch.manual_seed(0)
+    config = replace(LLAMA, dim=128, ffn_dim=192, **change)
+    model = Transformer(config).to(DEVICE, in_fours).eval()
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    fast = fused.Fused(model, int8=True)
+    assert all(many.in_fours(each, in_fours) for each in (fast.layers[0].narrow, fast.head))
+    ids = torch.randint(0, 53, (3, 9)).to(DEVICE)
+    logits = []
+    for few in (4, 0):
+        monkeypatch.setattr(fused, "FEW", few)
+        _, state = fast.step(ids, fast.start(3, 128))
+        logits.append(fast.step(ids[:, :1], state.recordable())[0])
+    tolerance = 1e-4 if INTERPRETED else 0.03
+    torch.testing.assert_close(*logits, rtol=tolerance, atol=tolerance)
 
 
 def test_floats_below_the_smallest_normal_ones_are_evenly_spaced():

@@ -1,6 +1,8 @@
 """Triton's kernels made into machine code, for cards that need not be there."""
 
 import os
+import re
+import subprocess
 
 import pytest
 import torch
@@ -50,6 +52,48 @@ def source(kernel, values):
     return ASTSource(kernel, signature, constants, attributes)
 
 
+def disassembled(cubin, folder):
+    (folder / "cubin").write_bytes(cubin)
+    tool = [triton.knobs.nvidia.cuobjdump.path, "--dump-sass", folder / "cubin"]
+    return subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+
+
+def overwritten(code):
+    """Registers that are written, in a loop, while tensor cores may still read them."""
+    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@\S+\s+)?(\S.*?)\s*;", code, re.MULTILINE)
+    places = {int(place, 16): at for at, (place, _) in enumerate(found)}
+    lines, bad = [line for _, line in found], set()
+    for end, line in enumerate(lines):
+        back = re.match(r"BRA.*\b0x([0-9a-f]+)", line)
+        if back is None or places[int(back[1], 16)] >= end:
+            continue
+        reading = []  # of each product that is not waited for, the oldest first
+        for each in 2 * lines[places[int(back[1], 16)] : end]:
+            if product := re.match(r"HGMMA\S* R\d+, (?:R(\d+))?", each):
+                first = product[1]
+                reading.append(set(range(int(first), int(first) + 4)) if first else set())
+            elif waits := re.match(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\w+)", each):
+                reading = reading[max(0, len(reading) - int(waits[1], 16)) :]
+            elif written := re.match(r"([A-Z]\S*) (?:U?P\w+, )*R(\d+)\b(?!\S*\])", each):
+                wide = 4 if ".128" in written[1] else 2 if re.search("64|WIDE", written[1]) else 1
+                bad |= set(range(int(written[2]), int(written[2]) + wide)) & set().union(*reading)
+    return bad
+
+
+def test_what_tensor_cores_still_read_is_found():
+    loop = """
+        /*0010*/                   LDS.128 R8, [R2] ;  /* 0x00 */
+        /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, R8, gdesc[UR4], R24, gsb0 ;
+        /*0030*/              @!P2 {0} ;
+        /*0040*/                   WARPGROUP.DEPBAR.LE gsb0, 0x{1} ;
+        /*0050*/               @P1 BRA 0x10 ;
+    """
+    assert overwritten(loop.format("NOP", 0)) == set()
+    assert overwritten(loop.format("NOP", 1)) == {8, 9, 10, 11}
+    assert overwritten(loop.format("PRMT R11, R3, 0x4140, RZ", 0)) == {11}
+    assert overwritten(loop.format("IMAD.WIDE R10, R3, 0x4, R6", 0)) == {10, 11}
+
+
 @pytest.fixture(params=CARDS)
 def made(request, monkeypatch, tmp_path):
     """What is launched is compiled instead, and kept by its name."""
@@ -63,11 +107,12 @@ def made(request, monkeypatch, tmp_path):
         target = GPUTarget("cuda", capability, 32)
         machine = triton.compile(source(kernel, values), target=target, options=options)
         assert machine.metadata.shared <= room
+        assert not overwritten(disassembled(machine.asm["cubin"], tmp_path))
         found[kernel.__name__] = machine.asm["cubin"]
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(JITFunction, "run", run)
-    monkeypatch.setattr(common, "_hopper", lambda: capability >= 90)
+    monkeypatch.setattr(common, "_generation", lambda: capability // 10)
     for module in (attend, many):
         monkeypatch.setattr(module, "shared_memory", lambda x: room)
     return found

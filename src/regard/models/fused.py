@@ -14,7 +14,7 @@ from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
 from regard.nn.kernels import few, read
 from regard.nn.kernels.attend import GROUPS, attend
 from regard.nn.kernels.common import Bend, Pairing
-from regard.nn.kernels.many import Flow
+from regard.nn.kernels.many import Flow, in_fours
 from regard.nn.norm import RMSNorm
 from regard.nn.packed import PackedBlock
 from regard.nn.position import Rotary
@@ -150,13 +150,13 @@ class Fused(Lean):
     def _write_many(self, x: Tensor, state: TransformerState) -> Tensor:
         norms = [cast(RMSNorm, packed.block.attention_norm) for packed in self.layers]
         norms = [*norms, cast(RMSNorm, self.stack.norm)]
-        flow = Flow.begin(x, self.gains[norms[0]], norms[0].eps)
+        flow = Flow.begin(x, self.gains[norms[0]], norms[0].eps, self.layers[0].look_up)
         for number, packed in enumerate(self.layers):
             between, after = cast(RMSNorm, packed.block.ffn_norm), norms[number + 1]
             qkv = flow.project(packed.look_up, self.arrived)
             y = self._attend(qkv, packed, state, number, raw=True)
             flow = flow.add(y, packed.out, self.gains[between], between.eps, self.arrived)
-            y = flow.project(packed.wide, self.arrived, _bend(packed))
+            y = flow.project(packed.wide, self.arrived, _bend(packed), reader=packed.narrow)
             flow = flow.add(y, packed.narrow, self.gains[after], after.eps, self.arrived)
         return flow.project(self.head, self.arrived, dtype=torch.float32)
 
@@ -176,6 +176,7 @@ class Fused(Lean):
             self.stack.windows[number],
             self.arrived,
             (self.pairing, self.turns) if raw else None,
+            raw and in_fours(packed.out, q.dtype),
         )
 
 

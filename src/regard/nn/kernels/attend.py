@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.nn.kernels.common import Pairing, early, shared_memory, wait
+from regard.nn.kernels.common import Pairing, early, shared_memory, shuffled, wait
 from regard.nn.state import KeyValues
 
 TILE = 1 << 16  # bytes of keys that a program looks at
@@ -44,6 +44,7 @@ def _attend_kernel(
     ALONE: tl.constexpr,
     SEVERAL: tl.constexpr,
     TILE: tl.constexpr,
+    SHUFFLED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """One head of keys, its group of queries, one share of the keys; who is last adds up.
@@ -56,6 +57,7 @@ def _attend_kernel(
     own, d, s = tl.arange(0, MANY), tl.arange(0, HEAD), split * tiles * TILE + tl.arange(0, TILE)
     mate = (head * GROUP + own)[:, None] * HEAD
     place = row * HEADS * HEAD + mate + d[None, :]
+    to = row * HEADS * HEAD + shuffled(mate + d[None, :]) if SHUFFLED else place
     real = (own < GROUP)[:, None]
     newest = tl.load(lengths + row)
     mine = newest // (TILE * tiles) == split
@@ -110,7 +112,7 @@ def _attend_kernel(
             found = found * fade[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
             most = higher
     if ALONE:
-        tl.store(out + place, (found / total[:, None]).to(out.dtype.element_ty), mask=real)
+        tl.store(out + to, (found / total[:, None]).to(out.dtype.element_ty), mask=real)
     else:
         part = (group * splits + split) * MANY + own
         tl.store(parts + part[:, None] * HEAD + d[None, :], found)
@@ -131,7 +133,7 @@ def _attend_kernel(
                 piece = tl.load(parts + part[:, None] * HEAD + d[None, :], volatile=True)
                 found = found * fade[:, None] + grow[:, None] * piece
                 most = higher
-            tl.store(out + place, (found / total[:, None]).to(out.dtype.element_ty), mask=real)
+            tl.store(out + to, (found / total[:, None]).to(out.dtype.element_ty), mask=real)
 
 
 def attend(
@@ -142,11 +144,13 @@ def attend(
     window: int | None,
     arrived: Tensor,
     raw: tuple[Pairing, tuple[Tensor, ...]] | None = None,
+    in_fours: bool = False,
 ) -> Tensor:
     """What each query finds among the keys up to its row's length, its own included.
 
     With `raw`, how they are turned, the queries come with the keys and values of their rows, as
-    a packed product gave them; those are turned and stored too.
+    a packed product gave them; those are turned and stored too. What is found lies in order, or
+    `in_fours` (see `many`).
     """
     rows, kv_heads, capacity, head_dim = state.keys.shape
     heads = q.shape[1] // head_dim - (0 if raw is None else 2 * kv_heads)
@@ -194,6 +198,7 @@ def attend(
         ALONE=splits == 1,
         SEVERAL=tiles > 1,
         TILE=tile,
+        SHUFFLED=in_fours,
         num_warps=8 if tile * head_dim > 8192 else 4,
         num_stages=STAGES,
         **early(),

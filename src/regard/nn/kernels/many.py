@@ -3,6 +3,9 @@
 A vector is normed by whoever multiplies it: beside the stream x lies g * x for the gain g of the
 norm to come, and sums of squares, one for each program that wrote. Where the outputs are too few
 to keep the card busy, programs share the inputs too, and who is last adds up.
+
+Vectors that a W of int8 multiplies lie in another order (`common.shuffled`), which they are written
+in: a program makes the outputs in that order by taking the rows of its own W in it.
 """
 
 from typing import NamedTuple
@@ -18,10 +21,12 @@ from regard.nn.kernels.common import (
     Bend,
     bent,
     early,
+    hopper,
     numbers,
+    settle,
     shared_memory,
+    shuffled,
     sixty_fourths,
-    vector,
     wait,
 )
 from regard.nn.packed import Matrix
@@ -33,8 +38,8 @@ ROWS = 64  # of a program: what tensor cores take at once
 SIZES = {
     (True, False): (128, 128, 4, 4),
     (False, False): (64, 128, 4, 4),
-    (True, True): (128, 128, 6, 8),
-    (False, True): (64, 256, 4, 4),
+    (True, True): (128, 64, 8, 8),
+    (False, True): (64, 128, 6, 4),
 }
 PROGRAMS = 132  # as many as there are multiprocessors
 
@@ -54,20 +59,23 @@ def _multiplied(
     ROWS: tl.constexpr,
     SOME: tl.constexpr,
     DEEP: tl.constexpr,
-    PAIRS: tl.constexpr,
+    FOURS: tl.constexpr,
+    SETTLED: tl.constexpr,
 ):
     """The vectors m times rows n of W, over some of the inputs.
 
-    In pairs, W is the left factor: it goes to the tensor cores from registers, where it is made
-    into floats, and the next of it is made while they multiply.
+    In fours, W is the left factor: it goes to the tensor cores from registers, where it is made
+    into floats.
     """
-    PACKED: tl.constexpr = 2 if PAIRS else 1
-    if PAIRS:
-        weight = weight.to(tl.pointer_type(tl.int16))
+    PACKED: tl.constexpr = 4 if FOURS else 1
+    if FOURS:
+        weight = weight.to(tl.pointer_type(tl.int32))
     x_at = x + m.to(tl.int64)[:, None] * width
     w_at = weight + n.to(tl.int64)[:, None] * (width // PACKED)
-    y = tl.zeros((SOME, ROWS) if PAIRS else (ROWS, SOME), tl.float32)
+    y = tl.zeros((SOME, ROWS) if FOURS else (ROWS, SOME), tl.float32)
     for start in range(begin, end, DEEP):
+        if SETTLED:
+            settle(start)
         k = start + tl.arange(0, DEEP)
         w_k = start // PACKED + tl.arange(0, DEEP // PACKED)
         there, real = (m < rows)[:, None], inside[:, None]
@@ -75,11 +83,11 @@ def _multiplied(
             there, real = there & (k < end)[None, :], real & (w_k < end // PACKED)[None, :]
         a = tl.load(x_at + k[None, :], mask=there, other=0.0)
         w = tl.load(w_at + w_k[None, :], mask=real, other=0)
-        if PAIRS:
+        if FOURS:
             y = tl.dot(sixty_fourths(w), tl.trans(a), y)
         else:
             y = tl.dot(a, tl.trans(w.to(a.dtype)), y, input_precision="ieee")
-    return 64 * tl.trans(y) if PAIRS else y
+    return 64 * tl.trans(y) if FOURS else y
 
 
 @triton.jit
@@ -142,36 +150,52 @@ def _project_kernel(
     ROWS: tl.constexpr,
     SOME: tl.constexpr,
     DEEP: tl.constexpr,
-    PAIRS: tl.constexpr,
+    FOURS: tl.constexpr,
+    SETTLED: tl.constexpr,
+    SHUFFLED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """f(W n(x) + b), or, gated, f(W n(x)) times what the second half of W gives."""
     m = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    EACH: tl.constexpr = SOME // 2 if GATED else SOME
+    place = tl.program_id(0) * EACH + tl.arange(0, SOME) // (SOME // EACH)
+    inside = place < outputs
+    n = shuffled(place) if SHUFFLED else place
     if GATED:
-        every = tl.program_id(0) * (SOME // 2) + tl.arange(0, SOME) // 2
-        n = every + outputs * (tl.arange(0, SOME) % 2)
-    else:
-        every = tl.program_id(0) * SOME + tl.arange(0, SOME)
-        n = every
-    inside = every < outputs
+        n += outputs * (tl.arange(0, SOME) % 2)
     begin = tl.program_id(1) * share
     end = tl.minimum(begin + share, width)
     scales = numbers(scale, n, inside, SCALED, 1.0)
     biases = numbers(bias, n, inside, BIASED, 0.0)
     wait(EARLY)
-    y = _multiplied(x, weight, n, inside, m, rows, width, begin, end, EVEN, ROWS, SOME, DEEP, PAIRS)
+    y = _multiplied(
+        x,
+        weight,
+        n,
+        inside,
+        m,
+        rows,
+        width,
+        begin,
+        end,
+        EVEN,
+        ROWS,
+        SOME,
+        DEEP,
+        FOURS,
+        SETTLED,
+    )
     y, last = _added_up(y, parts, arrived, SPLITS, ROWS, SOME)
     if last:
         y *= _normed(squares, m, rows, width, eps, pieces, PIECES)[:, None]
         y = y * scales[None, :] + biases[None, :]
-        row = m[:, None].to(tl.int64)
         if GATED:
             z, up = _pairs(y, ROWS, SOME)
-            at = (tl.program_id(0) * (SOME // 2) + tl.arange(0, SOME // 2))[None, :]
             z = bent(z, BEND) * up
         else:
-            at = n[None, :]
             z = bent(y, BEND)
+        row = m[:, None].to(tl.int64)
+        at = (tl.program_id(0) * EACH + tl.arange(0, EACH))[None, :]
         real = (row < rows) & (at < outputs)
         tl.store(out + row * outputs + at, z.to(out.dtype.element_ty), mask=real)
 
@@ -200,42 +224,80 @@ def _add_kernel(
     ROWS: tl.constexpr,
     SOME: tl.constexpr,
     DEEP: tl.constexpr,
-    PAIRS: tl.constexpr,
+    FOURS: tl.constexpr,
+    SETTLED: tl.constexpr,
+    SHUFFLED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """The stream + W x + b, and what its next norm needs."""
     m = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
-    n = tl.program_id(0) * SOME + tl.arange(0, SOME)
+    place = tl.program_id(0) * SOME + tl.arange(0, SOME)
+    n = shuffled(place) if SHUFFLED else place
     begin = tl.program_id(1) * share
     end = tl.minimum(begin + share, width)
-    inside = n < outputs
+    inside = place < outputs
     scales = numbers(scale, n, inside, SCALED, 1.0)
     biases = numbers(bias, n, inside, BIASED, 0.0)
     g = tl.load(gain + n, mask=inside, other=0.0).to(tl.float32)
+    real = (m < rows)[:, None] & inside[None, :]
+    at = m[:, None].to(tl.int64) * outputs + place[None, :]
+    before = tl.load(stream + at, mask=real, other=0.0)  # two kernels ago or more
     wait(EARLY)
-    y = _multiplied(x, weight, n, inside, m, rows, width, begin, end, EVEN, ROWS, SOME, DEEP, PAIRS)
+    y = _multiplied(
+        x,
+        weight,
+        n,
+        inside,
+        m,
+        rows,
+        width,
+        begin,
+        end,
+        EVEN,
+        ROWS,
+        SOME,
+        DEEP,
+        FOURS,
+        SETTLED,
+    )
     y, last = _added_up(y, parts, arrived, SPLITS, ROWS, SOME)
     if last:
-        real = (m < rows)[:, None] & inside[None, :]
-        at = m[:, None].to(tl.int64) * outputs + n[None, :]
         y = y * scales[None, :] + biases[None, :]
-        y = tl.where(real, y + tl.load(stream + at, mask=real, other=0.0), 0.0)
+        y = tl.where(real, y + before, 0.0)
         tl.store(onward + at, y, mask=real)
         tl.store(ready + at, (y * g[None, :]).to(ready.dtype.element_ty), mask=real)
         tl.store(squares + tl.program_id(0) * rows + m, tl.sum(y * y, 1), mask=m < rows)
 
 
 @triton.jit
-def _begin_kernel(x, gain, stream, ready, squares, width, WIDE: tl.constexpr, EARLY: tl.constexpr):
+def _begin_kernel(
+    x,
+    gain,
+    stream,
+    ready,
+    squares,
+    width,
+    WIDE: tl.constexpr,
+    SHUFFLED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, WIDE)
-    g = vector(gain, 0, width, WIDE)
+    place = tl.arange(0, WIDE)
+    column = shuffled(place) if SHUFFLED else place
+    inside = place < width
+    g = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
     wait(EARLY)
-    v = vector(x + row * width, 0, width, WIDE)
-    at = row * width + columns
-    tl.store(stream + at, v, mask=columns < width)
-    tl.store(ready + at, (v * g).to(ready.dtype.element_ty), mask=columns < width)
+    v = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    at = row * width + place
+    tl.store(stream + at, v, mask=inside)
+    tl.store(ready + at, (v * g).to(ready.dtype.element_ty), mask=inside)
     tl.store(squares + row, tl.sum(v * v))
+
+
+def in_fours(matrix: Matrix, dtype: torch.dtype) -> bool:
+    """Whether its int8 are read four at a time, by vectors that lie `shuffled`."""
+    eight = matrix.scale is not None and dtype == torch.bfloat16
+    return eight and matrix.weight.shape[1] % 64 == 0 and not INTERPRETED
 
 
 class Flow(NamedTuple):
@@ -245,20 +307,32 @@ class Flow(NamedTuple):
     ready: Float[Tensor, "rows dim"]  # times the gain of that norm
     squares: Float[Tensor, "pieces rows"]  # sums of them, over some of the columns each
     eps: float
+    in_fours: bool  # the order of all columns
 
     @classmethod
-    def begin(cls, x: Float[Tensor, "rows dim"], gain: Tensor, eps: float) -> "Flow":
-        """Of embedded ids."""
+    def begin(
+        cls, x: Float[Tensor, "rows dim"], gain: Float[Tensor, " dim"], eps: float, reader: Matrix
+    ) -> "Flow":
+        """Of embedded ids, for the matrices of a model, of which `reader` is one."""
         rows, width = x.shape
-        flow = cls._of(x, 1, eps)
-        wide = triton.next_power_of_2(width)
-        _begin_kernel[(rows,)](x, gain, *flow[:3], width, WIDE=wide, num_warps=8, **early())
+        flow = cls._of(x, 1, eps, in_fours(reader, x.dtype))
+        _begin_kernel[(rows,)](
+            x,
+            gain,
+            *flow[:3],
+            width,
+            WIDE=triton.next_power_of_2(width),
+            SHUFFLED=flow.in_fours,
+            num_warps=8,
+            **early(),
+        )
         return flow
 
     @classmethod
-    def _of(cls, like: Tensor, pieces: int, eps: float) -> "Flow":
+    def _of(cls, like: Tensor, pieces: int, eps: float, fours: bool) -> "Flow":
         stream = torch.empty_like(like, dtype=torch.float32)
-        return cls(stream, torch.empty_like(like), stream.new_empty(pieces, len(like)), eps)
+        squares = stream.new_empty(pieces, len(like))
+        return cls(stream, torch.empty_like(like), squares, eps, fours)
 
     def project(
         self,
@@ -266,11 +340,13 @@ class Flow(NamedTuple):
         arrived: Tensor,
         bend: Bend = Bend(),  # noqa: B008 -- a frozen value
         dtype: torch.dtype | None = None,
+        reader: Matrix | None = None,
     ) -> Float[Tensor, "rows outputs"]:
-        """Normed and multiplied; bent, and gated."""
+        """Normed and multiplied; bent, and gated; in the order in which `reader` takes it."""
         x, outputs = self.ready, len(matrix.weight) // (1 + bend.gated)
         out = x.new_empty(len(x), outputs, dtype=dtype)
         grid, shape = _shape(x, matrix)
+        assert self.in_fours == shape["FOURS"]
         _project_kernel[grid](
             x,
             self.squares,
@@ -292,6 +368,7 @@ class Flow(NamedTuple):
             GATED=bend.gated,
             BEND=bend.name,
             SPLITS=grid[1],
+            SHUFFLED=reader is not None and in_fours(reader, out.dtype),
             **shape,
             **early(),
         )
@@ -305,10 +382,10 @@ class Flow(NamedTuple):
         eps: float,
         arrived: Tensor,
     ) -> "Flow":
-        """W x + b on top of the stream, towards the norm that has this gain."""
+        """W x + b on top of the stream, towards the norm that has this gain; x as W takes it."""
         outputs = len(matrix.weight)
         grid, shape = _shape(x, matrix)
-        flow = self._of(self.ready, grid[0], eps)
+        flow = self._of(self.ready, grid[0], eps, self.in_fours)
         _add_kernel[grid](
             x,
             matrix.weight,
@@ -326,6 +403,7 @@ class Flow(NamedTuple):
             SCALED=matrix.scale is not None,
             BIASED=matrix.bias is not None,
             SPLITS=grid[1],
+            SHUFFLED=self.in_fours,
             **shape,
             **early(),
         )
@@ -335,31 +413,27 @@ class Flow(NamedTuple):
 def _shape(x: Tensor, matrix: Matrix) -> tuple[tuple[int, int, int], dict[str, int]]:
     """How many programs make the outputs, share the inputs and take the rows, and their sizes."""
     (rows, width), outputs = x.shape, len(matrix.weight)
-    large, pairs = outputs >= 64 * PROGRAMS, _pairwise(x, matrix)
+    large, fours = outputs >= 64 * PROGRAMS, in_fours(matrix, x.dtype)
     some, most, stages, warps = SIZES[large, matrix.scale is not None]
-    deep = max(16, min(most * 2 // x.itemsize, triton.next_power_of_2(width)))
+    least = 64 if fours else 16
+    deep = max(least, min(most * 2 // x.itemsize, triton.next_power_of_2(width)))
     tiles, steps = triton.cdiv(outputs, some), triton.cdiv(width, deep)
     splits = 1 if large else min(steps, max(1, round(PROGRAMS / tiles)))
     share = deep * triton.cdiv(steps, splits)
     each = deep * (ROWS * x.itemsize + some * matrix.weight.itemsize)
-    as_float = deep * some * x.itemsize * (matrix.scale is not None and not pairs)
+    as_float = deep * some * x.itemsize * (matrix.scale is not None and not fours)
     shape = {
         "share": share,
         "EVEN": width % deep == 0,
         "ROWS": ROWS,
         "SOME": some,
         "DEEP": deep,
-        "PAIRS": pairs,
+        "FOURS": fours,
+        "SETTLED": fours and hopper(),
         "num_warps": warps,
         "num_stages": max(1, min(stages, (shared_memory(x) - as_float) // each)),
     }
     return (tiles, triton.cdiv(width, share), triton.cdiv(rows, ROWS)), shape
-
-
-def _pairwise(x: Tensor, matrix: Matrix) -> bool:
-    """Whether weights of int8 are read two at a time, as `sixty_fourths` wants them."""
-    eight = matrix.scale is not None and x.dtype == torch.bfloat16
-    return eight and x.shape[1] % 2 == 0 and not INTERPRETED
 
 
 def _parts(x: Tensor, grid: tuple[int, int, int], shape: dict[str, int]) -> Tensor:
