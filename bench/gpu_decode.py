@@ -22,26 +22,14 @@ import torch
 
 from regard.generate import generate, parse_chain, stream
 from regard.generate.engine import Engine
+from regard.models.build import preset
 from regard.models.lean import Lean, lean
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.transformer import Transformer
 
 CUDA = torch.device("cuda")
 PROMPT, TOKENS = 128, 256
 CHAIN = parse_chain(["top_k=50", "temperature=0.8"])
-SHAPE = TransformerConfig(
-    vocab_size=32000,
-    dim=2048,
-    layers=22,
-    heads=32,
-    kv_heads=4,
-    ffn_dim=5632,
-    context=2048,
-    position="rotary",
-    norm="rms",
-    ffn="swiglu",
-    bias=False,
-    tied=False,
-)
+SHAPE = preset("tinyllama")
 
 
 def copied() -> float:

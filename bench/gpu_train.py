@@ -149,28 +149,15 @@ def llama(_: str) -> Row:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     rows, time_ = 8, 2048
-    config = TransformerConfig(
-        vocab_size=32000,
-        dim=2048,
-        layers=22,
-        heads=32,
-        kv_heads=4,
-        ffn_dim=5632,
-        context=2048,
-        position="rotary",
-        norm="rms",
-        ffn="swiglu",
-        bias=False,
-        tied=False,
-    )
-    x = ids(rows, time_, vocab=32000)
+    config = preset("tinyllama")
+    x = ids(rows, time_, vocab=config.vocab_size)
     peer = LlamaConfig(
-        vocab_size=32000,
-        hidden_size=2048,
-        num_hidden_layers=22,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        intermediate_size=5632,
+        vocab_size=config.vocab_size,
+        hidden_size=config.dim,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        intermediate_size=config.ffn_dim,
         use_cache=False,
         attn_implementation="sdpa",
     )
@@ -179,7 +166,7 @@ def llama(_: str) -> Row:
         rows * time_,
         "tokens",
         _flops(config, time_) * rows * time_,
-        ours(config, Causal(), TextBatch(x, ids(rows, time_, vocab=32000))),
+        ours(config, Causal(), TextBatch(x, ids(rows, time_, vocab=config.vocab_size))),
         theirs(lambda: LlamaForCausalLM(peer), lambda model: model(x, labels=x).loss),
         "transformers",
     )

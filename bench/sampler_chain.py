@@ -22,23 +22,8 @@ from torch import Tensor
 from regard.generate import Chain, Context, parse_chain
 from regard.models.build import build_model, preset
 from regard.models.lean import lean
-from regard.models.transformer import TransformerConfig
 
 VOCAB, READ, ROOM = 50257, 128, 256
-LLAMA = TransformerConfig(
-    vocab_size=32000,
-    dim=2048,
-    layers=22,
-    heads=32,
-    kv_heads=4,
-    ffn_dim=5632,
-    context=2048,
-    position="rotary",
-    norm="rms",
-    ffn="swiglu",
-    bias=False,
-    tied=False,
-)
 TEN = [
     *("repetition=1.1", "frequency=0.1", "dry=0.8", "top_n_sigma=3", "top_k=200"),
     *("typical=0.95", "top_p=0.95", "min_p=0.02", "xtc=0.3", "temperature=0.8"),
@@ -130,7 +115,7 @@ def main() -> None:
     device = torch.device(given.device)
     on_gpu = device.type == "cuda"
     with device:
-        model: Any = build_model(LLAMA if on_gpu else preset("gpt2"))
+        model: Any = build_model(preset("tinyllama" if on_gpu else "gpt2"))
     model = model.to(torch.bfloat16 if on_gpu else torch.float32).eval()
     logits = 2.5 * torch.randn(given.rows, VOCAB, device=device)
     step = stepping(lean(model), given.rows, device)

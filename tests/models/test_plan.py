@@ -16,22 +16,8 @@ from regard.models.plan import (
     host_bytes,
     ways,
 )
-from regard.models.transformer import TransformerConfig
 
-TINYLLAMA = TransformerConfig(
-    vocab_size=32000,
-    dim=2048,
-    layers=22,
-    heads=32,
-    kv_heads=4,
-    ffn_dim=5632,
-    context=2048,
-    position="rotary",
-    norm="rms",
-    ffn="swiglu",
-    bias=False,
-    tied=False,
-)
+TINYLLAMA = preset("tinyllama")
 SMALL = replace(TINYLLAMA, dim=128, layers=4, heads=4, ffn_dim=256, context=128)
 
 

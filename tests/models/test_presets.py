@@ -240,6 +240,13 @@ RELEASED = {
         "tie_word_embeddings": True,
         "rope_scaling": {**SCALED, "factor": 32.0},
     },
+    "tinyllama": {
+        **LLAMA,
+        "hidden_size": 2048,
+        "num_hidden_layers": 22,
+        "num_key_value_heads": 4,
+        "intermediate_size": 5632,
+    },
     "mistral-7b": {
         "model_type": "mistral",
         "max_position_embeddings": 32768,

@@ -16,8 +16,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from regard.models.build import preset
 from regard.models.fused import Fused
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.transformer import Transformer
 from regard.nn.kernels import attend, common, draw, loss, many, penalties, tail
 from regard.nn.state import KeyValues
 
@@ -122,20 +123,7 @@ def made(request, monkeypatch, tmp_path):
 @pytest.mark.parametrize("int8", [False, True])
 @torch.inference_mode()
 def test_a_step_of_llama(made, rows, int8):
-    config = TransformerConfig(
-        vocab_size=32000,
-        dim=2048,
-        layers=1,
-        heads=32,
-        kv_heads=4,
-        ffn_dim=5632,
-        context=2048,
-        position="rotary",
-        norm="rms",
-        ffn="swiglu",
-        bias=False,
-        tied=False,
-    )
+    config = preset("tinyllama", layers=1)
     model = Fused(Transformer(config).to(torch.bfloat16).eval(), int8=int8)
     for capacity in (48, 2048):  # one share of the keys, and several
         _, state = model.step(torch.zeros(rows, 8, dtype=torch.long), model.start(rows, capacity))

@@ -1,4 +1,4 @@
-"""LLaMA and those built like it: Mistral, Qwen, Gemma, Phi, GLM-4."""
+"""LLaMA and those built like it: TinyLlama, Mistral, Qwen, Gemma, Phi, GLM-4."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -64,6 +64,11 @@ def llama3(
         norm_eps=1e-5,
         tied=tied,
     )
+
+
+def tinyllama() -> TransformerConfig:
+    """Zhang et al. 2024, section 2: a small LLaMA 2 with four heads of keys, half the context."""
+    return llama(2048, 22, 32, 5632, kv_heads=4, norm_eps=1e-5)
 
 
 def mistral() -> TransformerConfig:
@@ -207,6 +212,7 @@ LLAMAS: dict[str, Callable[[], TransformerConfig]] = {
     "llama-3.1-8b": partial(llama3, 4096, 32, 32, 14_336, stretched=8.0),
     "llama-3.2-1b": partial(llama3, 2048, 16, 32, 8192, stretched=32.0, tied=True),
     "llama-3.2-3b": partial(llama3, 3072, 28, 24, 8192, stretched=32.0, tied=True),
+    "tinyllama": tinyllama,
     "mistral-7b": mistral,
     "qwen2-0.5b": partial(qwen2, 896, 24, 14, 2, 4864, vocab_size=151_936, tied=True),
     "qwen2-1.5b": partial(qwen2, 1536, 28, 12, 2, 8960, vocab_size=151_936, tied=True),

@@ -104,6 +104,9 @@ PUBLISHED: dict[str, Published] = {
     "llama-3.1-8b": Published(8_030_261_248, f"{RELEASED}, meta-llama/Llama-3.1-8B"),
     "llama-3.2-1b": Published(1_235_814_400, f"{RELEASED}, meta-llama/Llama-3.2-1B"),
     "llama-3.2-3b": Published(3_212_749_824, f"{RELEASED}, meta-llama/Llama-3.2-3B"),
+    "tinyllama": Published(
+        1_100_048_384, f"{RELEASED}, TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"
+    ),
     "mistral-7b": Published(7_241_732_096, f"{RELEASED}, mistralai/Mistral-7B-v0.1"),
     "qwen2-0.5b": Published(494_032_768, f"{RELEASED}, Qwen/Qwen2-0.5B"),
     "qwen2-1.5b": Published(1_543_714_304, f"{RELEASED}, Qwen/Qwen2-1.5B"),
