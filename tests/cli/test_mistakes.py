@@ -106,6 +106,44 @@ def test_an_unknown_sampler(refused, text_run):
     assert "did you mean 'top_p'" in refused(2, "generate", text_run, "x", "-s", "topp=0.9")
 
 
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["--temperature", "0.5"], "-s temperature=0.5"),
+        (["--top-k", "40", "--seed", "1"], "-s top_k=40"),
+        (["--top_p=0.9"], "-s top_p=0.9"),
+        (["--no-repeat-ngram", "--json"], "-s no_repeat_ngram=VALUE"),
+        (["--greedy"], "-s greedy"),
+    ],
+)
+def test_a_sampler_is_no_option(refused, words, instead):
+    first, _ = refused(2, "generate", "runs/my", "Once", *words).splitlines()
+    assert first.endswith(f"it is a sampler, so write {instead}")
+
+
+def test_an_option_that_is_no_sampler_is_not_taken_for_one(refused):
+    assert "sampler" not in refused(2, "generate", "runs/my", "Once", "--tokenz", "3")
+
+
+@pytest.mark.parametrize("word", ["lookup", "look_up", "Look-Up"])
+def test_a_draft_that_is_almost_look_up(refused, text_run, word):
+    said = refused(4, "generate", text_run, "x", "--draft", word)
+    assert f"no run at {word}; did you mean 'look-up'?" in said
+    assert "--draft takes the folder of a smaller run, or look-up" in said
+
+
+def test_a_draft_that_is_not_there(refused, text_run):
+    said = refused(4, "generate", text_run, "x", "--draft", "runs/none")
+    assert "no run at runs/none\n--draft takes" in said
+
+
+def test_a_text_to_explain_is_missing(refused, text_run):
+    said = refused(2, "explain", text_run)
+    assert f"after '{text_run}' the text is missing" in said
+    assert "regard explain runs/my 'To be, or not to be'" in said
+    assert "missing argument 'TEXT'" in refused(2, "explain")
+
+
 def test_settings_that_do_not_apply(refused, text_run):
     assert "--beam" in refused(2, "generate", text_run, "x", "--beam", "2", "--seed", "1")
     assert "1 layers" in refused(2, "explain", text_run, "x", "--layer", "7")

@@ -4,12 +4,14 @@ import json
 import re
 import shutil
 import signal
+import sys
 from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file
 
 from cli.conftest import PAIR_WORDS, TEXT_WORDS, shell
+from regard.errors import DataError
 
 
 def test_train_tells_what_it_found_and_chose_and_what_to_do_next(regard, materials):
@@ -54,6 +56,34 @@ def test_a_model_that_counts_is_trained_too(regard, materials):
     assert "regard resume" not in said.err
     assert regard("generate", "counted", "the", "-n", "5", "--seed", "1").out.startswith("the")
     assert regard("explain", "counted", "the").code == 2
+
+
+@pytest.mark.parametrize("family", ["ngram", "hmm"])
+def test_a_model_that_is_fitted_tells_how_many_numbers_it_keeps(regard, materials, family):
+    words = [f"model.family={family}", "model.context=32", "--out", "fitted"]
+    said = regard("train", materials / "cats.txt", *words)
+    assert f"model      {family}, fitted to the data, on cpu" in said.err
+    kept = json.loads(regard("compare", "fitted", "--json").out)["runs"][0]["parameters"]
+    assert kept > 0
+    assert f", {kept:,} numbers kept; held out" in said.err
+    assert regard("info", "fitted").out.startswith(f"fitted  run, {family}, {kept:,} numbers kept")
+    assert json.loads(regard("info", "fitted", "--json").out)["parameters"] == kept
+    assert regard("info", family).out.startswith(f"{family}  preset, {family}, fitted to the data")
+
+
+def test_a_folder_of_many_files_is_told_of_before_it_is_looked_at(regard, tmp_path, monkeypatch):
+    def look(*_, **__):
+        raise DataError("looked")
+
+    monkeypatch.setattr("regard.training.configure.open_data", look)
+    for name in ("a.txt", "b/c.txt", "b/d/e.txt", ".f", ".git/g", "b/.h/i"):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text("text")
+    for most, told in ((3, ""), (2, f"looking at more than 2 files in {tmp_path / 'mine'}; ")):
+        monkeypatch.setattr(sys.modules["regard.cli.train"], "MANY", most)
+        said = regard("train", "mine/b/..")
+        assert said.err.endswith("regard: looked\n")
+        assert said.err.startswith(told or "regard: ")
 
 
 def test_minutes_says_that_it_measures(regard, materials, monkeypatch):

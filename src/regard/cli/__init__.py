@@ -15,7 +15,7 @@ from regard.cli.diff import diff
 from regard.cli.evaluate import evaluate
 from regard.cli.explain import explain
 from regard.cli.export import export
-from regard.cli.generate import generate
+from regard.cli.generate import as_sampler, generate
 from regard.cli.import_ import import_
 from regard.cli.info import info
 from regard.cli.neighbours import neighbours
@@ -73,7 +73,7 @@ def main(words: Sequence[str] | None = None) -> None:
         code = app(words, prog_name="regard", standalone_mode=False)  # typer makes Ctrl-C 130
         sys.stdout.flush()  # here, where a closed pipe is still ours to handle
     except UsageError as error:
-        code = _complain(*_usage(error))
+        code = _complain(*_usage(error, sys.argv[1:] if words is None else words))
     except RegardError as error:
         if settings.debug:
             traceback.print_exc()
@@ -90,8 +90,13 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
-def _usage(error: Any) -> tuple[str, int]:
+def _usage(error: Any, words: Sequence[str]) -> tuple[str, int]:
     """What was wrong with the words themselves, and where to read about the right ones."""
     message = error.format_message().rstrip(".")
     where = error.ctx.command_path if error.ctx is not None else "regard"
+    option = getattr(error, "option_name", None)
+    if where == "regard generate" and option is not None:
+        instead = as_sampler(option, words)
+        if instead is not None:
+            message = f"no such option: {option}; it is a sampler, so write {instead}"
     return f"{message[:1].lower()}{message[1:]}\ntry: {where} --help", error.exit_code

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.cli.choices import choices
-from regard.cli.talk import clock, harmless, lively, number, say, settings, width
+from regard.cli.talk import clock, harmless, how_large, lively, number, say, settings, width
 from regard.training import launch
 from regard.training.device import pick_device
 from regard.training.events import Begun, Counted, Ended, Evaluated, Event, Progressed
@@ -225,7 +225,7 @@ def heading(event: Begun) -> list[str]:
     ranks = f", {launch.size()} ranks" if launch.size() > 1 else ""
     lines = [
         *event.description,
-        f"{'model':<{LABEL}}{family}, {event.parameters:,} parameters, on {device}{ranks}",
+        f"{'model':<{LABEL}}{family}, {how_large(event.parameters)}, on {device}{ranks}",
         f"{'run':<{LABEL}}{event.folder}",
     ]
     if event.step:

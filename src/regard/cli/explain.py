@@ -21,6 +21,7 @@ def explain(
         Argument(
             metavar="RUN…",
             help="A run folder; with --gradients, one or more.",
+            default_factory=list,  # one word alone is taken for the text, and told of below
             show_default=False,
         ),
     ],
@@ -60,6 +61,11 @@ def explain(
     regard explain runs/pairs 'a dog runs' --out alignment.svg
     regard explain runs/elman runs/lstm 'To be, or not to be' --gradients --out reach.svg
     """
+    if not runs:
+        raise ConfigError(
+            f"a run and a text are needed; after {text!r} the text is missing\n"
+            "as in: regard explain runs/my 'To be, or not to be'"
+        )
     if out is not None:
         must_be_writable(out, force, (".svg", ".png") if gradients else (".svg",))
     if gradients:

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from regard.cli.display import display
-from regard.cli.talk import aligned, clock, number, print_json, say
+from regard.cli.talk import aligned, clock, how_large, number, print_json, say
 from regard.config import RunConfig, kind_of
 from regard.models.build import fitted
 from regard.tasks import TASKS
 from regard.training.baseline import read_baseline
 from regard.training.events import Counted, Ended, Event
 from regard.training.folder import Folder
+from regard.training.history import kept
 from regard.training.material import Progress
 
 EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
@@ -29,7 +30,8 @@ def follow(events: Callable[[Progress], Iterator[Event]]) -> Ended:
 
 def report(ended: Ended, *, as_json: bool) -> None:
     """The result on stdout, and the next commands on stderr."""
-    counted = read_baseline(Folder(ended.folder))
+    folder = Folder(ended.folder)
+    counted = read_baseline(folder)
     if as_json:
         print_json(
             {
@@ -41,13 +43,16 @@ def report(ended: Ended, *, as_json: bool) -> None:
             }
         )
         return
-    early = ", since it got no better" if ended.stopped_early else ""
-    say(f"\ndone in {clock(ended.seconds)}{early}; held out, the model that was kept:")
+    config = folder.load_config()
+    more = ", since it got no better" if ended.stopped_early else ""
+    if fitted(config.model["family"]):
+        more = f", {how_large(0, kept(folder))}"
+    say(f"\ndone in {clock(ended.seconds)}{more}; held out, the model that was kept:")
     for line in aligned([(name, number(value)) for name, value in ended.metrics.items()], [1]):
         print(f"  {line}", flush=True)
     if counted is not None:
         print(f"  {beaten(ended.metrics, counted)}", flush=True)
-    suggest(next_commands(ended, Folder(ended.folder).load_config()))
+    suggest(next_commands(ended, config))
 
 
 def beaten(metrics: dict[str, float], counted: Counted) -> str:

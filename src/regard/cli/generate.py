@@ -1,17 +1,24 @@
 """`regard generate`."""
 
 import itertools
+import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from regard.cli.options import Folder, Json, Searched
 from regard.cli.talk import dim, print_json, shown, stdin_text, warn_of, working
-from regard.errors import ConfigError
+from regard.errors import CheckpointError, ConfigError
 
+if TYPE_CHECKING:
+    from regard.api import Run
+    from regard.generate import LookUp
+
+LOOK_UP = "look-up"  # the draft that is no run
 SMALL = 2e6  # parameters up to which one thread writes as fast as several, which would wait
 
 
@@ -102,7 +109,7 @@ def generate(
     with working(f"opening {run}"):
         from regard.api import load
         from regard.cli.trace import as_table, as_text
-        from regard.generate import LookUp, Traced
+        from regard.generate import Traced
         from regard.training.device import use_threads
 
         opened = load(run)
@@ -112,9 +119,7 @@ def generate(
         chain = opened.chain(words, order)
         traced = Traced(chain.stages)
         weaker = None if amateur is None else load(amateur)
-        guesser = None
-        if draft is not None:
-            guesser = LookUp() if draft == "look-up" else load(draft)
+        guesser = None if draft is None else _guesser(draft)
     warn_of(opened.unknown(text))
     texts = []
     if search is None:
@@ -154,3 +159,37 @@ def generate(
                 print(shown(piece, out), end="", flush=True)
         finally:
             print()  # an error begins on a line of its own
+
+
+def _guesser(draft: str) -> "Run | LookUp":
+    from regard.api import load
+    from regard.generate import LookUp
+
+    if draft == LOOK_UP:
+        return LookUp()
+    if not Path(draft).exists():
+        close = get_close_matches(draft.lower(), [LOOK_UP])
+        hint = f"; did you mean {LOOK_UP!r}?" if close else ""
+        raise CheckpointError(
+            f"no run at {draft}{hint}\n--draft takes the folder of a smaller run, or {LOOK_UP}"
+        )
+    return load(draft)
+
+
+def as_sampler(option: str, words: Sequence[str]) -> str | None:
+    """How to write a sampler that was given as an option; None where it is no sampler's name.
+
+    >>> as_sampler("--top-k", ["generate", "runs/my", "--top-k", "40"])
+    '-s top_k=40'
+    """
+    from regard.generate import SAMPLERS
+
+    name = option.lstrip("-").replace("-", "_")
+    if name == "greedy":
+        return "-s greedy"
+    if name not in SAMPLERS:
+        return None
+    parts = [part for word in words for part in word.split("=", 1)]
+    after = parts[parts.index(option) + 1 :]
+    value = after[0] if after and not after[0].startswith("--") else "VALUE"
+    return f"-s {shlex.quote(f'{name}={value}')}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from typer import Argument, Option
 
 from regard.cli.options import Json, Overrides
-from regard.cli.talk import aligned, bold, dim, number, print_json, working
+from regard.cli.talk import aligned, bold, dim, how_large, number, print_json, working
 from regard.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -50,13 +50,16 @@ def info(
         from regard.models.build import describe, family_of
         from regard.models.cost import cost
         from regard.models.presets import PUBLISHED
+        from regard.training.folder import Folder
+        from regard.training.history import kept
 
         over = parse_overrides(words)
         kind, config, metrics, notes = find(what, over)
         counted = cost(config)
+        numbers = kept(Folder(what)) if kind == "run" and not over else 0
         published = PUBLISHED.get(what) if kind == "preset" and not over else None
     if as_json:
-        table = asdict(counted)
+        table = {**asdict(counted), "parameters": counted.parameters or numbers}
         if not taps:
             del table["taps"]
         if published is not None:
@@ -70,7 +73,8 @@ def info(
     from regard.cli.draw import draw
 
     out = sys.stdout
-    print(f"{bold(what, out)}  {kind}, {family_of(config)}, {counted.parameters:,} parameters")
+    large = how_large(counted.parameters, numbers)
+    print(f"{bold(what, out)}  {kind}, {family_of(config)}, {large}")
     if published is not None:
         differs = counted.parameters / published.count - 1
         ours = f"ours {differs:+.2%}" if differs else "the same"

@@ -132,6 +132,17 @@ def number(value: float) -> str:
     return f"{value:,.4f}" if abs(value) < 10 else f"{value:,.2f}"
 
 
+def how_large(parameters: int, kept: int = 0) -> str:
+    """How large a model is; one that is fitted has no parameters, but keeps numbers.
+
+    >>> how_large(124_439_808), how_large(0, kept=3128), how_large(0)
+    ('124,439,808 parameters', '3,128 numbers kept', 'fitted to the data')
+    """
+    if parameters:
+        return f"{parameters:,} parameters"
+    return f"{kept:,} numbers kept" if kept else "fitted to the data"
+
+
 def clock(seconds: float) -> str:
     """A length of time.
 

@@ -1,5 +1,8 @@
 """`regard train`."""
 
+import os
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +13,8 @@ from regard.cli.talk import assist, say, working
 from regard.config import check_overrides, parse_overrides, read_recipe
 from regard.training.launch import rank
 from regard.training.signals import stoppable
+
+MANY = 10_000  # files of a folder that take long enough to be told of
 
 
 @stoppable()
@@ -49,6 +54,9 @@ def train(
     check_overrides(over)  # a slip of the pen need not wait for torch
     if what.endswith(".toml"):
         read_recipe(Path(what))
+    if any(islice(_files(what), MANY, None)):
+        where = Path(what).expanduser().resolve()
+        say(f"looking at more than {MANY:,} files in {where}; Ctrl-C stops …")
     with working("getting ready"):
         from regard.cli.follow import follow, report
         from regard.cli.study import train_all
@@ -66,3 +74,10 @@ def train(
         config = configure(None if own else what, over)
     folder = new_folder(config.name) if out is None else out
     report(follow(lambda progress: begin(config, folder, progress)), as_json=as_json)
+
+
+def _files(folder: str) -> Iterator[str]:
+    """The names of all files in a folder, hidden ones and what is in hidden folders left out."""
+    for _, folders, files in os.walk(os.path.expanduser(folder)):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (name for name in files if not name.startswith("."))

@@ -54,7 +54,7 @@ def read_history(path: Path | str) -> History:
         path=folder.path,
         config=config,
         metrics=folder.kept_metrics(),
-        parameters=counted.parameters or _kept(folder),
+        parameters=counted.parameters or kept(folder),
         step=max((row["step"] for row in rows), default=0),
         targets=targets,
         seconds=spent(folder),
@@ -74,7 +74,7 @@ def spent(folder: Folder) -> float | None:
     return float(seconds) if _is_number(seconds) else None
 
 
-def _kept(folder: Folder) -> int:
+def kept(folder: Folder) -> int:
     """How many numbers a model that counts has kept; none where it has not counted yet."""
     try:
         return sum(math.prod(each.shape) for each in read_header(folder.model).values())
