@@ -58,7 +58,7 @@ def weights(matrix):
 @pytest.mark.parametrize("few", [0, 4])
 @torch.inference_mode()
 def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypatch):
-    monkeypatch.setattr(fused, "FEW", few)
+    monkeypatch.setattr(fused, "FEW", {4: few})
     monkeypatch.setattr(attend, "TILE", 4 * 16 * 32)  # several shares of the keys,
     monkeypatch.setattr(attend, "PROGRAMS", 128 if few else 1)  # or several tiles
     steps = {key: (some, 32, *rest) for key, (some, _, *rest) in many.SIZES.items()}
@@ -97,6 +97,12 @@ def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypat
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "fits"), [(32, 1, True), (33, 1, False)])
+def test_only_so_many_heads_share_their_keys(heads, kv_heads, fits):
+    config = replace(LLAMA, heads=heads, kv_heads=kv_heads, head_dim=16)
+    assert fused.fusible(Transformer(config)) == fits
+
+
 @triton.jit
 def plain_spread(w):
     a, b, c, d = w << 24, w << 16, w << 8, w
@@ -114,11 +120,11 @@ def in_fours(monkeypatch):
     if not INTERPRETED:
         return torch.bfloat16
 
-    def always(matrix, dtype):
-        return matrix.scale is not None
+    def also_float32(matrix, dtype):
+        return matrix.scale is not None and matrix.weight.shape[1] % 64 == 0
 
-    monkeypatch.setattr(many, "in_fours", always)
-    monkeypatch.setattr(fused, "in_fours", always)
+    monkeypatch.setattr(many, "in_fours", also_float32)
+    monkeypatch.setattr(fused, "in_fours", also_float32)
     monkeypatch.setattr(common, "spread", plain_spread)
     return torch.float32  # the interpreter multiplies no bfloat16
 
@@ -127,7 +133,7 @@ def in_fours(monkeypatch):
 @torch.inference_mode()
 def test_a_product_with_every_int8_in_fours(inputs, in_fours):
     torch.manual_seed(0)
-    x, before = torch.randn(5, inputs).to(DEVICE, in_fours), torch.randn(5, 192)
+    x, before = torch.randn(70, inputs).to(DEVICE, in_fours), torch.randn(70, 192)
     before = before.to(DEVICE, in_fours)
     every = torch.arange(-128, 128).to(DEVICE, torch.int8)
     weight = every[torch.randperm(192 * inputs) % 256].view(192, inputs)
@@ -147,20 +153,33 @@ def shuffled(width):
     return bits.permute(0, 3, 2, 1, 4).flatten()
 
 
-@pytest.mark.parametrize("change", [{}, {"heads": 8}, {"ffn": "relu2", "bias": True}], ids=str)
+@pytest.mark.parametrize(
+    ("change", "fours"),
+    [
+        ({}, 4),
+        ({"heads": 8}, 4),
+        ({"heads": 2, "kv_heads": 1}, 4),
+        ({"ffn": "relu2", "bias": True}, 4),
+        ({"ffn_dim": 88}, 3),
+        ({"dim": 96, "head_dim": 16}, 2),
+    ],
+    ids=str,
+)
 @torch.inference_mode()
-def test_many_rows_in_fours_write_what_few_write(change, in_fours, monkeypatch):
+def test_many_rows_in_fours_write_what_few_write(change, fours, in_fours, monkeypatch):
     torch.manual_seed(0)
-    config = replace(LLAMA, dim=128, ffn_dim=192, **change)
+    config = replace(LLAMA, **{"dim": 128, "ffn_dim": 192, **change})
     model = Transformer(config).to(DEVICE, in_fours).eval()
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
     fast = fused.Fused(model, int8=True)
-    assert all(many.in_fours(each, in_fours) for each in (fast.layers[0].narrow, fast.head))
+    layer = fast.layers[0]
+    matrices = (layer.look_up, layer.out, layer.wide, layer.narrow)
+    assert sum(many.in_fours(each, in_fours) for each in matrices) == fours
     ids = torch.randint(0, 53, (3, 9)).to(DEVICE)
     logits = []
     for few in (4, 0):
-        monkeypatch.setattr(fused, "FEW", few)
+        monkeypatch.setattr(fused, "FEW", {in_fours.itemsize: few})
         _, state = fast.step(ids, fast.start(3, 128))
         logits.append(fast.step(ids[:, :1], state.recordable())[0])
     tolerance = 1e-4 if INTERPRETED else 0.03

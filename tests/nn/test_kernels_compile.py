@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from regard.models.build import preset
-from regard.models.fused import Fused
+from regard.models.fused import MOST, Fused
 from regard.models.transformer import Transformer
 from regard.nn.kernels import attend, common, draw, loss, many, penalties, tail
 from regard.nn.state import KeyValues
@@ -68,16 +68,20 @@ def overwritten(code):
         back = re.match(r"BRA.*\b0x([0-9a-f]+)", line)
         if back is None or places[int(back[1], 16)] >= end:
             continue
-        reading = []  # of each product that is not waited for, the oldest first
+        reading, group = [], set()  # by groups of products that are not waited for, in order
         for each in 2 * lines[places[int(back[1], 16)] : end]:
-            if product := re.match(r"HGMMA\S* R\d+, (?:R(\d+))?", each):
-                first = product[1]
-                reading.append(set(range(int(first), int(first) + 4)) if first else set())
+            if product := re.match(r"HGMMA\S* R\d+, (?:R(\d+))?.*?(gsb0)?$", each):
+                group |= set(range(int(product[1]), int(product[1]) + 4)) if product[1] else set()
+                if product[2]:
+                    reading.append(group)
+                    group = set()
             elif waits := re.match(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\w+)", each):
                 reading = reading[max(0, len(reading) - int(waits[1], 16)) :]
             elif written := re.match(r"([A-Z]\S*) (?:U?P\w+, )*R(\d+)\b(?!\S*\])", each):
-                wide = 4 if ".128" in written[1] else 2 if re.search("64|WIDE", written[1]) else 1
-                bad |= set(range(int(written[2]), int(written[2]) + wide)) & set().union(*reading)
+                sizes = {4: r"\.128|M88\.4", 2: r"64|WIDE|M88\.2|CS2R"}
+                wide = next((size for size in sizes if re.search(sizes[size], written[1])), 1)
+                registers = set(range(int(written[2]), int(written[2]) + wide))
+                bad |= registers & group.union(*reading)
     return bad
 
 
@@ -119,18 +123,29 @@ def made(request, monkeypatch, tmp_path):
     return found
 
 
-@pytest.mark.parametrize("rows", [1, 64])
-@pytest.mark.parametrize("int8", [False, True])
 @torch.inference_mode()
-def test_a_step_of_llama(made, rows, int8):
+def step_of_llama(rows, int8):
     config = preset("tinyllama", layers=1)
     model = Fused(Transformer(config).to(torch.bfloat16).eval(), int8=int8)
     for capacity in (48, 2048):  # one share of the keys, and several
         _, state = model.step(torch.zeros(rows, 8, dtype=torch.long), model.start(rows, capacity))
         model.step(torch.zeros(rows, 1, dtype=torch.long), state.recordable())
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_step_of_llama(made, rows, int8):
+    step_of_llama(rows, int8)
     parts = {"_project_kernel", "_attend_kernel", "_store_kernel", "_norm_kernel", "_gate_kernel"}
     parts |= {"_look_up_kernel"} if rows == 1 else {"_begin_kernel", "_add_kernel"}
     assert parts == set(made)
+
+
+@pytest.mark.parametrize("made", ["H200"], indirect=True)
+def test_without_a_wait_it_would_be_overwritten(made, monkeypatch):
+    monkeypatch.setattr(many, "hopper", lambda: False)
+    with pytest.raises(AssertionError, match="overwritten"):
+        step_of_llama(64, int8=True)
 
 
 def test_samplers_and_the_loss(made):
@@ -162,9 +177,10 @@ def test_the_end_of_a_chain(made, dtype, first):
 @pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("width", [64, 128, 256])
-def test_attention_of_wide_heads(made, rows, dtype, width):
+@pytest.mark.parametrize("group", [2, MOST])
+def test_attention_of_wide_heads(made, rows, dtype, width, group):
     keys, lengths = torch.zeros(rows, 2, 2048, width, dtype=dtype), torch.zeros(rows).long()
-    q = torch.zeros(rows, 4 * width, dtype=dtype)
+    q = torch.zeros(rows, 2 * group * width, dtype=dtype)
     arrived = torch.zeros(4096, dtype=torch.int32)
     attend.attend(q, KeyValues(keys, keys), lengths, 1.0, None, arrived)
     assert set(made) == {"_attend_kernel"}

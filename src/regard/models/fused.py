@@ -21,7 +21,10 @@ from regard.nn.position import Rotary
 from regard.nn.stack import Stack
 from regard.nn.state import TransformerState
 
-FEW = 1  # rows that are multiplied without tensor cores: already two are faster with them
+# Rows up to which each is multiplied by itself, by the bytes of a number: two of bfloat16 are
+# faster with tensor cores, which take no float32.
+FEW = {2: 1, 4: 4, 8: 4}
+MOST = 32  # heads that share their keys: of more, a card's shared memory may not hold the queries
 BENDS = {activation: name for name, activation in ACTIVATIONS.items()}
 
 
@@ -38,6 +41,7 @@ def fusible(model: Transformer) -> bool:
             and isinstance(block.attention_norm, RMSNorm)
             and block.attention.q_norm is None
             and block.attention.head_dim in (16, 32, 64, 128, 256)
+            and block.attention.heads <= MOST * block.attention.kv_heads
             and cast(FeedForward, block.ffn).activation in BENDS
             for block in stack.layers
         )
@@ -122,7 +126,7 @@ class Fused(Lean):
         return x.view(shape)
 
     def _write(self, x: Float[Tensor, "rows dim"], state: TransformerState) -> Tensor:
-        return (self._write_few if len(x) <= FEW else self._write_many)(x, state)
+        return (self._write_few if len(x) <= FEW[x.itemsize] else self._write_many)(x, state)
 
     def _write_few(self, x: Tensor, state: TransformerState) -> Tensor:
         x = x.float()

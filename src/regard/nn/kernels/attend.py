@@ -144,13 +144,13 @@ def attend(
     window: int | None,
     arrived: Tensor,
     raw: tuple[Pairing, tuple[Tensor, ...]] | None = None,
-    in_fours: bool = False,
+    shuffle: bool = False,
 ) -> Tensor:
     """What each query finds among the keys up to its row's length, its own included.
 
     With `raw`, how they are turned, the queries come with the keys and values of their rows, as
-    a packed product gave them; those are turned and stored too. What is found lies in order, or
-    `in_fours` (see `many`).
+    a packed product gave them; those are turned and stored too. With `shuffle`, what is found
+    lies in the order of `common.shuffled`.
     """
     rows, kv_heads, capacity, head_dim = state.keys.shape
     heads = q.shape[1] // head_dim - (0 if raw is None else 2 * kv_heads)
@@ -160,7 +160,7 @@ def attend(
     tile = SMALL if busy else TILE // (state.keys.itemsize * head_dim)
     tile = min(triton.next_power_of_2(max(capacity, 16)), tile)
     loaded = 4 if busy else 2  # tiles of keys and values at once
-    room = shared_memory(q) - (1 << 14)
+    room = shared_memory(q) - (1 << 14) - many * head_dim * state.keys.itemsize
     while tile > 16 and loaded * tile * head_dim * state.keys.itemsize > room:
         tile //= 2
     tiles = triton.cdiv(capacity, tile) if busy else 1
@@ -198,7 +198,7 @@ def attend(
         ALONE=splits == 1,
         SEVERAL=tiles > 1,
         TILE=tile,
-        SHUFFLED=in_fours,
+        SHUFFLED=shuffle,
         num_warps=8 if tile * head_dim > 8192 else 4,
         num_stages=STAGES,
         **early(),

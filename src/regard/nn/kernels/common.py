@@ -41,7 +41,7 @@ def numbers(x, rows, inside, GIVEN: tl.constexpr, other):
 
 @triton.jit
 def shuffled(place):
-    """Where a column lies among its 64, or which one lies there: two bits change with two.
+    """Where a column lies, or which one lies there: bits 5 and 4 trade places with 2 and 1.
 
     In this order vectors meet the columns of a W of int8 as `sixty_fourths` gives them.
     """
@@ -94,16 +94,17 @@ def spread(w):
 
 
 @triton.jit
-def settle(like):
+def settle(number):
     """Hopper's tensor cores are done with all they were given; registers they read are free.
 
-    They read a factor in registers while the program goes on. In a loop Triton (3.6) writes the
-    next into the same registers without waiting, so this must stand before it.
+    They read a factor in registers while the program goes on. In a loop, what Triton 3.6 makes
+    may write the next into the same registers without waiting, so this must stand before it.
+    Takes any number, since assembly must.
     """
     tl.inline_asm_elementwise(
         "wgmma.wait_group.sync.aligned 0; mov.b32 $0, $1;",
         "=r,r",
-        [like],
+        [number],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -217,6 +218,12 @@ def hopper() -> bool:
     return _generation() == 9
 
 
-@cache
 def _generation() -> int:
-    return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
+    """Of the current card; 0 where there is none."""
+    return _generations()[torch.cuda.current_device()] if _generations() else 0
+
+
+@cache
+def _generations() -> list[int]:
+    cards = range(torch.cuda.device_count())
+    return [torch.cuda.get_device_capability(card)[0] for card in cards]

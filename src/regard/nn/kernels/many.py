@@ -4,8 +4,8 @@ A vector is normed by whoever multiplies it: beside the stream x lies g * x for 
 norm to come, and sums of squares, one for each program that wrote. Where the outputs are too few
 to keep the card busy, programs share the inputs too, and who is last adds up.
 
-Vectors that a W of int8 multiplies lie in another order (`common.shuffled`), which they are written
-in: a program makes the outputs in that order by taking the rows of its own W in it.
+Vectors that meet int8 four at a time (`in_fours`) lie in another order (`common.shuffled`), which
+they are written in: a program makes its outputs in that order by taking the rows of W in it.
 """
 
 from typing import NamedTuple
@@ -53,25 +53,26 @@ def _multiplied(
     m,
     rows,
     width,
-    begin,
-    end,
+    share,
     EVEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    SOME: tl.constexpr,
     DEEP: tl.constexpr,
     FOURS: tl.constexpr,
     SETTLED: tl.constexpr,
 ):
-    """The vectors m times rows n of W, over some of the inputs.
+    """The vectors m times rows n of W, over this program's share of the inputs.
 
     In fours, W is the left factor: it goes to the tensor cores from registers, where it is made
     into floats.
     """
     PACKED: tl.constexpr = 4 if FOURS else 1
+    begin = tl.program_id(1) * share
+    end = tl.minimum(begin + share, width)
     if FOURS:
         weight = weight.to(tl.pointer_type(tl.int32))
     x_at = x + m.to(tl.int64)[:, None] * width
     w_at = weight + n.to(tl.int64)[:, None] * (width // PACKED)
+    ROWS: tl.constexpr = m.shape[0]
+    SOME: tl.constexpr = n.shape[0]
     y = tl.zeros((SOME, ROWS) if FOURS else (ROWS, SOME), tl.float32)
     for start in range(begin, end, DEEP):
         if SETTLED:
@@ -163,28 +164,10 @@ def _project_kernel(
     n = shuffled(place) if SHUFFLED else place
     if GATED:
         n += outputs * (tl.arange(0, SOME) % 2)
-    begin = tl.program_id(1) * share
-    end = tl.minimum(begin + share, width)
     scales = numbers(scale, n, inside, SCALED, 1.0)
     biases = numbers(bias, n, inside, BIASED, 0.0)
     wait(EARLY)
-    y = _multiplied(
-        x,
-        weight,
-        n,
-        inside,
-        m,
-        rows,
-        width,
-        begin,
-        end,
-        EVEN,
-        ROWS,
-        SOME,
-        DEEP,
-        FOURS,
-        SETTLED,
-    )
+    y = _multiplied(x, weight, n, inside, m, rows, width, share, EVEN, DEEP, FOURS, SETTLED)
     y, last = _added_up(y, parts, arrived, SPLITS, ROWS, SOME)
     if last:
         y *= _normed(squares, m, rows, width, eps, pieces, PIECES)[:, None]
@@ -233,37 +216,18 @@ def _add_kernel(
     m = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     place = tl.program_id(0) * SOME + tl.arange(0, SOME)
     n = shuffled(place) if SHUFFLED else place
-    begin = tl.program_id(1) * share
-    end = tl.minimum(begin + share, width)
     inside = place < outputs
     scales = numbers(scale, n, inside, SCALED, 1.0)
     biases = numbers(bias, n, inside, BIASED, 0.0)
     g = tl.load(gain + n, mask=inside, other=0.0).to(tl.float32)
     real = (m < rows)[:, None] & inside[None, :]
     at = m[:, None].to(tl.int64) * outputs + place[None, :]
-    before = tl.load(stream + at, mask=real, other=0.0)  # two kernels ago or more
+    before = tl.load(stream + at, mask=real, other=0.0)  # written two kernels ago or more
     wait(EARLY)
-    y = _multiplied(
-        x,
-        weight,
-        n,
-        inside,
-        m,
-        rows,
-        width,
-        begin,
-        end,
-        EVEN,
-        ROWS,
-        SOME,
-        DEEP,
-        FOURS,
-        SETTLED,
-    )
+    y = _multiplied(x, weight, n, inside, m, rows, width, share, EVEN, DEEP, FOURS, SETTLED)
     y, last = _added_up(y, parts, arrived, SPLITS, ROWS, SOME)
     if last:
-        y = y * scales[None, :] + biases[None, :]
-        y = tl.where(real, y + before, 0.0)
+        y = y * scales[None, :] + biases[None, :] + before
         tl.store(onward + at, y, mask=real)
         tl.store(ready + at, (y * g[None, :]).to(ready.dtype.element_ty), mask=real)
         tl.store(squares + tl.program_id(0) * rows + m, tl.sum(y * y, 1), mask=m < rows)
@@ -307,7 +271,7 @@ class Flow(NamedTuple):
     ready: Float[Tensor, "rows dim"]  # times the gain of that norm
     squares: Float[Tensor, "pieces rows"]  # sums of them, over some of the columns each
     eps: float
-    in_fours: bool  # the order of all columns
+    shuffled: bool  # the columns, as their readers take them
 
     @classmethod
     def begin(
@@ -322,17 +286,17 @@ class Flow(NamedTuple):
             *flow[:3],
             width,
             WIDE=triton.next_power_of_2(width),
-            SHUFFLED=flow.in_fours,
+            SHUFFLED=flow.shuffled,
             num_warps=8,
             **early(),
         )
         return flow
 
     @classmethod
-    def _of(cls, like: Tensor, pieces: int, eps: float, fours: bool) -> "Flow":
+    def _of(cls, like: Tensor, pieces: int, eps: float, shuffled: bool) -> "Flow":
         stream = torch.empty_like(like, dtype=torch.float32)
         squares = stream.new_empty(pieces, len(like))
-        return cls(stream, torch.empty_like(like), squares, eps, fours)
+        return cls(stream, torch.empty_like(like), squares, eps, shuffled)
 
     def project(
         self,
@@ -346,7 +310,7 @@ class Flow(NamedTuple):
         x, outputs = self.ready, len(matrix.weight) // (1 + bend.gated)
         out = x.new_empty(len(x), outputs, dtype=dtype)
         grid, shape = _shape(x, matrix)
-        assert self.in_fours == shape["FOURS"]
+        assert self.shuffled == shape["FOURS"]
         _project_kernel[grid](
             x,
             self.squares,
@@ -382,10 +346,13 @@ class Flow(NamedTuple):
         eps: float,
         arrived: Tensor,
     ) -> "Flow":
-        """W x + b on top of the stream, towards the norm that has this gain; x as W takes it."""
+        """W x + b on top of the stream, towards the norm that has this gain; x as W takes it.
+
+        The stream is read before the kernel that was launched last has ended: not one of its.
+        """
         outputs = len(matrix.weight)
         grid, shape = _shape(x, matrix)
-        flow = self._of(self.ready, grid[0], eps, self.in_fours)
+        flow = self._of(self.ready, grid[0], eps, self.shuffled)
         _add_kernel[grid](
             x,
             matrix.weight,
@@ -403,7 +370,7 @@ class Flow(NamedTuple):
             SCALED=matrix.scale is not None,
             BIASED=matrix.bias is not None,
             SPLITS=grid[1],
-            SHUFFLED=self.in_fours,
+            SHUFFLED=self.shuffled,
             **shape,
             **early(),
         )
