@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.config import (
+    TABLES,
     Choice,
     RunConfig,
     TrainConfig,
@@ -347,6 +349,17 @@ def test_a_preset_is_a_table_with_fields_laid_over_it():
 def test_a_wrong_model_is_refused(table, message):
     with pytest.raises(ConfigError, match=message):
         resolve(table)
+
+
+def test_no_name_stands_in_two_places():
+    """So that one that is given without its table can be told where it belongs."""
+    places = [names_of(RunConfig), *(names for names, _ in TABLES.values())]
+    assert len(set().union(*places)) == sum(map(len, places))
+    assert TABLES["model"][0] - {"preset", "family"} <= names_of(TransformerConfig)
+
+
+def names_of(config):
+    return {each.name for each in dataclasses.fields(config)}
 
 
 # Errors

@@ -82,6 +82,13 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 
 
+TABLES = {  # the names of the settings in each, as far as they are known here, and one to show
+    "data": ({each.name for each in fields(DataConfig)}, "path"),
+    "model": ({"preset", "family", "dim", "layers", "heads", "context", "dropout"}, "preset"),
+    "train": ({each.name for each in fields(TrainConfig)}, "steps"),
+}
+
+
 def kind_of(choice: Choice) -> tuple[str, dict[str, Any]]:
     """Split a choice into its name and its options.
 
@@ -272,9 +279,11 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_overrides(table: Mapping[str, Any]) -> None:
     """Refuse keys and types that no run has, before anything slow is done."""
-    for key in ("data", "model", "train"):
+    for key, (names, name) in TABLES.items():
         if not isinstance(table.get(key, {}), dict):
-            raise ConfigError(f"{key} is a table, set as in {key}.NAME=…, not {table[key]!r}")
+            raise ConfigError(f"{key} is a table, set as in {key}.{name}=…, not {table[key]!r}")
+        for inside in names & table.keys():
+            raise ConfigError(f"unknown key {inside!r}; did you mean '{key}.{inside}'?")
     build(RunConfig, {"name": "", **{key: table[key] for key in table if key != "minutes"}})
 
 
