@@ -141,6 +141,7 @@ def test_a_step_of_llama(made, rows, int8):
     assert parts == set(made)
 
 
+@pytest.mark.skipif(triton.__version__ != "3.6.0", reason="others may wait by themselves")
 @pytest.mark.parametrize("made", ["H200"], indirect=True)
 def test_without_a_wait_it_would_be_overwritten(made, monkeypatch):
     monkeypatch.setattr(many, "hopper", lambda: False)
