@@ -212,6 +212,31 @@ def test_a_decoder_writes_with_weights_of_eight_bits_where_asked(place):
         ran.generate("the ", draft=LookUp(), int8=True)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"prompt": ["the", "a"]}, r"a prompt is one text, not \['the', 'a'\]"),
+        ({"draft": "look-up"}, "the draft must be a run, as regard.load gives, not 'look-up'"),
+        ({"amateur": "runs/small"}, "the amateur must be a run"),
+        ({"seed": 1.7}, "seed must be a whole number, not 1.7"),
+        ({"tokens": "9"}, "tokens must be a whole number, not '9'"),
+        ({"sampler": "greedy=1"}, "'greedy=1': greedy takes no value"),
+    ],
+)
+def test_words_of_the_wrong_kind_are_named(place, words, message):
+    ran = regard.load(place / "runs" / "cats.txt", device="cpu")
+    with pytest.raises(ConfigError, match=message):
+        ran.generate(**{"prompt": "the ", **words})
+
+
+def test_one_word_needs_no_list(place):
+    ran = regard.load(place / "runs" / "cats.txt", device="cpu")
+    long = ran.generate("the ", tokens=30, seed=1)
+    ending = next(letter for letter in long[4:] if letter.isalpha())
+    assert ran.generate("the ", tokens=30, seed=1, until=ending) == long.partition(ending)[0]
+    assert ran.chain(f"ban={ending}") == ran.chain([f'ban=["{ending}"]'])
+
+
 def test_what_is_forced_is_written_as_it_stands(place):
     ran = regard.load(place / "runs" / "cats.txt", device="cpu")
     text = ran.generate("a ", tokens=7, sampler=['force=["the cat"]', "greedy"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
 
@@ -178,7 +179,7 @@ class Run:
         seed: int | None = None,
         draft: "Run | LookUp | None" = None,
         amateur: "Run | None" = None,
-        until: Sequence[str] = (),
+        until: str | Sequence[str] = (),
         int8: bool = False,
     ) -> str:
         """Continue a prompt; the prompt is not repeated. The text ends before any of `until`.
@@ -212,12 +213,16 @@ class Run:
         seed: int | None = None,
         draft: "Run | LookUp | None" = None,
         amateur: "Run | None" = None,
-        until: Sequence[str] = (),
+        until: str | Sequence[str] = (),
         int8: bool = False,
     ) -> Iterator[str]:
         """Continue a prompt, piece by piece as it comes; see `generate`."""
         if int8 and (draft is not None or amateur is not None):
             raise ConfigError("int8 is for a model that writes alone; leave out draft and amateur")
+        whole: dict[str, Any] = {"tokens": tokens, "seed": 0 if seed is None else seed}
+        for name, value in whole.items():
+            if not isinstance(value, Integral):
+                raise ConfigError(f"{name} must be a whole number, not {value!r}")
         model = self._language(amateur)
         chain = sampler if isinstance(sampler, Chain) else self.chain(sampler)
         ids = self._prompt(prompt)
@@ -230,7 +235,9 @@ class Run:
             written = stream_speculated(
                 model, ids, chain, draft=guesser, tokens=tokens, stop=stop, seed=seed
             )
-        return ending(text_of(written, self.tokenizer, ids), until)
+        return ending(
+            text_of(written, self.tokenizer, ids), [until] if isinstance(until, str) else until
+        )
 
     def chain(self, words: str | Sequence[str], order: str | None = None) -> Chain:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
@@ -248,7 +255,7 @@ class Run:
             pieces = ((id, tokenizer.piece(id)) for id in range(tokenizer.size))
             return [id for id, piece in pieces if piece.removeprefix(" ") == plain]
 
-        return parse_chain([words] if isinstance(words, str) else words, order, named)
+        return parse_chain(words, order, named)
 
     def search(
         self,
@@ -565,6 +572,8 @@ class Run:
 
     def _prompt(self, text: str) -> list[int]:
         """The ids of a prompt behind those that begin every text, and never an empty list."""
+        if not isinstance(text, str):
+            raise ConfigError(f"a prompt is one text, not {text!r}")
         ids = [*self.tokenizer.opening, *self.tokenizer.encode(self._read(text))]
         return ids or [self._beginning()]
 
@@ -608,6 +617,8 @@ class Run:
 
     def _beside(self, other: "Run", what: str) -> Language:
         """The model of another run, whose ids must mean the same."""
+        if not isinstance(other, Run):
+            raise ConfigError(f"the {what} must be a run, as regard.load gives, not {other!r}")
         other._must("causal", "generate")
         if other.tokenizer.fingerprint() != self.tokenizer.fingerprint():
             raise ConfigError(

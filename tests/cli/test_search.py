@@ -83,6 +83,13 @@ def test_a_search_that_cannot_be_is_named(regard, text_run, words, message):
     assert said.err.count("\n") <= 5
 
 
+def test_a_search_that_ends_with_the_context_says_so(regard, text_run):
+    said = regard("generate", text_run, "the", "--beam", 2, "-n", 900)
+    assert said.code == 0
+    assert "a search ends where the model's context of" in said.err
+    assert "context" not in regard("generate", text_run, "the", "--beam", 2, "-n", 3).err
+
+
 def test_a_model_of_other_ids_is_refused(regard, text_run, foreign_run):
     for option in ("--draft", "--amateur"):
         said = regard("generate", text_run, "the", option, foreign_run)

@@ -68,6 +68,12 @@ def test_a_setting_that_does_nothing_changes_no_habit(order):
         assert parse_chain([*words, neutral], order) == parse_chain(words, order)
 
 
+def test_a_setting_that_does_nothing_needs_no_place():
+    words = ["temperature=0.7", "top_k=9"]
+    assert parse_chain([*words, "xtc=0", "top_n_sigma=0"], "hf") == parse_chain(words, "hf")
+    assert "top_p" not in str(parse_chain([*words, "top_p=1"], "llama.cpp"))
+
+
 def test_llama_keeps_exactly_k_and_hf_what_ties():
     logits = torch.tensor([[0.0, 1.0, 0.0, 0.0]])
     for order, left in [("llama.cpp", [0, 1]), ("hf", [0, 1, 2, 3])]:

@@ -50,6 +50,17 @@ def test_settings_that_leave_nothing_are_named():
         processor(torch.tensor([[3, 2]]), torch.zeros(1, 4))
 
 
+def test_what_ends_a_text_may_be_a_list():
+    processor = ChainProcessor(parse_chain("min_length=5"), stop=[0])
+    left = processor(torch.tensor([[3, 2]]), torch.zeros(1, 4))
+    assert left.isfinite().tolist() == [[False, True, True, True]]
+
+
+def test_words_are_no_chain():
+    with pytest.raises(RegardError, match="a chain is wanted, as parse_chain makes it"):
+        ChainProcessor(["top_p=0.5"])
+
+
 @pytest.mark.parity
 def test_transformers_writes_what_we_write():
     from transformers import GPT2Config, GPT2LMHeadModel

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from regard.cli.options import Folder, Json, Searched
-from regard.cli.talk import dim, print_json, shown, stdin_text, warn_of, working
+from regard.cli.talk import dim, print_json, say, shown, stdin_text, warn_of, working
 from regard.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -135,6 +135,9 @@ def generate(
         )
     else:
         texts = opened.search(text, tokens=tokens, search=search, amateur=weaker)
+        context: int | None = getattr(opened.model, "context", None)
+        if context is not None and len(opened.tokenizer.encode(text)) + tokens > context + 1:
+            say(f"a search ends where the model's context of {context:,} ids does")
         pieces = [texts[0][0]]
     out = sys.stdout
     if json:

@@ -295,7 +295,7 @@ def _joined(column: Sequence[Stage | None], device: torch.device | str) -> Stage
 
 
 def parse_chain(
-    words: Iterable[str],
+    words: str | Iterable[str],
     order: str | None = None,
     named: Callable[[str, str], list[int]] | None = None,
 ) -> Chain:
@@ -312,6 +312,7 @@ def parse_chain(
     >>> print(parse_chain(["temperature=0.7", "top_k=20"], "llama.cpp"))
     top_k={k=20, exact=true} → top_p=0.95 → min_p=0.05 → temperature=0.7 → draw
     """
+    words = [words] if isinstance(words, str) else words
     samplers = tuple(parse_sampler(word.strip(), named) for word in words)
     return Chain(samplers if order is None else arranged(samplers, order))
 
@@ -321,12 +322,16 @@ def parse_sampler(word: str, named: Callable[[str, str], list[int]] | None = Non
     if word == "greedy":
         return Temperature(0.0)
     name, equals, _ = word.partition("=")
+    if name == "greedy":
+        raise ConfigError(f"{word!r}: greedy takes no value")
     if name not in SAMPLERS:
         raise ConfigError(unknown("sampler", name, [*SAMPLERS, "greedy"]))
     if not equals:
         raise ConfigError(f"{word!r} lacks its value; write name=value, as in top_p=0.9")
 
     def with_ids(table: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(table.get("tokens"), str):
+            table = {**table, "tokens": [table["tokens"]]}
         lists = {key: each for key, each in table.items() if isinstance(each, list)}
         return table | {key: [id for each in of for id in ids(each)] for key, of in lists.items()}
 

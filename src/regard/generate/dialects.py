@@ -129,7 +129,8 @@ def arranged(samplers: Iterable[Sampler], order: str) -> tuple[Sampler, ...]:
     """These samplers and a dialect's defaults, in the order in which it lets them act."""
     if order not in DIALECTS:
         raise ConfigError(unknown("order", order, DIALECTS))
-    dialect, given = DIALECTS[order], list(samplers)
+    dialect = DIALECTS[order]
+    given = [each for each in samplers if name_of(each) in dialect.order or not _neutral(each)]
     names = [name_of(sampler) for sampler in given]
     for sampler, name in zip(given, names, strict=True):
         if name not in dialect.order:
@@ -141,8 +142,12 @@ def arranged(samplers: Iterable[Sampler], order: str) -> tuple[Sampler, ...]:
             raise ConfigError(f"{name} is given twice; in the order {order} it acts once")
     given += [each for each in dialect.defaults if name_of(each) not in names]
     given.sort(key=lambda sampler: dialect.order.index(str(name_of(sampler))))
-    acting = [sampler for sampler in given if not as_stage(sampler).neutral]
+    acting = [sampler for sampler in given if not _neutral(sampler)]
     return tuple(dialect.quirk([_windowed(sampler, dialect.window) for sampler in acting]))
+
+
+def _neutral(sampler: Sampler) -> bool:
+    return as_stage(sampler).neutral
 
 
 def _windowed(sampler: Any, window: int | None) -> Sampler:

@@ -1,11 +1,13 @@
 """A chain inside another library's `generate`, for those who want only the samplers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard.errors import ConfigError
 from regard.generate.chain import Chain, Passed, note_failed, note_used
 from regard.generate.context import Context, Generators
 
@@ -23,9 +25,13 @@ class ChainProcessor:
 
     chain: Chain
     seed: int | None = None  # for samplers that toss coins
-    stop: tuple[int, ...] = ()  # ids that end a text
+    stop: Sequence[int] = ()  # ids that end a text
     context: Context | None = field(default=None, init=False)
     passed: list[Passed] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.chain, Chain):
+            raise ConfigError(f"a chain is wanted, as parse_chain makes it, not {self.chain!r}")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Reshape and narrow the scores."""
@@ -35,7 +41,7 @@ class ChainProcessor:
         if context is None or not goes_on:
             lengths = torch.full((rows,), length, device=input_ids.device)
             generators = Generators.begin(self.seed, rows, input_ids.device)
-            context = Context(input_ids, lengths, lengths.clone(), generators, self.stop)
+            context = Context(input_ids, lengths, lengths.clone(), generators, tuple(self.stop))
         else:
             for each in self.passed:
                 if each.stage.learns:
