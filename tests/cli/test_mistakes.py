@@ -102,6 +102,15 @@ def test_a_verb_that_does_not_fit_the_run(refused, text_run, pair_run):
     assert "translate" in refused(2, "generate", pair_run, "x", "--beam", "2")
 
 
+def test_a_run_that_was_stopped_before_it_saved(refused, text_run, tmp_path):
+    stopped = tmp_path / "stopped"
+    shutil.copytree(text_run, stopped)
+    shutil.rmtree(stopped / "checkpoints")
+    (stopped / "model.safetensors").unlink()
+    said = refused(4, "generate", stopped, "x")
+    assert f"none were saved yet; to train on: regard resume {stopped}" in said
+
+
 def test_an_unknown_sampler(refused, text_run):
     assert "did you mean 'top_p'" in refused(2, "generate", text_run, "x", "-s", "topp=0.9")
 

@@ -147,8 +147,11 @@ class Folder:
             return read_tensors(self.model)
         except CheckpointError as error:
             good = next(whole_before(self.checkpoints, self.load_config().train.steps), None)
-            if good is None:
+            if good is None and self.model.exists():
                 raise
+            if good is None:
+                how = "none were saved yet; to train on"
+                raise CheckpointError(f"{error}; {how}: regard resume {self.path}") from None
             raise CheckpointError(
                 f"{error}\nto make it again: regard resume {self.path} --step {good}"
             ) from None
