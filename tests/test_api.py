@@ -218,8 +218,9 @@ def test_a_decoder_writes_with_weights_of_eight_bits_where_asked(place):
         ({"prompt": ["the", "a"]}, r"a prompt is one text, not \['the', 'a'\]"),
         ({"draft": "look-up"}, "the draft must be a run, as regard.load gives, not 'look-up'"),
         ({"amateur": "runs/small"}, "the amateur must be a run"),
-        ({"seed": 1.7}, "seed must be a whole number, not 1.7"),
-        ({"tokens": "9"}, "tokens must be a whole number, not '9'"),
+        ({"seed": 1.7}, "seed=1.7 must be a whole number"),
+        ({"seed": "x"}, "seed='x' must be a whole number"),
+        ({"tokens": "9"}, "tokens='9' must be a whole number"),
         ({"sampler": "greedy=1"}, "'greedy=1': greedy takes no value"),
     ],
 )
@@ -227,6 +228,11 @@ def test_words_of_the_wrong_kind_are_named(place, words, message):
     ran = regard.load(place / "runs" / "cats.txt", device="cpu")
     with pytest.raises(ConfigError, match=message):
         ran.generate(**{"prompt": "the ", **words})
+
+
+def test_a_search_wants_whole_numbers_too(place):
+    with pytest.raises(ConfigError, match=r"tokens=2\.5 must be a whole number"):
+        regard.load(place / "runs" / "cats.txt", device="cpu").search("the ", tokens=2.5)
 
 
 def test_one_word_needs_no_list(place):

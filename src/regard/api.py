@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
 
@@ -219,10 +218,6 @@ class Run:
         """Continue a prompt, piece by piece as it comes; see `generate`."""
         if int8 and (draft is not None or amateur is not None):
             raise ConfigError("int8 is for a model that writes alone; leave out draft and amateur")
-        whole: dict[str, Any] = {"tokens": tokens, "seed": 0 if seed is None else seed}
-        for name, value in whole.items():
-            if not isinstance(value, Integral):
-                raise ConfigError(f"{name} must be a whole number, not {value!r}")
         model = self._language(amateur)
         chain = sampler if isinstance(sampler, Chain) else self.chain(sampler)
         ids = self._prompt(prompt)
@@ -235,9 +230,8 @@ class Run:
             written = stream_speculated(
                 model, ids, chain, draft=guesser, tokens=tokens, stop=stop, seed=seed
             )
-        return ending(
-            text_of(written, self.tokenizer, ids), [until] if isinstance(until, str) else until
-        )
+        stops = [until] if isinstance(until, str) else until
+        return ending(text_of(written, self.tokenizer, ids), stops)
 
     def chain(self, words: str | Sequence[str], order: str | None = None) -> Chain:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.

@@ -18,7 +18,7 @@ def quickstart(
 ) -> None:
     """Teach a small model numbers in French; see what it learned.
 
-    It takes about a minute on two cores; nothing is downloaded.
+    It takes under a minute on two cores; nothing is downloaded.
     """
     with working("getting ready"):
         from regard.api import load

@@ -38,10 +38,12 @@ class Generators:
         if seed is None:
             seed = secrets.randbits(62)
         pairs = (
-            [(seed, row) for row in range(rows)]
-            if isinstance(seed, int)
-            else [(each, 0) for each in seed]
+            [(each, 0) for each in seed]
+            if isinstance(seed, Sequence)
+            else [(seed, row) for row in range(rows)]
         )
+        if not all(isinstance(each, int) for each, _ in pairs):
+            raise ConfigError(f"seed={seed!r} must be a whole number, or one for each row")
         if len(pairs) != rows:
             raise ConfigError(f"{len(pairs)} seeds do not match {rows} rows; give one, or one each")
         keys = torch.tensor([row_key(*pair) for pair in pairs], dtype=torch.long, device=device)

@@ -249,6 +249,8 @@ def vocabulary(model: Language, source: Source | None = None) -> int:
 
 def check_prompts(prompts: Sequence[Sequence[int]], tokens: int, source: Source | None) -> None:
     """Refuse what cannot be continued."""
+    if not isinstance(tokens, int):
+        raise ConfigError(f"tokens={tokens!r} must be a whole number")
     if tokens < 1:
         raise ConfigError(f"tokens={tokens} must be at least 1")
     for row, prompt in enumerate(prompts):
