@@ -18,7 +18,7 @@ check: .venv/ready
 	$(BIN)/mypy
 
 shapes: .venv/ready  ## the same parts with every annotated shape checked at every call
-	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT) --jaxtyping-packages=regard,beartype.beartype tests/nn tests/contract
+	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT) --jaxtyping-packages=regard,beartype.beartype tests/nn tests/accel tests/contract
 
 long: .venv/ready  ## kill storms and other tests of minutes
 	$(BIN)/pytest -q -m long

@@ -22,9 +22,9 @@ from regard.data.batch import Batch, ImageBatch, MaskedBatch, PairBatch, TextBat
 from regard.models.build import build_model, preset
 from regard.nn.state import Source
 from regard.tasks import Causal, Classify, Masked, Objective, Seq2Seq, Task
-from regard.training.learner import Learner
 from regard.training.loop import train
 from regard.training.optim import optimizers
+from regard.training.parallel.wrappers import Learner
 
 TURNS, STEPS = 7, 5
 

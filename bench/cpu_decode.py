@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 import regard
+from regard.accel.packed_decoder import lean
 from regard.generate import generate, parse_chain
-from regard.generate.engine import Engine
-from regard.hub.folder import open_folder
-from regard.models.lean import lean
+from regard.generate.decode_loop import Engine
+from regard.hub.load import open_folder
 
 GREEDY = parse_chain(["greedy"])
 PROMPT = 16

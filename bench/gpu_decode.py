@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
+from regard.accel.packed_decoder import Lean, lean
 from regard.generate import generate, parse_chain, stream
-from regard.generate.engine import Engine
+from regard.generate.decode_loop import Engine
 from regard.models.build import preset
-from regard.models.lean import Lean, lean
 from regard.models.transformer import Transformer
 
 CUDA = torch.device("cuda")
@@ -130,7 +130,7 @@ def report(name: str, model: Any, rows: int, weights: float, copy: float, turns:
 
 def tune(model: Transformer, copy: float) -> None:
     """One row with other sizes of programs, one kind of product after the other."""
-    from regard.nn.kernels import few
+    from regard.accel.kernels import gemv as few
 
     for kind, own in list(few.HELD.items()):
         for size in ((8192, 4), (16384, 4), (16384, 8), (32768, 8)):

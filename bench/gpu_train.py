@@ -29,9 +29,9 @@ from regard.models.cost import cost
 from regard.models.transformer import TransformerConfig
 from regard.nn.state import Source
 from regard.tasks import Causal, Classify, Masked, Objective, Seq2Seq
-from regard.training.learner import Learner
 from regard.training.loop import train
 from regard.training.optim import optimizers
+from regard.training.parallel.wrappers import Learner
 
 CUDA = torch.device("cuda")
 Trial = Callable[[], Callable[[], None]]  # makes a model, gives its step

@@ -53,8 +53,8 @@ def make(folder: Path, gigabytes: float) -> None:
     import torch
 
     from regard.hub.config import write_config
-    from regard.hub.folder import all_rules
-    from regard.hub.rules import outward
+    from regard.hub.load import all_rules
+    from regard.hub.renaming import outward
     from regard.hub.writer import Writer
     from regard.models.build import hollow, preset, weights
 
@@ -111,8 +111,8 @@ def measure(verb: str, folder: str, run: str) -> None:
     """Do it here, watched by a thread, and print what it took."""
     import torch
 
-    from regard.hub.folder import open_folder
-    from regard.training.exchange import import_run
+    from regard.hub.load import open_folder
+    from regard.training.import_export import import_run
 
     torch.ones(2, 2) @ torch.ones(2, 2)  # what torch allocates at its first use is its own affair
     before = memory()

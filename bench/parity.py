@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from hub import small_encoders as encoders
 from hub import test_vit
 from hub.small import NAMES, small
-from regard.hub.folder import open_folder
+from regard.hub.load import open_folder
 
 LENGTHS = torch.tensor([11, 7, 4])
 REAL = torch.arange(11) < LENGTHS.unsqueeze(1)

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.accel.packed_decoder import lean
 from regard.generate import Chain, Context, parse_chain
 from regard.models.build import build_model, preset
-from regard.models.lean import lean
 
 VOCAB, READ, ROOM = 50257, 128, 256
 TEN = [

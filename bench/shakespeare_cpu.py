@@ -28,14 +28,14 @@ import torch
 
 from regard.config import parse_overrides
 from regard.models.build import build_model
+from regard.pipelines import evaluate
+from regard.pipelines.prepare import prepare
 from regard.tasks import Objective
-from regard.training import evaluate
-from regard.training.average import Average
-from regard.training.configure import configure
+from regard.training.ema import Average
 from regard.training.loop import train
 from regard.training.optim import optimizers
-from regard.training.prepare import prepare
 from regard.training.schedule import cosine, schedule
+from regard.training.setup.configure import configure
 
 GOAL, TURN, LOOK = 1.88, 20, 100
 CPU = torch.device("cpu")

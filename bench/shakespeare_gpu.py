@@ -31,15 +31,15 @@ from regard.config import parse_overrides
 from regard.data.batch import pinned
 from regard.data.loader import prefetch
 from regard.models.build import build_model
+from regard.pipelines import evaluate
+from regard.pipelines.prepare import prepare
 from regard.tasks import Objective
-from regard.training import evaluate
-from regard.training.average import Average
-from regard.training.configure import configure
-from regard.training.learner import Learner
+from regard.training.ema import Average
 from regard.training.loop import train
 from regard.training.optim import optimizers
-from regard.training.prepare import prepare
+from regard.training.parallel.wrappers import Learner
 from regard.training.schedule import schedule
+from regard.training.setup.configure import configure
 
 GOAL = 1.4697
 OURS = [

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import regard
+from regard.accel.packed_decoder import lean
 from regard.config import RunConfig, TrainConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.generate import LookUp, generate, parse_chain
 from regard.models.build import resolve
-from regard.models.lean import lean
-from regard.training.auto import named
-from regard.training.configure import RECIPES, configure, configure_study, recipes
-from regard.training.prepare import prepare
+from regard.pipelines.defaults import named
+from regard.pipelines.prepare import prepare
+from regard.training.setup.configure import RECIPES, configure, configure_study, recipes
 from training.runs import write_data
 
 TINY = {"dim": 8, "layers": 1, "heads": 2, "context": 32}
@@ -382,7 +382,7 @@ def test_a_second_start_learns_no_tokenizer(place, monkeypatch):
         str(place / "cats.txt"), {"data": {"tokenizer": {"kind": "bpe", "size": 300}}}
     )
     first = prepare(config).tokenizers
-    monkeypatch.setattr("regard.training.prepare.train_tokenizer", None)
+    monkeypatch.setattr("regard.pipelines.prepare.train_tokenizer", None)
     assert prepare(config).tokenizers.fingerprint() == first.fingerprint()
 
 

@@ -30,9 +30,9 @@ from regard.nn.recurrent import CELLS
 from regard.nn.score import SCORES
 from regard.tasks import TASKS
 from regard.text import TOKENIZERS
-from regard.training.configure import configure, configure_study, recipes
 from regard.training.optim import OPTIMIZERS
 from regard.training.schedule import SCHEDULES, schedule
+from regard.training.setup.configure import configure, configure_study, recipes
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(regard.__file__).parent

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
+from regard.accel.packed_decoder import lean
 from regard.config import (
     Choice,
     RunConfig,
@@ -39,30 +40,20 @@ from regard.generate import (
 )
 from regard.generate.decode import text_of
 from regard.generate.stop import until as ending
-from regard.hub.folder import is_foreign, open_folder
+from regard.hub.load import is_foreign, open_folder
 from regard.models.base import Language
 from regard.models.build import loaded, resolve
-from regard.models.lean import lean
 from regard.models.seq2seq import EncoderDecoder
 from regard.models.transformer import Transformer
 from regard.models.vision import Vision
 from regard.nn.stack import Stack
 from regard.nn.state import Source
-from regard.tasks import TASKS
-from regard.tasks.seq2seq import Seq2Seq
-from regard.tasks.words import BLANK, framed
-from regard.text import PairTokenizers, Tokenizer
-from regard.training import evaluate
-from regard.training.configure import configure
-from regard.training.device import pick_device
-from regard.training.events import Event
-from regard.training.exchange import Exported, export_run, import_run, run_config
-from regard.training.folder import Folder, new_folder
-from regard.training.images import classify, image_task
-from regard.training.labels import answers, label_task, rights_by_length
-from regard.training.lengths import ByLength
-from regard.training.material import Progress, Tokenizers
-from regard.training.prepare import (
+from regard.pipelines import evaluate
+from regard.pipelines.base import Progress, Tokenizers
+from regard.pipelines.by_length import ByLength
+from regard.pipelines.images import classify, image_task
+from regard.pipelines.labels import answers, label_task, rights_by_length
+from regard.pipelines.prepare import (
     data_fingerprint,
     examine,
     load_tokenizers,
@@ -71,9 +62,18 @@ from regard.training.prepare import (
     pair_task,
     tokenizer_fingerprint,
 )
+from regard.pipelines.series import forecast, series_task
+from regard.tasks import TASKS
+from regard.tasks.seq2seq import Seq2Seq
+from regard.tasks.words import BLANK, framed
+from regard.text import PairTokenizers, Tokenizer
+from regard.training.events import Event
+from regard.training.import_export import Exported, export_run, import_run, run_config
 from regard.training.run import begin
 from regard.training.run import resume as resume_events
-from regard.training.series import forecast, series_task
+from regard.training.setup.configure import configure
+from regard.training.setup.device import pick_device
+from regard.training.storage.run_folder import Folder, new_folder
 
 
 def train(

@@ -8,7 +8,7 @@ import pytest
 
 from regard.config import RunConfig, build, merge
 from regard.models.build import describe, preset
-from regard.training.folder import Folder
+from regard.training.storage.run_folder import Folder
 
 STEPS = 20
 

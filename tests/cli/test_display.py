@@ -12,7 +12,7 @@ from regard.cli.choices import choices
 from regard.cli.display import Lines, Picture
 from regard.config import RunConfig, build, merge, parse_overrides, to_table
 from regard.training.events import Begun, Ended, Evaluated, Progressed
-from regard.training.folder import Folder
+from regard.training.storage.run_folder import Folder
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from cli.conftest import shell
-from regard.training.checkpoint import read_tensors
+from regard.training.storage.checkpoint import read_tensors
 
 RECIPE = """
 [data]

@@ -75,7 +75,7 @@ def test_a_folder_of_many_files_is_told_of_before_it_is_looked_at(regard, tmp_pa
     def look(*_, **__):
         raise DataError("looked")
 
-    monkeypatch.setattr("regard.training.configure.open_data", look)
+    monkeypatch.setattr("regard.training.setup.configure.open_data", look)
     for name in ("a.txt", "b/c.txt", "b/d/e.txt", ".f", ".git/g", "b/.h/i"):
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / name).write_text("text")
@@ -91,7 +91,7 @@ def test_minutes_says_that_it_measures(regard, materials, monkeypatch):
         assert (minutes, model_too) == (1, False)  # model.dim is given, so only steps are left
         return replace(config, train=replace(config.train, steps=3))
 
-    monkeypatch.setattr("regard.training.configure.fit_to_minutes", three_steps)
+    monkeypatch.setattr("regard.training.setup.configure.fit_to_minutes", three_steps)
     words = [word for word in TEXT_WORDS if not word.startswith("train.steps")]
     said = regard("train", materials / "cats.txt", *words, "minutes=1")
     assert said.code == 0

@@ -26,7 +26,7 @@ from choices import (
 from pairwise import Covering, all_pairs, pairs_of
 from regard.errors import ConfigError
 from regard.models.build import build_model, describe, load_weights, resolve, weights
-from regard.models.rules import option
+from regard.models.compatibility import option
 from regard.models.transformer import TransformerConfig
 from regard.nn.head import HEADS, Head
 from regard.nn.mask import Mask

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from contract.test_models import LANGUAGES, ROWS, TRANSFORMERS, make, near
+from regard.accel.packed_decoder import Lean, lean
 from regard.generate import Engine, generate, parse_chain
-from regard.models.lean import Lean, lean
 
 GREEDY = parse_chain(["greedy"])
 LEAN = [case for case in TRANSFORMERS if isinstance(lean(make(case).model), Lean)]

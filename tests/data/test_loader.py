@@ -14,7 +14,7 @@ from regard.data.loader import (
     permute,
     prefetch,
 )
-from regard.data.store import PairStore, TokenStore
+from regard.data.token_store import PairStore, TokenStore
 from regard.errors import ConfigError, DataError
 
 

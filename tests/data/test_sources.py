@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import files, pairs, text
+from regard.data import pairs, text
+from regard.data import text_files as files
 from regard.data.sources import BUILTINS, Labelled, Pairs, Series, Text, open_data
 from regard.errors import ConfigError, DataError
 

@@ -5,7 +5,7 @@ import torch
 
 from hub import small, small_encoders
 from regard.generate import Beam
-from regard.hub.folder import open_folder
+from regard.hub.load import open_folder
 from regard.nn.state import Source
 
 pytestmark = pytest.mark.parity

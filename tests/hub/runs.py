@@ -7,13 +7,13 @@ from safetensors.torch import save_file
 
 from regard.config import RunConfig
 from regard.hub.config import write_config
-from regard.hub.folder import all_rules
-from regard.hub.rules import outward
+from regard.hub.load import all_rules
+from regard.hub.renaming import outward
 from regard.models.build import build_model, describe, preset, weights
+from regard.pipelines.prepare import tokenizer_fingerprint
 from regard.text import train_tokenizer
-from regard.training.checkpoint import write_tensors
-from regard.training.folder import Folder
-from regard.training.prepare import tokenizer_fingerprint
+from regard.training.storage.checkpoint import write_tensors
+from regard.training.storage.run_folder import Folder
 
 TEXT = ["the cat sat on the mat, and the dog sat beside the cat"] * 3
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "context": 32}

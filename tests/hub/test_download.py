@@ -7,7 +7,7 @@ import pytest
 from hub.runs import make_foreign
 from regard.errors import CheckpointError
 from regard.hub.download import fetch
-from regard.training.exchange import import_run
+from regard.training.import_export import import_run
 
 hub = pytest.importorskip("huggingface_hub")
 

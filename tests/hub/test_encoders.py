@@ -12,10 +12,10 @@ from regard.errors import CheckpointError, ConfigError
 from regard.generate import generate, parse_chain
 from regard.hub import HUB
 from regard.hub.config import read_as, write_config
-from regard.hub.folder import open_folder
+from regard.hub.load import open_folder
 from regard.models.build import weights
 from regard.models.presets import PRESETS
-from regard.training.exchange import export_run, import_run
+from regard.training.import_export import export_run, import_run
 
 pytestmark = pytest.mark.parity
 

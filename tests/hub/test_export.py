@@ -11,10 +11,10 @@ import regard
 from hub.runs import make_run, model_config, tokenizer
 from regard.cli import main
 from regard.errors import CheckpointError, ConfigError
-from regard.hub import check
-from regard.hub.folder import open_folder
+from regard.hub import verify as check
+from regard.hub.load import open_folder
 from regard.text import PairTokenizers
-from regard.training.exchange import export_run
+from regard.training.import_export import export_run
 
 IDS = torch.arange(1, 9).unsqueeze(0)
 
@@ -206,7 +206,7 @@ def test_positions_are_counted_from_the_row_after_that_of_the_padding(offset, tm
 def test_what_reads_as_another_model_is_not_written(tmp_path, monkeypatch):
     make_run(tmp_path / "run", encoder(2), "masked")
     monkeypatch.setattr(
-        "regard.training.exchange.write_tokenizers", lambda *told: {"pad_token_id": 7}
+        "regard.training.import_export.write_tokenizers", lambda *told: {"pad_token_id": 7}
     )
     with pytest.raises(CheckpointError):
         export_run(tmp_path / "run", tmp_path / "theirs", "roberta")
@@ -252,7 +252,7 @@ def test_a_model_too_large_to_be_compared_is_written_and_that_is_said(
     tmp_path, monkeypatch, capsys
 ):
     pytest.importorskip("transformers")
-    monkeypatch.setattr("regard.training.exchange.memory", lambda device: 1000)
+    monkeypatch.setattr("regard.training.import_export.memory", lambda device: 1000)
     make_run(tmp_path / "run")
     with pytest.raises(SystemExit) as ended:
         main(["export", str(tmp_path / "run"), str(tmp_path / "theirs")])

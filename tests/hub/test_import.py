@@ -14,11 +14,11 @@ import regard
 from hub.runs import TEXT, make_foreign, model_config, tokenizer
 from regard.cli import main
 from regard.errors import CheckpointError, ConfigError
+from regard.files.safetensors import Tensors
 from regard.hub import llama2c
-from regard.hub.files import Tensors
-from regard.hub.folder import is_foreign, open_folder
+from regard.hub.load import is_foreign, open_folder
 from regard.models.build import weights
-from regard.training.exchange import import_run
+from regard.training.import_export import import_run
 
 IDS = torch.arange(1, 9).unsqueeze(0)
 

@@ -11,8 +11,8 @@ from hub import small_encoders
 from hub.small import NAMES, READERS, SETTINGS, small
 from regard.generate import generate, parse_chain
 from regard.hub import HUB
-from regard.hub.folder import open_folder
-from regard.training.exchange import export_run, import_run
+from regard.hub.load import open_folder
+from regard.training.import_export import export_run, import_run
 
 pytestmark = pytest.mark.parity
 

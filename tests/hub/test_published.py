@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from regard.explain import attention_maps
-from regard.hub.folder import open_folder
+from regard.hub.load import open_folder
 from regard.models.build import build_model, load_weights, weights
 from regard.nn.mask import Mask
 

@@ -10,17 +10,17 @@ import torch
 from safetensors.torch import save_file
 
 import regard
+from files.test_safetensors import forge
 from hub.runs import make_foreign, model_config
-from hub.test_files import forge
 from hub.test_import import legacy
 from regard.cli import main
 from regard.errors import CheckpointError, ConfigError, RegardError
+from regard.files.safetensors import Tensors, open_tensors, quoted, read_header
 from regard.hub import HUB
 from regard.hub.config import read_config
-from regard.hub.files import Tensors, open_tensors, quoted, read_header
-from regard.hub.folder import is_foreign, open_folder
+from regard.hub.load import is_foreign, open_folder
 from regard.hub.writer import Writer
-from regard.training.exchange import import_run
+from regard.training.import_export import import_run
 
 FLOAT = (torch.float32, torch.Size([1]))
 BAD = [math.nan, math.inf, -1, 0, 10**400, 10**12, "x", [], {}, None, True, [[]], 1.5, "\ud800"]

@@ -15,8 +15,8 @@ from torch import nn
 import regard
 from regard.errors import CheckpointError
 from regard.hub import g2p
-from regard.hub.archive import open_archive
-from regard.hub.folder import is_foreign, open_folder
+from regard.hub.load import is_foreign, open_folder
+from regard.hub.numpy_archive import open_archive
 from regard.nn.state import Source
 
 DIM = 8

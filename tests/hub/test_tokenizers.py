@@ -12,12 +12,12 @@ from hub.runs import make_foreign, model_config
 from regard.api import Run
 from regard.config import RunConfig, build
 from regard.errors import CheckpointError, ConfigError
-from regard.hub.folder import open_folder
+from regard.hub.load import open_folder
 from regard.hub.tokenizers import check_tokenizers, read_tokenizers, write_tokenizers
 from regard.models.build import preset
+from regard.pipelines.prepare import pair_task, prepare
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import TOKENIZERS, PairTokenizers, Roles, Tokenizer, train_pair, train_tokenizer
-from regard.training.prepare import pair_task, prepare
 from training.runs import config as small_run
 
 CORPUS = ["The cat sat on the mat.\n", "<start> été, naïve <pad> 日本語 12,000.5\r\n\t x  y\n"] * 4

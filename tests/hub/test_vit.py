@@ -12,8 +12,8 @@ from regard.config import make
 from regard.errors import ConfigError
 from regard.hub import HUB
 from regard.hub.config import read_as, write_config
-from regard.hub.folder import all_rules, open_folder
-from regard.hub.rules import outward
+from regard.hub.load import all_rules, open_folder
+from regard.hub.renaming import outward
 from regard.hub.vit import NEWER, image_task
 from regard.models.build import weights
 from regard.tasks import TASKS

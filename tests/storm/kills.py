@@ -22,8 +22,8 @@ import torch._dynamo  # or every worker would import it, for its first optimizer
 from regard.errors import ConfigError
 from regard.models.build import count_parameters, resolve
 from regard.training.events import Begun
-from regard.training.fault import POINTS
 from regard.training.run import begin, resume
+from regard.training.storage.fault_injection import POINTS
 from training.runs import config, contents, write_data
 
 

@@ -8,8 +8,8 @@ import torch
 
 from regard.cli import main
 from regard.errors import CheckpointError
-from regard.training.checkpoint import read_tensors
 from regard.training.run import begin
+from regard.training.storage.checkpoint import read_tensors
 from training.runs import config, contents
 
 PARTS = 50

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from regard.errors import CheckpointError
-from regard.training import checkpoint
 from regard.training.events import Evaluated
-from regard.training.folder import Folder
 from regard.training.run import begin, resume
+from regard.training.storage import checkpoint
+from regard.training.storage.run_folder import Folder
 from storm.disks import mounted
 from training.runs import config, contents
 

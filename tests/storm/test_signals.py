@@ -8,9 +8,10 @@ import time
 import pytest
 
 from regard.errors import Stopped
-from regard.training import checkpoint, run
-from regard.training.folder import Folder
+from regard.training import run
 from regard.training.run import begin, resume
+from regard.training.storage import checkpoint
+from regard.training.storage.run_folder import Folder
 from storm.kills import committed
 from storm.shell import WORDS, on_terminal, regard, start
 from training.runs import config, contents

@@ -20,10 +20,10 @@ from cli.conftest import TEXT_WORDS, invoke
 from hub.runs import make_foreign
 from regard.errors import RegardError
 from regard.text import Tokenizer
-from regard.training.checkpoint import sha256
-from regard.training.exchange import export_run
-from regard.training.history import read_history
+from regard.training.import_export import export_run
 from regard.training.run import begin
+from regard.training.storage.checkpoint import sha256
+from regard.training.tracking.history import read_history
 from training.runs import config
 
 SECONDS, BYTES = 2.0, 500_000_000

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from regard.errors import CheckpointError, DataError
-from regard.training.checkpoint import latest, sha256
 from regard.training.events import Ended
 from regard.training.run import begin, resume
+from regard.training.storage.checkpoint import latest, sha256
 from training.runs import Crash, config, contents, interrupt, write_data
 
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from cli.conftest import TEXT_WORDS, invoke
-from regard.data.store import pair_store, text_store
+from regard.data.token_store import pair_store, text_store
 from regard.errors import DivergedError
+from regard.pipelines.prepare import open_split, prepare
 from regard.tasks import Causal, Objective
 from regard.training import run
-from regard.training.checkpoint import read_tensors
 from regard.training.events import Ended
-from regard.training.learner import Learner
 from regard.training.loop import train
 from regard.training.optim import OPTIMIZERS, optimizers, state_tensors
-from regard.training.prepare import open_split, prepare
+from regard.training.parallel.wrappers import Learner
 from regard.training.run import begin, resume
+from regard.training.storage.checkpoint import read_tensors
 from training.runs import config, text_batch, tiny
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cli.conftest import PAIR_WORDS, invoke
-from regard.training import prepare
+from regard.pipelines import prepare
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import regard
 from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError
 from regard.models.vision import Vision, VisionConfig
+from regard.pipelines.defaults import choose
+from regard.pipelines.prepare import examine, open_held_out, open_split, prepare
 from regard.tasks import Classify
 from regard.tasks.classify import shifted
-from regard.training.auto import choose
-from regard.training.prepare import examine, open_held_out, open_split, prepare
 
 MODEL = VisionConfig(
     dim=8,

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import reference
-from regard.data.labelled import from_conll
+from regard.data.labels import from_conll
 from regard.models.build import build_model, preset, resolve
+from regard.pipelines.labels import reader
 from regard.tasks import TASKS, Label, Tag
 from regard.tasks.label import macro_f1
 from regard.tasks.tag import spans
-from regard.training.labels import reader
 
 CHANCE = torch.Generator()
 SMALL = {"vocab_size": 11, "dim": 8, "layers": 2, "context": 12}

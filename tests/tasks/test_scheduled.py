@@ -13,10 +13,10 @@ from regard.data.batch import PairBatch, TextBatch
 from regard.errors import ConfigError
 from regard.models.build import build_model, resolve
 from regard.nn.state import Source
+from regard.pipelines.evaluate import own_loss
+from regard.pipelines.prepare import prepare
 from regard.tasks import Causal, Seq2Seq
 from regard.tasks.scheduled import SAMPLINGS, _drawn, mixed, sampling
-from regard.training.evaluate import own_loss
-from regard.training.prepare import prepare
 from regard.training.run import begin, resume
 from training.runs import Crash, config, contents, interrupt, write_data
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.text import SPECIALS, TOKENIZERS, Tokenizer, load_tokenizer, train_tokenizer
-from regard.text import kinds as kinds_module
-from regard.text.kinds import sample
+from regard.text import training as kinds_module
+from regard.text.training import sample
 
 CORPUS = [
     "The cat sat on the mat, and the dog sat on the log.\n",

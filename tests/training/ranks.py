@@ -30,8 +30,9 @@ import torch.distributed.fsdp
 
 from regard.cli import main
 from regard.errors import DataError, RegardError
+from regard.pipelines import evaluate
 from regard.tasks import Objective
-from regard.training import evaluate, log, run
+from regard.training import log, run
 from training.runs import config
 
 EVENTS = {name: getattr(signal, name) for name in ("SIGTERM", "SIGKILL", "SIGSTOP")}

@@ -7,12 +7,12 @@ import pytest
 
 import count_reference as reference
 from regard.errors import Stopped
+from regard.pipelines.prepare import prepare
 from regard.training import baseline
 from regard.training.baseline import read_baseline
 from regard.training.events import Counted
-from regard.training.folder import Folder
-from regard.training.prepare import prepare
 from regard.training.run import begin, resume
+from regard.training.storage.run_folder import Folder
 from training.runs import config, interrupt
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from regard.errors import CheckpointError
-from regard.training import checkpoint
-from regard.training.checkpoint import (
+from regard.training.storage import checkpoint
+from regard.training.storage.checkpoint import (
     drop_after,
     latest,
     prune,
@@ -23,7 +23,7 @@ from regard.training.checkpoint import (
     write_json,
     write_tensors,
 )
-from regard.training.disk import check_room
+from regard.training.storage.disk_space import check_room
 
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"]
 

@@ -12,9 +12,9 @@ from regard.errors import ConfigError
 from regard.models.build import build_model, preset
 from regard.nn import recurrent
 from regard.nn.state import Source
-from regard.training import device
-from regard.training.folder import Folder
 from regard.training.run import begin
+from regard.training.setup import device
+from regard.training.storage.run_folder import Folder
 from training.runs import config
 
 ENDS = {

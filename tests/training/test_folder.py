@@ -10,7 +10,7 @@ import pytest
 
 from regard.errors import CheckpointError, ConfigError
 from regard.text import train_tokenizer
-from regard.training.folder import Folder, new_folder
+from regard.training.storage.run_folder import Folder, new_folder
 from training.runs import config
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from regard.errors import CheckpointError
-from regard.training.lock import locked
+from regard.training.storage.lock import locked
 
 fcntl = pytest.importorskip("fcntl")
 

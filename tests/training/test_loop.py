@@ -7,9 +7,9 @@ import torch
 
 from regard.data.batch import TextBatch
 from regard.tasks import Causal, Objective
-from regard.training.learner import Learner
 from regard.training.loop import train
 from regard.training.optim import optimizers, state_tensors
+from regard.training.parallel.wrappers import Learner
 from training.runs import text_batch, tiny
 
 

@@ -6,7 +6,6 @@ import torch
 from regard.errors import ConfigError
 from regard.models.build import build_model, preset
 from regard.tasks import Causal, Objective
-from regard.training.checkpoint import read_tensors, write_tensors
 from regard.training.loop import train
 from regard.training.optim import (
     OPTIMIZERS,
@@ -17,6 +16,7 @@ from regard.training.optim import (
     orthogonal,
     state_tensors,
 )
+from regard.training.storage.checkpoint import read_tensors, write_tensors
 from training.runs import text_batch, tiny
 
 SHAPES = [(32, 32), (64, 16), (16, 64), (7, 5), (1, 9)]

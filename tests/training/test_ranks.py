@@ -16,10 +16,10 @@ from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
 from regard.nn.state import Source
 from regard.tasks import Causal, Objective, Seq2Seq
 from regard.training import run
-from regard.training.checkpoint import of_step, read_tensors
-from regard.training.distributed import Ranks
-from regard.training.folder import Folder, new_folder
-from regard.training.learner import Sharded
+from regard.training.parallel.ranks import Ranks
+from regard.training.parallel.wrappers import Sharded
+from regard.training.storage.checkpoint import of_step, read_tensors
+from regard.training.storage.run_folder import Folder, new_folder
 from training.runs import Crash, config, interrupt, text_batch, tiny
 
 SCRIPT = Path(__file__).with_name("ranks.py")
@@ -383,7 +383,7 @@ def test_any_number_of_ranks_reads_what_any_other_wrote(wrote, reads, tmp_path):
 def test_a_restarted_launch_finds_the_folder_that_it_began(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    from regard.training.launch import launch as name
+    from regard.training.parallel.launch import launch as name
 
     for folder, owner in (("runs/a", "another"), ("runs/a-2", name())):
         Path(folder).mkdir(parents=True)

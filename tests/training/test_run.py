@@ -15,10 +15,10 @@ from regard.config import to_table
 from regard.errors import CheckpointError, ConfigError, DataError, DivergedError, Stopped
 from regard.tasks import Objective
 from regard.training import run
-from regard.training.checkpoint import digest, read_tensors
 from regard.training.events import Begun, Ended, Evaluated, Progressed
-from regard.training.folder import Folder
 from regard.training.run import begin, resume
+from regard.training.storage.checkpoint import digest, read_tensors
+from regard.training.storage.run_folder import Folder
 from training.runs import Crash, config, contents, interrupt, write_data
 
 KINDS = ["cats.txt", "pairs.tsv"]

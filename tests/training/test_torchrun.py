@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.training.folder import Folder
+from regard.training.storage.run_folder import Folder
 
 pytestmark = pytest.mark.long
 

@@ -29,7 +29,7 @@ from regard.cli.train import train
 from regard.cli.translate import translate
 from regard.cli.welcome import welcome
 from regard.errors import RegardError
-from regard.training.launch import rank
+from regard.training.parallel.launch import rank
 
 __all__ = ["app", "main"]
 

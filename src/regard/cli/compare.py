@@ -19,8 +19,8 @@ from regard.errors import ConfigError
 
 if TYPE_CHECKING:
     from regard.explain.render.picture import Picture
-    from regard.training.history import History
-    from regard.training.lengths import ByLength
+    from regard.pipelines.by_length import ByLength
+    from regard.training.tracking.history import History
 
 MOST_BESIDE = 4  # runs in columns; a terminal has room for more only in lines
 MOST_POINTS = 120  # of a curve: a picture has no room for more
@@ -71,7 +71,7 @@ def compare(
     if out is not None:
         must_be_writable(out, force, tuple(WRITERS))
     with working("reading"):
-        from regard.training.history import read_history
+        from regard.training.tracking.history import read_history
 
         found = [read_history(run) for run in runs]
         names = _names(runs)
@@ -232,7 +232,7 @@ def _table(name: str, run: "History") -> dict[str, Any]:
 
 def _picture(names: Sequence[str], found: "Sequence[History]") -> "Picture":
     from regard.explain.render.curves import Curve, Panel, draw_curves
-    from regard.training.history import thinned
+    from regard.training.tracking.history import thinned
 
     measures = dict.fromkeys(name for run in found for name in run.held_out if name not in FOLLOWS)
     if any(run.losses for run in found):

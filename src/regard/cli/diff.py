@@ -101,7 +101,7 @@ def _same(key: str, first: Any, second: Any) -> bool:
     if first == second:
         return True
     key = key.removeprefix("model.")
-    from regard.models.rules import spelled_out
+    from regard.models.compatibility import spelled_out
     from regard.nn.head import HEADS
     from regard.nn.init import INITS
     from regard.nn.position import POSITIONS

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from regard.cli.choices import choices
 from regard.cli.talk import clock, harmless, how_large, lively, number, say, settings, width
-from regard.training import launch
-from regard.training.device import pick_device
 from regard.training.events import Begun, Counted, Ended, Evaluated, Event, Progressed
+from regard.training.parallel import launch
+from regard.training.setup.device import pick_device
 
 SAMPLE_LINES = 6
 BARS = "▁▂▃▄▅▆▇█"

@@ -11,7 +11,7 @@ from regard.cli.talk import aligned, number, print_json, say, working
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
-    from regard.training.lengths import ByLength
+    from regard.pipelines.by_length import ByLength
 
 
 def evaluate(

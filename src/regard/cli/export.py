@@ -35,7 +35,7 @@ def export(
     regard export runs/my exported/my --family mistral
     """
     with working(f"exporting {run}"):
-        from regard.training.exchange import export_run
+        from regard.training.import_export import export_run
 
         done = export_run(run, folder, family)
     if as_json:

@@ -8,12 +8,12 @@ from regard.cli.display import display
 from regard.cli.talk import aligned, clock, how_large, number, print_json, say
 from regard.config import RunConfig, kind_of
 from regard.models.build import fitted
+from regard.pipelines.base import Progress
 from regard.tasks import TASKS
 from regard.training.baseline import read_baseline
 from regard.training.events import Counted, Ended, Event
-from regard.training.folder import Folder
-from regard.training.history import kept
-from regard.training.material import Progress
+from regard.training.storage.run_folder import Folder
+from regard.training.tracking.history import kept
 
 EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
 EXAMPLES |= {"forecast": "--steps 24"}

@@ -108,9 +108,9 @@ def generate(
     text = stdin_text() if prompt == "-" else prompt
     with working(f"opening {run}"):
         from regard.api import load
-        from regard.cli.trace import as_table, as_text
+        from regard.cli.sampler_trace import as_table, as_text
         from regard.generate import Traced
-        from regard.training.device import use_threads
+        from regard.training.setup.device import use_threads
 
         opened = load(run)
         size = sum(each.numel() for each in opened.model.parameters())

@@ -39,7 +39,7 @@ def import_(
         from regard.cli.follow import EXAMPLES
         from regard.models.build import count_parameters
         from regard.tasks import TASKS
-        from regard.training.exchange import import_run
+        from regard.training.import_export import import_run
 
         foreign = import_run(source, run)
         parameters = count_parameters(foreign.config)

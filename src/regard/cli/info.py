@@ -50,8 +50,8 @@ def info(
         from regard.models.build import describe, family_of
         from regard.models.cost import cost
         from regard.models.presets import PUBLISHED
-        from regard.training.folder import Folder
-        from regard.training.history import kept
+        from regard.training.storage.run_folder import Folder
+        from regard.training.tracking.history import kept
 
         over = parse_overrides(words)
         kind, config, metrics, notes = find(what, over)
@@ -217,11 +217,11 @@ def amount(count: float, unit: str) -> str:
 def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], list[str]]:
     """What kind of thing it is, its model's configuration, its metrics, and what to know."""
     from regard.config import RunConfig, build, kind_of, merge, must_be_one, read_toml, to_table
-    from regard.hub.folder import is_foreign, open_folder
+    from regard.hub.load import is_foreign, open_folder
     from regard.models.build import resolve
     from regard.models.presets import PRESETS
-    from regard.training.configure import RECIPES, recipes
-    from regard.training.folder import Folder
+    from regard.training.setup.configure import RECIPES, recipes
+    from regard.training.storage.run_folder import Folder
 
     if what in PRESETS:
         wrong = [key for key in over if key != "model"]

@@ -7,7 +7,7 @@ from regard.cli.talk import aligned, number
 
 if TYPE_CHECKING:
     from regard.explain.render.picture import Picture
-    from regard.training.lengths import ByLength, Span
+    from regard.pipelines.by_length import ByLength, Span
 
 
 def as_lines(found: "ByLength") -> list[str]:

@@ -26,11 +26,11 @@ def quickstart(
         from regard.cli.follow import follow, suggest
         from regard.config import parse_overrides
         from regard.data.sources import Pairs
-        from regard.training.configure import configure
-        from regard.training.evaluate import written
-        from regard.training.folder import new_folder
-        from regard.training.prepare import examine, open_split
+        from regard.pipelines.evaluate import written
+        from regard.pipelines.prepare import examine, open_split
         from regard.training.run import begin
+        from regard.training.setup.configure import configure
+        from regard.training.storage.run_folder import new_folder
 
     say("A small encoder–decoder learns to write numbers in French, from examples alone.\n")
     config = configure("quickstart", parse_overrides(words))

@@ -7,7 +7,7 @@ from typer import Option
 from regard.cli.options import Folder, Json, Overrides
 from regard.cli.talk import assist, working
 from regard.config import check_overrides, parse_overrides
-from regard.training.launch import rank
+from regard.training.parallel.launch import rank
 from regard.training.signals import stoppable
 
 

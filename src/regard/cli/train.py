@@ -11,7 +11,7 @@ from typer import Argument
 from regard.cli.options import Json, Out, Overrides
 from regard.cli.talk import assist, say, working
 from regard.config import check_overrides, parse_overrides, read_recipe
-from regard.training.launch import rank
+from regard.training.parallel.launch import rank
 from regard.training.signals import stoppable
 
 MANY = 10_000  # files of a folder that take long enough to be told of
@@ -60,9 +60,9 @@ def train(
     with working("getting ready"):
         from regard.cli.follow import follow, report
         from regard.cli.study import train_all
-        from regard.training.configure import configure, configure_study
-        from regard.training.folder import new_folder
         from regard.training.run import begin
+        from regard.training.setup.configure import configure, configure_study
+        from regard.training.storage.run_folder import new_folder
 
     study = {} if own else configure_study(what, over)
     if study:

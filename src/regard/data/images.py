@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from regard.data.files import open_bytes
-from regard.data.labelled import numbers_of
+from regard.data.labels import numbers_of
 from regard.data.loader import permute
 from regard.data.text import stem
+from regard.data.text_files import open_bytes
 from regard.errors import ConfigError, DataError
 
 Pixels = NDArray[np.uint8]  # (images, channels, height, width), from 0 to 255

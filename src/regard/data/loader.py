@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.store import PairStore, TokenStore
+from regard.data.token_store import PairStore, TokenStore
 from regard.errors import ConfigError, DataError
 
 T = TypeVar("T")

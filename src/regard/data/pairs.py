@@ -9,8 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import ClassVar
 
-from regard.data.files import Scan, open_bytes, scan
 from regard.data.text import stem
+from regard.data.text_files import Scan, open_bytes, scan
 from regard.errors import ConfigError, DataError
 
 Row = tuple[str, str]

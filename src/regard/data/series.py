@@ -13,9 +13,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.files import open_bytes, scan
 from regard.data.pairs import lines, shown
 from regard.data.text import stem
+from regard.data.text_files import open_bytes, scan
 from regard.errors import ConfigError, DataError, unknown
 
 

@@ -5,9 +5,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from regard.config import Choice, make
-from regard.data import images, labelled, pairs, series, text
+from regard.data import images, pairs, series, text
+from regard.data import labels as labelled
 from regard.data.images import Images
-from regard.data.labelled import Labelled
+from regard.data.labels import Labelled
 from regard.data.pairs import Pairs
 from regard.data.series import Series
 from regard.data.synthetic import BUILTINS

@@ -8,8 +8,9 @@ from math import pi, sin
 from pathlib import Path
 from random import Random
 
-from regard.data import labelled, pairs, series, text
-from regard.data.labelled import Labelled
+from regard.data import labels as labelled
+from regard.data import pairs, series, text
+from regard.data.labels import Labelled
 from regard.data.numerals import english, french
 from regard.data.pairs import Pairs
 from regard.data.series import Series

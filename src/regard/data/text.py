@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar
 
-from regard.data.files import NotText, open_bytes, scan
+from regard.data.text_files import NotText, open_bytes, scan
 from regard.errors import ConfigError, DataError
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError, ShapeError
 from regard.explain.trace import matching
 from regard.nn.attention import Attention, View
-from regard.nn.glimpse import Glimpse
+from regard.nn.recurrent_attention import Glimpse
 
 
 @torch.no_grad()
@@ -25,9 +25,9 @@ def attention_maps(
         maps["decoder.blocks.3.cross"]                     # (batch, heads, target, source)
 
     They are recomputed from the tapped q and k by the formula, so the model runs as it always
-    does, fused kernel included; a recurrent decoder has them at hand (`nn.glimpse`). A row sums
-    to 1, or to 0 where there was nothing to look at. Where layers share an attention, `call` is
-    the number of the layer.
+    does, fused kernel included; a recurrent decoder has them at hand
+    (`nn.recurrent_attention`). A row sums to 1, or to 0 where there was nothing to look at.
+    Where layers share an attention, `call` is the number of the layer.
     """
     watched = matching(model, (Attention, Glimpse), pattern, "attention")
     looks = {name: _Look() for name in watched}

@@ -1,19 +1,19 @@
 """From a model and a prompt to a text: samplers, searches and decoding."""
 
-from regard.generate.amateur import ContrastiveDecoding
 from regard.generate.beam import Beam
 from regard.generate.chain import Chain, draw, parse_chain
 from regard.generate.context import Context, Sampler
-from regard.generate.contrastive import ContrastiveSearch
+from regard.generate.contrastive_decoding import ContrastiveDecoding
+from regard.generate.contrastive_search import ContrastiveSearch
 from regard.generate.decode import generate, stream, stream_text
-from regard.generate.dialects import DIALECTS
-from regard.generate.engine import Engine
+from regard.generate.decode_loop import Engine
+from regard.generate.orders import DIALECTS
 from regard.generate.processors import ChainProcessor
+from regard.generate.sampler_trace import Traced
 from regard.generate.samplers import SAMPLERS, Temperature, TopK, TopP
 from regard.generate.search import Hypothesis, Search
-from regard.generate.searches import SEARCHES, parse_search
+from regard.generate.search_table import SEARCHES, parse_search
 from regard.generate.speculative import LookUp, speculate, stream_speculated
-from regard.generate.trace import Traced
 
 __all__ = [
     "DIALECTS",

@@ -15,10 +15,10 @@ from torch import Tensor
 from regard.config import parse_entry
 from regard.errors import ConfigError, RegardError, unknown
 from regard.generate.context import Context, Generators, Sampler
-from regard.generate.dialects import arranged
+from regard.generate.fused_chain import Tail, takes
+from regard.generate.orders import arranged
 from regard.generate.samplers import SAMPLERS, Temperature, name_of
 from regard.generate.stage import Each, Stage, as_stage, kind, pack, rank, unrank
-from regard.generate.tail import Tail, takes
 
 NEVER = 2**62  # the length at which a row that is well has failed
 

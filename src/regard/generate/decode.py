@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError
 from regard.generate.chain import Chain
 from regard.generate.context import Context, rows_of
-from regard.generate.engine import Engine, Pen, Plain, Recorded
+from regard.generate.decode_loop import Engine, Pen, Plain, Recorded
 from regard.generate.stop import until
 from regard.models.base import Language, State
 from regard.nn.state import Source

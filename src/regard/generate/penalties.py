@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard.accel.kernels import usable
 from regard.errors import ConfigError
 from regard.generate.constraints import members
 from regard.generate.context import Context
 from regard.generate.stage import STATIC, Stage, by_row, needed
-from regard.nn.kernels import usable
 
 Scope = Literal["text", "answer"]  # count prompt and answer, or the answer only
 Window = int | None  # how many ids to look back at; 0: all; None, not said: all, or as a dialect
@@ -83,7 +83,7 @@ class Repetition(Stage):
         """Penalise what was said."""
         context = needed(context, "repetition")
         if one_kernel(logits, self.penalty):
-            from regard.nn.kernels.penalties import repetition
+            from regard.accel.kernels.penalties import repetition
 
             prompts = context.prompts if self.scope == "answer" else None
             width = reach(context, self.window)
@@ -123,7 +123,7 @@ class Frequency(Stage):
         context = needed(context, type(self).__name__.lower())
         width = reach(context, self.window)
         if one_kernel(logits, self.penalty) and width <= LONGEST:
-            from regard.nn.kernels.penalties import frequency
+            from regard.accel.kernels.penalties import frequency
 
             history, lengths = context.history, context.lengths
             prompts = context.prompts if self.scope == "answer" else None
@@ -220,7 +220,7 @@ class DRY(Stage):
         if self.breakers:
             breakers = members("dry: breakers", self.breakers, logits, context)
         if one_kernel(logits, self.multiplier, self.base, self.allowed):
-            from regard.nn.kernels.penalties import dry
+            from regard.accel.kernels.penalties import dry
 
             history, lengths, width = context.history, context.lengths, reach(context, window)
             numbers = self.multiplier, self.base, self.allowed, LARGEST

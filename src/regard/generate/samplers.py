@@ -6,7 +6,7 @@ from regard.generate.constraints import Allow, Ban, Bias, Force, MinLength
 from regard.generate.context import Sampler
 from regard.generate.mirostat import AdaptiveP, Mirostat1, Mirostat2
 from regard.generate.penalties import DRY, Frequency, NoRepeatNGram, Presence, Repetition
-from regard.generate.temper import DynamicTemperature, Quadratic, Temperature
+from regard.generate.temperature import DynamicTemperature, Quadratic, Temperature
 from regard.generate.truncate import (
     XTC,
     Epsilon,

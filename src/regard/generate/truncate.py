@@ -11,11 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from regard.accel.kernels import usable
 from regard.errors import ConfigError
 from regard.generate.constraints import members
 from regard.generate.context import Context
 from regard.generate.stage import STATIC, Ranking, Stage, by_row, cut, entropy, needed
-from regard.nn.kernels import usable
 
 WIDEST = 1 << 16  # logits of a row that the kernel can hold
 
@@ -58,7 +58,7 @@ class TopK(Stage):
             return logits
         plain = logits.dtype == torch.float32 and not self.exact
         if usable(logits) and plain and logits.shape[-1] <= WIDEST:
-            from regard.nn.kernels.draw import top_k
+            from regard.accel.kernels.sampling import top_k
 
             return top_k(logits, self.k)
         last = logits.topk(self.k).values[..., -1:]

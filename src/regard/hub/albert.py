@@ -6,7 +6,7 @@ from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.hub import bert
 from regard.hub.family import Family, Table
-from regard.hub.rules import Rule, renamed
+from regard.hub.renaming import Rule, renamed
 
 TABLES = {**bert.TABLES, "encoder.embedding_hidden_mapping_in": "encoder.project"}
 LAYER = {

@@ -8,9 +8,9 @@ from typing import Any
 
 from regard.config import Choice, kind_of, merge, to_table
 from regard.errors import ConfigError, unknown
+from regard.files.safetensors import quoted
 from regard.hub import HUB
 from regard.hub.family import MOST_LAYERS, Family, Table
-from regard.hub.files import quoted
 from regard.hub.rope import in_halves
 from regard.models.build import family_of, resolve
 from regard.models.presets import ModelConfig

@@ -8,7 +8,7 @@ from typing import Any
 from regard.config import kind_of
 from regard.hub import bert
 from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.rules import Rule, renamed
+from regard.hub.renaming import Rule, renamed
 
 TABLES = {
     "embeddings.word_embeddings": "embed.token",

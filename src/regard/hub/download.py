@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from regard.errors import CheckpointError
-from regard.hub.files import conversion
+from regard.files.safetensors import conversion
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.spm", "merges*"]
 UNWANTED = ["*/*", "consolidated*"]  # the same weights once more, in forms of other libraries

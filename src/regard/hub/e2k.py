@@ -12,12 +12,12 @@ known. How many heads it has nothing says. By Patchethium.
 from pathlib import Path
 
 from regard.errors import CheckpointError
+from regard.files.safetensors import Tensors, quoted, read_header, read_metadata, sole
 from regard.hub.family import Bare, Family
-from regard.hub.files import Tensors, quoted, read_header, read_metadata, sole
-from regard.hub.rules import Rule, renamed
+from regard.hub.renaming import Rule, renamed
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.text import PairTokenizers, Tokenizer
-from regard.text.listed import listed
+from regard.text.word_list import listed
 
 KEYS = {"in_table", "out_table", "sos_idx", "eos_idx"}
 HEADS = 4

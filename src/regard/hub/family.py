@@ -8,8 +8,8 @@ from torch import Tensor
 
 from regard.config import Choice
 from regard.errors import ConfigError
-from regard.hub.files import Tensors
-from regard.hub.rules import Rule
+from regard.files.safetensors import Tensors
+from regard.hub.renaming import Rule
 from regard.models.build import MOST_LAYERS as MOST_LAYERS
 from regard.models.presets import ModelConfig
 from regard.text import PairTokenizers

@@ -8,13 +8,13 @@ Park & Kim 2019.
 from pathlib import Path
 from string import ascii_lowercase
 
-from regard.hub.archive import names_in, open_archive
+from regard.files.safetensors import sole
 from regard.hub.family import Bare, Family
-from regard.hub.files import sole
-from regard.hub.rules import Rule
+from regard.hub.numpy_archive import names_in, open_archive
+from regard.hub.renaming import Rule
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.text import PairTokenizers
-from regard.text.listed import listed
+from regard.text.word_list import listed
 
 NAMES = {
     "enc_emb": "source_embed.weight",

@@ -5,10 +5,10 @@ from typing import Any
 
 from regard.config import Choice
 from regard.errors import ConfigError
+from regard.files.safetensors import quoted
 from regard.hub.family import Family, Table, gate_name, gated
-from regard.hub.files import quoted
+from regard.hub.renaming import Rule, renamed
 from regard.hub.rope import read_rotary, write_rotary
-from regard.hub.rules import Rule, renamed
 
 LAYER = {
     "input_layernorm": "attention_norm",

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from regard.errors import CheckpointError
+from regard.files.safetensors import Entry, Tensors, sole
 from regard.hub.family import MOST_LAYERS, Bare, Family
-from regard.hub.files import Entry, Tensors, sole
-from regard.hub.rules import Rule, renamed
+from regard.hub.renaming import Rule, renamed
 from regard.models.transformer import TransformerConfig
 
 HEADER = struct.Struct("<7i")

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.config import kind_of
 from regard.hub import bert
 from regard.hub.family import Change, Family, Table
-from regard.hub.rules import Rule, renamed
+from regard.hub.renaming import Rule, renamed
 
 POSITIONS = bert.TABLES["embeddings.position_embeddings"] + ".weight"
 HEADS = {

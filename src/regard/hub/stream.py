@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard.hub.files import Tensors
-from regard.hub.rules import PLAIN, Move
+from regard.files.safetensors import Tensors
+from regard.hub.renaming import PLAIN, Move
 from regard.hub.writer import Form, Writer, in_shards, write_index
 
 Shapes = Mapping[str, torch.Size]

@@ -8,9 +8,9 @@ from typing import Any
 from regard.errors import CheckpointError, ConfigError
 from regard.models.transformer import TransformerConfig
 from regard.text import PairTokenizers, Tokenizer
-from regard.text.foreign import CLS, EOS, framed, load_folder
+from regard.text.external import CLS, EOS, framed, load_folder
 from regard.text.pairs import JOINT, TARGET
-from regard.text.roles import ROLES
+from regard.text.special_tokens import ROLES
 
 logger = logging.getLogger(__name__)
 

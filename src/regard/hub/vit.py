@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regard.config import kind_of
 from regard.errors import ConfigError
+from regard.files.safetensors import quoted
 from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.files import quoted
-from regard.hub.rules import Rule, renamed
+from regard.hub.renaming import Rule, renamed
 
 FIELDS = {
     "num_channels": "channels",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import CheckpointError
-from regard.hub.files import NAMES, Entry, as_bytes
+from regard.files.safetensors import NAMES, Entry, as_bytes
 
 SHARD = 5_000_000_000  # bytes of a file, at most, where a model may have several
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.config import Choice, make
 from regard.errors import ConfigError
 from regard.models.base import State
-from regard.models.rules import must_read_out, must_write
+from regard.models.compatibility import must_read_out, must_write
 from regard.nn.convolution import CausalConvolution, window
 from regard.nn.head import HEADS
 from regard.nn.recurrent import Snapshots

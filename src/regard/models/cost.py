@@ -13,11 +13,11 @@ from regard.models.seq2seq import EncoderDecoder
 from regard.nn.attention import Attention
 from regard.nn.block import Block
 from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
-from regard.nn.glimpse import Glimpse
 from regard.nn.head import GivenHead, Head, TagHead
 from regard.nn.norm import RMSNorm
 from regard.nn.position import T5, ALiBi, Rotary
 from regard.nn.recurrent import Cell, Snapshots
+from regard.nn.recurrent_attention import Glimpse
 from regard.nn.score import Additive, General, Location, Score, Shaw, TransformerXL
 from regard.nn.stack import Stack
 from regard.nn.tap import Tap

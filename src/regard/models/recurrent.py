@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import State
-from regard.models.rules import must_read_out, must_write, option
+from regard.models.compatibility import must_read_out, must_write, option
 from regard.nn.head import HEADS
 from regard.nn.recurrent import CELLS, Cell, Recurrent, Snapshots, Vectors
 from regard.nn.state import Source

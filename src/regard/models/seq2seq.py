@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import State
-from regard.models.rules import SEQ2SEQ, refuse
-from regard.nn.glimpse import Found, Glimpse, Hard
+from regard.models.compatibility import SEQ2SEQ, refuse
 from regard.nn.head import Head
 from regard.nn.recurrent import CELLS, Cell, Recurrent, Snapshots, Vectors
+from regard.nn.recurrent_attention import Found, Glimpse, Hard
 from regard.nn.score import SCORES
 from regard.nn.state import Source
 

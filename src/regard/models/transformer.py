@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, ShapeError, unknown
-from regard.models import rules
+from regard.models import compatibility as rules
 from regard.models.base import State
-from regard.models.rules import option, refuse
+from regard.models.compatibility import option, refuse
 from regard.nn.attention import Attention
 from regard.nn.block import Block
-from regard.nn.check import positive
 from regard.nn.embed import Embedding
 from regard.nn.ffn import FFNS, GATES
 from regard.nn.head import HEADS
 from regard.nn.init import INITS, deepnorm_gain
 from regard.nn.mask import Mask
 from regard.nn.norm import NORMS
+from regard.nn.options import positive
 from regard.nn.position import POSITIONS
 from regard.nn.residual import Order, deepnorm
 from regard.nn.score import RELATIVE, SCORES

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.accel.matmul import compiling_large, parted
 from regard.config import Choice, make
 from regard.errors import ShapeError
 from regard.nn.functional import masked_softmax, merge_heads, share_heads, split_heads
 from regard.nn.mask import Mask
 from regard.nn.position import Position, Turn
-from regard.nn.products import compiling_large, parted
 from regard.nn.score import SCORES
 from regard.nn.state import KeyValues
 from regard.nn.tap import Tap

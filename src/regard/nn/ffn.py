@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.products import bent_feed_forward, compiling_large
+from regard.accel.matmul import bent_feed_forward, compiling_large
 
 Activation = Callable[[Tensor], Tensor]
 

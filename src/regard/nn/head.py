@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, unknown
-from regard.nn.check import positive
 from regard.nn.ffn import ACTIVATIONS
 from regard.nn.loss import IGNORED, cross_entropy, linear_cross_entropy, soft_cap
+from regard.nn.options import positive
 
 Hidden = Float[Tensor, "batch time dim"]
 

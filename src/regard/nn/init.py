@@ -5,9 +5,9 @@ from collections.abc import Callable
 from torch import nn
 
 from regard.nn.attention import Attention
-from regard.nn.check import positive
 from regard.nn.ffn import FeedForward
 from regard.nn.head import Head
+from regard.nn.options import positive
 
 
 def normal(model: nn.Module, layers: int, std: float = 0.02) -> None:

@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.nn.kernels import usable
-from regard.nn.products import put_product
+from regard.accel.kernels import usable
+from regard.accel.matmul import put_product
 
 CHUNK_ELEMENTS = 1 << 25  # logits held at a time: 128 MiB in float32
 CHUNK_ELEMENTS_CUDA = 1 << 28  # there few large products are faster than many small ones
@@ -36,8 +36,8 @@ def softmax_slope(
         loss = -(1 - e) log p(target) - e / V sum_v log p(v)
         slope = p - e / V - (1 - e) [v is the target]
 
-    Columns from `vocab` on are no logits: their slope is 0. `nn.kernels.loss` has the same for
-    CUDA, as one kernel that writes the slope over the logits.
+    Columns from `vocab` on are no logits: their slope is 0. `accel.kernels.cross_entropy` has the
+    same for CUDA, as one kernel that writes the slope over the logits.
     """
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     scored = targets != IGNORED
@@ -118,7 +118,7 @@ def _results(x: Tensor, weight: Tensor, bias: Tensor | None, learning: bool) -> 
 def _softmax_slope(logits: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     """By the kernel where there is one."""
     if usable(logits):
-        from regard.nn.kernels import loss as kernels
+        from regard.accel.kernels import cross_entropy as kernels
 
         return kernels.softmax_slope(logits, *given)
     return softmax_slope(logits, *given)

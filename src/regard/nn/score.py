@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ShapeError
-from regard.nn.check import positive
 from regard.nn.functional import split_heads
 from regard.nn.loss import soft_cap
+from regard.nn.options import positive
 from regard.nn.position.absolute import Sinusoidal
 
 Queries = Float[Tensor, "batch heads time head_dim"]

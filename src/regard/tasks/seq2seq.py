@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from regard.config import Choice
 from regard.data.batch import PairBatch
-from regard.nn.glimpse import reinforce
 from regard.nn.head import IGNORED
+from regard.nn.recurrent_attention import reinforce
 from regard.nn.state import Source
 from regard.tasks.base import Learns, check_smoothing
 from regard.tasks.metrics import mean_loss, perplexity

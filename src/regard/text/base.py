@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, normalizers
 
 from regard.errors import CheckpointError, ConfigError, DataError, unknown
-from regard.text.roles import ROLES, SPECIALS, Frame, Roles, beside, read_tables
-from regard.text.untrusted import check_tokenizer, guarded, parse_json, probe, read_text
+from regard.files.untrusted import check_tokenizer, guarded, parse_json, probe, read_text
+from regard.text.special_tokens import ROLES, SPECIALS, Frame, Roles, beside, read_tables
 
 SPACE = "▁"  # how SentencePiece vocabularies write a space
 GLUE = "￭"  # in word vocabularies: no space on this side

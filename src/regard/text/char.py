@@ -6,7 +6,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard.text.base import CHARACTER, Tokenizer, characters, special_tokens
-from regard.text.roles import SPECIALS
+from regard.text.special_tokens import SPECIALS
 
 
 def train(pieces: Iterable[str], *, lower: bool = False) -> Tokenizer:

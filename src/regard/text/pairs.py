@@ -8,7 +8,7 @@ from typing import Self
 from regard.config import Choice, kind_of
 from regard.errors import CheckpointError, ConfigError
 from regard.text.base import Tokenizer
-from regard.text.kinds import train_tokenizer
+from regard.text.training import train_tokenizer
 
 JOINT, SOURCE, TARGET = "tokenizer.json", "tokenizer.source.json", "tokenizer.target.json"
 

@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from regard.text.base import SPACE, Tokenizer, characters, check_size, special_tokens
-from regard.text.roles import SPECIALS
+from regard.text.special_tokens import SPECIALS
 
 
 def train(pieces: Iterable[str], *, size: int = 8000, lower: bool = False) -> Tokenizer:

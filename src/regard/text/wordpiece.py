@@ -6,7 +6,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from regard.text.base import Tokenizer, check_size, check_text, special_tokens
-from regard.text.roles import SPECIALS
+from regard.text.special_tokens import SPECIALS
 
 MORE = "##"  # a piece that continues a word
 

@@ -9,14 +9,14 @@ import torch
 from regard.config import build
 from regard.data.batch import TextBatch
 from regard.errors import CheckpointError, ConfigError
-from regard.hub.files import read_json
+from regard.files.safetensors import read_json
 from regard.models.ngram import NGram, NGramConfig
+from regard.pipelines.base import Material
 from regard.tasks import Causal
 from regard.text import Tokenizer
-from regard.training.checkpoint import write_json
 from regard.training.events import Counted
-from regard.training.folder import Folder
-from regard.training.material import Material
+from regard.training.storage.checkpoint import write_json
+from regard.training.storage.run_folder import Folder
 
 ORDER = 6  # with these discounts longer grams are no better on a text of a few million tokens
 MOST_TOKENS = 2_000_000  # counted in a second or two

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from regard.training.events import Progressed
-from regard.training.folder import Folder
 from regard.training.loop import Step
 from regard.training.nonfinite import Skips
+from regard.training.storage.run_folder import Folder
 
 FLUSH_STEPS, FLUSH_SECONDS = 64, 0.5
 

@@ -8,10 +8,10 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from regard.accel.cuda_graph import Captured, Update
 from regard.data.batch import Batch
 from regard.tasks.base import Objective
-from regard.training.capture import Captured, Update
-from regard.training.learner import Learner
+from regard.training.parallel.wrappers import Learner
 
 
 @dataclass(frozen=True, slots=True)

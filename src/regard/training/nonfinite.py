@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from regard.errors import DivergedError
-from regard.training.folder import Folder
+from regard.training.storage.run_folder import Folder
 
 TOLERATED = 3  # steps in a row that may be skipped, less one
 

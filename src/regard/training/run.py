@@ -28,11 +28,22 @@ from regard.models.build import (
     hollow,
     weights,
 )
+from regard.pipelines import evaluate
+from regard.pipelines.base import Material, Progress
+from regard.pipelines.prepare import load_tokenizers, prepare, smallest, tokenizer_fingerprint
 from regard.tasks import Causal, Objective
-from regard.training import checkpoint, evaluate, launch
-from regard.training.average import Average
 from regard.training.baseline import count
-from regard.training.device import (
+from regard.training.ema import Average
+from regard.training.events import Begun, Ended, Evaluated, Event
+from regard.training.log import Log
+from regard.training.loop import train
+from regard.training.nonfinite import Skips
+from regard.training.optim import optimizers
+from regard.training.parallel import launch
+from regard.training.parallel.ranks import Order, Ranks, give, joined, receive
+from regard.training.parallel.wrappers import learner_of, must_shard
+from regard.training.schedule import schedule
+from regard.training.setup.device import (
     autocast,
     captures,
     check_memory,
@@ -42,22 +53,13 @@ from regard.training.device import (
     ready_device,
     recompute,
 )
-from regard.training.disk import check_room
-from regard.training.distributed import Order, Ranks, give, joined, receive
-from regard.training.events import Begun, Ended, Evaluated, Event
-from regard.training.folder import Folder, ReadOnly
-from regard.training.lasting import must_be_as_saved, must_have_more, must_stay
-from regard.training.learner import learner_of, must_shard
-from regard.training.log import Log
-from regard.training.loop import train
-from regard.training.material import Material, Progress
-from regard.training.nonfinite import Skips
-from regard.training.optim import optimizers
-from regard.training.prepare import load_tokenizers, prepare, smallest, tokenizer_fingerprint
-from regard.training.schedule import schedule
+from regard.training.setup.resume_checks import must_be_as_saved, must_have_more, must_stay
 from regard.training.signals import Interrupts
-from regard.training.standing import Standing, start_from
-from regard.training.watch import check_watchers, watching
+from regard.training.storage import checkpoint
+from regard.training.storage.disk_space import check_room
+from regard.training.storage.run_folder import Folder, ReadOnly
+from regard.training.tracking.trackers import check_watchers, watching
+from regard.training.train_state import Standing, start_from
 
 logger = logging.getLogger(__name__)
 

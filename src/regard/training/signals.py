@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from regard.errors import Stopped
-from regard.training.launch import size
+from regard.training.parallel.launch import size
 
 ASKING = [
     getattr(signal, name)

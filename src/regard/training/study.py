@@ -6,12 +6,13 @@ from typing import Any
 
 from regard.config import RunConfig, kind_of, to_table
 from regard.errors import ConfigError
-from regard.training import checkpoint, launch
+from regard.pipelines.base import Progress
 from regard.training.events import Event
-from regard.training.folder import Folder
-from regard.training.lasting import must_have_more
-from regard.training.material import Progress
+from regard.training.parallel import launch
 from regard.training.run import begin, resume
+from regard.training.setup.resume_checks import must_have_more
+from regard.training.storage import checkpoint
+from regard.training.storage.run_folder import Folder
 
 
 def left_to_train(runs: Mapping[str, RunConfig], place: Path) -> list[str]:

@@ -9,7 +9,8 @@ from regard.models.convolution import ConvolutionConfig
 from regard.models.feedforward import FeedforwardConfig
 from regard.models.hmm import HMMConfig
 from regard.models.ngram import NGramConfig
-from regard.models.presets import before, gpt, vaswani, vit
+from regard.models.presets import classical as before
+from regard.models.presets import gpt, vaswani, vit
 from regard.models.presets.bert import ENCODERS
 from regard.models.presets.decoders import DECODERS
 from regard.models.presets.llama import LLAMAS

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ShapeError
-from regard.nn.check import positive
+from regard.nn.options import positive
 from regard.nn.position.base import Position
 
 

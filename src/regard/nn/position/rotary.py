@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.config import make
 from regard.errors import ShapeError
-from regard.nn.check import positive
+from regard.nn.options import positive
 from regard.nn.position.base import Position, Turn
 
 Frequencies = Float[Tensor, " pairs"]

@@ -1,0 +1,1 @@
+"""Fast paths: packed weights, CPU and Triton decoding, CUDA graphs; attached from outside."""

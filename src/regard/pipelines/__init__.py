@@ -1,0 +1,1 @@
+"""One pipeline per kind of data: detection, defaults, training and evaluation data, samples."""

@@ -1,0 +1,436 @@
+"""From the user's data to batches: open, split, tokenize, store, shuffle, collate."""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+
+from regard.config import Choice, RunConfig, TrainConfig, kind_of, make, to_table
+from regard.data.batch import Batch
+from regard.data.loader import PairLoader, Rows
+from regard.data.sources import Data, Images, Labelled, Pairs, Series, Text, open_data
+from regard.data.token_store import PairStore, cache_folder, pair_store
+from regard.errors import ConfigError, DataError, unknown
+from regard.models.build import family_of, fitted, resolve
+from regard.models.presets import ModelConfig
+from regard.models.recurrent import RecurrentConfig
+from regard.models.transformer import TransformerConfig
+from regard.models.vision import VisionConfig
+from regard.pipelines.base import (
+    Exam,
+    Material,
+    Progress,
+    Tokenizers,
+    generator_of,
+    scheduled,
+)
+from regard.pipelines.images import examine_images, prepare_images
+from regard.pipelines.labels import examine_labels, label_task, prepare_labels, reader
+from regard.pipelines.series import examine_series, prepare_series
+from regard.pipelines.text import TOKENS, examine_text, must_hide, prepare_text
+from regard.tasks import TASKS, Seq2Seq, Task
+from regard.text import PairTokenizers, Tokenizer, train_pair, train_tokenizer
+from regard.text.pairs import JOINT, SOURCE, TARGET
+from regard.training.optim import optimizers
+from regard.training.schedule import schedule
+from regard.training.setup.device import memory, pick_device
+from regard.training.storage.run_folder import Folder
+
+SHAPES: dict[str, tuple[str, ...]] = {
+    "causal": ("decoder",),
+    "masked": ("encoder",),
+    "seq2seq": ("encoder-decoder",),
+    "cbow": ("cbow",),
+    "label": ("encoder", "decoder", "bag"),
+    "tag": ("encoder", "decoder"),
+    "forecast": ("series",),
+}
+
+
+def open_split(config: RunConfig) -> tuple[Data, Data]:
+    """The data to learn from and the data to judge by."""
+    data = config.data
+    task = TASKS.get(kind_of(config.task)[0])
+    holds = None if task is None else task.learns
+    whole = open_data(data.path, data.source, data.target, lower=data.lower, holds=holds)
+    if not data.validation:
+        if isinstance(whole, Text | Series):
+            return whole.split(data.held_out)
+        return whole.split(data.held_out, config.train.seed)
+    held = open_held_out(data.validation, whole.holds, lower=data.lower)
+    return whole, held.against(cast(Any, whole))
+
+
+def data_fingerprint(train: Data, held: Data) -> str:
+    """A hash of all that a run learns from and is judged by."""
+    return hashlib.sha256(f"{train.fingerprint()} {held.fingerprint()}".encode()).hexdigest()
+
+
+def tokenizer_fingerprint(tokenizers: Tokenizers | None) -> str:
+    """A hash of all that the ids of a run depend on; "none" where there are no ids."""
+    if tokenizers is None:
+        return "none"
+    if isinstance(tokenizers, PairTokenizers):
+        return f"{tokenizers.source.fingerprint()} {tokenizers.target.fingerprint()}"
+    return tokenizers.fingerprint()
+
+
+def open_held_out(paths: Sequence[Choice], holding: str, *, lower: bool) -> Data:
+    """Data to judge by, of the same kind as that which was learned from."""
+    if len(paths) > 2:
+        raise ConfigError(f"validation takes one path, or a source and a target, not {len(paths)}")
+    if len(paths) == 2:
+        held = open_data(None, *map(str, paths), lower=lower)
+    else:
+        held = open_data(paths[0], lower=lower, holds=holding)
+    if held.holds != holding:
+        named = ", ".join(map(str, paths))
+        raise DataError(f"{named} holds {held.holds}; the run learns from {holding}")
+    if isinstance(held, Images) and held.test is not None:
+        return held.test
+    return held
+
+
+def prepare(
+    config: RunConfig, tokenizers: Tokenizers | None = None, progress: Progress | None = None
+) -> Material:
+    """Open the data of a run and make its task; tokenizers are trained unless given."""
+    must_make_sense(config.train)
+    train, held = open_split(config)
+    fingerprint = data_fingerprint(train, held)
+    _must_fit(config, train, tokenizers)
+    if isinstance(train, Images):
+        assert isinstance(held, Images)
+        return prepare_images(config, train, held, fingerprint)
+    if isinstance(train, Series):
+        assert isinstance(held, Series)
+        return prepare_series(config, train, held, fingerprint)
+    if isinstance(train, Labelled):
+        assert isinstance(held, Labelled)
+        assert not isinstance(tokenizers, PairTokenizers)
+        tokenizer = _label_tokenizer(config, train) if tokenizers is None else tokenizers
+        return prepare_labels(config, train, held, tokenizer, fingerprint)
+    if isinstance(train, Text):
+        assert isinstance(held, Text)
+        assert not isinstance(tokenizers, PairTokenizers)
+        tokenizer = _text_tokenizer(config, train, held) if tokenizers is None else tokenizers
+        return prepare_text(config, train, held, tokenizer, fingerprint, progress)
+    assert isinstance(held, Pairs)
+    assert not isinstance(tokenizers, Tokenizer)
+    return _prepare_pairs(config, train, held, tokenizers, fingerprint)
+
+
+def must_make_sense(settings: TrainConfig) -> None:
+    """Refuse numbers with which nothing could be learned."""
+    for name in (
+        *("steps", "batch", "tokens", "accumulate", "keep", "patience"),
+        *("evaluate_every", "evaluate_tokens", "save_every", "timeout"),
+    ):
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"train.{name}={value} must be at least 1")
+    for name, below in (("rate", math.inf), ("clip", math.inf), ("average", 1)):
+        value = getattr(settings, name)
+        if not 0 <= value < below:
+            raise ConfigError(f"train.{name}={value} must be at least 0 and below {below}")
+    if settings.batch is not None and settings.batch % settings.accumulate:
+        raise ConfigError(
+            f"train.accumulate={settings.accumulate} must divide train.batch={settings.batch}"
+        )
+    if settings.accumulate > (most := settings.batch or settings.tokens or TOKENS):
+        raise ConfigError(
+            f"train.accumulate={settings.accumulate} must not be more than the {most:,} of a step"
+        )
+    if settings.patience is not None and settings.best == "last":
+        raise ConfigError(
+            "train.patience waits for a better model, and by train.best='last' every one is;\n"
+            "give train.best=loss, or train.patience=none"
+        )
+
+
+def _must_hold(config: RunConfig, model: ModelConfig) -> None:
+    """Refuse a step of which not even one vector for each token fits into memory."""
+    settings, context, dim = config.train, model.context, getattr(model, "dim", 1)
+    rows = settings.batch or (settings.tokens or TOKENS) // context
+    device = pick_device(config.device)
+    needed, free = 4 * dim * context * rows // settings.accumulate, memory(device)
+    if needed > free:
+        raise ConfigError(
+            f"{rows:,} rows of {context:,} tokens a step need {needed / 1e9:,.1f} GB for one layer "
+            f"alone; {device.type} has {free / 1e9:,.1f} GB\n"
+            "lower train.batch, train.tokens or model.context, or raise train.accumulate"
+        )
+
+
+def smallest(config: RunConfig) -> ModelConfig:
+    """The model of a run before its data is read: with as few ids and classes as there can be."""
+    task = TASKS.get(kind_of(config.task)[0])
+    if task is not None and task.learns in ("labels", "tags"):
+        return reader(config.model, label_task(config.task), classes=2, vocab_size=1)
+    return resolve(config.model, vocab_size=1)
+
+
+class _Smallest(nn.Module):
+    """Something to try an optimizer on before there is a model: a matrix between layers, a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2)])
+
+
+def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> None:
+    """Refuse data, a task, a model and given tokenizers that are not for each other."""
+    kind = kind_of(config.task)[0]
+    if kind not in TASKS:
+        raise ConfigError(unknown("task", kind, TASKS))
+    if config.train.best not in ("last", *TASKS[kind].measures):
+        known = ", ".join(["last", *TASKS[kind].measures])
+        raise ConfigError(
+            f"train.best={config.train.best!r} is not measured here; choose among {known}"
+        )
+    schedule(config.train.schedule, config.train.steps)
+    optimizers(config.train.optimizer, _Smallest(), config.train.rate)
+    wanted, found = TASKS[kind].learns, data.holds
+    if wanted != found:
+        fitting = ", ".join(name for name, task in TASKS.items() if task.learns == found)
+        raise ConfigError(
+            f"task={kind!r} learns from {wanted}, and {data.name} holds {found}; "
+            f"for {found} there is: {fitting}"
+        )
+    if tokenizers is not None and (known := _learned_from(tokenizers)) != _read_as(found):
+        raise ConfigError(
+            f"train.start={config.train.start} has learned from {known}; {data.name} holds {found}"
+        )
+    model = smallest(config)
+    _must_hold(config, model)
+    if (found == "images") != isinstance(model, VisionConfig):
+        wrong = "does not read images" if found == "images" else "reads images only"
+        raise ConfigError(
+            f"task={kind!r} learns from {found}, and this model {wrong}; "
+            "choose another model.preset or model.family"
+        )
+    if isinstance(model, VisionConfig):
+        return
+    if kind == "causal" and isinstance(model, RecurrentConfig) and model.both_ways:
+        raise ConfigError(
+            "model.both_ways=true reads a text from its end too, where the next token to predict "
+            "stands;\nit is for task='label' and task='tag'"
+        )
+    shape = getattr(model, "shape", "decoder")
+    needed = SHAPES[kind]
+    if shape not in needed:
+        fitting = " or ".join(map(repr, needed))
+        raise ConfigError(
+            f"task={kind!r} needs a model of shape {fitting}, not {shape!r}; "
+            "choose another model.preset or model.shape"
+        )
+    if kind_of(config.task)[1].get("sampled") and fitted(family_of(model)):
+        raise ConfigError(
+            f"task.sampled lets a model read its own words while it learns step by step; "
+            f"{family_of(model)!r} counts the text as it is\nleave it out, or choose another model"
+        )
+    if kind == "masked":
+        assert isinstance(model, TransformerConfig)
+        must_hide(config.task, model)
+
+
+def _learned_from(tokenizers: Tokenizers) -> str:
+    return "pairs" if isinstance(tokenizers, PairTokenizers) else "text"
+
+
+def _read_as(found: str) -> str:
+    """Labels and tags are of texts, which need one tokenizer."""
+    return "text" if found in ("labels", "tags") else found
+
+
+def examine(
+    config: RunConfig,
+    held: Data,
+    tokenizers: Tokenizers | None,
+    progress: Progress | None = None,
+) -> Exam:
+    """Make the task of a run, and what its model is judged by, from held-out data alone."""
+    if isinstance(held, Images):
+        return examine_images(config, held)
+    if isinstance(held, Series):
+        return examine_series(config, held)
+    if isinstance(held, Labelled):
+        assert isinstance(tokenizers, Tokenizer)
+        return examine_labels(config, held, tokenizers)
+    if isinstance(held, Text):
+        assert isinstance(tokenizers, Tokenizer)
+        return examine_text(config, held, tokenizers, progress)
+    assert isinstance(tokenizers, PairTokenizers)
+    return _examine_pairs(config, held, tokenizers)
+
+
+def _text_tokenizer(config: RunConfig, train: Text, held: Text) -> Tokenizer:
+    """Learned from the whole of the user's text, so that no letter of it is unknown.
+
+    From the training part alone where the held-out text is a file of its own.
+    """
+    texts = [train] if config.data.validation else [train, held]
+    choice = config.data.tokenizer
+    kept = _kept(choice, *texts)
+    if (kept / JOINT).exists():
+        return Tokenizer.load(kept / JOINT)
+    pieces = (piece for text in texts for piece, _ in text.pieces())
+    tokenizer = train_tokenizer(choice, pieces, total=sum(text.size for text in texts))
+    _keep(kept, lambda folder: tokenizer.save(folder / JOINT))
+    return tokenizer
+
+
+def _label_tokenizer(config: RunConfig, train: Labelled) -> Tokenizer:
+    """Learned from the texts to learn from."""
+    kept = _kept(config.data.tokenizer, train)
+    if (kept / JOINT).exists():
+        return Tokenizer.load(kept / JOINT)
+    tokenizer = train_tokenizer(config.data.tokenizer, train.texts())
+    _keep(kept, lambda folder: tokenizer.save(folder / JOINT))
+    return tokenizer
+
+
+def _pair_tokenizers(config: RunConfig, train: Pairs) -> PairTokenizers:
+    kept = _kept(config.data.tokenizer, train)
+    if kept.exists():
+        return PairTokenizers.load(kept)
+    tokenizers = train_pair(config.data.tokenizer, train.rows)
+    _keep(kept, tokenizers.save)
+    return tokenizers
+
+
+def _kept(choice: Choice, *data: Text | Pairs | Labelled) -> Path:
+    """Where the cache has the tokenizer of this kind for this data, if it has it."""
+    facts = [1, to_table(choice), [each.fingerprint() for each in data]]
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / "tokenizers" / key
+
+
+def _keep(folder: Path, save: Callable[[Path], None]) -> None:
+    """Put a tokenizer into the cache, whole or not at all."""
+    aside = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
+    aside.mkdir(parents=True, exist_ok=True)
+    save(aside)
+    with suppress(OSError):  # another run was faster
+        aside.rename(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _examine_pairs(config: RunConfig, held: Pairs, tokenizers: PairTokenizers) -> Exam:
+    source, target = tokenizers.source, tokenizers.target
+    sizes = {"source_vocab_size": None if tokenizers.shared else source.size}
+    model = resolve(config.model, vocab_size=target.size, **sizes)
+    task = pair_task(config, tokenizers)
+    store = pair_store(held, source, target)
+    loader = _pair_loader(config, model, task, store)
+
+    def held_out(limit: int | None) -> Iterator[Batch]:
+        rows = None if limit is None else max(1, limit * len(store) // len(store.target_ids))
+        return (_collate(config, task, store, each, 0) for each in loader.in_order(rows))
+
+    return Exam(
+        task=task,
+        choice=config.task,
+        tokenizers=tokenizers,
+        model=model,
+        held_out=held_out,
+        held_out_data=held,
+        held_out_size=len(loader),
+        left_out=loader.dropped,
+    )
+
+
+def pair_task(config: RunConfig, tokenizers: PairTokenizers) -> Task:
+    """The task of a run on pairs, with the ids that begin and end its sentences."""
+    return make(
+        config.task,
+        TASKS,
+        "task",
+        start_id=tokenizers.target.start_id,
+        stop_id=tokenizers.target.stop_id,
+        source_stop_id=tokenizers.source.stop_id,
+        opening=tuple(tokenizers.target.opening),
+        source_opening=tuple(tokenizers.source.opening),
+    )
+
+
+def _prepare_pairs(
+    config: RunConfig,
+    train: Pairs,
+    held: Pairs,
+    tokenizers: PairTokenizers | None,
+    fingerprint: str,
+) -> Material:
+    if tokenizers is None:
+        tokenizers = _pair_tokenizers(config, train)
+    source, target = tokenizers.source, tokenizers.target
+    exam = _examine_pairs(config, held, tokenizers)
+    task = exam.task
+    store = pair_store(train, source, target)
+    loader = _pair_loader(config, exam.model, task, store)
+    sizes = f"{target.size:,} tokens, joint"
+    if not tokenizers.shared:
+        sizes = f"{source.size:,} and {target.size:,} tokens"
+    description = [
+        f"data       {train.description}",
+        f"held out   {held.description}",
+        f"tokenizer  {target.kind}, {sizes}",
+    ]
+    if loader.dropped or exam.left_out:
+        longest = exam.model.context - 1 - cast(Seq2Seq, task).wider
+        description.append(
+            f"left out   {loader.dropped:,} pairs to learn from and {exam.left_out:,} "
+            f"held out, longer than {longest} tokens"
+        )
+    return Material(
+        **vars(exam),
+        batch=scheduled(
+            config,
+            task,
+            lambda number: _collate(config, task, store, loader.examples(number), number),
+        ),
+        samples=lambda number: loader.examples(number).indices.tolist(),
+        train_in_order=lambda: (
+            _collate(config, task, store, rows, 0) for rows in loader.in_order()
+        ),
+        description=description,
+        fingerprint=fingerprint,
+    )
+
+
+def _pair_loader(config: RunConfig, model: ModelConfig, task: Task, store: PairStore) -> PairLoader:
+    """What the openings of sentences need is taken from the places that pairs may have."""
+    longest = model.context - cast(Seq2Seq, task).wider
+    settings = config.train
+    batch = None if settings.batch is None else settings.batch // settings.accumulate
+    tokens = None if batch else (settings.tokens or TOKENS) // settings.accumulate
+    return PairLoader(store, tokens, settings.seed, longest=longest, batch=batch)
+
+
+def _collate(config: RunConfig, task: Task, store: PairStore, rows: Rows, number: int) -> Batch:
+    sources = [store.source(row) for row in rows.indices]
+    targets = [store.target(row) for row in rows.indices]
+    return task.collate((sources, targets, rows.width), generator_of(config, number))
+
+
+def load_tokenizers(folder: Path, config: RunConfig) -> Tokenizers | None:
+    """The tokenizer of a run folder, or those of its two sides.
+
+    Images have none, and some imported checkpoints came without one. A model whose head no task
+    trains may have one.
+    """
+    kind = kind_of(config.task)[0]
+    learns = TASKS[kind].learns if kind in TASKS else "text"
+    there = [name for name in (JOINT, SOURCE, TARGET) if (folder / name).exists()]
+    if not there and Folder(folder).load_environment().get("tokenizer") == "none":
+        return None
+    if learns == "pairs" or SOURCE in there:
+        return PairTokenizers.load(folder)
+    return Tokenizer.load(folder / "tokenizer.json")

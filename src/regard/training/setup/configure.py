@@ -1,0 +1,165 @@
+"""From what a user says to the settings of a run: a recipe, a file of settings, or just data."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from regard.config import (
+    RunConfig,
+    build,
+    check_overrides,
+    kind_of,
+    merge,
+    must_be_one,
+    overlay,
+    read_recipe,
+    studied,
+)
+from regard.data.sources import BUILTINS, open_data
+from regard.errors import ConfigError, unknown
+from regard.models.build import resolve
+from regard.models.presets import PRESETS
+from regard.pipelines.defaults import GENTLE, choose, named
+from regard.pipelines.prepare import must_make_sense
+from regard.tasks import TASKS
+from regard.training.setup.device import pick_device
+from regard.training.setup.time_budget import fit_to_minutes
+from regard.training.storage.run_folder import Folder
+
+YEAR = 366 * 24 * 60  # minutes
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def recipes() -> list[str]:
+    """The names of the recipes that come with the library."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunConfig:
+    """The settings of a run: of a recipe, a .toml file, or chosen for the user's own data.
+
+    `overrides` is a nested table; `minutes` in it sizes model and steps to this machine.
+    Without `what`, its `data` says where the data is, as in two parallel files.
+    """
+    over = dict(overrides or {})
+    check_overrides(over)
+    file = _recipe(what)
+    if file is not None:
+        base = read_recipe(file)
+        must_be_one(base)
+    else:
+        base = _for_data(what, over)
+        start = over.get("train", {}).get("start")
+        if start is not None and not {"family", "preset"} & set(over.get("model", {})):
+            begun = Folder(_absolute(start)).load_config()
+            base["model"], base["data"]["tokenizer"] = begun.model, begun.data.tokenizer
+            base["train"] |= GENTLE
+    return _settle(base, over, file)
+
+
+def configure_study(
+    what: str | None, overrides: dict[str, Any] | None = None
+) -> dict[str, RunConfig]:
+    """The settings of each run of a study, by name; none where `what` is not a study."""
+    over = dict(overrides or {})
+    check_overrides(over)
+    file = _recipe(what)
+    runs = {} if file is None else studied(read_recipe(file))
+    if runs and "minutes" in over:
+        raise ConfigError(f"minutes sizes one run, and {what} has {len(runs)}; give train.steps")
+    return {name: _settle(base, over, file) for name, base in runs.items()}
+
+
+def _recipe(what: str | None) -> Path | None:
+    """The file of a recipe; None where it is something else."""
+    if what is not None and what.endswith(".toml"):
+        return Path(what)
+    if what is not None and what in recipes() and not Path(what).exists():
+        return RECIPES / f"{what}.toml"
+    return None
+
+
+def _settle(base: dict[str, Any], over: dict[str, Any], file: Path | None) -> RunConfig:
+    """Lay what the user says over what a recipe says, or what was chosen for the data."""
+    over = dict(over)
+    minutes = over.pop("minutes", None)
+    data = merge(base.get("data", {}), over.get("data", {}))
+    for key in ("path", "source", "target"):
+        if isinstance(data.get(key), str) and data[key] not in BUILTINS:
+            data[key] = _absolute(data[key])
+    if data.get("validation"):
+        given = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
+        data["validation"] = [_absolute(each) for each in given]
+    over = merge(over, {"data": data})
+    if over.get("train", {}).get("start") is not None:
+        over = merge(over, {"train": {"start": _absolute(over["train"]["start"])}})
+    config = build(RunConfig, overlay(base, over))
+    if file is not None and not {"model", "train"} & set(over):
+        _must_be_right(file, config)
+    if minutes is None:
+        return config
+    if "steps" in over.get("train", {}):
+        raise ConfigError("give minutes or train.steps, not both")
+    if not isinstance(minutes, int | float) or not minutes < YEAR:
+        raise ConfigError(f"minutes must be a number, and less than a year, not {minutes!r}")
+    sizes = {"dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim"}
+    pinned = {"preset", "family", *sizes} & set(over.get("model", {}))
+    return fit_to_minutes(config, minutes, model_too=not pinned and config.train.start is None)
+
+
+def _must_be_right(file: Path, config: RunConfig) -> None:
+    """Name the file whose settings do not go together."""
+    try:
+        must_make_sense(config.train)
+        resolve(config.model, vocab_size=1)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def _absolute(path: str) -> str:
+    """A path that still holds when the run is resumed from another folder."""
+    full = os.path.expandvars(path)
+    if "$" in full:
+        name = full[full.index("$") :].split("/")[0]
+        raise ConfigError(f"{path} needs {name}, which is not set; say where the data is")
+    return str(Path(full).expanduser().absolute())
+
+
+def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
+    given = over.get("data", {})
+    where: dict[str, Any]
+    if what is None:
+        where = {key: given[key] for key in ("path", "source", "target") if key in given}
+        if not where:
+            raise ConfigError(
+                "nothing to train on; give a recipe, a file or a folder first, "
+                "or data.source=… and data.target=…"
+            )
+    else:
+        where = {"path": what}
+        looks_like_a_path = os.sep in what or Path(what).suffix  # if missing, open_data says so
+        if not looks_like_a_path and not Path(what).exists() and what not in BUILTINS:
+            if what in PRESETS:
+                raise ConfigError(
+                    f"{what!r} is a model, not data; say what it shall learn from:\n"
+                    f"regard train DATA model.preset={what}"
+                )
+            known = {*recipes(), *BUILTINS}
+            raise ConfigError(
+                f"{unknown('recipe, file or built-in data set', what, known)}\n"
+                "give a recipe's name, a .toml file, or a file or folder of your own"
+            )
+    task = merge({"task": "causal"}, over)["task"]
+    asked = TASKS.get(kind_of(task)[0]) if "task" in over else None
+    data = open_data(
+        where.get("path"),
+        where.get("source"),
+        where.get("target"),
+        lower=given.get("lower", False),
+        holds=None if asked is None else asked.learns,
+    )
+    device = pick_device(over.get("device", "auto"))
+    chosen = choose(data, where, fast=device.type == "cuda", task=task)
+    if {"family", "preset"} & set(over.get("model", {})):
+        chosen["model"] = {}  # the sizes chosen were those of another model
+    return {"name": named(where.get("path"), where.get("source")), **chosen}

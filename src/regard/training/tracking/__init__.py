@@ -1,0 +1,1 @@
+"""Metrics of a run: read back, and sent to trackers."""

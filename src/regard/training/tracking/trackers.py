@@ -1,0 +1,258 @@
+"""Handing on what a run logs: to TensorBoard, wandb or trackio, each imported when asked for.
+
+`metrics.jsonl` is written always, and whatever happens to those who watch. Nobody logs in: all of
+them write to this machine unless their own settings in the environment say otherwise.
+"""
+
+import io
+import json
+import os
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from regard.config import Choice, RunConfig, kind_of, make, to_table
+from regard.errors import CheckpointError, ConfigError, unknown
+from regard.files.safetensors import read_json
+from regard.training.storage.run_folder import Folder
+from regard.training.tracking.history import spent
+
+GIVEN = ("folder", "config", "start")  # what a watcher may ask for; the rest are its options
+CLOCK_SECONDS = 10.0  # between two looks at the clock that are kept
+
+Row = Mapping[str, Any]
+
+
+class Watcher(Protocol):
+    """Whoever sees the rows of `metrics.jsonl` as they are written."""
+
+    def __call__(self, row: Row) -> None:
+        """Take in a row: of a step, or of an evaluation."""
+
+    def close(self) -> None:
+        """The run goes no further, for now or for good."""
+
+
+def scalars(row: Row) -> dict[str, float]:
+    """The numbers of a row by the names that dashboards show.
+
+    >>> scalars({"step": 3, "loss": 1.5, "rate": 0.1})
+    {'train/loss': 1.5, 'train/rate': 0.1}
+    """
+    group, found = "train", row
+    if "validation" in row:
+        group, found = "validation", row["validation"]
+    return {
+        f"{group}/{name}": value
+        for name, value in found.items()
+        if name not in ("step", "skipped") and value is not None
+    }
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard; `tensorboard --logdir runs` shows all runs."""
+
+    package: ClassVar[str] = "tensorboard"
+
+    def __init__(self, folder: Folder, start: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # what was seen after the checkpoint that a run goes on from is seen again: forget it
+        self.writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=start + 1)
+
+    def __call__(self, row: Row) -> None:
+        """Add its numbers."""
+        for name, value in scalars(row).items():
+            self.writer.add_scalar(name, value, row["step"])
+        self.writer.flush()  # nothing that a checkpoint covers may be lost in a kill
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.writer.close()
+
+
+class _Once:
+    """Hands on each row once: what was sent cannot be taken back, and a resumed run repeats steps.
+
+    Repeated steps are equal to the last bit, so to skip them loses nothing. How far it got, and
+    the name the run goes by over there, are kept in RUN/KIND.json.
+    """
+
+    package: ClassVar[str]
+
+    def __init__(self, folder: Folder) -> None:
+        self.note = folder.path / f"{self.package}.json"
+        kept: dict[str, Any] = {}
+        with suppress(CheckpointError):
+            kept = read_json(self.note)
+        self.id = str(kept.get("id", secrets.token_hex(4)))
+        self.sent = tuple(kept.get("sent", (0, False)))
+
+    def __call__(self, row: Row) -> None:
+        """Send its numbers, unless they were sent before."""
+        mark = (int(row["step"]), "validation" in row)
+        if mark > self.sent:
+            self.sent = mark
+            # before it is sent: one row less rather than one twice
+            _keep(self.note, {"id": self.id, "sent": mark})
+            self.send(scalars(row), mark[0])
+
+    def send(self, values: dict[str, float], step: int) -> None:
+        """Hand on some numbers."""
+        raise NotImplementedError
+
+
+class Wandb(_Once):
+    """Weights & Biases, offline unless WANDB_MODE says otherwise; `wandb sync` sends it later."""
+
+    package = "wandb"
+
+    def __init__(self, folder: Folder, config: RunConfig, project: str = "regard") -> None:
+        super().__init__(folder)
+        import wandb
+
+        self.run = wandb.init(
+            project=project,
+            name=config.name,
+            id=self.id,
+            resume="allow",
+            dir=str(folder.path),
+            config=to_table(config),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def send(self, values: dict[str, float], step: int) -> None:
+        """Log them."""
+        self.run.log(values, step=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.run.finish()
+
+
+class Trackio(_Once):
+    """trackio's own folder on this machine; `trackio show` opens it."""
+
+    package = "trackio"
+
+    def __init__(self, folder: Folder, config: RunConfig, project: str = "regard") -> None:
+        super().__init__(folder)
+        import trackio
+
+        with redirect_stdout(io.StringIO()):  # it greets
+            self.run = trackio.init(
+                project=project,
+                name=f"{config.name}-{self.id}",
+                resume="allow",
+                config=to_table(config),
+                embed=False,
+            )
+
+    def send(self, values: dict[str, float], step: int) -> None:
+        """Log them."""
+        self.run.log(values, step=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        import trackio
+
+        with redirect_stdout(io.StringIO()):
+            trackio.finish()
+
+
+WATCHERS: dict[str, Callable[..., Watcher]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "trackio": Trackio,
+}
+
+
+class Clock:
+    """Keeps how long a run took, over all its sessions, in RUN/clock.json."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder, self.before = folder, spent(folder) or 0.0
+        self.began = self.kept = time.monotonic()
+
+    def __call__(self, row: Row) -> None:
+        """Look at the clock now and then."""
+        if time.monotonic() - self.kept >= CLOCK_SECONDS:
+            self.close()
+
+    def close(self) -> None:
+        """Keep what it shows."""
+        self.kept = time.monotonic()
+        with suppress(OSError):  # a full disk ends the run, not its clock
+            _keep(self.folder.clock, {"seconds": self.before + self.kept - self.began})
+
+
+def _keep(path: Path, table: Mapping[str, Any]) -> None:
+    """Write a small file whole or not at all, at every row: the disk is not waited for."""
+    new = path.with_suffix(".json.tmp")
+    new.write_text(json.dumps(table), encoding="utf-8")
+    new.replace(path)
+
+
+def check_watchers(choices: list[Choice]) -> None:
+    """Refuse what nobody knows, and a package that is not installed, before anything is written."""
+    for choice in choices:
+        kind, options = kind_of(choice)
+        if kind not in WATCHERS:
+            raise ConfigError(f"train.watch: {unknown('watcher', kind, WATCHERS)}")
+        known = [name for name in signature(WATCHERS[kind]).parameters if name not in GIVEN]
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"train.watch={kind}: {unknown('option', name, known)}")
+        package = getattr(WATCHERS[kind], "package", None)
+        if package is not None and find_spec(package) is None:
+            raise ConfigError(
+                f"train.watch={kind} needs the package {package}: pip install {package}\n"
+                "or leave it out; metrics.jsonl in the run folder is written anyway"
+            )
+
+
+@contextmanager
+def watching(folder: Folder, config: RunConfig, start: int) -> Iterator[None]:
+    """Inside, all who are asked to watch see each row of the run, which goes on after `start`."""
+    check_watchers(config.train.watch)
+    given = dict(zip(GIVEN, (folder, config, start), strict=True))
+    watchers: dict[str, Watcher] = {"the clock": Clock(folder)}
+    try:
+        for choice in config.train.watch:
+            kind = kind_of(choice)[0]
+            try:
+                watchers[kind] = make(choice, WATCHERS, "watcher", **given)
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise ConfigError(f"train.watch={kind} could not begin: {error}") from error
+        folder.watchers = [_careful(name, each) for name, each in watchers.items()]
+        yield
+    finally:
+        folder.watchers = []
+        for name, each in watchers.items():
+            _careful(name, each.close)()
+
+
+def _careful(name: str, act: Callable[..., None]) -> Callable[..., None]:
+    """The same, but a failure is a warning, once: nobody who watches may stop a run."""
+    failed = False
+
+    def careful(*given: Any) -> None:
+        nonlocal failed
+        if failed:
+            return
+        try:
+            act(*given)
+        except Exception as error:
+            failed = True
+            warnings.warn(f"{name} stopped watching: {error}", stacklevel=2)
+
+    return careful

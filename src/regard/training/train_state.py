@@ -1,0 +1,190 @@
+"""Where a run stands: what has been learned, how it is judged, saved and taken up again."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from regard.config import RunConfig, kind_of
+from regard.models.build import load_weights, weights
+from regard.pipelines import evaluate
+from regard.pipelines.base import Material
+from regard.tasks.metrics import better
+from regard.training.ema import Average
+from regard.training.events import Evaluated, Event
+from regard.training.nonfinite import must_be_finite
+from regard.training.optim import load_state_tensors, state_tensors
+from regard.training.parallel import launch
+from regard.training.parallel.wrappers import Learner
+from regard.training.setup.resume_checks import lasting
+from regard.training.signals import Interrupted, Interrupts
+from regard.training.storage import checkpoint
+from regard.training.storage.fault_injection import fault
+from regard.training.storage.run_folder import Folder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Best:
+    """The best evaluation so far, and how many came after it."""
+
+    step: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    since: int = 0
+    sha256: str | None = None  # of model.safetensors
+
+    def sees(self, step: int, metrics: dict[str, float], name: str) -> bool:
+        """Take in an evaluation; whether it is the best one by the metric of this name."""
+        is_best = (
+            name == "last" or self.step is None or better(name, metrics[name], self.metrics[name])
+        )
+        if is_best:
+            self.step, self.metrics, self.since = step, metrics, 0
+        else:
+            self.since += 1
+        return is_best
+
+    def restored(self, folder: Folder) -> "Best":
+        """The best at a checkpoint, though model.safetensors may be of a step after it.
+
+        Then it is taken from its own checkpoint; without one, the next to be judged is the best.
+        """
+        if folder.model.exists() and checkpoint.sha256(folder.model) == self.sha256:
+            return self
+        kept = checkpoint.whole(folder.checkpoints, self.step)
+        if kept is None:
+            return Best()
+        tensors = {**kept.tensors("model"), **kept.tensors("average")}
+        checkpoint.write_tensors(folder.model, tensors)
+        return self
+
+
+@dataclass(slots=True, kw_only=True)
+class Standing:
+    """What a run has between two steps, on one of its ranks; all of them must ask alike."""
+
+    config: RunConfig
+    material: Material
+    folder: Folder
+    device: torch.device
+    learner: Learner
+    optimizers: list[torch.optim.Optimizer]
+    average: Average
+    autocast: Callable[[], AbstractContextManager[Any]]
+    best: Best = field(default_factory=Best)
+    owed: bool = False  # whether the evaluation after the last step is still to be made
+
+    @property
+    def early(self) -> bool:
+        """Whether so many evaluations in a row were no better that the run should end."""
+        patience = self.config.train.patience
+        return patience is not None and self.best.since >= patience
+
+    def take_up(self, newest: checkpoint.Checkpoint) -> None:
+        """Go on from a checkpoint; what the run did after it is undone."""
+        learner, folder, ranks = self.learner, self.folder, self.learner.ranks
+        state = ranks.together(newest.state)
+        self.owed = state.get("owed", False)
+        self.best = Best(**state["best"])
+
+        def read() -> None:
+            learner.load(newest.tensors("model", *learner.cut), str(newest.path))
+            remembered = newest.tensors("optimizer", *learner.cut)
+            load_state_tensors(learner.own, self.optimizers, remembered)
+            self.average.load(newest.tensors("average", *learner.cut))
+
+        def undo() -> None:
+            checkpoint.drop_after(folder.checkpoints, newest.step)
+            folder.claim(launch.launch())
+            folder.cut_back(state["sizes"])
+            self.best = self.best.restored(folder)
+
+        ranks.together(read)
+        ranks.led(undo)  # all have read what may be removed now
+        self.best = Best(**ranks.tell(asdict(self.best)))
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint: of shards all ranks do, else the first alone."""
+        learner, folder, ranks = self.learner, self.folder, self.learner.ranks
+        tensors = {
+            "model": learner.part(),
+            "optimizer": dict(state_tensors(learner.own, self.optimizers)),
+            "average": self.average.tensors(),
+        }
+        state = {
+            "best": asdict(self.best),
+            "sizes": folder.sizes(),
+            "config": lasting(self.config),
+            "data": self.material.fingerprint,
+            "owed": self.owed,
+        }
+        ranks.together(partial(must_be_finite, folder, step, *tensors.values()))
+        place, keep = folder.checkpoints, self.config.train.keep
+        if learner.sharded:
+            checkpoint.save(place, step, tensors, state, ranks)
+        else:
+            ranks.led(partial(checkpoint.save, place, step, tensors, state))
+        ranks.led(partial(checkpoint.prune, place, keep, self.best.step))
+        logger.info("saved step %d", step)
+
+    def judge(self, step: int, hasty: Interrupts | None = None) -> Iterator[Event]:
+        """Evaluate after a step; where `hasty`, a signal puts it off: saving is more urgent."""
+        settings, learner, folder = self.config.train, self.learner, self.folder
+        ranks = learner.ranks
+
+        def judged(model: nn.Module) -> tuple[dict[str, float], str] | None:
+            try:
+                with nullcontext() if hasty is None else hasty.hasty():
+                    metrics = evaluate.losses(
+                        self.material, model, self.device, settings.evaluate_tokens
+                    )
+                    return metrics, evaluate.sample(self.material, model, settings.seed)
+            except Interrupted:
+                return None
+
+        kept = (learner.part(), self.average.tensors())
+        ranks.together(partial(must_be_finite, folder, step, *kept))
+        with self.average.applied(), self.autocast():
+            found: tuple[dict[str, float], str] | None = ranks.tell(
+                ranks.together(partial(learner.look, judged))
+            )
+            self.owed = found is None
+            if found is None:
+                return
+            metrics, sample = found
+            is_best = self.best.sees(step, metrics, settings.best)
+            if is_best:
+                best_weights = learner.whole()
+                ranks.led(partial(checkpoint.write_tensors, folder.model, best_weights))
+                if ranks.first:
+                    self.best.sha256 = checkpoint.sha256(folder.model)
+
+        def tell() -> None:
+            folder.append({"step": step, "validation": metrics})
+            fault("log")
+            folder.add_sample(step, sample)
+
+        ranks.led(tell)
+        yield Evaluated(step, metrics, is_best, sample)
+
+
+def start_from(config: RunConfig, model: nn.Module) -> None:
+    """Begin with the weights that another run ended with; a head for something else is new."""
+    start = Folder(cast(str, config.train.start))
+    tensors = start.kept_weights()
+    if _goal(start.load_config()) != _goal(config):
+        own = {name: each for name, each in weights(model).items() if name.startswith("head.")}
+        kept = {name: each for name, each in tensors.items() if not name.startswith("head.")}
+        tensors = kept | own
+    load_weights(model, tensors, str(start.model))
+
+
+def _goal(config: RunConfig) -> tuple[Any, Any]:
+    """What the head of a run reads off, and the names of its classes."""
+    return config.model.get("head"), kind_of(config.task)[1].get("names")

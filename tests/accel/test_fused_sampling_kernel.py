@@ -1,0 +1,190 @@
+"""The kernels that do the end of a chain against the plain stages: on a GPU, or interpreted."""
+
+import os
+
+import pytest
+import torch
+
+from regard.generate import Context, parse_chain
+from regard.generate.chain import NEVER, Chain, failures
+
+pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
+
+from regard.accel.kernels import fused_sampling as kernel
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TEN = [
+    *("repetition=1.1", "frequency=0.1", "dry=0.8", "top_n_sigma=3", "top_k=200"),
+    *("typical=0.95", "top_p=0.95", "min_p=0.02", "xtc=0.3", "temperature=0.8"),
+]
+KINDS = [
+    *("top_p=0.7", "top_p=0", "top_p={p=0.1, min_keep=4}", "min_p=0.1", "min_p=1"),
+    *("min_p={m=0.9, min_keep=5}", "typical=0.5", "typical=0.05", "typical=0"),
+    *("typical={mass=0.1, min_keep=7}", "temperature=0.4", "temperature=2.5", "top_n_sigma=0.5"),
+    *("top_n_sigma={n=0.1, min_keep=3}", "xtc={probability=1, threshold=0.02}", "top_k=3"),
+    *("xtc={probability=0.5, threshold=0.05}", "top_k={k=3, exact=true}"),
+    *("top_p={p=0.1, min_keep=9999}", "typical={mass=0.1, min_keep=9999}"),
+]
+
+
+@pytest.fixture(autouse=True)
+def taken(monkeypatch):
+    """The kernels are used, without a GPU too."""
+    monkeypatch.setattr("regard.generate.chain.takes", lambda logits: True)
+
+
+class Open(Chain):
+    """A chain that does not know of the kernels."""
+
+    __slots__ = ()
+
+
+def compare(chain, logits, turns=2):
+    assert chain.tail is not None
+    prompts = [[row, 3, 5, row, 3] for row in range(len(logits))]
+    one, other = (Context.begin(prompts, turns, seed=4, device=DEVICE) for _ in range(2))
+    for _ in range(turns):
+        expected = Open(chain.stages).pick(logits, one)
+        found = chain.pick(logits, other)
+        assert found.tolist() == expected.tolist(), str(chain)
+        one.append(expected)
+        other.append(found)
+    assert one.generators.used.tolist() == other.generators.used.tolist()
+    assert one.state.keys() == other.state.keys()
+    for key in one.state:
+        assert one.state[key].tolist() == other.state[key].tolist()
+
+
+def many_kinds(vocab, rows=5):
+    """Logits: random, sharp, with ties, with few left, shifted."""
+    torch.manual_seed(0)
+    logits = 2.5 * torch.randn(rows, vocab)
+    logits[1] *= 3
+    logits[2] = logits[2].round()
+    logits[3, 5:-5] = -torch.inf
+    logits[4] = logits[4].abs() + 100
+    return logits.to(DEVICE)
+
+
+@pytest.mark.parametrize("order", ["llama.cpp", "regard"])
+@pytest.mark.parametrize("vocab", [53, 5003])
+def test_kernels_end_a_chain_of_ten(order, vocab):
+    compare(parse_chain(TEN, order), many_kinds(vocab), 6)
+
+
+@pytest.mark.parametrize("word", KINDS)
+def test_each_stage_does_what_its_formula_says(word):
+    logits = many_kinds(3001)
+    compare(parse_chain(["top_k=40", word]), logits)
+    before = ["top_n_sigma={n=1.5, min_keep=3}", "temperature=1.3", "top_k={k=512, exact=true}"]
+    compare(parse_chain([*before, word]), logits)
+
+
+def test_stages_follow_one_that_leaves_holes():
+    logits = many_kinds(3001)
+    holes = ["top_k=100", "xtc={probability=0.7, threshold=0.01}"]
+    for word in KINDS:
+        compare(parse_chain([*holes, "typical=0.6", word, "min_p=0.01"]), logits, 1)
+
+
+@pytest.mark.parametrize("last", ["min_p=0.1", "top_p=0.9", "typical=0.9", "temperature=1.5"])
+def test_a_cold_stage_follows_one_that_removed_the_likeliest(last):
+    likeliest = torch.full((1, 60), -5.0, device=DEVICE)
+    likeliest[0, 7], likeliest[0, 11] = 5.0, 2.9
+    xtc = ["top_k=40", "xtc={probability=1, threshold=0.1}", "temperature=0.02"]
+    lonely = torch.full((1, 900), -9.0, device=DEVICE)
+    lonely[0, 200:600], lonely[0, 3] = 0.0, 5.5
+    typical = ["top_k=512", "typical=0.3", "temperature=0.05"]
+    for words, logits in ((xtc, likeliest), (typical, lonely)):
+        compare(parse_chain(words), logits)
+        compare(parse_chain([*words, last]), logits)
+
+
+def test_two_temperatures_leave_the_likeliest():
+    words = ["temperature=0.7", "top_k=50", "temperature=0.9", "min_p=1"]
+    compare(parse_chain(words), many_kinds(5003, rows=64))
+
+
+def test_rows_of_which_many_tokens_are_equal():
+    torch.manual_seed(0)
+    logits = torch.randn(4, 5003).round().clamp(-1, 2)
+    logits[1] = 0.0
+    logits[2, torch.arange(5003) % 2048 < 3] = 4 + torch.rand(5003)[torch.arange(5003) % 2048 < 3]
+    logits[3, ::2] = -0.0
+    logits[3, 1::2] = 0.0
+    compare(parse_chain(["top_k={k=300, exact=true}", "top_p=0.9"]), logits.to(DEVICE))
+    compare(parse_chain(["top_k=1", "top_p=0.9"]), logits[2:3].to(DEVICE))
+
+
+def test_large_tokens_may_stand_together():
+    logits = torch.randn(2, 3 * 2048)
+    logits[:, ::2048] += 50
+    logits[1, 2048 : 2048 + 1500] += 20
+    logits[1, torch.arange(6144) % 2048 > 500] = -torch.inf  # few groups, many tokens
+    compare(parse_chain(["top_k=512", "temperature=9"]), logits.to(DEVICE))
+
+
+def test_there_may_be_less_room(monkeypatch):
+    monkeypatch.setattr(kernel, "MOST", 64)
+    compare(parse_chain(["top_k=20", "top_p=0.9", "temperature=2"]), many_kinds(3001))
+
+
+def test_half_precision_is_widened():
+    compare(parse_chain(["top_k=50", "top_p=0.9"]), many_kinds(3001).bfloat16())
+    compare(parse_chain(["top_k=50", "top_p=0.9"]), many_kinds(3001).half())
+
+
+@pytest.mark.parametrize("vocab", [53, 2048, 32000, 50257, 151936])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_temperature_and_top_k_alone(vocab, dtype):
+    logits = many_kinds(vocab)
+    logits[2] = 2.5 * torch.randn(vocab).mul(4).round().div(4)  # hundreds of ties, no thousand
+    for k in (1, 50, 200, 512):
+        compare(parse_chain(["temperature=0.8", f"top_k={k}"]), logits.to(dtype), 1)
+
+
+def test_rows_may_lie_apart():
+    logits = many_kinds(3001, 6).view(3, 2, 3001)[:, 1]
+    compare(parse_chain(["top_k=50", "top_p=0.9"]), logits)
+    compare(parse_chain(["top_k=50", "top_p=0.9"]), many_kinds(3001).T.contiguous().T)
+
+
+def test_a_row_with_nothing_to_draw_from_is_noted():
+    logits = many_kinds(3001)
+    logits[0], logits[2], logits[3, 7], logits[4, 8] = -torch.inf, torch.nan, torch.nan, torch.inf
+    context = Context.begin([[1], [1, 2], [1], [1, 2, 3], [1]], 4, seed=1, device=DEVICE)
+    chain = parse_chain(TEN, "llama.cpp")
+    for _ in range(2):
+        ids = chain.pick(logits, context)
+        assert ids.max() < 3001
+        assert ids.min() >= 0
+        context.append(ids)
+    assert failures(context).tolist() == [1, NEVER, 1, 3, 1]
+    assert context.generators.used.tolist() == [4] * 5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["top_p=0.9"],
+        ["top_k=513"],
+        ["top_p=0.9", "top_k=50"],
+        ["top_n_sigma=1", "top_n_sigma=2", "top_k=50"],
+        ["top_k=50", "greedy"],
+        ["top_k=50", "tail_free=0.9"],
+        ["top_k=50", "repetition=1.2"],
+        ["top_k=50", "mirostat_2=5"],
+        ["top_k=50", "xtc={probability=1, threshold=0}"],
+        ["top_k=50", "xtc={probability=1, threshold=0.1, protect=[1]}"],
+    ],
+    ids=str,
+)
+def test_other_chains_are_left_as_they_are(words):
+    assert parse_chain(words).tail is None
+
+
+def test_settings_of_rows_are_left_as_they_are():
+    chain = Chain.together([parse_chain(["top_k=50"]), parse_chain(["top_k=60"])])
+    assert chain.tail is None

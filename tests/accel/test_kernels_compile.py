@@ -1,0 +1,192 @@
+"""Triton's kernels made into machine code, for cards that need not be there."""
+
+import os
+import re
+import subprocess
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("what is interpreted is not compiled", allow_module_level=True)
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from regard.accel.kernels import common, penalties
+from regard.accel.kernels import cross_entropy as loss
+from regard.accel.kernels import decode_attention as attend
+from regard.accel.kernels import fused_sampling as tail
+from regard.accel.kernels import gemm as many
+from regard.accel.kernels import sampling as draw
+from regard.accel.triton_decoder import MOST, Fused
+from regard.models.build import preset
+from regard.models.transformer import Transformer
+from regard.nn.state import KeyValues
+
+CARDS = {"A100": (80, 166_912), "L40": (89, 101_376), "H200": (90, 232_448)}  # shared memory
+TYPES = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.int8: "*i8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+}
+
+
+def source(kernel, values):
+    """The kernel as it would be made for these values."""
+    signature, constants, attributes = {}, {}, {}
+    for place, (parameter, value) in enumerate(zip(kernel.params, values, strict=True)):
+        name = parameter.name
+        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            signature[name], constants[place,] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = TYPES[value.dtype]
+            attributes[place,] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32"
+            if value % 16 == 0:
+                attributes[place,] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, attributes)
+
+
+def disassembled(cubin, folder):
+    (folder / "cubin").write_bytes(cubin)
+    tool = [triton.knobs.nvidia.cuobjdump.path, "--dump-sass", folder / "cubin"]
+    return subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+
+
+def overwritten(code):
+    """Registers that are written, in a loop, while tensor cores may still read them."""
+    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@\S+\s+)?(\S.*?)\s*;", code, re.MULTILINE)
+    places = {int(place, 16): at for at, (place, _) in enumerate(found)}
+    lines, bad = [line for _, line in found], set()
+    for end, line in enumerate(lines):
+        back = re.match(r"BRA.*\b0x([0-9a-f]+)", line)
+        if back is None or places[int(back[1], 16)] >= end:
+            continue
+        reading, group = [], set()  # by groups of products that are not waited for, in order
+        for each in 2 * lines[places[int(back[1], 16)] : end]:
+            if product := re.match(r"HGMMA\S* R\d+, (?:R(\d+))?.*?(gsb0)?$", each):
+                group |= set(range(int(product[1]), int(product[1]) + 4)) if product[1] else set()
+                if product[2]:
+                    reading.append(group)
+                    group = set()
+            elif waits := re.match(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\w+)", each):
+                reading = reading[max(0, len(reading) - int(waits[1], 16)) :]
+            elif written := re.match(r"([A-Z]\S*) (?:U?P\w+, )*R(\d+)\b(?!\S*\])", each):
+                sizes = {4: r"\.128|M88\.4", 2: r"64|WIDE|M88\.2|CS2R"}
+                wide = next((size for size in sizes if re.search(sizes[size], written[1])), 1)
+                registers = set(range(int(written[2]), int(written[2]) + wide))
+                bad |= registers & group.union(*reading)
+    return bad
+
+
+def test_what_tensor_cores_still_read_is_found():
+    loop = """
+        /*0010*/                   LDS.128 R8, [R2] ;  /* 0x00 */
+        /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, R8, gdesc[UR4], R24, gsb0 ;
+        /*0030*/              @!P2 {0} ;
+        /*0040*/                   WARPGROUP.DEPBAR.LE gsb0, 0x{1} ;
+        /*0050*/               @P1 BRA 0x10 ;
+    """
+    assert overwritten(loop.format("NOP", 0)) == set()
+    assert overwritten(loop.format("NOP", 1)) == {8, 9, 10, 11}
+    assert overwritten(loop.format("PRMT R11, R3, 0x4140, RZ", 0)) == {11}
+    assert overwritten(loop.format("IMAD.WIDE R10, R3, 0x4, R6", 0)) == {10, 11}
+
+
+@pytest.fixture(params=CARDS)
+def made(request, monkeypatch, tmp_path):
+    """What is launched is compiled instead, and kept by its name."""
+    capability, room = CARDS[request.param]
+    found = {}
+
+    def run(kernel, *words, grid, warmup, **more):
+        names = ("num_warps", "num_stages", "launch_pdl")
+        options = {name: more.pop(name) for name in names if name in more}
+        values = [*words, *(more[each.name] for each in kernel.params[len(words) :])]
+        target = GPUTarget("cuda", capability, 32)
+        machine = triton.compile(source(kernel, values), target=target, options=options)
+        assert machine.metadata.shared <= room
+        assert not overwritten(disassembled(machine.asm["cubin"], tmp_path))
+        found[kernel.__name__] = machine.asm["cubin"]
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(common, "_generation", lambda: capability // 10)
+    for module in (attend, many):
+        monkeypatch.setattr(module, "shared_memory", lambda x: room)
+    return found
+
+
+@torch.inference_mode()
+def step_of_llama(rows, int8):
+    config = preset("tinyllama", layers=1)
+    model = Fused(Transformer(config).to(torch.bfloat16).eval(), int8=int8)
+    for capacity in (48, 2048):  # one share of the keys, and several
+        _, state = model.step(torch.zeros(rows, 8, dtype=torch.long), model.start(rows, capacity))
+        model.step(torch.zeros(rows, 1, dtype=torch.long), state.recordable())
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_step_of_llama(made, rows, int8):
+    step_of_llama(rows, int8)
+    parts = {"_project_kernel", "_attend_kernel", "_store_kernel", "_norm_kernel", "_gate_kernel"}
+    parts |= {"_look_up_kernel"} if rows == 1 else {"_begin_kernel", "_add_kernel"}
+    assert parts == set(made)
+
+
+@pytest.mark.skipif(triton.__version__ != "3.6.0", reason="others may wait by themselves")
+@pytest.mark.parametrize("made", ["H200"], indirect=True)
+def test_without_a_wait_it_would_be_overwritten(made, monkeypatch):
+    monkeypatch.setattr(many, "hopper", lambda: False)
+    with pytest.raises(AssertionError, match="overwritten"):
+        step_of_llama(64, int8=True)
+
+
+def test_samplers_and_the_loss(made):
+    logits, one = torch.zeros(2, 50257), torch.zeros(2, dtype=torch.long)
+    history, breakers = torch.zeros(2, 256, dtype=torch.long), torch.zeros(50257, dtype=torch.bool)
+    draw.draw(logits, one, one, one, one)
+    draw.top_k(logits, 50)
+    penalties.repetition(logits, history, one, one, 256, 1.2)
+    penalties.frequency(logits, history, one, None, 256, 0.5, once=False)
+    penalties.dry(logits, history, one, breakers, 256, 0.8, 1.75, 2, 1e30)
+    wide = torch.zeros(2, 50304, dtype=torch.bfloat16)
+    loss.softmax_slope(wide, None, one, 50257, 0.1, 5.0)
+    assert len(made) == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("first", ["near", "top_k"])
+def test_the_end_of_a_chain(made, dtype, first):
+    stages = ("exact_top_k", "typical", "top_p", "min_p", "xtc", "top_n_sigma", "temperature")
+    ops = (first, *stages)
+    holes, keeps = tuple(at > 2 for at in range(len(ops))), tuple(op == first for op in ops)
+    numbers, one = torch.zeros(len(ops), 3).double(), torch.zeros(2, dtype=torch.long)
+    logits = torch.zeros(2, 50257, dtype=dtype)
+    tail.tail(logits, ops, holes, keeps, numbers, one, one, one, one)
+    tail.tail(logits, ops, holes, (True,) * len(ops), numbers, one, one, one, one)
+    assert set(made) == {"_select_kernel", "_stages_kernel"}
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("group", [2, MOST])
+def test_attention_of_wide_heads(made, rows, dtype, width, group):
+    keys, lengths = torch.zeros(rows, 2, 2048, width, dtype=dtype), torch.zeros(rows).long()
+    q = torch.zeros(rows, 2 * group * width, dtype=dtype)
+    arrived = torch.zeros(4096, dtype=torch.int32)
+    attend.attend(q, KeyValues(keys, keys), lengths, 1.0, None, arrived)
+    assert set(made) == {"_attend_kernel"}

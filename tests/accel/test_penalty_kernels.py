@@ -1,0 +1,148 @@
+"""The kernels that look back at the text against the plain samplers: on a GPU, or interpreted."""
+
+import os
+
+import pytest
+import torch
+
+from regard.generate import penalties
+from regard.generate.context import Context
+from regard.generate.penalties import DRY, Frequency, Presence, Repetition
+from regard.generate.stage import Each
+
+pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
+
+from regard.accel.kernels import penalties as kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+REACH = [
+    {"window": window, "scope": scope}
+    for window in (None, 0, 1, 7, 300, 5000)
+    for scope in ("text", "answer")
+]
+DRY_SETTINGS = [
+    {},
+    {"base": 1.0, "allowed": 1},
+    {"base": 1.1, "allowed": 4, "window": 40},
+    {"base": 3.0, "allowed": 1, "window": 1200},
+    {"allowed": 1, "window": 1},
+    {"allowed": 1, "window": 2},
+    {"allowed": 1, "window": 17},
+    {"allowed": 5000},
+    {"allowed": 1, "breakers": (3,)},
+    {"base": 1.01, "breakers": (0, 2), "window": 1300},
+    {"allowed": 1, "breakers": (5,), "window": 900},  # no text has it
+]
+
+
+def texts(room, vocab=6):
+    """Chance, a loop, a loop with a flaw, few ids, one and none; what lies behind is no text."""
+    torch.manual_seed(room)
+    history = torch.randint(0, vocab - 1, (7, room))
+    history[1] = torch.arange(room) % 3
+    history[2] = 1
+    history[2, room // 3] = 3
+    history[3] = torch.arange(room) % 37 % 4
+    lengths = torch.tensor([room, room, room - 5, room // 2, 3, 1, 0]).clamp(0, room)
+    context = Context.begin([[0]] * 7, room - 1, seed=0, device=DEVICE)
+    context.history, context.lengths = history.to(DEVICE), lengths.to(DEVICE)
+    context.prompts = (lengths // 3).to(DEVICE)
+    logits = 3 * torch.randn(7, vocab, device=DEVICE)
+    logits[0, 1] = logits[1, 2] = logits[3] = -torch.inf
+    logits[2, 0] = 0.0
+    return logits, context
+
+
+def both(stage, logits, context, monkeypatch):
+    """What the plain sampler makes of the logits, and what the kernel makes of them."""
+    before, found = logits.clone(), []
+    for kernel in (False, True):
+        monkeypatch.setattr(penalties, "usable", lambda _, answer=kernel: answer)
+        found.append(stage.apply(logits, context))
+        assert torch.equal(logits, before)
+    return found
+
+
+def same(stage, room, monkeypatch):
+    expected, actual = both(stage, *texts(room), monkeypatch)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("reach", REACH, ids=str)
+@pytest.mark.parametrize(
+    "stage", [Repetition, Frequency, Presence], ids=["repetition", "frequency", "presence"]
+)
+def test_one_kernel_penalises_what_was_said(stage, reach, monkeypatch):
+    for room in (1, 6, 50, 2500):
+        for penalty in (1.3, 0.7):
+            same(stage(penalty, **reach), room, monkeypatch)
+
+
+@pytest.mark.parametrize("settings", DRY_SETTINGS, ids=str)
+def test_one_kernel_penalises_the_longest_repetition(settings, monkeypatch):
+    for room in (1, 2, 6, 50, 1300):
+        same(DRY(0.8, **settings), room, monkeypatch)
+
+
+@pytest.mark.parametrize("lags", [2, 8])
+@pytest.mark.parametrize("steps", [2, 4])
+def test_it_does_not_matter_how_the_places_are_shared_out(lags, steps, monkeypatch):
+    monkeypatch.setattr(kernels, "LAGS", lags)
+    monkeypatch.setattr(kernels, "STEPS", steps)
+    same(DRY(0.8, allowed=1, breakers=(3,)), 40, monkeypatch)
+
+
+def test_the_largest_penalty_is_finite(monkeypatch):
+    logits, context = texts(600)
+    logits = logits.nan_to_num(neginf=-1.0)
+    expected, actual = both(DRY(2.0), logits, context, monkeypatch)
+    assert actual.isfinite().all()
+    assert actual.min() == -penalties.LARGEST
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_large_vocabulary_in_strides(monkeypatch):
+    _, context = texts(50)
+    context.history = (context.history * 7919).repeat_interleave(2, 1)[:, ::2]
+    logits = torch.randn(2 * 7, 40000, device=DEVICE)[::2]
+    for stage in (Repetition(1.5), Frequency(0.3), Presence(-0.3), DRY(0.8, breakers=(3 * 7919,))):
+        expected, actual = both(stage, logits, context, monkeypatch)
+        assert not torch.equal(expected, logits)
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_what_no_kernel_can_do_is_done_without(monkeypatch):
+    for name in ("repetition", "frequency", "dry"):
+        monkeypatch.setattr(kernels, name, None)
+    logits, context = texts(50)
+    for stage in (Repetition(1.5), Frequency(0.3), Presence(0.3), DRY(0.8)):
+        each = Each.of([stage, None] * 3 + [stage], DEVICE)
+        expected, actual = both(each, logits, context, monkeypatch)
+        assert torch.equal(actual, expected)
+        expected, actual = both(stage, logits.double(), context, monkeypatch)
+        assert torch.equal(actual, expected)
+    monkeypatch.setattr(penalties, "LONGEST", 49)
+    expected, actual = both(Frequency(0.3), logits, context, monkeypatch)
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a graph is recorded on a GPU")
+def test_the_kernels_are_recorded_in_a_graph(monkeypatch):
+    logits, context = texts(50)
+    stages = [Repetition(1.5), Frequency(0.3), Presence(0.2), DRY(0.8, breakers=(3,))]
+    for stage in stages:
+        stage.apply(logits, context)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [stage.apply(logits, context) for stage in stages]
+    other, changed = texts(50)
+    logits.copy_(other + 1)
+    context.history.copy_(changed.history.flip(1))
+    context.lengths.copy_(changed.lengths.flip(0))
+    graph.replay()
+    for stage, actual in zip(stages, found, strict=True):
+        expected, _ = both(stage, logits, context, monkeypatch)
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,193 @@
+"""Texts with labels and tags: what files become, and what is refused with file and line."""
+
+import csv
+import gzip
+import json
+from collections import Counter
+
+import pytest
+
+from regard.data.labels import Labelled
+from regard.data.pairs import Pairs
+from regard.data.sources import open_data
+from regard.data.text import Text
+from regard.errors import ConfigError, DataError
+
+REVIEWS = [
+    ("a charming, affecting journey", "good"),
+    ("one long string of cliches", "bad"),
+    ('it said "no"\nand stopped', "bad"),
+    ("what a day", "good"),
+]
+
+
+def write(folder, name, content):
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def table(folder, name="reviews.csv", header=("text", "label"), rows=REVIEWS):
+    with (folder / name).open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return folder / name
+
+
+def contents(data):
+    return [
+        (" ".join(parts), [data.names[each] for each in classes]) for parts, classes in data.rows
+    ]
+
+
+def test_a_table_with_texts_and_labels_is_labels(tmp_path):
+    opened = open_data(str(table(tmp_path)))
+    assert opened.holds == "labels"
+    assert opened.names == ("bad", "good")
+    assert contents(opened) == [(text, [label]) for text, label in REVIEWS]
+    assert opened.description == "labels, 4 texts, 2 classes, comma-separated"
+
+
+def test_columns_may_be_others_and_stand_anywhere(tmp_path):
+    rows = [(n, label, text) for n, (text, label) in enumerate(REVIEWS)]
+    path = table(tmp_path, header=("\ufeffid", "Class", "Sentence"), rows=rows)
+    assert contents(open_data(str(path))) == contents(open_data(str(table(tmp_path, "b.csv"))))
+
+
+def test_tables_of_every_kind_and_their_gzip_are_the_same(tmp_path):
+    rows = [(text.replace("\n", " "), label) for text, label in REVIEWS]
+    tsv = "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)
+    lines = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows)
+    paths = [
+        table(tmp_path, rows=rows),
+        write(tmp_path, "reviews.tsv", tsv),
+        write(tmp_path, "reviews.jsonl", lines),
+        write(tmp_path, "zipped.tsv.gz", gzip.compress(tsv.encode())),
+        write(tmp_path, "zipped.jsonl.gz", gzip.compress(lines.encode())),
+    ]
+    assert len({open_data(str(path)).fingerprint() for path in paths}) == 1
+
+
+def test_a_tsv_without_names_is_pairs_unless_labels_are_asked_for(tmp_path):
+    path = write(tmp_path, "sent.tsv", "".join(f"{t!r}\t{label}\n" for t, label in REVIEWS))
+    assert isinstance(open_data(str(path)), Pairs)
+    assert open_data(str(path), holds="labels").names == ("bad", "good")
+
+
+def test_tables_without_labels_stay_text(tmp_path):
+    path = write(tmp_path, "plain.jsonl", '{"title": "a", "body": "b"}\n')
+    assert isinstance(open_data(str(path)), Text)
+
+
+def test_labels_that_are_numbers_keep_their_order(tmp_path):
+    rows = [(f"text {n}", n) for n in (10, 2, 1)]
+    assert open_data(str(table(tmp_path, rows=rows))).names == ("1", "2", "10")
+
+
+CONLL = "#lucky\tO\nNew\tB-place\nYork\tI-place\n\n\n Paris\tB-place\n"
+
+
+def test_words_with_tags_are_read_line_by_line(tmp_path):
+    opened = open_data(str(write(tmp_path, "small.conll", CONLL)))
+    assert opened.holds == "tags"
+    assert contents(opened) == [
+        ("#lucky New York", ["O", "B-place", "I-place"]),
+        (" Paris", ["B-place"]),
+    ]
+    spaced = write(tmp_path, "tags.txt", "U.N.  NNP I-NP I-ORG\nofficial NN I-NP O\n")
+    assert isinstance(open_data(str(spaced)), Text)
+    assert contents(open_data(str(spaced), holds="tags")) == [("U.N. official", ["I-ORG", "O"])]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "text,label\nx,1\n\ny\n", r"a\.csv, line 4 has 1 columns, the first line 2"),
+        ("a.csv", 'text,label\n"x,1\n', r"a\.csv, line \d is not CSV"),
+        ("a.csv", "text,label\nx,\ny,1\n", r"a\.csv, line 2 has no label: 'x'"),
+        ("a.csv", "text,label\nx,1\ny,1\n", "every text has the same class, '1'"),
+        ("a.csv", "text,label\n ,1\n", "no text with a label"),
+        ("a.tsv", "text\tlabel\nx\ty\tz\n", r"a\.tsv, line 2 has 2 tabs, not 1: 'x\\ty\\tz'"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n{\n', r"a\.jsonl, line 2 is not JSON"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}', "line 2 has no 'text' and 'label'"),
+        ("a.jsonl", '{"text": "x", "label": 1.5}', "line 1: a text is a string, and a label"),
+        ("a.conll", "New\tO\nYork\n", r"a\.conll, line 2 has one column: 'York'"),
+        ("a.conll", "New\tO\n\nYork\tO\n", "every word has the same class, 'O'"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(tmp_path, name, content, message):
+    with pytest.raises(DataError, match=message):
+        open_data(str(write(tmp_path, name, content)))
+
+
+def test_a_csv_that_names_no_columns_is_refused_where_labels_are_asked_for(tmp_path):
+    path = write(tmp_path, "a.csv", "x,y\n1,2\n")
+    with pytest.raises(DataError, match=r"names no columns of texts and of labels.*'x, y'"):
+        open_data(str(path), holds="labels")
+
+
+def test_rows_without_a_text_are_skipped_and_told(tmp_path):
+    opened = open_data(str(table(tmp_path, rows=[("a", "1"), (" ", "0"), ("b", "0")])))
+    assert len(opened) == 2
+    assert opened.description.endswith("skipped: 1 without a text (the first is line 3)")
+
+
+def many(count=400):
+    rows = [((f"text {n % (count // 2)}",), (n % 2,)) for n in range(count)]
+    return Labelled("labels", "many", "labels", rows, ("no", "yes"))
+
+
+def test_equal_texts_never_stand_on_both_sides():
+    data = many()
+    train, held = data.split(0.25, seed=3)
+    assert len(train) + len(held) == 400
+    assert 60 < len(held) < 140
+    assert not set(train.texts()) & set(held.texts())
+    assert held.fingerprint() == data.split(0.25, seed=3)[1].fingerprint()
+    assert held.fingerprint() != data.split(0.25, seed=4)[1].fingerprint()
+    with pytest.raises(ConfigError, match="held_out=1 must lie between 0 and 1"):
+        data.split(1, seed=1)
+
+
+def test_classes_go_by_their_names_or_by_their_numbers():
+    data = many()
+    assert data.named(["yes", "no"]).rows[1] == (("text 1",), (0,))
+    numbered = Labelled("labels", "n", "", [(("a",), (0,)), (("b",), (1,))], ("0", "1"))
+    assert numbered.named(["no", "yes"]).names == ("no", "yes")
+    with pytest.raises(DataError, match="many has a class 'no' that was not learned"):
+        data.named(["good", "bad"])
+
+
+def test_texts_that_are_learned_from_too_are_told():
+    assert "overlap: 400 of the 400" in many().against(many()).description
+    assert many().lowered().against(many()).description.count("overlap") == 1
+
+
+@pytest.mark.parametrize("colours", [1, 5])
+def test_half_of_the_parentheses_are_nested_and_counting_does_not_tell_which(colours):
+    table = {"kind": "parentheses", "examples": 2000, "longest": 20, "colours": colours}
+    opened = open_data(table)
+    assert opened.names == ("broken", "nested")
+    counts = {name: Counter() for name in opened.names}
+    for (symbols,), (number,) in opened.rows:
+        counts[opened.names[number]].update(symbols)
+        assert len(symbols) % 2 == 0
+        left = symbols
+        pairs = [f"{each}{9 - each}" for each in range(5)]
+        while any(pair in left for pair in pairs):  # take innermost pairs out until none is left
+            for pair in pairs:
+                left = left.replace(pair, "")
+        assert (left == "") is bool(number)
+        for each in range(5):
+            assert symbols.count(str(each)) == symbols.count(str(9 - each))
+    assert Counter(number for _, (number,) in opened.rows) == {0: 1000, 1: 1000}
+    lengths = Counter(len(symbols) for (symbols,), _ in opened.rows)
+    assert set(lengths) == set(range(2, 21, 2))
+    total = {name: sum(each.values()) for name, each in counts.items()}
+    assert total["broken"] == pytest.approx(total["nested"], rel=0.05)
+
+
+def test_some_of_the_broken_parentheses_are_wrong_in_two_places_only():
+    opened = open_data({"kind": "parentheses", "examples": 2000, "longest": 20})
+    broken = [symbols for (symbols,), (number,) in opened.rows if not number]
+    hopeless = sum(symbols[0] > "4" or symbols[-1] < "5" for symbols in broken)
+    assert 0.3 < hopeless / len(broken) < 0.6

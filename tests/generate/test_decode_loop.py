@@ -1,0 +1,159 @@
+import random
+
+import pytest
+import torch
+
+from regard.accel.packed_decoder import Lean, lean
+from regard.errors import ConfigError, RegardError
+from regard.generate import Chain, Engine, generate, parse_chain, stream, stream_text
+from regard.generate.decode_loop import Plain, Recorded
+from regard.generate.stop import until
+from regard.models.transformer import Transformer, TransformerConfig
+
+CHAIN = parse_chain(["repetition=1.3", "top_k=6", "temperature=0.9"])
+PROMPTS = [[1], [2, 3, 4, 0, 1], [5, 5], [7, 7, 7]]
+
+
+def small(**choices):
+    torch.manual_seed(0)
+    config = {"vocab_size": 11, "dim": 16, "layers": 2, "heads": 4, "kv_heads": 2, "context": 40}
+    model = Transformer(TransformerConfig(**config, position="rotary", norm="rms", ffn="swiglu"))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model.eval()
+
+
+def engine(model):
+    return Engine(Lean(model), records=True)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 35, 90])  # 90 overflow the context
+@pytest.mark.parametrize("stop", [(), {0, 3}])
+def test_draws_are_those_of_plain_generation(tokens, stop):
+    model = small()
+    fast = engine(model)
+    for seed in (1, 2):
+        given = {"tokens": tokens, "stop": stop, "seed": seed}
+        plain = generate(model, PROMPTS, CHAIN, **given)
+        assert generate(fast, PROMPTS, CHAIN, **given) == plain
+
+
+@pytest.mark.parametrize("stop", [{0, 3, 4}, set()])
+def test_only_a_row_that_goes_on_can_run_out_of_tokens(stop):
+    """Eleven ids, each once: who has stopped before has no further ones to say."""
+    model, chain = small(), parse_chain(["no_repeat_ngram=1"])
+    seeds = range(6)
+    told = []
+    for written in (model, engine(model)):
+        for prompts in ([[1]], [[1, 2, 4, 5, 6, 7, 8], [1], [2], [3]]):
+            for seed in seeds:
+                try:
+                    told.append(generate(written, prompts, chain, tokens=20, stop=stop, seed=seed))
+                except RegardError as error:
+                    told.append(str(error))
+    half = len(told) // 2
+    assert told[:half] == told[half:]
+    complaints = [each for each in told if isinstance(each, str)]
+    assert all("nothing is left by no_repeat_ngram=1" in each for each in complaints)
+    if stop:
+        assert len(complaints) < half // 2
+    else:
+        assert len(complaints) == len(told)
+
+
+def test_each_row_may_have_its_own_seed():
+    model = small()
+    together = generate(engine(model), PROMPTS, CHAIN, tokens=20, seed=[4, 5, 6, 7])
+    alone = [
+        generate(model, [prompt], CHAIN, tokens=20, seed=seed)[0]
+        for prompt, seed in zip(PROMPTS, (4, 5, 6, 7), strict=True)
+    ]
+    assert together == alone
+
+
+def test_the_pen_is_kept_for_a_text_of_the_same_size():
+    fast = engine(small())
+    generate(fast, [[1, 2]], CHAIN, tokens=9, seed=1)
+    pen = fast.pen
+    assert isinstance(pen, Recorded)
+    generate(fast, [[3, 4]], CHAIN, tokens=9, seed=1)
+    assert fast.pen is pen
+    generate(fast, [[3, 4]], parse_chain(CHAIN.words()), tokens=9, seed=1)  # equal is the same
+    assert fast.pen is pen
+    generate(fast, [[3, 4]], CHAIN, tokens=10, seed=1)
+    assert fast.pen is not pen
+
+
+def test_two_texts_at_once_do_not_disturb_each_other():
+    model = small()
+    fast = engine(model)
+    list(stream(fast, [3, 2], CHAIN, tokens=40, seed=3))  # leaves a pen that both would like
+    one, two = (stream(fast, [n, 2], CHAIN, tokens=40, seed=n) for n in (1, 2))
+    mixed = [each for pair in zip(one, two, strict=True) for each in pair]
+    for n in (1, 2):
+        assert mixed[n - 1 :: 2] == list(stream(model, [n, 2], CHAIN, tokens=40, seed=n))
+
+
+def test_rows_that_have_ended_are_no_longer_asked(monkeypatch):
+    model, rows = small(), []
+    step = Lean.step
+    monkeypatch.setattr(
+        Lean, "step", lambda self, ids, *a, **k: rows.append(len(ids)) or step(self, ids, *a, **k)
+    )
+    answers = generate(lean(model), PROMPTS, CHAIN, tokens=30, seed=1, stop={0, 3})
+    lengths = sorted(map(len, answers))
+    assert lengths[0] < lengths[-1]
+    assert rows[0] == 4
+    assert rows[-1] < 4
+    assert rows == sorted(rows, reverse=True)
+
+
+def test_a_chain_that_cannot_be_recorded_is_written_plainly(monkeypatch):
+    model = small()
+    made = []
+    begin = Plain.__init__
+    monkeypatch.setattr(Plain, "__init__", lambda self, *a: made.append(1) or begin(self, *a))
+    monkeypatch.setattr(Chain, "capturable", False)
+    assert generate(engine(model), PROMPTS, CHAIN, tokens=5, seed=1) == generate(
+        model, PROMPTS, CHAIN, tokens=5, seed=1
+    )
+    assert len(made) == 2
+
+
+def test_a_stop_is_found_wherever_a_text_is_cut():
+    chance = random.Random(0)
+    for _ in range(300):
+        text = "".join(chance.choice("ab") for _ in range(chance.randrange(20)))
+        stops = ["".join(chance.choice("ab") for _ in range(chance.randrange(1, 5)))]
+        stops.append("abba")
+        ends = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
+        cuts = sorted(chance.randrange(len(text) + 1) for _ in range(4))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        shown = list(until(pieces, stops))
+        assert "".join(shown) == text[: min(ends, default=(0, len(text)))[1]]
+        assert all(shown)
+
+
+def test_what_cannot_begin_a_stop_is_not_held_back():
+    pieces = until(iter(["one ", "two<", "|e", "nd|>", "three"]), ["<|end|>"])
+    assert [next(pieces), next(pieces)] == ["one ", "two"]
+    assert list(pieces) == []
+
+
+def test_an_empty_stop_text_is_refused():
+    with pytest.raises(ConfigError, match="a stop text is empty"):
+        list(until(["a"], [""]))
+
+
+class Letters:
+    def decode(self, ids):
+        return "".join("abcdefghijk"[each] for each in ids)
+
+
+def test_a_stop_text_ends_a_stream():
+    model = small()
+    whole = "".join(stream_text(model, Letters(), [1, 2], CHAIN, tokens=30, seed=3))
+    stop = whole[11:14]
+    given = {"tokens": 30, "seed": 3, "stop_texts": [stop]}
+    text = "".join(stream_text(model, Letters(), [1, 2], CHAIN, **given))
+    assert text == whole[: whole.index(stop)]

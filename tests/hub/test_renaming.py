@@ -1,0 +1,95 @@
+"""Rules rename in both directions, and layouts lose nothing on the way."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.hub import HUB
+from regard.hub.config import read_config
+from regard.hub.load import all_rules
+from regard.hub.renaming import (
+    PLAIN,
+    TRANSPOSED,
+    ByHead,
+    Rule,
+    Stacked,
+    inward,
+    matches,
+    outward,
+    renamed,
+)
+from regard.models.build import hollow, weights
+
+RULES = [
+    Rule("wte.weight", "embed.weight"),
+    *renamed({"attn": ("query", "key")}, "h.{i}.", "blocks.{i}."),
+    Rule("out.weight", "head.weight"),
+]
+
+
+def test_names_go_in_and_come_out_again():
+    ours = ["embed.weight", *(f"blocks.{i}.{p}.weight" for i in (0, 11) for p in ("query", "key"))]
+    plan = outward(RULES, ours)
+    assert [move.theirs for move in plan.moves] == [
+        "wte.weight",
+        "h.0.attn.weight",
+        "h.11.attn.weight",
+    ]
+    back = inward(RULES, [move.theirs for move in plan.moves], ours)
+    assert back.moves == plan.moves
+    assert not back.unknown
+    assert not back.missing
+    assert not plan.missing
+
+
+def test_what_has_no_place_is_named():
+    plan = inward(RULES, ["wte.weight", "h.0.mlp.weight"], ["embed.weight", "blocks.0.key.weight"])
+    assert plan.unknown == ["h.0.mlp.weight"]
+    assert plan.missing == ["blocks.0.key.weight"]
+    assert outward(RULES, ["blocks.0.query.weight"]).missing == ["blocks.0.query.weight"]
+
+
+def test_a_second_tensor_for_the_same_place_is_a_copy():
+    aliases = {"head.weight": "embed.weight"}
+    plan = inward(RULES, ["wte.weight", "out.weight"], ["embed.weight"], aliases)
+    assert [move.theirs for move in plan.moves] == ["wte.weight"]
+    assert plan.copies == {"out.weight": "wte.weight"}
+
+
+def test_a_dot_in_a_rule_is_a_dot():
+    assert matches("h.{i}.bias", "h.3.bias")
+    assert not matches("h.{i}.bias", "hx3.bias")
+    assert not matches("h.{i}.bias", "h.3.bias.x")
+
+
+@pytest.mark.parametrize("layout", [PLAIN, TRANSPOSED, Stacked(), ByHead(2)])
+@pytest.mark.parametrize("shape", [(4, 3), (4,)])
+@given(count=st.integers(1, 3))
+def test_layouts_join_what_they_split(layout, shape, count):
+    parts = [torch.rand(shape) for _ in range(count)]
+    back = layout.split(layout.join(parts), [part.shape for part in parts])
+    assert all(torch.equal(one, two) for one, two in zip(parts, back, strict=True))
+
+
+def test_parts_of_one_head_lie_together():
+    q, k, v = (torch.tensor([10 * n + r for r in range(4)]) for n in (1, 2, 3))
+    assert ByHead(2).join([q, k, v]).tolist() == [10, 11, 20, 21, 30, 31, 12, 13, 22, 23, 32, 33]
+
+
+@pytest.mark.parametrize("family", HUB.values(), ids=lambda family: family.name)
+def test_every_head_of_every_family_has_a_rule_for_every_tensor(family):
+    for architecture in family.heads:
+        table = {"model_type": family.name, "architectures": [architecture]}
+        config = replace(read_config(table)[1], layers=2)
+        names = weights(hollow(config))
+        plan = outward(all_rules(family, config), names)
+        assert not plan.missing, architecture
+        theirs = [move.theirs for move in plan.moves]
+        assert len(set(theirs)) == len(theirs)
+        back = inward(all_rules(family, config), theirs, names)
+        assert not back.missing
+        assert not back.unknown
+        assert not back.copies

@@ -1,0 +1,221 @@
+"""Runs on labels and on tags, from a file to predictions, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.config import RunConfig, build, merge
+from regard.data.sources import open_data
+from regard.errors import ConfigError, DataError
+from regard.pipelines.defaults import choose
+from regard.pipelines.labels import encode, reader
+from regard.pipelines.prepare import prepare
+from regard.tasks import Tag
+from regard.text import train_tokenizer
+from regard.training.run import begin, resume
+from training.runs import Crash, contents, interrupt
+
+COLOURS = ["red", "green", "blue", "grey"]
+MOODS = {"glad": "good", "fine": "good", "sad": "bad", "dull": "bad"}
+SHORT = {
+    "model": {"dim": 12, "context": 16},
+    "train": {"steps": 40, "batch": 16, "rate": 2e-2, "evaluate_every": 20, "average": 0.0},
+}
+
+
+def reviews(folder, count=300):
+    """Texts whose last word but one tells the label."""
+    words = [(COLOURS[n % 4], list(MOODS)[n // 4 % 4], "day " * (n % 5)) for n in range(count)]
+    rows = [
+        {"text": f"{n} {c} {days}{m} it was", "label": MOODS[m]}
+        for n, (c, m, days) in enumerate(words)
+    ]
+    path = folder / "reviews.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def tagged(folder, count=200):
+    """Colours are tagged, and what follows them is within."""
+    lines = []
+    for n in range(count):
+        lines += [f"word{n % 7}\tO", f"{COLOURS[n % 4]}\tB-thing", "house\tI-thing", "stood\tO", ""]
+    path = folder / "houses.conll"
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a run on labels and one on tags; not to be changed."""
+    folder = tmp_path_factory.mktemp("labels")
+    regard.train(str(reviews(folder)), out=folder / "label", **SHORT)
+    regard.train(str(tagged(folder)), out=folder / "tag", **SHORT)
+    return folder
+
+
+def test_a_file_of_labels_is_learned_without_another_word(place):
+    run = regard.load(place / "label")
+    assert run.config.task == {"kind": "label", "names": ["bad", "good"]}
+    assert run.config.model["head"] == {"kind": "classify", "pool": "max", "classes": 2}
+    found = run.evaluate()
+    assert set(found) == {"loss", "accuracy", "f1"}
+    assert found["accuracy"] > 0.9
+    held = run._held_out(())
+    right = 0
+    for (text,), (wanted,) in held.rows:
+        (likely,) = run.predict(text)
+        assert sum(share for _, share in likely) == pytest.approx(1)
+        right += likely[0][0] == held.names[wanted]
+    assert right / len(held) == found["accuracy"]
+    other = place / "other.jsonl"
+    other.write_text('{"text": "glad it was", "label": "good"}\n{"text": "sad", "label": 0}\n')
+    assert run.evaluate(str(other))["accuracy"] == 1  # 0 is the first of the names
+
+
+def test_a_file_of_tags_is_learned_without_another_word(place):
+    run = regard.load(place / "tag")
+    assert run.config.task["names"] == ["B-thing", "I-thing", "O"]
+    found = run.evaluate()
+    assert found["accuracy"] > 0.9
+    assert found["f1"] > 0.9
+    said = [likely[0][0] for likely in run.predict("word3 blue house stood", top=1)]
+    assert said == ["O", "B-thing", "I-thing", "O"]
+
+
+@pytest.mark.parametrize("name", ["label", "tag"])
+def test_the_share_that_is_right_is_told_by_length(place, name):
+    run = regard.load(place / name)
+    with torch.no_grad():  # always the first class: right here, wrong there
+        run.model.head.out.weight.zero_()
+        run.model.head.out.bias.copy_(torch.arange(len(run.model.head.out.bias), 0, -1))
+    found, held = run.evaluate_by_length(), run._held_out(())
+    assert found.unit == "words"
+    for span in found.spans:
+        shares = []
+        for parts, classes in held.rows:
+            if span.shortest <= len(" ".join(parts).split()) <= span.longest:
+                said = [likely[0][0] for likely in run.predict(" ".join(parts))]
+                wanted = [held.names[each] for each in classes]
+                right = sum(a == b for a, b in zip(said, wanted, strict=True))
+                shares.append(right / len(wanted))
+        assert span.examples == len(shares)
+        assert span.metrics["accuracy"] == pytest.approx(sum(shares) / len(shares))
+
+
+def test_a_word_is_tagged_at_its_last_token(tmp_path):
+    data = open_data(str(tagged(tmp_path, 4)))
+    tokenizer = train_tokenizer("char", data.texts())
+    model = reader({"preset": "lstm"}, Tag(), classes=3, vocab_size=tokenizer.size)
+    ids, classes, cut = next(encode(data, tokenizer, model))
+    assert tokenizer.decode(ids.tolist()) == "word0 red house stood"
+    ends = {4: "O", 8: "B-thing", 14: "I-thing", 20: "O"}  # "word0" is 5 letters, " red" 4, …
+    assert {at: data.names[each] for at, each in enumerate(classes) if each != -1} == ends
+    assert not cut
+    encoder = {"preset": "tiny-encoder", "context": 12}
+    model = reader(encoder, Tag(), classes=3, vocab_size=tokenizer.size)
+    ids, classes, cut = next(encode(data, tokenizer, model))
+    assert (ids[0], ids[-1], len(ids)) == (tokenizer.cls_id, tokenizer.sep_id, 12)
+    assert np.flatnonzero(classes != -1).tolist() == [5, 9]
+    assert cut
+
+
+def settings(path, **over):
+    base = {
+        "name": "test",
+        "task": {"kind": "label", "smoothing": 0.1},
+        "data": {"path": str(path), "tokenizer": "word"},
+        "model": {"preset": "gru", "dim": 8, "layers": 1, "context": 16, "dropout": 0.1},
+        "train": {"steps": 12, "batch": 4, "evaluate_every": 4, "save_every": 3, "average": 0.9},
+        "device": "cpu",
+    }
+    return build(RunConfig, merge(base, over))
+
+
+def test_a_run_on_labels_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    config = settings(reviews(tmp_path), train={"accumulate": 2})
+    list(begin(config, tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        interrupt(patch, 7)
+        with pytest.raises(Crash):
+            list(begin(config, tmp_path / "cut"))
+    list(resume(tmp_path / "cut"))
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_a_language_model_may_become_a_reader(tmp_path):
+    """Its words and its layers are taken over, its head is not."""
+    data = reviews(tmp_path)
+    text = tmp_path / "plain.txt"
+    text.write_text(
+        "".join(json.loads(line)["text"] + "\n" for line in data.read_text().splitlines())
+    )
+    model = settings(data).model
+    words = {"task": "causal", "data": {"path": str(text)}, "model": {**model, "context": 8}}
+    list(begin(settings(data, **words), tmp_path / "language"))
+    over = {"train": {"start": str(tmp_path / "language"), "steps": 2}}
+    run = regard.train(str(data), out=tmp_path / "reader", **over)
+    assert run.config.model["head"]["kind"] == "classify"
+    assert run.tokenizer.fingerprint() == regard.load(tmp_path / "language").tokenizer.fingerprint()
+
+
+def test_long_texts_are_cut_and_that_is_told(tmp_path):
+    path = reviews(tmp_path)
+    material = prepare(settings(path, model={"context": 5}))
+    (told,) = [line for line in material.description if line.startswith("cut")]
+    assert told.endswith("to the first 5 tokens")
+    assert all(batch.ids.shape[1] <= 5 for batch in material.held_out(None))
+
+
+def test_names_may_be_given_for_numbered_classes(tmp_path):
+    path = tmp_path / "sent.tsv"
+    path.write_text("".join(f"text {n}\t{n % 2}\n" for n in range(40)))
+    config = settings(path, task={"kind": "label", "names": ["bad", "good"]})
+    assert prepare(config).task.names == ["bad", "good"]
+    with pytest.raises(ConfigError, match=r"task.names has 1 names, and the data 2 classes: 0, 1"):
+        prepare(settings(path, task={"kind": "label", "names": ["bad"]}))
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"model": {"preset": "ngram"}}, "NGram models have no head for classes"),
+        ({"model": {"preset": "tiny-encoder-decoder", "heads": 2}}, "shape 'encoder' or 'decoder'"),
+        ({"task": "causal"}, "task='causal' learns from text, and reviews holds labels"),
+        ({"train": {"best": "bleu"}}, "choose among last, loss, accuracy, f1"),
+    ],
+)
+def test_what_does_not_read_labels_is_refused(tmp_path, over, message):
+    over = {"model": {"dim": 8, "layers": 1, "context": 16, **over.pop("model", {})}, **over}
+    config = settings(reviews(tmp_path))
+    table = {"name": "test", "data": {"path": config.data.path, "tokenizer": "word"}}
+    table |= {"task": "label", "model": {"preset": "gru"}, **over}
+    if over["model"].get("preset") == "ngram":
+        table["model"] = {"preset": "ngram"}
+    with pytest.raises(ConfigError, match=message):
+        prepare(build(RunConfig, table))
+
+
+def test_a_network_that_reads_both_ways_is_no_language_model(tmp_path):
+    path = tmp_path / "plain.txt"
+    path.write_text("to be or not to be\n" * 30)
+    with pytest.raises(ConfigError, match=r"both_ways=true reads a text from its end too"):
+        prepare(settings(path, task="causal", model={"both_ways": True}))
+
+
+def test_a_class_that_was_not_learned_is_named(place):
+    other = place / "strange.jsonl"
+    other.write_text('{"text": "a", "label": "odd"}\n{"text": "b", "label": "good"}\n')
+    with pytest.raises(DataError, match="strange has a class 'odd' that was not learned"):
+        regard.load(place / "label").evaluate(str(other))
+
+
+def test_choices_suit_what_is_labelled(tmp_path):
+    words = choose(open_data(str(reviews(tmp_path))), {"path": "x"}, fast=False)
+    assert words["data"]["tokenizer"] == {"kind": "word", "lower": True}
+    symbols = choose(open_data({"kind": "parentheses", "examples": 50}), {"path": "x"}, fast=False)
+    assert (symbols["task"], symbols["data"]["tokenizer"]) == ("label", "char")
+    assert symbols["model"]["context"] <= 40

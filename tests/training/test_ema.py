@@ -1,0 +1,87 @@
+"""The running mean of the weights."""
+
+import pytest
+import torch
+
+from regard.training.ema import Average
+
+
+def model():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2, bias=False)).double()
+
+
+def change(net, seed):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for param in net.parameters():
+            param.add_(torch.randn(param.shape, generator=generator, dtype=param.dtype))
+
+
+def test_the_mean_follows_its_recurrence():
+    net = model()
+    average = Average(net, 0.5)
+    expected = [param.detach().clone() for param in net.parameters()]
+    for step in range(20):
+        change(net, step)
+        average.update(step)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = [
+            decay * mean + (1 - decay) * param.detach()
+            for mean, param in zip(expected, net.parameters(), strict=True)
+        ]
+    means = average.tensors()
+    assert list(means) == [name for name, _ in net.named_parameters()]
+    for mean, wanted in zip(means.values(), expected, strict=True):
+        torch.testing.assert_close(mean, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_weights_come_back_bit_for_bit(fails):
+    net = model()
+    average = Average(net, 0.9)
+    change(net, 1)
+    average.update(0)
+    own = [param.detach().clone() for param in net.parameters()]
+    with pytest.raises(ZeroDivisionError) if fails else average.applied():
+        if fails:
+            with average.applied():
+                raise ZeroDivisionError
+        for param, mean in zip(net.parameters(), average.tensors().values(), strict=True):
+            assert torch.equal(param, mean)
+            assert not torch.equal(param, own[0])
+    assert all(map(torch.equal, net.parameters(), own))
+
+
+def test_without_decay_there_is_no_mean_and_no_cost():
+    net = model()
+    average = Average(net, 0.0)
+    change(net, 1)
+    average.update(0)
+    own = [param.detach().clone() for param in net.parameters()]
+    assert average.tensors() == {}
+    assert average.means == []
+    with average.applied():
+        assert all(map(torch.equal, net.parameters(), own))
+    average.load({})
+
+
+def test_a_mean_goes_on_from_what_it_saved():
+    net = model()
+    average = Average(net, 0.9)
+    change(net, 1)
+    average.update(0)
+    saved = {name: mean.clone() for name, mean in average.tensors().items()}
+    again = Average(net, 0.9)
+    again.load(saved)
+    for each in (average, again):
+        each.update(1)
+    assert all(map(torch.equal, average.means, again.means))
+
+
+def test_a_mean_that_was_not_saved_begins_with_the_weights():
+    net = model()
+    average = Average(net, 0.9)
+    change(net, 1)
+    average.load({})
+    assert all(map(torch.equal, average.means, net.parameters()))

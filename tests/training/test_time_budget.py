@@ -1,0 +1,127 @@
+"""`minutes=`: steps that fill the time, and a size that is worth it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from regard.data.batch import ImageBatch, TextBatch
+from regard.models.build import count_parameters, describe, resolve
+from regard.pipelines.prepare import prepare
+from regard.training.setup import time_budget as size
+from regard.training.setup.time_budget import fit_to_minutes
+from training.learners import masked_batch, pair_batch
+from training.runs import config
+
+MASKED = {
+    "task": {"kind": "masked", "smoothing": 0.1},
+    "data": {"tokenizer": "word"},
+    "model": {"preset": "tiny-encoder"},
+}
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """A machine on which a step takes a second, or a quarter where it is compiled."""
+    asked = []
+
+    def told(candidate, material, device, *, compiled):
+        asked.append((candidate.model["dim"], compiled))
+        return 0.25 if compiled else 1.0
+
+    monkeypatch.setattr(size, "_seconds", told)
+    return asked
+
+
+@pytest.mark.parametrize("over", [{}, MASKED], ids=["causal", "masked"])
+def test_the_largest_size_that_sees_enough_tokens_is_taken(over, data, seconds):
+    given = config(data / "cats.txt", over, batch=4)
+    chosen = fit_to_minutes(given, 4000)
+    assert chosen.train.steps == 216_000
+    widths = [dim for dim, _ in seconds]
+    assert chosen.model["dim"] == widths[-2]
+    sizes = {
+        dim: count_parameters(
+            resolve({**chosen.model, "dim": dim, "layers": n, "heads": dim // 32})
+        )
+        for dim, n in size.SIZES
+    }
+    assert 5 * sizes[widths[-2]] <= 216_000 * 4 * 8 < 5 * sizes[widths[-1]]
+
+
+def test_a_model_without_layers_keeps_its_size(data, seconds):
+    given = config(data / "cats.txt", batch=4)
+    words = replace(given, task="cbow", model={"preset": "cbow", "dim": 16, "context": 8})
+    chosen = fit_to_minutes(words, 4000)
+    assert (chosen.train.steps, chosen.model["dim"]) == (216_000, 16)
+    assert seconds == [(16, False)]
+
+
+def test_a_compiled_step_is_timed_for_the_chosen_size_only(data, seconds):
+    given = config(data / "cats.txt", batch=4)
+    eager = fit_to_minutes(given, 4000)
+    seconds.clear()
+    chosen = fit_to_minutes(replace(given, train=replace(given.train, compile="on")), 4000)
+    assert chosen.model == eager.model
+    assert [dim for dim, compiled in seconds if compiled] == [chosen.model["dim"]]
+    assert chosen.train.steps == 4 * eager.train.steps
+
+
+def test_only_the_steps_are_chosen_where_the_model_is_given(data, seconds):
+    given = config(data / "pairs.tsv")
+    chosen = fit_to_minutes(given, 3, model_too=False)
+    assert chosen.train.steps == 162
+    assert chosen.model["dim"] == given.model["dim"]
+
+
+def test_tokens_are_those_a_model_learns_from():
+    pairs = pair_batch()
+    assert size._tokens(pairs, 99) == int((pairs.targets != -1).sum())
+    assert size._tokens(masked_batch(), 99) == 3 * 12
+    assert size._tokens(ImageBatch(torch.zeros(3, 1, 4, 4), torch.zeros(3).long()), 17) == 3 * 17
+
+
+def test_compiling_is_no_part_of_the_time_of_a_step(data, monkeypatch):
+    now, compiled = [0.0], []
+
+    def slow_at_first(objective, **options):
+        compiled.append(objective)
+        seen = set()
+
+        def loss(batch):
+            now[0] += 0.001 if batch.ids.shape in seen else 60.0
+            seen.add(batch.ids.shape)
+            return objective(batch)
+
+        return loss
+
+    monkeypatch.setattr(torch, "compile", slow_at_first)
+    monkeypatch.setattr(size.time, "perf_counter", lambda: now[0])
+    given = config(data / "cats.txt")
+    material = prepare(given)
+    ids = torch.zeros(2, 8).long()
+    rows = lambda number: TextBatch(ids[:, : number + 1], ids[:, : number + 1])  # noqa: E731
+    material = replace(material, batch=rows)
+    given = replace(given, model=describe(material.model))
+    found = size._seconds(given, material, torch.device("cpu"), compiled=True)
+    assert found == pytest.approx(0.001 * given.train.accumulate)
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize(("accumulate", "rows"), [(4, [6]), (3, [2, 2, 2])])
+def test_of_several_ranks_each_has_its_share_of_a_step(accumulate, rows, data, monkeypatch):
+    for name, value in {"RANK": 0, "WORLD_SIZE": 4, "MASTER_ADDR": "here"}.items():
+        monkeypatch.setenv(name, str(value))
+    given = config(data / "cats.txt", batch=24, accumulate=accumulate)
+    material = prepare(given)
+    given = replace(given, model=describe(material.model))
+    train, seen = size.train, []
+
+    def watched(objective, batches, *words, **options):
+        batches = list(batches)
+        seen.extend(len(batch.targets) for batch in batches)
+        return train(objective, batches, *words, **options)
+
+    monkeypatch.setattr(size, "train", watched)
+    size._seconds(given, material, torch.device("cpu"), compiled=False)
+    assert seen == rows * (1 + size.PROBE_STEPS)
