@@ -27,7 +27,7 @@ from regard.training.setup.time_budget import fit_to_minutes
 from regard.training.storage.run_folder import Folder
 
 YEAR = 366 * 24 * 60  # minutes
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def recipes() -> list[str]:
