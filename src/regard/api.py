@@ -323,7 +323,7 @@ class Run:
         """
         self._must("forecast", "foretell a series")
         path = self.config.data.path if series is None else str(series)
-        opened = open_data(path, holds="series")
+        opened = open_data(path, kind="series")
         assert isinstance(opened, Series)
         return forecast(self.model, series_task(self.config.task), opened, steps)
 

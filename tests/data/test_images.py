@@ -330,7 +330,7 @@ def test_an_image_that_is_cut_short_is_named(zoo):
 def test_a_folder_of_text_with_some_pictures_is_text(zoo):
     for number in range(8):
         (zoo / f"chapter{number}.txt").write_text("once upon a time")
-    assert open_data(str(zoo)).holds == "text"
+    assert open_data(str(zoo)).kind == "text"
 
 
 def test_without_pillow_the_way_out_is_told(zoo, monkeypatch):
@@ -344,7 +344,7 @@ def test_pictures_beside_a_tree_of_text_do_not_make_it_images(zoo):
     deep.mkdir(parents=True)
     for number in range(20):
         (deep / f"{number}.txt").write_text("some words\n")
-    assert open_data(str(zoo)).holds == "text"
+    assert open_data(str(zoo)).kind == "text"
 
 
 def test_sixteen_bits_of_grey_are_read_as_eight(zoo):

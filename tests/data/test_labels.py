@@ -41,7 +41,7 @@ def contents(data):
 
 def test_a_table_with_texts_and_labels_is_labels(tmp_path):
     opened = open_data(str(table(tmp_path)))
-    assert opened.holds == "labels"
+    assert opened.kind == "labels"
     assert opened.names == ("bad", "good")
     assert contents(opened) == [(text, [label]) for text, label in REVIEWS]
     assert opened.description == "labels, 4 texts, 2 classes, comma-separated"
@@ -70,7 +70,7 @@ def test_tables_of_every_kind_and_their_gzip_are_the_same(tmp_path):
 def test_a_tsv_without_names_is_pairs_unless_labels_are_asked_for(tmp_path):
     path = write(tmp_path, "sent.tsv", "".join(f"{t!r}\t{label}\n" for t, label in REVIEWS))
     assert isinstance(open_data(str(path)), Pairs)
-    assert open_data(str(path), holds="labels").names == ("bad", "good")
+    assert open_data(str(path), kind="labels").names == ("bad", "good")
 
 
 def test_tables_without_labels_stay_text(tmp_path):
@@ -88,14 +88,14 @@ CONLL = "#lucky\tO\nNew\tB-place\nYork\tI-place\n\n\n Paris\tB-place\n"
 
 def test_words_with_tags_are_read_line_by_line(tmp_path):
     opened = open_data(str(write(tmp_path, "small.conll", CONLL)))
-    assert opened.holds == "tags"
+    assert opened.kind == "tags"
     assert contents(opened) == [
         ("#lucky New York", ["O", "B-place", "I-place"]),
         (" Paris", ["B-place"]),
     ]
     spaced = write(tmp_path, "tags.txt", "U.N.  NNP I-NP I-ORG\nofficial NN I-NP O\n")
     assert isinstance(open_data(str(spaced)), Text)
-    assert contents(open_data(str(spaced), holds="tags")) == [("U.N. official", ["I-ORG", "O"])]
+    assert contents(open_data(str(spaced), kind="tags")) == [("U.N. official", ["I-ORG", "O"])]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path, name, content, message):
 def test_a_csv_that_names_no_columns_is_refused_where_labels_are_asked_for(tmp_path):
     path = write(tmp_path, "a.csv", "x,y\n1,2\n")
     with pytest.raises(DataError, match=r"names no columns of texts and of labels.*'x, y'"):
-        open_data(str(path), holds="labels")
+        open_data(str(path), kind="labels")
 
 
 def test_rows_without_a_text_are_skipped_and_told(tmp_path):

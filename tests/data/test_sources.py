@@ -347,7 +347,7 @@ def test_a_built_in_is_opened_by_name_or_table(tmp_path, monkeypatch):
 def test_every_built_in_says_what_it_is_and_can_be_split(name):
     opened = open_data(name)
     assert opened.name == name
-    assert opened.description.startswith(f"{opened.holds}, ")
+    assert opened.description.startswith(f"{opened.kind}, ")
     assert opened.fingerprint() == open_data(name).fingerprint()
     if isinstance(opened, Series):
         train, valid = opened.split(0.1)

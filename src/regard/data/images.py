@@ -45,7 +45,7 @@ SAMPLED = 2000  # images by which the mean and the spread of a colour are found
 class Images:
     """Images, each with the number of its class; `read` gives those of some rows at one size."""
 
-    holds: ClassVar[str] = "images"
+    kind: ClassVar[str] = "images"
     name: str
     description: str
     labels: NDArray[np.int64] = field(repr=False)

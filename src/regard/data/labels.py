@@ -15,7 +15,7 @@ from regard.data.text import stem
 from regard.data.text_files import open_bytes, scan
 from regard.errors import DataError
 
-Holds = Literal["labels", "tags"]
+Kind = Literal["labels", "tags"]
 Row = tuple[tuple[str, ...], tuple[int, ...]]  # the parts of a text, and the class of each
 Named = tuple[int, Sequence[str], Sequence[str]]  # line number, parts, names of their classes
 TEXT, LABEL = ("text", "sentence"), ("label", "class")  # what columns may be called
@@ -28,7 +28,7 @@ class Labelled:
     Where texts are told apart ("labels"), a text is one part; where words are ("tags"), each is.
     """
 
-    holds: Holds
+    kind: Kind
     name: str
     description: str
     rows: Sequence[Row] = field(repr=False)
@@ -84,7 +84,7 @@ class Labelled:
 
     def fingerprint(self) -> str:
         """A sha256 that is equal for equal content."""
-        digest = hashlib.sha256(json.dumps([self.holds, self.names]).encode())
+        digest = hashlib.sha256(json.dumps([self.kind, self.names]).encode())
         for row in self.rows:
             digest.update(json.dumps(row).encode())
         return digest.hexdigest()
@@ -108,21 +108,21 @@ def numbers_of(own: Sequence[str], names: Sequence[str], where: str) -> list[int
 
 
 def from_rows(
-    holds: Holds, name: str, how: str, rows: Iterable[tuple[Sequence[str], Sequence[str]]]
+    kind: Kind, name: str, how: str, rows: Iterable[tuple[Sequence[str], Sequence[str]]]
 ) -> Labelled:
     """Texts that are already in memory: their parts, and the names of their classes."""
     kept = [(tuple(parts), tuple(answers)) for parts, answers in rows]
     found = {answer for _, answers in kept for answer in answers}
     if len(found) < 2:
         raise DataError(
-            f"{name}: every {'text' if holds == 'labels' else 'word'} has the same class, "
+            f"{name}: every {'text' if kind == 'labels' else 'word'} has the same class, "
             f"{min(found)!r}; there is nothing to tell apart"
         )
     names = tuple(sorted(found, key=lambda each: (int(each) if each.isdecimal() else -1, each)))
     number = {each: place for place, each in enumerate(names)}
     numbered = [(parts, tuple(number[each] for each in answers)) for parts, answers in kept]
-    description = f"{holds}, {len(kept):,} texts, {len(names)} classes, {how}"
-    return Labelled(holds, name, description, numbered, names)
+    description = f"{kind}, {len(kept):,} texts, {len(names)} classes, {how}"
+    return Labelled(kind, name, description, numbered, names)
 
 
 def from_csv(path: Path) -> Labelled:
@@ -167,7 +167,7 @@ def _columns(header: Sequence[str]) -> tuple[int, int] | None:
     return None if text is None or label is None else (text, label)
 
 
-def _checked(holds: Holds, path: Path, how: str, rows: Callable[[], Iterator[Named]]) -> Labelled:
+def _checked(kind: Kind, path: Path, how: str, rows: Callable[[], Iterator[Named]]) -> Labelled:
     """Read all rows: those without a text are counted and skipped, without a label refused."""
     scan(path)
     kept: list[tuple[Sequence[str], Sequence[str]]] = []
@@ -182,7 +182,7 @@ def _checked(holds: Holds, path: Path, how: str, rows: Callable[[], Iterator[Nam
         kept.append((parts, [answer.strip() for answer in answers]))
     if not kept:
         raise DataError(f"{path} has no text with a label in it")
-    opened = from_rows(holds, stem(path), how, kept)
+    opened = from_rows(kind, stem(path), how, kept)
     if not skipped:
         return opened
     told = f"{opened.description}; skipped: {skipped:,} without a text (the first is line {first})"

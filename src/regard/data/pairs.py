@@ -21,7 +21,7 @@ Numbered = tuple[int, str, str]  # line number, source, target
 class Pairs:
     """Sentences with what each is to become; `rows()` gives them anew each time it is called."""
 
-    holds: ClassVar[str] = "pairs"
+    kind: ClassVar[str] = "pairs"
     name: str
     description: str
     count: int

@@ -23,7 +23,7 @@ from regard.errors import ConfigError, DataError, unknown
 class Series:
     """Columns of numbers, each row later than the one before it."""
 
-    holds: ClassVar[Literal["series"]] = "series"
+    kind: ClassVar[Literal["series"]] = "series"
     name: str
     description: str
     values: NDArray[np.float64] = field(repr=False)  # (time, columns)

@@ -26,7 +26,7 @@ def open_data(
     target: str | None = None,
     *,
     lower: bool = False,
-    holds: str | None = None,
+    kind: str | None = None,
 ) -> Data:
     """Open text, pairs, images, labels or series, whatever the path turns out to be.
 
@@ -44,18 +44,18 @@ def open_data(
                                   (a file of such a name is opened as ./name)
 
     Each file may be gzip, whatever its name. What was found, and what was left out, is told by
-    the `description` of the result. What a file does not tell is told by what it `holds`: of
+    the `description` of the result. What a file does not tell is told by its `kind`: of
     "labels", a .tsv file is a text, tab, label; of "tags", any file is as .conll.
     """
-    opened = _open(path, source, target, holds)
+    opened = _open(path, source, target, kind)
     if not lower:
         return opened
     if isinstance(opened, Images | Series):
-        raise ConfigError(f"data.lower folds the case of text; {opened.name} holds {opened.holds}")
+        raise ConfigError(f"data.lower folds the case of text; {opened.name} holds {opened.kind}")
     return opened.lowered()
 
 
-def _open(path: Choice | None, source: str | None, target: str | None, holds: str | None) -> Data:
+def _open(path: Choice | None, source: str | None, target: str | None, kind: str | None) -> Data:
     if source is not None or target is not None:
         if path is not None:
             raise ConfigError("give data.path, or data.source and data.target, not both")
@@ -83,13 +83,13 @@ def _open(path: Choice | None, source: str | None, target: str | None, holds: st
         return _folder(place)
     endings = [ending.lower() for ending in place.suffixes if ending.lower() != ".gz"]
     ending = endings[-1] if endings else ""
-    if ending == ".conll" or holds == "tags":
+    if ending == ".conll" or kind == "tags":
         return labelled.from_conll(place)
     if ending == ".npz":
         return images.from_npz(place)
-    if holds == "labels" or (ending in labelled.TABLES and labelled.has_labels(place)):
+    if kind == "labels" or (ending in labelled.TABLES and labelled.has_labels(place)):
         return labelled.TABLES.get(ending, labelled.from_tsv)(place)
-    if holds == "series" or (ending == ".csv" and series.is_series(place)):
+    if kind == "series" or (ending == ".csv" and series.is_series(place)):
         return series.from_csv(place)
     if ending == ".tsv":
         return pairs.from_tsv(place)

@@ -73,7 +73,7 @@ def _last_cut(data: bytes) -> int:
 class Text:
     """Text to model: one or many documents, and what was detected about them."""
 
-    holds: ClassVar[str] = "text"
+    kind: ClassVar[str] = "text"
     name: str
     description: str
     documents: tuple[Document, ...] = field(repr=False)

@@ -130,9 +130,9 @@ def _labels(data: Labelled, where: dict[str, Any], fast: bool) -> dict[str, Any]
     longest = max(len(text.split()) for text in texts)
     worded = longest > 1
     context = min(512, max(8, 2 * longest if worded else max(map(len, texts))))
-    head = {"head": {"kind": "classify", "pool": "max"}} if data.holds == "labels" else {}
+    head = {"head": {"kind": "classify", "pool": "max"}} if data.kind == "labels" else {}
     return {
-        "task": "label" if data.holds == "labels" else "tag",
+        "task": "label" if data.kind == "labels" else "tag",
         "data": {**where, "tokenizer": {"kind": "word", "lower": True} if worded else "char"},
         "model": {
             "preset": "lstm",

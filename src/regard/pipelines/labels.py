@@ -154,7 +154,7 @@ def encode(
             ids += more
             targets += [*[IGNORED] * (len(more) - 1), each]
         whole = np.array([*before, *ids[:room], *after])
-        if data.holds == "labels":
+        if data.kind == "labels":
             yield whole, np.array(classes), len(ids) > room
         else:
             around = ([IGNORED] * len(before), [IGNORED] * len(after))

@@ -58,13 +58,13 @@ def open_split(config: RunConfig) -> tuple[Data, Data]:
     """The data to learn from and the data to judge by."""
     data = config.data
     task = TASKS.get(kind_of(config.task)[0])
-    holds = None if task is None else task.learns
-    whole = open_data(data.path, data.source, data.target, lower=data.lower, holds=holds)
+    kind = None if task is None else task.learns
+    whole = open_data(data.path, data.source, data.target, lower=data.lower, kind=kind)
     if not data.validation:
         if isinstance(whole, Text | Series):
             return whole.split(data.held_out)
         return whole.split(data.held_out, config.train.seed)
-    held = open_held_out(data.validation, whole.holds, lower=data.lower)
+    held = open_held_out(data.validation, whole.kind, lower=data.lower)
     return whole, held.against(cast(Any, whole))
 
 
@@ -89,10 +89,10 @@ def open_held_out(paths: Sequence[Choice], holding: str, *, lower: bool) -> Data
     if len(paths) == 2:
         held = open_data(None, *map(str, paths), lower=lower)
     else:
-        held = open_data(paths[0], lower=lower, holds=holding)
-    if held.holds != holding:
+        held = open_data(paths[0], lower=lower, kind=holding)
+    if held.kind != holding:
         named = ", ".join(map(str, paths))
-        raise DataError(f"{named} holds {held.holds}; the run learns from {holding}")
+        raise DataError(f"{named} holds {held.kind}; the run learns from {holding}")
     if isinstance(held, Images) and held.test is not None:
         return held.test
     return held
@@ -197,7 +197,7 @@ def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> N
         )
     schedule(config.train.schedule, config.train.steps)
     optimizers(config.train.optimizer, _Smallest(), config.train.rate)
-    wanted, found = TASKS[kind].learns, data.holds
+    wanted, found = TASKS[kind].learns, data.kind
     if wanted != found:
         fitting = ", ".join(name for name, task in TASKS.items() if task.learns == found)
         raise ConfigError(

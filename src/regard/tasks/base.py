@@ -16,7 +16,7 @@ Learns = Literal["text", "pairs", "images", "labels", "tags", "series"]
 class Task(Protocol):
     """What to learn. The loss is a sum and a count, so that any split of a batch is exact."""
 
-    learns: ClassVar[Learns]  # from what: `Data.holds`
+    learns: ClassVar[Learns]  # from what: `Data.kind`
     verb: ClassVar[str]  # what its models do: the command and the method of `Run`
     measures: ClassVar[tuple[str, ...]]  # the keys of its metrics
 

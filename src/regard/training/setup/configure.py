@@ -156,7 +156,7 @@ def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
         where.get("source"),
         where.get("target"),
         lower=given.get("lower", False),
-        holds=None if asked is None else asked.learns,
+        kind=None if asked is None else asked.learns,
     )
     device = pick_device(over.get("device", "auto"))
     chosen = choose(data, where, fast=device.type == "cuda", task=task)
