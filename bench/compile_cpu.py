@@ -55,7 +55,7 @@ def masked() -> tuple[Any, Task, Batch]:
     batch = MaskedBatch(
         ids=ids(16, 64, vocab=2000),
         documents=torch.ones_like(at),
-        at=at,
+        positions=at,
         places=ids(16, 9, vocab=64),
         targets=ids(16, 9, vocab=2000),
     )

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import regard
-from regard.accel.packed_decoder import lean
+from regard.accel.packed_decoder import pack
 from regard.generate import generate, parse_chain
 from regard.generate.decode_loop import Engine
 from regard.hub.load import open_folder
@@ -75,8 +75,8 @@ def compare(name: str, turns: int, clock: Callable[[], float]) -> None:
     ways = {
         "transformers": peer,
         "regard, the model": mine(ours),
-        "regard": mine(Engine(lean(ours))),
-        "regard, int8": mine(Engine(lean(ours, int8=True))),
+        "regard": mine(Engine(pack(ours))),
+        "regard, int8": mine(Engine(pack(ours, int8=True))),
     }
     answers = {way: work() for way, work in ways.items()}
     assert answers["transformers"] == answers["regard"] == answers["regard, the model"]

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from regard.accel.packed_decoder import Lean, lean
+from regard.accel.packed_decoder import PackedDecoder, pack
 from regard.generate import generate, parse_chain, stream
 from regard.generate.decode_loop import Engine
 from regard.models.build import preset
@@ -107,9 +107,9 @@ def ways(model: Transformer) -> dict[str, Callable[[], Any]]:
     return {
         "model": lambda: model,
         "model, recorded": lambda: Engine(model),
-        "lean, recorded": lambda: Engine(Lean(model)),
-        "fused, recorded": lambda: Engine(lean(model)),
-        "fused int8, recorded": lambda: Engine(lean(model, int8=True)),
+        "packed, recorded": lambda: Engine(PackedDecoder(model)),
+        "fused, recorded": lambda: Engine(pack(model)),
+        "fused int8, recorded": lambda: Engine(pack(model, int8=True)),
     }
 
 
@@ -137,7 +137,7 @@ def tune(model: Transformer, copy: float) -> None:
             few.HELD[kind] = size
 
             def work(name: str = f"{kind} {size}", int8: bool = kind[1]) -> None:
-                report(name, Engine(lean(model, int8=int8)), 1, _bytes(model), copy, 2)
+                report(name, Engine(pack(model, int8=int8)), 1, _bytes(model), copy, 2)
 
             guarded(work)
         few.HELD[kind] = own
@@ -230,7 +230,7 @@ def main() -> None:
                     path.write_text(kernels(made, rows))
 
             guarded(work)
-    guarded(lambda: print(f"first id of a stream after {1e3 * first(Engine(lean(model))):.2f} ms"))
+    guarded(lambda: print(f"first id of a stream after {1e3 * first(Engine(pack(model))):.2f} ms"))
     if given.tune:
         tune(model, copy)
     if given.peer:

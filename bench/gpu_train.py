@@ -233,7 +233,7 @@ def bert(_: str) -> Row:
     batch = MaskedBatch(
         ids=x,
         documents=torch.ones_like(x),
-        at=torch.arange(time_, device=CUDA).repeat(rows, 1),
+        positions=torch.arange(time_, device=CUDA).repeat(rows, 1),
         places=places,
         targets=goal.gather(1, places),
     )

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.accel.packed_decoder import lean
+from regard.accel.packed_decoder import pack
 from regard.generate import Chain, Context, parse_chain
 from regard.models.build import build_model, preset
 
@@ -118,7 +118,7 @@ def main() -> None:
         model: Any = build_model(preset("tinyllama" if on_gpu else "gpt2"))
     model = model.to(torch.bfloat16 if on_gpu else torch.float32).eval()
     logits = 2.5 * torch.randn(given.rows, VOCAB, device=device)
-    step = stepping(lean(model), given.rows, device)
+    step = stepping(pack(model), given.rows, device)
     chains = {name: picking(chain, logits) for name, chain in CHAINS.items()}
     if on_gpu:
         step = recorded(step)

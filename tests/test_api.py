@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from regard.accel.packed_decoder import lean
+from regard.accel.packed_decoder import pack
 from regard.config import RunConfig, TrainConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.generate import LookUp, generate, parse_chain
@@ -204,7 +204,7 @@ def test_a_decoder_writes_with_weights_of_eight_bits_where_asked(place):
     assert eight is not plain
     assert eight.model.head.weight.dtype == torch.int8
     (expected,) = generate(
-        lean(ran.model, int8=True), [ids], parse_chain(["greedy"]), tokens=9, stop=set()
+        pack(ran.model, int8=True), [ids], parse_chain(["greedy"]), tokens=9, stop=set()
     )
     found = ran.generate("the cat ", tokens=9, sampler=["greedy"], int8=True)
     assert found == ran.tokenizer.decode(expected)

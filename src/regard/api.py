@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from regard.accel.packed_decoder import lean
+from regard.accel.packed_decoder import pack
 from regard.config import (
     Choice,
     RunConfig,
@@ -587,7 +587,7 @@ class Run:
         """The model made ready to write, and again when its weights have changed."""
         if self._ready.get("made of") != (int8, self._weights()):
             model = cast(Language, self.model)
-            ready = lean(model, int8=int8)
+            ready = pack(model, int8=int8)
             if int8 and ready is model:
                 raise ConfigError("int8 is not for this kind of model; leave it out")
             made_of = (int8, self._weights())  # packing has moved them

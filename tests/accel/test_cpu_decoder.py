@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from regard.accel.cpu_decoder import Level, LevelState
-from regard.accel.packed_decoder import lean
+from regard.accel.cpu_decoder import CpuDecoder, CpuDecoderState
+from regard.accel.packed_decoder import pack
 from regard.models.transformer import Transformer, TransformerConfig
 
 CHOICES = [
@@ -27,12 +27,12 @@ def small(choices):
 @torch.inference_mode()
 def test_rows_that_are_left_over_are_written_as_by_the_model(choices):
     model = small(choices)
-    fast, ids = lean(model), torch.randint(0, 23, (3, 12))
+    fast, ids = pack(model), torch.randint(0, 23, (3, 12))
     _, state = fast.step(ids[:, :5], fast.start(3, 12))
     _, state = fast.step(ids[:, 5:6], state)
     rows = torch.tensor([2, 0])
     state = state.select(rows)
-    assert isinstance(state, LevelState)
+    assert isinstance(state, CpuDecoderState)
     for t in range(6, 12):
         logits, state = fast.step(ids[rows, t : t + 1], state)
     expected, _ = model.step(ids[rows], model.start(2, 12))
@@ -42,8 +42,8 @@ def test_rows_that_are_left_over_are_written_as_by_the_model(choices):
 @torch.inference_mode()
 def test_the_short_way_is_taken_only_where_all_rows_see_all_before_them(monkeypatch):
     taken = []
-    look = Level.look
-    monkeypatch.setattr(Level, "look", lambda *given: taken.append(1) or look(*given))
+    look = CpuDecoder.look
+    monkeypatch.setattr(CpuDecoder, "look", lambda *given: taken.append(1) or look(*given))
     ids = torch.randint(0, 23, (2, 5))
     for choices, counts, layers in (
         ({}, None, 2),
@@ -52,7 +52,7 @@ def test_the_short_way_is_taken_only_where_all_rows_see_all_before_them(monkeypa
         ({"position": "alibi"}, None, 0),
     ):
         taken.clear()
-        fast = lean(small(choices))
+        fast = pack(small(choices))
         _, state = fast.step(ids, fast.start(2, 12), counts=counts)
         fast.step(ids[:, :1], state)
         assert len(taken) == layers
@@ -60,7 +60,7 @@ def test_the_short_way_is_taken_only_where_all_rows_see_all_before_them(monkeypa
 
 def test_a_step_outside_of_inference_is_possible():
     model = small({})
-    fast, ids = lean(model), torch.randint(0, 23, (1, 6))
+    fast, ids = pack(model), torch.randint(0, 23, (1, 6))
     _, state = fast.step(ids[:, :5], fast.start(1, 6))
     logits, _ = fast.step(ids[:, 5:], state)
     expected, _ = model.step(ids, model.start(1, 6))

@@ -70,7 +70,7 @@ def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypat
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
     assert fused.fusible(model)
-    fast = fused.Fused(model, int8=int8)
+    fast = fused.TritonDecoder(model, int8=int8)
     ids, counts = torch.randint(0, 53, (3, 90)), torch.tensor([90, 60, 3])
     ids, counts = ids.to(DEVICE), counts.to(DEVICE)
     _, state = model.step(ids, model.start(3, 128), counts=counts)
@@ -174,7 +174,7 @@ def test_many_rows_in_fours_write_what_few_write(change, fours, in_fours, monkey
     model = Transformer(config).to(DEVICE, in_fours).eval()
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
-    fast = fused.Fused(model, int8=True)
+    fast = fused.TritonDecoder(model, int8=True)
     layer = fast.layers[0]
     matrices = (layer.look_up, layer.out, layer.wide, layer.narrow)
     assert sum(many.in_fours(each, in_fours) for each in matrices) == fours

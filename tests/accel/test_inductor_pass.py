@@ -109,7 +109,9 @@ def test_a_compiled_block_learns_as_the_plain_one(biased, monkeypatch):
     layer = ffn.FeedForward(256, 1024, ffn.gelu_tanh, bias=biased).cuda()
     x = torch.randn(8, 128, 256, device="cuda", requires_grad=True)
     goal = torch.randn_like(x)
-    view = attention.View.of(Mask.causal(), torch.arange(128, device="cuda").unsqueeze(0))
+    view = attention.AttentionInputs.of(
+        Mask.causal(), torch.arange(128, device="cuda").unsqueeze(0)
+    )
 
     def block(x):
         return layer(looking(x, view=view))

@@ -22,7 +22,7 @@ from regard.accel.kernels import decode_attention as attend
 from regard.accel.kernels import fused_sampling as tail
 from regard.accel.kernels import gemm as many
 from regard.accel.kernels import sampling as draw
-from regard.accel.triton_decoder import MOST, Fused
+from regard.accel.triton_decoder import MOST, TritonDecoder
 from regard.models.build import preset
 from regard.models.transformer import Transformer
 from regard.nn.state import KeyValues
@@ -131,7 +131,7 @@ def made(request, monkeypatch, tmp_path):
 @torch.inference_mode()
 def step_of_llama(rows, int8):
     config = preset("tinyllama", layers=1)
-    model = Fused(Transformer(config).to(torch.bfloat16).eval(), int8=int8)
+    model = TritonDecoder(Transformer(config).to(torch.bfloat16).eval(), int8=int8)
     for capacity in (48, 2048):  # one share of the keys, and several
         _, state = model.step(torch.zeros(rows, 8, dtype=torch.long), model.start(rows, capacity))
         model.step(torch.zeros(rows, 1, dtype=torch.long), state.recordable())

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from contract.test_models import LANGUAGES, ROWS, TRANSFORMERS, make, near
-from regard.accel.packed_decoder import Lean, lean
+from regard.accel.packed_decoder import PackedDecoder, pack
 from regard.generate import Engine, generate, parse_chain
 
 GREEDY = parse_chain(["greedy"])
-LEAN = [case for case in TRANSFORMERS if isinstance(lean(make(case).model), Lean)]
+LEAN = [case for case in TRANSFORMERS if isinstance(pack(make(case).model), PackedDecoder)]
 
 
 def test_most_decoders_have_a_short_way():
@@ -20,7 +20,7 @@ def test_most_decoders_have_a_short_way():
 @torch.inference_mode()
 def test_the_short_way_gives_the_logits_of_the_model(case, counts):
     subject = make(case)
-    model, fast = subject.model, lean(subject.model)
+    model, fast = subject.model, pack(subject.model)
     counts = None if counts is None else torch.tensor(counts)
     _, state = model.step(subject.ids[:, :5], model.start(ROWS, 12), counts=counts)
     _, fast_state = fast.step(subject.ids[:, :5], fast.start(ROWS, 12), counts=counts)
@@ -47,6 +47,6 @@ def test_the_engine_writes_what_plain_generation_writes(case):
     ]
     given = {"tokens": 8, "stop": {0, 1}, "source": subject.source}
     plain = generate(subject.model, prompts, GREEDY, **given)
-    engine = Engine(lean(subject.model), records=True)
+    engine = Engine(pack(subject.model), records=True)
     assert generate(engine, prompts, GREEDY, **given) == plain
     assert generate(engine, prompts, GREEDY, **given) == plain  # with the pen that was kept

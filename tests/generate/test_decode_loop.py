@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from regard.accel.packed_decoder import Lean, lean
+from regard.accel.packed_decoder import PackedDecoder, pack
 from regard.errors import ConfigError, RegardError
 from regard.generate import Chain, Engine, generate, parse_chain, stream, stream_text
 from regard.generate.decode_loop import Plain, Recorded
@@ -24,7 +24,7 @@ def small(**choices):
 
 
 def engine(model):
-    return Engine(Lean(model), records=True)
+    return Engine(PackedDecoder(model), records=True)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 35, 90])  # 90 overflow the context
@@ -96,11 +96,13 @@ def test_two_texts_at_once_do_not_disturb_each_other():
 
 def test_rows_that_have_ended_are_no_longer_asked(monkeypatch):
     model, rows = small(), []
-    step = Lean.step
+    step = PackedDecoder.step
     monkeypatch.setattr(
-        Lean, "step", lambda self, ids, *a, **k: rows.append(len(ids)) or step(self, ids, *a, **k)
+        PackedDecoder,
+        "step",
+        lambda self, ids, *a, **k: rows.append(len(ids)) or step(self, ids, *a, **k),
     )
-    answers = generate(lean(model), PROMPTS, CHAIN, tokens=30, seed=1, stop={0, 3})
+    answers = generate(pack(model), PROMPTS, CHAIN, tokens=30, seed=1, stop={0, 3})
     lengths = sorted(map(len, answers))
     assert lengths[0] < lengths[-1]
     assert rows[0] == 4

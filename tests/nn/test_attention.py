@@ -4,7 +4,7 @@ from torch.autograd import gradcheck
 
 import reference
 from regard.errors import ShapeError
-from regard.nn.attention import Attention, View
+from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.mask import Mask
 from regard.nn.position import ALiBi, Position, Rotary
 from regard.nn.score import SCORES
@@ -41,7 +41,7 @@ def test_attention_computes_the_formula_in_the_docstring(mask, kv_heads):
     x = torch.randn(2, 5, 16)
     rule, allowed = MASKS[mask]
     torch.testing.assert_close(
-        attention(x, view=View.of(rule, AT)),
+        attention(x, inputs=AttentionInputs.of(rule, AT)),
         reference.multi_head(attention, x, x, allowed=allowed),
         rtol=0,
         atol=1e-12,
@@ -54,10 +54,10 @@ def test_attention_computes_the_formula_in_the_docstring(mask, kv_heads):
 def test_the_fused_kernel_equals_the_open_path_and_so_do_its_gradients(mask, kv_heads, biased):
     attention = Attention(16, 4, kv_heads=kv_heads)
     x = torch.randn(2, 5, 16, requires_grad=True)
-    view = View.of(MASKS[mask][0], AT, position=ALiBi(4) if biased else None)
+    inputs = AttentionInputs.of(MASKS[mask][0], AT, position=ALiBi(4) if biased else None)
     results = []
     for path in (attention, opened(attention)):
-        y = path(x, view=view)
+        y = path(x, inputs=inputs)
         y.square().sum().backward()
         results.append((y.detach(), x.grad, *(p.grad for p in attention.parameters())))
         x.grad = None
@@ -72,8 +72,8 @@ def test_the_fused_kernel_equals_the_open_path_and_so_do_its_gradients(mask, kv_
 def test_a_query_that_may_look_at_nothing_finds_zeros(path, biased):
     attention = path(Attention(16, 4))
     x = torch.randn(2, 5, 16, requires_grad=True)
-    view = View.of(Mask.lengths(LENGTHS), AT, position=ALiBi(4) if biased else None)
-    y = attention(x, view=view)
+    inputs = AttentionInputs.of(Mask.lengths(LENGTHS), AT, position=ALiBi(4) if biased else None)
+    y = attention(x, inputs=inputs)
     assert (y[1] == 0).all()
     assert (y[0] != 0).any()
     y.sum().backward()
@@ -84,9 +84,11 @@ def test_a_query_that_may_look_at_nothing_finds_zeros(path, biased):
 def test_attention_over_a_memory_computes_the_formula(kv_heads):
     attention = Attention(12, 4, kv_heads=kv_heads, head_dim=5, value_dim=2, bias=True)
     x, memory = torch.randn(2, 3, 12), torch.randn(2, 6, 12)
-    view = View.of(Mask.lengths(torch.tensor([6, 2])), AT[:, :3], torch.arange(6).unsqueeze(0))
+    inputs = AttentionInputs.of(
+        Mask.lengths(torch.tensor([6, 2])), AT[:, :3], torch.arange(6).unsqueeze(0)
+    )
     torch.testing.assert_close(
-        attention(x, memory, view=view),
+        attention(x, memory, inputs=inputs),
         reference.multi_head(attention, x, memory, allowed=reference.lengths([6, 2])),
         rtol=0,
         atol=1e-12,
@@ -97,7 +99,7 @@ def test_attention_with_alibi_computes_the_formula():
     attention = Attention(12, 3)
     x = torch.randn(2, 5, 12)
     torch.testing.assert_close(
-        attention(x, view=View.of(Mask.causal(), AT, position=ALiBi(3))),
+        attention(x, inputs=AttentionInputs.of(Mask.causal(), AT, position=ALiBi(3))),
         reference.multi_head(attention, x, x, allowed=reference.causal, bias=reference.alibi(3)),
         rtol=0,
         atol=1e-12,
@@ -109,7 +111,7 @@ def test_attention_with_rotary_positions_computes_the_formula(kv_heads):
     attention = Attention(16, 4, kv_heads=kv_heads)
     x = torch.randn(2, 5, 16)
     torch.testing.assert_close(
-        attention(x, view=View.of(Mask.causal(), AT, position=Rotary(4))),
+        attention(x, inputs=AttentionInputs.of(Mask.causal(), AT, position=Rotary(4))),
         reference.multi_head(attention, x, x, allowed=reference.causal, turn=reference.rotary),
         rtol=0,
         atol=1e-12,
@@ -121,7 +123,7 @@ def test_attention_with_shaw_scores_computes_the_formula():
     score = reference.shaw(attention.score.relative.weight.tolist(), 2)
     x = torch.randn(2, 5, 16)
     torch.testing.assert_close(
-        attention(x, view=View.of(Mask.causal(), AT)),
+        attention(x, inputs=AttentionInputs.of(Mask.causal(), AT)),
         reference.multi_head(attention, x, x, score=score, allowed=reference.causal),
         rtol=0,
         atol=1e-12,
@@ -132,10 +134,12 @@ def test_attention_with_shaw_scores_computes_the_formula():
 def test_attention_has_the_right_gradient_with_every_score(score):
     attention = Attention(4, 2, score=score)
     x = torch.randn(2, 3, 4, requires_grad=True)
-    view = View.of(Mask.causal() & Mask.lengths(torch.tensor([3, 0])), torch.arange(3)[None])
+    inputs = AttentionInputs.of(
+        Mask.causal() & Mask.lengths(torch.tensor([3, 0])), torch.arange(3)[None]
+    )
     # the fused kernel's own backward differs from run to run in the last bits
     assert gradcheck(
-        lambda x, *_: attention(x, view=view), (x, *attention.parameters()), nondet_tol=1e-12
+        lambda x, *_: attention(x, inputs=inputs), (x, *attention.parameters()), nondet_tol=1e-12
     )
 
 
@@ -146,9 +150,9 @@ def test_weights_made_from_the_tapped_queries_and_keys_give_the_fused_result():
         tap = getattr(attention, name)
         tap.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out}))
     x = torch.randn(2, 5, 16)
-    view = View.of(Mask.causal(), AT, position=Rotary(4))
-    y = attention(x, view=view)
-    weights = attention.weights(seen["q_tap"], seen["k_tap"], view)
+    inputs = AttentionInputs.of(Mask.causal(), AT, position=Rotary(4))
+    y = attention(x, inputs=inputs)
+    weights = attention.weights(seen["q_tap"], seen["k_tap"], inputs)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 5), rtol=0, atol=1e-12)
     assert (weights.triu(1) == 0).all()
     value = attention.value(x).unflatten(-1, (2, 4)).transpose(1, 2).repeat_interleave(2, 1)
@@ -160,26 +164,28 @@ def test_weights_made_from_the_tapped_queries_and_keys_give_the_fused_result():
 @pytest.mark.parametrize("path", [lambda a: a, opened], ids=["fused", "open"])
 def test_attention_drops_weights_only_in_training(path):
     attention = path(Attention(16, 4, dropout=0.5))
-    x, view = torch.randn(2, 5, 16), View.of(Mask.causal(), AT)
-    assert not torch.equal(attention(x, view=view), attention(x, view=view))
+    x, inputs = torch.randn(2, 5, 16), AttentionInputs.of(Mask.causal(), AT)
+    assert not torch.equal(attention(x, inputs=inputs), attention(x, inputs=inputs))
     attention.eval()
-    assert torch.equal(attention(x, view=view), attention(x, view=view))
+    assert torch.equal(attention(x, inputs=inputs), attention(x, inputs=inputs))
 
 
 def test_a_view_leaves_plain_causal_attention_to_the_kernel():
-    assert View.of(Mask.causal(), AT).causal
-    assert View.of(Mask.causal(), AT).allowed is None
-    assert not View.of(Mask.causal(), AT, AT).causal, "keys of a state may be more than the queries"
-    assert not View.of(Mask.causal(), AT, position=ALiBi(4)).causal
-    assert not View.of(Mask.causal() & Mask.window(2), AT).causal
-    assert View.of(Mask.none(), AT, position=Position()).allowed is None
+    assert AttentionInputs.of(Mask.causal(), AT).causal
+    assert AttentionInputs.of(Mask.causal(), AT).allowed is None
+    assert not AttentionInputs.of(Mask.causal(), AT, AT).causal, (
+        "keys of a state may be more than the queries"
+    )
+    assert not AttentionInputs.of(Mask.causal(), AT, position=ALiBi(4)).causal
+    assert not AttentionInputs.of(Mask.causal() & Mask.window(2), AT).causal
+    assert AttentionInputs.of(Mask.none(), AT, position=Position()).allowed is None
 
 
 def test_a_view_tells_what_is_allowed_also_where_the_kernel_knows():
     expected = reference.dense(reference.causal, 1, 5, 5)
-    assert torch.equal(View.of(Mask.causal(), AT).dense(), expected)
-    assert torch.equal(View.of(Mask.causal(), AT, AT).dense(), expected)
-    assert View.of(Mask.none(), AT).dense() is None
+    assert torch.equal(AttentionInputs.of(Mask.causal(), AT).dense(), expected)
+    assert torch.equal(AttentionInputs.of(Mask.causal(), AT, AT).dense(), expected)
+    assert AttentionInputs.of(Mask.none(), AT).dense() is None
 
 
 def test_heads_must_divide_the_width():
@@ -196,6 +202,9 @@ def test_key_heads_must_divide_the_heads():
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_one_product_in_training_gives_what_three_give(kv_heads, bias):
     attention = Attention(16, 4, kv_heads=kv_heads, bias=bias)
-    x, view = torch.randn(2, 5, 16), View.of(Mask.causal(), torch.arange(5).unsqueeze(0))
-    together = attention.train()(x, view=view)
-    torch.testing.assert_close(together, attention.eval()(x, view=view), rtol=0, atol=1e-6)
+    x, inputs = (
+        torch.randn(2, 5, 16),
+        AttentionInputs.of(Mask.causal(), torch.arange(5).unsqueeze(0)),
+    )
+    together = attention.train()(x, inputs=inputs)
+    torch.testing.assert_close(together, attention.eval()(x, inputs=inputs), rtol=0, atol=1e-6)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.attention import View
+from regard.nn.attention import AttentionInputs
 from regard.nn.mask import Mask
 
 SIZES = {"vocab_size": 400, "dim": 64, "layers": 4, "heads": 4, "context": 64}
@@ -40,7 +40,7 @@ def test_zero_out_makes_every_block_begin_as_the_identity():
     x, at = torch.randn(2, 5, 64), torch.arange(5).unsqueeze(0)
     for each, begins in ((model, True), (plain, False)):
         block = each.decoder.blocks[1]
-        assert torch.equal(block(x, view=View.of(Mask.causal(), at)), x) is begins
+        assert torch.equal(block(x, inputs=AttentionInputs.of(Mask.causal(), at)), x) is begins
     for weight in (model.decoder.blocks[1].ffn.up.weight, model.embed.token.weight):
         assert deviation(weight) == pytest.approx(0.02, rel=0.05)
 

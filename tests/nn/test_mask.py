@@ -67,8 +67,8 @@ def test_any_masks_compose_to_the_logical_and(masks, packed):
 
 
 def test_a_mask_goes_by_absolute_positions_not_by_indices():
-    query_at, key_at = torch.tensor([[3], [1]]), torch.arange(5).unsqueeze(0)
-    allowed = (Mask.causal() & Mask.window(2)).dense(query_at, key_at)
+    query_positions, key_positions = torch.tensor([[3], [1]]), torch.arange(5).unsqueeze(0)
+    allowed = (Mask.causal() & Mask.window(2)).dense(query_positions, key_positions)
     assert allowed[0, 0, 0].tolist() == [False, False, True, True, False]
     assert allowed[1, 0, 0].tolist() == [True, True, False, False, False]
 

@@ -8,7 +8,7 @@ from torch.autograd import gradcheck
 
 import reference
 from regard.errors import ConfigError, ShapeError
-from regard.nn.attention import Attention, View
+from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.mask import Mask
 from regard.nn.position import POSITIONS, T5, ALiBi, Learned, Rotary, Sinusoidal
 from regard.nn.position.bias import alibi_slopes
@@ -42,7 +42,9 @@ def test_attention_has_the_right_gradient_with_every_position(name):
     def run(x, *_):
         placed = position.embed(at(0, 1, 5))
         x = x if placed is None else x + placed
-        return attention(x, view=View.of(Mask.causal(), at(0, 1, 5), position=position))
+        return attention(
+            x, inputs=AttentionInputs.of(Mask.causal(), at(0, 1, 5), position=position)
+        )
 
     parameters = (*position.parameters(), attention.query.weight)
     # the fused kernel's own backward differs from run to run in the last bits
@@ -84,7 +86,9 @@ def test_learned_positions_are_rows_of_a_table():
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_rotary_computes_the_formula(fraction, interleaved):
-    turn = Rotary(8, base=50.0, fraction=fraction, interleaved=interleaved).turn(at(0, 3, 40))
+    rotation = Rotary(8, base=50.0, fraction=fraction, interleaved=interleaved).rotation(
+        at(0, 3, 40)
+    )
     x = torch.randn(2, 3, 3, 8)
     expected = [
         [
@@ -96,7 +100,7 @@ def test_rotary_computes_the_formula(fraction, interleaved):
         ]
         for row in x.tolist()
     ]
-    torch.testing.assert_close(turn.apply(x), reference.tensor(expected), rtol=0, atol=1e-12)
+    torch.testing.assert_close(rotation.apply(x), reference.tensor(expected), rtol=0, atol=1e-12)
 
 
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
@@ -105,7 +109,7 @@ def test_rotary_scores_depend_only_on_the_distance(i, j, shift):
     rotary = Rotary(8)
 
     def score(i, j):
-        return (rotary.turn(at(i)).apply(q) * rotary.turn(at(j)).apply(k)).sum()
+        return (rotary.rotation(at(i)).apply(q) * rotary.rotation(at(j)).apply(k)).sum()
 
     # float64 holds an angle of 600 to 1e-13
     torch.testing.assert_close(score(i + shift, j + shift), score(i, j), rtol=0, atol=1e-11)
@@ -113,7 +117,9 @@ def test_rotary_scores_depend_only_on_the_distance(i, j, shift):
 
 def test_rotary_keeps_the_length_of_a_vector():
     x = torch.randn(1, 2, 3, 8)
-    torch.testing.assert_close(Rotary(8).turn(at(0, 5, 99)).apply(x).norm(dim=-1), x.norm(dim=-1))
+    torch.testing.assert_close(
+        Rotary(8).rotation(at(0, 5, 99)).apply(x).norm(dim=-1), x.norm(dim=-1)
+    )
 
 
 @pytest.mark.parametrize(("head_dim", "fraction"), [(5, 1.0), (8, 0.1), (6, 0.5)])
@@ -132,7 +138,10 @@ def test_linear_scaling_puts_position_t_where_t_over_factor_was():
     plain, scaled = Rotary(8), Rotary(8, scaling={"kind": "linear", "factor": 4.0})
     x = torch.randn(1, 1, 3, 8)
     torch.testing.assert_close(
-        scaled.turn(at(0, 4, 40)).apply(x), plain.turn(at(0, 1, 10)).apply(x), rtol=0, atol=1e-12
+        scaled.rotation(at(0, 4, 40)).apply(x),
+        plain.rotation(at(0, 1, 10)).apply(x),
+        rtol=0,
+        atol=1e-12,
     )
 
 
@@ -216,9 +225,9 @@ def test_t5_adds_the_learned_number_of_the_bucket():
 
 
 def test_one_complex_product_turns_as_the_parts_do():
-    turn = Rotary(8, interleaved=True).turn(at(0, 3, 40))
+    rotation = Rotary(8, interleaved=True).rotation(at(0, 3, 40))
     x = torch.randn(2, 4, 3, 8, requires_grad=True)
-    at_once, in_parts = turn._at_once(x), turn._in_parts(x)
+    at_once, in_parts = rotation._at_once(x), rotation._in_parts(x)
     torch.testing.assert_close(at_once, in_parts, rtol=0, atol=1e-6)
     weights = torch.randn_like(x)
     grads = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (at_once, in_parts)]

@@ -4,7 +4,7 @@ from torch import nn
 
 from regard.errors import ConfigError
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.attention import View
+from regard.nn.attention import AttentionInputs
 from regard.nn.mask import Mask
 from regard.nn.norm import LayerNorm
 from regard.nn.residual import Order, deepnorm, residual
@@ -76,10 +76,10 @@ def test_parallel_branches_read_the_same_stream(kind):
         if norm is not None:
             nn.init.normal_(norm.weight)
     x, at = torch.randn(2, 3, 8).double(), torch.arange(3).unsqueeze(0)
-    view = View.of(Mask(), at)
+    inputs = AttentionInputs.of(Mask(), at)
     other = block.attention_norm if kind == "parallel" else block.ffn_norm
-    expected = x + block.attention(block.attention_norm(x), view=view) + block.ffn(other(x))
-    torch.testing.assert_close(block(x, view=view), expected, rtol=0, atol=1e-12)
+    expected = x + block.attention(block.attention_norm(x), inputs=inputs) + block.ffn(other(x))
+    torch.testing.assert_close(block(x, inputs=inputs), expected, rtol=0, atol=1e-12)
 
 
 def test_parallel_branches_leave_no_place_for_cross_attention():

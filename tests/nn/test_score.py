@@ -108,13 +108,13 @@ def test_transformer_xl_computes_the_formula():
 def test_shaw_goes_by_positions_not_by_indices():
     score = Shaw(4, reach=3)
     q, k = torch.randn(2, 1, 2, 4), torch.randn(2, 1, 3, 4)
-    query_at, key_at = torch.tensor([[5, 6], [0, 1]]), torch.tensor([[4, 5, 6]])
+    query_positions, key_positions = torch.tensor([[5, 6], [0, 1]]), torch.tensor([[4, 5, 6]])
     formula = reference.shaw(score.relative.weight.tolist(), 3)
-    scores = score(q, k, query_at, key_at)
+    scores = score(q, k, query_positions, key_positions)
     for row in range(2):
         for i in range(2):
             for j in range(3):
-                at = int(query_at[row, i]), int(key_at[0, j])
+                at = int(query_positions[row, i]), int(key_positions[0, j])
                 expected = formula(q[row, 0, i].tolist(), k[row, 0, j].tolist(), *at)
                 assert abs(scores[row, 0, i, j].item() - expected) < 1e-12
 

@@ -18,8 +18,8 @@ def encoder(**fields):
 def test_without_positions_a_permutation_of_the_input_permutes_the_output():
     stack = encoder(position="none").double()
     x, order = torch.randn(2, 6, 16).double(), torch.randperm(6)
-    y = stack(x, at=AT, mask=Mask.none())
-    permuted = stack(x[:, order], at=AT, mask=Mask.none())
+    y = stack(x, positions=AT, mask=Mask.none())
+    permuted = stack(x[:, order], positions=AT, mask=Mask.none())
     torch.testing.assert_close(permuted, y[:, order], rtol=0, atol=1e-12)
 
 
@@ -27,8 +27,8 @@ def test_without_positions_a_permutation_of_the_input_permutes_the_output():
 def test_with_positions_the_order_of_the_input_matters(position):
     stack = encoder(position=position, init={"kind": "normal", "std": 0.5})
     x, order = torch.randn(2, 6, 16), torch.tensor([1, 0, 2, 3, 4, 5])
-    y = stack(x, at=AT, mask=Mask.none())
-    permuted = stack(x[:, order], at=AT, mask=Mask.none())
+    y = stack(x, positions=AT, mask=Mask.none())
+    permuted = stack(x[:, order], positions=AT, mask=Mask.none())
     assert (permuted - y[:, order]).abs().max() > 1e-3
 
 
@@ -39,7 +39,7 @@ def test_positions_of_each_layer_are_added_before_every_attention(position):
     for block in stack.blocks:
         block.attention.query.register_forward_hook(lambda _, given, __: inputs.append(given[0]))
     x = torch.randn(2, 6, 16)
-    stack(x, at=AT, mask=Mask.none())
+    stack(x, positions=AT, mask=Mask.none())
     placed = stack.position.embed(AT)
     first = stack.blocks[0].attention_norm(x) + placed
     torch.testing.assert_close(inputs[0], first, rtol=0, atol=1e-6)
@@ -52,12 +52,12 @@ def test_a_block_talks_then_thinks():
     x = torch.randn(2, 6, 16).double()
     seen = []
     block.register_forward_hook(lambda _, __, out: seen.append(out))
-    view = []
+    inputs = []
     block.attention.register_forward_pre_hook(
-        lambda _, __, named: view.append(named["view"]), with_kwargs=True
+        lambda _, __, named: inputs.append(named["inputs"]), with_kwargs=True
     )
-    stack(x, at=AT, mask=Mask.none())
-    talked = block.attention_norm(x + block.attention(x, view=view[0]))
+    stack(x, positions=AT, mask=Mask.none())
+    talked = block.attention_norm(x + block.attention(x, inputs=inputs[0]))
     expected = block.ffn_norm(talked + block.ffn(talked))
     torch.testing.assert_close(seen[0], expected, rtol=0, atol=1e-12)
 
@@ -66,16 +66,20 @@ def test_a_block_talks_then_thinks():
 def test_dropout_acts_only_in_training(kind):
     stack = encoder(**{kind: 0.5}, init={"kind": "normal", "std": 0.5})
     x = torch.randn(2, 6, 16)
-    assert not torch.equal(stack(x, at=AT, mask=Mask.none()), stack(x, at=AT, mask=Mask.none()))
+    assert not torch.equal(
+        stack(x, positions=AT, mask=Mask.none()), stack(x, positions=AT, mask=Mask.none())
+    )
     stack.eval()
-    assert torch.equal(stack(x, at=AT, mask=Mask.none()), stack(x, at=AT, mask=Mask.none()))
+    assert torch.equal(
+        stack(x, positions=AT, mask=Mask.none()), stack(x, positions=AT, mask=Mask.none())
+    )
 
 
 def test_a_norm_of_the_embeddings_stands_before_the_first_block():
     stack = encoder(embed_norm=True)
     inputs = []
     stack.blocks[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
-    stack(5 + 3 * torch.randn(2, 6, 16), at=AT, mask=Mask.none())
+    stack(5 + 3 * torch.randn(2, 6, 16), positions=AT, mask=Mask.none())
     torch.testing.assert_close(inputs[0].mean(-1), torch.zeros(2, 6), rtol=0, atol=1e-5)
     torch.testing.assert_close(inputs[0].var(-1, correction=0), torch.ones(2, 6), rtol=0, atol=1e-3)
 
@@ -90,7 +94,7 @@ def test_shared_layers_are_one_block_used_again():
         block.load_state_dict(shared.blocks[0].state_dict())
     x = torch.randn(2, 6, 16)
     torch.testing.assert_close(
-        shared(x, at=AT, mask=Mask.none()), alone(x, at=AT, mask=Mask.none())
+        shared(x, positions=AT, mask=Mask.none()), alone(x, positions=AT, mask=Mask.none())
     )
 
 
@@ -100,9 +104,9 @@ def test_some_layers_see_everything_in_spite_of_a_window():
     masks = []
     for block in stack.blocks:
         block.attention.register_forward_pre_hook(
-            lambda _, __, named: masks.append(named["view"].dense()), with_kwargs=True
+            lambda _, __, named: masks.append(named["inputs"].dense()), with_kwargs=True
         )
-    stack(torch.randn(2, 6, 16), at=AT, mask=Mask.causal())
+    stack(torch.randn(2, 6, 16), positions=AT, mask=Mask.causal())
     assert [int(mask[0, 0, -1].sum()) for mask in masks] == [2, 6, 2, 6]
 
 
@@ -115,7 +119,7 @@ def test_queries_and_keys_are_normed_each_by_itself():
     x = torch.randn(2, 6, 16).double()
     for mode in (True, False):
         attention.train(mode)
-        stack(x, at=AT, mask=Mask.none())
+        stack(x, positions=AT, mask=Mask.none())
     q = attention.query(stack.blocks[0].attention_norm(x)).unflatten(-1, (4, 4)).transpose(1, 2)
     for each in seen:
         torch.testing.assert_close(each, attention.q_norm(q), rtol=0, atol=1e-12)

@@ -9,7 +9,7 @@ from torch import nn
 
 from regard.models.build import load_weights
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.attention import Attention, View
+from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.mask import Mask
 from regard.nn.position import T5, Rotary
 from regard.nn.position.bias import alibi_slopes
@@ -51,7 +51,7 @@ def test_self_attention_is_that_of_torch(pair):
     x = torch.randn(2, 5, 16).double()
     expected, _ = theirs(x, x, x)
     torch.testing.assert_close(
-        ours(x, view=View.of(Mask.none(), at(5))), expected, rtol=0, atol=1e-10
+        ours(x, inputs=AttentionInputs.of(Mask.none(), at(5))), expected, rtol=0, atol=1e-10
     )
 
 
@@ -59,18 +59,18 @@ def test_causal_attention_is_that_of_torch(pair):
     theirs, ours = pair
     x = torch.randn(2, 5, 16).double()
     expected, weights = theirs(x, x, x, attn_mask=FUTURE, average_attn_weights=False)
-    view = View.of(Mask.causal(), at(5))
-    torch.testing.assert_close(ours(x, view=view), expected, rtol=0, atol=1e-10)
+    inputs = AttentionInputs.of(Mask.causal(), at(5))
+    torch.testing.assert_close(ours(x, inputs=inputs), expected, rtol=0, atol=1e-10)
     q, k = (layer(x).unflatten(-1, (4, 4)).transpose(1, 2) for layer in (ours.query, ours.key))
-    torch.testing.assert_close(ours.weights(q, k, view), weights, rtol=0, atol=1e-10)
+    torch.testing.assert_close(ours.weights(q, k, inputs), weights, rtol=0, atol=1e-10)
 
 
 def test_attention_over_a_padded_memory_is_that_of_torch(pair):
     theirs, ours = pair
     x, memory = torch.randn(2, 5, 16).double(), torch.randn(2, 6, 16).double()
     expected, _ = theirs(x, memory, memory, key_padding_mask=PADDING)
-    view = View.of(Mask.lengths(LENGTHS), at(5), at(6))
-    torch.testing.assert_close(ours(x, memory, view=view), expected, rtol=0, atol=1e-10)
+    inputs = AttentionInputs.of(Mask.lengths(LENGTHS), at(5), at(6))
+    torch.testing.assert_close(ours(x, memory, inputs=inputs), expected, rtol=0, atol=1e-10)
 
 
 def copy_layers(theirs, stack):
@@ -121,7 +121,7 @@ def test_an_encoder_is_that_of_torch(order, ffn):
     x = torch.randn(2, 6, 16).double()
     real = ~PADDING
     expected = theirs(x, src_key_padding_mask=PADDING)
-    y = ours(x, at=at(6), mask=Mask.lengths(LENGTHS))
+    y = ours(x, positions=at(6), mask=Mask.lengths(LENGTHS))
     torch.testing.assert_close(y[real], expected[real], rtol=0, atol=1e-10)
 
 
@@ -134,7 +134,9 @@ def test_a_decoder_is_that_of_torch(order, ffn):
     copy_layers(theirs, ours)
     x, memory = torch.randn(2, 5, 16).double(), torch.randn(2, 6, 16).double()
     expected = theirs(x, memory, tgt_mask=FUTURE, memory_key_padding_mask=PADDING)
-    y = ours(x, at=at(5), mask=Mask.causal(), memory=memory, memory_mask=Mask.lengths(LENGTHS))
+    y = ours(
+        x, positions=at(5), mask=Mask.causal(), memory=memory, memory_mask=Mask.lengths(LENGTHS)
+    )
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
 
 
@@ -213,9 +215,11 @@ def test_rotary_turns_as_llama_does():
     q, k = torch.randn(2, 2, 5, 16), torch.randn(2, 2, 5, 16)
     positions = torch.tensor([[0, 1, 2, 3, 4], [7, 20, 33, 60, 61]])
     cos, sin = llama.LlamaRotaryEmbedding(llama_config())(q, positions)
-    turn = Rotary(16).turn(positions)
+    rotation = Rotary(16).rotation(positions)
     for ours, theirs in zip(
-        (turn.apply(q), turn.apply(k)), llama.apply_rotary_pos_emb(q, k, cos, sin), strict=True
+        (rotation.apply(q), rotation.apply(k)),
+        llama.apply_rotary_pos_emb(q, k, cos, sin),
+        strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 

@@ -61,7 +61,7 @@ def test_the_files_of_a_folder_are_packed_without_padding(folder):
         assert batch.ids.shape == (4, 24)
         assert (batch.documents > 0).all()
         several += int((batch.documents.max(1).values > 1).sum())
-        starts = batch.at == 0
+        starts = batch.positions == 0
         assert (batch.ids[starts] == cls).all()
         assert (batch.ids[:, -1] == sep).all()
     assert several > 20

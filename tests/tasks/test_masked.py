@@ -246,11 +246,11 @@ def test_documents_do_not_see_each_other():
     block, following = packed()
     batch = task.collate((block, following), generator())
     mask = Mask.documents(batch.documents)
-    before = net(batch.ids, mask=mask, at=batch.at)
+    before = net(batch.ids, mask=mask, positions=batch.positions)
     changed = batch.ids.clone()
     second = batch.documents == 2
     changed[second] = SPECIAL + (changed[second] + 1 - SPECIAL) % (TOKENIZER.size - SPECIAL)
-    after = net(changed, mask=mask, at=batch.at)
+    after = net(changed, mask=mask, positions=batch.positions)
     assert torch.equal(before[~second], after[~second])
     assert not torch.isclose(before[second], after[second]).all()
     for row in range(len(block)):
@@ -265,7 +265,7 @@ def test_every_document_is_framed_and_counts_its_own_positions():
             here = batch.documents[row] == document
             ids = batch.ids[row, here].tolist()
             assert (ids[0], ids[-1]) == (TOKENIZER.cls_id, TOKENIZER.sep_id)
-            assert batch.at[row, here].tolist() == list(range(len(ids)))
+            assert batch.positions[row, here].tolist() == list(range(len(ids)))
 
 
 def test_the_padding_of_the_last_row_is_not_seen_and_not_chosen():
@@ -283,7 +283,7 @@ def test_the_padding_of_the_last_row_is_not_seen_and_not_chosen():
     assert int((batch.targets[1] != -1).sum()) == round(0.9 * 11)
     assert batch.places[1].max() < 12
     net = model().double()
-    states = net(batch.ids, mask=Mask.documents(batch.documents), at=batch.at)
+    states = net(batch.ids, mask=Mask.documents(batch.documents), positions=batch.positions)
     alone = net(batch.ids[1:, :13])
     torch.testing.assert_close(states[1, :13], alone[0], rtol=0, atol=1e-12)
 
@@ -339,7 +339,7 @@ def test_no_pair_takes_its_second_part_from_padding():
 def test_a_batch_is_a_function_of_the_generator():
     for task in (masked(), masked(whole_words=True), masked(next_sentence=True)):
         one, two, other = (task.collate(blocks(4, 40), generator(seed)) for seed in (1, 1, 2))
-        for name in ("ids", "places", "targets", "documents", "at", "segments", "follows"):
+        for name in ("ids", "places", "targets", "documents", "positions", "segments", "follows"):
             a, b = getattr(one, name), getattr(two, name)
             assert a is b is None or torch.equal(a, b)
         assert not torch.equal(one.ids, other.ids)

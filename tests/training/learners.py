@@ -30,7 +30,7 @@ def masked_batch(**more):
     return MaskedBatch(
         ids=torch.randint(23, (3, 12)),
         documents=1 + (at > 6).long(),
-        at=at,
+        positions=at,
         places=torch.tensor([[1, 4], [0, 2], [7, 9]]),
         targets=torch.tensor([[3, 8], [11, -1], [0, 22]]),
         **more,

@@ -160,7 +160,7 @@ def test_in_bfloat16_positions_are_not_rounded(one_of_one):
     seen = []
     (block,) = learner.blocks
     block.attention.register_forward_pre_hook(
-        lambda module, words, options: seen.append(options["view"].turn.cos), with_kwargs=True
+        lambda module, words, options: seen.append(options["inputs"].rotation.cos), with_kwargs=True
     )
     with torch.autocast("cpu", torch.bfloat16):
         learner.loss(batch)
@@ -298,7 +298,7 @@ BATCHES = {
     "masked": MaskedBatch(
         ids=torch.arange(20).view(5, 4),
         documents=torch.ones(5, 4, dtype=torch.long),
-        at=torch.arange(4).expand(5, 4),
+        positions=torch.arange(4).expand(5, 4),
         places=torch.arange(10).view(5, 2) % 4,
         targets=torch.arange(10).view(5, 2),
         segments=torch.zeros(5, 4, dtype=torch.long),

@@ -55,20 +55,20 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class LevelState(TransformerState):
+class CpuDecoderState(TransformerState):
     """A state whose layers are views of one tensor, with the room to work in."""
 
     whole: Tensor | None = None  # (layers, rows, keys and values, kv_heads, capacity, head_dim)
     room: Room | None = None
 
     @classmethod
-    def of(cls, whole: Tensor, layer: PackedBlock) -> "LevelState":
+    def of(cls, whole: Tensor, layer: PackedBlock) -> "CpuDecoderState":
         """Nothing remembered yet; all layers are like this one."""
         (_, rows, _, _, capacity, _), room = whole.shape, Room.of(layer, whole, whole.shape[1])
         lengths = torch.zeros(rows, dtype=torch.long)
         return cls(_layers(whole), lengths, capacity, whole=whole, room=room)
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "LevelState":
+    def select(self, rows: Int[Tensor, " chosen"]) -> "CpuDecoderState":
         """The state of these rows, in this order."""
         whole = cast(Tensor, self.whole).index_select(1, rows)
         room = Room.of(cast(Room, self.room).layer, whole, len(rows))
@@ -80,12 +80,12 @@ def _layers(whole: Tensor) -> list[KeyValues]:
     return [KeyValues(keys, values) for keys, values in (each.unbind(1) for each in whole)]
 
 
-class Level:
-    """What the layers of one step share; see `lean._Now`, which is for all other cases."""
+class CpuDecoder:
+    """What the layers of one step share; see `pack._Now`, which is for all other cases."""
 
     __slots__ = ("here", "keys", "one", "room", "turn", "values")
 
-    def __init__(self, state: LevelState, turn: tuple[Tensor, ...]) -> None:
+    def __init__(self, state: CpuDecoderState, turn: tuple[Tensor, ...]) -> None:
         whole, seen = cast(Tensor, state.whole), state.room_for(1)
         self.room, self.turn = cast(Room, state.room), turn
         keys, values = whole.narrow(4, 0, seen).unbind(2)

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.accel.cpu_decoder import Level, LevelState
+from regard.accel.cpu_decoder import CpuDecoder, CpuDecoderState
 from regard.accel.kernels import usable
 from regard.accel.packed import Matrix, PackedBlock
 from regard.models.base import Language, State
 from regard.models.transformer import Transformer
-from regard.nn.attention import View
+from regard.nn.attention import AttentionInputs
 from regard.nn.ffn import GatedFeedForward
 from regard.nn.head import Head
 from regard.nn.loss import soft_cap
@@ -28,7 +28,7 @@ from regard.nn.state import KeyValues, Source, TransformerState
 ORDERS = ("pre", "parallel", "parallel_norms")
 
 
-def lean(model: Language, *, int8: bool = False) -> Language:
+def pack(model: Language, *, int8: bool = False) -> Language:
     """The model as one that writes faster, or the model itself where it is not of that kind.
 
     Its matrices are packed in place: they keep their names and values. With `int8`, single
@@ -37,11 +37,11 @@ def lean(model: Language, *, int8: bool = False) -> Language:
     if not isinstance(model, Transformer) or not _suits(model):
         return model
     if usable(model.embed.token.weight):
-        from regard.accel.triton_decoder import Fused, fusible
+        from regard.accel.triton_decoder import TritonDecoder, fusible
 
         if fusible(model):
-            return Fused(model, int8=int8)
-    return Lean(model, int8=int8)
+            return TritonDecoder(model, int8=int8)
+    return PackedDecoder(model, int8=int8)
 
 
 def _suits(model: Transformer) -> bool:
@@ -57,7 +57,7 @@ def _suits(model: Transformer) -> bool:
     )
 
 
-class Lean:
+class PackedDecoder:
     """The same `Language` as a Transformer, with a short way for one id per row.
 
     Everything else (a prompt, several ids, all logits) is the model's own `step`; both write
@@ -93,7 +93,7 @@ class Lean:
             return state
         keys = state.layers[0].keys
         whole = keys.new_zeros(len(state.layers), rows, 2, *keys.shape[1:])
-        return LevelState.of(whole, self.layers[0])
+        return CpuDecoderState.of(whole, self.layers[0])
 
     def step(
         self,
@@ -132,7 +132,7 @@ class Lean:
         return self.head(self.prepare(self.norm(x)))
 
     def _level(self) -> bool:
-        """Whether `Level` will do for rows that stand at one place: on a CPU, in float32, with
+        """Whether `CpuDecoder` will do for rows that stand at one place: on a CPU, in float32, with
         nothing added to scores, in layers of one shape whose values are as wide as their keys."""
         like, first = self.model.embed.token.weight, self.layers[0].attention
         return (
@@ -147,7 +147,7 @@ class Lean:
     def _turns(self, at: Int[Tensor, " places"]) -> tuple[Tensor, ...]:
         """What turns queries and keys at each place: complex numbers where neighbours are turned
         together, else cos and ±sin."""
-        turn = self.stack.position.turn(at.unsqueeze(0))
+        turn = self.stack.position.rotation(at.unsqueeze(0))
         if turn is None:
             return ()
         cos, sin = turn.cos[0, 0], turn.sin[0, 0]  # (places, pairs)
@@ -156,21 +156,21 @@ class Lean:
             return (torch.complex(F.pad(cos, (0, rest), value=1.0), F.pad(sin, (0, rest))),)
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
-    def _now(self, state: TransformerState, window: int | None) -> "_Now | Level":
+    def _now(self, state: TransformerState, window: int | None) -> "_Now | CpuDecoder":
         seen = state.room_for(1)
         place = seen - 1 if state.level else state.lengths
         turn = tuple(table[place].unsqueeze(-2) for table in self.turns)
         past_only = state.level and (window is None or seen <= window)
-        if past_only and isinstance(state, LevelState):
-            return Level(state, turn)
+        if past_only and isinstance(state, CpuDecoderState):
+            return CpuDecoder(state, turn)
         at = state.lengths.unsqueeze(1)
         if past_only:
             mask = Mask.none()  # there is nothing but the past
         else:
             mask = Mask.causal() if window is None else Mask.causal() & Mask.window(window)
-        key_at = torch.arange(seen, device=at.device).unsqueeze(0)
-        view = View.of(mask, at, key_at, _Bias(self.stack.position))
-        seeing = view.allowed if view.bias is None else view.bias
+        key_positions = torch.arange(seen, device=at.device).unsqueeze(0)
+        inputs = AttentionInputs.of(mask, at, key_positions, _Bias(self.stack.position))
+        seeing = inputs.allowed if inputs.bias is None else inputs.bias
         return _Now(state.layers, at, seen, state.level, turn, seeing)
 
 

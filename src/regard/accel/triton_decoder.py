@@ -13,7 +13,7 @@ from regard.accel.kernels.common import Bend, Pairing
 from regard.accel.kernels.decode_attention import GROUPS, attend
 from regard.accel.kernels.gemm import Flow, in_fours
 from regard.accel.packed import PackedBlock
-from regard.accel.packed_decoder import Lean
+from regard.accel.packed_decoder import PackedDecoder
 from regard.models.base import State
 from regard.models.transformer import Transformer
 from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
@@ -49,8 +49,8 @@ def fusible(model: Transformer) -> bool:
     )
 
 
-class Fused(Lean):
-    """`Lean`, with every layer of a step in five kernels, and prompts with fewer than torch's."""
+class TritonDecoder(PackedDecoder):
+    """A `PackedDecoder` that runs every layer of a decode step in five Triton kernels."""
 
     def __init__(self, model: Transformer, *, int8: bool = False) -> None:
         super().__init__(model, int8=int8)
@@ -101,7 +101,7 @@ class Fused(Lean):
         return False  # the kernels want the buffers of a layer by themselves
 
     def _turns(self, at: Int[Tensor, " places"]) -> tuple[Tensor, ...]:
-        turn = cast(Rotary, self.stack.position).turn(at.unsqueeze(0))
+        turn = cast(Rotary, self.stack.position).rotation(at.unsqueeze(0))
         return turn.cos[0, 0].contiguous(), turn.sin[0, 0].contiguous()
 
     def _read(self, ids: Tensor, state: TransformerState) -> Float[Tensor, "rows time dim"]:

@@ -51,7 +51,7 @@ class MaskedBatch(_Tensors):
 
     ids: Int[Tensor, "batch time"]
     documents: Int[Tensor, "batch time"]  # which one of its row a token is of; 0 is padding
-    at: Int[Tensor, "batch time"]  # counted in each document from 0
+    positions: Int[Tensor, "batch time"]  # counted in each document from 0
     places: Int[Tensor, "batch masked"]
     targets: Int[Tensor, "batch masked"]
     segments: Int[Tensor, "batch time"] | None = None  # of pairs: 0 in A, 1 in B, …

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError, ShapeError
 from regard.explain.trace import matching
-from regard.nn.attention import Attention, View
+from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.recurrent_attention import Glimpse
 
 
@@ -46,7 +46,7 @@ def attention_maps(
             def began(_: nn.Module, __: object, given: dict[str, Any], look: _Look = look) -> None:
                 look.calls += 1
                 look.wanted = call in (-1, look.calls - 1)
-                look.view = given["view"] if look.wanted else look.view
+                look.inputs = given["inputs"] if look.wanted else look.inputs
 
             def q(_: nn.Module, __: object, out: Tensor, look: _Look = look) -> None:
                 look.q = out if look.wanted else look.q
@@ -59,9 +59,9 @@ def attention_maps(
             stack.callback(module.k_tap.register_forward_hook(k).remove)
         run()
     for name, look in looks.items():
-        if look.view is not None:
+        if look.inputs is not None:
             attention = cast(Attention, watched[name])
-            look.weights = attention.weights(look.q, look.k, look.view)  # type: ignore[arg-type]
+            look.weights = attention.weights(look.q, look.k, look.inputs)  # type: ignore[arg-type]
     found = {n: look.weights.float() for n, look in looks.items() if look.weights is not None}
     if not found:
         raise RegardError(f"nothing ran through {', '.join(watched)}; `run` must call this model")
@@ -74,7 +74,7 @@ class _Look:
 
     calls: int = 0
     wanted: bool = False
-    view: View | None = None
+    inputs: AttentionInputs | None = None
     q: Tensor | None = None
     k: Tensor | None = None
     weights: Tensor | None = None

@@ -63,7 +63,7 @@ def must_write(head: Any, choice: Choice) -> None:
 
 def _turns(position: Choice) -> bool:
     part = POSITIONS[kind_of(position)[0]]
-    return getattr(part, "turn", Position.turn) is not Position.turn
+    return getattr(part, "rotation", Position.rotation) is not Position.rotation
 
 
 def _reads_first(head: Choice) -> bool:

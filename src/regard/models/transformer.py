@@ -186,7 +186,7 @@ class Transformer(nn.Module):
         source: Source | None = None,
         mask: Mask = Mask(),  # noqa: B008 -- a frozen value
         lengths: Int[Tensor, " batch"] | None = None,
-        at: Int[Tensor, "#batch time"] | None = None,
+        positions: Int[Tensor, "#batch time"] | None = None,
         segments: Int[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states of `ids`. A decoder is causal unless `mask` opens a prefix.
@@ -194,17 +194,19 @@ class Transformer(nn.Module):
         Rows may be right-padded: `lengths` says how many ids of each are real. It is a rule of
         the mask, which a decoder does not need: nothing there sees what comes after it.
         """
-        at = self._positions(ids) if at is None else at
+        positions = self._positions(ids) if positions is None else positions
         x = self.embed(ids, segments)
         if self.decoder is None:
             assert self.encoder is not None
             mask = mask if lengths is None else mask & Mask.lengths(lengths)
-            return self.encoder(x, at=at, mask=mask)
+            return self.encoder(x, positions=positions, mask=mask)
         mask = _causal(mask)
         if self.encoder is None:
-            return self.decoder(x, at=at, mask=mask)
+            return self.decoder(x, positions=positions, mask=mask)
         memory, memory_mask = self._read(source)
-        return self.decoder(x, at=at, mask=mask, memory=memory, memory_mask=memory_mask)
+        return self.decoder(
+            x, positions=positions, mask=mask, memory=memory, memory_mask=memory_mask
+        )
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> TransformerState:
         """Empty buffers for `rows` rows of up to `capacity` ids; the source is read here, once."""
@@ -261,11 +263,11 @@ class Transformer(nn.Module):
         assert isinstance(state, TransformerState)
         assert self.decoder is not None
         time = ids.shape[1]
-        at = state.lengths.unsqueeze(1) + torch.arange(time, device=ids.device)
+        positions = state.lengths.unsqueeze(1) + torch.arange(time, device=ids.device)
         lengths = state.memory_lengths
         x = self.decoder(
             self.embed(ids),
-            at=at,
+            positions=positions,
             mask=Mask.causal(),
             memory_mask=None if lengths is None else Mask.lengths(lengths),
             state=state,
@@ -277,7 +279,9 @@ class Transformer(nn.Module):
             raise ConfigError("an encoder-decoder needs a source to read")
         embed = self.embed if self.source_embed is None else self.source_embed
         mask = Mask.lengths(source.lengths)
-        return self.encoder(embed(source.ids), at=self._positions(source.ids), mask=mask), mask
+        return self.encoder(
+            embed(source.ids), positions=self._positions(source.ids), mask=mask
+        ), mask
 
     def _positions(self, ids: Tensor) -> Tensor:
         if ids.shape[1] > self.config.context:

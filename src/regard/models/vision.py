@@ -84,15 +84,17 @@ class Vision(nn.Module):
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states of the patches, row by row, behind that of the whole image."""
         x = self.embed(images)
-        at = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
         height, width = (pixels // self.config.patch for pixels in images.shape[2:])
         if (height, width) == (self.config.grid, self.config.grid):
-            return self.encoder(x, at=at, mask=Mask())
+            return self.encoder(x, positions=positions, mask=Mask())
         other: dict[str, Tensor] = {}
         if isinstance(position := self.encoder.position, Learned):
             table, kept = position.table.weight, position.offset + self.config.cls
             other["position.table.weight"] = stretched(table, height, width, kept=kept)
-        result: Tensor = functional_call(self.encoder, other, (x,), {"at": at, "mask": Mask()})
+        result: Tensor = functional_call(
+            self.encoder, other, (x,), {"positions": positions, "mask": Mask()}
+        )
         return result
 
     if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from regard.config import Choice, make
 from regard.errors import ShapeError
 from regard.nn.functional import masked_softmax, merge_heads, share_heads, split_heads
 from regard.nn.mask import Mask
-from regard.nn.position import Position, Turn
+from regard.nn.position import Position, Rotation
 from regard.nn.score import SCORES
 from regard.nn.state import KeyValues
 from regard.nn.tap import Tap
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class View:
+class AttentionInputs:
     """Who looks where in one forward pass: made once, used by every layer.
 
     `causal` says that the kernel's own causal mode does; otherwise `allowed` and `bias` are
@@ -29,45 +29,51 @@ class View:
     """
 
     mask: Mask
-    query_at: Int[Tensor, "#batch time"]
-    key_at: Int[Tensor, "#batch seen"]
+    query_positions: Int[Tensor, "#batch time"]
+    key_positions: Int[Tensor, "#batch seen"]
     causal: bool = False
     allowed: Bool[Tensor, "#batch 1 #time seen"] | None = None
     bias: Float[Tensor, "#batch heads time seen"] | None = None
-    turn: Turn | None = None
-    place: Float[Tensor, "#batch time dim"] | None = None  # added to the input of every layer
+    rotation: Rotation | None = None
+    layer_position: Float[Tensor, "#batch time dim"] | None = (
+        None  # added to the input of every layer
+    )
 
     @classmethod
     def of(
         cls,
         mask: Mask,
-        query_at: Int[Tensor, "#batch time"],
-        key_at: Int[Tensor, "#batch seen"] | None = None,
+        query_positions: Int[Tensor, "#batch time"],
+        key_positions: Int[Tensor, "#batch seen"] | None = None,
         position: Position | None = None,
-    ) -> "View":
-        """The view of queries at `query_at` on keys at `key_at`: on themselves where not given."""
-        fresh = key_at is None
-        key_at = query_at if key_at is None else key_at
+    ) -> "AttentionInputs":
+        """For queries at `query_positions` and keys at `key_positions` (None: the same)."""
+        fresh = key_positions is None
+        key_positions = query_positions if key_positions is None else key_positions
         position = Position() if position is None else position
-        bias = position.bias(query_at, key_at)
+        bias = position.bias(query_positions, key_positions)
         causal = fresh and mask.only_causal and bias is None
-        allowed = None if causal else mask.dense(query_at, key_at)
+        allowed = None if causal else mask.dense(query_positions, key_positions)
         if bias is not None and allowed is not None:
             bias = bias.masked_fill(~allowed, -torch.inf)
         return cls(
             mask,
-            query_at,
-            key_at,
+            query_positions,
+            key_positions,
             causal,
             allowed,
             bias,
-            position.turn(query_at),
-            position.embed(query_at) if position.each_layer else None,
+            position.rotation(query_positions),
+            position.embed(query_positions) if position.each_layer else None,
         )
 
     def dense(self) -> Bool[Tensor, "#batch 1 #time seen"] | None:
         """What is allowed, also where a kernel did not need to be told."""
-        return self.mask.dense(self.query_at, self.key_at) if self.causal else self.allowed
+        return (
+            self.mask.dense(self.query_positions, self.key_positions)
+            if self.causal
+            else self.allowed
+        )
 
 
 class Attention(nn.Module):
@@ -118,28 +124,30 @@ class Attention(nn.Module):
         x: Float[Tensor, "batch time dim"],
         memory: Float[Tensor, "batch seen dim"] | None = None,
         *,
-        view: View,
+        inputs: AttentionInputs,
         state: KeyValues | None = None,
         given: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """Look; `state` keeps earlier keys and values, `given` replaces those of the memory."""
-        if view.place is not None:
-            x = x + view.place.to(x.dtype)
+        if inputs.layer_position is not None:
+            x = x + inputs.layer_position.to(x.dtype)
         if self.training and memory is None and given is None:
-            q, k, v = self._together(x, view)
+            q, k, v = self._together(x, inputs)
         else:
             q = split_heads(self.query(x), self.heads)  # (batch, heads, time, head_dim)
             k, v = self.keys_values(x if memory is None else memory) if given is None else given
         if self.q_norm is not None:
             q = self.q_norm(q)
-        if view.turn is not None:
-            q, k = view.turn.apply(q), view.turn.apply(k)
+        if inputs.rotation is not None:
+            q, k = inputs.rotation.apply(q), inputs.rotation.apply(k)
         if state is not None:
-            seen_k, seen_v = state.write(k, v, view.query_at, view.key_at.shape[1])
-            if not view.causal:  # with nothing before them, the new keys are all there is to see
+            seen_k, seen_v = state.write(
+                k, v, inputs.query_positions, inputs.key_positions.shape[1]
+            )
+            if not inputs.causal:  # with nothing before them, the new keys are all there is to see
                 k, v = seen_k, seen_v
         q, k = self.q_tap(q), self.k_tap(k)
-        y = self._fused(q, k, v, view) if self.score.fused else self._open(q, k, v, view)
+        y = self._fused(q, k, v, inputs) if self.score.fused else self._explicit(q, k, v, inputs)
         return self.out(merge_heads(y))
 
     def keys_values(self, memory: Float[Tensor, "batch seen dim"]) -> tuple[Tensor, Tensor]:
@@ -150,7 +158,7 @@ class Attention(nn.Module):
     def _normed(self, k: Tensor) -> Tensor:
         return k if self.k_norm is None else self.k_norm(k)
 
-    def _together(self, x: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor]:
+    def _together(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values by one product: fewer, larger ones are faster in training.
 
         While generating it would copy the three matrices for every token. Slopes that come
@@ -159,7 +167,11 @@ class Attention(nn.Module):
         parts = (self.query, self.key, self.value)
         weights: list[Tensor] = [part.weight for part in parts]
         bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
-        if view.turn is None and self.q_norm is None and compiling_large(x, self.query.weight):
+        if (
+            inputs.rotation is None
+            and self.q_norm is None
+            and compiling_large(x, self.query.weight)
+        ):
             q, k, v = parted(x, weights, bias)
         else:
             q, k, v = F.linear(x, torch.cat(weights), bias).split([len(w) for w in weights], dim=-1)
@@ -173,28 +185,32 @@ class Attention(nn.Module):
         self,
         q: Float[Tensor, "batch heads time head_dim"],
         k: Float[Tensor, "batch kv_heads seen head_dim"],
-        view: View,
+        inputs: AttentionInputs,
     ) -> Float[Tensor, "batch heads time seen"]:
         """How much each query looks at each key: the formula, in the open."""
         k = share_heads(self.score.prepare(k), self.heads)
-        scores = self.score(q, k, view.query_at, view.key_at)
-        if view.bias is not None:
-            finite = view.bias if view.allowed is None else view.bias.masked_fill(~view.allowed, 0)
+        scores = self.score(q, k, inputs.query_positions, inputs.key_positions)
+        if inputs.bias is not None:
+            finite = (
+                inputs.bias
+                if inputs.allowed is None
+                else inputs.bias.masked_fill(~inputs.allowed, 0)
+            )
             scores = scores + finite
-        return masked_softmax(scores, view.dense())
+        return masked_softmax(scores, inputs.dense())
 
-    def _open(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
-        weights = F.dropout(self.weights(q, k, view), self.dropout, self.training)
+    def _explicit(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
+        weights = F.dropout(self.weights(q, k, inputs), self.dropout, self.training)
         return weights @ share_heads(v, self.heads)
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=view.allowed if view.bias is None else view.bias.to(q.dtype),
+            attn_mask=inputs.allowed if inputs.bias is None else inputs.bias.to(q.dtype),
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=view.causal,
+            is_causal=inputs.causal,
             scale=self.score.scale,
             enable_gqa=self.kv_heads != self.heads,
         )

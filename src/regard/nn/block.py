@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.nn.attention import Attention, View
+from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.residual import Order, residual
 from regard.nn.state import KeyValues
 from regard.nn.tap import Carry, Tap
@@ -47,8 +47,8 @@ class Block(nn.Module):
         x: Float[Tensor, "batch time dim"],
         memory: Float[Tensor, "batch seen dim"] | None = None,
         *,
-        view: View,
-        memory_view: View | None = None,
+        inputs: AttentionInputs,
+        memory_inputs: AttentionInputs | None = None,
         state: KeyValues | None = None,
         given: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
@@ -56,23 +56,23 @@ class Block(nn.Module):
         x, drop = self.carry(x), self._drop
         if self.order.parallel:
             normed = self.attention_norm(x)
-            looked = self.attention(normed, view=view, state=state)
+            looked = self.attention(normed, inputs=inputs, state=state)
             thought = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(x))
             return self.out_tap(x + drop(looked) + drop(thought))
         assert self.ffn_norm is not None
         x = residual(
             x,
-            lambda x: drop(self.attention(x, view=view, state=state)),
+            lambda x: drop(self.attention(x, inputs=inputs, state=state)),
             self.attention_norm,
             self.order,
             self.attention_after,
         )
         if self.cross is not None:
             cross = self.cross
-            assert memory_view is not None
+            assert memory_inputs is not None
             x = residual(
                 x,
-                lambda x: drop(cross(x, memory, view=memory_view, given=given)),
+                lambda x: drop(cross(x, memory, inputs=memory_inputs, given=given)),
                 self.cross_norm,
                 self.order,
                 self.cross_after,

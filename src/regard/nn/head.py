@@ -214,7 +214,10 @@ class ClassHead(nn.Module):
     def _pooled(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         if self.pool == "first":
             return x[:, 0]
-        rows, at = torch.arange(len(x), device=x.device), torch.arange(x.shape[1], device=x.device)
+        rows, positions = (
+            torch.arange(len(x), device=x.device),
+            torch.arange(x.shape[1], device=x.device),
+        )
         if lengths is None:
             lengths = torch.full_like(rows, x.shape[1])
         if self.pool in ("last", "ends"):
@@ -223,7 +226,7 @@ class ClassHead(nn.Module):
                 return last
             half = x.shape[-1] // 2
             return torch.cat([last[:, :half], x[:, 0, half:]], -1)
-        real = (at < lengths.unsqueeze(1)).unsqueeze(-1)
+        real = (positions < lengths.unsqueeze(1)).unsqueeze(-1)
         if self.pool == "max":
             return x.masked_fill(~real, -torch.inf).amax(1)
         return (x * real).sum(1) / lengths.unsqueeze(1)

@@ -93,10 +93,13 @@ class Mask:
         return self.width is None and self.key_lengths is None and self.document_ids is None
 
     def dense(
-        self, query_at: Int[Tensor, "#batch time"], key_at: Int[Tensor, "#batch seen"]
+        self, query_positions: Int[Tensor, "#batch time"], key_positions: Int[Tensor, "#batch seen"]
     ) -> Bool[Tensor, "#batch 1 #time seen"] | None:
         """The rules as one boolean, True = may look; None where there is no rule."""
-        i, j = query_at.unsqueeze(-1), key_at.unsqueeze(-2)  # (batch, time, 1), (batch, 1, seen)
+        i, j = (
+            query_positions.unsqueeze(-1),
+            key_positions.unsqueeze(-2),
+        )  # (batch, time, 1), (batch, 1, seen)
         rules = []
         if self.is_causal:
             ahead = j <= i
@@ -108,8 +111,12 @@ class Mask:
         if self.key_lengths is not None:
             rules.append(j < self.key_lengths.view(-1, 1, 1))
         if self.document_ids is not None:
-            seen = self.document_ids[:, : key_at.shape[1]]  # by place in the row, since positions
-            own = seen[:, seen.shape[1] - query_at.shape[1] :]  # may begin anew in each document
+            seen = self.document_ids[
+                :, : key_positions.shape[1]
+            ]  # by place in the row, since positions
+            own = seen[
+                :, seen.shape[1] - query_positions.shape[1] :
+            ]  # may begin anew in each document
             rules.append(own.unsqueeze(-1) == seen.unsqueeze(-2))
         if not rules:
             return None

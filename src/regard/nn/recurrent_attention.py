@@ -79,8 +79,8 @@ class Glimpse(nn.Module):
     ) -> Found:
         """Look with every s at what `keys_values` gave."""
         q = split_heads(s if self.query is None else self.query(s), self.heads)
-        at = torch.arange(max(s.shape[1], k.shape[2]), device=s.device).unsqueeze(0)
-        scores = self.score(q, k, at[:, : s.shape[1]], at[:, : k.shape[2]])
+        positions = torch.arange(max(s.shape[1], k.shape[2]), device=s.device).unsqueeze(0)
+        scores = self.score(q, k, positions[:, : s.shape[1]], positions[:, : k.shape[2]])
         weights, chance = self._chosen(masked_softmax(scores, allowed))
         context = merge_heads(weights @ v)
         return Found(context if self.out is None else self.out(context), weights, chance)

@@ -35,8 +35,8 @@ class Score(nn.Module):
         self,
         q: Queries,
         k: Keys,
-        query_at: Int[Tensor, "#batch time"],
-        key_at: Int[Tensor, "#batch seen"],
+        query_positions: Int[Tensor, "#batch time"],
+        key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """The scores; positions are for those that look at them."""
         raise NotImplementedError
@@ -58,8 +58,8 @@ class Dot(Score):
         self,
         q: Queries,
         k: Keys,
-        query_at: Int[Tensor, "#batch time"],
-        key_at: Int[Tensor, "#batch seen"],
+        query_positions: Int[Tensor, "#batch time"],
+        key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """scale * q kᵀ"""
         return soft_cap(self.scale * q @ k.transpose(-1, -2), self.cap)
@@ -91,8 +91,8 @@ class Content(Score):
         self,
         q: Queries,
         k: Keys,
-        query_at: Int[Tensor, "#batch time"],
-        key_at: Int[Tensor, "#batch seen"],
+        query_positions: Int[Tensor, "#batch time"],
+        key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """The cosine of the angle between both."""
         return F.normalize(q, dim=-1) @ k.transpose(-1, -2)
@@ -120,8 +120,8 @@ class Additive(Score):
         self,
         q: Queries,
         k: Keys,
-        query_at: Int[Tensor, "#batch time"],
-        key_at: Int[Tensor, "#batch seen"],
+        query_positions: Int[Tensor, "#batch time"],
+        key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """v . tanh(W_q q + W_k k)"""
         both = self.query(q).unsqueeze(-2) + k.unsqueeze(-3)  # (batch, heads, time, seen, head_dim)
@@ -148,8 +148,8 @@ class General(Score):
         self,
         q: Queries,
         k: Keys,
-        query_at: Int[Tensor, "#batch time"],
-        key_at: Int[Tensor, "#batch seen"],
+        query_positions: Int[Tensor, "#batch time"],
+        key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """q (W k)ᵀ"""
         return q @ k.transpose(-1, -2)
@@ -170,8 +170,8 @@ class Location(Score):
         self,
         q: Queries,
         k: Keys,
-        query_at: Int[Tensor, "#batch time"],
-        key_at: Int[Tensor, "#batch seen"],
+        query_positions: Int[Tensor, "#batch time"],
+        key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """The rows of W q at the positions of the keys."""
         if k.shape[-2] > (context := self.place.out_features):
@@ -180,7 +180,7 @@ class Location(Score):
                 f"{k.shape[-2]}; give less at a time, or train with a larger model.context"
             )
         by_place = self.place(q)  # (batch, heads, time, context)
-        index = key_at[:, None, None].expand(*q.shape[:-1], -1)
+        index = key_positions[:, None, None].expand(*q.shape[:-1], -1)
         scores: Tensor = by_place.gather(-1, index)
         return scores
 
@@ -202,11 +202,13 @@ class Shaw(Score):
         self,
         q: Queries,
         k: Keys,
-        query_at: Int[Tensor, "#batch time"],
-        key_at: Int[Tensor, "#batch seen"],
+        query_positions: Int[Tensor, "#batch time"],
+        key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """The content term and the position term, both scaled."""
-        distance = key_at.unsqueeze(-2) - query_at.unsqueeze(-1)  # (batch, time, seen)
+        distance = key_positions.unsqueeze(-2) - query_positions.unsqueeze(
+            -1
+        )  # (batch, time, seen)
         bucket = distance.clamp(-self.reach, self.reach) + self.reach
         by_distance = q @ self.relative.weight.T  # (batch, heads, time, distances)
         bucket = bucket.unsqueeze(1).expand(*by_distance.shape[:-1], -1)
@@ -233,8 +235,8 @@ class TransformerXL(Score):
         self,
         q: Queries,
         k: Keys,
-        query_at: Int[Tensor, "#batch time"],
-        key_at: Int[Tensor, "#batch seen"],
+        query_positions: Int[Tensor, "#batch time"],
+        key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """The content term and the distance term, both scaled."""
         reach = k.shape[-2] - 1  # no two tokens are farther apart than there are keys
@@ -242,7 +244,9 @@ class TransformerXL(Score):
         waves = self.waves.embed(distances).to(self.distance.weight.dtype)
         r = split_heads(self.distance(waves), self.heads).to(q.dtype)  # (1, heads, distances, d)
         by_distance = (q + self.distance_bias) @ r.transpose(-1, -2)
-        index = query_at.unsqueeze(-1) - key_at.unsqueeze(-2) + reach  # (batch, time, seen)
+        index = (
+            query_positions.unsqueeze(-1) - key_positions.unsqueeze(-2) + reach
+        )  # (batch, time, seen)
         index = index.clamp(0, 2 * reach).unsqueeze(1).expand(*q.shape[:-1], -1)
         content = (q + self.content_bias) @ k.transpose(-1, -2)
         return self.scale * (content + by_distance.gather(-1, index))

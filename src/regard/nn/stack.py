@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.nn.attention import View
+from regard.nn.attention import AttentionInputs
 from regard.nn.block import Block
 from regard.nn.mask import Mask
 from regard.nn.position import Position
@@ -53,14 +53,14 @@ class Stack(nn.Module):
         self,
         x: Float[Tensor, "batch time width"],
         *,
-        at: Int[Tensor, "#batch time"],
+        positions: Int[Tensor, "#batch time"],
         mask: Mask,
         memory: Float[Tensor, "batch source dim"] | None = None,
         memory_mask: Mask | None = None,
         state: TransformerState | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The last layer's vectors. With a `state`, earlier tokens are seen through it."""
-        if not self.position.each_layer and (placed := self.position.embed(at)) is not None:
+        if not self.position.each_layer and (placed := self.position.embed(positions)) is not None:
             x = x + placed.to(x.dtype)
         if self.embed_norm is not None:
             x = self.embed_norm(x)
@@ -70,23 +70,27 @@ class Stack(nn.Module):
         if self.project is not None:
             x = self.project(x)
 
-        key_at = None
+        key_positions = None
         if state is not None and state.room_for(x.shape[1]) > x.shape[1]:
-            key_at = torch.arange(state.room_for(x.shape[1]), device=x.device).unsqueeze(0)
-        views = {
-            window: View.of(_within(mask, window), at, key_at, self.position)
+            key_positions = torch.arange(state.room_for(x.shape[1]), device=x.device).unsqueeze(0)
+        inputs_by_window = {
+            window: AttentionInputs.of(
+                _within(mask, window), positions, key_positions, self.position
+            )
             for window in set(self.windows)
         }
-        memory_view = None
+        memory_inputs = None
         if memory_mask is not None:
             seen = memory.shape[1] if memory is not None else state.memory[0][0].shape[2]  # type: ignore[union-attr, index]
-            memory_view = View.of(memory_mask, at, torch.arange(seen, device=x.device).unsqueeze(0))
+            memory_inputs = AttentionInputs.of(
+                memory_mask, positions, torch.arange(seen, device=x.device).unsqueeze(0)
+            )
         for number, block in enumerate(self.layers):
             x = block(
                 x,
                 memory,
-                view=views[self.windows[number]],
-                memory_view=memory_view,
+                inputs=inputs_by_window[self.windows[number]],
+                memory_inputs=memory_inputs,
                 state=None if state is None else state.layers[number],
                 given=None if state is None or state.memory is None else state.memory[number],
             )

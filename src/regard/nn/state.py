@@ -42,11 +42,11 @@ class KeyValues:
         self,
         k: Float[Tensor, "rows kv_heads time head_dim"],
         v: Float[Tensor, "rows kv_heads time value_dim"],
-        at: Int[Tensor, "rows time"],
+        positions: Int[Tensor, "rows time"],
         seen: int,
     ) -> tuple[Tensor, Tensor]:
-        """Store new keys and values at positions `at`; return the first `seen` of all of them."""
-        index = at[:, None, :, None]
+        """Store new keys and values at `positions`; return the first `seen` of all of them."""
+        index = positions[:, None, :, None]
         self.keys.scatter_(2, index.expand_as(k), k.to(self.keys.dtype))
         self.values.scatter_(2, index.expand_as(v), v.to(self.values.dtype))
         return self.keys[:, :, :seen], self.values[:, :, :seen]

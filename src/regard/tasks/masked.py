@@ -91,13 +91,13 @@ class Masked:
         if self.next_sentence:
             parts, follows = self._pairs(text, lengths, generator)
         ids, segments = self._framed(parts, time)
-        documents, at = self._documents(ids, lengths + self.frame)
+        documents, positions = self._documents(ids, lengths + self.frame)
         places = self._chosen(ids, documents > 0, chance[..., 0])
         targets = self._hide(ids, places, chance[..., 1:])
         return MaskedBatch(
             ids=torch.from_numpy(ids),
             documents=torch.from_numpy(documents),
-            at=torch.from_numpy(at),
+            positions=torch.from_numpy(positions),
             places=torch.from_numpy(places.clip(0)),
             targets=torch.from_numpy(targets),
             segments=None if follows is None else torch.from_numpy(segments),
@@ -290,7 +290,9 @@ def unigram(targets: Int[Tensor, " chosen"]) -> dict[str, float]:
 
 def _read(model: nn.Module, batch: MaskedBatch) -> Float[Tensor, "batch time dim"]:
     segments = {} if batch.segments is None else {"segments": batch.segments}
-    x: Tensor = model(batch.ids, mask=Mask.documents(batch.documents), at=batch.at, **segments)
+    x: Tensor = model(
+        batch.ids, mask=Mask.documents(batch.documents), positions=batch.positions, **segments
+    )
     return x
 
 

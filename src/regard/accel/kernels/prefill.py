@@ -84,7 +84,7 @@ def _gate_kernel(
 def turn_and_store(
     qkv: Tensor, time: int, pairing: Pairing, turns: tuple[Tensor, ...], state: KeyValues
 ) -> Tensor:
-    """Turn queries and keys of the first ids of each row, store keys and values; the queries."""
+    """Rotate q and k of a prompt, store k and v in the KV cache; return the rotated q."""
     _, kv_heads, capacity, head_dim = state.keys.shape
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     q = qkv.new_empty(len(qkv), heads * head_dim)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from regard.nn.position.absolute import Learned, Sinusoidal
-from regard.nn.position.base import Position, Turn
+from regard.nn.position.base import Position, Rotation
 from regard.nn.position.bias import T5, ALiBi
 from regard.nn.position.rotary import Rotary
 
@@ -16,4 +16,4 @@ POSITIONS: dict[str, Callable[..., Position]] = {
     "t5": T5,
 }
 
-__all__ = ["POSITIONS", "T5", "ALiBi", "Learned", "Position", "Rotary", "Sinusoidal", "Turn"]
+__all__ = ["POSITIONS", "T5", "ALiBi", "Learned", "Position", "Rotary", "Rotation", "Sinusoidal"]

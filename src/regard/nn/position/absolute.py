@@ -33,10 +33,10 @@ class Sinusoidal(Position):
         positive("position 'sinusoidal'", base=base)
         self.dim, self.base, self.halves, self.each_layer = dim, base, halves, each_layer
 
-    def embed(self, at: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
+    def embed(self, positions: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
         """The waves at these positions."""
-        pairs = torch.arange(0, self.dim, 2, device=at.device)
-        angle = at.unsqueeze(-1) * self.base ** (-pairs / self.dim)  # (batch, time, dim / 2)
+        pairs = torch.arange(0, self.dim, 2, device=positions.device)
+        angle = positions.unsqueeze(-1) * self.base ** (-pairs / self.dim)  # (batch, time, dim / 2)
         waves = (angle.sin(), angle.cos())
         return torch.cat(waves, -1) if self.halves else torch.stack(waves, -1).flatten(-2)
 
@@ -54,6 +54,6 @@ class Learned(Position):
         self.table = nn.Embedding(context + offset, dim)
         self.offset, self.each_layer = offset, each_layer
 
-    def embed(self, at: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
+    def embed(self, positions: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
         """The vectors of these positions."""
-        return self.table(at + self.offset if self.offset else at)
+        return self.table(positions + self.offset if self.offset else positions)

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-At = Int[Tensor, "#batch time"]
+Positions = Int[Tensor, "#batch time"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class Rotation:
     """Rotations of queries and keys, one angle per position and pair of coordinates."""
 
     cos: Float[Tensor, "#batch 1 time pairs"]
@@ -20,7 +20,7 @@ class Turn:
     def apply(
         self, x: Float[Tensor, "batch heads time head_dim"]
     ) -> Float[Tensor, "batch heads time head_dim"]:
-        """Turn the first 2 * pairs coordinates; the others pass."""
+        """Rotate the first 2 * pairs coordinates; the others pass."""
         width = 2 * self.cos.shape[-1]
         turned, rest = x[..., :width], x[..., width:]
         whole = x.dtype == torch.float32 and x.shape[-1] % 2 == 0  # pairs that are complex numbers
@@ -38,7 +38,7 @@ class Turn:
         return torch.cat((first, second), dim=-1)
 
     def _at_once(self, x: Tensor) -> Tensor:
-        """A turn is a product of complex numbers: one kernel instead of eight, on a CPU."""
+        """A rotation is a product of complex numbers: one kernel instead of eight, on a CPU."""
         pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(self.cos, self.sin)).flatten(-2)
 
@@ -46,22 +46,22 @@ class Turn:
 class Position(nn.Module):
     """How a model learns where a token stands. There are three doors; open one.
 
-    `at` holds the absolute position of every token, so decoding states and packed documents
+    `positions` holds the absolute position of every token, so decoding states and packed documents
     need no special case. Each door is asked once per forward pass.
     """
 
     each_layer = False  # add `embed` to the input of every layer's attention, not once
 
-    def embed(self, at: At) -> Float[Tensor, "#batch time dim"] | None:
+    def embed(self, positions: Positions) -> Float[Tensor, "#batch time dim"] | None:
         """Vectors to add to the embeddings."""
         return None
 
-    def turn(self, at: At) -> Turn | None:
+    def rotation(self, positions: Positions) -> Rotation | None:
         """Rotations of the queries and keys of every layer."""
         return None
 
     def bias(
-        self, query_at: At, key_at: Int[Tensor, "#batch seen"]
+        self, query_positions: Positions, key_positions: Int[Tensor, "#batch seen"]
     ) -> Float[Tensor, "#batch heads time seen"] | None:
         """Numbers to add to the scores of every layer."""
         return None

@@ -30,10 +30,12 @@ class ALiBi(Position):
         self.register_buffer("slope", alibi_slopes(heads), persistent=False)
 
     def bias(
-        self, query_at: Int[Tensor, "#batch time"], key_at: Int[Tensor, "#batch seen"]
+        self, query_positions: Int[Tensor, "#batch time"], key_positions: Int[Tensor, "#batch seen"]
     ) -> Float[Tensor, "#batch heads time seen"]:
         """The penalty on distance, a slope per head."""
-        distance = (query_at.unsqueeze(-1) - key_at.unsqueeze(-2)).abs()  # (batch, time, seen)
+        distance = (
+            query_positions.unsqueeze(-1) - key_positions.unsqueeze(-2)
+        ).abs()  # (batch, time, seen)
         return -self.slope.view(-1, 1, 1) * distance.unsqueeze(1)
 
 
@@ -67,9 +69,9 @@ class T5(Position):
         return offset + torch.where(distance < exact, distance, far)
 
     def bias(
-        self, query_at: Int[Tensor, "#batch time"], key_at: Int[Tensor, "#batch seen"]
+        self, query_positions: Int[Tensor, "#batch time"], key_positions: Int[Tensor, "#batch seen"]
     ) -> Float[Tensor, "#batch heads time seen"]:
         """The learned number of each bucket, per head."""
-        distance = key_at.unsqueeze(-2) - query_at.unsqueeze(-1)
+        distance = key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
         learned: Tensor = self.table(self.bucket(distance))  # (batch, time, seen, heads)
         return learned.permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""Positions that turn queries and keys."""
+"""Positions that rotate queries and keys."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.config import make
 from regard.errors import ShapeError
 from regard.nn.options import positive
-from regard.nn.position.base import Position, Turn
+from regard.nn.position.base import Position, Rotation
 
 Frequencies = Float[Tensor, " pairs"]
 
@@ -50,7 +50,7 @@ SCALINGS: dict[str, Callable[..., Frequencies]] = {"linear": linear, "ntk": ntk,
 
 
 class Rotary(Position):
-    r"""Turn each pair of coordinates of q and k by an angle that grows with the position.
+    r"""Rotate each pair of coordinates of q and k by an angle that grows with the position.
 
         (a, b) at position t  ->  (a cos tw - b sin tw,  b cos tw + a sin tw),   w = base^(-2i/d)
 
@@ -77,17 +77,17 @@ class Rotary(Position):
             )
         self.width, self.base, self.interleaved, self.scaling = width, base, interleaved, scaling
         start = torch.zeros(1, 1, dtype=torch.long, device="cpu")  # also in a hollow model
-        self.turn(start)  # so that a wrong scaling is refused now
+        self.rotation(start)  # so that a wrong scaling is refused now
 
-    def turn(self, at: Int[Tensor, "#batch time"]) -> Turn:
+    def rotation(self, positions: Int[Tensor, "#batch time"]) -> Rotation:
         """The angles of these positions."""
-        pairs = torch.arange(0, self.width, 2, device=at.device)
+        pairs = torch.arange(0, self.width, 2, device=positions.device)
         frequency = self.base ** (-pairs / self.width)
         if self.scaling is not None:
             frequency = make(self.scaling, SCALINGS, "rotary scaling", frequency=frequency)
-        angle = (at.unsqueeze(-1) * frequency).unsqueeze(1)  # (batch, 1, time, pairs)
+        angle = (positions.unsqueeze(-1) * frequency).unsqueeze(1)  # (batch, 1, time, pairs)
         cos, sin = _cos_sin(angle) if torch.compiler.is_compiling() else (angle.cos(), angle.sin())
-        return Turn(cos, sin, self.interleaved)
+        return Rotation(cos, sin, self.interleaved)
 
 
 @torch.library.custom_op("regard::cos_sin", mutates_args=())
