@@ -24,7 +24,7 @@ from regard.nn.state import Source
 from regard.tasks import Causal, Classify, Masked, Objective, Seq2Seq, Task
 from regard.training.loop import train
 from regard.training.optim import optimizers
-from regard.training.parallel.wrappers import Learner
+from regard.training.parallel.strategy import SingleProcess
 
 TURNS, STEPS = 7, 5
 
@@ -81,15 +81,15 @@ def stepper(make: Callable[[], tuple[Any, Task, Batch]], *, compiled: bool) -> C
     torch.manual_seed(1)
     config, task, batch = make()
     objective = Objective(build_model(config), task)
-    learner = Learner(objective)
+    strategy = SingleProcess(objective)
     if compiled:
-        learner.compile()
+        strategy.compile()
     steps = train(
         objective,
         iter(lambda: batch, None),
         optimizers("muon", objective.model, 1e-3),
         lambda number: 1e-3,
-        learner=learner,
+        strategy=strategy,
     )
 
     def turn() -> float:

@@ -31,7 +31,7 @@ from regard.nn.state import Source
 from regard.tasks import Causal, Classify, Masked, Objective, Seq2Seq
 from regard.training.loop import train
 from regard.training.optim import optimizers
-from regard.training.parallel.wrappers import Learner
+from regard.training.parallel.strategy import SingleProcess
 
 CUDA = torch.device("cuda")
 Trial = Callable[[], Callable[[], None]]  # makes a model, gives its step
@@ -83,15 +83,15 @@ def ours(config: Any, task: Any, batch: Any) -> Trial:
     def trial() -> Callable[[], None]:
         with CUDA:
             objective = Objective(build_model(config), task)
-        learner = Learner(objective)
-        learner.compile()
+        strategy = SingleProcess(objective)
+        strategy.compile()
         steps = train(
             objective,
             iter(lambda: batch, None),
             optimizers("adamw", objective.model, 3e-4),
             lambda number: 3e-4,
             autocast=lambda: torch.autocast("cuda", torch.bfloat16),
-            learner=learner,
+            strategy=strategy,
             capture=True,
         )
         return lambda: next(steps) and None

@@ -24,10 +24,10 @@ RUN = """
 import os, sys, time
 began = time.perf_counter()
 import regard
-from regard.training.events import Progressed
+from regard.training.events import StepLogged
 first = []
 def watch(event):
-    if isinstance(event, Progressed) and not first:
+    if isinstance(event, StepLogged) and not first:
         first.extend((time.perf_counter() - began, sum(os.times()[:4])))
 regard.train(sys.argv[1], "train.steps=20", "train.evaluate_every=20",
              f"data.tokenizer={sys.argv[3]}", "device=cpu", out=sys.argv[2], watch=watch)

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 MODEL = ["model.preset=tiny-decoder", "model.layers=2", "model.dim=64", "model.heads=4"]
-TRAIN = ["train.batch=8", "train.rate=3e-3", "train.optimizer=muon", "train.average=0.9"]
+TRAIN = ["train.batch=8", "train.lr=3e-3", "train.optimizer=muon", "train.ema=0.9"]
 REST = ["model.context=64", "model.dropout=0", "data.tokenizer=char", "device=cpu"]
 
 

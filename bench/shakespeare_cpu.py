@@ -31,7 +31,7 @@ from regard.models.build import build_model
 from regard.pipelines import evaluate
 from regard.pipelines.prepare import prepare
 from regard.tasks import Objective
-from regard.training.ema import Average
+from regard.training.ema import EMA
 from regard.training.loop import train
 from regard.training.optim import optimizers
 from regard.training.schedule import cosine, schedule
@@ -54,12 +54,12 @@ class Regard:
         self.total, self.seconds, self.done, self.targets = config.train.steps, 0.0, 0, 0
         self.turns: list[float] = []
         self.reached: float | None = None
-        self.average = Average(self.model, config.train.average)
+        self.ema = EMA(self.model, config.train.ema)
         self.steps = train(
             Objective(self.model, self.material.task),
             (self.material.batch(number) for number in range(self.total)),
-            optimizers(config.train.optimizer, self.model, config.train.rate),
-            lambda step: config.train.rate * factor(step),
+            optimizers(config.train.optimizer, self.model, config.train.lr),
+            lambda step: config.train.lr * factor(step),
             clip=config.train.clip,
             seed=config.train.seed,
         )
@@ -68,7 +68,7 @@ class Regard:
         began = time.perf_counter()
         for _ in range(min(TURN, self.total - self.done)):
             step = next(self.steps)
-            self.average.update(step.number)
+            self.ema.update(step.number)
             self.targets += int(step.targets)
             self.done += 1
         self.turns.append(time.perf_counter() - began)
@@ -84,7 +84,7 @@ class Regard:
             self.reached = self.seconds
 
     def loss(self) -> float:
-        with self.average.applied():
+        with self.ema.applied():
             return evaluate.losses(self.material, self.model, CPU)["loss"]
 
 
@@ -170,8 +170,8 @@ SAME = [
     "model.context=64",
     "train.batch=12",
     "train.steps=2000",
-    "train.rate=3e-3",
-    "train.average=0.0",
+    "train.lr=3e-3",
+    "train.ema=0.0",
     "train.optimizer=adamw",
     'train.schedule={kind="cosine",warmup=100,floor=0.02}',
 ]

@@ -34,10 +34,10 @@ from regard.models.build import build_model
 from regard.pipelines import evaluate
 from regard.pipelines.prepare import prepare
 from regard.tasks import Objective
-from regard.training.ema import Average
+from regard.training.ema import EMA
 from regard.training.loop import train
 from regard.training.optim import optimizers
-from regard.training.parallel.wrappers import Learner
+from regard.training.parallel.strategy import SingleProcess
 from regard.training.schedule import schedule
 from regard.training.setup.configure import configure
 
@@ -46,8 +46,8 @@ OURS = [
     "model.preset=tiny-decoder",
     "model.dropout=0.2",
     "train.optimizer=muon",
-    "train.rate=3e-3",
-    "train.average=0.99",
+    "train.lr=3e-3",
+    "train.ema=0.99",
     'train.schedule={kind="linear",warmup=30}',
     "data.tokenizer=char",
 ]
@@ -111,24 +111,24 @@ class Regard(Racer):
         torch.manual_seed(settings.seed)
         self.model = build_model(self.material.model).to(device)
         objective = Objective(self.model, self.material.task).train()
-        learner = Learner(objective)
+        strategy = SingleProcess(objective)
         if device.type == "cuda":
-            learner.compile()
+            strategy.compile()
         self.total = settings.steps
         with self.autocast():  # compile; the gradient is thrown away
-            learner.loss(self.material.batch(0).to(device)).backward()
+            strategy.loss(self.material.batch(0).to(device)).backward()
         objective.zero_grad(set_to_none=True)
-        self.average = Average(self.model, settings.average)
+        self.ema = EMA(self.model, settings.ema)
         factor = schedule(settings.schedule, self.total)
         self.steps = train(
             objective,
             self._batches(),
-            optimizers(settings.optimizer, self.model, settings.rate),
-            lambda step: settings.rate * factor(step),
+            optimizers(settings.optimizer, self.model, settings.lr),
+            lambda step: settings.lr * factor(step),
             clip=settings.clip,
             seed=settings.seed,
             autocast=self.autocast,
-            learner=learner,
+            strategy=strategy,
             capture=device.type == "cuda",
         )
         self.starting = self.now() - began
@@ -139,10 +139,10 @@ class Regard(Racer):
         return (each.to(self.device) for each in ready)
 
     def step(self) -> None:
-        self.average.update(next(self.steps).number)
+        self.ema.update(next(self.steps).number)
 
     def loss(self) -> float:
-        with self.average.applied(), self.autocast():
+        with self.ema.applied(), self.autocast():
             return evaluate.losses(self.material, self.model, self.device)["loss"]
 
 

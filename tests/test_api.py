@@ -60,11 +60,11 @@ def recipe(tmp_path, place):
 
 
 def test_defaults_yield_to_the_recipe_and_the_recipe_to_what_is_asked_for(recipe):
-    settings = configure(recipe, {"train": {"rate": 0.5, "schedule": {"warmup": 9}}})
+    settings = configure(recipe, {"train": {"lr": 0.5, "schedule": {"warmup": 9}}})
     assert settings.name == "mine"
     assert settings.train.clip == TrainConfig().clip  # a default
     assert settings.train.steps == 77  # the recipe's
-    assert settings.train.rate == 0.5  # asked for
+    assert settings.train.lr == 0.5  # asked for
     assert settings.train.schedule == {"kind": "cosine", "warmup": 9, "floor": 0.2}
     assert settings.model == {"preset": "tiny-decoder", "dim": 16}
     assert configure(recipe, {"model": {"dim": 32}}).model["dim"] == 32
@@ -285,7 +285,7 @@ def test_what_happens_can_be_watched(place, tmp_path):
         device="cpu",
     )
     names = [type(event).__name__ for event in seen]
-    assert (names[0], names[-1]) == ("Begun", "Ended")
+    assert (names[0], names[-1]) == ("RunStarted", "RunFinished")
     regard.resume(tmp_path / "run", "train.steps=5", watch=seen.append)
     assert seen[-1].step == 5
     assert ran.folder.path == tmp_path / "run"

@@ -73,7 +73,7 @@ from regard.training.run import begin
 from regard.training.run import resume as resume_events
 from regard.training.setup.configure import configure
 from regard.training.setup.device import pick_device
-from regard.training.storage.run_folder import Folder, new_folder
+from regard.training.storage.run_folder import RunFolder, new_folder
 
 
 def train(
@@ -119,7 +119,7 @@ def resume(
 
 def load(path: Path | str, device: str = "auto") -> "Run":
     """Open a run folder, or a folder of the Hugging Face world as if it were one."""
-    folder = Folder(path)
+    folder = RunFolder(path)
     if is_foreign(folder.path):
         foreign = open_folder(folder.path)
         config, tokenizers = run_config(foreign, folder.path.name), foreign.tokenizers
@@ -143,7 +143,7 @@ def import_model(source: Path | str, out: Path | str) -> "Run":
 class Run:
     """A trained model with its tokenizer and its settings, and what can be done with them."""
 
-    folder: Folder
+    folder: RunFolder
     config: RunConfig
     model: nn.Module
     tokenizers: Tokenizers | None  # None: of images

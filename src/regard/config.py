@@ -45,11 +45,11 @@ class TrainConfig:
     batch: int | None = None  # rows per step, or …
     tokens: int | None = None  # … (padded) target tokens per step
     accumulate: int = 1  # micro-batches per step
-    rate: float = 1e-3
+    lr: float = 1e-3
     optimizer: Choice = "adamw"  # training.optim.OPTIMIZERS
     schedule: Choice = "cosine"  # training.schedule.SCHEDULES
     clip: float = 1.0  # largest gradient norm; 0: off
-    average: float = 0.0  # decay of the running mean of the weights; 0: off
+    ema: float = 0.0  # decay of the running mean of the weights; 0: off
     seed: int = 1
     evaluate_every: int | None = None  # None: ten times a run
     evaluate_tokens: int = 200_000  # at most so many targets during training
@@ -61,11 +61,13 @@ class TrainConfig:
     baseline: bool = True  # of text, count n-grams first, to say by how much the model beats them
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
-    recompute: bool = False  # the inside of every block, in the backward pass: saves memory
+    activation_checkpointing: bool = (
+        False  # the inside of every block, in the backward pass: saves memory
+    )
     threads: int | None = None  # of a CPU; None: no more than there are cores to be had
     shard: Literal["auto", "none", "full"] = "auto"  # weights over the ranks; auto: if they must
     timeout: int = 600  # seconds that ranks wait for each other before they give up
-    watch: list[Choice] = field(default_factory=list)  # training.watch.WATCHERS
+    trackers: list[Choice] = field(default_factory=list)  # training.tracking.trackers.TRACKERS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,8 +247,8 @@ def read_recipe(path: Path) -> dict[str, Any]:
 def studied(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The runs of a study by name: each table under `study`, laid over the rest of the recipe.
 
-    >>> studied({"train": {"steps": 9}, "study": {"gru": {"train": {"rate": 0.1}}}})
-    {'gru': {'train': {'steps': 9, 'rate': 0.1}, 'name': 'gru'}}
+    >>> studied({"train": {"steps": 9}, "study": {"gru": {"train": {"lr": 0.1}}}})
+    {'gru': {'train': {'steps': 9, 'lr': 0.1}, 'name': 'gru'}}
     """
     rest = {key: value for key, value in recipe.items() if key != "study"}
     runs = recipe.get("study", {})
@@ -265,8 +267,8 @@ def must_be_one(recipe: Mapping[str, Any]) -> None:
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Lay settings over others; of two ways to say the same thing, the one on top stays alone.
 
-    >>> overlay({"train": {"batch": 8, "rate": 0.1}}, {"train": {"tokens": 4096}})
-    {'train': {'rate': 0.1, 'tokens': 4096}}
+    >>> overlay({"train": {"batch": 8, "lr": 0.1}}, {"train": {"tokens": 4096}})
+    {'train': {'lr': 0.1, 'tokens': 4096}}
     """
     result = merge(base, over)
     for table, one, other in ALTERNATIVES:
@@ -290,8 +292,8 @@ def check_overrides(table: Mapping[str, Any]) -> None:
 def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
     """Turn `key=value` words into a nested table; values are TOML, or else plain words.
 
-    >>> parse_overrides(["model.dim=128", "train.rate=1e-3", "data.tokenizer=char"])
-    {'model': {'dim': 128}, 'train': {'rate': 0.001}, 'data': {'tokenizer': 'char'}}
+    >>> parse_overrides(["model.dim=128", "train.lr=1e-3", "data.tokenizer=char"])
+    {'model': {'dim': 128}, 'train': {'lr': 0.001}, 'data': {'tokenizer': 'char'}}
     """
     result: dict[str, Any] = {}
     for word in words:
@@ -338,8 +340,8 @@ def parse_entry(
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Lay one nested table over another; a choice of another kind replaces the whole choice.
 
-    >>> merge({"train": {"steps": 10, "rate": 0.1}}, {"train": {"steps": 20}})
-    {'train': {'steps': 20, 'rate': 0.1}}
+    >>> merge({"train": {"steps": 10, "lr": 0.1}}, {"train": {"steps": 20}})
+    {'train': {'steps': 20, 'lr': 0.1}}
     """
     result = dict(base)
     for key, value in over.items():

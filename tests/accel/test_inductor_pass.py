@@ -14,8 +14,8 @@ from regard.models.build import build_model, preset
 from regard.nn import attention, ffn
 from regard.nn.mask import Mask
 from regard.tasks import Causal, Objective
-from regard.training.parallel.wrappers import compiled
-from regard.training.setup.device import recompute
+from regard.training.parallel.strategy import compiled
+from regard.training.setup.device import checkpoint_activations
 
 
 def work(x, up, down, bias):
@@ -74,7 +74,7 @@ def test_a_compiled_model_learns_the_same_with_its_products(bias, again, monkeyp
     objective = Objective(build_model(replace(preset("gpt2"), bias=bias, **small)), Causal())
     objective.double().train()
     if again:
-        recompute(objective.model)
+        checkpoint_activations(objective.model)
     batch = TextBatch(*torch.randint(0, 16, (2, 3, 6)))
 
     def gradients(loss):

@@ -8,7 +8,7 @@ import pytest
 
 from regard.config import RunConfig, build, merge
 from regard.models.build import describe, preset
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 
 STEPS = 20
 
@@ -23,7 +23,7 @@ def logged(path, *, upto=STEPS, over=None, start=4.0, seconds=72.0, preset_name=
         "train": {"steps": STEPS, "batch": 12},
     }
     path.mkdir()
-    folder = Folder(path)
+    folder = RunFolder(path)
     over = over or {}
     if "family" in over.get("model", {}):
         table["model"] = {}
@@ -45,7 +45,7 @@ def runs(tmp_path):
     """One that is finished, and one that is not and has chosen differently."""
     one = logged(tmp_path / "one")
     model = {"position": "alibi", "layers": 2}
-    other = logged(tmp_path / "other", upto=12, over={"model": model, "train": {"rate": 0.5}})
+    other = logged(tmp_path / "other", upto=12, over={"model": model, "train": {"lr": 0.5}})
     return one, other
 
 
@@ -67,7 +67,7 @@ def test_metrics_cost_and_differing_choices_stand_side_by_side(regard, runs):
     assert found["time"] == ["1:12", "1:12"]
     assert found["model.position"] == ["rotary, interleaved yes", "alibi"]
     assert found["model.layers"] == ["4", "2"]
-    assert found["train.rate"] == ["0.001", "0.5"]
+    assert found["train.lr"] == ["0.001", "0.5"]
     assert "model.dim" not in found
     assert "data.tokenizer" not in found
     titles = [line for line in said.out.splitlines() if line and not line.startswith(" ")]
@@ -184,7 +184,7 @@ def test_a_run_from_elsewhere_has_no_steps_and_no_settings_of_training(regard, r
     imported = logged(tmp_path / "imported", upto=0, over={"data": {"path": None}})
     found = lines(regard("compare", runs[1], imported))
     assert found["steps"] == ["12 of 20", "-"]
-    assert found["train.rate"] == ["0.5", "-"]
+    assert found["train.lr"] == ["0.5", "-"]
 
 
 def test_trained_runs_can_be_compared(regard, text_run, pair_run):

@@ -11,17 +11,19 @@ from rich.console import Console
 from regard.cli.choices import choices
 from regard.cli.display import Lines, Picture
 from regard.config import RunConfig, build, merge, parse_overrides, to_table
-from regard.training.events import Begun, Ended, Evaluated, Progressed
-from regard.training.storage.run_folder import Folder
+from regard.training.events import Evaluated, RunFinished, RunStarted, StepLogged
+from regard.training.storage.run_folder import RunFolder
 
 
 @pytest.fixture
 def begun(text_run):
-    return Begun(Path("runs/x"), Folder(text_run).load_config(), ["data       a text"], 1234, 0)
+    return RunStarted(
+        Path("runs/x"), RunFolder(text_run).load_config(), ["data       a text"], 1234, 0
+    )
 
 
 def progressed(step):
-    return Progressed(step, 100, 1.5, 1e-3, 1.0, 2000.0, 61.0)
+    return StepLogged(step, 100, 1.5, 1e-3, 1.0, 2000.0, 61.0)
 
 
 def drawn(picture, columns=80):
@@ -40,7 +42,7 @@ def test_the_picture_tells_how_far_how_well_how_fast_and_what_it_writes(begun):
     seen = drawn(picture)
     for part in ("50 of 100 steps", "1:01 left", "1.500", "2,000 targets", "1.750", "to be or not"):
         assert part in seen
-    picture.show(Ended(Path("runs/x"), 100, {}, 3.0))
+    picture.show(RunFinished(Path("runs/x"), 100, {}, 3.0))
     assert "done" in drawn(picture)
 
 
@@ -85,7 +87,7 @@ def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, 
 
 def test_the_choices_that_are_told_make_the_same_run_again(text_run, pair_run):
     for folder in (text_run, pair_run):
-        config = Folder(folder).load_config()
+        config = RunFolder(folder).load_config()
         config = replace(config, train=replace(config.train, start="a 'quoted' name, 1"))
         words = shlex.split(" ".join(word for group in choices(config) for word in group))
         places = ("path", "source", "target", "validation")

@@ -155,12 +155,12 @@ LANGUAGES = [name for name, config in CASES.items() if getattr(config, "shape", 
 PAIRS = [name for name in LANGUAGES if getattr(CASES[name], "shape", "") == "encoder-decoder"]
 ENCODERS = [name for name in CASES if name not in LANGUAGES]
 TRANSFORMERS = [name for name in LANGUAGES if isinstance(CASES[name], TransformerConfig)]
-LEARNERS = [name for name in CASES if not isinstance(CASES[name], NGramConfig | HMMConfig)]
+OBJECTIVES = [name for name in CASES if not isinstance(CASES[name], NGramConfig | HMMConfig)]
 
 every_model = pytest.mark.parametrize("case", CASES)
 every_language = pytest.mark.parametrize("case", LANGUAGES)
 every_transformer = pytest.mark.parametrize("case", TRANSFORMERS)
-every_learner = pytest.mark.parametrize("case", LEARNERS)
+every_learner = pytest.mark.parametrize("case", OBJECTIVES)
 
 ROWS, TIME = 3, 9
 
@@ -477,7 +477,7 @@ def test_the_same_seed_makes_the_same_weights(case):
 FORGETFUL = [name for name in PAIRS if getattr(CASES[name], "order", "") == "none"]
 
 
-@pytest.mark.parametrize("case", [name for name in LEARNERS if name not in FORGETFUL])
+@pytest.mark.parametrize("case", [name for name in OBJECTIVES if name not in FORGETFUL])
 def test_a_model_overfits_one_batch(case):
     subject = make(case)
     subject.model = build_model(CASES[case])  # from the weights that training begins with

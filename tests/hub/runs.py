@@ -13,7 +13,7 @@ from regard.models.build import build_model, describe, preset, weights
 from regard.pipelines.prepare import tokenizer_fingerprint
 from regard.text import train_tokenizer
 from regard.training.storage.checkpoint import write_tensors
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 
 TEXT = ["the cat sat on the mat, and the dog sat beside the cat"] * 3
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "context": 32}
@@ -36,7 +36,7 @@ def make_run(path, config=None, task="causal", tokenizers=None, dtype=torch.floa
     model = random_model(config, dtype)
     run = RunConfig(name=path.name, task=task, model=describe(config))
     facts = {"data": None, "tokenizer": tokenizer_fingerprint(tokenizers)}
-    Folder(path).create(run, facts, tokenizers, lambda file: write_tensors(file, weights(model)))
+    RunFolder(path).create(run, facts, tokenizers, lambda file: write_tensors(file, weights(model)))
     return model
 
 

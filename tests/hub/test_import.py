@@ -46,7 +46,7 @@ def test_a_foreign_folder_becomes_a_run_that_writes_and_learns(tmp_path):
         text,
         f"train.start={tmp_path / 'run'}",
         "train.steps=1",
-        "train.rate=0",
+        "train.lr=0",
         "train.batch=2",
         "device=cpu",
         out=tmp_path / "tuned",

@@ -267,7 +267,7 @@ def test_a_run_learns_to_reverse_and_shows_where_it_looks(tmp_path):
         task="seq2seq",
         data=DataConfig(path=path, tokenizer="char"),
         model={"preset": "bahdanau", "dim": 32, "tied": True, "context": 16},
-        train=TrainConfig(steps=200, batch=32, rate=1e-2, evaluate_every=200),
+        train=TrainConfig(steps=200, batch=32, lr=1e-2, evaluate_every=200),
     )
     run = regard.train(config, out=tmp_path / "run")
     ((name, seen),) = run.explain("abcd").items()

@@ -22,7 +22,7 @@ COLOURS = ["red", "green", "blue", "grey"]
 MOODS = {"glad": "good", "fine": "good", "sad": "bad", "dull": "bad"}
 SHORT = {
     "model": {"dim": 12, "context": 16},
-    "train": {"steps": 40, "batch": 16, "rate": 2e-2, "evaluate_every": 20, "average": 0.0},
+    "train": {"steps": 40, "batch": 16, "lr": 2e-2, "evaluate_every": 20, "ema": 0.0},
 }
 
 
@@ -129,7 +129,7 @@ def settings(path, **over):
         "task": {"kind": "label", "smoothing": 0.1},
         "data": {"path": str(path), "tokenizer": "word"},
         "model": {"preset": "gru", "dim": 8, "layers": 1, "context": 16, "dropout": 0.1},
-        "train": {"steps": 12, "batch": 4, "evaluate_every": 4, "save_every": 3, "average": 0.9},
+        "train": {"steps": 12, "batch": 4, "evaluate_every": 4, "save_every": 3, "ema": 0.9},
         "device": "cpu",
     }
     return build(RunConfig, merge(base, over))

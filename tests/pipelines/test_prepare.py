@@ -272,11 +272,11 @@ def test_progress_is_told_in_bytes(data):
         ("evaluate_every", -3),
         ("evaluate_tokens", 0),
         ("save_every", 0),
-        ("rate", -1.0),
-        ("rate", math.nan),
-        ("rate", math.inf),
+        ("lr", -1.0),
+        ("lr", math.nan),
+        ("lr", math.inf),
         ("clip", -1.0),
-        ("average", 1.0),
+        ("ema", 1.0),
     ],
 )
 def test_a_number_with_which_nothing_is_learned_is_refused(data, name, value):

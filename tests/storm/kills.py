@@ -21,7 +21,7 @@ import torch._dynamo  # or every worker would import it, for its first optimizer
 
 from regard.errors import ConfigError
 from regard.models.build import count_parameters, resolve
-from regard.training.events import Begun
+from regard.training.events import RunStarted
 from regard.training.run import begin, resume
 from regard.training.storage.fault_injection import POINTS
 from training.runs import config, contents, write_data
@@ -33,7 +33,7 @@ def work(settings, folder, armed):
         os.environ["REGARD_FAULT"] = armed
         try:
             for event in resume(folder) if folder.exists() else begin(settings, folder):
-                if isinstance(event, Begun):
+                if isinstance(event, RunStarted):
                     folder.with_suffix(".from").write_text(str(event.step))
         except ConfigError as error:  # killed after all was saved
             if "is at step" not in str(error):

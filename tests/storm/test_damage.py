@@ -148,7 +148,7 @@ def test_tables_cut_anywhere_or_deleted_are_refused(name, copied, capsys):
 
 def test_a_file_that_the_manifest_does_not_name_is_refused(copied, capsys):
     stray = copied / "checkpoints" / "step-12" / "index.json"
-    parts = ("model", "optimizer", "average")
+    parts = ("model", "optimizer", "ema")
     stray.write_text(json.dumps({part: [f"{part}.safetensors"] for part in parts}))
     said = said_by(capsys, "resume", copied, MORE)
     assert f"{stray} is not in its manifest" in said

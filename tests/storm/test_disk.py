@@ -11,7 +11,7 @@ from regard.errors import CheckpointError
 from regard.training.events import Evaluated
 from regard.training.run import begin, resume
 from regard.training.storage import checkpoint
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 from storm.disks import mounted
 from training.runs import config, contents
 
@@ -177,7 +177,7 @@ def test_a_log_that_cannot_grow_ends_the_run_and_goes_on_later(name, data, tmp_p
 
 
 def test_a_half_written_row_is_not_read(tmp_path, limited):
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     folder.append({"step": 1})
     limited(20)
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl: File too large"):

@@ -11,7 +11,7 @@ from regard.errors import Stopped
 from regard.training import run
 from regard.training.run import begin, resume
 from regard.training.storage import checkpoint
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 from storm.kills import committed
 from storm.shell import WORDS, on_terminal, regard, start
 from training.runs import config, contents
@@ -58,7 +58,7 @@ def test_wherever_a_signal_comes_the_run_is_saved_within_a_step(
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         if where == "step":
-            asks_once(patch, run.Average, "update", asked)
+            asks_once(patch, run.EMA, "update", asked)
         elif where == "save":
             asks_once(patch, checkpoint, "fault", asked, lambda point: point == "state")
         elif where == "evaluation":
@@ -69,7 +69,7 @@ def test_wherever_a_signal_comes_the_run_is_saved_within_a_step(
             list(begin(config(data / "cats.txt"), folder))
     assert raised.value.exit_code == code_of(asked)
     assert committed(folder) == saved
-    assert not any("validation" in row for row in Folder(folder).rows())  # that can wait
+    assert not any("validation" in row for row in RunFolder(folder).rows())  # that can wait
     list(resume(folder))
     ours, theirs = contents(folder), contents(whole)
     assert {name: ours[name] for name in theirs} == theirs

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from regard.errors import CheckpointError, DataError
-from regard.training.events import Ended
+from regard.training.events import RunFinished
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import latest, sha256
 from training.runs import Crash, config, contents, interrupt, write_data
@@ -49,7 +49,7 @@ def change(file, path, value):
 
 def undisturbed(world, begun):
     """Go on to the end; whether it came out as if nothing had happened."""
-    assert isinstance(list(resume(world / "run"))[-1], Ended)
+    assert isinstance(list(resume(world / "run"))[-1], RunFinished)
     return contents(world / "run") == contents(begun / "whole")
 
 

@@ -65,8 +65,8 @@ def refused(capsys, folder, *words):
     [
         ("train", "stepps = 3", "train.stepps: unknown key 'stepps'; did you mean 'steps'?"),
         ("train", "steps = 3", "Cannot overwrite a value"),
-        ("train", "rate = 'fast'", "train.rate must be a number, not 'fast'"),
-        ("train", "rate = nan", "train.rate=nan must be at least 0"),
+        ("train", "lr = 'fast'", "train.lr must be a number, not 'fast'"),
+        ("train", "lr = nan", "train.lr=nan must be at least 0"),
         ("train", "seed = 1.5", "train.seed must be a whole number"),
         ("train", f"seed = {10**400}", "train.seed must be below 2^63"),
         ("train", f"keep = {'9' * 5000}", "is not a TOML file"),

@@ -12,10 +12,10 @@ from regard.errors import DivergedError
 from regard.pipelines.prepare import open_split, prepare
 from regard.tasks import Causal, Objective
 from regard.training import run
-from regard.training.events import Ended
+from regard.training.events import RunFinished
 from regard.training.loop import train
 from regard.training.optim import OPTIMIZERS, optimizers, state_tensors
-from regard.training.parallel.wrappers import Learner
+from regard.training.parallel.strategy import SingleProcess
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import read_tensors
 from training.runs import config, text_batch, tiny
@@ -37,24 +37,24 @@ class Spoiled(torch.autograd.Function):
 
 
 FAULTS = {
-    "a loss of NaN": lambda learner, summed: summed * torch.nan,
-    "an infinite loss": lambda learner, summed: summed * torch.inf,
-    "an infinite loss with a finite gradient": lambda learner, summed: summed + torch.inf,
-    "one gradient of NaN": lambda learner, summed: summed + spoil(learner, torch.nan),
-    "one infinite gradient": lambda learner, summed: summed + spoil(learner, -torch.inf),
-    "a loss that float16 cannot hold": lambda learner, summed: (summed.half() * 60_000).float(),
+    "a loss of NaN": lambda objective, summed: summed * torch.nan,
+    "an infinite loss": lambda objective, summed: summed * torch.inf,
+    "an infinite loss with a finite gradient": lambda objective, summed: summed + torch.inf,
+    "one gradient of NaN": lambda objective, summed: summed + spoil(objective, torch.nan),
+    "one infinite gradient": lambda objective, summed: summed + spoil(objective, -torch.inf),
+    "a loss that float16 cannot hold": lambda objective, summed: (summed.half() * 60_000).float(),
 }
 
 
-def spoil(learner, bad):
-    return Spoiled.apply(learner.model.decoder.blocks[0].ffn.up.weight, bad)
+def spoil(objective, bad):
+    return Spoiled.apply(objective.model.decoder.blocks[0].ffn.up.weight, bad)
 
 
-def kept(learner, ours):
+def kept(objective, ours):
     """All that learning changes."""
     return {
-        **{name: weight.detach().clone() for name, weight in learner.named_parameters()},
-        **{name: value.clone() for name, value in state_tensors(learner, ours)},
+        **{name: weight.detach().clone() for name, weight in objective.named_parameters()},
+        **{name: value.clone() for name, value in state_tensors(objective, ours)},
     }
 
 
@@ -62,32 +62,32 @@ def kept(learner, ours):
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_no_optimizer_takes_a_step_that_is_not_finite(kind, fault):
     torch.manual_seed(1)
-    learner = Objective(tiny(), Causal())
-    ours = optimizers(kind, learner, 0.01)
+    objective = Objective(tiny(), Causal())
+    ours = optimizers(kind, objective, 0.01)
     bad = text_batch(seed=9)
 
     def loss(batch):
-        return FAULTS[fault](learner, learner(batch)) if batch is bad else learner(batch)
+        return FAULTS[fault](objective, objective(batch)) if batch is bad else objective(batch)
 
     good = [text_batch(seed=seed) for seed in (1, 2)]
-    wrapped = Learner(learner)
+    wrapped = SingleProcess(objective)
     wrapped.loss = loss
-    steps = train(learner, [*good, bad, good[0]], ours, lambda step: 0.01, learner=wrapped)
+    steps = train(objective, [*good, bad, good[0]], ours, lambda step: 0.01, strategy=wrapped)
     told = [float(next(steps).skipped) for _ in good]
-    before = kept(learner, ours)
+    before = kept(objective, ours)
     told.append(float(next(steps).skipped))
-    after = kept(learner, ours)
+    after = kept(objective, ours)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     told.append(float(next(steps).skipped))
     assert told == [0, 0, 1, 0]
-    assert any(not torch.equal(after[name], value) for name, value in kept(learner, ours).items())
+    assert any(not torch.equal(after[name], value) for name, value in kept(objective, ours).items())
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_nobody_waits_for_the_device_to_learn_of_it(kind, monkeypatch):
-    learner = Objective(tiny(), Causal())
-    steps = train(learner, [text_batch()], optimizers(kind, learner, 0.01), lambda step: 0.01)
+    objective = Objective(tiny(), Causal())
+    steps = train(objective, [text_batch()], optimizers(kind, objective, 0.01), lambda step: 0.01)
     with monkeypatch.context() as patch:
         for name in ("item", "tolist", "__bool__", "__float__", "__int__", "numpy"):
             patch.setattr(torch.Tensor, name, lambda *words: pytest.fail("the host waited"))
@@ -131,7 +131,7 @@ def test_too_many_in_a_row_end_the_run_and_what_they_read_is_written(
         list(begin(settings, folder))
     assert raised.value.exit_code == 5
     assert f"{folder}/skipped.jsonl" in str(raised.value)
-    assert f"regard resume {folder} train.rate=" in str(raised.value)
+    assert f"regard resume {folder} train.lr=" in str(raised.value)
     assert len(str(raised.value).splitlines()) <= 5
     assert finite(folder)
     told = skipped(folder)
@@ -145,7 +145,7 @@ def test_too_many_in_a_row_end_the_run_and_what_they_read_is_written(
         read = [tokens[start : start + 8].tolist() for start in row["samples"]]
         assert read == ids.tolist()
     monkeypatch.undo()
-    assert isinstance(list(resume(folder, {"train": {"rate": 1e-3}}))[-1], Ended)
+    assert isinstance(list(resume(folder, {"train": {"lr": 1e-3}}))[-1], RunFinished)
     assert finite(folder)
 
 
@@ -180,17 +180,17 @@ def poisoned(monkeypatch, at, name, index=...):
     monkeypatch.setattr(run, "train", spoiled)
 
 
-@pytest.mark.parametrize(("at", "average"), [(8, 0.0), (9, 0.9), (10, 0.0)])
+@pytest.mark.parametrize(("at", "ema"), [(8, 0.0), (9, 0.9), (10, 0.0)])
 def test_weights_that_are_not_finite_are_noticed_and_never_saved(
-    at, average, data, tmp_path, monkeypatch
+    at, ema, data, tmp_path, monkeypatch
 ):
     """Step 8 is judged, step 9 is saved."""
     poisoned(monkeypatch, at, "decoder.blocks.0.ffn.up.weight")
     folder = tmp_path / "run"
     with pytest.raises(DivergedError) as raised:
-        list(begin(config(data / "cats.txt", average=average), folder))
+        list(begin(config(data / "cats.txt", ema=ema), folder))
     assert "not finite" in str(raised.value)
-    assert f"regard resume {folder} train.rate=" in str(raised.value)
+    assert f"regard resume {folder} train.lr=" in str(raised.value)
     assert finite(folder)
 
 
@@ -198,7 +198,7 @@ def test_a_weight_that_no_loss_depends_on_is_noticed_before_it_is_saved(
     data, tmp_path, monkeypatch
 ):
     over = {"model": {"tied": False}}
-    settings = config(data / "cats.txt", over, average=0.0)
+    settings = config(data / "cats.txt", over, ema=0.0)
     unused = prepare(settings).tokenizers.stop_id  # of a single text, none ends
     poisoned(monkeypatch, 5, "embed.token.weight", unused)
     with pytest.raises(DivergedError, match=r"embed\.token\.weight is not finite at step 6"):

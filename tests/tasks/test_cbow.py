@@ -38,7 +38,7 @@ def settings(path, negatives):
         "train": {
             "steps": 150,
             "batch": 32,
-            "rate": 3e-2,
+            "lr": 3e-2,
             "optimizer": {"kind": "adamw", "decay": 0},
         },
         "device": "cpu",

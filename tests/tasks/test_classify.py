@@ -52,9 +52,9 @@ SHORT = {
     "train": {
         "steps": 40,
         "batch": 32,
-        "rate": 1e-2,
+        "lr": 1e-2,
         "schedule": "constant",
-        "average": 0.9,
+        "ema": 0.9,
         "evaluate_every": 20,
     },
     "task": {"crop": 0},
@@ -329,7 +329,7 @@ def test_a_folder_with_a_test_part_is_judged_by_that(place, tmp_path):
 def test_another_set_of_classes_gets_a_head_of_its_own(place, tmp_path):
     images, labels = halves(60)
     np.savez(tmp_path / "two.npz", x=images, y=np.array(["dark", "light", "light"])[labels])
-    short = merge(SHORT, {"train": {"steps": 1, "rate": 0.0, "average": 0.0}})
+    short = merge(SHORT, {"train": {"steps": 1, "lr": 0.0, "ema": 0.0}})
     started = merge(short, {"train": {"start": str(place / "run")}})
     run = regard.train(str(tmp_path / "two.npz"), out=tmp_path / "run", **started)
     before, after = regard.load(place / "run").model, run.model

@@ -8,7 +8,7 @@ import torch
 
 from regard.tasks import TASKS, Forecast, Middle
 from regard.training.loop import train
-from training.learners import LEARNERS, learner
+from training.objectives import OBJECTIVES, make_objective
 
 
 def rows(batch, start, stop):
@@ -20,22 +20,22 @@ def rows(batch, start, stop):
     return type(batch)(**{name: rows(part, start, stop) for name, part in parts.items()})
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.usefixtures("float64")
 def test_micro_batches_of_every_task_give_the_weights_of_the_whole_batch(name):
     found = []
     for bounds in ([0, 3], [0, 2, 3]):
-        objective, batch = learner(name, dropout=0.0)
+        objective, batch = make_objective(name, dropout=0.0)
         parts = [rows(batch, *pair) for pair in pairwise(bounds)]
         plain = torch.optim.SGD(objective.parameters(), fused=True)
         (step,) = train(objective, parts, [plain], lambda step: 0.1, accumulate=len(parts))
         found.append((step.loss, step.targets, objective.state_dict()))
     torch.testing.assert_close(*found, rtol=0, atol=1e-12)
-    before = learner(name, dropout=0.0)[0].state_dict()
+    before = make_objective(name, dropout=0.0)[0].state_dict()
     assert any(not torch.equal(before[each], value) for each, value in found[0][2].items())
 
 
 def test_every_task_is_among_them():
     # no layers: tests/tasks/test_cbow.py; no steps: tests/tasks/test_forecast.py
     apart = {Middle, Forecast}
-    assert {type(task) for _, _, task, _ in LEARNERS.values()} == set(TASKS.values()) - apart
+    assert {type(task) for _, _, task, _ in OBJECTIVES.values()} == set(TASKS.values()) - apart

@@ -11,19 +11,19 @@ from regard.errors import ConfigError
 from regard.explain.trace import trace
 from regard.nn.block import Block
 from regard.training.run import begin, resume
-from regard.training.setup.device import recompute
-from training.learners import LEARNERS, learner
+from regard.training.setup.device import checkpoint_activations
+from training.objectives import OBJECTIVES, make_objective
 from training.runs import config, contents
 
 DROPS = {"dropout": 0.2, "attention_dropout": 0.1, "ffn_dropout": 0.1}
-every_learner = pytest.mark.parametrize("name", LEARNERS)
+every_learner = pytest.mark.parametrize("name", OBJECTIVES)
 
 
 def made(name, *, again, **over):
-    """A learner that drops what it can, and its batch."""
-    objective, batch = learner(name, **DROPS, **over)
+    """An objective that drops what it can, and its batch."""
+    objective, batch = make_objective(name, **DROPS, **over)
     if again:
-        recompute(objective.model)
+        checkpoint_activations(objective.model)
     return objective, batch
 
 
@@ -124,17 +124,19 @@ def sharded(objective):
 
 def test_a_run_that_recomputes_from_its_beginning_or_later_is_the_same_run(data, tmp_path):
     for again in (False, True):
-        given = config(data / "pairs.tsv", steps=4, recompute=again)
+        given = config(data / "pairs.tsv", steps=4, activation_checkpointing=again)
         list(begin(given, tmp_path / str(again)))
-        later = {"train": {"steps": 6, "recompute": not again}}
+        later = {"train": {"steps": 6, "activation_checkpointing": not again}}
         list(resume(tmp_path / str(again), later))
     assert contents(tmp_path / "False") == contents(tmp_path / "True")
 
 
 def test_a_model_without_blocks_is_refused_before_there_is_a_folder(data, tmp_path):
     over = {"model": {"preset": "lstm", "dim": 8, "layers": 1}}
-    given = config(data / "cats.txt", over, recompute=True)
+    given = config(data / "cats.txt", over, activation_checkpointing=True)
     given.model.pop("heads")
-    with pytest.raises(ConfigError, match=r"train\.recompute=true goes block by block"):
+    with pytest.raises(
+        ConfigError, match=r"train\.activation_checkpointing=true goes block by block"
+    ):
         list(begin(given, tmp_path / "run"))
     assert not (tmp_path / "run").exists()

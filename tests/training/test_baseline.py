@@ -10,14 +10,14 @@ from regard.errors import Stopped
 from regard.pipelines.prepare import prepare
 from regard.training import baseline
 from regard.training.baseline import read_baseline
-from regard.training.events import Counted
+from regard.training.events import BaselineEvaluated
 from regard.training.run import begin, resume
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 from training.runs import config, interrupt
 
 
 def run(*words, **options):
-    return [each for each in begin(*words, **options) if isinstance(each, Counted)]
+    return [each for each in begin(*words, **options) if isinstance(each, BaselineEvaluated)]
 
 
 @pytest.mark.parametrize("most", [100, 10**6])
@@ -47,7 +47,7 @@ def test_what_is_to_beat_is_the_formulas_loss_on_the_same_targets(
     ]
     assert counted.tokens == sum(target != -1 for _, targets in learned for target in targets)
     assert counted.metrics["loss"] == pytest.approx(statistics.fmean(surprises), abs=1e-9)
-    assert read_baseline(Folder(tmp_path / "run")) == counted
+    assert read_baseline(RunFolder(tmp_path / "run")) == counted
 
 
 def test_counting_changes_nothing_of_what_is_learned(data, tmp_path):
@@ -55,7 +55,7 @@ def test_counting_changes_nothing_of_what_is_learned(data, tmp_path):
     assert not run(config(data / "cats.txt", steps=3, baseline=False), tmp_path / "without")
     both = [tmp_path / name / "model.safetensors" for name in ("with", "without")]
     assert both[0].read_bytes() == both[1].read_bytes()
-    assert not Folder(tmp_path / "without").baseline.exists()
+    assert not RunFolder(tmp_path / "without").baseline.exists()
 
 
 def test_a_run_that_goes_on_keeps_what_it_has_counted(data, tmp_path, monkeypatch):
@@ -63,9 +63,9 @@ def test_a_run_that_goes_on_keeps_what_it_has_counted(data, tmp_path, monkeypatc
         interrupt(patch, 4, asked=15)
         with pytest.raises(Stopped):
             run(config(data / "cats.txt"), tmp_path / "run")
-    before = Folder(tmp_path / "run").baseline.read_bytes()
-    assert not [each for each in resume(tmp_path / "run") if isinstance(each, Counted)]
-    assert Folder(tmp_path / "run").baseline.read_bytes() == before
+    before = RunFolder(tmp_path / "run").baseline.read_bytes()
+    assert not [each for each in resume(tmp_path / "run") if isinstance(each, BaselineEvaluated)]
+    assert RunFolder(tmp_path / "run").baseline.read_bytes() == before
 
 
 def test_pairs_are_not_counted(data, tmp_path):
@@ -76,6 +76,6 @@ def test_pairs_are_not_counted(data, tmp_path):
     "text", ["", "[]", '{"order": 6}', '{"order": 1, "tokens": 1, "metrics": {}}']
 )
 def test_what_was_damaged_is_as_good_as_not_there(tmp_path, text):
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     folder.baseline.write_text(text)
     assert read_baseline(folder) is None

@@ -14,7 +14,7 @@ from regard.nn import recurrent
 from regard.nn.state import Source
 from regard.training.run import begin
 from regard.training.setup import device
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 from training.runs import config
 
 ENDS = {
@@ -57,9 +57,9 @@ def test_a_model_that_does_not_fit_is_refused_with_need_and_have(monkeypatch):
     monkeypatch.setattr(device, "memory", lambda place: 16_000_000)
     cpu = torch.device("cpu")
     device.check_memory(1_000_000, TrainConfig(), cpu)  # 4 bytes, 4 copies: it just fits
-    for parameters, average in ((1_000_001, 0.0), (1_000_000, 0.9)):
+    for parameters, ema in ((1_000_001, 0.0), (1_000_000, 0.9)):
         with pytest.raises(ConfigError, match=f"{parameters:,} parameters need") as raised:
-            device.check_memory(parameters, TrainConfig(average=average), cpu)
+            device.check_memory(parameters, TrainConfig(ema=ema), cpu)
         assert "cpu has 0.0 GB" in str(raised.value)
         assert "smaller preset" in str(raised.value)
 
@@ -121,7 +121,7 @@ def test_compilation_is_the_default_only_on_cuda(asked, place, wanted):
         ("cuda", {}, True),
         ("cpu", {"compile": "on"}, False),
         ("cuda", {"compile": "off"}, False),
-        ("cuda", {"recompute": True}, False),
+        ("cuda", {"activation_checkpointing": True}, False),
     ],
 )
 def test_steps_are_replayed_where_they_are_compiled_for_cuda(place, over, wanted):
@@ -171,7 +171,7 @@ def test_a_run_takes_its_threads_from_its_settings_and_says_so(data, tmp_path, t
     next(begun)
     begun.close()
     assert threads() == 2
-    assert Folder(tmp_path / "run").load_environment()["threads"] == 2
+    assert RunFolder(tmp_path / "run").load_environment()["threads"] == 2
     with pytest.raises(ConfigError, match=r"train\.threads=0 must lie between 1 and"):
         list(begin(config(data / "cats.txt", threads=0), tmp_path / "none"))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.training.ema import Average
+from regard.training.ema import EMA
 
 
 def model():
@@ -20,17 +20,17 @@ def change(net, seed):
 
 def test_the_mean_follows_its_recurrence():
     net = model()
-    average = Average(net, 0.5)
+    ema = EMA(net, 0.5)
     expected = [param.detach().clone() for param in net.parameters()]
     for step in range(20):
         change(net, step)
-        average.update(step)
+        ema.update(step)
         decay = min(0.5, (1 + step) / (10 + step))
         expected = [
             decay * mean + (1 - decay) * param.detach()
             for mean, param in zip(expected, net.parameters(), strict=True)
         ]
-    means = average.tensors()
+    means = ema.tensors()
     assert list(means) == [name for name, _ in net.named_parameters()]
     for mean, wanted in zip(means.values(), expected, strict=True):
         torch.testing.assert_close(mean, wanted, rtol=0, atol=1e-12)
@@ -39,15 +39,15 @@ def test_the_mean_follows_its_recurrence():
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_weights_come_back_bit_for_bit(fails):
     net = model()
-    average = Average(net, 0.9)
+    ema = EMA(net, 0.9)
     change(net, 1)
-    average.update(0)
+    ema.update(0)
     own = [param.detach().clone() for param in net.parameters()]
-    with pytest.raises(ZeroDivisionError) if fails else average.applied():
+    with pytest.raises(ZeroDivisionError) if fails else ema.applied():
         if fails:
-            with average.applied():
+            with ema.applied():
                 raise ZeroDivisionError
-        for param, mean in zip(net.parameters(), average.tensors().values(), strict=True):
+        for param, mean in zip(net.parameters(), ema.tensors().values(), strict=True):
             assert torch.equal(param, mean)
             assert not torch.equal(param, own[0])
     assert all(map(torch.equal, net.parameters(), own))
@@ -55,33 +55,33 @@ def test_the_weights_come_back_bit_for_bit(fails):
 
 def test_without_decay_there_is_no_mean_and_no_cost():
     net = model()
-    average = Average(net, 0.0)
+    ema = EMA(net, 0.0)
     change(net, 1)
-    average.update(0)
+    ema.update(0)
     own = [param.detach().clone() for param in net.parameters()]
-    assert average.tensors() == {}
-    assert average.means == []
-    with average.applied():
+    assert ema.tensors() == {}
+    assert ema.means == []
+    with ema.applied():
         assert all(map(torch.equal, net.parameters(), own))
-    average.load({})
+    ema.load({})
 
 
 def test_a_mean_goes_on_from_what_it_saved():
     net = model()
-    average = Average(net, 0.9)
+    ema = EMA(net, 0.9)
     change(net, 1)
-    average.update(0)
-    saved = {name: mean.clone() for name, mean in average.tensors().items()}
-    again = Average(net, 0.9)
+    ema.update(0)
+    saved = {name: mean.clone() for name, mean in ema.tensors().items()}
+    again = EMA(net, 0.9)
     again.load(saved)
-    for each in (average, again):
+    for each in (ema, again):
         each.update(1)
-    assert all(map(torch.equal, average.means, again.means))
+    assert all(map(torch.equal, ema.means, again.means))
 
 
 def test_a_mean_that_was_not_saved_begins_with_the_weights():
     net = model()
-    average = Average(net, 0.9)
+    ema = EMA(net, 0.9)
     change(net, 1)
-    average.load({})
-    assert all(map(torch.equal, average.means, net.parameters()))
+    ema.load({})
+    assert all(map(torch.equal, ema.means, net.parameters()))

@@ -10,7 +10,7 @@ import pytest
 
 from regard.errors import CheckpointError, ConfigError
 from regard.text import train_tokenizer
-from regard.training.storage.run_folder import Folder, new_folder
+from regard.training.storage.run_folder import RunFolder, new_folder
 from training.runs import config
 
 
@@ -21,7 +21,7 @@ def tokenizer():
 
 @pytest.fixture
 def folder(tmp_path, tokenizer):
-    made = Folder(tmp_path / "runs" / "made")
+    made = RunFolder(tmp_path / "runs" / "made")
     made.create(config("cats.txt"), {"data": "x"}, tokenizer)
     return made
 
@@ -111,7 +111,7 @@ def test_an_existing_folder_is_not_written_over(folder, tokenizer):
 def test_a_run_that_cannot_be_written_leaves_nothing(tmp_path, tokenizer, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match=r"cannot write .*file/run.*MB free"):
-        Folder(tmp_path / "file" / "run").create(config("cats.txt"), {}, tokenizer)
+        RunFolder(tmp_path / "file" / "run").create(config("cats.txt"), {}, tokenizer)
 
     def fail(*words, **options):
         raise OSError(28, "No space left on device")
@@ -120,7 +120,7 @@ def test_a_run_that_cannot_be_written_leaves_nothing(tmp_path, tokenizer, monkey
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fail)
             with pytest.raises(CheckpointError, match="No space left on device"):
-                Folder(tmp_path / "run").create(config("cats.txt"), {}, tokenizer)
+                RunFolder(tmp_path / "run").create(config("cats.txt"), {}, tokenizer)
         assert names(tmp_path) == ["file"]
 
 
@@ -132,9 +132,9 @@ def test_a_kill_while_a_run_is_made_leaves_none(tmp_path, tokenizer, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Path, at, killed)
         with pytest.raises(KeyboardInterrupt):
-            Folder(tmp_path / "run").create(config("cats.txt"), {}, tokenizer)
+            RunFolder(tmp_path / "run").create(config("cats.txt"), {}, tokenizer)
     assert not (tmp_path / "run").exists()
-    Folder(tmp_path / "run").create(config("cats.txt"), {}, tokenizer)
+    RunFolder(tmp_path / "run").create(config("cats.txt"), {}, tokenizer)
     assert names(tmp_path) == ["run"]
 
 
@@ -206,7 +206,7 @@ def test_damage_is_named(folder):
     with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
         folder.load_config()
     with pytest.raises(CheckpointError, match="no run at nowhere"):
-        Folder("nowhere").load_config()
+        RunFolder("nowhere").load_config()
 
 
 def test_a_log_that_cannot_be_written_is_a_matter_of_the_disk(folder):

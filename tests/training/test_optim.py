@@ -64,11 +64,11 @@ def slow_orthogonal(x):
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 8), (8, 3)])
 def test_muon_takes_the_step_of_its_formula(shape):
-    rate, m, decay = 0.02, 0.9, 0.1
+    lr, m, decay = 0.02, 0.9, 0.1
     start = torch.randn(shape, dtype=torch.float64)
     grads = torch.randn(3, *shape, dtype=torch.float64)
     param = torch.nn.Parameter(start.clone())
-    muon = Muon([param], lr=rate, momentum=m, weight_decay=decay)
+    muon = Muon([param], lr=lr, momentum=m, weight_decay=decay)
     for grad in grads:
         param.grad = grad.clone()
         muon.step()
@@ -79,7 +79,7 @@ def test_muon_takes_the_step_of_its_formula(shape):
         update = (1 - m) * grad + m * momentum
         tall = shape[0] > shape[1]
         update = slow_orthogonal(update.T).T if tall else slow_orthogonal(update)
-        weight = (1 - rate * decay) * weight - rate * 0.2 * max(shape) ** 0.5 * update
+        weight = (1 - lr * decay) * weight - lr * 0.2 * max(shape) ** 0.5 * update
     torch.testing.assert_close(param.detach(), weight, rtol=0, atol=1e-12)
 
 
@@ -170,25 +170,25 @@ def test_adamw_is_torchs_slow_one_and_vectors_are_not_decayed():
 def test_an_optimizer_goes_on_bit_for_bit_from_what_it_saved(kind, tmp_path):
     batches = [text_batch(seed=seed) for seed in range(6)]
 
-    def learn(learner, ours, part, start):
-        list(train(learner, part, ours, lambda step: 0.01, start=start))
+    def learn(objective, ours, part, start):
+        list(train(objective, part, ours, lambda step: 0.01, start=start))
 
     torch.manual_seed(1)
-    learner = Objective(tiny(), Causal())
-    ours = optimizers(kind, learner, 0.01)
-    learn(learner, ours, batches[:3], 0)
-    write_tensors(tmp_path / "optimizer", dict(state_tensors(learner, ours)))
-    write_tensors(tmp_path / "model", learner.state_dict())
-    learn(learner, ours, batches[3:], 3)
+    objective = Objective(tiny(), Causal())
+    ours = optimizers(kind, objective, 0.01)
+    learn(objective, ours, batches[:3], 0)
+    write_tensors(tmp_path / "optimizer", dict(state_tensors(objective, ours)))
+    write_tensors(tmp_path / "model", objective.state_dict())
+    learn(objective, ours, batches[3:], 3)
 
     again = Objective(tiny(), Causal())
     again.load_state_dict(read_tensors(tmp_path / "model"))
     loaded = optimizers(kind, again, 0.01)
     load_state_tensors(again, loaded, read_tensors(tmp_path / "optimizer"))
     learn(again, loaded, batches[3:], 3)
-    for mine, yours in zip(learner.parameters(), again.parameters(), strict=True):
+    for mine, yours in zip(objective.parameters(), again.parameters(), strict=True):
         assert torch.equal(mine, yours)
-    saved, reached = (dict(state_tensors(m, o)) for m, o in ((learner, ours), (again, loaded)))
+    saved, reached = (dict(state_tensors(m, o)) for m, o in ((objective, ours), (again, loaded)))
     assert saved.keys() == reached.keys()
     assert all(torch.equal(saved[name], reached[name]) for name in saved)
 
@@ -196,9 +196,9 @@ def test_an_optimizer_goes_on_bit_for_bit_from_what_it_saved(kind, tmp_path):
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_optimizer_lowers_the_loss_of_one_batch(kind):
     torch.manual_seed(1)
-    learner, batch = Objective(tiny(), Causal()), text_batch()
-    ours = optimizers(kind, learner, 0.02)
-    losses = [float(s.loss) for s in train(learner, [batch] * 30, ours, lambda step: 0.02)]
+    objective, batch = Objective(tiny(), Causal()), text_batch()
+    ours = optimizers(kind, objective, 0.02)
+    losses = [float(s.loss) for s in train(objective, [batch] * 30, ours, lambda step: 0.02)]
     assert losses[-1] < 0.6 * losses[0]
 
 

@@ -17,9 +17,9 @@ from regard.nn.state import Source
 from regard.tasks import Causal, Objective, Seq2Seq
 from regard.training import run
 from regard.training.parallel.ranks import Ranks
-from regard.training.parallel.wrappers import Sharded
+from regard.training.parallel.strategy import Sharded
 from regard.training.storage.checkpoint import of_step, read_tensors
-from regard.training.storage.run_folder import Folder, new_folder
+from regard.training.storage.run_folder import RunFolder, new_folder
 from training.runs import Crash, config, interrupt, text_batch, tiny
 
 SCRIPT = Path(__file__).with_name("ranks.py")
@@ -62,15 +62,15 @@ def launch(*jobs):
 
 
 def losses(folder):
-    return [row["loss"] for row in Folder(folder).rows() if "loss" in row]
+    return [row["loss"] for row in RunFolder(folder).rows() if "loss" in row]
 
 
 def norms(folder):
-    return [row["grad_norm"] for row in Folder(folder).rows() if "grad_norm" in row]
+    return [row["grad_norm"] for row in RunFolder(folder).rows() if "grad_norm" in row]
 
 
 def judged(folder):
-    return [row["validation"]["loss"] for row in Folder(folder).rows() if "validation" in row]
+    return [row["validation"]["loss"] for row in RunFolder(folder).rows() if "validation" in row]
 
 
 def same(left, right):
@@ -146,24 +146,24 @@ def one_of_one():
 def test_an_evaluation_of_parts_may_come_before_the_first_step(half, one_of_one):
     batch, cpu = text_batch(), torch.device("cpu")
     torch.manual_seed(1)
-    learner = Sharded(Objective(tiny(), Causal()), one_of_one, cpu, batch, half=half)
-    assert all(p.grad is None for p in learner.objective.parameters())
+    strategy = Sharded(Objective(tiny(), Causal()), one_of_one, cpu, batch, half=half)
+    assert all(p.grad is None for p in strategy.objective.parameters())
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        judged = learner.look(lambda model: Causal().loss(model, batch))
-        assert torch.equal(learner.loss(batch), judged)
+        judged = strategy.with_full_weights(lambda model: Causal().loss(model, batch))
+        assert torch.equal(strategy.loss(batch), judged)
 
 
 def test_in_bfloat16_positions_are_not_rounded(one_of_one):
     batch, cpu = text_batch(), torch.device("cpu")
     objective = Objective(tiny(position="rotary"), Causal())
-    learner = Sharded(objective, one_of_one, cpu, batch, half=True)
+    strategy = Sharded(objective, one_of_one, cpu, batch, half=True)
     seen = []
-    (block,) = learner.blocks
+    (block,) = strategy.blocks
     block.attention.register_forward_pre_hook(
         lambda module, words, options: seen.append(options["inputs"].rotation.cos), with_kwargs=True
     )
     with torch.autocast("cpu", torch.bfloat16):
-        learner.loss(batch)
+        strategy.loss(batch)
     assert [cos.dtype for cos in seen] == [torch.float32]
 
 
@@ -281,7 +281,7 @@ def test_a_loss_that_is_not_a_number_on_one_rank_is_skipped_by_all(shard, data, 
     folder = tmp_path / "run"
     ((result,), _) = launch(job(data / "cats.txt", folder, 2, shard, event=[1, 2, "NaN"]))
     assert result["codes"] == [0, 0]
-    assert [row.get("skipped", False) for row in Folder(folder).rows() if "loss" in row] == [
+    assert [row.get("skipped", False) for row in RunFolder(folder).rows() if "loss" in row] == [
         *(False, True, False, False, False, False)
     ]
     for tensor in read_tensors(folder / "model.safetensors").values():
@@ -312,7 +312,7 @@ BATCHES = {
 @pytest.mark.parametrize("kind", BATCHES)
 def test_every_row_is_one_rank_s_and_who_has_none_takes_part_without_counting(kind, size):
     batch = BATCHES[kind]
-    shares = [Ranks(rank, size).share(batch) for rank in range(size)]
+    shares = [Ranks(rank, size).shard_batch(batch) for rank in range(size)]
     scored = [share for share in shares if (share.targets != -1).any()]
     assert torch.equal(torch.cat([share.targets for share in scored]), batch.targets)
     sizes = [len(share.targets) for share in shares]
@@ -327,14 +327,14 @@ def test_every_row_is_one_rank_s_and_who_has_none_takes_part_without_counting(ki
 
 def test_the_losses_of_the_shares_add_up_to_that_of_the_batch():
     model, task, batch = tiny(), Causal(), text_batch(5, unscored=0.3)
-    shares = [Ranks(rank, 7).share(batch) for rank in range(7)]
+    shares = [Ranks(rank, 7).shard_batch(batch) for rank in range(7)]
     parts = [task.loss(model, share) for share in shares]
     torch.testing.assert_close(sum(parts), task.loss(model, batch), rtol=0, atol=1e-5)
     assert sum(int(task.count(share)) for share in shares) == int(task.count(batch))
 
 
 def test_a_seq2seq_share_that_is_empty_costs_nothing():
-    share = Ranks(0, 8).share(BATCHES["pairs"])
+    share = Ranks(0, 8).shard_batch(BATCHES["pairs"])
     assert int(Seq2Seq().count(share)) == 0
 
 
@@ -343,7 +343,7 @@ def test_every_row_of_a_step_is_dealt_to_one_rank(size, accumulate):
     batches = [text_batch(5, seed=number) for number in range(2 * accumulate)]
     taken = {}
     for rank in range(size):
-        own, each = Ranks(rank, size).deal(batches.__getitem__, accumulate)
+        own, each = Ranks(rank, size).split_batches(batches.__getitem__, accumulate)
         for step in range(2):
             rows = torch.cat([own(step * each + place).targets for place in range(each)])
             taken.setdefault(step, []).extend(rows.tolist())

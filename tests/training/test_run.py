@@ -15,10 +15,10 @@ from regard.config import to_table
 from regard.errors import CheckpointError, ConfigError, DataError, DivergedError, Stopped
 from regard.tasks import Objective
 from regard.training import run
-from regard.training.events import Begun, Ended, Evaluated, Progressed
+from regard.training.events import Evaluated, RunFinished, RunStarted, StepLogged
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import digest, read_tensors
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 from training.runs import Crash, config, contents, interrupt, write_data
 
 KINDS = ["cats.txt", "pairs.tsv"]
@@ -30,7 +30,7 @@ def whole(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     for kind in KINDS:
         events = list(begin(config(data / kind), folder / kind))
-        assert isinstance(events[-1], Ended)
+        assert isinstance(events[-1], RunFinished)
     return folder
 
 
@@ -46,7 +46,7 @@ def go_on(path, *, overrides=None, **options):
 
 
 def rows(path, kind="loss"):
-    return [row for row in Folder(path).rows() if kind in row]
+    return [row for row in RunFolder(path).rows() if kind in row]
 
 
 def kept(path):
@@ -59,7 +59,7 @@ def steps_of(path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_tells_what_happens_and_leaves_it_on_disk(whole, kind, data):
-    folder = Folder(whole / kind)
+    folder = RunFolder(whole / kind)
     assert [row["step"] for row in rows(folder.path)] == list(range(1, 13))
     assert [row["step"] for row in rows(folder.path, "validation")] == [4, 8, 12]
     assert all(math.isfinite(row["loss"]) and row["targets"] > 0 for row in rows(folder.path))
@@ -72,10 +72,10 @@ def test_a_run_tells_what_happens_and_leaves_it_on_disk(whole, kind, data):
 
 def test_the_events_come_in_order(data, tmp_path):
     events = list(begin(config(data / "cats.txt", steps=4), tmp_path / "run"))
-    assert isinstance(events[0], Begun)
+    assert isinstance(events[0], RunStarted)
     assert events[0].step == 0
     assert events[0].parameters > 500
-    progress = [event for event in events if isinstance(event, Progressed)]
+    progress = [event for event in events if isinstance(event, StepLogged)]
     assert (progress[-1].step, progress[-1].steps, progress[-1].seconds_left) == (4, 4, 0)
     (evaluated,) = (event for event in events if isinstance(event, Evaluated))
     assert evaluated.best
@@ -104,7 +104,7 @@ def test_an_interrupted_run_ends_as_if_nothing_had_happened(
         events = resume(folder)
         reached.append(max(steps_of(folder), default=0))
     assert reached == ([1, 5, 6, 8, 11] if asked else [0, 3, 3, 6, 9])
-    assert isinstance(list(events)[-1], Ended)
+    assert isinstance(list(events)[-1], RunFinished)
     ours, theirs = contents(folder), contents(whole / kind)
     for name in ("metrics.jsonl", "samples.txt", "model.safetensors"):
         assert ours[name] == theirs[name]
@@ -119,7 +119,7 @@ def test_what_was_logged_after_the_checkpoint_is_cut_back(data, whole, tmp_path,
         interrupt(patch, 9)
         with pytest.raises(Crash):
             list(begin(config(data / "cats.txt"), folder))
-    logged = [row["step"] for row in Folder(folder).rows()]
+    logged = [row["step"] for row in RunFolder(folder).rows()]
     assert max(logged) == 8  # the evaluation at 8 was written, the last checkpoint is of 6
     assert steps_of(folder)[-1] == 6
     events = resume(folder)
@@ -138,7 +138,7 @@ def test_ctrl_c_has_its_own_exit_code(data, tmp_path, monkeypatch):
 
 def test_a_signal_in_the_last_step_ends_the_run_as_usual(data, tmp_path, monkeypatch):
     interrupt(monkeypatch, 12, asked=signal.SIGTERM)
-    assert isinstance(list(begin(config(data / "cats.txt"), tmp_path / "run"))[-1], Ended)
+    assert isinstance(list(begin(config(data / "cats.txt"), tmp_path / "run"))[-1], RunFinished)
 
 
 def test_an_existing_folder_is_refused(data, copied):
@@ -156,7 +156,7 @@ def test_a_finished_run_says_how_to_train_on(copied):
     with pytest.raises(ConfigError, match=r"is at step 12 already, and train\.steps=5"):
         go_on(copied, overrides={"train": {"steps": 5}})
     assert contents(copied) == before
-    assert Folder(copied).load_config().train.steps == 12
+    assert RunFolder(copied).load_config().train.steps == 12
 
 
 def test_a_finished_run_can_be_extended(copied):
@@ -165,7 +165,7 @@ def test_a_finished_run_can_be_extended(copied):
     assert (events[0].step, events[-1].step) == (12, 15)
     assert rows(copied)[:12] == before
     assert [row["step"] for row in rows(copied)] == list(range(1, 16))
-    assert Folder(copied).load_config().train.steps == 15
+    assert RunFolder(copied).load_config().train.steps == 15
 
 
 def test_an_earlier_step_can_be_gone_on_from_and_gives_the_same(copied, whole):
@@ -183,7 +183,7 @@ def test_nothing_of_a_dropped_future_stays(every, data, tmp_path, monkeypatch):
     """After going on from an earlier step, the model that is kept is none of the old later ones."""
     folder = tmp_path / "run"
     judged(monkeypatch, [3.0, 2.0, 1.0, 0.5])
-    settings = config(data / "cats.txt", steps=8, evaluate_every=2, save_every=every, average=0.0)
+    settings = config(data / "cats.txt", steps=8, evaluate_every=2, save_every=every, ema=0.0)
     list(begin(settings, folder))
     judged(monkeypatch, [2.5, 2.5])
     with monkeypatch.context() as patch:
@@ -198,7 +198,7 @@ def test_nothing_of_a_dropped_future_stays(every, data, tmp_path, monkeypatch):
 def test_a_best_model_that_cannot_be_had_again_is_forgotten(data, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     judged(monkeypatch, [1.0, 2.0, 0.5, 3.0])
-    settings = config(data / "cats.txt", steps=8, evaluate_every=2, save_every=5, average=0.0)
+    settings = config(data / "cats.txt", steps=8, evaluate_every=2, save_every=5, ema=0.0)
     list(begin(settings, folder))
     judged(monkeypatch, [2.5, 2.4])
     events = go_on(folder, step=5)  # whose best, of step 2, has no checkpoint
@@ -241,21 +241,21 @@ def test_changed_data_is_refused_and_the_same_elsewhere_is_not(kind, tmp_path, d
     ],
 )
 def test_what_the_weights_depend_on_cannot_change_on_the_way(copied, key, value):
-    before = Folder(copied).config.read_text()
+    before = RunFolder(copied).config.read_text()
     with pytest.raises(ConfigError, match=rf"{key}.* cannot change when a run goes on") as raised:
         go_on(copied, overrides={key: value})
     assert f"train.start={copied}" in str(raised.value)
-    assert Folder(copied).config.read_text() == before
+    assert RunFolder(copied).config.read_text() == before
 
 
 def test_averaging_can_begin_and_end_on_the_way(data, tmp_path):
     folder = tmp_path / "run"
-    list(begin(config(data / "cats.txt", average=0.0, steps=3, evaluate_every=3), folder))
-    assert not read_tensors(folder / "checkpoints" / "step-3" / "average.safetensors")
-    go_on(folder, overrides={"train": {"steps": 6, "average": 0.5}})
-    assert read_tensors(folder / "checkpoints" / "step-6" / "average.safetensors")
-    go_on(folder, overrides={"train": {"steps": 9, "average": 0.0}})
-    assert not read_tensors(folder / "checkpoints" / "step-9" / "average.safetensors")
+    list(begin(config(data / "cats.txt", ema=0.0, steps=3, evaluate_every=3), folder))
+    assert not read_tensors(folder / "checkpoints" / "step-3" / "ema.safetensors")
+    go_on(folder, overrides={"train": {"steps": 6, "ema": 0.5}})
+    assert read_tensors(folder / "checkpoints" / "step-6" / "ema.safetensors")
+    go_on(folder, overrides={"train": {"steps": 9, "ema": 0.0}})
+    assert not read_tensors(folder / "checkpoints" / "step-9" / "ema.safetensors")
 
 
 def faulty(monkeypatch, bad):
@@ -277,9 +277,9 @@ def test_a_run_of_gradients_that_are_not_finite_ends_the_training(data, tmp_path
     ) as raised:
         list(begin(config(data / "cats.txt"), tmp_path / "run"))
     assert raised.value.exit_code == 5
-    assert "train.rate" in str(raised.value)
+    assert "train.lr" in str(raised.value)
     assert steps_of(tmp_path / "run")[-1] == 6
-    for name in ("model", "optimizer", "average"):
+    for name in ("model", "optimizer", "ema"):
         tensors = read_tensors(tmp_path / f"run/checkpoints/step-6/{name}.safetensors")
         assert all(tensor.isfinite().all() for tensor in tensors.values())
     logged = rows(tmp_path / "run")
@@ -290,7 +290,7 @@ def test_a_run_of_gradients_that_are_not_finite_ends_the_training(data, tmp_path
 def test_two_bad_gradients_in_a_row_are_only_told(data, tmp_path, monkeypatch):
     faulty(monkeypatch, {2, 3, 5, 6})
     events = list(begin(config(data / "cats.txt"), tmp_path / "run"))
-    assert isinstance(events[-1], Ended)
+    assert isinstance(events[-1], RunFinished)
     assert [r["step"] for r in rows(tmp_path / "run") if r.get("skipped")] == [2, 3, 5, 6]
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
@@ -304,7 +304,7 @@ def judged(monkeypatch, losses):
 
 def test_the_best_model_is_kept_and_so_is_its_checkpoint(data, tmp_path, monkeypatch):
     judged(monkeypatch, [3.0, 1.0, 2.0, 1.5, 1.0, 4.0])
-    settings = config(data / "cats.txt", evaluate_every=2, save_every=2, keep=2, average=0.0)
+    settings = config(data / "cats.txt", evaluate_every=2, save_every=2, keep=2, ema=0.0)
     events = list(begin(settings, tmp_path / "run"))
     assert [e.best for e in events if isinstance(e, Evaluated)] == [1, 1, 0, 0, 0, 0]
     assert events[-1].metrics["loss"] == 1.0
@@ -319,7 +319,7 @@ def test_the_model_that_is_kept_has_the_mean_weights(whole):
     assert best["step"] == 12
     kept = read_tensors(whole / "cats.txt" / "model.safetensors")
     last = whole / "cats.txt" / "checkpoints" / "step-12"
-    mean, own = (read_tensors(last / f"{name}.safetensors") for name in ("average", "model"))
+    mean, own = (read_tensors(last / f"{name}.safetensors") for name in ("ema", "model"))
     assert all(torch.equal(kept[name], mean[name]) for name in mean)
     assert not all(torch.equal(mean[name], own[name]) for name in mean)
 
@@ -397,7 +397,7 @@ def test_patience_is_remembered_over_a_kill(data, tmp_path, monkeypatch):
 
 def test_a_run_can_begin_with_the_weights_of_another(whole, data, tmp_path):
     first = whole / "cats.txt"
-    settings = config(data / "cats.txt", steps=1, rate=0.0, average=0.0, start=str(first))
+    settings = config(data / "cats.txt", steps=1, lr=0.0, ema=0.0, start=str(first))
     list(begin(settings, tmp_path / "run"))
     ours, theirs = (read_tensors(f / "model.safetensors") for f in (tmp_path / "run", first))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -430,7 +430,7 @@ def test_two_runs_cannot_share_a_folder(data, tmp_path):
     with pytest.raises(CheckpointError, match="is being trained already, by process"):
         go_on(tmp_path / "run")
     events.close()
-    assert isinstance(go_on(tmp_path / "run")[-1], Ended)
+    assert isinstance(go_on(tmp_path / "run")[-1], RunFinished)
 
 
 def test_a_checkpoint_of_another_model_is_refused(copied):
@@ -480,7 +480,7 @@ def test_a_model_killed_while_counting_counts_again(data, tmp_path):
     list(begin(other(data, NGRAM), tmp_path / "run"))
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").glob("m*")}
     (tmp_path / "run" / "model.safetensors").unlink()
-    assert isinstance(go_on(tmp_path / "run")[-1], Ended)
+    assert isinstance(go_on(tmp_path / "run")[-1], RunFinished)
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").glob("m*")} == before
 
 
@@ -501,5 +501,5 @@ def test_python_resumes_too(copied):
 
 
 def test_the_saved_settings_make_the_same_settings_again(whole):
-    found = Folder(whole / "pairs.tsv").load_config()
+    found = RunFolder(whole / "pairs.tsv").load_config()
     assert to_table(found) == json.loads((whole / "pairs.tsv" / "config.json").read_text())

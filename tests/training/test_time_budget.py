@@ -10,7 +10,7 @@ from regard.models.build import count_parameters, describe, resolve
 from regard.pipelines.prepare import prepare
 from regard.training.setup import time_budget as size
 from regard.training.setup.time_budget import fit_to_minutes
-from training.learners import masked_batch, pair_batch
+from training.objectives import masked_batch, pair_batch
 from training.runs import config
 
 MASKED = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.long
 
@@ -65,7 +65,7 @@ def whole(data, tmp_path_factory):
 
 
 def equal(left, right):
-    rows = [Folder(folder).rows() for folder in (left, right)]
+    rows = [RunFolder(folder).rows() for folder in (left, right)]
     names = ("model.safetensors", "samples.txt")
     return rows[0] == rows[1] and all(
         (left / name).read_bytes() == (right / name).read_bytes() for name in names
@@ -127,7 +127,9 @@ def test_a_run_that_dies_after_every_second_save_comes_to_its_end(data, whole, t
     said, _ = run.communicate(timeout=300)
     assert run.returncode == 0, said
     assert "is at step" not in said
-    losses = [[row["loss"] for row in Folder(f).rows() if "loss" in row] for f in (folder, whole)]
+    losses = [
+        [row["loss"] for row in RunFolder(f).rows() if "loss" in row] for f in (folder, whole)
+    ]
     assert losses[0] == losses[1]
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from regard.errors import ConfigError
 from regard.training import log, run
-from regard.training.storage.run_folder import Folder
-from regard.training.tracking import trackers as watch
+from regard.training.storage.run_folder import RunFolder
+from regard.training.tracking import trackers
 from training import stored
 from training.runs import Crash, config, interrupt, write_data
 
@@ -39,7 +39,7 @@ def recorder(monkeypatch, tmp_path):
         calls = []
         for name, module in DOUBLES[kind](calls).items():
             monkeypatch.setitem(sys.modules, name, module)
-        monkeypatch.setattr(watch, "find_spec", lambda name: object())
+        monkeypatch.setattr(trackers, "find_spec", lambda name: object())
         return lambda folder: calls
 
     return use
@@ -98,8 +98,8 @@ def logged(folder):
     """What the run itself has written, as those who watch should have it."""
     return [
         (row["step"], name, value)
-        for row in Folder(folder).rows()
-        for name, value in watch.scalars(row).items()
+        for row in RunFolder(folder).rows()
+        for name, value in trackers.scalars(row).items()
     ]
 
 
@@ -118,7 +118,7 @@ def test_a_run_that_died_and_went_on_is_seen_once_from_beginning_to_end(
     with monkeypatch.context() as patch:
         interrupt(patch, 8)  # the last checkpoint is of step 6, so 7 comes twice
         with pytest.raises(Crash):
-            list(run.begin(config(data, watch=[kind], **EARLY), path))
+            list(run.begin(config(data, trackers=[kind], **EARLY), path))
     before = len(logged(path))
     list(run.resume(path))
     assert 0 < before < len(logged(path))
@@ -127,19 +127,19 @@ def test_a_run_that_died_and_went_on_is_seen_once_from_beginning_to_end(
 
 def test_what_is_skipped_or_not_finite_is_not_handed_on():
     row = {"step": 3, "loss": None, "rate": 0.1, "grad_norm": None, "targets": 8, "skipped": True}
-    assert watch.scalars(row) == {"train/rate": 0.1, "train/targets": 8}
+    assert trackers.scalars(row) == {"train/rate": 0.1, "train/targets": 8}
 
 
 @pytest.mark.parametrize("mode", [None, "online"])
 def test_nobody_logs_in_unless_the_environment_says_so(mode, data, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setitem(sys.modules, "wandb", wandb_double([], asked)["wandb"])
-    monkeypatch.setattr(watch, "find_spec", lambda name: object())
+    monkeypatch.setattr(trackers, "find_spec", lambda name: object())
     monkeypatch.delenv("WANDB_MODE", raising=False)
     if mode is not None:
         monkeypatch.setenv("WANDB_MODE", mode)
     choice = {"kind": "wandb", "project": "mine"}
-    list(run.begin(config(data, watch=[choice], steps=2), tmp_path / "run"))
+    list(run.begin(config(data, trackers=[choice], steps=2), tmp_path / "run"))
     list(run.resume(tmp_path / "run", {"train": {"steps": 4}}))
     first, second = asked
     assert first["mode"] == (mode or "offline")
@@ -150,18 +150,20 @@ def test_nobody_logs_in_unless_the_environment_says_so(mode, data, tmp_path, mon
 def test_a_package_that_is_not_there_is_named_before_anything_is_written(
     data, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(watch, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install wandb"):
-        list(run.begin(config(data, watch=["wandb"]), tmp_path / "run"))
+        list(run.begin(config(data, trackers=["wandb"]), tmp_path / "run"))
     with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
-        list(run.begin(config(data, watch=["tensorbord"]), tmp_path / "run"))
+        list(run.begin(config(data, trackers=["tensorbord"]), tmp_path / "run"))
     with pytest.raises(ConfigError, match="did you mean 'project'"):
-        list(run.begin(config(data, watch=[{"kind": "wandb", "projekt": "x"}]), tmp_path / "run"))
+        list(
+            run.begin(config(data, trackers=[{"kind": "wandb", "projekt": "x"}]), tmp_path / "run")
+        )
     assert not (tmp_path / "run").exists()
 
 
 class Mine:
-    """A watcher of one's own, with an option."""
+    """A tracker of one's own, with an option."""
 
     def __init__(self, start, fails_at=None):
         self.fails_at = fails_at
@@ -175,8 +177,8 @@ class Mine:
 
 
 def test_who_fails_to_watch_does_not_stop_the_run(data, tmp_path, monkeypatch):
-    monkeypatch.setitem(watch.WATCHERS, "mine", Mine)
-    settings = config(data, watch=[{"kind": "mine", "fails_at": 3}], **EARLY)
+    monkeypatch.setitem(trackers.TRACKERS, "mine", Mine)
+    settings = config(data, trackers=[{"kind": "mine", "fails_at": 3}], **EARLY)
     with pytest.warns(UserWarning, match="mine stopped watching: the dashboard is gone") as warned:
         list(run.begin(settings, tmp_path / "run"))
     assert len(warned) == 1
@@ -184,9 +186,11 @@ def test_who_fails_to_watch_does_not_stop_the_run(data, tmp_path, monkeypatch):
 
 
 def test_who_cannot_begin_is_a_mistake_of_the_settings(data, tmp_path, monkeypatch):
-    monkeypatch.setitem(watch.WATCHERS, "mine", lambda: 1 / 0)
-    with pytest.raises(ConfigError, match=r"train\.watch=mine could not begin: division by zero"):
-        list(run.begin(config(data, watch=["mine"]), tmp_path / "run"))
+    monkeypatch.setitem(trackers.TRACKERS, "mine", lambda: 1 / 0)
+    with pytest.raises(
+        ConfigError, match=r"train\.trackers=mine could not begin: division by zero"
+    ):
+        list(run.begin(config(data, trackers=["mine"]), tmp_path / "run"))
 
 
 def test_the_clock_goes_on_where_it_stood(data, tmp_path):

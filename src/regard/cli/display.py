@@ -15,14 +15,21 @@ from rich.text import Text
 
 from regard.cli.choices import choices
 from regard.cli.talk import clock, harmless, how_large, lively, number, say, settings, width
-from regard.training.events import Begun, Counted, Ended, Evaluated, Event, Progressed
+from regard.training.events import (
+    BaselineEvaluated,
+    Evaluated,
+    Event,
+    RunFinished,
+    RunStarted,
+    StepLogged,
+)
 from regard.training.parallel import launch
 from regard.training.setup.device import pick_device
 
 SAMPLE_LINES = 6
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_SECONDS = 10.0  # between two lines of progress
-LABEL = 11  # cells of the names at the left, as in `Begun.description`
+LABEL = 11  # cells of the names at the left, as in `RunStarted.description`
 
 
 class Silent:
@@ -51,7 +58,7 @@ class Lines(Silent):
 
     def __init__(self) -> None:
         self.spoke = time.monotonic()
-        self.latest: Progressed | None = None
+        self.latest: StepLogged | None = None
 
     def preparing(self, what: str, done: int, of: int) -> None:
         """A line every ten seconds."""
@@ -61,11 +68,11 @@ class Lines(Silent):
     def show(self, event: Event) -> None:
         """A line, where one is due."""
         match event:
-            case Begun():
+            case RunStarted():
                 self._say("\n".join(heading(event)))
-            case Counted():
+            case BaselineEvaluated():
                 self._say(to_beat(event))
-            case Progressed():
+            case StepLogged():
                 self.latest = event
                 if time.monotonic() - self.spoke >= PLAIN_SECONDS:
                     self._say(
@@ -79,7 +86,7 @@ class Lines(Silent):
                 done = "" if latest is None else f" of {latest.steps:,}  loss {latest.loss:.3f}"
                 best = "  best so far" if event.best else ""
                 self._say(f"step {event.step:,}{done}  held out: {named}{best}")
-            case Ended():
+            case RunFinished():
                 pass
 
     def _say(self, line: str) -> None:
@@ -93,8 +100,8 @@ class Picture(Silent):
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
         self.doing, self.share = "reading the data", 0.0
-        self.begun: Begun | None = None
-        self.latest: Progressed | None = None
+        self.begun: RunStarted | None = None
+        self.latest: StepLogged | None = None
         self.evaluated: list[Evaluated] = []
         self.ended = False
         self.tallest = 0  # the picture does not shrink: less to make the eye jump
@@ -128,16 +135,16 @@ class Picture(Silent):
     def show(self, event: Event) -> None:
         """Seen at the next drawing; what was found and chosen stays above."""
         match event:
-            case Begun():
+            case RunStarted():
                 self.begun = event
                 self._above(*heading(event), "")
-            case Counted():
+            case BaselineEvaluated():
                 self._above(to_beat(event), "")
-            case Progressed():
+            case StepLogged():
                 self.latest = event
             case Evaluated():
                 self.evaluated.append(event)
-            case Ended():
+            case RunFinished():
                 self.ended = True
         self.live.refresh()
 
@@ -165,7 +172,7 @@ class Picture(Silent):
         self.spinner.update(text=Text(text, "dim"))
         return self.spinner
 
-    def _bar(self, latest: Progressed) -> RenderableType:
+    def _bar(self, latest: StepLogged) -> RenderableType:
         left = "done" if self.ended else f"{clock(latest.seconds_left)} left"
         told = f"{latest.step:,} of {latest.steps:,} steps · {left}"
         bar = ProgressBar(
@@ -218,7 +225,7 @@ def display() -> Silent:
     return Picture() if lively(sys.stderr) else Lines()
 
 
-def heading(event: Begun) -> list[str]:
+def heading(event: RunStarted) -> list[str]:
     """What was found and what was chosen, so that it can be chosen otherwise."""
     device = pick_device(event.config.device).type
     family = event.config.model["family"]
@@ -243,7 +250,7 @@ def heading(event: Begun) -> list[str]:
     return [*lines, f"{'':<{LABEL}}(any of these can be given after WHAT, as in model.layers=6)"]
 
 
-def to_beat(event: Counted) -> str:
+def to_beat(event: BaselineEvaluated) -> str:
     """What counting gets from the same text."""
     bits = number(event.metrics["bits_per_byte"])
     told = f"{bits} bits per byte: n-grams of order {event.order}, {event.tokens:,} tokens counted"

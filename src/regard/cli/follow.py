@@ -11,26 +11,26 @@ from regard.models.build import fitted
 from regard.pipelines.base import Progress
 from regard.tasks import TASKS
 from regard.training.baseline import read_baseline
-from regard.training.events import Counted, Ended, Event
-from regard.training.storage.run_folder import Folder
+from regard.training.events import BaselineEvaluated, Event, RunFinished
+from regard.training.storage.run_folder import RunFolder
 from regard.training.tracking.history import kept
 
 EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
 EXAMPLES |= {"forecast": "--steps 24"}
 
 
-def follow(events: Callable[[Progress], Iterator[Event]]) -> Ended:
+def follow(events: Callable[[Progress], Iterator[Event]]) -> RunFinished:
     """Show each event of a run as it comes."""
     with display() as shown:
         for event in events(shown.preparing):
             shown.show(event)
-    assert isinstance(event, Ended)
+    assert isinstance(event, RunFinished)
     return event
 
 
-def report(ended: Ended, *, as_json: bool) -> None:
+def report(ended: RunFinished, *, as_json: bool) -> None:
     """The result on stdout, and the next commands on stderr."""
-    folder = Folder(ended.folder)
+    folder = RunFolder(ended.folder)
     counted = read_baseline(folder)
     if as_json:
         print_json(
@@ -55,13 +55,13 @@ def report(ended: Ended, *, as_json: bool) -> None:
     suggest(next_commands(ended, config))
 
 
-def beaten(metrics: dict[str, float], counted: Counted) -> str:
+def beaten(metrics: dict[str, float], counted: BaselineEvaluated) -> str:
     """By how much a model is better than counting."""
     less = counted.metrics["bits_per_byte"] - metrics["bits_per_byte"]
     return f"{number(abs(less))} bits per byte {'better' if less >= 0 else 'worse'} than counting"
 
 
-def next_commands(ended: Ended, config: RunConfig) -> list[tuple[str, str]]:
+def next_commands(ended: RunFinished, config: RunConfig) -> list[tuple[str, str]]:
     """What can be done with this run, and what it is good for."""
     run = shlex.quote(str(ended.folder))
     kind = kind_of(config.task)[0]

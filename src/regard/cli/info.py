@@ -50,13 +50,13 @@ def info(
         from regard.models.build import describe, family_of
         from regard.models.cost import cost
         from regard.models.presets import PUBLISHED
-        from regard.training.storage.run_folder import Folder
+        from regard.training.storage.run_folder import RunFolder
         from regard.training.tracking.history import kept
 
         over = parse_overrides(words)
         kind, config, metrics, notes = find(what, over)
         counted = cost(config)
-        numbers = kept(Folder(what)) if kind == "run" and not over else 0
+        numbers = kept(RunFolder(what)) if kind == "run" and not over else 0
         published = PUBLISHED.get(what) if kind == "preset" and not over else None
     if as_json:
         table = {**asdict(counted), "parameters": counted.parameters or numbers}
@@ -221,7 +221,7 @@ def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], l
     from regard.models.build import resolve
     from regard.models.presets import PRESETS
     from regard.training.setup.configure import RECIPES, recipes
-    from regard.training.storage.run_folder import Folder
+    from regard.training.storage.run_folder import RunFolder
 
     if what in PRESETS:
         wrong = [key for key in over if key != "model"]
@@ -251,7 +251,7 @@ def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], l
         if over:
             raise ConfigError(f"{what} is a checkpoint; import it before changing its settings")
         return "checkpoint", open_folder(Path(what)).config, {}, []
-    folder = Folder(what)
+    folder = RunFolder(what)
     run = build(RunConfig, merge(to_table(folder.load_config()), over))
     kept = folder.kept_metrics()
     return "run", resolve(run.model), kept, [] if kept else ["not evaluated yet"]

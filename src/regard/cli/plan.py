@@ -164,7 +164,7 @@ def _advice(best: "Way", cost: "Cost", machine: "Machine", tokens: float) -> lis
     time = lasting(tokens / best.tokens_per_second)
     rows = f"{best.rows:,} row{'s' if best.rows > 1 else ''}"
     rows += " on each GPU" if machine.gpus > 1 else ""
-    recompute = " train.recompute=true" if best.recomputed else ""
+    recompute = " train.activation_checkpointing=true" if best.recomputed else ""
     words = f"train.batch={best.rows * machine.gpus}{recompute}"
     launch = "regard train"
     if machine.gpus > 1:

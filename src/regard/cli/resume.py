@@ -5,7 +5,7 @@ from typing import Annotated
 from typer import Option
 
 from regard.cli.options import Folder, Json, Overrides
-from regard.cli.talk import assist, working
+from regard.cli.talk import run_worker, working
 from regard.config import check_overrides, parse_overrides
 from regard.training.parallel.launch import rank
 from regard.training.signals import stoppable
@@ -27,7 +27,7 @@ def resume(
     regard resume runs/my train.steps=5000
     """
     if rank():
-        assist()
+        run_worker()
         return
     over = parse_overrides(words)
     check_overrides(over)

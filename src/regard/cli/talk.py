@@ -55,9 +55,9 @@ def working(text: str) -> Iterator[None]:
         yield
 
 
-def assist() -> None:
+def run_worker() -> None:
     """What other ranks than 0 do, whatever the words were: they learn in silence."""
-    from regard.training.run import assist as events
+    from regard.training.run import run_worker as events
 
     for _ in events():
         pass

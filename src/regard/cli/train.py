@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument
 
 from regard.cli.options import Json, Out, Overrides
-from regard.cli.talk import assist, say, working
+from regard.cli.talk import run_worker, say, working
 from regard.config import check_overrides, parse_overrides, read_recipe
 from regard.training.parallel.launch import rank
 from regard.training.signals import stoppable
@@ -47,7 +47,7 @@ def train(
     regard train my.txt model.family=ngram model.order=5
     """
     if rank():
-        assist()
+        run_worker()
         return
     own = "=" in what and not Path(what).exists()  # data.source=… and data.target=… need no WHAT
     over = parse_overrides([what, *words] if own else words)

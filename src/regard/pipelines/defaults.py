@@ -6,7 +6,7 @@ from typing import Any
 from regard.config import Choice, kind_of
 from regard.data.sources import Data, Images, Labelled, Pairs, Series, Text
 
-GENTLE = {"rate": 1e-4, "optimizer": "adamw"}  # for weights that have learned already
+GENTLE = {"lr": 1e-4, "optimizer": "adamw"}  # for weights that have learned already
 SMALL_TEXT = 10_000_000  # bytes; below, characters are learned faster than sub-words
 
 
@@ -54,9 +54,9 @@ def _text(data: Text, where: dict[str, Any], fast: bool) -> dict[str, Any]:
         "train": {
             "steps": 3000 if fast else 2000,
             "batch": 64 if fast else 12,
-            "rate": 3e-3 if fast else 6e-3,
+            "lr": 3e-3 if fast else 6e-3,
             "optimizer": "muon",
-            "average": 0.99,
+            "ema": 0.99,
             "schedule": {"kind": "linear", "warmup": 30},
         },
     }
@@ -78,9 +78,9 @@ def _masked(data: Text, where: dict[str, Any], fast: bool, *, pairs: bool) -> di
         "train": {
             "steps": 5000 if fast else 3500,
             "batch": 64 if fast else 16,
-            "rate": 3e-3 if fast else 5e-3,
+            "lr": 3e-3 if fast else 5e-3,
             "optimizer": "muon",
-            "average": 0.99,
+            "ema": 0.99,
             "schedule": {"kind": "linear", "warmup": 50},
         },
     }
@@ -97,7 +97,7 @@ def _cbow(data: Text, where: dict[str, Any]) -> dict[str, Any]:
         "train": {
             "steps": min(20_000, max(500, 20 * words // (64 * rows))),
             "batch": rows,
-            "rate": 5e-3,
+            "lr": 5e-3,
             "optimizer": {"kind": "adamw", "decay": 0.0},
             "schedule": {"kind": "linear", "warmup": 50},
             "evaluate_tokens": 10_000,
@@ -116,9 +116,9 @@ def _pairs(data: Pairs, where: dict[str, Any], fast: bool) -> dict[str, Any]:
         "train": {
             "steps": 5000 if fast else 2000,
             "tokens": 8192 if fast else 2048,
-            "rate": 2e-3,
+            "lr": 2e-3,
             "optimizer": "muon",
-            "average": 0.995,
+            "ema": 0.995,
             "schedule": {"kind": "cosine", "warmup": 100},
         },
     }
@@ -146,8 +146,8 @@ def _labels(data: Labelled, where: dict[str, Any], fast: bool) -> dict[str, Any]
         "train": {
             "steps": 3000 if fast else 1000,
             "batch": 64,
-            "rate": 2e-3,
-            "average": 0.99,
+            "lr": 2e-3,
+            "ema": 0.99,
             "schedule": {"kind": "linear", "warmup": 50},
         },
     }
@@ -171,9 +171,9 @@ def _images(data: Images, where: dict[str, Any], fast: bool) -> dict[str, Any]:
         "train": {
             "steps": steps,
             "batch": batch,
-            "rate": 3e-3 if fast else 1e-2,
+            "lr": 3e-3 if fast else 1e-2,
             "optimizer": "muon",
-            "average": 0.99,
+            "ema": 0.99,
             "schedule": {"kind": "linear", "warmup": 100},
             "evaluate_tokens": 2000,
         },

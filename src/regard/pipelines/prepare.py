@@ -41,7 +41,7 @@ from regard.text.pairs import JOINT, SOURCE, TARGET
 from regard.training.optim import optimizers
 from regard.training.schedule import schedule
 from regard.training.setup.device import memory, pick_device
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 
 SHAPES: dict[str, tuple[str, ...]] = {
     "causal": ("decoder",),
@@ -136,7 +136,7 @@ def must_make_sense(settings: TrainConfig) -> None:
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ConfigError(f"train.{name}={value} must be at least 1")
-    for name, below in (("rate", math.inf), ("clip", math.inf), ("average", 1)):
+    for name, below in (("lr", math.inf), ("clip", math.inf), ("ema", 1)):
         value = getattr(settings, name)
         if not 0 <= value < below:
             raise ConfigError(f"train.{name}={value} must be at least 0 and below {below}")
@@ -196,7 +196,7 @@ def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> N
             f"train.best={config.train.best!r} is not measured here; choose among {known}"
         )
     schedule(config.train.schedule, config.train.steps)
-    optimizers(config.train.optimizer, _Smallest(), config.train.rate)
+    optimizers(config.train.optimizer, _Smallest(), config.train.lr)
     wanted, found = TASKS[kind].learns, data.kind
     if wanted != found:
         fitting = ", ".join(name for name, task in TASKS.items() if task.learns == found)
@@ -429,7 +429,7 @@ def load_tokenizers(folder: Path, config: RunConfig) -> Tokenizers | None:
     kind = kind_of(config.task)[0]
     learns = TASKS[kind].learns if kind in TASKS else "text"
     there = [name for name in (JOINT, SOURCE, TARGET) if (folder / name).exists()]
-    if not there and Folder(folder).load_environment().get("tokenizer") == "none":
+    if not there and RunFolder(folder).load_environment().get("tokenizer") == "none":
         return None
     if learns == "pairs" or SOURCE in there:
         return PairTokenizers.load(folder)

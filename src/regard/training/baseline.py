@@ -14,16 +14,16 @@ from regard.models.ngram import NGram, NGramConfig
 from regard.pipelines.base import Material
 from regard.tasks import Causal
 from regard.text import Tokenizer
-from regard.training.events import Counted
+from regard.training.events import BaselineEvaluated
 from regard.training.storage.checkpoint import write_json
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 
 ORDER = 6  # with these discounts longer grams are no better on a text of a few million tokens
 MOST_TOKENS = 2_000_000  # counted in a second or two
 Texts = Iterable[TextBatch]
 
 
-def count(material: Material, folder: Folder, limit: int) -> Counted:
+def count(material: Material, folder: RunFolder, limit: int) -> BaselineEvaluated:
     """Count n-grams (modified Kneser–Ney) of the text, judge them as the model is, keep that.
 
     Of a long text the beginning is counted; `limit` held-out targets are judged, as in training.
@@ -37,15 +37,15 @@ def count(material: Material, folder: Folder, limit: int) -> Counted:
     judged = cast(Texts, material.held_out(limit))
     scores = torch.cat([model.scores(each.ids, each.targets) for each in judged])
     tokens = sum(int(task.count(each)) for each in learned)
-    counted = Counted(ORDER, tokens, task.measured(-float(scores.mean())))
+    counted = BaselineEvaluated(ORDER, tokens, task.measured(-float(scores.mean())))
     write_json(folder.baseline, asdict(counted))
     return counted
 
 
-def read_baseline(folder: Folder) -> Counted | None:
+def read_baseline(folder: RunFolder) -> BaselineEvaluated | None:
     """What was counted when a run began; None where nothing was."""
     try:
-        counted = build(Counted, read_json(folder.baseline))
+        counted = build(BaselineEvaluated, read_json(folder.baseline))
     except (CheckpointError, ConfigError):
         return None
     return counted if isinstance(counted.metrics.get("bits_per_byte"), float) else None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Average:
+class EMA:
     r"""a <- d a + (1 - d) w after every step, d = min(decay, (1 + n) / (10 + n)) at step n.
 
     The ramp lets a short run forget its beginning (as in Szegedy et al. 2016's released code).

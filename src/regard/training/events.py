@@ -7,7 +7,7 @@ from regard.config import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class RunStarted:
     """The data is ready and the model is made."""
 
     folder: Path
@@ -18,7 +18,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class BaselineEvaluated:
     """Before the first step: how well n-grams of the same text do."""
 
     order: int
@@ -27,13 +27,13 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
+class StepLogged:
     """Some steps were taken."""
 
     step: int
     steps: int
     loss: float
-    rate: float
+    lr: float
     grad_norm: float
     targets_per_second: float
     seconds_left: float
@@ -50,7 +50,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunFinished:
     """The run is finished; `metrics` are those of the model that was kept."""
 
     folder: Path
@@ -60,4 +60,4 @@ class Ended:
     stopped_early: bool = False
 
 
-Event = Begun | Counted | Progressed | Evaluated | Ended
+Event = RunStarted | BaselineEvaluated | StepLogged | Evaluated | RunFinished

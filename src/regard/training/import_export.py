@@ -26,7 +26,7 @@ from regard.pipelines.prepare import load_tokenizers, tokenizer_fingerprint
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import environment, memory
 from regard.training.storage.checkpoint import check_tensors, write_json
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 
 NEW = "name another folder"
 GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -65,13 +65,13 @@ def import_run(source: Path | str, out: Path) -> Foreign:
         "tokenizer": tokenizer_fingerprint(foreign.tokenizers),
         "imported": {"family": foreign.family.name, "from": name},
     }
-    Folder(out).create(run_config(foreign, out.name), facts, foreign.tokenizers, foreign.write)
+    RunFolder(out).create(run_config(foreign, out.name), facts, foreign.tokenizers, foreign.write)
     return foreign
 
 
 def export_run(run: Path, out: Path, family: str | None = None) -> Exported:
     """Write a run as a folder that transformers opens; where it is installed, see that it does."""
-    folder = Folder(run)
+    folder = RunFolder(run)
     config = folder.load_config()
     model: Any = resolve(config.model)
     tokenizers = load_tokenizers(folder.path, config)

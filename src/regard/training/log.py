@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from regard.training.events import Progressed
+from regard.training.events import StepLogged
 from regard.training.loop import Step
 from regard.training.nonfinite import Skips
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 
 FLUSH_STEPS, FLUSH_SECONDS = 64, 0.5
 
@@ -16,7 +16,7 @@ FLUSH_STEPS, FLUSH_SECONDS = 64, 0.5
 class Log:
     """Keeps steps as tensors until it is worth waiting for the device, then writes them all."""
 
-    def __init__(self, folder: Folder, steps: int, skips: Skips) -> None:
+    def __init__(self, folder: RunFolder, steps: int, skips: Skips) -> None:
         self.folder, self.steps, self.skips = folder, steps, skips
         self.pending: list[Step] = []
         self.at = time.perf_counter()
@@ -34,7 +34,7 @@ class Log:
         waited = time.perf_counter() - self.at
         return waited >= FLUSH_SECONDS or len(self.pending) >= FLUSH_STEPS
 
-    def flush(self) -> Progressed | None:
+    def flush(self) -> StepLogged | None:
         """Write all pending steps, and tell of them; too many skipped in a row end the training."""
         if not self.pending:
             return None
@@ -52,24 +52,24 @@ class Log:
             row: dict[str, Any] = {
                 "step": step.number + 1,
                 "loss": loss,
-                "rate": step.rate,
+                "rate": step.lr,
                 "grad_norm": norm,
                 "targets": int(count),
             }
             if skipped:
                 row |= {"loss": None, "grad_norm": None, "skipped": True}
             self.folder.append(row)
-            self.skips.see(step.number, loss, norm, step.rate, skipped=bool(skipped))
+            self.skips.see(step.number, loss, norm, step.lr, skipped=bool(skipped))
             if not skipped:
                 self.smooth = _mixed(self.smooth, loss)
         last = self.pending[-1]
         self.pending = []
         self.at = time.perf_counter()
-        return Progressed(
+        return StepLogged(
             last.number + 1,
             self.steps,
             float("nan") if self.smooth is None else self.smooth,
-            last.rate,
+            last.lr,
             rows[-1][1],
             self.speed,
             self.pace * (self.steps - last.number - 1),

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.accel.cuda_graph import Captured, Update
 from regard.data.batch import Batch
 from regard.tasks.base import Objective
-from regard.training.parallel.wrappers import Learner
+from regard.training.parallel.strategy import ParallelStrategy, SingleProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Step:
     number: int
     loss: Tensor  # mean over the step's targets
     grad_norm: Tensor
-    rate: float
+    lr: float
     targets: Tensor
     skipped: Tensor  # 1.0 where loss or gradient was not finite and the weights were left alone
 
@@ -30,14 +30,14 @@ def train(
     objective: Objective,
     batches: Iterable[Batch],
     optimizers: list[torch.optim.Optimizer],
-    rate: Callable[[int], float],
+    lr: Callable[[int], float],
     *,
     accumulate: int = 1,
     clip: float = 1.0,
     seed: int = 1,
     start: int = 0,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
-    learner: Learner | None = None,
+    strategy: ParallelStrategy | None = None,
     capture: bool = False,
 ) -> Iterator[Step]:
     """Take one optimizer step per `accumulate` batches; yield what happened, for as long as asked.
@@ -46,11 +46,11 @@ def train(
     into micro-batches changes nothing but memory. Logging, evaluation, checkpoints and
     stopping belong to whoever iterates. The optimizers must heed `found_inf`, as ours and
     torch's fused ones do. Of several ranks, each has its own batches, and sums and norms are
-    over all; their learner averages gradients, hence the factor. On CUDA, `capture` replays
+    over all; their strategy averages gradients, hence the factor. On CUDA, `capture` replays
     steps from graphs, which frees small models from the time it takes to launch them.
     """
-    learner = Learner(objective) if learner is None else learner
-    ranks, device = learner.ranks, next(objective.parameters()).device
+    strategy = SingleProcess(objective) if strategy is None else strategy
+    ranks, device = strategy.ranks, next(objective.parameters()).device
     parts = [part for optimizer in optimizers for part in optimizer.param_groups]
 
     def update(group: Sequence[Batch]) -> tuple[Tensor, ...]:
@@ -58,13 +58,13 @@ def train(
         targets = ranks.sum(counts.sum()).clamp_min(1)
         total = torch.zeros((), device=device)
         for place, batch in enumerate(group, 1):
-            with learner.syncing(place == len(group)):
+            with strategy.syncing(place == len(group)):
                 with autocast():
-                    summed = learner.loss(batch)
+                    summed = strategy.loss(batch)
                 (summed * ranks.size / targets).backward()
             total += summed.detach()
         total = ranks.sum(total)
-        norm = learner.clip(clip)
+        norm = strategy.clip(clip)
         skipped = (~(torch.isfinite(norm) & torch.isfinite(total))).float()
         for optimizer in optimizers:
             optimizer.found_inf = skipped  # type: ignore[attr-defined]
@@ -84,12 +84,12 @@ def train(
             objective.train()
         for part in parts:
             if isinstance(part["lr"], Tensor):
-                part["lr"].fill_(rate(number))
+                part["lr"].fill_(lr(number))
             else:
-                part["lr"] = rate(number)
+                part["lr"] = lr(number)
         _seed(_mix(seed, number, ranks.rank), device)  # so dropout is a function of them
         mean, norm, targets, skipped = act(group)
-        yield Step(number, mean, norm, rate(number), targets, skipped)
+        yield Step(number, mean, norm, lr(number), targets, skipped)
         number += 1
 
 

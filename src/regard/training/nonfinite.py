@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from regard.errors import DivergedError
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 
 TOLERATED = 3  # steps in a row that may be skipped, less one
 
@@ -19,12 +19,12 @@ class Skips:
     """Counts the steps that were skipped in a row, and keeps what each of them read."""
 
     def __init__(
-        self, folder: Folder, samples: Callable[[int], list[int]], accumulate: int
+        self, folder: RunFolder, samples: Callable[[int], list[int]], accumulate: int
     ) -> None:
         self.folder, self.samples, self.accumulate = folder, samples, accumulate
         self.in_a_row = 0
 
-    def see(self, number: int, loss: float, norm: float, rate: float, *, skipped: bool) -> None:
+    def see(self, number: int, loss: float, norm: float, lr: float, *, skipped: bool) -> None:
         """Take in a step; a skipped one too many in a row ends the training."""
         if not skipped:
             self.in_a_row = 0
@@ -44,11 +44,11 @@ class Skips:
                 f"loss or gradient was not finite in {TOLERATED} steps in a row, up to step "
                 f"{number + 1:,}; the weights were left alone\n"
                 f"what those steps read stands in {self.folder.skipped}\n{_way_out(self.folder)}"
-                f" (now {rate:.2g})"
+                f" (now {lr:.2g})"
             )
 
 
-def must_be_finite(folder: Folder, step: int, *groups: Mapping[str, Tensor]) -> None:
+def must_be_finite(folder: RunFolder, step: int, *groups: Mapping[str, Tensor]) -> None:
     """Refuse to judge or save what is not finite: the checkpoint before is worth more."""
     named = ((name, tensor) for group in groups for name, tensor in group.items())
     broken = [name for name, tensor in named if not tensor.isfinite().all()]
@@ -59,8 +59,8 @@ def must_be_finite(folder: Folder, step: int, *groups: Mapping[str, Tensor]) -> 
         )
 
 
-def _way_out(folder: Folder) -> str:
-    return f"go on from the last checkpoint, more slowly: regard resume {folder.path} train.rate=…"
+def _way_out(folder: RunFolder) -> str:
+    return f"go on from the last checkpoint, more slowly: regard resume {folder.path} train.lr=…"
 
 
 def _json(value: float) -> float | str:

@@ -31,10 +31,10 @@ class Parts(Protocol):
 class Muon(torch.optim.Optimizer):
     r"""Momentum whose update is made orthogonal (Jordan et al. 2024).
 
-        M <- m M + (1 - m) G,    U = (1 - m) G + m M,    W <- (1 - rate decay) W - rate s orth(U)
+        M <- m M + (1 - m) G,    U = (1 - m) G + m M,    W <- (1 - lr decay) W - lr s orth(U)
 
     orth replaces the singular values by about 1, by five Newton–Schulz steps; s = 0.2 sqrt(max
-    side), so that an update is as large as AdamW's and both share one rate (Liu et al. 2025).
+    side), so that an update is as large as AdamW's and both share one lr (Liu et al. 2025).
     With `found_inf` set on the optimizer the step is skipped on the device, as torch's fused
     AdamW does: nobody has to wait to learn whether the gradient was finite. Where a rank has
     only rows of each matrix, `parts` puts U together, and every rank makes all of it orthogonal.
@@ -112,7 +112,7 @@ def orthogonal(x: Float[Tensor, "many rows columns"], steps: int = 5) -> Tensor:
 
 def adamw(
     parameters: Parameters,
-    rate: float,
+    lr: float,
     beta1: float = 0.9,
     beta2: float = 0.99,
     decay: float = 0.1,
@@ -124,7 +124,7 @@ def adamw(
     return [
         torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=rate,
+            lr=lr,
             betas=(beta1, beta2),
             fused=True,
             capturable=parameters[0][1].is_cuda,  # in a graph
@@ -134,7 +134,7 @@ def adamw(
 
 def muon(
     parameters: Parameters,
-    rate: float,
+    lr: float,
     momentum: float = 0.95,
     beta1: float = 0.9,
     beta2: float = 0.99,
@@ -144,8 +144,8 @@ def muon(
     hidden = [p for n, p in parameters if p.dim() == 2 and is_hidden(n)]
     others = [(n, p) for n, p in parameters if not (p.dim() == 2 and is_hidden(n))]
     return [
-        *([Muon(hidden, lr=rate, momentum=momentum, weight_decay=decay)] if hidden else []),
-        *(adamw(others, rate, beta1, beta2, decay) if others else []),
+        *([Muon(hidden, lr=lr, momentum=momentum, weight_decay=decay)] if hidden else []),
+        *(adamw(others, lr, beta1, beta2, decay) if others else []),
     ]
 
 
@@ -158,11 +158,11 @@ def is_hidden(name: str) -> bool:
 OPTIMIZERS: dict[str, Callable[..., list[torch.optim.Optimizer]]] = {"adamw": adamw, "muon": muon}
 
 
-def optimizers(choice: Choice, model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+def optimizers(choice: Choice, model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     """The optimizers of this name for all that learns in a model."""
     parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     try:
-        return make(choice, OPTIMIZERS, "optimizer", parameters=parameters, rate=rate)
+        return make(choice, OPTIMIZERS, "optimizer", parameters=parameters, lr=lr)
     except ConfigError:
         raise
     except ValueError as error:  # torch's own checks of betas and decay

@@ -33,33 +33,33 @@ from regard.pipelines.base import Material, Progress
 from regard.pipelines.prepare import load_tokenizers, prepare, smallest, tokenizer_fingerprint
 from regard.tasks import Causal, Objective
 from regard.training.baseline import count
-from regard.training.ema import Average
-from regard.training.events import Begun, Ended, Evaluated, Event
+from regard.training.ema import EMA
+from regard.training.events import Evaluated, Event, RunFinished, RunStarted
 from regard.training.log import Log
 from regard.training.loop import train
 from regard.training.nonfinite import Skips
 from regard.training.optim import optimizers
 from regard.training.parallel import launch
-from regard.training.parallel.ranks import Order, Ranks, give, joined, receive
-from regard.training.parallel.wrappers import learner_of, must_shard
+from regard.training.parallel.ranks import LaunchPlan, Ranks, give, joined, receive
+from regard.training.parallel.strategy import make_strategy, should_shard
 from regard.training.schedule import schedule
 from regard.training.setup.device import (
     autocast,
     captures,
     check_memory,
+    checkpoint_activations,
     compiles,
     environment,
     packs,
     ready_device,
-    recompute,
 )
 from regard.training.setup.resume_checks import must_be_as_saved, must_have_more, must_stay
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
 from regard.training.storage.disk_space import check_room
-from regard.training.storage.run_folder import Folder, ReadOnly
-from regard.training.tracking.trackers import check_watchers, watching
-from regard.training.train_state import Standing, start_from
+from regard.training.storage.run_folder import ReadOnly, RunFolder
+from regard.training.tracking.trackers import check_trackers, watching
+from regard.training.train_state import TrainState, start_from
 
 logger = logging.getLogger(__name__)
 
@@ -67,17 +67,17 @@ logger = logging.getLogger(__name__)
 def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> Iterator[Event]:
     """Train a new run in a folder that does not exist yet."""
     if launch.rank():
-        yield from assist()
+        yield from run_worker()
         return
-    folder = Folder(path)
+    folder = RunFolder(path)
     if launch.attempt() and folder.is_of(launch.launch()):
         yield from resume(path, progress=progress)
         return
     folder.must_be_new()
-    check_watchers(config.train.watch)
+    check_trackers(config.train.trackers)
     tokenizers = None
     if config.train.start is not None:
-        start = Folder(config.train.start)
+        start = RunFolder(config.train.start)
         tokenizers = load_tokenizers(start.path, start.load_config())
     device = ready_device(config)
     if "preset" in config.model:  # refuse the impossible before the data is read
@@ -87,8 +87,10 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
     parameters = count_parameters(material.model)
     check_memory(parameters, config.train, device)
     _check_room(path, config, parameters)
-    if config.train.recompute:
-        recompute(hollow(material.model))  # what cannot be done leaves no folder behind
+    if config.train.activation_checkpointing:
+        checkpoint_activations(
+            hollow(material.model)
+        )  # what cannot be done leaves no folder behind
     if config.train.start is not None:
         # weights that do not fit leave no folder behind
         start_from(config, hollow(material.model))
@@ -111,9 +113,9 @@ def resume(
 ) -> Iterator[Event]:
     """Go on with a run from its newest checkpoint (or that of `step`), bit for bit."""
     if launch.rank():
-        yield from assist()
+        yield from run_worker()
         return
-    folder = Folder(path)
+    folder = RunFolder(path)
     before = folder.load_config()
     if before.data.path is None and before.data.source is None:
         raise ConfigError(
@@ -132,7 +134,7 @@ def resume(
             if not launch.attempt():
                 raise
             give(None)  # a rank died after the end
-            yield Ended(path, config.train.steps, folder.kept_metrics(), 0.0)
+            yield RunFinished(path, config.train.steps, folder.kept_metrics(), 0.0)
             return
         if newest is not None:
             must_be_as_saved(folder, config, newest)
@@ -146,32 +148,32 @@ def resume(
 def _lead(
     config: RunConfig,
     material: Material,
-    folder: Folder,
+    folder: RunFolder,
     device: torch.device,
     newest: checkpoint.Checkpoint | None,
 ) -> Iterator[Event]:
     """Train alone, or as rank 0 of several, which are told what to do."""
-    order = Order(
+    order = LaunchPlan(
         folder=str(folder.path),
         config=to_table(config),
         step=None if newest is None else newest.step,
-        shard=must_shard(count_parameters(material.model), config.train, device),
+        shard=should_shard(count_parameters(material.model), config.train, device),
         device=device.type,
         timeout=config.train.timeout,
     )
     with watching(folder, config, order.step or 0), joined(order, give(order)) as ranks:
-        ranks.together(lambda: None)  # the others make their material ready
+        ranks.all_or_fail(lambda: None)  # the others make their material ready
         yield from _run(config, material, folder, device, newest, ranks, shard=order.shard)
 
 
-def assist() -> Iterator[Event]:
+def run_worker() -> Iterator[Event]:
     """Train as another rank than 0: do what that one says, when it has prepared the data."""
     order, store = receive()
     if order is None:
         return
     config, folder = build_config(RunConfig, order.config), ReadOnly(order.folder)
     with joined(order, store) as ranks:
-        device, material = ranks.together(
+        device, material = ranks.all_or_fail(
             lambda: (ready_device(config), prepare(config, load_tokenizers(folder.path, config)))
         )
         newest = None
@@ -191,13 +193,13 @@ def _check_room(path: Path, config: RunConfig, parameters: int) -> None:
     settings = config.train
     saves = -(-settings.steps // _rhythm(settings)[1])
     checkpoints = min(settings.keep + 2, saves)
-    check_room(path, parameters, checkpoints=checkpoints, averaged=settings.average > 0)
+    check_room(path, parameters, checkpoints=checkpoints, averaged=settings.ema > 0)
 
 
 def _run(
     config: RunConfig,
     material: Material,
-    folder: Folder,
+    folder: RunFolder,
     device: torch.device,
     newest: checkpoint.Checkpoint | None,
     ranks: Ranks,
@@ -210,52 +212,52 @@ def _run(
     device = torch.device("cpu") if hasattr(model, "fit") else device  # counting is in float64
     parameters = sum(p.numel() for p in model.parameters())
     start = 0 if newest is None else newest.step
-    yield Begun(folder.path, config, material.description, parameters, start)
+    yield RunStarted(folder.path, config, material.description, parameters, start)
     if settings.start is not None and newest is None:
-        ranks.together(partial(start_from, config, model))
+        ranks.all_or_fail(partial(start_from, config, model))
     if hasattr(model, "survey") and newest is None:
-        ranks.together(lambda: cast(Any, model).survey(material.train_in_order()))
+        ranks.all_or_fail(lambda: cast(Any, model).survey(material.train_in_order()))
     if hasattr(model, "fit"):
-        if ranks.first:
+        if ranks.is_rank0:
             yield from _fit(model, material, folder, device)
         return
 
-    if settings.recompute:
-        recompute(model)
+    if settings.activation_checkpointing:
+        checkpoint_activations(model)
     objective = Objective(model, material.task)
     cast_up = autocast(settings, device)
-    learner = learner_of(
+    strategy = make_strategy(
         objective, ranks, device, material.batch, shard=shard, half=cast_up is not nullcontext
     )
-    all_optimizers = optimizers(settings.optimizer, learner.own, settings.rate)
-    learner.equip(all_optimizers)
-    standing = Standing(
+    all_optimizers = optimizers(settings.optimizer, strategy.local_model, settings.lr)
+    strategy.attach(all_optimizers)
+    state = TrainState(
         config=config,
         material=material,
         folder=folder,
         device=device,
-        learner=learner,
+        strategy=strategy,
         optimizers=all_optimizers,
-        average=Average(learner.own, settings.average),
+        ema=EMA(strategy.local_model, settings.ema),
         autocast=cast_up,
     )
     if newest is None:
-        ranks.led(partial(folder.cut_back, dict.fromkeys(folder.sizes(), 0)))
+        ranks.on_rank0(partial(folder.cut_back, dict.fromkeys(folder.sizes(), 0)))
     else:
-        standing.take_up(newest)
-    ranks.led(partial(folder.save_config, config))  # only now is it known to fit
+        state.restore(newest)
+    ranks.on_rank0(partial(folder.save_config, config))  # only now is it known to fit
 
     if settings.baseline and newest is None and isinstance(material.task, Causal):
         counting = partial(count, material, folder, settings.evaluate_tokens)
-        counted = ranks.together(counting if ranks.first else lambda: None)
+        counted = ranks.all_or_fail(counting if ranks.is_rank0 else lambda: None)
         if counted is not None:
             yield counted
 
     factor = schedule(settings.schedule, settings.steps)
     if compiles(settings, device):
-        learner.compile()
+        strategy.compile()
     every, save_every = _rhythm(settings)
-    own_batch, accumulate = ranks.deal(material.batch, settings.accumulate)
+    own_batch, accumulate = ranks.split_batches(material.batch, settings.accumulate)
 
     def batch_of(number: int) -> Batch:
         return pinned(own_batch(number)) if device.type == "cuda" else own_batch(number)
@@ -265,40 +267,40 @@ def _run(
         objective,
         (batch.to(device) for batch in batches),
         all_optimizers,
-        lambda number: settings.rate * factor(number),
+        lambda number: settings.lr * factor(number),
         accumulate=accumulate,
         clip=settings.clip,
         seed=settings.seed,
         start=start,
         autocast=cast_up,
-        learner=learner,
+        strategy=strategy,
         capture=captures(settings, device) and ranks.size == 1 and not packs(model),
     )
     log = Log(folder, settings.steps, Skips(folder, material.samples, settings.accumulate))
     began = time.perf_counter()
     done = start
     with Interrupts() as interrupts:
-        if standing.owed:
-            yield from standing.judge(start)
-        for step in () if standing.early else steps:
+        if state.evaluation_pending:
+            yield from state.evaluate(start)
+        for step in () if state.stopped_early else steps:
             done = step.number + 1
-            standing.average.update(step.number)
+            state.ema.update(step.number)
             last = done == settings.steps
             judging = last or done % every == 0
             log.add(step)
-            stopping, due = ranks.most(interrupts.received or 0, judging or log.due)
-            event = ranks.together(log.flush) if due else None
+            stopping, due = ranks.all_reduce_max(interrupts.received or 0, judging or log.due)
+            event = ranks.all_or_fail(log.flush) if due else None
             if event is not None:
                 logger.info("step %d, loss %.6g", event.step, event.loss)
                 yield event
             if judging:
                 # of shards, all ranks evaluate, and must do it to the end
-                patient = last or learner.sharded
-                yield from standing.judge(done, None if patient else interrupts)
-                (stopping,) = ranks.most(interrupts.received or 0)
-            if last or done % save_every == 0 or standing.early or stopping:
-                ranks.together(log.flush)
-                standing.save(done)
+                patient = last or strategy.sharded
+                yield from state.evaluate(done, None if patient else interrupts)
+                (stopping,) = ranks.all_reduce_max(interrupts.received or 0)
+            if last or done % save_every == 0 or state.stopped_early or stopping:
+                ranks.all_or_fail(log.flush)
+                state.save(done)
             if stopping and not last:
                 interrupts.received = Signals(stopping)  # whichever rank it was sent to
                 raise Stopped(
@@ -306,15 +308,15 @@ def _run(
                     f"{settings.steps:,}, and saved;\ngo on with: regard resume {folder.path}",
                     interrupts.exit_code,
                 )
-            if standing.early:
+            if state.stopped_early:
                 break
-    yield Ended(
-        folder.path, done, standing.best.metrics, time.perf_counter() - began, standing.early
+    yield RunFinished(
+        folder.path, done, state.best.metrics, time.perf_counter() - began, state.stopped_early
     )
 
 
 def _fit(
-    model: nn.Module, material: Material, folder: Folder, device: torch.device
+    model: nn.Module, material: Material, folder: RunFolder, device: torch.device
 ) -> Iterator[Event]:
     """Models that count need no steps: look at everything once, judge, save."""
     began = time.perf_counter()
@@ -326,4 +328,4 @@ def _fit(
     folder.add_sample(1, sample)
     checkpoint.write_tensors(folder.model, weights(model))  # last: where it is, all is done
     yield Evaluated(1, metrics, True, sample)
-    yield Ended(folder.path, 1, metrics, time.perf_counter() - began)
+    yield RunFinished(folder.path, 1, metrics, time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""Learning rates over time: a schedule is a function from step to a factor of the rate."""
+"""Learning rates over time: a schedule is a function from step to a factor of the lr."""
 
 import math
 from collections.abc import Callable

@@ -12,7 +12,7 @@ from regard.training.parallel import launch
 from regard.training.run import begin, resume
 from regard.training.setup.resume_checks import must_have_more
 from regard.training.storage import checkpoint
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 
 
 def left_to_train(runs: Mapping[str, RunConfig], place: Path) -> list[str]:
@@ -26,7 +26,7 @@ def left_to_train(runs: Mapping[str, RunConfig], place: Path) -> list[str]:
         )
     left = []
     for name, config in runs.items():
-        folder = Folder(place / name)
+        folder = RunFolder(place / name)
         if folder.path.exists():
             _must_be_as_asked(folder, config)
         if not folder.path.exists() or not _finished(folder):
@@ -43,7 +43,7 @@ def train_or_go_on(
     return begin(config, path, progress)
 
 
-def _finished(folder: Folder) -> bool:
+def _finished(folder: RunFolder) -> bool:
     try:
         must_have_more(folder, folder.load_config(), checkpoint.latest(folder.checkpoints))
     except ConfigError:
@@ -51,7 +51,7 @@ def _finished(folder: Folder) -> bool:
     return False
 
 
-def _must_be_as_asked(folder: Folder, config: RunConfig) -> None:
+def _must_be_as_asked(folder: RunFolder, config: RunConfig) -> None:
     there = dict(_settings(to_table(folder.load_config())))
     for key, asked in _settings(to_table(config)):
         if key in there and there[key] != asked:

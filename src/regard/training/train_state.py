@@ -15,17 +15,17 @@ from regard.models.build import load_weights, weights
 from regard.pipelines import evaluate
 from regard.pipelines.base import Material
 from regard.tasks.metrics import better
-from regard.training.ema import Average
+from regard.training.ema import EMA
 from regard.training.events import Evaluated, Event
 from regard.training.nonfinite import must_be_finite
 from regard.training.optim import load_state_tensors, state_tensors
 from regard.training.parallel import launch
-from regard.training.parallel.wrappers import Learner
+from regard.training.parallel.strategy import ParallelStrategy
 from regard.training.setup.resume_checks import lasting
 from regard.training.signals import Interrupted, Interrupts
 from regard.training.storage import checkpoint
 from regard.training.storage.fault_injection import fault
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Best:
             self.since += 1
         return is_best
 
-    def restored(self, folder: Folder) -> "Best":
+    def restored(self, folder: RunFolder) -> "Best":
         """The best at a checkpoint, though model.safetensors may be of a step after it.
 
         Then it is taken from its own checkpoint; without one, the next to be judged is the best.
@@ -60,44 +60,46 @@ class Best:
         kept = checkpoint.whole(folder.checkpoints, self.step)
         if kept is None:
             return Best()
-        tensors = {**kept.tensors("model"), **kept.tensors("average")}
+        tensors = {**kept.tensors("model"), **kept.tensors("ema")}
         checkpoint.write_tensors(folder.model, tensors)
         return self
 
 
 @dataclass(slots=True, kw_only=True)
-class Standing:
+class TrainState:
     """What a run has between two steps, on one of its ranks; all of them must ask alike."""
 
     config: RunConfig
     material: Material
-    folder: Folder
+    folder: RunFolder
     device: torch.device
-    learner: Learner
+    strategy: ParallelStrategy
     optimizers: list[torch.optim.Optimizer]
-    average: Average
+    ema: EMA
     autocast: Callable[[], AbstractContextManager[Any]]
     best: Best = field(default_factory=Best)
-    owed: bool = False  # whether the evaluation after the last step is still to be made
+    evaluation_pending: bool = (
+        False  # whether the evaluation after the last step is still to be made
+    )
 
     @property
-    def early(self) -> bool:
+    def stopped_early(self) -> bool:
         """Whether so many evaluations in a row were no better that the run should end."""
         patience = self.config.train.patience
         return patience is not None and self.best.since >= patience
 
-    def take_up(self, newest: checkpoint.Checkpoint) -> None:
+    def restore(self, newest: checkpoint.Checkpoint) -> None:
         """Go on from a checkpoint; what the run did after it is undone."""
-        learner, folder, ranks = self.learner, self.folder, self.learner.ranks
-        state = ranks.together(newest.state)
-        self.owed = state.get("owed", False)
+        strategy, folder, ranks = self.strategy, self.folder, self.strategy.ranks
+        state = ranks.all_or_fail(newest.state)
+        self.evaluation_pending = state.get("evaluation_pending", False)
         self.best = Best(**state["best"])
 
         def read() -> None:
-            learner.load(newest.tensors("model", *learner.cut), str(newest.path))
-            remembered = newest.tensors("optimizer", *learner.cut)
-            load_state_tensors(learner.own, self.optimizers, remembered)
-            self.average.load(newest.tensors("average", *learner.cut))
+            strategy.load(newest.tensors("model", *strategy.cut), str(newest.path))
+            remembered = newest.tensors("optimizer", *strategy.cut)
+            load_state_tensors(strategy.local_model, self.optimizers, remembered)
+            self.ema.load(newest.tensors("ema", *strategy.cut))
 
         def undo() -> None:
             checkpoint.drop_after(folder.checkpoints, newest.step)
@@ -105,38 +107,38 @@ class Standing:
             folder.cut_back(state["sizes"])
             self.best = self.best.restored(folder)
 
-        ranks.together(read)
-        ranks.led(undo)  # all have read what may be removed now
-        self.best = Best(**ranks.tell(asdict(self.best)))
+        ranks.all_or_fail(read)
+        ranks.on_rank0(undo)  # all have read what may be removed now
+        self.best = Best(**ranks.broadcast(asdict(self.best)))
 
     def save(self, step: int) -> None:
         """Write a checkpoint: of shards all ranks do, else the first alone."""
-        learner, folder, ranks = self.learner, self.folder, self.learner.ranks
+        strategy, folder, ranks = self.strategy, self.folder, self.strategy.ranks
         tensors = {
-            "model": learner.part(),
-            "optimizer": dict(state_tensors(learner.own, self.optimizers)),
-            "average": self.average.tensors(),
+            "model": strategy.part(),
+            "optimizer": dict(state_tensors(strategy.local_model, self.optimizers)),
+            "ema": self.ema.tensors(),
         }
         state = {
             "best": asdict(self.best),
             "sizes": folder.sizes(),
             "config": lasting(self.config),
             "data": self.material.fingerprint,
-            "owed": self.owed,
+            "evaluation_pending": self.evaluation_pending,
         }
-        ranks.together(partial(must_be_finite, folder, step, *tensors.values()))
+        ranks.all_or_fail(partial(must_be_finite, folder, step, *tensors.values()))
         place, keep = folder.checkpoints, self.config.train.keep
-        if learner.sharded:
+        if strategy.sharded:
             checkpoint.save(place, step, tensors, state, ranks)
         else:
-            ranks.led(partial(checkpoint.save, place, step, tensors, state))
-        ranks.led(partial(checkpoint.prune, place, keep, self.best.step))
+            ranks.on_rank0(partial(checkpoint.save, place, step, tensors, state))
+        ranks.on_rank0(partial(checkpoint.prune, place, keep, self.best.step))
         logger.info("saved step %d", step)
 
-    def judge(self, step: int, hasty: Interrupts | None = None) -> Iterator[Event]:
+    def evaluate(self, step: int, hasty: Interrupts | None = None) -> Iterator[Event]:
         """Evaluate after a step; where `hasty`, a signal puts it off: saving is more urgent."""
-        settings, learner, folder = self.config.train, self.learner, self.folder
-        ranks = learner.ranks
+        settings, strategy, folder = self.config.train, self.strategy, self.folder
+        ranks = strategy.ranks
 
         def judged(model: nn.Module) -> tuple[dict[str, float], str] | None:
             try:
@@ -148,21 +150,21 @@ class Standing:
             except Interrupted:
                 return None
 
-        kept = (learner.part(), self.average.tensors())
-        ranks.together(partial(must_be_finite, folder, step, *kept))
-        with self.average.applied(), self.autocast():
-            found: tuple[dict[str, float], str] | None = ranks.tell(
-                ranks.together(partial(learner.look, judged))
+        kept = (strategy.part(), self.ema.tensors())
+        ranks.all_or_fail(partial(must_be_finite, folder, step, *kept))
+        with self.ema.applied(), self.autocast():
+            found: tuple[dict[str, float], str] | None = ranks.broadcast(
+                ranks.all_or_fail(partial(strategy.with_full_weights, judged))
             )
-            self.owed = found is None
+            self.evaluation_pending = found is None
             if found is None:
                 return
             metrics, sample = found
             is_best = self.best.sees(step, metrics, settings.best)
             if is_best:
-                best_weights = learner.whole()
-                ranks.led(partial(checkpoint.write_tensors, folder.model, best_weights))
-                if ranks.first:
+                best_weights = strategy.whole()
+                ranks.on_rank0(partial(checkpoint.write_tensors, folder.model, best_weights))
+                if ranks.is_rank0:
                     self.best.sha256 = checkpoint.sha256(folder.model)
 
         def tell() -> None:
@@ -170,13 +172,13 @@ class Standing:
             fault("log")
             folder.add_sample(step, sample)
 
-        ranks.led(tell)
+        ranks.on_rank0(tell)
         yield Evaluated(step, metrics, is_best, sample)
 
 
 def start_from(config: RunConfig, model: nn.Module) -> None:
     """Begin with the weights that another run ended with; a head for something else is new."""
-    start = Folder(cast(str, config.train.start))
+    start = RunFolder(cast(str, config.train.start))
     tensors = start.kept_weights()
     if _goal(start.load_config()) != _goal(config):
         own = {name: each for name, each in weights(model).items() if name.startswith("head.")}

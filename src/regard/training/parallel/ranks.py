@@ -42,7 +42,7 @@ class Ranks:
     size: int = 1
 
     @property
-    def first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this is the one that decides, writes and speaks."""
         return self.rank == 0
 
@@ -53,7 +53,7 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
-    def most(self, *numbers: int) -> list[int]:
+    def all_reduce_max(self, *numbers: int) -> list[int]:
         """The largest of each number that any rank has, in one exchange."""
         if self.size == 1:
             return list(numbers)
@@ -62,7 +62,7 @@ class Ranks:
         found: list[int] = tensor.tolist()
         return found
 
-    def tell(self, value: T | None, source: int = 0) -> T:
+    def broadcast(self, value: T | None, source: int = 0) -> T:
         """What one rank says, as all of them hear it; anything that JSON can write."""
         if self.size == 1:
             return cast(T, value)
@@ -76,7 +76,7 @@ class Ranks:
         told: T = json.loads(heard.numpy().tobytes())
         return told
 
-    def together(self, work: Callable[[], T]) -> T:
+    def all_or_fail(self, work: Callable[[], T]) -> T:
         """What `work` gives here; where it fails on any rank, it fails on all, with one message."""
         if self.size == 1:
             return work()
@@ -85,22 +85,22 @@ class Ranks:
             result = work()
         except RegardError as error:
             failure = error
-        (worst,) = self.most(0 if failure is None else self.size - self.rank)
+        (worst,) = self.all_reduce_max(0 if failure is None else self.size - self.rank)
         failed = self.size - worst
         if failed == self.size:
             return result
-        code, message = self.tell(_told(failure), failed)
+        code, message = self.broadcast(_told(failure), failed)
         if failure is not None and self.rank == failed == 0:
             raise failure
         alike = RegardError(message if failed == 0 else f"rank {failed}: {message}")
         alike.exit_code = code
         raise alike
 
-    def led(self, work: Callable[[], object]) -> None:
+    def on_rank0(self, work: Callable[[], object]) -> None:
         """Let rank 0 do what is done once; where that fails, it fails on all."""
-        self.together(work if self.first else lambda: None)
+        self.all_or_fail(work if self.is_rank0 else lambda: None)
 
-    def deal(
+    def split_batches(
         self, batch: Callable[[int], Batch], accumulate: int
     ) -> tuple[Callable[[int], Batch], int]:
         """This rank's share of every micro-batch, by number, and how many of them make a step.
@@ -108,10 +108,10 @@ class Ranks:
         They are dealt out whole if that is fair; else each rank takes its rows of all.
         """
         if accumulate % self.size:
-            return lambda number: self.share(batch(number)), accumulate
+            return lambda number: self.shard_batch(batch(number)), accumulate
         return lambda number: batch(number * self.size + self.rank), accumulate // self.size
 
-    def share(self, batch: Batch) -> Batch:
+    def shard_batch(self, batch: Batch) -> Batch:
         """The rows of a batch that are this rank's: n·rank/size … n·(rank + 1)/size - 1.
 
         Where that is none, one row that does not count: all ranks must take part in a step.
@@ -142,7 +142,7 @@ def _told(failure: RegardError | None) -> tuple[int, str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class LaunchPlan:
     """What rank 0 tells the others to do, once the data is prepared and the folder is there."""
 
     folder: str
@@ -156,7 +156,7 @@ class Order:
 _ORDER = "order"  # its key in the ranks' common store
 
 
-def give(order: Order | None) -> Store | None:
+def give(order: LaunchPlan | None) -> Store | None:
     """Tell the others what to do, as rank 0; None: there is nothing to do."""
     if launch.size() == 1:
         return None
@@ -165,11 +165,11 @@ def give(order: Order | None) -> Store | None:
     return store
 
 
-def receive() -> tuple[Order | None, Store]:
+def receive() -> tuple[LaunchPlan | None, Store]:
     """Wait for what rank 0 says."""
     store = _store()
     words = json.loads(store.get(_ORDER))
-    return None if words is None else Order(**words), store
+    return None if words is None else LaunchPlan(**words), store
 
 
 def _store() -> Store:
@@ -178,7 +178,7 @@ def _store() -> Store:
 
 
 @contextmanager
-def joined(order: Order, store: Store | None) -> Iterator[Ranks]:
+def joined(order: LaunchPlan, store: Store | None) -> Iterator[Ranks]:
     """Inside, the ranks work together; when one is lost, the others end instead of waiting."""
     if store is None:
         yield ALONE
@@ -215,7 +215,7 @@ def _reason(error: RuntimeError) -> str:
     return re.sub(r"^\[\S+:\d+\] ", "", first).partition(". ")[0]
 
 
-def _connect(order: Order, store: Store, ranks: Ranks) -> None:
+def _connect(order: LaunchPlan, store: Store, ranks: Ranks) -> None:
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if order.device == "cuda" else "gloo",
         store=store,

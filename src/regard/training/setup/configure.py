@@ -24,7 +24,7 @@ from regard.pipelines.prepare import must_make_sense
 from regard.tasks import TASKS
 from regard.training.setup.device import pick_device
 from regard.training.setup.time_budget import fit_to_minutes
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 
 YEAR = 366 * 24 * 60  # minutes
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -51,7 +51,7 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
         base = _for_data(what, over)
         start = over.get("train", {}).get("start")
         if start is not None and not {"family", "preset"} & set(over.get("model", {})):
-            begun = Folder(_absolute(start)).load_config()
+            begun = RunFolder(_absolute(start)).load_config()
             base["model"], base["data"]["tokenizer"] = begun.model, begun.data.tokenizer
             base["train"] |= GENTLE
     return _settle(base, over, file)

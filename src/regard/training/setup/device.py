@@ -128,7 +128,9 @@ def captures(config: TrainConfig, device: torch.device) -> bool:
     Winding random numbers back, as `recompute` does, cannot be recorded; nor does a model for
     which memory is short wait for its launches.
     """
-    return device.type == "cuda" and compiles(config, device) and not config.recompute
+    return (
+        device.type == "cuda" and compiles(config, device) and not config.activation_checkpointing
+    )
 
 
 def packs(model: nn.Module) -> bool:
@@ -139,7 +141,7 @@ def packs(model: nn.Module) -> bool:
     return bool(getattr(model, "packs", False))
 
 
-def recompute(model: nn.Module) -> None:
+def checkpoint_activations(model: nn.Module) -> None:
     """Keep only what enters each block; the backward pass computes what was inside it again.
 
     Less memory for about a third more arithmetic (Chen et al. 2016). Random numbers are wound
@@ -148,7 +150,8 @@ def recompute(model: nn.Module) -> None:
     blocks = [part for part in model.modules() if isinstance(part, Block)]
     if not blocks:
         raise ConfigError(
-            "train.recompute=true goes block by block, and this model has no blocks; leave it out"
+            "train.activation_checkpointing=true goes block by block, and this model has no "
+            "blocks; leave it out"
         )
     for block in blocks:  # of the object, not the class: names of parameters stay as they are
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
@@ -176,7 +179,7 @@ def _group_memory() -> float:
 
 def check_memory(parameters: int, config: TrainConfig, device: torch.device) -> None:
     """Refuse a model whose weights, gradients and optimizer state alone do not fit."""
-    needed, free = training_bytes(parameters, averaged=config.average > 0), memory(device)
+    needed, free = training_bytes(parameters, averaged=config.ema > 0), memory(device)
     if config.shard != "none":
         needed //= launch.size()
     if needed > free:

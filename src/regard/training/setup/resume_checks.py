@@ -7,7 +7,7 @@ from regard.config import RunConfig, kind_of, to_table
 from regard.errors import CheckpointError, ConfigError
 from regard.models.build import fitted
 from regard.training.storage.checkpoint import Checkpoint
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 
 
 def must_stay(before: RunConfig, after: RunConfig, path: Path) -> None:
@@ -21,7 +21,7 @@ def must_stay(before: RunConfig, after: RunConfig, path: Path) -> None:
             )
 
 
-def must_be_as_saved(folder: Folder, config: RunConfig, newest: Checkpoint) -> None:
+def must_be_as_saved(folder: RunFolder, config: RunConfig, newest: Checkpoint) -> None:
     """Refuse a config.json that was edited in what the checkpoint depends on."""
     saved, now = _state(newest)["config"], lasting(config)
     if not isinstance(saved, dict):  # an older checkpoint: a hash of all settings
@@ -49,7 +49,7 @@ def lasting(config: RunConfig) -> dict[str, Any]:
     return table
 
 
-def must_have_more(folder: Folder, config: RunConfig, newest: Checkpoint | None) -> None:
+def must_have_more(folder: RunFolder, config: RunConfig, newest: Checkpoint | None) -> None:
     """Refuse to go on with a run that has come to its end."""
     steps, patience = config.train.steps, config.train.patience
     if newest is None:

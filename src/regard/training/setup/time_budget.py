@@ -19,8 +19,14 @@ from regard.training.loop import train
 from regard.training.optim import optimizers
 from regard.training.parallel import launch
 from regard.training.parallel.ranks import Ranks
-from regard.training.parallel.wrappers import Learner
-from regard.training.setup.device import autocast, captures, compiles, ready_device, recompute
+from regard.training.parallel.strategy import SingleProcess
+from regard.training.setup.device import (
+    autocast,
+    captures,
+    checkpoint_activations,
+    compiles,
+    ready_device,
+)
 
 SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
 HEAD_DIM = 32
@@ -88,23 +94,25 @@ def _seconds(
     """
     model = build_model(resolve(config.model)).to(device)
     settings = config.train
-    if settings.recompute:
-        recompute(model)
+    if settings.activation_checkpointing:
+        checkpoint_activations(model)
     objective = Objective(model, material.task)
-    learner = Learner(objective)
+    strategy = SingleProcess(objective)
     if compiled:
-        learner.compile()
-    batch_of, accumulate = Ranks(size=launch.size()).deal(material.batch, settings.accumulate)
+        strategy.compile()
+    batch_of, accumulate = Ranks(size=launch.size()).split_batches(
+        material.batch, settings.accumulate
+    )
     batches = [batch_of(number).to(device) for number in range(PROBE_STEPS * accumulate)]
     warm = (WARM + 1) * PROBE_STEPS if compiled else 1
     steps = train(
         objective,
         chain(islice(cycle(batches), warm * accumulate), batches),
-        optimizers(settings.optimizer, model, settings.rate),
-        lambda step: settings.rate,
+        optimizers(settings.optimizer, model, settings.lr),
+        lambda step: settings.lr,
         accumulate=accumulate,
         autocast=autocast(settings, device),
-        learner=learner,
+        strategy=strategy,
         capture=compiled and captures(settings, device),
     )
     for step in islice(steps, warm):

@@ -1,7 +1,7 @@
 """Checkpoints that survive a kill at any moment: written aside, checked, then renamed.
 
     checkpoints/step-N.tmp-PID/   while it is being written
-    checkpoints/step-N/           model, optimizer and average as .safetensors,
+    checkpoints/step-N/           model, optimizer and ema as .safetensors,
                                   state.json, MANIFEST.json
 
 Where the weights lie in parts on several ranks, each writes its rows, as model-RANK.safetensors
@@ -72,7 +72,7 @@ def save(
     Of several ranks, each calls this with its own rows of all tensors.
     """
     final = folder / f"step-{step}"
-    aside = Path(ranks.tell(f"{final}.tmp-{os.getpid()}"))
+    aside = Path(ranks.broadcast(f"{final}.tmp-{os.getpid()}"))
     parts = {name: [f"{name}-{rank}" for rank in range(ranks.size)] for name in tensors}
     needed = int(ranks.sum(torch.tensor(sum(map(_bytes, tensors.values())))))
     facts: dict[str, dict[str, Any]] = {}  # size and hash of each file
@@ -121,13 +121,13 @@ def save(
             raise CheckpointError(message) from error
 
     try:
-        ranks.led(partial(attempt, begin))
-        ranks.together(partial(attempt, write))
+        ranks.on_rank0(partial(attempt, begin))
+        ranks.all_or_fail(partial(attempt, write))
         for rank in range(ranks.size):  # each has hashed what it wrote
-            facts |= ranks.tell(facts, rank)
-        ranks.led(partial(attempt, commit))
+            facts |= ranks.broadcast(facts, rank)
+        ranks.on_rank0(partial(attempt, commit))
     except RegardError:
-        if ranks.first:  # by now nobody writes there
+        if ranks.is_rank0:  # by now nobody writes there
             shutil.rmtree(aside, ignore_errors=True)
         raise
     return Checkpoint(final, step)

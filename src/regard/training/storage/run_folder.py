@@ -29,7 +29,7 @@ from regard.training.storage.lock import locked
 LONGEST_ROW = 100_000  # bytes of a line of metrics
 
 
-class Folder:
+class RunFolder:
     """The files of a run, by name."""
 
     def __init__(self, path: Path | str) -> None:
@@ -44,7 +44,7 @@ class Folder:
         self.clock = self.path / "clock.json"
         self.baseline = self.path / "baseline.json"
         self.lock = self.path / "lock"
-        self.watchers: list[Callable[[dict[str, Any]], None]] = []  # who else sees each row
+        self.trackers: list[Callable[[dict[str, Any]], None]] = []  # who else sees each row
 
     def must_be_new(self) -> None:
         """Refuse a folder that exists: no run is ever written over."""
@@ -64,7 +64,7 @@ class Folder:
         """
         self.must_be_new()
         with aside(self.path) as path:
-            new = Folder(path)
+            new = RunFolder(path)
             new.checkpoints.mkdir()
             new.save_config(config)
             write_json(new.environment, facts)
@@ -159,7 +159,7 @@ class Folder:
     def append(self, row: dict[str, Any]) -> None:
         """Add a row of metrics."""
         self._add(self.metrics, json.dumps(row) + "\n")
-        for watch in self.watchers:
+        for watch in self.trackers:
             watch(row)
 
     def add_sample(self, step: int, sample: str) -> None:
@@ -234,7 +234,7 @@ def _is_value(name: str, value: Any) -> bool:
     return whole or isinstance(value, float) or (value is None and name != "")
 
 
-class ReadOnly(Folder):
+class ReadOnly(RunFolder):
     """The folder of a run as the other ranks see it: rank 0 alone writes."""
 
     def save_config(self, config: RunConfig) -> None:
@@ -253,7 +253,7 @@ class ReadOnly(Folder):
 def new_folder(name: str) -> Path:
     """The first free of runs/NAME, runs/NAME-2, …, or the one that this launch began before."""
     number, path = 1, Path("runs", name)
-    while path.exists() and not (attempt() and Folder(path).is_of(launch())):
+    while path.exists() and not (attempt() and RunFolder(path).is_of(launch())):
         number += 1
         path = Path("runs", f"{name}-{number}")
     return path

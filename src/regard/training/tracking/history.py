@@ -12,8 +12,8 @@ from regard.files.safetensors import read_header, read_json
 from regard.models.build import resolve
 from regard.models.cost import cost
 from regard.training.baseline import read_baseline
-from regard.training.events import Counted
-from regard.training.storage.run_folder import Folder
+from regard.training.events import BaselineEvaluated
+from regard.training.storage.run_folder import RunFolder
 
 LARGEST = 1e100  # of the numbers that are told; what is more, or no number, is left out
 Points = list[tuple[int, float]]  # step and value
@@ -33,12 +33,12 @@ class History:
     flops: float | None  # None where padding or masking makes it a guess
     losses: Points  # of every step
     held_out: dict[str, Points]  # of every metric
-    counted: Counted | None  # what n-grams of the same text get, where that was asked for
+    counted: BaselineEvaluated | None  # what n-grams of the same text get, where that was asked for
 
 
 def read_history(path: Path | str) -> History:
     """Read what a run has logged; it may still be going on."""
-    folder = Folder(path)
+    folder = RunFolder(path)
     config = folder.load_config()
     rows = folder.rows()
     counted = cost(resolve(config.model))
@@ -65,7 +65,7 @@ def read_history(path: Path | str) -> History:
     )
 
 
-def spent(folder: Folder) -> float | None:
+def spent(folder: RunFolder) -> float | None:
     """How many seconds went into a run, over all its sessions."""
     try:
         seconds: Any = read_json(folder.clock).get("seconds")
@@ -74,7 +74,7 @@ def spent(folder: Folder) -> float | None:
     return float(seconds) if _is_number(seconds) else None
 
 
-def kept(folder: Folder) -> int:
+def kept(folder: RunFolder) -> int:
     """How many numbers a model that counts has kept; none where it has not counted yet."""
     try:
         return sum(math.prod(each.shape) for each in read_header(folder.model).values())

@@ -20,16 +20,16 @@ from typing import Any, ClassVar, Protocol
 from regard.config import Choice, RunConfig, kind_of, make, to_table
 from regard.errors import CheckpointError, ConfigError, unknown
 from regard.files.safetensors import read_json
-from regard.training.storage.run_folder import Folder
+from regard.training.storage.run_folder import RunFolder
 from regard.training.tracking.history import spent
 
-GIVEN = ("folder", "config", "start")  # what a watcher may ask for; the rest are its options
+GIVEN = ("folder", "config", "start")  # what a tracker may ask for; the rest are its options
 CLOCK_SECONDS = 10.0  # between two looks at the clock that are kept
 
 Row = Mapping[str, Any]
 
 
-class Watcher(Protocol):
+class Tracker(Protocol):
     """Whoever sees the rows of `metrics.jsonl` as they are written."""
 
     def __call__(self, row: Row) -> None:
@@ -42,8 +42,8 @@ class Watcher(Protocol):
 def scalars(row: Row) -> dict[str, float]:
     """The numbers of a row by the names that dashboards show.
 
-    >>> scalars({"step": 3, "loss": 1.5, "rate": 0.1})
-    {'train/loss': 1.5, 'train/rate': 0.1}
+    >>> scalars({"step": 3, "loss": 1.5, "lr": 0.1})
+    {'train/loss': 1.5, 'train/lr': 0.1}
     """
     group, found = "train", row
     if "validation" in row:
@@ -60,7 +60,7 @@ class TensorBoard:
 
     package: ClassVar[str] = "tensorboard"
 
-    def __init__(self, folder: Folder, start: int) -> None:
+    def __init__(self, folder: RunFolder, start: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # what was seen after the checkpoint that a run goes on from is seen again: forget it
@@ -86,7 +86,7 @@ class _Once:
 
     package: ClassVar[str]
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self.note = folder.path / f"{self.package}.json"
         kept: dict[str, Any] = {}
         with suppress(CheckpointError):
@@ -113,7 +113,7 @@ class Wandb(_Once):
 
     package = "wandb"
 
-    def __init__(self, folder: Folder, config: RunConfig, project: str = "regard") -> None:
+    def __init__(self, folder: RunFolder, config: RunConfig, project: str = "regard") -> None:
         super().__init__(folder)
         import wandb
 
@@ -142,7 +142,7 @@ class Trackio(_Once):
 
     package = "trackio"
 
-    def __init__(self, folder: Folder, config: RunConfig, project: str = "regard") -> None:
+    def __init__(self, folder: RunFolder, config: RunConfig, project: str = "regard") -> None:
         super().__init__(folder)
         import trackio
 
@@ -167,7 +167,7 @@ class Trackio(_Once):
             trackio.finish()
 
 
-WATCHERS: dict[str, Callable[..., Watcher]] = {
+TRACKERS: dict[str, Callable[..., Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
     "trackio": Trackio,
@@ -177,7 +177,7 @@ WATCHERS: dict[str, Callable[..., Watcher]] = {
 class Clock:
     """Keeps how long a run took, over all its sessions, in RUN/clock.json."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self.folder, self.before = folder, spent(folder) or 0.0
         self.began = self.kept = time.monotonic()
 
@@ -200,44 +200,44 @@ def _keep(path: Path, table: Mapping[str, Any]) -> None:
     new.replace(path)
 
 
-def check_watchers(choices: list[Choice]) -> None:
+def check_trackers(choices: list[Choice]) -> None:
     """Refuse what nobody knows, and a package that is not installed, before anything is written."""
     for choice in choices:
         kind, options = kind_of(choice)
-        if kind not in WATCHERS:
-            raise ConfigError(f"train.watch: {unknown('watcher', kind, WATCHERS)}")
-        known = [name for name in signature(WATCHERS[kind]).parameters if name not in GIVEN]
+        if kind not in TRACKERS:
+            raise ConfigError(f"train.trackers: {unknown('tracker', kind, TRACKERS)}")
+        known = [name for name in signature(TRACKERS[kind]).parameters if name not in GIVEN]
         for name in options:
             if name not in known:
-                raise ConfigError(f"train.watch={kind}: {unknown('option', name, known)}")
-        package = getattr(WATCHERS[kind], "package", None)
+                raise ConfigError(f"train.trackers={kind}: {unknown('option', name, known)}")
+        package = getattr(TRACKERS[kind], "package", None)
         if package is not None and find_spec(package) is None:
             raise ConfigError(
-                f"train.watch={kind} needs the package {package}: pip install {package}\n"
+                f"train.trackers={kind} needs the package {package}: pip install {package}\n"
                 "or leave it out; metrics.jsonl in the run folder is written anyway"
             )
 
 
 @contextmanager
-def watching(folder: Folder, config: RunConfig, start: int) -> Iterator[None]:
+def watching(folder: RunFolder, config: RunConfig, start: int) -> Iterator[None]:
     """Inside, all who are asked to watch see each row of the run, which goes on after `start`."""
-    check_watchers(config.train.watch)
+    check_trackers(config.train.trackers)
     given = dict(zip(GIVEN, (folder, config, start), strict=True))
-    watchers: dict[str, Watcher] = {"the clock": Clock(folder)}
+    trackers: dict[str, Tracker] = {"the clock": Clock(folder)}
     try:
-        for choice in config.train.watch:
+        for choice in config.train.trackers:
             kind = kind_of(choice)[0]
             try:
-                watchers[kind] = make(choice, WATCHERS, "watcher", **given)
+                trackers[kind] = make(choice, TRACKERS, "tracker", **given)
             except ConfigError:
                 raise
             except Exception as error:
-                raise ConfigError(f"train.watch={kind} could not begin: {error}") from error
-        folder.watchers = [_careful(name, each) for name, each in watchers.items()]
+                raise ConfigError(f"train.trackers={kind} could not begin: {error}") from error
+        folder.trackers = [_careful(name, each) for name, each in trackers.items()]
         yield
     finally:
-        folder.watchers = []
-        for name, each in watchers.items():
+        folder.trackers = []
+        for name, each in trackers.items():
             _careful(name, each.close)()
 
 

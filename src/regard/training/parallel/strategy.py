@@ -31,14 +31,14 @@ from regard.training.setup.device import memory
 T = TypeVar("T")
 
 
-class Learner:
+class ParallelStrategy:
     """An objective that one process learns, and what differs where there are several."""
 
     cut = (0, 1)  # of how many parts of every tensor this rank keeps which
 
     def __init__(self, objective: Objective, ranks: Ranks = ALONE) -> None:
         self.objective, self.ranks = objective, ranks
-        self.own: nn.Module = objective.model  # the parameters that this rank updates
+        self.local_model: nn.Module = objective.model  # the parameters that this rank updates
         self.loss: Callable[[Batch], Tensor] = objective
 
     @property
@@ -50,7 +50,7 @@ class Learner:
         """Compile the loss: a function, so that no parameter's name changes."""
         self.loss = compiled(self.loss)
 
-    def equip(self, optimizers: list[torch.optim.Optimizer]) -> None:
+    def attach(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Tell optimizers what they must know of the other ranks."""
 
     def syncing(self, now: bool) -> AbstractContextManager[object]:
@@ -59,12 +59,12 @@ class Learner:
 
     def clip(self, limit: float) -> Tensor:
         """Cut the gradient to this norm, if not 0; its norm before."""
-        parameters = [p for p in self.own.parameters() if p.requires_grad]
+        parameters = [p for p in self.local_model.parameters() if p.requires_grad]
         return torch.nn.utils.clip_grad_norm_(parameters, limit if limit else torch.inf)
 
-    def look(self, function: Callable[[nn.Module], T]) -> T | None:
+    def with_full_weights(self, function: Callable[[nn.Module], T]) -> T | None:
         """What a function finds in the whole model; None on a rank that is not needed for it."""
-        return function(self.objective.model) if self.ranks.first else None
+        return function(self.objective.model) if self.ranks.is_rank0 else None
 
     def part(self) -> dict[str, Tensor]:
         """The weights that this rank keeps."""
@@ -79,8 +79,12 @@ class Learner:
         load_weights(self.objective.model, tensors, where)
 
 
-class Replicated(Learner):
-    """Every rank has all weights."""
+class SingleProcess(ParallelStrategy):
+    """One process trains the whole model: no wrapper, no communication."""
+
+
+class Replicated(ParallelStrategy):
+    """Distributed data parallel (DDP): every rank has all weights."""
 
     def __init__(self, objective: Objective, ranks: Ranks, batch: Batch) -> None:
         super().__init__(objective, ranks)
@@ -110,8 +114,8 @@ def _freeze_idle(objective: Objective, batch: Batch) -> None:
         p.requires_grad_(grad is not None)
 
 
-class Sharded(Learner):
-    """Every rank keeps its rows.
+class Sharded(ParallelStrategy):
+    """Fully sharded data parallel (FSDP2): every rank keeps its rows.
 
     Optimizers, running means and checkpoints see those rows as plain tensors under the names
     of the whole; but for Muon, they work element by element.
@@ -144,7 +148,7 @@ class Sharded(Learner):
         ]
         self.cut = (ranks.rank, ranks.size)
         self.whole_parameters: dict[str, Any] = dict(objective.model.named_parameters())
-        self.own = self.rows = Rows(self.whole_parameters, ranks)
+        self.local_model = self.rows = Rows(self.whole_parameters, ranks)
         # FSDP learns at the first step which group is the outermost. Let it not be an evaluation,
         # which goes past the objective.
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
@@ -155,7 +159,7 @@ class Sharded(Learner):
         for block in self.blocks:
             block.forward = _while_training(block)  # type: ignore[method-assign]
 
-    def equip(self, optimizers: list[torch.optim.Optimizer]) -> None:
+    def attach(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Muon looks at whole matrices."""
         for optimizer in optimizers:
             if isinstance(optimizer, Muon):
@@ -169,16 +173,16 @@ class Sharded(Learner):
     def clip(self, limit: float) -> Tensor:
         """Give each row its gradient, and cut it by the norm over all ranks."""
         for (_, own), p in zip(
-            self.own.named_parameters(), self.whole_parameters.values(), strict=True
+            self.local_model.named_parameters(), self.whole_parameters.values(), strict=True
         ):
             own.grad, p.grad = None if p.grad is None else p.grad.to_local(), None
-        parameters = [p for p in self.own.parameters() if p.grad is not None]
+        parameters = [p for p in self.local_model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])  # type: ignore[misc]
         norm = self.ranks.sum(norm.square()).sqrt()
         torch.nn.utils.clip_grads_with_norm_(parameters, limit if limit else torch.inf, norm)
         return norm
 
-    def look(self, function: Callable[[nn.Module], T]) -> T | None:
+    def with_full_weights(self, function: Callable[[nn.Module], T]) -> T | None:
         """Borrow all weights at once: a function may look anywhere, in any order.
 
         All ranks look, or they would not agree any more on what to borrow next.
@@ -195,14 +199,14 @@ class Sharded(Learner):
 
     def part(self) -> dict[str, Tensor]:
         """This rank's rows."""
-        return {name: p.detach() for name, p in self.own.named_parameters()}
+        return {name: p.detach() for name, p in self.local_model.named_parameters()}
 
     def whole(self) -> dict[str, Tensor]:
         """The rows of all ranks put together, tensor by tensor."""
         result = {}
         for name, p in self.whole_parameters.items():
             tensor = p.detach().full_tensor()
-            if self.ranks.first:
+            if self.ranks.is_rank0:
                 result[name] = tensor.cpu()
         return result
 
@@ -276,18 +280,18 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
-def must_shard(parameters: int, config: TrainConfig, device: torch.device) -> bool:
+def should_shard(parameters: int, config: TrainConfig, device: torch.device) -> bool:
     """Whether ranks keep parts of the weights: where asked to, or where they would fill them.
 
     `auto` leaves half of a rank's memory to what is computed.
     """
     if launch.size() == 1 or config.shard == "none":
         return False
-    needed = training_bytes(parameters, averaged=config.average > 0)
+    needed = training_bytes(parameters, averaged=config.ema > 0)
     return config.shard == "full" or 2 * needed > memory(device)
 
 
-def learner_of(
+def make_strategy(
     objective: Objective,
     ranks: Ranks,
     device: torch.device,
@@ -295,10 +299,10 @@ def learner_of(
     *,
     shard: bool,
     half: bool,
-) -> Learner:
-    """The learner for so many ranks, on its device."""
+) -> ParallelStrategy:
+    """The strategy for so many ranks, on its device."""
     if ranks.size == 1:
-        return Learner(objective.to(device))
+        return SingleProcess(objective.to(device))
     if shard:
         return Sharded(objective, ranks, device, batch(0), half=half)
     return Replicated(objective.to(device), ranks, batch(0))

@@ -59,7 +59,7 @@ def tag_batch():
     )
 
 
-LEARNERS = {
+OBJECTIVES = {
     "decoder": ("modern", {**READER, "kv_heads": 1}, Causal(), text_batch),
     "side by side": ("gpt2", {**READER, "order": "parallel"}, Causal(), text_batch),
     "windows": ("gpt2", {**READER, "position": "alibi", "window": 3}, Causal(), text_batch),
@@ -78,8 +78,8 @@ LEARNERS = {
 }
 
 
-def learner(name, **over):
+def make_objective(name, **over):
     """The objective of this name, always with the same weights, and its batch."""
-    model, fields, task, batch = LEARNERS[name]
+    model, fields, task, batch = OBJECTIVES[name]
     torch.manual_seed(1)
     return Objective(build_model(preset(model, **{**fields, **over})), task).train(), batch()
