@@ -11,7 +11,7 @@ from torch import nn
 
 from regard.config import Choice, RunConfig, make, merge
 from regard.data.batch import Batch
-from regard.data.labels import Holds, Labelled
+from regard.data.labels import Kind, Labelled
 from regard.data.loader import PairLoader, Rows
 from regard.data.token_store import PairStore
 from regard.errors import ConfigError
@@ -194,7 +194,7 @@ def answers(
     if not text.strip():
         raise ConfigError("nothing to predict: the text is empty")
     asked = Labelled(
-        cast(Holds, task.learns), "text", "", [(tuple(parts), (0,) * len(parts))], tuple(task.names)
+        cast(Kind, task.learns), "text", "", [(tuple(parts), (0,) * len(parts))], tuple(task.names)
     )
     ((ids, classes, _),) = encode(asked, tokenizer, cast(ModelConfig, model.config))
     device = next(model.parameters()).device
