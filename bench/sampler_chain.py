@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from regard.accel.packed_decoder import pack
-from regard.generate import Chain, Context, parse_chain
+from regard.generate import Chain, SamplerContext, parse_chain
 from regard.models.build import build_model, preset
 
 VOCAB, READ, ROOM = 50257, 128, 256
@@ -71,7 +71,7 @@ def stepping(model: Any, rows: int, device: torch.device) -> Callable[[], None]:
 def picking(chain: Chain, logits: Tensor) -> Callable[[], None]:
     """Draw, with a text of 128 ids to look back at."""
     prompts = torch.randint(VOCAB, (len(logits), READ)).tolist()
-    context = Context.begin(prompts, ROOM, seed=1, device=logits.device)
+    context = SamplerContext.from_prompts(prompts, ROOM, seed=1, device=logits.device)
     chain.pick(logits, context)  # makes the tensors of its settings
 
     def work() -> None:

@@ -11,7 +11,7 @@ import regard
 from regard.accel.packed_decoder import pack
 from regard.config import RunConfig, TrainConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError
-from regard.generate import LookUp, generate, parse_chain
+from regard.generate import PromptLookup, generate, parse_chain
 from regard.models.build import resolve
 from regard.pipelines.defaults import named
 from regard.pipelines.prepare import prepare
@@ -209,14 +209,17 @@ def test_a_decoder_writes_with_weights_of_eight_bits_where_asked(place):
     found = ran.generate("the cat ", tokens=9, sampler=["greedy"], int8=True)
     assert found == ran.tokenizer.decode(expected)
     with pytest.raises(ConfigError, match="leave out draft and amateur"):
-        ran.generate("the ", draft=LookUp(), int8=True)
+        ran.generate("the ", draft=PromptLookup(), int8=True)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ({"prompt": ["the", "a"]}, r"a prompt is one text, not \['the', 'a'\]"),
-        ({"draft": "look-up"}, "the draft must be a run, as regard.load gives, not 'look-up'"),
+        (
+            {"draft": "prompt-lookup"},
+            "the draft must be a run, as regard.load gives, not 'prompt-lookup'",
+        ),
         ({"amateur": "runs/small"}, "the amateur must be a run"),
         ({"seed": 1.7}, "seed=1.7 must be a whole number"),
         ({"seed": "x"}, "seed='x' must be a whole number"),

@@ -27,11 +27,12 @@ from regard.errors import ConfigError
 from regard.explain import AttentionMap, Flow, attention_maps, gradient_flow
 from regard.explain.neighbours import WordVectors, cosines, parse_terms, said
 from regard.generate import (
-    Beam,
+    DEFAULT_SAMPLERS,
+    BeamSearch,
     Chain,
     ContrastiveDecoding,
     Engine,
-    LookUp,
+    PromptLookup,
     Search,
     parse_chain,
     parse_search,
@@ -39,7 +40,7 @@ from regard.generate import (
     stream_speculated,
 )
 from regard.generate.decode import text_of
-from regard.generate.stop import until as ending
+from regard.generate.stop_text import until as ending
 from regard.hub.load import is_foreign, open_folder
 from regard.models.base import Language
 from regard.models.build import loaded, resolve
@@ -174,17 +175,16 @@ class Run:
         prompt: str = "",
         *,
         tokens: int = 200,
-        sampler: str | Sequence[str] | Chain = ("temperature=0.8", "top_p=0.95"),
+        sampler: str | Sequence[str] | Chain = DEFAULT_SAMPLERS,
         seed: int | None = None,
-        draft: "Run | LookUp | None" = None,
+        draft: "Run | PromptLookup | None" = None,
         amateur: "Run | None" = None,
         until: str | Sequence[str] = (),
         int8: bool = False,
     ) -> str:
         """Continue a prompt; the prompt is not repeated. The text ends before any of `until`.
 
-        `draft` guesses ahead: a run with a smaller model, or a look-up in the text itself. Texts
-        are drawn as likely as without, with fewer passes through the model; whether that is
+        `draft` guesses ahead: a run with a smaller model, or `PromptLookup()`. Texts are drawn as likely as without, with fewer passes through the model; whether that is
         faster depends on how good and how cheap the guesses are. `amateur` is a run with a
         weaker model, which shows what not to say (contrastive decoding). With `int8` a decoder
         writes with weights of eight bits: faster where it is large, and almost as well. Without a
@@ -208,9 +208,9 @@ class Run:
         prompt: str = "",
         *,
         tokens: int = 200,
-        sampler: str | Sequence[str] | Chain = ("temperature=0.8", "top_p=0.95"),
+        sampler: str | Sequence[str] | Chain = DEFAULT_SAMPLERS,
         seed: int | None = None,
-        draft: "Run | LookUp | None" = None,
+        draft: "Run | PromptLookup | None" = None,
         amateur: "Run | None" = None,
         until: str | Sequence[str] = (),
         int8: bool = False,
@@ -226,14 +226,14 @@ class Run:
             model = self._engine(int8) if amateur is None else model
             written = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
         else:
-            guesser = draft if isinstance(draft, LookUp) else self._beside(draft, "draft")
+            guesser = draft if isinstance(draft, PromptLookup) else self._beside(draft, "draft")
             written = stream_speculated(
                 model, ids, chain, draft=guesser, tokens=tokens, stop=stop, seed=seed
             )
         stops = [until] if isinstance(until, str) else until
         return ending(text_of(written, self.tokenizer, ids), stops)
 
-    def chain(self, words: str | Sequence[str], order: str | None = None) -> Chain:
+    def chain(self, words: str | Sequence[str] | None = None, order: str | None = None) -> Chain:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
 
         A text names every token that reads so, with a space before it or without; what `force`
@@ -282,11 +282,11 @@ class Run:
         self._must("seq2seq", "translate")
         if search is None:
             penalty = 1.0 if length_penalty is None else length_penalty
-            search = Beam(5 if beam is None else beam, penalty)
+            search = BeamSearch(5 if beam is None else beam, penalty)
         elif (beam, length_penalty) != (None, None):
             raise ConfigError("a search has a beam and a length penalty of its own; give either")
         chosen = _search(search)
-        if isinstance(chosen, Beam) and chosen.n_best > 1:
+        if isinstance(chosen, BeamSearch) and chosen.n_best > 1:
             raise ConfigError(f"n_best={chosen.n_best}: a translation is one text a sentence")
         many = [text] if isinstance(text, str) else list(text)
         many = [self._read(each) for each in many]

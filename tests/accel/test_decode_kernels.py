@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from regard.generate.chain import draw
-from regard.generate.context import Generators
-from regard.generate.truncate import TopK
+from regard.generate.sampler_context import RowGenerators
+from regard.generate.samplers.truncation import TopK
 from regard.models.transformer import Transformer, TransformerConfig
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
@@ -199,7 +199,7 @@ def test_one_kernel_draws_what_many_draw():
     for vocab in (53, 9001, 40000):
         logits = 3 * torch.randn(4, vocab, device=DEVICE)
         logits[0, ::2] = logits[1, :-1] = logits[2, 1:] = -torch.inf
-        one, other = (Generators.begin(7, 4, DEVICE) for _ in range(2))
+        one, other = (RowGenerators.from_seed(7, 4, DEVICE) for _ in range(2))
         lengths, failed = torch.tensor([5, 6, 7, 8]), torch.full((4,), 99)
         lengths, failed = lengths.to(DEVICE), failed.to(DEVICE)
         for _ in range(15):

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from regard.generate import Context, parse_chain
+from regard.generate import SamplerContext, parse_chain
 from regard.generate.chain import NEVER, Chain, failures
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
@@ -44,7 +44,9 @@ class Open(Chain):
 def compare(chain, logits, turns=2):
     assert chain.tail is not None
     prompts = [[row, 3, 5, row, 3] for row in range(len(logits))]
-    one, other = (Context.begin(prompts, turns, seed=4, device=DEVICE) for _ in range(2))
+    one, other = (
+        SamplerContext.from_prompts(prompts, turns, seed=4, device=DEVICE) for _ in range(2)
+    )
     for _ in range(turns):
         expected = Open(chain.stages).pick(logits, one)
         found = chain.pick(logits, other)
@@ -154,7 +156,9 @@ def test_rows_may_lie_apart():
 def test_a_row_with_nothing_to_draw_from_is_noted():
     logits = many_kinds(3001)
     logits[0], logits[2], logits[3, 7], logits[4, 8] = -torch.inf, torch.nan, torch.nan, torch.inf
-    context = Context.begin([[1], [1, 2], [1], [1, 2, 3], [1]], 4, seed=1, device=DEVICE)
+    context = SamplerContext.from_prompts(
+        [[1], [1, 2], [1], [1, 2, 3], [1]], 4, seed=1, device=DEVICE
+    )
     chain = parse_chain(TEN, "llama.cpp")
     for _ in range(2):
         ids = chain.pick(logits, context)

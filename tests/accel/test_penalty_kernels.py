@@ -5,10 +5,10 @@ import os
 import pytest
 import torch
 
-from regard.generate import penalties
-from regard.generate.context import Context
-from regard.generate.penalties import DRY, Frequency, Presence, Repetition
-from regard.generate.stage import Each
+from regard.generate.sampler_context import SamplerContext
+from regard.generate.samplers import penalties
+from regard.generate.samplers.logits_processor import PerRow
+from regard.generate.samplers.penalties import DRY, Frequency, Presence, Repetition
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -46,7 +46,7 @@ def texts(room, vocab=6):
     history[2, room // 3] = 3
     history[3] = torch.arange(room) % 37 % 4
     lengths = torch.tensor([room, room, room - 5, room // 2, 3, 1, 0]).clamp(0, room)
-    context = Context.begin([[0]] * 7, room - 1, seed=0, device=DEVICE)
+    context = SamplerContext.from_prompts([[0]] * 7, room - 1, seed=0, device=DEVICE)
     context.history, context.lengths = history.to(DEVICE), lengths.to(DEVICE)
     context.prompts = (lengths // 3).to(DEVICE)
     logits = 3 * torch.randn(7, vocab, device=DEVICE)
@@ -118,7 +118,7 @@ def test_what_no_kernel_can_do_is_done_without(monkeypatch):
         monkeypatch.setattr(kernels, name, None)
     logits, context = texts(50)
     for stage in (Repetition(1.5), Frequency(0.3), Presence(0.3), DRY(0.8)):
-        each = Each.of([stage, None] * 3 + [stage], DEVICE)
+        each = PerRow.of([stage, None] * 3 + [stage], DEVICE)
         expected, actual = both(each, logits, context, monkeypatch)
         assert torch.equal(actual, expected)
         expected, actual = both(stage, logits.double(), context, monkeypatch)

@@ -137,8 +137,8 @@ def test_an_option_that_is_no_sampler_is_not_taken_for_one(refused):
 @pytest.mark.parametrize("word", ["lookup", "look_up", "Look-Up"])
 def test_a_draft_that_is_almost_look_up(refused, text_run, word):
     said = refused(4, "generate", text_run, "x", "--draft", word)
-    assert f"no run at {word}; did you mean 'look-up'?" in said
-    assert "--draft takes the folder of a smaller run, or look-up" in said
+    assert f"no run at {word}; did you mean 'prompt-lookup'?" in said
+    assert "--draft takes the folder of a smaller run, or prompt-lookup" in said
 
 
 def test_a_draft_that_is_not_there(refused, text_run):

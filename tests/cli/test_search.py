@@ -6,7 +6,7 @@ import pytest
 
 from cli.conftest import TEXT_WORDS, trained
 from regard.api import load
-from regard.generate import LookUp
+from regard.generate import PromptLookup
 
 
 @pytest.fixture(scope="session")
@@ -37,11 +37,11 @@ def test_a_search_prints_what_it_finds_in_python(regard, text_run, word):
 
 def test_a_draft_changes_nothing_that_is_greedy(regard, text_run, other_run):
     greedy = regard("generate", text_run, "the", "-n", 20, "-s", "greedy").out
-    for draft in (other_run, text_run, "look-up"):
+    for draft in (other_run, text_run, "prompt-lookup"):
         words = ("-n", 20, "-s", "greedy", "--draft", draft)
         assert regard("generate", text_run, "the", *words).out == greedy
     run = load(text_run)
-    drawn = [run.generate("the", tokens=20, seed=seed, draft=LookUp()) for seed in (1, 1, 2)]
+    drawn = [run.generate("the", tokens=20, seed=seed, draft=PromptLookup()) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -71,7 +71,7 @@ def test_a_translation_is_searched_too(regard, pair_run):
         (["--search", "beam=wide"], "beam.width must be a whole number"),
         (["--search", "contrastive={k=0}"], "k=0 of contrastive search"),
         (["--search", "beam=3", "--beam", 3], "--beam or --search"),
-        (["--search", "beam=3", "--draft", "look-up"], "--draft"),
+        (["--search", "beam=3", "--draft", "prompt-lookup"], "--draft"),
         (["--search", "beam=3", "--seed", 1], "--seed"),
         (["--beam", 3, "--until", "a"], "draw nothing; leave out --until"),
     ],

@@ -49,4 +49,4 @@ def test_the_engine_writes_what_plain_generation_writes(case):
     plain = generate(subject.model, prompts, GREEDY, **given)
     engine = Engine(pack(subject.model), records=True)
     assert generate(engine, prompts, GREEDY, **given) == plain
-    assert generate(engine, prompts, GREEDY, **given) == plain  # with the pen that was kept
+    assert generate(engine, prompts, GREEDY, **given) == plain  # with the loop that was kept

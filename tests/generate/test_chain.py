@@ -3,18 +3,27 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.errors import ConfigError, RegardError
-from regard.generate import DIALECTS, Chain, Context, Temperature, TopK, TopP, draw, parse_chain
-from regard.generate.context import Generators
+from regard.generate import (
+    SAMPLER_ORDERS,
+    Chain,
+    SamplerContext,
+    Temperature,
+    TopK,
+    TopP,
+    draw,
+    parse_chain,
+)
+from regard.generate.sampler_context import RowGenerators
 from regard.generate.samplers import Ban
 
 
 def context_of(rows, seed=0):
-    return Context.begin([[0]] * rows, 1, seed=seed)
+    return SamplerContext.from_prompts([[0]] * rows, 1, seed=seed)
 
 
 def draws(logits, count, *, seed=0):
     """Ids drawn one after another from one row's generator."""
-    generators = Generators.begin(seed, 1)
+    generators = RowGenerators.from_seed(seed, 1)
     return torch.cat([draw(logits, generators) for _ in range(count)])
 
 
@@ -40,7 +49,7 @@ def test_draws_follow_the_stated_distribution(words):
     ids = chain(EIGHT.expand(count, -1), context_of(count))  # a row each, with its own numbers
     p = logits.softmax(-1)[0]
     assert chi_square(ids, p) < LARGEST[int((p > 0).sum())]
-    generators = Generators.begin(1, 1)  # and one row again and again
+    generators = RowGenerators.from_seed(1, 1)  # and one row again and again
     ids = torch.cat([draw(logits, generators) for _ in range(2000)])
     assert chi_square(ids, p) < LARGEST[int((p > 0).sum())]
 
@@ -80,7 +89,7 @@ def test_the_least_and_the_largest_number_find_a_token_that_is_left(number, toke
 def test_a_row_draws_the_same_whoever_is_beside_it():
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
     together = context_of(5)
-    alone = [Generators.begin(0, 5).select(torch.tensor([row])) for row in range(5)]
+    alone = [RowGenerators.from_seed(0, 5).select(torch.tensor([row])) for row in range(5)]
     for _ in range(20):
         ids = Chain()(logits, together)
         for row in range(5):
@@ -88,23 +97,23 @@ def test_a_row_draws_the_same_whoever_is_beside_it():
 
 
 def test_a_seed_of_its_own_makes_a_row_what_it_is_alone():
-    together, alone = Generators.begin([7, 8], 2), Generators.begin(8, 1)
+    together, alone = RowGenerators.from_seed([7, 8], 2), RowGenerators.from_seed(8, 1)
     for _ in range(5):
         assert together.uniform()[1] == alone.uniform()[0]
 
 
 def test_rows_and_seeds_have_numbers_of_their_own():
-    first = [n for seed in range(20) for n in Generators.begin(seed, 20).uniform().tolist()]
+    first = [n for seed in range(20) for n in RowGenerators.from_seed(seed, 20).uniform().tolist()]
     assert len(set(first)) == 400
 
 
 def test_no_seed_means_new_numbers():
-    one, other = (Generators.begin(None, 4).uniform() for _ in range(2))
+    one, other = (RowGenerators.from_seed(None, 4).uniform() for _ in range(2))
     assert not torch.equal(one, other)
 
 
 def test_a_number_is_used_up_only_where_it_is_wanted():
-    generators = Generators.begin(0, 2)
+    generators = RowGenerators.from_seed(0, 2)
     first = generators.uniform(torch.tensor([True, False]))
     second = generators.uniform()
     assert first[0] != second[0]
@@ -124,7 +133,7 @@ def test_random_numbers_are_those_of_splitmix():
     assert (
         splitmix(1234567, 1) == 6457827717110365317
     )  # Vigna's splitmix64.c, first of seed 1234567
-    generators = Generators.begin(3, 4)
+    generators = RowGenerators.from_seed(3, 4)
     for n in range(100):
         expected = [(splitmix(key % 2**64, n) >> 11) * 2.0**-53 for key in generators.keys.tolist()]
         assert generators.uniform().tolist() == expected
@@ -188,7 +197,7 @@ def test_whoever_left_nothing_is_named_by_the_coins_that_were_tossed():
     logits = torch.tensor([[3.0, 3.0, 3.0, 2.0]])  # the top choices, or without them token 3
     for seed in range(12):
         context = context_of(1, seed)
-        tossed = Generators.begin(seed, 1).uniform() < 0.5
+        tossed = RowGenerators.from_seed(seed, 1).uniform() < 0.5
         expected = r"ban=\[2, 3\]" if tossed else r"ban=\[0, 1\]"
         with pytest.raises(RegardError, match=f"nothing is left by {expected}$"):
             chain(logits, context)
@@ -198,7 +207,7 @@ def test_what_a_row_draws_behind_its_stop_is_nobodys_concern():
     logits = torch.tensor([[0.0, 1.0, 2.0, -torch.inf]])
     chain = parse_chain(["no_repeat_ngram=1", "greedy"])
     for stop, fails in [((1,), False), ((), True)]:
-        context = Context.begin([[3]], 9, stop=stop)
+        context = SamplerContext.from_prompts([[3]], 9, stop=stop)
         for _ in range(3):  # 2, 1, 0: then everything was said
             context.append(chain(logits, context))
         if fails:
@@ -254,10 +263,10 @@ def test_a_chain_is_its_stages_one_after_another():
     for case in range(150):
         chain, texts = parse_chain(words_of(case, generator)), [[1, 2, 1, 2, 1], [3, 4, 5]]
         logits = 2 * torch.randn(2, 25, generator=generator)
-        expected, apart = logits, Context.begin(texts, 1, seed=case)
+        expected, apart = logits, SamplerContext.from_prompts(texts, 1, seed=case)
         for stage in chain.stages:
             expected = stage(expected, apart)
-        close(chain.logits(logits, Context.begin(texts, 1, seed=case)), expected)
+        close(chain.logits(logits, SamplerContext.from_prompts(texts, 1, seed=case)), expected)
 
 
 @pytest.mark.parametrize("first", LINKS)
@@ -270,12 +279,12 @@ def test_any_two_samplers_are_one_after_the_other(first):
             words = [*ordered, LINKS[first](0.3), LINKS[second](0.1)]
             chain, texts = parse_chain(words), [[1, 2, 1, 2, 1], [3, 4, 5]]
             logits = (4 * torch.randn(2, 25, generator=generator)).round() / 2  # some tie
-            expected, apart = logits, Context.begin(texts, 1, seed=1)
+            expected, apart = logits, SamplerContext.from_prompts(texts, 1, seed=1)
             for stage in chain.stages:
                 expected = stage(expected, apart)
-            close(chain.logits(logits, Context.begin(texts, 1, seed=1)), expected)
+            close(chain.logits(logits, SamplerContext.from_prompts(texts, 1, seed=1)), expected)
             joined = Chain.together([chain, parse_chain(["top_k=7"])])
-            found = joined.logits(logits, Context.begin(texts, 1, seed=1))
+            found = joined.logits(logits, SamplerContext.from_prompts(texts, 1, seed=1))
             close(found[:1], expected[:1])
 
 
@@ -294,8 +303,8 @@ def test_rows_with_chains_of_their_own_are_what_they_are_alone():
     for case in range(20):
         chains = [parse_chain(words_of(case + row, generator)) for row in range(4)]
         texts = [[1], [2, 3, 2], [4] * 5, [5, 6, 5, 6, 5, 6, 5]]
-        together = Context.begin(texts, 6, seed=seeds)
-        alone = [Context.begin([texts[row]], 6, seed=seeds[row]) for row in range(4)]
+        together = SamplerContext.from_prompts(texts, 6, seed=seeds)
+        alone = [SamplerContext.from_prompts([texts[row]], 6, seed=seeds[row]) for row in range(4)]
         joined = Chain.together(chains)
         for _ in range(6):
             logits = 2 * torch.randn(4, 25, generator=generator)
@@ -314,10 +323,10 @@ def test_a_row_learns_from_its_own_stage_only(link):
         for words in (["temperature=0.9", link], ["top_k=5", "temperature=0.8"], ["top_k=9", link])
     ]
     logits = 2 * torch.randn(3, 25, generator=torch.Generator().manual_seed(2))
-    together = Context.begin([[1], [2], [3]], 20, seed=[3, 4, 5])
+    together = SamplerContext.from_prompts([[1], [2], [3]], 20, seed=[3, 4, 5])
     joined, alone = (
         Chain.together(chains),
-        [Context.begin([[1 + row]], 20, seed=3 + row) for row in range(3)],
+        [SamplerContext.from_prompts([[1 + row]], 20, seed=3 + row) for row in range(3)],
     )
     assert len(joined.stages) == 3
     for _ in range(20):
@@ -328,13 +337,15 @@ def test_a_row_learns_from_its_own_stage_only(link):
 
 def test_nothing_in_a_chain_asks_what_the_numbers_are():
     """A compiler that must see one graph stops where the host would have to wait."""
-    names = [name for name in DIALECTS["regard"].order if name in LINKS and name != "mirostat_1"]
+    names = [
+        name for name in SAMPLER_ORDERS["regard"].order if name in LINKS and name != "mirostat_1"
+    ]
     words = [LINKS[name](0.6) for name in names]
     chains = [parse_chain(words, "regard"), parse_chain(["temperature=0.5", "top_p=0.5"])]
     logits = 2 * torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
     chain = Chain.together(chains)
     assert chain.capturable
-    one, other = (Context.begin([[1, 2, 1, 2], [3]], 9, seed=2) for _ in range(2))
+    one, other = (SamplerContext.from_prompts([[1, 2, 1, 2], [3]], 9, seed=2) for _ in range(2))
     pick = torch.compile(chain.pick, backend="eager", fullgraph=True)
     for context in (one, other):
         context.append(chain(logits, context))  # the first call makes tensors of settings
@@ -350,7 +361,7 @@ def test_equal_chains_together_are_one_of_them():
 def test_rows_that_stay_keep_their_settings_their_chance_and_their_memory():
     own = [["top_k=1"], ["top_p=0.9", "xtc=0.5"], ["mirostat_2={target=1, rate=0.5}"]]
     joined = Chain.together([parse_chain(words) for words in own])
-    contexts = [Context.begin([[1], [2], [3]], 30, seed=4) for _ in range(2)]
+    contexts = [SamplerContext.from_prompts([[1], [2], [3]], 30, seed=4) for _ in range(2)]
     logits = 2 * torch.randn(3, 30, generator=torch.Generator().manual_seed(0))
     for context in contexts:
         for _ in range(5):
@@ -371,9 +382,11 @@ class Sorts(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("order", DIALECTS)
+@pytest.mark.parametrize("order", SAMPLER_ORDERS)
 def test_a_chain_of_all_samplers_sorts_once(order):
-    names = [name for name in DIALECTS[order].order if name in LINKS and "mirostat" not in name]
+    names = [
+        name for name in SAMPLER_ORDERS[order].order if name in LINKS and "mirostat" not in name
+    ]
     chain = parse_chain([LINKS[name](0.9) for name in names], order)
     one_temperature = order == "llama.cpp"
     assert len(chain.stages) == len(names) - one_temperature
@@ -387,7 +400,7 @@ def test_a_chain_of_all_samplers_sorts_once(order):
 
 
 def test_the_context_keeps_prompt_and_answer_of_ragged_rows():
-    context = Context.begin([[5], [6, 7, 8]], 2, seed=1)
+    context = SamplerContext.from_prompts([[5], [6, 7, 8]], 2, seed=1)
     context.append(torch.tensor([1, 2]))
     context.append(torch.tensor([3, 4]))
     texts = [

@@ -8,7 +8,7 @@ import torch
 from regard.data.batch import TextBatch
 from regard.errors import ConfigError, RegardError
 from regard.generate import (
-    Beam,
+    BeamSearch,
     Chain,
     ContrastiveDecoding,
     ContrastiveSearch,
@@ -183,7 +183,7 @@ def test_expert_and_amateur_are_searched_and_drawn_from_like_one_model(name):
         lambda model: generate(model, PROMPTS, Chain(), tokens=8, stop={0}, seed=1, **source),
         lambda model: [
             [text.ids for text in texts]
-            for texts in Beam(4, n_best=2)(model, PROMPTS, tokens=8, stop={0}, **source)
+            for texts in BeamSearch(4, n_best=2)(model, PROMPTS, tokens=8, stop={0}, **source)
         ],
     )
     for write in ways:

@@ -3,7 +3,7 @@ import torch
 
 from regard.errors import ConfigError, ShapeError
 from regard.generate import Chain, generate, parse_chain, stream, stream_text
-from regard.generate.context import row_key
+from regard.generate.sampler_context import row_key
 from regard.models.base import Language
 from regard.nn.state import Source
 
@@ -57,7 +57,7 @@ def test_the_first_row_draws_the_same_alone_and_in_a_batch(table_model):
 def test_every_row_draws_from_its_own_generator(table_model, monkeypatch):
     model = table_model()
     together = generate(model, PROMPTS, Chain(), tokens=30, seed=3)
-    monkeypatch.setattr("regard.generate.context.row_key", lambda seed, _: row_key(seed, 2))
+    monkeypatch.setattr("regard.generate.sampler_context.row_key", lambda seed, _: row_key(seed, 2))
     assert together[2] == generate(model, PROMPTS[2:], Chain(), tokens=30, seed=3)[0]
 
 

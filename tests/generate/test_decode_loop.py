@@ -6,8 +6,8 @@ import torch
 from regard.accel.packed_decoder import PackedDecoder, pack
 from regard.errors import ConfigError, RegardError
 from regard.generate import Chain, Engine, generate, parse_chain, stream, stream_text
-from regard.generate.decode_loop import Plain, Recorded
-from regard.generate.stop import until
+from regard.generate.decode_loop import CudaGraphLoop, EagerLoop
+from regard.generate.stop_text import until
 from regard.models.transformer import Transformer, TransformerConfig
 
 CHAIN = parse_chain(["repetition=1.3", "top_k=6", "temperature=0.9"])
@@ -74,20 +74,20 @@ def test_each_row_may_have_its_own_seed():
 def test_the_pen_is_kept_for_a_text_of_the_same_size():
     fast = engine(small())
     generate(fast, [[1, 2]], CHAIN, tokens=9, seed=1)
-    pen = fast.pen
-    assert isinstance(pen, Recorded)
+    loop = fast.loop
+    assert isinstance(loop, CudaGraphLoop)
     generate(fast, [[3, 4]], CHAIN, tokens=9, seed=1)
-    assert fast.pen is pen
+    assert fast.loop is loop
     generate(fast, [[3, 4]], parse_chain(CHAIN.words()), tokens=9, seed=1)  # equal is the same
-    assert fast.pen is pen
+    assert fast.loop is loop
     generate(fast, [[3, 4]], CHAIN, tokens=10, seed=1)
-    assert fast.pen is not pen
+    assert fast.loop is not loop
 
 
 def test_two_texts_at_once_do_not_disturb_each_other():
     model = small()
     fast = engine(model)
-    list(stream(fast, [3, 2], CHAIN, tokens=40, seed=3))  # leaves a pen that both would like
+    list(stream(fast, [3, 2], CHAIN, tokens=40, seed=3))  # leaves a loop that both would like
     one, two = (stream(fast, [n, 2], CHAIN, tokens=40, seed=n) for n in (1, 2))
     mixed = [each for pair in zip(one, two, strict=True) for each in pair]
     for n in (1, 2):
@@ -113,8 +113,8 @@ def test_rows_that_have_ended_are_no_longer_asked(monkeypatch):
 def test_a_chain_that_cannot_be_recorded_is_written_plainly(monkeypatch):
     model = small()
     made = []
-    begin = Plain.__init__
-    monkeypatch.setattr(Plain, "__init__", lambda self, *a: made.append(1) or begin(self, *a))
+    begin = EagerLoop.__init__
+    monkeypatch.setattr(EagerLoop, "__init__", lambda self, *a: made.append(1) or begin(self, *a))
     monkeypatch.setattr(Chain, "capturable", False)
     assert generate(engine(model), PROMPTS, CHAIN, tokens=5, seed=1) == generate(
         model, PROMPTS, CHAIN, tokens=5, seed=1

@@ -3,15 +3,15 @@ import math
 import pytest
 import torch
 
-from regard.generate import Chain, Context, Traced, generate, parse_chain
+from regard.generate import Chain, SamplerContext, TracedChain, generate, parse_chain
 
 LOGITS = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0]])
 WORDS = ["repetition=1.5", "top_k=4", "typical=0.6", "temperature=0.5"]
 
 
 def traced(words=WORDS, logits=LOGITS, seed=0):
-    chain = Traced(parse_chain(words).stages)
-    chain(logits, Context.begin([[0, 1]] * len(logits), 1, seed=seed))
+    chain = TracedChain(parse_chain(words).stages)
+    chain(logits, SamplerContext.from_prompts([[0, 1]] * len(logits), 1, seed=seed))
     return chain.tokens[0]
 
 
@@ -26,7 +26,7 @@ def test_every_number_of_a_trace_by_hand():
     assert token.bits == pytest.approx(bits(before), abs=1e-5)
     assert token.model == pytest.approx(before[token.id].item())
     for step, stage in zip(token.steps, parse_chain(WORDS).stages, strict=True):
-        logits = stage(logits, Context.begin([[0, 1]], 1))
+        logits = stage(logits, SamplerContext.from_prompts([[0, 1]], 1))
         after = logits.softmax(-1)[0]
         gone = [v for v in range(8) if before[v] > 0 and after[v] == 0]
         assert step.left == int(logits.isfinite().sum())
@@ -46,7 +46,7 @@ def test_every_number_of_a_trace_by_hand():
 
 def test_tracing_changes_nothing(table_model):
     words = ["repetition=1.2", "typical=0.9", "xtc=0.5", "mirostat_2=2"]
-    plain, seen = parse_chain(words), Traced(parse_chain(words).stages)
+    plain, seen = parse_chain(words), TracedChain(parse_chain(words).stages)
     prompts = [[1], [2, 3, 4]]
     answers = generate(table_model(), prompts, plain, tokens=20, seed=1)
     assert generate(table_model(), prompts, seen, tokens=20, seed=1) == answers
@@ -67,11 +67,11 @@ def test_rows_of_their_own_are_traced_with_their_own_settings():
 
 
 def traced_together(chains):
-    chain = Traced(Chain.together(chains).stages)
-    chain(LOGITS.expand(2, -1), Context.begin([[0], [1]], 1, seed=0))
+    chain = TracedChain(Chain.together(chains).stages)
+    chain(LOGITS.expand(2, -1), SamplerContext.from_prompts([[0], [1]], 1, seed=0))
     return chain.tokens[0]
 
 
 def test_a_traced_chain_is_not_recorded_by_the_engine():
     assert parse_chain(WORDS).capturable
-    assert not Traced(parse_chain(WORDS).stages).capturable
+    assert not TracedChain(parse_chain(WORDS).stages).capturable

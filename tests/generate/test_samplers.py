@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import sampler_reference as reference
 from regard.errors import ConfigError
-from regard.generate import SAMPLERS, Chain, Context, parse_chain
-from regard.generate.context import Generators
+from regard.generate import SAMPLERS, Chain, SamplerContext, parse_chain
+from regard.generate.sampler_context import RowGenerators
 from regard.generate.samplers import (
     DRY,
     XTC,
@@ -88,7 +88,7 @@ def rows(*logits):
 
 def about(*texts, seed=0, answer=0):
     """The context of these texts, of which the last `answer` ids were generated."""
-    context = Context.begin(texts, 1, seed=seed)
+    context = SamplerContext.from_prompts(texts, 1, seed=seed)
     context.prompts -= answer
     return context
 
@@ -355,7 +355,7 @@ def test_a_row_is_treated_as_if_it_were_alone(name):
     together = WORKING[name](logits, context)
     for row in range(5):
         alone = about(texts[row])
-        alone.generators = Generators.begin(0, 5).select(torch.tensor([row]))
+        alone.generators = RowGenerators.from_seed(0, 5).select(torch.tensor([row]))
         assert torch.equal(together[row], WORKING[name](logits[row : row + 1], alone)[0])
 
 
@@ -600,7 +600,7 @@ def test_a_setting_out_of_range_is_named(word, message):
 def test_a_token_beside_the_point_must_exist_too(word, token):
     chain, name = parse_chain([f"{word}=[{token}]}}"]), word.partition("=")[0]
     with pytest.raises(ConfigError, match=f"{name}: .*: token {token} is not in"):
-        chain(torch.zeros(1, 8), Context.begin([[1, 2]], 1))
+        chain(torch.zeros(1, 8), SamplerContext.from_prompts([[1, 2]], 1))
 
 
 @pytest.mark.parametrize("name", sorted(NAMES_TOKENS))

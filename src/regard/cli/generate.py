@@ -16,9 +16,9 @@ from regard.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from regard.api import Run
-    from regard.generate import LookUp
+    from regard.generate import PromptLookup
 
-LOOK_UP = "look-up"  # the draft that is no run
+PROMPT_LOOKUP = "prompt-lookup"  # the draft that is no run
 SMALL = 2e6  # parameters up to which one thread writes as fast as several, which would wait
 
 
@@ -64,7 +64,7 @@ def generate(
         str | None,
         Option(
             metavar="RUN",
-            help="Let a smaller model guess ahead, or look-up: fewer passes, drawn the same.",
+            help="Let a smaller model guess ahead, or prompt-lookup: fewer passes, drawn the same.",
         ),
     ] = None,
     amateur: Annotated[
@@ -109,15 +109,14 @@ def generate(
     with working(f"opening {run}"):
         from regard.api import load
         from regard.cli.sampler_trace import as_table, as_text
-        from regard.generate import Traced
+        from regard.generate import TracedChain
         from regard.training.setup.device import use_threads
 
         opened = load(run)
         size = sum(each.numel() for each in opened.model.parameters())
         use_threads(1 if size < SMALL else None)
-        words = sampler or ([] if order else ["temperature=0.8", "top_p=0.95"])
-        chain = opened.chain(words, order)
-        traced = Traced(chain.stages)
+        chain = opened.chain(sampler or None, order)
+        traced = TracedChain(chain.stages)
         weaker = None if amateur is None else load(amateur)
         guesser = None if draft is None else _guesser(draft)
     warn_of(opened.unknown(text))
@@ -164,17 +163,18 @@ def generate(
             print()  # an error begins on a line of its own
 
 
-def _guesser(draft: str) -> "Run | LookUp":
+def _guesser(draft: str) -> "Run | PromptLookup":
     from regard.api import load
-    from regard.generate import LookUp
+    from regard.generate import PromptLookup
 
-    if draft == LOOK_UP:
-        return LookUp()
+    if draft == PROMPT_LOOKUP:
+        return PromptLookup()
     if not Path(draft).exists():
-        close = get_close_matches(draft.lower(), [LOOK_UP])
-        hint = f"; did you mean {LOOK_UP!r}?" if close else ""
+        close = get_close_matches(draft.lower(), [PROMPT_LOOKUP])
+        hint = f"; did you mean {PROMPT_LOOKUP!r}?" if close else ""
         raise CheckpointError(
-            f"no run at {draft}{hint}\n--draft takes the folder of a smaller run, or {LOOK_UP}"
+            f"no run at {draft}{hint}\n"
+            f"--draft takes the folder of a smaller run, or {PROMPT_LOOKUP}"
         )
     return load(draft)
 

@@ -6,14 +6,14 @@ from itertools import chain as joined
 from typing import Any, TextIO
 
 from regard.cli.talk import aligned, bold, dim, harmless, width
-from regard.generate.sampler_trace import Change, Step, Token, Traced
+from regard.generate.sampler_trace import Change, Step, Token, TracedChain
 from regard.text import Tokenizer
 
 NAMED = 3  # tokens that a line names
 
 
 def as_text(
-    chain: Traced, pieces: Iterable[str], tokenizer: Tokenizer, out: TextIO
+    chain: TracedChain, pieces: Iterable[str], tokenizer: Tokenizer, out: TextIO
 ) -> Iterator[str]:
     """The chain, then for every token as it comes: how likely it was, and what each stage did.
 
@@ -31,7 +31,7 @@ def as_text(
         told = len(chain.tokens)
 
 
-def as_table(chain: Traced, tokenizer: Tokenizer) -> dict[str, Any]:
+def as_table(chain: TracedChain, tokenizer: Tokenizer) -> dict[str, Any]:
     """The same for programs; tokens have their pieces beside their ids."""
 
     def with_pieces(value: Any) -> Any:

@@ -1,39 +1,40 @@
 """From a model and a prompt to a text: samplers, searches and decoding."""
 
-from regard.generate.beam import Beam
-from regard.generate.chain import Chain, draw, parse_chain
-from regard.generate.context import Context, Sampler
+from regard.generate.chain import DEFAULT_SAMPLERS, Chain, draw, parse_chain
 from regard.generate.contrastive_decoding import ContrastiveDecoding
-from regard.generate.contrastive_search import ContrastiveSearch
 from regard.generate.decode import generate, stream, stream_text
 from regard.generate.decode_loop import Engine
-from regard.generate.orders import DIALECTS
-from regard.generate.processors import ChainProcessor
-from regard.generate.sampler_trace import Traced
+from regard.generate.sampler_context import Sampler, SamplerContext
+from regard.generate.sampler_orders import SAMPLER_ORDERS
+from regard.generate.sampler_trace import TracedChain
 from regard.generate.samplers import SAMPLERS, Temperature, TopK, TopP
-from regard.generate.search import Hypothesis, Search
-from regard.generate.search_table import SEARCHES, parse_search
-from regard.generate.speculative import LookUp, speculate, stream_speculated
+from regard.generate.search import SEARCHES, parse_search
+from regard.generate.search.beam_search import BeamSearch
+from regard.generate.search.contrastive_search import ContrastiveSearch
+from regard.generate.search.protocol import Hypothesis, Search
+from regard.generate.speculative_decoding import PromptLookup, speculate, stream_speculated
+from regard.generate.transformers_processor import ChainProcessor
 
 __all__ = [
-    "DIALECTS",
+    "DEFAULT_SAMPLERS",
     "SAMPLERS",
+    "SAMPLER_ORDERS",
     "SEARCHES",
-    "Beam",
+    "BeamSearch",
     "Chain",
     "ChainProcessor",
-    "Context",
     "ContrastiveDecoding",
     "ContrastiveSearch",
     "Engine",
     "Hypothesis",
-    "LookUp",
+    "PromptLookup",
     "Sampler",
+    "SamplerContext",
     "Search",
     "Temperature",
     "TopK",
     "TopP",
-    "Traced",
+    "TracedChain",
     "draw",
     "generate",
     "parse_chain",

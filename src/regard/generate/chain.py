@@ -14,16 +14,25 @@ from torch import Tensor
 
 from regard.config import parse_entry
 from regard.errors import ConfigError, RegardError, unknown
-from regard.generate.context import Context, Generators, Sampler
 from regard.generate.fused_chain import Tail, takes
-from regard.generate.orders import arranged
+from regard.generate.sampler_context import RowGenerators, Sampler, SamplerContext
+from regard.generate.sampler_orders import arranged
 from regard.generate.samplers import SAMPLERS, Temperature, name_of
-from regard.generate.stage import Each, Stage, as_stage, kind, pack, rank, unrank
+from regard.generate.samplers.logits_processor import (
+    LogitsProcessor,
+    PerRow,
+    as_stage,
+    kind,
+    pack,
+    rank,
+    unrank,
+)
 
+DEFAULT_SAMPLERS = ("temperature=0.8", "top_p=0.95")  # where the user names no sampler
 NEVER = 2**62  # the length at which a row that is well has failed
 
 
-def draw(logits: Float[Tensor, "rows vocab"], generators: Generators) -> Int[Tensor, " rows"]:
+def draw(logits: Float[Tensor, "rows vocab"], generators: RowGenerators) -> Int[Tensor, " rows"]:
     r"""Draw one token per row from softmax(logits), with one random number per row.
 
         the first v  with  P(0) + ... + P(v)  >  u,      u uniform in [0, 1)
@@ -39,13 +48,13 @@ def draw(logits: Float[Tensor, "rows vocab"], generators: Generators) -> Int[Ten
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class StageTrace:
     """What a stage was given and what it left; where they are ranked, whose they are.
 
     Ranked ones may lack tokens that were removed before.
     """
 
-    stage: Stage
+    stage: LogitsProcessor
     before: Float[Tensor, "rows some"]
     after: Float[Tensor, "rows some"]
     order: Int[Tensor, "rows some"] | None
@@ -72,7 +81,7 @@ class Chain:
     def __post_init__(self) -> None:
         acting = self._acting
         learners = [at for at, stage in enumerate(acting) if stage.learns]
-        of_rows = any(isinstance(stage, Each) for stage in acting)  # then each row's is checked
+        of_rows = any(isinstance(stage, PerRow) for stage in acting)  # then each row's is checked
         if learners and learners != [len(acting) - 1] and not of_rows:
             raise ConfigError(
                 f"{said(acting[learners[0]])} learns from what is drawn, and so must be the last "
@@ -107,7 +116,7 @@ class Chain:
         return self.greedy and len(self.stages) == 1 and type(self) is Chain
 
     @property
-    def _acting(self) -> tuple[Stage, ...]:
+    def _acting(self) -> tuple[LogitsProcessor, ...]:
         return tuple(stage for stage in map(as_stage, self.stages) if not stage.neutral)
 
     @property
@@ -121,7 +130,7 @@ class Chain:
         return all(as_stage(stage).capturable for stage in self.stages)
 
     def __call__(
-        self, logits: Float[Tensor, "rows vocab"], context: Context
+        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
     ) -> Int[Tensor, " rows"]:
         """The next id of each row; a row with nothing to draw from is an error."""
         if self._idle:
@@ -135,7 +144,7 @@ class Chain:
     def pick(
         self,
         logits: Float[Tensor, "rows vocab"],
-        context: Context,
+        context: SamplerContext,
         decide: Callable[[Tensor], Tensor] | None = None,
     ) -> Int[Tensor, " rows"]:
         """The next id of each row, without waiting for the device.
@@ -165,7 +174,7 @@ class Chain:
         return ids
 
     def logits(
-        self, logits: Float[Tensor, "rows vocab"], context: Context
+        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
     ) -> Float[Tensor, "rows vocab"]:
         """What is drawn from: softmax of these, removed tokens at -inf."""
         left, order = widened(logits), None
@@ -173,7 +182,9 @@ class Chain:
             left, order = each.after, each.order
         return left if order is None else unrank(left, order, logits.shape[1])
 
-    def steps(self, logits: Float[Tensor, "rows vocab"], context: Context) -> Iterator[Passed]:
+    def steps(
+        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
+    ) -> Iterator[StageTrace]:
         """Go through the stages that are not neutral, sorting when one first asks for an order.
 
         Tokens then stay ranked, since stages keep an order; removed ones are moved to the end
@@ -193,17 +204,17 @@ class Chain:
                 (logits, order), holes = pack(logits, order), False
             call = stage.apply if order is None else stage.ranked
             before, logits = logits, call(logits, context)
-            yield Passed(stage, before, logits, order, vocab)
+            yield StageTrace(stage, before, logits, order, vocab)
             holes = holes or stage.leaves_holes
 
     def must_fit(self, rows: int) -> None:
         """Refuse a chain made for another number of rows."""
         for stage in self.stages:
-            if isinstance(stage, Each) and stage.rows != rows:
+            if isinstance(stage, PerRow) and stage.rows != rows:
                 raise ConfigError(f"{stage.rows} chains do not match {rows} prompts")
 
     def check(
-        self, context: Context, logits: Callable[[int, int], Float[Tensor, "rows vocab"]]
+        self, context: SamplerContext, logits: Callable[[int, int], Float[Tensor, "rows vocab"]]
     ) -> None:
         """Complain if a row had nothing to draw from: of the model, or of the stage at fault.
 
@@ -220,7 +231,7 @@ class Chain:
             reason = self._reason(logits(row, length), context, row, length)
             raise RegardError(f"row {row} has nothing to draw from: {reason}")
 
-    def _reason(self, logits: Tensor, context: Context, row: int, length: int) -> str:
+    def _reason(self, logits: Tensor, context: SamplerContext, row: int, length: int) -> str:
         """Why nothing was left of a row, by doing what was done to it once more."""
         best = float(logits.amax())
         if not math.isfinite(best):
@@ -237,7 +248,7 @@ class Chain:
 
     def select(self, rows: Int[Tensor, " some"]) -> "Chain":
         """The chain of some rows of a batch."""
-        some = (stage.select(rows) if isinstance(stage, Each) else stage for stage in self.stages)
+        some = (stage.select(rows) if isinstance(stage, PerRow) else stage for stage in self.stages)
         return replace(self, stages=tuple(some))
 
     def words(self) -> list[str]:
@@ -248,18 +259,18 @@ class Chain:
         return " → ".join([*self.words(), "argmax" if self.greedy else "draw"])
 
 
-def note_used(context: Context) -> None:
+def note_used(context: SamplerContext) -> None:
     """Note how many random numbers there were before a token, to come by the same again."""
     used = context.generators.used
     context.remembered("used", lambda: torch.zeros_like(used)).copy_(used)
 
 
-def failures(context: Context) -> Int[Tensor, " rows"]:
+def failures(context: SamplerContext) -> Int[Tensor, " rows"]:
     """How long each row's text was when there first was nothing to draw from, or `NEVER`."""
     return context.remembered("failed", lambda: torch.full_like(context.lengths, NEVER))
 
 
-def note_failed(left: Float[Tensor, "rows vocab"], context: Context) -> None:
+def note_failed(left: Float[Tensor, "rows vocab"], context: SamplerContext) -> None:
     """Note the rows of which nothing is left, by the length of their text when it first was so."""
     failed = failures(context)
     best = left.amax(-1)
@@ -267,7 +278,7 @@ def note_failed(left: Float[Tensor, "rows vocab"], context: Context) -> None:
     torch.minimum(failed, when, out=failed)
 
 
-def _ended(context: Context, row: int, length: int) -> bool:
+def _ended(context: SamplerContext, row: int, length: int) -> bool:
     """Whether a row had drawn its stop before its text had so many ids."""
     answer = context.history[row, int(context.prompts[row]) : length].tolist()
     return not set(context.stop).isdisjoint(answer)
@@ -286,22 +297,25 @@ def _merged(one: list[Any], other: list[Any]) -> list[Any]:
     return result
 
 
-def _joined(column: Sequence[Stage | None], device: torch.device | str) -> Stage:
+def _joined(
+    column: Sequence[LogitsProcessor | None], device: torch.device | str
+) -> LogitsProcessor:
     """The stages of all rows as one; the stage itself where it is the same in all."""
     first = column[0]
     if first is not None and all(stage == first for stage in column):
         return first
-    return Each.of(column, device)
+    return PerRow.of(column, device)
 
 
 def parse_chain(
-    words: str | Iterable[str],
+    words: str | Iterable[str] | None = None,
     order: str | None = None,
     named: Callable[[str, str], list[int]] | None = None,
 ) -> Chain:
     """Make a chain from words like `top_p=0.9`, which act in the order they are written.
 
-    The value goes to the sampler's first setting; a TOML table names several. With the name of
+    The value goes to the sampler's first setting; a TOML table names several. Without `words` the
+    samplers are `DEFAULT_SAMPLERS`, or those of the named `order`. With the name of
     an `order`, they act in that of another system, which may have defaults of its own. `named`
     gives the ids that a sampler's text stands for, as in `ban=["the"]`.
 
@@ -312,6 +326,8 @@ def parse_chain(
     >>> print(parse_chain(["temperature=0.7", "top_k=20"], "llama.cpp"))
     top_k={k=20, exact=true} → top_p=0.95 → min_p=0.05 → temperature=0.7 → draw
     """
+    if words is None:
+        words = DEFAULT_SAMPLERS if order is None else ()
     words = [words] if isinstance(words, str) else words
     samplers = tuple(parse_sampler(word.strip(), named) for word in words)
     return Chain(samplers if order is None else arranged(samplers, order))
@@ -353,7 +369,7 @@ def said(sampler: Sampler, row: int = 0) -> str:
     >>> said(TopP(0.5)), said(TopP(0.5, min_keep=2))
     ('top_p=0.5', 'top_p={p=0.5, min_keep=2}')
     """
-    stage: Any = sampler.stage if isinstance(sampler, Each) else sampler
+    stage: Any = sampler.stage if isinstance(sampler, PerRow) else sampler
     kind_name = name_of(stage)
     if kind_name is None or not is_dataclass(stage):
         return str(stage)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.generate.chain import Chain
-from regard.generate.context import Context, rows_of
-from regard.generate.decode_loop import Engine, Pen, Plain, Recorded
-from regard.generate.stop import until
+from regard.generate.decode_loop import CudaGraphLoop, DecodeLoop, EagerLoop, Engine
+from regard.generate.sampler_context import SamplerContext, rows_of
+from regard.generate.stop_text import until
 from regard.models.base import Language, State
 from regard.nn.state import Source
 
@@ -126,19 +126,21 @@ def _decode(
     rows = [_Row(number, list(prompt[-limit:])) for number, prompt in enumerate(prompts)]
     chain.must_fit(len(prompts))
 
-    def begun(device: torch.device) -> Context:
-        return Context.begin(prompts, tokens, seed=seed, stop=sorted(stop), device=device)
+    def begun(device: torch.device) -> SamplerContext:
+        return SamplerContext.from_prompts(
+            prompts, tokens, seed=seed, stop=sorted(stop), device=device
+        )
 
-    first = pen = _begin(model, chain, rows, capacity, source, begun)
+    first = loop = _begin(model, chain, rows, capacity, source, begun)
     used = max(len(row.window) for row in rows)  # of the capacity; short rows pad it out
-    written, number, leaving = pen.last.unsqueeze(1), 0, False
+    written, number, leaving = loop.last.unsqueeze(1), 0, False
     try:
         while True:
             arrived, ahead = written.T.tolist(), None
-            pen.check()
-            count = min(pen.block, capacity - used, tokens - number - len(arrived))
-            if pen.block > 1 and number and count > 0 and not leaving:  # while the host looks
-                ahead, used = pen.write(count), used + count
+            loop.check()
+            count = min(loop.block, capacity - used, tokens - number - len(arrived))
+            if loop.block > 1 and number and count > 0 and not leaving:  # while the host looks
+                ahead, used = loop.decode(count), used + count
             for ids in arrived:
                 number += 1
                 found: list[int | None] = [None] * len(prompts)
@@ -160,13 +162,13 @@ def _decode(
             if not left:
                 return
             if 2 * len(left) <= len(rows) or (full and len(left) < len(rows)):  # worth a copy
-                keep = torch.tensor(left, device=pen.last.device)
+                keep = torch.tensor(left, device=loop.last.device)
                 rows = [rows[place] for place in left]
                 chain, source = chain.select(keep), source and source.select(keep)
-                pen = pen.select(keep, chain)
+                loop = loop.select(keep, chain)
             if not full:
-                count = min(pen.block, capacity - used, tokens - number)
-                written, used = pen.write(count), used + count
+                count = min(loop.block, capacity - used, tokens - number)
+                written, used = loop.decode(count), used + count
                 continue
             # Some row is full: make room in it, and begin again from what each row still holds.
             for row in rows:
@@ -174,11 +176,11 @@ def _decode(
                     del row.window[: -max(1, limit // 2)]
             used = max(len(row.window) for row in rows)
             capacity = min(limit, used + tokens - number - 1)
-            pen = _begin(model, chain, rows, capacity, source, _going_on(pen.context))
-            written = pen.last.unsqueeze(1)
+            loop = _begin(model, chain, rows, capacity, source, _going_on(loop.context))
+            written = loop.last.unsqueeze(1)
     finally:
-        if isinstance(model, Engine) and isinstance(first, Recorded):
-            model.pen = first
+        if isinstance(model, Engine) and isinstance(first, CudaGraphLoop):
+            model.loop = first
 
 
 def _begin(
@@ -187,9 +189,9 @@ def _begin(
     rows: Sequence["_Row"],
     capacity: int,
     source: Source | None,
-    context_on: Callable[[torch.device], Context],
-) -> Pen:
-    """Read the rows and draw the id that follows each; the pen writes the others."""
+    context_on: Callable[[torch.device], SamplerContext],
+) -> DecodeLoop:
+    """Read the rows and draw the id that follows each; the loop writes the others."""
     windows = [row.window for row in rows]
     if isinstance(model, Engine) and source is None and model.records(chain):
         context = context_on(model.device)
@@ -198,10 +200,10 @@ def _begin(
     context = context_on(logits.device)
     drawn = chain(logits, context)
     context.append(drawn)
-    return Plain(model, chain, context, state, drawn)
+    return EagerLoop(model, chain, context, state, drawn)
 
 
-def _going_on(context: Context) -> Callable[[torch.device], Context]:
+def _going_on(context: SamplerContext) -> Callable[[torch.device], SamplerContext]:
     """The same context, wherever it is."""
     return lambda device: context
 

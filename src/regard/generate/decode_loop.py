@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.accel.kernels import usable
 from regard.generate.chain import Chain, failures
-from regard.generate.context import Context
-from regard.generate.stage import Each
+from regard.generate.sampler_context import SamplerContext
+from regard.generate.samplers.logits_processor import PerRow
 from regard.models.base import Language, Recordable, State
 from regard.nn.state import Source
 
@@ -19,36 +19,36 @@ BLOCK = 16  # tokens that are written before the host looks at them
 
 
 @runtime_checkable
-class Pen(Protocol):
+class DecodeLoop(Protocol):
     """Takes in what was drawn last and draws again, for every row."""
 
     block: int  # how many tokens it best writes at once
-    context: Context
+    context: SamplerContext
     state: State
     last: Int[Tensor, " rows"]
 
-    def write(self, count: int) -> Int[Tensor, "rows count"]:
+    def decode(self, count: int) -> Int[Tensor, "rows count"]:
         """The next `count` ids of each row, for which nobody waits."""
 
     def check(self) -> None:
         """Complain of a row that had nothing to draw from."""
 
-    def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "Pen":
-        """Another pen, for some of the rows and their chain."""
+    def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "DecodeLoop":
+        """Another loop, for some of the rows and their chain."""
 
 
-class Plain:
-    """A pen that asks the model and the chain, token by token."""
+class EagerLoop:
+    """A loop that asks the model and the chain, token by token."""
 
     block = 1
 
     def __init__(
-        self, model: Language, chain: Chain, context: Context, state: State, last: Tensor
+        self, model: Language, chain: Chain, context: SamplerContext, state: State, last: Tensor
     ) -> None:
         self.model, self.chain, self.context = model, chain, context
         self.state, self.last = state, last
 
-    def write(self, count: int) -> Int[Tensor, "rows count"]:
+    def decode(self, count: int) -> Int[Tensor, "rows count"]:
         """The next `count` ids of each row."""
         written = []
         for _ in range(count):
@@ -61,14 +61,14 @@ class Plain:
     def check(self) -> None:
         """The chain has done so for every token."""
 
-    def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "Plain":
-        """Another pen, for some of the rows and their chain."""
+    def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "EagerLoop":
+        """Another loop, for some of the rows and their chain."""
         context, state = self.context.select(rows), self.state.select(rows)
-        return Plain(self.model, chain, context, state, self.last[rows])
+        return EagerLoop(self.model, chain, context, state, self.last[rows])
 
 
-class Recorded:
-    """A pen whose stroke is recorded after its first use: from then on nothing waits for the host.
+class CudaGraphLoop:
+    """A loop whose stroke is recorded after its first use: from then on nothing waits for the host.
 
     All it touches stays in place, so that another text of the same size can be put there. On a
     CPU there is no recorder: it does the same things one by one.
@@ -77,7 +77,7 @@ class Recorded:
     block = BLOCK
 
     def __init__(
-        self, model: Language, chain: Chain, context: Context, state: State, last: Tensor
+        self, model: Language, chain: Chain, context: SamplerContext, state: State, last: Tensor
     ) -> None:
         self.model, self.chain, self.context = model, chain, context
         self.state, self.last = cast(Recordable, state).recordable(), last.clone()
@@ -86,7 +86,7 @@ class Recorded:
         self.reading: Callable[[], None] | None = None
         self.ids = self.counts = self.read_logits = last  # until a prompt is read
 
-    def write(self, count: int) -> Int[Tensor, "rows count"]:
+    def decode(self, count: int) -> Int[Tensor, "rows count"]:
         """The next `count` ids of each row."""
         for _ in range(count):
             if self.stroke is not None:
@@ -113,18 +113,18 @@ class Recorded:
         self.reading()
         return self.read_logits
 
-    def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "Recorded":
-        """Another pen, for some of the rows and their chain."""
+    def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "CudaGraphLoop":
+        """Another loop, for some of the rows and their chain."""
         context, state = self.context.select(rows), self.state.select(rows)
-        return Recorded(self.model, chain, context, state, self.last[rows])
+        return CudaGraphLoop(self.model, chain, context, state, self.last[rows])
 
-    def take(self, context: Context, last: Tensor) -> None:
+    def take(self, context: SamplerContext, last: Tensor) -> None:
         """Go on with the text that was read."""
         self.last.copy_(last)
         for mine, other in zip(_tensors(self.context), _tensors(context), strict=True):
             mine.copy_(other)
 
-    def fits(self, chain: Chain, context: Context, capacity: int) -> bool:
+    def fits(self, chain: Chain, context: SamplerContext, capacity: int) -> bool:
         """Whether another text has as many rows, as much room and the same chain."""
         mine = self.context
         return (
@@ -152,12 +152,12 @@ class Recorded:
 
 
 class Engine:
-    """The same `Language`, written with a recorded pen, which is kept for the next text."""
+    """The same `Language`, written with a recorded loop, which is kept for the next text."""
 
     def __init__(self, model: Language, *, records: bool | None = None) -> None:
         self.model = model
         self._records = records  # None: on a GPU
-        self.pen: Recorded | None = None
+        self.loop: CudaGraphLoop | None = None
 
     @property
     def context(self) -> int | None:
@@ -193,30 +193,30 @@ class Engine:
     def begin(
         self,
         chain: Chain,
-        context: Context,
+        context: SamplerContext,
         ids: Int[Tensor, "rows time"],
         counts: Int[Tensor, " rows"],
         capacity: int,
-    ) -> Recorded:
-        """Read a prompt and draw what follows; the pen writes the rest. It is not shared."""
-        pen, self.pen = self.pen, None
-        if pen is not None and pen.fits(chain, context, capacity):
-            logits = pen.read(ids, counts)
+    ) -> CudaGraphLoop:
+        """Read a prompt and draw what follows; the loop writes the rest. It is not shared."""
+        loop, self.loop = self.loop, None
+        if loop is not None and loop.fits(chain, context, capacity):
+            logits = loop.read(ids, counts)
         else:
-            pen, state = None, self.model.start(len(ids), capacity)
+            loop, state = None, self.model.start(len(ids), capacity)
             scored, state = self.model.step(ids, state, counts=counts)
             logits = scored[:, -1]
         last = chain.pick(logits, context, _decision(chain, context))
         context.append(last)
-        if pen is None:
-            return Recorded(self.model, chain, context, state, last)
-        pen.take(context, last)
-        return pen
+        if loop is None:
+            return CudaGraphLoop(self.model, chain, context, state, last)
+        loop.take(context, last)
+        return loop
 
 
 def _of_rows(chain: Chain) -> bool:
     """Whether its settings are tensors, which have no one answer to whether they are equal."""
-    return any(isinstance(stage, Each) for stage in chain.stages)
+    return any(isinstance(stage, PerRow) for stage in chain.stages)
 
 
 def _recorded(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
@@ -230,7 +230,7 @@ def _recorded(work: Callable[[], None], device: torch.device) -> Callable[[], No
     return graph.replay
 
 
-def _decision(chain: Chain, context: Context) -> Callable[[Tensor], Tensor] | None:
+def _decision(chain: Chain, context: SamplerContext) -> Callable[[Tensor], Tensor] | None:
     """The draw as one kernel instead of thirty, on a GPU; a chain with a tail has its own."""
     if chain.greedy or not usable(context.lengths) or chain.tail is not None:
         return None
@@ -240,7 +240,7 @@ def _decision(chain: Chain, context: Context) -> Callable[[Tensor], Tensor] | No
     return lambda left: kernel.draw(left, keys, used, context.lengths, failed)
 
 
-def _tensors(context: Context) -> list[Tensor]:
+def _tensors(context: SamplerContext) -> list[Tensor]:
     """All that changes while a text is written, in a fixed order."""
     generators = context.generators
     fixed = [context.history, context.lengths, context.prompts, generators.keys, generators.used]

@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.accel.kernels import usable
-from regard.generate.context import Context
-from regard.generate.stage import Stage
-from regard.generate.temperature import Temperature
-from regard.generate.truncate import XTC, MinP, TopK, TopNSigma, TopP, Typical
+from regard.generate.sampler_context import SamplerContext
+from regard.generate.samplers.logits_processor import LogitsProcessor
+from regard.generate.samplers.temperature import Temperature
+from regard.generate.samplers.truncation import XTC, MinP, TopK, TopNSigma, TopP, Typical
 
 LARGEST_K = 512  # half of what they rank, since more may tie with the last
 WIDTHS = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,7 +40,7 @@ class Tail:
     numbers: tuple[tuple[float, float, float], ...]  # settings and min_keep
 
     @classmethod
-    def of(cls, stages: Sequence[Stage]) -> "Tail | None":
+    def of(cls, stages: Sequence[LogitsProcessor]) -> "Tail | None":
         """The tail of these stages, none of them neutral; None if there is no kernel for it.
 
         Only tokens that a top-k leaves are ranked. Before that there may be temperatures, which
@@ -72,7 +72,7 @@ class Tail:
     def pick(
         self,
         logits: Float[Tensor, "rows vocab"],
-        context: Context,
+        context: SamplerContext,
         failed: Int[Tensor, " rows"],
     ) -> Int[Tensor, " rows"]:
         """The next id of each row, from logits that have passed the stages before."""
@@ -101,7 +101,7 @@ def takes(logits: Float[Tensor, "rows vocab"]) -> bool:
     return usable(logits) and logits.dtype in WIDTHS
 
 
-def _plain(stage: Stage) -> bool:
+def _plain(stage: LogitsProcessor) -> bool:
     """Whether a kernel has its formula, for numbers that all rows share."""
     greedy = isinstance(stage, Temperature) and stage.greedy
     empty = isinstance(stage, XTC) and stage.threshold == 0  # what was removed is likely enough

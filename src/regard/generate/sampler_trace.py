@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.generate.chain import Chain, Passed, said, widened
-from regard.generate.context import Context
-from regard.generate.stage import entropy
+from regard.generate.chain import Chain, StageTrace, said, widened
+from regard.generate.sampler_context import SamplerContext
+from regard.generate.samplers.logits_processor import entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +47,26 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced(Chain):
+class TracedChain(Chain):
     """A chain that notes, for every token it draws, what its stages did.
 
-    chain = Traced(chain.stages)
+    chain = TracedChain(chain.stages)
     generate(model, prompts, chain, tokens=20)
     chain.tokens[number][row]
     """
 
     shown: int = 5  # how many tokens a stage is shown to remove or change
     tokens: list[list[Token]] = field(default_factory=list)
-    passed: list[Passed] = field(default_factory=list, repr=False)  # of the token at hand
+    passed: list[StageTrace] = field(default_factory=list, repr=False)  # of the token at hand
 
     @property
     def capturable(self) -> bool:
         """Never: to look is to wait for the device."""
         return False
 
-    def steps(self, logits: Float[Tensor, "rows vocab"], context: Context) -> Iterator[Passed]:
+    def steps(
+        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
+    ) -> Iterator[StageTrace]:
         """Go through the stages, and keep what each was given and left."""
         self.passed.clear()
         for each in Chain.steps(self, logits, context):
@@ -74,7 +76,7 @@ class Traced(Chain):
     def pick(
         self,
         logits: Float[Tensor, "rows vocab"],
-        context: Context,
+        context: SamplerContext,
         decide: Callable[[Tensor], Tensor] | None = None,
     ) -> Int[Tensor, " rows"]:
         """The next id of each row, noting how it came about."""

@@ -13,7 +13,7 @@ from regard.data.batch import PairBatch, TextBatch
 from regard.data.pairs import Pairs, Row
 from regard.data.sources import Images, Labelled, Series
 from regard.explain.neighbours import WordVectors
-from regard.generate import Beam, Search, generate, parse_chain
+from regard.generate import BeamSearch, Search, generate, parse_chain
 from regard.models.base import Language
 from regard.pipelines import images, labels, series
 from regard.pipelines.base import Exam
@@ -102,7 +102,7 @@ def written(
 ) -> dict[str, Any]:
     """BLEU, chrF and exact match of what the model writes for `pairs`, with their signatures."""
     rows = list(pairs.rows())[:limit]
-    ours = _answers(exam, model, rows, Beam(width, length_penalty))
+    ours = _answers(exam, model, rows, BeamSearch(width, length_penalty))
     return _judged(ours, [target for _, target in rows])
 
 
@@ -111,7 +111,7 @@ def written_by_length(
 ) -> ByLength:
     """The same by the length of the source; BLEU only where some text has its four words."""
     rows = list(pairs.rows())
-    ours = _answers(exam, model, rows, Beam(width, length_penalty))
+    ours = _answers(exam, model, rows, BeamSearch(width, length_penalty))
     phrases = any(len(target.split()) >= 4 for _, target in rows)
     metrics = ("exact_match", "bleu", "bleu_lower", "chrf") if phrases else ("exact_match", "chrf")
 
@@ -162,7 +162,7 @@ def sample(exam: Exam, model: nn.Module, seed: int) -> str:
     if isinstance(data, Pairs) and isinstance(tokenizers, PairTokenizers):
         source, target = next(data.rows())
         assert isinstance(exam.task, Seq2Seq)
-        found = translate(model, exam.task, tokenizers, [source], search=Beam(1))
+        found = translate(model, exam.task, tokenizers, [source], search=BeamSearch(1))
         return f"{source}\n→ {next(found)[1]}\n= {target}"
     if isinstance(exam.task, Masked):
         return exam.task.sample(model, exam.held_out(exam.model.context))
@@ -172,6 +172,6 @@ def sample(exam: Exam, model: nn.Module, seed: int) -> str:
         return WordVectors.of(model, tokenizers).sample(beginning.ids[0].tolist())
     batch = cast(TextBatch, next(iter(exam.held_out(1))))
     first = np.asarray(batch.ids)[0, :1].tolist()
-    chain = parse_chain(["temperature=0.8", "top_p=0.95"])
+    chain = parse_chain()
     (ids,) = generate(language, [first], chain, tokens=160, seed=seed)
     return tokenizers.decode(first + ids)

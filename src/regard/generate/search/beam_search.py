@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, RegardError, unknown
 from regard.generate.decode import prefill
-from regard.generate.search import Hypothesis, longest_answer
+from regard.generate.search.protocol import Hypothesis, longest_answer
 from regard.models.base import Language
 from regard.nn.state import Source
 
@@ -22,7 +22,7 @@ UNTIL = ("certain", "likely", "full")
 
 
 @dataclass(frozen=True, slots=True)
-class Beam:
+class BeamSearch:
     r"""Search for the likeliest continuations of each prompt, `width` at a time.
 
         score(y) = log P(y | prompt, source) / penalty(|y|)

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from regard.generate.constraints import Allow, Ban, Bias, Force, MinLength
-from regard.generate.context import Sampler
-from regard.generate.mirostat import AdaptiveP, Mirostat1, Mirostat2
-from regard.generate.penalties import DRY, Frequency, NoRepeatNGram, Presence, Repetition
-from regard.generate.temperature import DynamicTemperature, Quadratic, Temperature
-from regard.generate.truncate import (
+from regard.generate.sampler_context import Sampler
+from regard.generate.samplers.constraints import Allow, Ban, Bias, Force, MinLength
+from regard.generate.samplers.mirostat import AdaptiveP, Mirostat1, Mirostat2
+from regard.generate.samplers.penalties import DRY, Frequency, NoRepeatNGram, Presence, Repetition
+from regard.generate.samplers.temperature import DynamicTemperature, Quadratic, Temperature
+from regard.generate.samplers.truncation import (
     XTC,
     Epsilon,
     Eta,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.chain import Chain, Passed, note_failed, note_used
-from regard.generate.context import Context, Generators
+from regard.generate.chain import Chain, StageTrace, note_failed, note_used
+from regard.generate.sampler_context import RowGenerators, SamplerContext
 
 
 @dataclass(slots=True)
@@ -26,8 +26,8 @@ class ChainProcessor:
     chain: Chain
     seed: int | None = None  # for samplers that toss coins
     stop: Sequence[int] = ()  # ids that end a text
-    context: Context | None = field(default=None, init=False)
-    passed: list[Passed] = field(default_factory=list, init=False)
+    context: SamplerContext | None = field(default=None, init=False)
+    passed: list[StageTrace] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.chain, Chain):
@@ -40,8 +40,10 @@ class ChainProcessor:
         goes_on = context is not None and torch.equal(context.history, input_ids[:, :-1])
         if context is None or not goes_on:
             lengths = torch.full((rows,), length, device=input_ids.device)
-            generators = Generators.begin(self.seed, rows, input_ids.device)
-            context = Context(input_ids, lengths, lengths.clone(), generators, tuple(self.stop))
+            generators = RowGenerators.from_seed(self.seed, rows, input_ids.device)
+            context = SamplerContext(
+                input_ids, lengths, lengths.clone(), generators, tuple(self.stop)
+            )
         else:
             for each in self.passed:
                 if each.stage.learns:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from regard.config import parse_entry
 from regard.errors import ConfigError, unknown
-from regard.generate.beam import Beam
-from regard.generate.contrastive_search import ContrastiveSearch
-from regard.generate.search import Search
+from regard.generate.search.beam_search import BeamSearch
+from regard.generate.search.contrastive_search import ContrastiveSearch
+from regard.generate.search.protocol import Search
 
-SEARCHES: dict[str, Callable[..., Search]] = {"beam": Beam, "contrastive": ContrastiveSearch}
+SEARCHES: dict[str, Callable[..., Search]] = {"beam": BeamSearch, "contrastive": ContrastiveSearch}
 
 
 def parse_search(word: str) -> Search:

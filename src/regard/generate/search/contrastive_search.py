@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import ConfigError, RegardError
-from regard.generate.search import Hypothesis, longest_answer
+from regard.generate.search.protocol import Hypothesis, longest_answer
 from regard.models.base import Hidden, Language
 from regard.nn.state import Source
 

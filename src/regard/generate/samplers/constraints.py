@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.context import Context
-from regard.generate.stage import STATIC, Stage, needed
+from regard.generate.sampler_context import SamplerContext
+from regard.generate.samplers.logits_processor import STATIC, LogitsProcessor, needed
 
 
-def members(name: str, tokens: tuple[int, ...], logits: Tensor, context: Context | None) -> Tensor:
+def members(
+    name: str, tokens: tuple[int, ...], logits: Tensor, context: SamplerContext | None
+) -> Tensor:
     """Which tokens of the vocabulary these are, as a mask that is made once."""
     vocab, device = logits.shape[-1], logits.device
 
@@ -28,7 +30,7 @@ def members(name: str, tokens: tuple[int, ...], logits: Tensor, context: Context
 
 
 @dataclass(frozen=True, slots=True)
-class Bias(Stage):
+class Bias(LogitsProcessor):
     """Add a number to the logits of some tokens. 0, or no tokens, changes nothing."""
 
     tokens: tuple[int, ...] = field(default=(), metadata=STATIC)
@@ -45,14 +47,14 @@ class Bias(Stage):
         """Whether it changes nothing."""
         return not self.tokens or self.value == 0
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Add."""
         chosen = members("bias", self.tokens, logits, context)
         return torch.where(chosen, logits + self.value, logits)
 
 
 @dataclass(frozen=True, slots=True)
-class Ban(Stage):
+class Ban(LogitsProcessor):
     """Never write these tokens. None changes nothing."""
 
     tokens: tuple[int, ...] = field(default=(), metadata=STATIC)
@@ -60,13 +62,13 @@ class Ban(Stage):
     off: ClassVar = {"tokens": ()}
     by_id = True
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove them."""
         return logits.masked_fill(members("ban", self.tokens, logits, context), -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class Allow(Stage):
+class Allow(LogitsProcessor):
     """Write these tokens only. None changes nothing: all are allowed."""
 
     tokens: tuple[int, ...] = field(default=(), metadata=STATIC)
@@ -74,14 +76,14 @@ class Allow(Stage):
     off: ClassVar = {"tokens": ()}
     by_id = True
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove all others."""
         allowed = members("allow", self.tokens, logits, context)
         return logits.masked_fill(~allowed, -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class Force(Stage):
+class Force(LogitsProcessor):
     """Begin the answer with these tokens, whatever the model thinks of them."""
 
     tokens: tuple[int, ...] = field(default=(), metadata=STATIC)
@@ -89,7 +91,7 @@ class Force(Stage):
     off: ClassVar = {"tokens": ()}
     by_id = True
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Leave nothing but the one whose turn it is."""
         context = needed(context, "force")
         members("force", self.tokens, logits, context)  # are they in the vocabulary?
@@ -103,7 +105,7 @@ class Force(Stage):
 
 
 @dataclass(frozen=True, slots=True)
-class MinLength(Stage):
+class MinLength(LogitsProcessor):
     """Do not stop before the answer has so many tokens. 0 changes nothing."""
 
     tokens: int = 0
@@ -118,7 +120,7 @@ class MinLength(Stage):
         if self.tokens < 0:
             raise ConfigError(f"min_length={self.tokens} must be 0 or more tokens")
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove the stop while the answer is short."""
         context = needed(context, "min_length")
         ends = self.stop or context.stop

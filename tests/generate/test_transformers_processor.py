@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from regard.errors import RegardError
-from regard.generate import ChainProcessor, Context, parse_chain
+from regard.generate import ChainProcessor, SamplerContext, parse_chain
 
 
 def test_a_processor_gives_what_the_chain_gives():
@@ -12,7 +12,7 @@ def test_a_processor_gives_what_the_chain_gives():
     ids = torch.randint(20, (3, 6), generator=generator)
     for _ in range(5):
         scores = torch.randn(3, 20, generator=generator)
-        expected = chain.logits(scores, Context.begin(ids.tolist(), 1))
+        expected = chain.logits(scores, SamplerContext.from_prompts(ids.tolist(), 1))
         torch.testing.assert_close(processor(ids, scores), expected)
         ids = torch.cat([ids, torch.randint(20, (3, 1), generator=generator)], 1)
 
@@ -22,7 +22,7 @@ def test_a_processor_gives_what_the_chain_gives():
 )
 def test_samplers_with_a_memory_learn_one_call_later(words):
     chain, generator = parse_chain(words), torch.Generator().manual_seed(0)
-    processor, context = ChainProcessor(chain), Context.begin([[1, 2]], 30, seed=0)
+    processor, context = ChainProcessor(chain), SamplerContext.from_prompts([[1, 2]], 30, seed=0)
     ids = torch.tensor([[1, 2]])
     for _ in range(30):
         scores = torch.randn(1, 40, generator=generator)
@@ -91,7 +91,7 @@ def test_transformers_writes_what_we_write():
 
 @torch.no_grad()
 def by_hand(model, prompt, chain, tokens):
-    context = Context.begin([prompt], tokens)
+    context = SamplerContext.from_prompts([prompt], tokens)
     for _ in range(tokens):
         ids = context.history[:, : int(context.lengths)]
         context.append(chain(model(ids).logits[:, -1], context))

@@ -9,7 +9,15 @@ import torch
 
 from regard.data.batch import TextBatch
 from regard.errors import ConfigError, RegardError
-from regard.generate import Chain, Context, LookUp, Traced, generate, parse_chain, speculate
+from regard.generate import (
+    Chain,
+    PromptLookup,
+    SamplerContext,
+    TracedChain,
+    generate,
+    parse_chain,
+    speculate,
+)
 from regard.models.build import build_model
 from regard.models.ngram import NGramConfig
 from regard.models.recurrent import RecurrentConfig
@@ -29,7 +37,7 @@ CONFIGS = {
     "lstm": RecurrentConfig(vocab_size=VOCAB, dim=16, tied=False),
     "ngram": NGramConfig(vocab_size=VOCAB, order=3),
 }
-DRAFTS = ["look-up", "smaller", "same", "lstm", "ngram"]
+DRAFTS = ["prompt-lookup", "smaller", "same", "lstm", "ngram"]
 
 
 def made(config, seed=0, size=0.5):
@@ -49,8 +57,8 @@ def given(model):
 
 
 def drafted(name, model):
-    if name == "look-up":
-        return LookUp()
+    if name == "prompt-lookup":
+        return PromptLookup()
     if name == "same":
         return model
     if name == "smaller":
@@ -84,7 +92,7 @@ def test_greedy_text_is_the_same_to_the_token(name, draft):
 
 
 @pytest.mark.parametrize(("context", "seed"), [(1, 0), (2, 4), (3, 3), (5, 6), (8, 5)])
-@pytest.mark.parametrize("draft", ["look-up", "same", "shorter"])
+@pytest.mark.parametrize("draft", ["prompt-lookup", "same", "shorter"])
 def test_a_full_context_forgets_what_plain_decoding_forgets(context, seed, draft):
     model = made(TransformerConfig(**(SIZES | {"context": context})), seed=seed, size=1.0)
     if draft == "shorter":
@@ -100,7 +108,7 @@ def test_with_a_source_a_row_ends_where_its_context_is_full():
     model = made(TransformerConfig(**(SIZES | {"context": 9}), shape="encoder-decoder"))
     wanted = generate(model, PROMPTS, GREEDY, tokens=30, source=SOURCE)
     assert [len(text) for text in wanted] == [9, 6, 8]
-    for draft in (LookUp(), model, made(model.config, seed=1)):
+    for draft in (PromptLookup(), model, made(model.config, seed=1)):
         found = speculate(model, PROMPTS, GREEDY, draft=draft, tokens=30, source=SOURCE)
         assert found == wanted
 
@@ -115,13 +123,13 @@ def test_guesses_that_come_true_save_passes(words):
 
 def test_a_text_that_quotes_itself_is_looked_up():
     model = Counted(made(CONFIGS["rotary"], size=0.3))
-    [text] = speculate(model, [[1, 2, 3]], GREEDY, draft=LookUp(), tokens=30)
+    [text] = speculate(model, [[1, 2, 3]], GREEDY, draft=PromptLookup(), tokens=30)
     assert len(text) == 30
     assert model.passes < 20
-    assert LookUp(3)._after([1, 2, 3, 4, 5, 1, 2, 3]) == [4, 5, 1, 2, 3]
-    assert LookUp(3)._after([9, 2, 3, 7, 8, 1, 2, 3]) == [7, 8, 1, 2, 3]
-    assert LookUp(2)._after([3, 1, 3, 2, 3]) == [2, 3]
-    assert LookUp()._after([1, 2, 3]) == []
+    assert PromptLookup(3)._after([1, 2, 3, 4, 5, 1, 2, 3]) == [4, 5, 1, 2, 3]
+    assert PromptLookup(3)._after([9, 2, 3, 7, 8, 1, 2, 3]) == [7, 8, 1, 2, 3]
+    assert PromptLookup(2)._after([3, 1, 3, 2, 3]) == [2, 3]
+    assert PromptLookup()._after([1, 2, 3]) == []
 
 
 CHAINS = {
@@ -131,14 +139,18 @@ CHAINS = {
     "steered": ["mirostat_2={target=1.5, rate=0.5}"],
     "adaptive": ["adaptive_p=0.3"],
 }
-DRAWN = [*itertools.product(("plain", "narrow", "history"), ("look-up", "smaller", "ngram"))]
-DRAWN += [("steered", "smaller"), ("steered", "look-up"), ("adaptive", "smaller")]
+DRAWN = [*itertools.product(("plain", "narrow", "history"), ("prompt-lookup", "smaller", "ngram"))]
+DRAWN += [("steered", "smaller"), ("steered", "prompt-lookup"), ("adaptive", "smaller")]
 
 
 @torch.no_grad()
 def exact(model, prompt, chain, tokens):
     """P of every text of so many ids: each is forced upon the chain, id by id."""
-    texts, shares, context = torch.tensor([prompt]), torch.ones(1), Context.begin([prompt], tokens)
+    texts, shares, context = (
+        torch.tensor([prompt]),
+        torch.ones(1),
+        SamplerContext.from_prompts([prompt], tokens),
+    )
     for _ in range(tokens):
         logits, _ = model.step(texts, model.start(*texts.shape))
         forced = torch.arange(VOCAB).repeat(len(texts))
@@ -192,7 +204,7 @@ def test_texts_are_drawn_as_the_model_alone_would_draw_them(chain, draft, rows):
 
 def test_the_draft_alone_would_draw_otherwise():
     model = made(CONFIGS["learned"], size=0.35)
-    found = draws(drafted("smaller", model), Chain(), LookUp(), rows=3000)
+    found = draws(drafted("smaller", model), Chain(), PromptLookup(), rows=3000)
     assert surprise(found, exact(model, [1, 2, 1], Chain(), 3)) > 10
 
 
@@ -216,17 +228,17 @@ def test_a_row_draws_the_same_alone_and_in_a_batch():
     ],
 )
 def test_what_cannot_be_speculated_is_refused(settings, message):
-    settings = {"prompts": PROMPTS, "draft": LookUp(), "tokens": 5} | settings
+    settings = {"prompts": PROMPTS, "draft": PromptLookup(), "tokens": 5} | settings
     if isinstance(settings["draft"], int):
         settings["draft"] = made(RecurrentConfig(vocab_size=settings["draft"], dim=8))
     with pytest.raises(ConfigError, match=message):
         speculate(made(CONFIGS["learned"]), chain=GREEDY, **settings)
     with pytest.raises(ConfigError, match="longest=0"):
-        LookUp(0)
+        PromptLookup(0)
 
 
 def test_a_trace_tells_of_the_text_and_not_of_guesses():
-    chain, model = Traced(parse_chain(["top_k=4"]).stages), made(CONFIGS["learned"])
+    chain, model = TracedChain(parse_chain(["top_k=4"]).stages), made(CONFIGS["learned"])
     (text,) = speculate(model, [[1]], chain, draft=made(CONFIGS["lstm"], 7), tokens=9, seed=1)
     assert [token.id for (token,) in chain.tokens] == text
 
@@ -235,8 +247,8 @@ def test_numbers_that_are_not_finite_are_an_error():
     model = made(CONFIGS["learned"])
     model.embed.token.weight.data[:] = math.nan
     with pytest.raises(RegardError, match="row 0"):
-        speculate(model, [[1]], Chain(), draft=LookUp(), tokens=4)
+        speculate(model, [[1]], Chain(), draft=PromptLookup(), tokens=4)
 
 
 def test_no_prompts_are_no_texts():
-    assert speculate(made(CONFIGS["lstm"]), [], GREEDY, draft=LookUp(), tokens=3) == []
+    assert speculate(made(CONFIGS["lstm"]), [], GREEDY, draft=PromptLookup(), tokens=3) == []

@@ -11,9 +11,9 @@ from torch.nn.functional import pad
 
 from regard.accel.kernels import usable
 from regard.errors import ConfigError
-from regard.generate.constraints import members
-from regard.generate.context import Context
-from regard.generate.stage import STATIC, Stage, by_row, needed
+from regard.generate.sampler_context import SamplerContext
+from regard.generate.samplers.constraints import members
+from regard.generate.samplers.logits_processor import STATIC, LogitsProcessor, by_row, needed
 
 Scope = Literal["text", "answer"]  # count prompt and answer, or the answer only
 Window = int | None  # how many ids to look back at; 0: all; None, not said: all, or as a dialect
@@ -21,14 +21,14 @@ LARGEST = torch.finfo(torch.float32).max / 4
 LONGEST = 8192  # ids that a kernel can count
 
 
-def reach(context: Context, window: Window) -> int:
+def reach(context: SamplerContext, window: Window) -> int:
     """How many ids there may be to look back at."""
     room = context.history.shape[1]
     return min(window, room) if window else room
 
 
 def recent(
-    context: Context, window: Window, scope: Scope = "text"
+    context: SamplerContext, window: Window, scope: Scope = "text"
 ) -> tuple[Int[Tensor, "rows time"], Bool[Tensor, "rows time"]]:
     """The last `window` ids of each row, newest last, and which of them are text."""
     back = torch.arange(-reach(context, window), 0, device=context.history.device)
@@ -38,7 +38,7 @@ def recent(
 
 
 def counts(
-    context: Context, vocab: int, window: Window, scope: Scope, dtype: torch.dtype
+    context: SamplerContext, vocab: int, window: Window, scope: Scope, dtype: torch.dtype
 ) -> Float[Tensor, "rows vocab"]:
     """How often each token was said."""
     ids, real = recent(context, window, scope)
@@ -58,7 +58,7 @@ def check_window(name: str, window: Window) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Repetition(Stage):
+class Repetition(LogitsProcessor):
     r"""Make every token of the text less likely, once (Keskar et al. 2019).
 
         l_v <- l_v / penalty  if l_v > 0  else  l_v penalty
@@ -79,7 +79,7 @@ class Repetition(Stage):
             raise ConfigError(f"repetition={self.penalty} must be above 0; 1 is none")
         check_window("repetition", self.window)
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Penalise what was said."""
         context = needed(context, "repetition")
         if one_kernel(logits, self.penalty):
@@ -96,7 +96,7 @@ class Repetition(Stage):
 
 
 @dataclass(frozen=True, slots=True)
-class Frequency(Stage):
+class Frequency(LogitsProcessor):
     r"""Take the more from a token the more often it was said.
 
         l_v <- l_v - penalty (times v was said)
@@ -118,7 +118,7 @@ class Frequency(Stage):
             raise ConfigError(f"{name}={self.penalty} must be a finite number; 0 is none")
         check_window(name, self.window)
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Penalise what was said."""
         context = needed(context, type(self).__name__.lower())
         width = reach(context, self.window)
@@ -145,7 +145,7 @@ class Presence(Frequency):
 
 
 @dataclass(frozen=True, slots=True)
-class NoRepeatNGram(Stage):
+class NoRepeatNGram(LogitsProcessor):
     r"""Never complete an n-gram that the text already has (Paulus et al. 2018).
 
         remove v  iff  t_{i-n+1} .. t_{i-1} v  stands in the text
@@ -162,7 +162,7 @@ class NoRepeatNGram(Stage):
         if self.size < 0:
             raise ConfigError(f"no_repeat_ngram={self.size} must be 1 or more ids, or 0: off")
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove what would repeat."""
         context = needed(context, "no_repeat_ngram")
         history, lengths, known = context.history, context.lengths.unsqueeze(1), self.size - 1
@@ -180,7 +180,7 @@ class NoRepeatNGram(Stage):
 
 
 @dataclass(frozen=True, slots=True)
-class DRY(Stage):
+class DRY(LogitsProcessor):
     r"""Don't repeat yourself: the longer the passage a token would repeat, the larger its penalty.
 
         m_v = ids before an earlier v that equal the newest ids, at most since the last breaker
@@ -213,7 +213,7 @@ class DRY(Stage):
         if self.window is not None and self.window < 1:
             raise ConfigError(f"dry: window={self.window} must be at least 1 id to look back")
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Penalise what would go on with a repetition."""
         context, window = needed(context, "dry"), self.window or 1024
         breakers = None

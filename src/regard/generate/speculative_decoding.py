@@ -12,8 +12,8 @@ from torch.nn.functional import one_hot
 
 from regard.errors import ConfigError
 from regard.generate.chain import Chain, draw, note_failed
-from regard.generate.context import Context, rows_of
 from regard.generate.decode import check_prompts, vocabulary
+from regard.generate.sampler_context import SamplerContext, rows_of
 from regard.models.base import Language, State
 from regard.nn.state import Source
 
@@ -25,7 +25,7 @@ def speculate(
     prompts: Sequence[Sequence[int]],
     chain: Chain,
     *,
-    draft: "Language | LookUp",
+    draft: "Language | PromptLookup",
     ahead: int = 4,
     tokens: int,
     stop: Collection[int] = (),
@@ -34,7 +34,7 @@ def speculate(
 ) -> list[list[int]]:
     r"""Continue every prompt as `generate` does, with fewer passes through the model.
 
-    `draft`, a smaller model or a look-up in the text itself, guesses up to `ahead` tokens x,
+    `draft`, a smaller model or a prompt-lookup in the text itself, guesses up to `ahead` tokens x,
     drawn from Q. One pass gives the model's P at each of them. The first guess is judged by
 
         keep x with probability min(1, P(x) / Q(x)),  else draw from max(0, P - Q), renormalised
@@ -56,7 +56,7 @@ def stream_speculated(
     prompt: Sequence[int],
     chain: Chain,
     *,
-    draft: "Language | LookUp",
+    draft: "Language | PromptLookup",
     ahead: int = 4,
     tokens: int,
     stop: Collection[int] = (),
@@ -73,7 +73,7 @@ def _rounds(
     model: Language,
     prompts: Sequence[Sequence[int]],
     chain: Chain,
-    draft: "Language | LookUp",
+    draft: "Language | PromptLookup",
     ahead: int,
     tokens: int,
     stop: Collection[int],
@@ -89,9 +89,11 @@ def _rounds(
     chain.must_fit(len(prompts))
     reader = _Reader(model, prompts, max(map(len, prompts)) + tokens + ahead, source)
     device = reader.state.lengths.device
-    context = Context.begin(prompts, tokens + ahead, seed=seed, stop=sorted(stop), device=device)
-    guesser: Draft = draft if isinstance(draft, LookUp) else _Smaller(draft, source)
-    known = None if isinstance(draft, LookUp) else vocabulary(draft, source)
+    context = SamplerContext.from_prompts(
+        prompts, tokens + ahead, seed=seed, stop=sorted(stop), device=device
+    )
+    guesser: Draft = draft if isinstance(draft, PromptLookup) else _Smaller(draft, source)
+    known = None if isinstance(draft, PromptLookup) else vocabulary(draft, source)
     left = dict.fromkeys(range(len(prompts)), tokens)  # how many ids each may still have
     guesses = Guesses.none(context)  # until the model has shown its vocabulary
     while True:
@@ -129,7 +131,7 @@ class Guesses:
     logits: Float[Tensor, "rows guesses vocab"] | None = None  # of Q; None: nothing else
 
     @classmethod
-    def none(cls, context: Context) -> "Guesses":
+    def none(cls, context: SamplerContext) -> "Guesses":
         """Not a single guess for any row."""
         return cls(context.history[:, :0], torch.zeros_like(context.lengths))
 
@@ -158,7 +160,7 @@ class Guesses:
 class Draft(Protocol):
     """Whoever guesses."""
 
-    def guess(self, context: Context, chain: Chain, most: int) -> Guesses:
+    def guess(self, context: SamplerContext, chain: Chain, most: int) -> Guesses:
         """Up to `most` ids for each row of the context."""
 
     def select(self, rows: Int[Tensor, " some"]) -> "Draft":
@@ -166,7 +168,7 @@ class Draft(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LookUp:
+class PromptLookup:
     """Guess that a text goes on as it did when it last said the same (Saxena 2023).
 
     The last `longest` ids are looked for in the text before them; if they are new, one less.
@@ -179,7 +181,7 @@ class LookUp:
         if self.longest < 1:
             raise ConfigError(f"longest={self.longest} must be at least one id to look up")
 
-    def guess(self, context: Context, chain: Chain, most: int) -> Guesses:
+    def guess(self, context: SamplerContext, chain: Chain, most: int) -> Guesses:
         """What followed the latest place that ends like the text."""
         texts = zip(context.history.tolist(), context.lengths.tolist(), strict=True)
         found = [self._after(text[:length])[:most] for text, length in texts]
@@ -196,7 +198,7 @@ class LookUp:
                     return text[begin + size :]
         return []
 
-    def select(self, rows: Int[Tensor, " some"]) -> "LookUp":
+    def select(self, rows: Int[Tensor, " some"]) -> "PromptLookup":
         """It remembers nothing."""
         return self
 
@@ -213,7 +215,7 @@ class _Smaller:
         self.state: State | None = None
         self.begins: Tensor | None = None  # where in each row's text the state begins
 
-    def guess(self, context: Context, chain: Chain, most: int) -> Guesses:
+    def guess(self, context: SamplerContext, chain: Chain, most: int) -> Guesses:
         """Draw one token after the other from the smaller model."""
         room = self.model.context or context.history.shape[1]
         most = min(most, room - max(1, room // 2))
@@ -245,7 +247,7 @@ class _Smaller:
         counts = torch.full_like(context.lengths, most)
         return Guesses(torch.stack(ids, 1), counts, torch.stack(left, 1))
 
-    def _take_in(self, context: Context, room: int, most: int) -> tuple[Tensor, State]:
+    def _take_in(self, context: SamplerContext, room: int, most: int) -> tuple[Tensor, State]:
         """Read what was settled since; the logits of what follows."""
         ends, state = context.lengths, self.state
         begins = torch.zeros_like(ends) if self.begins is None else self.begins
@@ -336,7 +338,10 @@ class _Reader:
 
 
 def _judge(
-    logits: Float[Tensor, "rows scored vocab"], guesses: Guesses, chain: Chain, context: Context
+    logits: Float[Tensor, "rows scored vocab"],
+    guesses: Guesses,
+    chain: Chain,
+    context: SamplerContext,
 ) -> list[list[int]]:
     """What each row settles on: the guesses it keeps, and one more id of its own."""
     settled: list[list[int]] = [[] for _ in logits]
@@ -364,7 +369,7 @@ def _row_of(logits: Tensor, row: int, length: int) -> Tensor:
 
 
 def _verdict(
-    guess: Int[Tensor, " rows"], q: Float[Tensor, "rows vocab"], context: Context
+    guess: Int[Tensor, " rows"], q: Float[Tensor, "rows vocab"], context: SamplerContext
 ) -> Callable[[Tensor], Tensor]:
     """How to make ids of P's logits: keep the guess, or draw from what P has more of than Q."""
 

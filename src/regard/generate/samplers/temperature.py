@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.context import Context
-from regard.generate.stage import Stage, by_row, entropy
+from regard.generate.sampler_context import SamplerContext
+from regard.generate.samplers.logits_processor import LogitsProcessor, by_row, entropy
 
 COLDEST = 1e-6  # below, l / T leaves float32; what is left of chance there is rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Temperature(Stage):
+class Temperature(LogitsProcessor):
     r"""Sharpen (T < 1) or flatten (T > 1) the distribution.
 
         l_v <- l_v / T
@@ -36,7 +36,7 @@ class Temperature(Stage):
         """Whether it leaves a single token."""
         return self.value < COLDEST
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Divide by T."""
         if by_row(self.value):
             return divided(logits, self.value)
@@ -56,7 +56,7 @@ def divided(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class DynamicTemperature(Stage):
+class DynamicTemperature(LogitsProcessor):
     r"""Warm where the model is unsure, cool where it is sure.
 
         T = low + (high - low) (H / ln n)^exponent,      l_v <- l_v / T
@@ -80,7 +80,7 @@ class DynamicTemperature(Stage):
         if not 0 < self.exponent < math.inf:
             raise ConfigError(f"dynamic_temperature: exponent={self.exponent} must be above 0")
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Divide by T."""
         count = (logits > -torch.inf).sum(-1, keepdim=True)
         unsure = entropy(logits) / count.clamp_min(2).to(logits.dtype).log()
@@ -89,7 +89,7 @@ class DynamicTemperature(Stage):
 
 
 @dataclass(frozen=True, slots=True)
-class Quadratic(Stage):
+class Quadratic(LogitsProcessor):
     r"""Bend the logits: the likeliest come closer together, the tail falls away.
 
         d_v = l_v - max l,      l_v <- max l - (3 - c)/2 f d_v^2 + (c - 1)/2 f d_v^3
@@ -110,7 +110,7 @@ class Quadratic(Stage):
                 f"quadratic: curve={self.curve} must lie in [1, 3]; beyond, unlikely tokens win"
             )
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Bend."""
         best = logits.amax(-1, keepdim=True)
         d = logits - best

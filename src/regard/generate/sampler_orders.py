@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, unknown
-from regard.generate.context import Sampler
+from regard.generate.sampler_context import Sampler
 from regard.generate.samplers import (
     DRY,
     SAMPLERS,
@@ -30,13 +30,13 @@ from regard.generate.samplers import (
     TopP,
     name_of,
 )
-from regard.generate.stage import as_stage
+from regard.generate.samplers.logits_processor import as_stage
 
 MIROSTAT = ("mirostat_1", "mirostat_2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dialect:
+class SamplerOrder:
     """An order of samplers, and what a system has where nothing is said."""
 
     order: tuple[str, ...]
@@ -85,8 +85,8 @@ def _hf(stages: list[Sampler]) -> list[Sampler]:
 
 
 _NAMED = ("ban", "allow", "min_length", "force")
-DIALECTS: dict[str, Dialect] = {
-    "regard": Dialect(
+SAMPLER_ORDERS: dict[str, SamplerOrder] = {
+    "regard": SamplerOrder(
         order=(
             *("bias", "repetition", "presence", "frequency", "dry", "no_repeat_ngram", *_NAMED),
             *("top_n_sigma", "temperature", "dynamic_temperature", "quadratic"),
@@ -94,7 +94,7 @@ DIALECTS: dict[str, Dialect] = {
             *("tail_free", "xtc", "adaptive_p", *MIROSTAT),
         ),
     ),
-    "hf": Dialect(
+    "hf": SamplerOrder(
         order=(
             *("bias", "repetition", "no_repeat_ngram", *_NAMED, "temperature", "top_h"),
             *("top_k", "top_p", "min_p", "typical", "epsilon", "eta"),
@@ -102,7 +102,7 @@ DIALECTS: dict[str, Dialect] = {
         defaults=(TopK(50),),
         quirk=_hf,
     ),
-    "llama.cpp": Dialect(
+    "llama.cpp": SamplerOrder(
         order=(
             *("bias", "ban", "repetition", "frequency", "presence", "dry", "top_n_sigma"),
             *("top_k", "typical", "top_p", "min_p", "xtc", "temperature", "dynamic_temperature"),
@@ -112,7 +112,7 @@ DIALECTS: dict[str, Dialect] = {
         window=64,
         quirk=_llama,
     ),
-    "textgen": Dialect(
+    "textgen": SamplerOrder(
         order=(
             *("bias", "ban", "repetition", "presence", "frequency", "dry", "top_n_sigma"),
             *("temperature", "dynamic_temperature", "quadratic", "top_k", "top_p", "typical"),
@@ -127,9 +127,9 @@ DIALECTS: dict[str, Dialect] = {
 
 def arranged(samplers: Iterable[Sampler], order: str) -> tuple[Sampler, ...]:
     """These samplers and a dialect's defaults, in the order in which it lets them act."""
-    if order not in DIALECTS:
-        raise ConfigError(unknown("order", order, DIALECTS))
-    dialect = DIALECTS[order]
+    if order not in SAMPLER_ORDERS:
+        raise ConfigError(unknown("order", order, SAMPLER_ORDERS))
+    dialect = SAMPLER_ORDERS[order]
     given = [each for each in samplers if name_of(each) in dialect.order or not _neutral(each)]
     names = [name_of(sampler) for sampler in given]
     for sampler, name in zip(given, names, strict=True):
@@ -157,4 +157,4 @@ def _windowed(sampler: Any, window: int | None) -> Sampler:
     return replace(sampler, window=window) if silent and window is not None else sampler
 
 
-assert all(set(dialect.order) <= set(SAMPLERS) for dialect in DIALECTS.values())
+assert all(set(dialect.order) <= set(SAMPLERS) for dialect in SAMPLER_ORDERS.values())

@@ -3,7 +3,7 @@ import torch
 
 import sampler_reference as reference
 from regard.errors import ConfigError
-from regard.generate import DIALECTS, Chain, Context, parse_chain
+from regard.generate import SAMPLER_ORDERS, Chain, SamplerContext, parse_chain
 from regard.generate.samplers import SAMPLERS, Temperature, TopK, TopNSigma
 
 SETTINGS = ["temperature=0.7", "top_p=0.9", "min_p=0.02", "typical=0.8", "repetition=1.2"]
@@ -14,7 +14,7 @@ def names(chain):
 
 
 def test_regard_has_a_place_for_every_sampler():
-    assert set(DIALECTS["regard"].order) == set(SAMPLERS)
+    assert set(SAMPLER_ORDERS["regard"].order) == set(SAMPLERS)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,11 @@ def test_the_order_changes_what_is_drawn():
     logits = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0]])
     words = ["temperature=2.0", "top_p=0.7", "top_k=0", "min_p=0"]
     left = {
-        order: parse_chain(words, order).logits(logits, Context.begin([[0]], 1)).isfinite().sum()
-        for order in DIALECTS
+        order: parse_chain(words, order)
+        .logits(logits, SamplerContext.from_prompts([[0]], 1))
+        .isfinite()
+        .sum()
+        for order in SAMPLER_ORDERS
     }
     # P = .405 .245 .149 ... reaches 0.7 with three; at temperature 2, with four
     assert left == {"regard": 4, "hf": 4, "llama.cpp": 3, "textgen": 4}
@@ -89,7 +92,7 @@ def test_exactly_k_are_kept_by_rank_or_by_id(ranked):
         if not ranked
         else (*parse_chain(["top_p=0.999"]).stages, TopK(7, exact=True))
     )
-    left = Chain(stages).logits(logits, Context.begin([[0]] * 50, 1)).isfinite()
+    left = Chain(stages).logits(logits, SamplerContext.from_prompts([[0]] * 50, 1)).isfinite()
     assert left.sum(-1).tolist() == [7] * 50
     for row in range(50):
         assert set(left[row].nonzero().flatten().tolist()) == set(
@@ -162,13 +165,13 @@ def test_the_order_hf_is_that_of_transformers():
         texts = torch.randint(60, (3, 20), generator=generator)
         logits = 3 * torch.randn(3, 60, generator=generator)
         processors = model._get_logits_processor(settings, input_ids_seq_length=20, device="cpu")
-        context = Context.begin(texts.tolist(), 1)
+        context = SamplerContext.from_prompts(texts.tolist(), 1)
         found = parse_chain(ours, "hf").logits(logits, context)
         torch.testing.assert_close(found, processors(texts, logits), rtol=1e-6, atol=1e-6)
 
 
 def test_greedy_comes_after_the_penalties_in_every_dialect():
-    for order in DIALECTS.keys() - {"hf"}:
+    for order in SAMPLER_ORDERS.keys() - {"hf"}:
         chain = parse_chain(["greedy", "repetition=1.5"], order)
         stages = [type(stage) for stage in chain.stages]
         assert chain.greedy

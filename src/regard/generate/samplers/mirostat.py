@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.context import Context
-from regard.generate.stage import STATIC, Ranking, Stage, cut, needed
+from regard.generate.sampler_context import SamplerContext
+from regard.generate.samplers.logits_processor import STATIC, LogitsProcessor, Ranking, cut, needed
 
 Surprise = Literal["truncated", "full"]
 LN2 = math.log(2)
 
 
-class Mirostat(Stage):
+class Mirostat(LogitsProcessor):
     """What both versions share: a bound mu that follows the surprise of what was drawn."""
 
     __slots__ = ()
@@ -36,12 +36,12 @@ class Mirostat(Stage):
         if not 0 < self.rate < math.inf:
             raise ConfigError(f"mirostat: rate={self.rate} must be above 0")
 
-    def bound(self, logits: Tensor, context: Context | None) -> Tensor:
+    def bound(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """mu of each row, in bits."""
         still = torch.zeros_like(logits[:, :1])
         return 2 * self.target + (still if context is None else drift(self, logits, context))
 
-    def learn(self, before: Tensor, after: Tensor, ids: Tensor, context: Context) -> None:
+    def learn(self, before: Tensor, after: Tensor, ids: Tensor, context: SamplerContext) -> None:
         """mu <- mu - rate (surprise of what was drawn - target)."""
         told = after if self.surprise == "truncated" else before
         bits = -told.log_softmax(-1).gather(-1, ids.unsqueeze(1)) / LN2
@@ -49,7 +49,7 @@ class Mirostat(Stage):
         moved -= self.rate * (bits - self.target) * (self.target > 0)
 
 
-def drift(stage: Stage, logits: Tensor, context: Context) -> Tensor:
+def drift(stage: LogitsProcessor, logits: Tensor, context: SamplerContext) -> Tensor:
     """How far each row has moved from where it began: (rows, 1), to be changed in place."""
     return context.remembered(type(stage).__name__, lambda: torch.zeros_like(logits[:, :1]))
 
@@ -71,7 +71,7 @@ class Mirostat2(Mirostat):
 
     off: ClassVar = {"target": 0.0}
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove what would surprise too much."""
         bits = -logits.log_softmax(-1) / LN2
         least = bits.amin(-1, keepdim=True)
@@ -100,7 +100,7 @@ class Mirostat1(Mirostat, Ranking):
     off: ClassVar = {"target": 0.0}
     counts_all = True
 
-    def ranked(self, logits: Tensor, context: Context | None) -> Tensor:
+    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove what ranks below k."""
         vocab = logits.shape[-1]
         top = logits[:, :100]
@@ -119,7 +119,7 @@ class Mirostat1(Mirostat, Ranking):
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptiveP(Stage):
+class AdaptiveP(LogitsProcessor):
     r"""Prefer tokens whose probability is near a target, and correct for what was drawn.
 
         a = clip(2 target - e, 0, 1),   x = |P(v) - a| / 0.3,   l_v <- 5 - 10 x^2 / (1 + x)
@@ -141,14 +141,14 @@ class AdaptiveP(Stage):
         if not 0 <= self.decay <= 0.99:
             raise ConfigError(f"adaptive_p: decay={self.decay} must lie in [0, 0.99]")
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Reshape around the target."""
         mean = self.target + drift(self, logits, needed(context, "adaptive_p"))
         aim = (2 * self.target - mean).clamp(0, 1)
         x = (logits.softmax(-1) - aim).abs() / 0.3
         return (5 - 10 * x**2 / (1 + x)).masked_fill(logits == -torch.inf, -torch.inf)
 
-    def learn(self, before: Tensor, after: Tensor, ids: Tensor, context: Context) -> None:
+    def learn(self, before: Tensor, after: Tensor, ids: Tensor, context: SamplerContext) -> None:
         """e <- decay e + (1 - decay) P(drawn)."""
         drawn = before.softmax(-1).gather(-1, ids.unsqueeze(1))
         moved = drift(self, before, context)

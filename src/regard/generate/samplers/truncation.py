@@ -13,9 +13,17 @@ from torch import Tensor
 
 from regard.accel.kernels import usable
 from regard.errors import ConfigError
-from regard.generate.constraints import members
-from regard.generate.context import Context
-from regard.generate.stage import STATIC, Ranking, Stage, by_row, cut, entropy, needed
+from regard.generate.sampler_context import SamplerContext
+from regard.generate.samplers.constraints import members
+from regard.generate.samplers.logits_processor import (
+    STATIC,
+    LogitsProcessor,
+    Ranking,
+    by_row,
+    cut,
+    entropy,
+    needed,
+)
 
 WIDEST = 1 << 16  # logits of a row that the kernel can hold
 
@@ -34,7 +42,7 @@ def check_least(name: str, least: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TopK(Stage):
+class TopK(LogitsProcessor):
     r"""Keep the k largest logits (Fan et al. 2018).
 
         keep v  iff  l_v >= the k-th largest logit
@@ -52,7 +60,7 @@ class TopK(Stage):
         if self.k < 0:
             raise ConfigError(f"top_k={self.k} must be 1 or more tokens, or 0 for all")
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove what lies below the k-th."""
         if self.k >= logits.shape[-1]:
             return logits
@@ -68,7 +76,7 @@ class TopK(Stage):
             keep = keep & ((logits > last) | ((logits == last).cumsum(-1) <= room))
         return cut(logits, keep)
 
-    def ranked(self, logits: Tensor, context: Context | None) -> Tensor:
+    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove what lies below the k-th."""
         at = torch.arange(logits.shape[-1], device=logits.device)
         if self.exact:
@@ -94,7 +102,7 @@ class TopP(Ranking):
     def __post_init__(self) -> None:
         check_share("top_p", self.p, self.min_keep)
 
-    def ranked(self, logits: Tensor, context: Context | None) -> Tensor:
+    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove the tail."""
         mass = logits.softmax(-1)
         keep = mass.cumsum(-1) - mass < self.p
@@ -103,7 +111,7 @@ class TopP(Ranking):
 
 
 @dataclass(frozen=True, slots=True)
-class MinP(Stage):
+class MinP(LogitsProcessor):
     r"""Keep what is at least a share m as likely as the likeliest (Nguyen et al. 2024).
 
         keep v  iff  P(v) >= m max P
@@ -119,14 +127,14 @@ class MinP(Stage):
     def __post_init__(self) -> None:
         check_share("min_p", self.m, self.min_keep)
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove the unlikely."""
         p = logits.softmax(-1)
         return cut(logits, p >= self.m * p.amax(-1, keepdim=True), self.min_keep)
 
 
 @dataclass(frozen=True, slots=True)
-class TopA(Stage):
+class TopA(LogitsProcessor):
     r"""Keep what passes a bar that rises with the square of the largest probability.
 
         keep v  iff  P(v) >= a (max P)^2
@@ -142,14 +150,14 @@ class TopA(Stage):
     def __post_init__(self) -> None:
         check_share("top_a", self.a, self.min_keep)
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove the unlikely."""
         p = logits.softmax(-1)
         return cut(logits, p >= self.a * p.amax(-1, keepdim=True) ** 2, self.min_keep)
 
 
 @dataclass(frozen=True, slots=True)
-class TopNSigma(Stage):
+class TopNSigma(LogitsProcessor):
     r"""Keep what lies within n standard deviations of the largest logit (Tang et al. 2024).
 
         keep v  iff  l_v >= max l - n sigma,      sigma over the tokens that are left
@@ -168,7 +176,7 @@ class TopNSigma(Stage):
             raise ConfigError(f"top_n_sigma={self.n} must be 0 (off) or larger")
         check_least("top_n_sigma", self.min_keep)
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove what is far below."""
         low = logits.amax(-1, keepdim=True) - self.n * self.deviation(logits)
         return cut(logits, logits >= low, self.min_keep)
@@ -199,7 +207,7 @@ class TopH(Ranking):
     def __post_init__(self) -> None:
         check_share("top_h", self.h, 1)
 
-    def ranked(self, logits: Tensor, context: Context | None) -> Tensor:
+    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove the tail."""
         terms = torch.special.entr(logits[..., :100].softmax(-1))
         keep = torch.zeros_like(logits, dtype=torch.bool)
@@ -226,7 +234,7 @@ class TailFree(Ranking):
     def __post_init__(self) -> None:
         check_share("tail_free", self.z, self.min_keep)
 
-    def ranked(self, logits: Tensor, context: Context | None) -> Tensor:
+    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove the flat tail."""
         if logits.shape[-1] < 3:
             return logits
@@ -242,7 +250,7 @@ class TailFree(Ranking):
 
 
 @dataclass(frozen=True, slots=True)
-class Epsilon(Stage):
+class Epsilon(LogitsProcessor):
     r"""Keep what is at least so likely (Hewitt et al. 2022).
 
         keep v  iff  P(v) >= epsilon
@@ -258,7 +266,7 @@ class Epsilon(Stage):
     def __post_init__(self) -> None:
         check_share("epsilon", self.epsilon, self.min_keep)
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove the unlikely."""
         p = logits.softmax(-1)
         bar = p.amax(-1, keepdim=True).clamp_max(self.epsilon)
@@ -266,7 +274,7 @@ class Epsilon(Stage):
 
 
 @dataclass(frozen=True, slots=True)
-class Eta(Stage):
+class Eta(LogitsProcessor):
     r"""An epsilon that sinks where the model is unsure (Hewitt et al. 2022).
 
         keep v  iff  P(v) >= min(epsilon, sqrt(epsilon) exp(-H))
@@ -282,7 +290,7 @@ class Eta(Stage):
     def __post_init__(self) -> None:
         check_share("eta", self.epsilon, self.min_keep)
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove the unlikely."""
         p = logits.softmax(-1)
         bar = (self.epsilon**0.5 * (-entropy(logits)).exp()).clamp_max(self.epsilon)
@@ -308,7 +316,7 @@ class Typical(Ranking):
     def __post_init__(self) -> None:
         check_share("typical", self.mass, self.min_keep)
 
-    def ranked(self, logits: Tensor, context: Context | None) -> Tensor:
+    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove what is too likely or too unlikely.
 
         Surprise s rises along the ranks, so those nearer to H than v are the ranks between
@@ -326,7 +334,7 @@ class Typical(Ranking):
 
 
 @dataclass(frozen=True, slots=True)
-class XTC(Stage):
+class XTC(LogitsProcessor):
     r"""Now and then exclude the top choices.
 
         with `probability`: of the tokens with P(v) >= threshold, if there are two or more,
@@ -357,7 +365,7 @@ class XTC(Stage):
         """Whether it must know which tokens to protect."""
         return bool(self.protect)
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Toss the coin, and remove."""
         generators = needed(context, "xtc").generators
         wanted = None

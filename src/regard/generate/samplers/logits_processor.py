@@ -1,6 +1,6 @@
 """What the library's own samplers share: a neutral value, and the order of tokens they need.
 
-A sampler need not be a `Stage`: any `Sampler` is a link of a chain. A stage also says how it may
+A sampler need not be a `LogitsProcessor`: any `Sampler` is a link of a chain. A stage also says how it may
 be run, so that a chain sorts once at most, never waits for the device and treats every row of a
 batch by settings of its own.
 """
@@ -14,12 +14,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.context import Context, Sampler
+from regard.generate.sampler_context import Sampler, SamplerContext
 
 STATIC = {"static": True}  # of a setting that rows cannot each have for themselves
 
 
-class Stage:
+class LogitsProcessor:
     """A sampler whose formula does not care whether tokens come by id or ranked.
 
     `apply` is the formula. Where a setting is a number, `apply` must also work with one per row,
@@ -39,7 +39,7 @@ class Stage:
     @property
     def by_rank(self) -> bool:
         """Whether it has a formula of its own for ranked tokens, which counts places."""
-        return type(self).ranked is not Stage.ranked
+        return type(self).ranked is not LogitsProcessor.ranked
 
     @property
     def neutral(self) -> bool:
@@ -48,16 +48,16 @@ class Stage:
         return bool(settings) and all(getattr(self, name) == value for name, value in settings)
 
     def __call__(
-        self, logits: Float[Tensor, "rows vocab"], context: Context | None = None
+        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext | None = None
     ) -> Float[Tensor, "rows vocab"]:
         """Reshape or narrow what may be drawn; the very same logits where it is neutral."""
         return logits if self.neutral else self.apply(logits, context)
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """The formula, tokens in any order."""
         raise NotImplementedError
 
-    def ranked(self, logits: Tensor, context: Context | None) -> Tensor:
+    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """The formula on tokens from likely to unlikely, removed ones last."""
         return self.apply(logits, context)
 
@@ -66,19 +66,19 @@ class Stage:
         before: Float[Tensor, "rows vocab"],
         after: Float[Tensor, "rows vocab"],
         ids: Int[Tensor, " rows"],
-        context: Context,
+        context: SamplerContext,
     ) -> None:
         """Take note of what was drawn; most stages have no memory."""
 
 
-class Ranking(Stage):
+class Ranking(LogitsProcessor):
     """A stage that looks at tokens from likely to unlikely: it has `ranked` only."""
 
     __slots__ = ()
 
     needs_order: ClassVar[bool] = True
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Sort, look, and put back."""
         ranked, order = rank(logits)
         return unrank(self.ranked(ranked, context), order, logits.shape[-1])
@@ -132,41 +132,41 @@ def by_row(setting: object) -> TypeGuard[Tensor]:
     return isinstance(setting, Tensor)
 
 
-def needed(context: Context | None, name: str) -> Context:
+def needed(context: SamplerContext | None, name: str) -> SamplerContext:
     """The context, for a sampler that cannot do without."""
     if context is None:
-        raise ConfigError(f"{name} looks at the text or at chance; call it with a Context")
+        raise ConfigError(f"{name} looks at the text or at chance; call it with a SamplerContext")
     return context
 
 
 @dataclass(frozen=True, slots=True)
-class Guest(Stage):
-    """A sampler that is no `Stage`, of which nothing is known."""
+class ExternalSampler(LogitsProcessor):
+    """A sampler that is no `LogitsProcessor`, of which nothing is known."""
 
     sampler: Sampler
 
     by_id = True
     capturable = False
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Whatever it does."""
         return self.sampler(logits, context)
 
 
-def as_stage(sampler: Sampler) -> Stage:
+def as_stage(sampler: Sampler) -> LogitsProcessor:
     """A sampler as a stage."""
-    return sampler if isinstance(sampler, Stage) else Guest(sampler)
+    return sampler if isinstance(sampler, LogitsProcessor) else ExternalSampler(sampler)
 
 
 @dataclass(frozen=True, slots=True)
-class Each(Stage):
+class PerRow(LogitsProcessor):
     """One stage of a batch whose rows have settings of their own, or do without it."""
 
-    stage: Stage  # its numbers are tensors (rows, 1)
+    stage: LogitsProcessor  # its numbers are tensors (rows, 1)
     where: Bool[Tensor, "rows 1"] | None  # the rows it acts on; None: all
 
     @classmethod
-    def of(cls, stages: Sequence[Stage | None], device: torch.device | str) -> "Each":
+    def of(cls, stages: Sequence[LogitsProcessor | None], device: torch.device | str) -> "PerRow":
         """The stages of all rows as one; None for a row that does without."""
         some = next(stage for stage in stages if stage is not None)
         settings = {}
@@ -220,44 +220,44 @@ class Each(Stage):
         """As of its stage."""
         return self.stage.leaves_holes
 
-    def apply(self, logits: Tensor, context: Context | None) -> Tensor:
+    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """The formula in the rows that want it."""
         return self._chosen(self.stage.apply(logits, context), logits)
 
-    def ranked(self, logits: Tensor, context: Context | None) -> Tensor:
+    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """The same on ranked tokens."""
         return self._chosen(self.stage.ranked(logits, context), logits)
 
     def _chosen(self, changed: Tensor, logits: Tensor) -> Tensor:
         return changed if self.where is None else torch.where(self.where, changed, logits)
 
-    def learn(self, before: Tensor, after: Tensor, ids: Tensor, context: Context) -> None:
+    def learn(self, before: Tensor, after: Tensor, ids: Tensor, context: SamplerContext) -> None:
         """Take note of what was drawn."""
         self.stage.learn(before, after, ids, context)
 
-    def select(self, rows: Int[Tensor, " some"]) -> "Each":
+    def select(self, rows: Int[Tensor, " some"]) -> "PerRow":
         """The same stage of some rows."""
         numbers = {each.name: getattr(self.stage, each.name)[rows] for each in _numbers(self.stage)}
-        return Each(_with(self.stage, numbers), None if self.where is None else self.where[rows])
+        return PerRow(_with(self.stage, numbers), None if self.where is None else self.where[rows])
 
 
-def kind(stage: Stage) -> Hashable:
+def kind(stage: LogitsProcessor) -> Hashable:
     """What rows must agree in to share a stage: all but its numbers."""
     numbers = [each.name for each in _numbers(stage)]
     rest = (each.name for each in _settings(stage) if each.name not in numbers)
     return type(stage), *(getattr(stage, name) for name in rest)
 
 
-def _settings(stage: Stage) -> "tuple[Field[Any], ...]":
+def _settings(stage: LogitsProcessor) -> "tuple[Field[Any], ...]":
     return fields(stage) if is_dataclass(stage) else ()
 
 
-def _numbers(stage: Stage) -> "list[Field[Any]]":
+def _numbers(stage: LogitsProcessor) -> "list[Field[Any]]":
     numeric = (each for each in _settings(stage) if each.type in (int, float))
     return [each for each in numeric if not each.metadata.get("static")]
 
 
-def _with(stage: Stage, settings: Mapping[str, Tensor]) -> Stage:
+def _with(stage: LogitsProcessor, settings: Mapping[str, Tensor]) -> LogitsProcessor:
     """The same stage with tensors for numbers; each was checked when it was a number."""
     copy = object.__new__(type(stage))
     for each in _settings(stage):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hub import small, small_encoders
-from regard.generate import Beam
+from regard.generate import BeamSearch
 from regard.hub.load import open_folder
 from regard.nn.state import Source
 
@@ -45,7 +45,7 @@ def ask(theirs, ours, width, power, until):
         given = {"input_ids": ids, "attention_mask": real.long()}
         start = theirs.config.decoder_start_token_id
         source, prompts = Source(ids, lengths), [[start]] * 3
-    likely = Beam(1)(ours, prompts, tokens=5, source=source)
+    likely = BeamSearch(1)(ours, prompts, tokens=5, source=source)
     stop = sorted({text.ids[-1] for (text,) in likely})  # ids that texts do come to
     wanted = theirs.generate(
         **given,
@@ -62,7 +62,7 @@ def ask(theirs, ours, width, power, until):
         return_dict_in_generate=True,
         output_scores=True,
     )
-    search = Beam(width, power, until=until, n_best=2)
+    search = BeamSearch(width, power, until=until, n_best=2)
     found = search(ours, prompts, tokens=TOKENS, stop=stop, source=source)
     texts = []
     for row in wanted.sequences[:, len(prompts[0]) :].tolist():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigError, RegardError
-from regard.generate import Beam, generate, parse_chain
+from regard.generate import BeamSearch, generate, parse_chain
 from regard.nn.state import Source
 
 STOP = 0
@@ -95,7 +95,7 @@ def slow_groups(
 
 
 def search(model, prompts=PROMPTS, *, tokens, source=None, stop=(STOP,), **settings):
-    return Beam(**settings)(model, prompts, tokens=tokens, stop=stop, source=source)
+    return BeamSearch(**settings)(model, prompts, tokens=tokens, stop=stop, source=source)
 
 
 def assert_found(hypotheses, expected):

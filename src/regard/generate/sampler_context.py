@@ -18,7 +18,7 @@ _MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
 
 @dataclass(slots=True)
-class Generators:
+class RowGenerators:
     r"""One source of chance per row, on the device of the logits.
 
         number n of a row = hash(key + n * step)
@@ -31,9 +31,9 @@ class Generators:
     used: Int[Tensor, " rows"]
 
     @classmethod
-    def begin(
+    def from_seed(
         cls, seed: int | Sequence[int] | None, rows: int, device: torch.device | str = "cpu"
-    ) -> "Generators":
+    ) -> "RowGenerators":
         """Sources for (seed, row); for a seed per row, those that it would have alone."""
         if seed is None:
             seed = secrets.randbits(62)
@@ -60,9 +60,9 @@ class Generators:
             return _shifted(mixed, 40).float() * 2.0**-24
         return _shifted(mixed, 11).double() * 2.0**-53
 
-    def select(self, rows: Int[Tensor, " some"]) -> "Generators":
+    def select(self, rows: Int[Tensor, " some"]) -> "RowGenerators":
         """Those of some rows."""
-        return Generators(self.keys[rows], self.used[rows])
+        return RowGenerators(self.keys[rows], self.used[rows])
 
 
 def rows_of(texts: Sequence[Sequence[int]], width: int) -> Int[Tensor, "rows width"]:
@@ -88,19 +88,19 @@ def row_key(seed: int, row: int) -> int:
 
 
 @dataclass(slots=True)
-class Context:
+class SamplerContext:
     """The text of each row so far, its own source of chance, and what samplers remember."""
 
     history: Int[Tensor, "rows room"]  # prompt and answer; what lies beyond `lengths` is no text
     lengths: Int[Tensor, " rows"]  # ids in each row's history
     prompts: Int[Tensor, " rows"]  # of which the prompt
-    generators: Generators
+    generators: RowGenerators
     stop: tuple[int, ...] = ()  # the ids that end a text
     state: dict[Hashable, Tensor] = field(default_factory=dict)  # what samplers remember, by row
     constants: dict[Hashable, Tensor] = field(default_factory=dict)  # their settings as tensors
 
     @classmethod
-    def begin(
+    def from_prompts(
         cls,
         prompts: Sequence[Sequence[int]],
         tokens: int,
@@ -108,7 +108,7 @@ class Context:
         seed: int | Sequence[int] | None = None,
         stop: Sequence[int] = (),
         device: torch.device | str = "cpu",
-    ) -> "Context":
+    ) -> "SamplerContext":
         """The context of these prompts, with room for `tokens` more ids in each row."""
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         room = max(map(len, prompts)) + tokens
@@ -116,7 +116,7 @@ class Context:
             history=rows_of(prompts, room).to(device),
             lengths=lengths,
             prompts=lengths.clone(),
-            generators=Generators.begin(seed, len(prompts), device),
+            generators=RowGenerators.from_seed(seed, len(prompts), device),
             stop=tuple(stop),
         )
 
@@ -125,9 +125,9 @@ class Context:
         self.history.scatter_(1, self.lengths.unsqueeze(1), ids.unsqueeze(1))
         self.lengths += 1
 
-    def select(self, rows: Int[Tensor, " some"]) -> "Context":
+    def select(self, rows: Int[Tensor, " some"]) -> "SamplerContext":
         """The context of some rows, as if they had been alone from the beginning."""
-        return Context(
+        return SamplerContext(
             self.history[rows],
             self.lengths[rows],
             self.prompts[rows],
@@ -137,7 +137,7 @@ class Context:
             self.constants,
         )
 
-    def put(self, rows: Int[Tensor, " some"], some: "Context") -> None:
+    def put(self, rows: Int[Tensor, " some"], some: "SamplerContext") -> None:
         """Take over what has become of some rows since they were selected."""
         self.history[rows], self.lengths[rows] = some.history, some.lengths
         self.generators.used[rows] = some.generators.used
@@ -162,10 +162,10 @@ class Sampler(Protocol):
     """One link of a chain: logits in, logits out, removed tokens at -inf.
 
     At a neutral value the very same logits come back. `context` may be None for samplers that
-    look at nothing but the logits. What ours add for speed is in `generate.stage.Stage`.
+    look at nothing but the logits. See also `generate.samplers.logits_processor`.
     """
 
     def __call__(
-        self, logits: Float[Tensor, "rows vocab"], context: Context | None = None
+        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext | None = None
     ) -> Float[Tensor, "rows vocab"]:
         """Reshape or narrow what may be drawn."""
