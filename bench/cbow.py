@@ -52,7 +52,7 @@ def main() -> None:
 
     model = build_model(preset("cbow", vocab_size=tokenizer.size))
     batches = [Middle().collate((block, block), torch.Generator()) for block in ids]
-    model.survey(batches)
+    model.count_words(batches)
     learners = optimizers({"kind": "adamw", "decay": 0.0}, model, 5e-3)
     steps = train(Objective(model, Middle()), itertools.cycle(batches), learners, lambda step: 5e-3)
     sentences = [[tokenizer.piece(id) for id in row] for row in ids.reshape(-1, TIME)]

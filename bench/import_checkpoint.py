@@ -56,14 +56,14 @@ def make(folder: Path, gigabytes: float) -> None:
     from regard.hub.load import all_rules
     from regard.hub.renaming import outward
     from regard.hub.writer import Writer
-    from regard.models.build import hollow, preset, weights
+    from regard.models.build import on_meta, preset, weights
 
     layers = max(1, round((gigabytes * 1e9 / 4 - 2 * 32000 * 1024) / 12.6e6))
     config = preset(
         "modern", vocab_size=32000, dim=1024, heads=16, kv_heads=16, layers=layers, tied=False
     )
     family, table = write_config(config)
-    shapes = {name: weight.shape for name, weight in weights(hollow(config)).items()}
+    shapes = {name: weight.shape for name, weight in weights(on_meta(config)).items()}
     moves = outward(all_rules(family, config), shapes).moves
     forms = {move.theirs: (torch.float32, shapes[move.ours[0]]) for move in moves}
     folder.mkdir()

@@ -58,7 +58,7 @@ def stepping(model: Any, rows: int, device: torch.device) -> Callable[[], None]:
     state = model.start(rows, model.context)
     _, state = model.step(torch.zeros(rows, READ, dtype=torch.long, device=device), state)
     if device.type == "cuda":
-        state = state.recordable()
+        state = state.with_static_shapes()
     last = torch.zeros(rows, 1, dtype=torch.long, device=device)
     held = [state]
 

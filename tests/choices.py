@@ -120,8 +120,8 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     ),
     (
         ("stream_scale", given),
-        ("order", lambda order: order != "deepnorm"),
-        r"stream_scale=1.5 belongs to order='deepnorm', not '\w+'; leave it out",
+        ("norm_order", lambda norm_order: norm_order != "deepnorm"),
+        r"stream_scale=1.5 belongs to norm_order='deepnorm', not '\w+'; leave it out",
     ),
     (
         ("score", lambda score: kind(score) in RELATIVE),
@@ -137,8 +137,9 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     ),
     (
         ("init", lambda init: kind(init) == "zero_out"),
-        ("order", lambda order: order in ("none", "deepnorm")),
-        r"init='zero_out' does not go with order='\w+': .*;\nset order='pre', or init='normal'",
+        ("norm_order", lambda norm_order: norm_order in ("none", "deepnorm")),
+        r"init='zero_out' does not go with norm_order='\w+': .*;\n"
+        r"set norm_order='pre', or init='normal'",
     ),
     (
         ("segments", lambda segments: segments > 0),
@@ -156,9 +157,10 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
         r"encoder_layers belong to an encoder-decoder, not to shape='\w+'; .* layers are enough",
     ),
     (
-        ("order", lambda order: order.startswith("parallel")),
+        ("norm_order", lambda norm_order: norm_order.startswith("parallel")),
         ("shape", lambda shape: shape == "encoder-decoder"),
-        r"order='parallel\w*' has no place for cross-attention; shape='encoder-decoder' needs pre",
+        r"norm_order='parallel\w*' has no place for cross-attention; "
+        r"shape='encoder-decoder' needs pre",
     ),
     (
         ("head", lambda head: said(head) in READS_FIRST),

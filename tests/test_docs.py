@@ -21,7 +21,7 @@ from regard.cli import app, main
 from regard.config import DataConfig, RunConfig, TrainConfig, build, kind_of, make, studied
 from regard.data.sources import BUILTINS
 from regard.generate import SAMPLERS
-from regard.models.build import FAMILIES, count_parameters, family_of, fitted, resolve
+from regard.models.build import FAMILIES, count_parameters, family_of, is_closed_form, resolve
 from regard.models.presets import PRESETS
 from regard.nn.ffn import FFNS
 from regard.nn.norm import NORMS
@@ -317,7 +317,7 @@ def test_every_recipe_loads_and_describes_a_model(name, monkeypatch, tmp_path):
     for run, config in runs.items():
         assert config.name == run
         model = resolve(config.model, vocab_size=100)
-        assert fitted(family_of(model)) or count_parameters(model) > 0
+        assert is_closed_form(family_of(model)) or count_parameters(model) > 0
         assert schedule(config.train.schedule, config.train.steps)(0) > 0
         assert make(config.task, TASKS, "task")
         assert kind_of(config.train.optimizer)[0] in OPTIMIZERS

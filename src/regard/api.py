@@ -43,7 +43,7 @@ from regard.generate.decode import text_of
 from regard.generate.stop_text import until as ending
 from regard.hub.load import is_foreign, open_folder
 from regard.models.base import Language
-from regard.models.build import loaded, resolve
+from regard.models.build import load_model, resolve
 from regard.models.seq2seq import EncoderDecoder
 from regard.models.transformer import Transformer
 from regard.models.vision import Vision
@@ -129,7 +129,7 @@ def load(path: Path | str, device: str = "auto") -> "Run":
         config = folder.load_config()
         tokenizers = load_tokenizers(folder.path, config)
         folder.must_have(tokenizer_fingerprint(tokenizers))
-        model = loaded(resolve(config.model), folder.kept_weights(), str(folder.model))
+        model = load_model(resolve(config.model), folder.kept_weights(), str(folder.model))
     where = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
     return Run(folder, config, model.to(where).eval(), tokenizers, where)
 

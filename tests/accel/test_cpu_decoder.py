@@ -10,7 +10,7 @@ CHOICES = [
     {"position": "rotary", "kv_heads": 2},
     {"position": {"kind": "rotary", "fraction": 0.5, "interleaved": True}, "norm": "rms"},
     {"position": {"kind": "rotary", "fraction": 0.5}, "qk_norm": "rms", "ffn": "swiglu"},
-    {"order": "parallel", "window": 3},
+    {"norm_order": "parallel", "window": 3},
 ]
 
 

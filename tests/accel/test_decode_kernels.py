@@ -75,7 +75,7 @@ def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypat
     ids, counts = ids.to(DEVICE), counts.to(DEVICE)
     _, state = model.step(ids, model.start(3, 128), counts=counts)
     _, fast_state = fast.step(ids, fast.start(3, 128), counts=counts)
-    fast_state = fast_state.recordable()
+    fast_state = fast_state.with_static_shapes()
     for packed in fast.layers:  # the model itself now has the weights of eight bits
         attention, ffn = packed.block.attention, packed.block.ffn
         parts = [attention.query, attention.key, attention.value]
@@ -183,7 +183,7 @@ def test_many_rows_in_fours_write_what_few_write(change, fours, in_fours, monkey
     for few in (4, 0):
         monkeypatch.setattr(fused, "FEW", {in_fours.itemsize: few})
         _, state = fast.step(ids, fast.start(3, 128))
-        logits.append(fast.step(ids[:, :1], state.recordable())[0])
+        logits.append(fast.step(ids[:, :1], state.with_static_shapes())[0])
     tolerance = 1e-4 if INTERPRETED else 0.03
     torch.testing.assert_close(*logits, rtol=tolerance, atol=tolerance)
 

@@ -25,7 +25,7 @@ from regard.accel.kernels import sampling as draw
 from regard.accel.triton_decoder import MOST, TritonDecoder
 from regard.models.build import preset
 from regard.models.transformer import Transformer
-from regard.nn.state import KeyValues
+from regard.nn.state import KVCache
 
 CARDS = {"A100": (80, 166_912), "L40": (89, 101_376), "H200": (90, 232_448)}  # shared memory
 TYPES = {
@@ -134,7 +134,7 @@ def step_of_llama(rows, int8):
     model = TritonDecoder(Transformer(config).to(torch.bfloat16).eval(), int8=int8)
     for capacity in (48, 2048):  # one share of the keys, and several
         _, state = model.step(torch.zeros(rows, 8, dtype=torch.long), model.start(rows, capacity))
-        model.step(torch.zeros(rows, 1, dtype=torch.long), state.recordable())
+        model.step(torch.zeros(rows, 1, dtype=torch.long), state.with_static_shapes())
 
 
 @pytest.mark.parametrize("rows", [1, 64])
@@ -188,5 +188,5 @@ def test_attention_of_wide_heads(made, rows, dtype, width, group):
     keys, lengths = torch.zeros(rows, 2, 2048, width, dtype=dtype), torch.zeros(rows).long()
     q = torch.zeros(rows, 2 * group * width, dtype=dtype)
     arrived = torch.zeros(4096, dtype=torch.int32)
-    attend.attend(q, KeyValues(keys, keys), lengths, 1.0, None, arrived)
+    attend.attend(q, KVCache(keys, keys), lengths, 1.0, None, arrived)
     assert set(made) == {"_attend_kernel"}

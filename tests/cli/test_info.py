@@ -68,16 +68,16 @@ def test_a_drawing_has_the_parts_in_their_order():
 def test_a_drawing_shows_where_the_norms_stand():
     assert drawn("gpt2").count("LayerNorm") == 3
     assert drawn("gpt1").count("◇ LayerNorm") == 2
-    assert drawn("gpt2", order="sandwich").count("LayerNorm") == 5
-    assert drawn("gpt2", order="none").count("LayerNorm") == 3
-    assert not any("⊕" in line for line in drawn("gpt2", order="none"))
+    assert drawn("gpt2", norm_order="sandwich").count("LayerNorm") == 5
+    assert drawn("gpt2", norm_order="none").count("LayerNorm") == 3
+    assert not any("⊕" in line for line in drawn("gpt2", norm_order="none"))
     assert "LayerNorm             │ LayerNorm" in drawn("gpt-neox")
     assert "attention             │ feed-forward" in drawn("phi-2")
 
 
 @pytest.mark.parametrize("layers", [1, 6])
 def test_the_memory_leads_from_the_encoder_into_cross_attention(layers):
-    config = preset("transformer-base", encoder_layers=layers, order="pre")
+    config = preset("transformer-base", encoder_layers=layers, norm_order="pre")
     lines = draw("transformer", config)
     (target,) = (line for line in lines if "──▶│ cross-attention" in line)
     (start,) = (line for line in lines if "memory ──" in line)

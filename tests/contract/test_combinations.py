@@ -149,7 +149,7 @@ def grown(model):
 @pytest.mark.usefixtures("float64")  # one small step after another shows
 def test_a_combination_learns(row):
     subject = Subject(config_of(row))
-    if subject.config.order == "none":
+    if subject.config.norm_order == "none":
         grown(subject.model)  # without a residual, nothing arrives through small weights
     optimizer = torch.optim.AdamW(subject.model.parameters(), lr=1e-4, weight_decay=0.0)
     losses = []

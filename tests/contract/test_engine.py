@@ -24,7 +24,7 @@ def test_the_short_way_gives_the_logits_of_the_model(case, counts):
     counts = None if counts is None else torch.tensor(counts)
     _, state = model.step(subject.ids[:, :5], model.start(ROWS, 12), counts=counts)
     _, fast_state = fast.step(subject.ids[:, :5], fast.start(ROWS, 12), counts=counts)
-    steady = fast_state.recordable()
+    steady = fast_state.with_static_shapes()
     for t in range(5, 8):
         ids = subject.ids[:, t : t + 1]
         expected, state = model.step(ids, state)

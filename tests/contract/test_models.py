@@ -48,8 +48,8 @@ VARIATIONS = [
     *({"score": name} for name in SCORES if name != "location"),  # it meets no keys
     *({"norm": name} for name in NORMS),
     *({"ffn": name} for name in FFNS),
-    *({"order": name} for name in ("pre", "post", "sandwich", "deepnorm")),
-    {"order": "none", "init": {"kind": "normal", "std": 0.3}},  # small weights leave no signal
+    *({"norm_order": name} for name in ("pre", "post", "sandwich", "deepnorm")),
+    {"norm_order": "none", "init": {"kind": "normal", "std": 0.3}},  # small weights leave no signal
     {"kv_heads": 1},
     {"kv_heads": 2},
     {"head_dim": 6},
@@ -62,11 +62,11 @@ VARIATIONS = [
     {"embed_scaled": True},
 ]
 LOOKS = [  # beside those of the presets
-    {"attention": "location", "hops": 2, "reversed_source": True},
-    {"attention": "dot", "both_ways": False, "source_vocab_size": VOCAB + 2},
-    {"attention": "general", "hard": "straight"},
+    {"score": "location", "hops": 2, "reversed_source": True},
+    {"score": "dot", "bidirectional": False, "source_vocab_size": VOCAB + 2},
+    {"score": "general", "hard": "straight"},
     {
-        "attention": "content",
+        "score": "content",
         "placement": "between",
         "heads": 4,
         "layers": 2,
@@ -398,7 +398,7 @@ def test_a_transformer_can_be_rewound_to_the_beginning(case):
 def test_more_ids_than_the_state_has_room_for_are_refused(case):
     subject = make(case)
     _, state = subject.model.step(subject.ids[:, :3], subject.start(4))
-    with pytest.raises(ShapeError, match="3 ids and 2 more do not fit a state of capacity 4"):
+    with pytest.raises(ShapeError, match="3 ids and 2 more do not fit the KV cache"):
         subject.model.step(subject.ids[:, 3:5], state)
 
 
@@ -474,7 +474,7 @@ def test_the_same_seed_makes_the_same_weights(case):
 
 # Without a residual, all that a decoder's position knows of itself is how it mixes the source:
 # two words of it do not tell six targets apart.
-FORGETFUL = [name for name in PAIRS if getattr(CASES[name], "order", "") == "none"]
+FORGETFUL = [name for name in PAIRS if getattr(CASES[name], "norm_order", "") == "none"]
 
 
 @pytest.mark.parametrize("case", [name for name in OBJECTIVES if name not in FORGETFUL])

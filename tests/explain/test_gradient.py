@@ -145,7 +145,7 @@ def test_frozen_weights_do_not_matter():
 
 
 def test_the_cell_that_reads_from_the_end_is_shown_in_the_order_of_the_text():
-    layers = Recurrent("elman", 3, 4, 1, both_ways=True).double()
+    layers = Recurrent("elman", 3, 4, 1, bidirectional=True).double()
     x = torch.randn(1, 5, 3, dtype=torch.float64)
     flow = gradient_flow(layers, lambda: layers(x)[0][:, 2].sum())  # of the position in the middle
     assert (flow["0.ahead"][0] > 0).tolist() == [True, True, True, False, False]

@@ -21,7 +21,7 @@ from regard.hub.renaming import (
     outward,
     renamed,
 )
-from regard.models.build import hollow, weights
+from regard.models.build import on_meta, weights
 
 RULES = [
     Rule("wte.weight", "embed.weight"),
@@ -84,7 +84,7 @@ def test_every_head_of_every_family_has_a_rule_for_every_tensor(family):
     for architecture in family.heads:
         table = {"model_type": family.name, "architectures": [architecture]}
         config = replace(read_config(table)[1], layers=2)
-        names = weights(hollow(config))
+        names = weights(on_meta(config))
         plan = outward(all_rules(family, config), names)
         assert not plan.missing, architecture
         theirs = [move.theirs for move in plan.moves]

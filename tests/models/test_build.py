@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.errors import CheckpointError
-from regard.models.build import build_model, hollow, loaded, preset, weights
+from regard.models.build import build_model, load_model, on_meta, preset, weights
 
 SMALL = {"vocab_size": 30, "dim": 16, "layers": 2, "heads": 2}
 
@@ -16,19 +16,19 @@ SMALL = {"vocab_size": 30, "dim": 16, "layers": 2, "heads": 2}
 def test_a_hollow_model_has_all_names_and_shapes_and_no_numbers(name):
     sizes = SMALL if name != "lstm" else {"vocab_size": 30, "dim": 16}
     config = preset(name, **sizes, **({"kv_heads": 1} if name == "modern" else {}))
-    whole, empty = weights(build_model(config)), weights(hollow(config))
+    whole, empty = weights(build_model(config)), weights(on_meta(config))
     assert {n: t.shape for n, t in whole.items()} == {n: t.shape for n, t in empty.items()}
     assert all(tensor.is_meta for tensor in empty.values())
 
 
 def test_what_is_not_learned_is_there_in_a_hollow_model_too():
-    slope = hollow(preset("gpt2", position="alibi", **SMALL)).decoder.position.slope
+    slope = on_meta(preset("gpt2", position="alibi", **SMALL)).decoder.position.slope
     assert torch.equal(slope, torch.tensor([2**-4, 2**-8]))
 
 
 def test_a_hollow_model_does_not_wait_for_the_compiler():
     code = (
-        "import sys; from regard.models.build import hollow, preset; hollow(preset('modern'));"
+        "import sys; from regard.models.build import on_meta, preset; on_meta(preset('modern'));"
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -37,7 +37,7 @@ def test_a_hollow_model_does_not_wait_for_the_compiler():
 def test_a_loaded_model_owns_the_tensors_it_was_given_and_their_type():
     config = preset("gpt2", **SMALL)
     saved = {n: t.to(torch.bfloat16) for n, t in weights(build_model(config)).items()}
-    model = loaded(config, saved, "here")
+    model = load_model(config, saved, "here")
     for name, tensor in weights(model).items():
         assert tensor.dtype == torch.bfloat16
         assert tensor.data_ptr() == saved[name].data_ptr()
@@ -49,4 +49,4 @@ def test_weights_of_another_model_are_refused_by_name():
     saved = weights(build_model(config))
     saved["decoder.norm.extra"] = saved.pop("decoder.norm.weight")
     with pytest.raises(CheckpointError, match=r"(?s)norm\.weight is missing.*extra is not of this"):
-        loaded(config, saved, "here")
+        load_model(config, saved, "here")

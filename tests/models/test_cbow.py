@@ -74,7 +74,7 @@ def counted(**choices):
     """A model that has seen how often each word comes: the frequent ones are the small ids."""
     model = small(**choices)
     ids = torch.arange(VOCAB).repeat_interleave(torch.arange(VOCAB, 0, -1)).view(1, -1)
-    model.survey([TextBatch(ids, ids)])
+    model.count_words([TextBatch(ids, ids)])
     return model
 
 
@@ -101,7 +101,7 @@ def test_noise_is_drawn_by_the_counts_to_the_power_of_three_quarters():
 def test_padding_is_not_counted():
     ids = torch.zeros(1, 4, dtype=torch.long)
     model = small()
-    model.survey([TextBatch(ids, torch.tensor([[0, -1, -1, -1]]))])
+    model.count_words([TextBatch(ids, torch.tensor([[0, -1, -1, -1]]))])
     assert model.head.log_noise[0] - model.head.log_noise[1] == pytest.approx(0.75 * math.log(2))
 
 

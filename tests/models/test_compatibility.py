@@ -11,7 +11,7 @@ from regard.models.build import build_model
 from regard.models.transformer import TransformerConfig
 
 NONSENSE = [
-    ({"order": "prelude"}, "unknown value of order 'prelude'; did you mean 'pre'"),
+    ({"norm_order": "prelude"}, "unknown value of norm_order 'prelude'; did you mean 'pre'"),
     ({"shape": "encoder_decoder"}, "unknown value of shape .* did you mean 'encoder-decoder'"),
     ({"bias": "kv"}, "unknown value of bias 'kv'; did you mean 'qkv'"),
     ({"window": 3, "global_every": 1}, "global_every=1 leaves no layer for window=3; leave out"),
@@ -21,7 +21,7 @@ NONSENSE = [
     ),
     ({"segments": -1}, "segments=-1 must be at least 0"),
     ({"norm_eps": 0.0}, "norm_eps=0.0 must be more than 0"),
-    ({"order": "deepnorm", "stream_scale": -1.0}, "stream_scale=-1.0 must be more than 0"),
+    ({"norm_order": "deepnorm", "stream_scale": -1.0}, "stream_scale=-1.0 must be more than 0"),
     ({"embed_dim": 5, "position": "sinusoidal"}, r"even width \(dim, or embed_dim\), not dim=5"),
     ({"head_dim": 5, "position": "rotary"}, "head_dim=5 times fraction=1.0 must be even"),
     ({"score": "location"}, "score='location' looks at places, .* keys would learn nothing"),

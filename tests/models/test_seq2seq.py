@@ -39,10 +39,10 @@ def each_row(source):
 @pytest.mark.parametrize(
     ("formula", "choices"),
     [
-        (reference.bahdanau, {"cell": GRU, "attention": "additive", "placement": "bahdanau"}),
+        (reference.bahdanau, {"cell": GRU, "score": "additive", "placement": "bahdanau"}),
         (
             reference.luong,
-            {"layers": 2, "both_ways": False, "attention": "general", "feeding": True},
+            {"layers": 2, "bidirectional": False, "score": "general", "input_feeding": True},
         ),
     ],
 )
@@ -68,7 +68,7 @@ def copied(cell, into, suffix):
 
 @pytest.mark.parametrize(("cell", "theirs"), [("lstm", nn.LSTM), (GRU, nn.GRU)])
 def test_the_encoder_equals_torchs_on_packed_rows(cell, theirs):
-    model = small(cell=cell, layers=2, attention="dot")
+    model = small(cell=cell, layers=2, score="dot")
     other = theirs(DIM, DIM, 2, batch_first=True, bidirectional=True)
     for layer, both in enumerate(model.encoder):
         copied(both.ahead, other, f"l{layer}")
@@ -88,7 +88,7 @@ def test_the_encoder_equals_torchs_on_packed_rows(cell, theirs):
 
 def test_a_look_between_two_layers_equals_torchs_multi_head_attention():
     model = small(
-        cell=GRU, layers=2, encoder_layers=1, bridge=False, attention="scaled_dot", heads=2,
+        cell=GRU, layers=2, encoder_layers=1, bridge=False, score="scaled_dot", heads=2,
         placement="between", tied=False,
     )  # fmt: skip
     below, above = nn.GRU(DIM, DIM, batch_first=True), nn.GRU(2 * DIM, DIM, batch_first=True)
@@ -113,7 +113,7 @@ def test_a_look_between_two_layers_equals_torchs_multi_head_attention():
 
 
 def test_without_attention_the_last_state_is_all_that_is_known_of_the_source():
-    model = small(both_ways=False)
+    model = small(bidirectional=False)
     _, source = something()
     _, states = model.encoder(model.embed(source.ids), source.lengths)
     begin, memory = model._read(source)
@@ -125,8 +125,8 @@ def test_without_attention_the_last_state_is_all_that_is_known_of_the_source():
 
 def test_a_reversed_source_is_read_from_its_end_and_looked_at_in_its_order():
     torch.manual_seed(1)
-    plain = small(both_ways=False, attention="dot")
-    turned = small(both_ways=False, attention="dot", reversed_source=True)
+    plain = small(bidirectional=False, score="dot")
+    turned = small(bidirectional=False, score="dot", reversed_source=True)
     turned.load_state_dict(plain.state_dict())
     ids, source = something()
     back = source.ids.clone()
@@ -143,7 +143,7 @@ def test_a_reversed_source_is_read_from_its_end_and_looked_at_in_its_order():
 
 @pytest.mark.parametrize("placement", ["bahdanau", "luong"])
 def test_attention_maps_hold_all_steps_and_no_padding(placement):
-    model = small(attention="additive", placement=placement, hops=2)
+    model = small(score="additive", placement=placement, hops=2)
     ids, source = something()
     maps = attention_maps(model, lambda: model(ids, source=source))
     assert list(maps) == ["attention.0", "attention.1"]
@@ -154,7 +154,7 @@ def test_attention_maps_hold_all_steps_and_no_padding(placement):
 
 
 def test_a_hop_looks_with_what_the_one_before_has_found():
-    model = small(attention="general", hops=2)
+    model = small(score="general", hops=2)
     _, source = something()
     _, memory = model._read(source)
     q = torch.randn(3, 4, DIM)
@@ -168,7 +168,7 @@ def test_a_hop_looks_with_what_the_one_before_has_found():
 
 
 def test_a_straight_look_goes_to_one_place():
-    model = small(attention="general", hard="straight").train()
+    model = small(score="general", hard="straight").train()
     ids, source = something()
     (map,) = attention_maps(model, lambda: model(ids, source=source)).values()
     assert set(map.flatten().tolist()) == {0.0, 1.0}
@@ -179,7 +179,7 @@ def test_reinforce_finds_the_gradient_of_the_expected_loss():
     # one step, rows that differ only in where they look: over many rows the draws are the
     # expectation, which can also be summed over all places
     torch.manual_seed(3)
-    model = small(attention="general", hard="reinforce", both_ways=False).train()
+    model = small(score="general", hard="reinforce", bidirectional=False).train()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.7)
     rows, length = 20_000, 4
@@ -207,7 +207,7 @@ def test_reinforce_finds_the_gradient_of_the_expected_loss():
 
 
 def test_draws_learn_from_scored_steps_alone():
-    model = small(attention="dot", hard="reinforce").train()
+    model = small(score="dot", hard="reinforce").train()
     ids, source = something()
     targets = torch.randint(VOCAB, (3, 4))
     targets[1:, 2:] = IGNORED
@@ -219,7 +219,7 @@ def test_draws_learn_from_scored_steps_alone():
     again = Seq2Seq().loss(model, PairBatch(source, changed, targets))
     torch.testing.assert_close(loss, again)
     model.eval()
-    assert model.looked(ids, source=source)[1] is None
+    assert model.forward_with_log_probs(ids, source=source)[1] is None
 
 
 # What is refused
@@ -230,13 +230,16 @@ def test_draws_learn_from_scored_steps_alone():
     [
         ({"bridge": False}, "leaves nothing of the source to write from"),
         ({"layers": 2, "encoder_layers": 1}, "there are 2 and 1;\nleave out encoder_layers"),
-        ({"attention": "shaw"}, "compares positions of one sequence, and a decoder looks at"),
-        ({"attention": "dott"}, "unknown attention 'dott'; did you mean 'dot'"),
-        ({"attention": "dot", "placement": "between"}, "between two layers .* layers=1; set"),
-        ({"feeding": True}, "feeding=true feeds what was read off"),
-        ({"attention": "dot", "placement": "bahdanau", "feeding": True}, "leave out feeding"),
+        ({"score": "shaw"}, "compares positions of one sequence, and a decoder looks at"),
+        ({"score": "dott"}, "unknown score 'dott'; did you mean 'dot'"),
+        ({"score": "dot", "placement": "between"}, "between two layers .* layers=1; set"),
+        ({"input_feeding": True}, "input_feeding=true feeds the attentional vector"),
+        (
+            {"score": "dot", "placement": "bahdanau", "input_feeding": True},
+            "leave out input_feeding",
+        ),
         ({"hops": 2}, "say how to look, and there is no attention"),
-        ({"attention": "location", "heads": 2}, "heads=2 have would learn nothing"),
+        ({"score": "location", "heads": 2}, "heads=2 have would learn nothing"),
         ({"cell": "lsmt"}, "unknown cell 'lsmt'; did you mean 'lstm'"),
         ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
         ({"hops": 0}, "hops=0 must be at least 1"),
@@ -249,15 +252,15 @@ def test_what_does_not_go_together_is_refused_with_the_reason(choices, reason):
 
 def test_heads_must_divide_the_width_and_a_source_must_be_there():
     with pytest.raises(ShapeError, match="heads=3 must divide dim=8"):
-        small(attention="dot", heads=3)
+        small(score="dot", heads=3)
     with pytest.raises(ConfigError, match="needs a source to read"):
         small().start(1, 4)
 
 
 def test_the_presets_are_their_papers():
-    assert preset("sutskever").attention is None
-    assert preset("bahdanau").attention == "additive"
-    assert preset("luong").feeding
+    assert preset("sutskever").score is None
+    assert preset("bahdanau").score == "additive"
+    assert preset("luong").input_feeding
 
 
 def test_a_run_learns_to_reverse_and_shows_where_it_looks(tmp_path):

@@ -150,16 +150,18 @@ def copied(ours, theirs):
     return ours
 
 
-def pair(form, layers=1, both_ways=False):
+def pair(form, layers=1, bidirectional=False):
     torch.manual_seed(0)
-    theirs = THEIRS[form](8, 16, layers, batch_first=True, bidirectional=both_ways)
-    return copied(Recurrent(FORMS[form], 8, 16, layers, both_ways=both_ways), theirs), theirs
+    theirs = THEIRS[form](8, 16, layers, batch_first=True, bidirectional=bidirectional)
+    return copied(
+        Recurrent(FORMS[form], 8, 16, layers, bidirectional=bidirectional), theirs
+    ), theirs
 
 
-def last_of(theirs, state, both_ways):
+def last_of(theirs, state, bidirectional):
     """Torch's last states as ours: of each layer h (and c), both ways side by side."""
     parts = state if isinstance(state, tuple) else (state,)
-    ways = 1 + both_ways
+    ways = 1 + bidirectional
     return [
         tuple(torch.cat(list(part[n : n + ways]), -1) for part in parts)
         for n in range(0, ways * theirs.num_layers, ways)
@@ -167,10 +169,10 @@ def last_of(theirs, state, both_ways):
 
 
 @every_torch
-@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-def test_stacks_equal_torch_with_the_same_weights(form, both_ways, padded):
-    ours, theirs = pair(form, layers=2, both_ways=both_ways)
+def test_stacks_equal_torch_with_the_same_weights(form, bidirectional, padded):
+    ours, theirs = pair(form, layers=2, bidirectional=bidirectional)
     x = some(3, 11, 8, torch.float32).requires_grad_()
     lengths = torch.tensor([4, 11, 1]) if padded else None
     y, last = ours(x, lengths)
@@ -181,7 +183,7 @@ def test_stacks_equal_torch_with_the_same_weights(form, both_ways, padded):
     else:
         expected, state = theirs(x)
     close(y, expected)
-    for mine, other in zip(last, last_of(theirs, state, both_ways), strict=True):
+    for mine, other in zip(last, last_of(theirs, state, bidirectional), strict=True):
         for one, two in zip(mine, other, strict=True):
             close(one, two)
     (gradient,) = torch.autograd.grad(y.square().sum(), x)
@@ -201,10 +203,10 @@ def test_the_loop_equals_torch_with_the_same_weights(form):
 
 
 @every_form
-@pytest.mark.parametrize("both_ways", [False, True])
-def test_padded_rows_equal_rows_alone(form, both_ways):
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_padded_rows_equal_rows_alone(form, bidirectional):
     torch.manual_seed(0)
-    layers = Recurrent(FORMS[form], 3, 4, 2, both_ways=both_ways).double()
+    layers = Recurrent(FORMS[form], 3, 4, 2, bidirectional=bidirectional).double()
     x, lengths = some(3, 6), [2, 6, 1]
     y, last = layers(x, torch.tensor(lengths))
     for row, length in enumerate(lengths):
@@ -337,7 +339,7 @@ def test_what_does_not_fit_is_named():
 def test_snapshots_stand_where_each_row_has_come_to():
     state = Snapshots.first([(torch.zeros(2, 1),)])
     seen = torch.tensor([[0.0, 1, 2, 3], [0, 10, 20, 30]]).unsqueeze(-1)
-    state = state.advanced([(seen,)], torch.tensor([3, 1]))
+    state = state.advance([(seen,)], torch.tensor([3, 1]))
     assert state.lengths.tolist() == [3, 1]
     assert state.now()[0][0].tolist() == [[3], [10]]
     back = state.rewind(torch.tensor([1, 0]))

@@ -2,11 +2,13 @@
 
 import torch
 
-from regard.nn.recurrent_attention import Glimpse, reinforce
+from regard.nn.recurrent_attention import RecurrentAttention, reinforce
 
 
 def test_a_straight_look_has_the_gradient_of_the_soft_one():
-    soft, hard = (Glimpse(8, context=5, score="dot", hard=hard) for hard in (None, "straight"))
+    soft, hard = (
+        RecurrentAttention(8, context=5, score="dot", hard=hard) for hard in (None, "straight")
+    )
     s, h = torch.randn(2, 3, 8, requires_grad=True), torch.randn(2, 5, 8)
     allowed, slope = torch.ones(2, 1, 1, 5, dtype=torch.bool), torch.randn(2, 3, 8)
     gradients = []
@@ -17,18 +19,20 @@ def test_a_straight_look_has_the_gradient_of_the_soft_one():
 
 
 def test_a_draw_goes_where_the_weights_say_and_its_chance_is_theirs():
-    glimpse = Glimpse(4, context=3, score="dot", hard="reinforce").train()
+    glimpse = RecurrentAttention(4, context=3, score="dot", hard="reinforce").train()
     s, h = torch.randn(1, 1, 4).expand(1, 4000, 4), torch.randn(1, 3, 4)
     allowed = torch.tensor([True, True, False]).view(1, 1, 1, 3)
     found = glimpse(s, *glimpse.keys_values(h), allowed)
-    soft = Glimpse(4, context=3, score="dot")(s, *glimpse.keys_values(h), allowed).weights[0, 0, 0]
+    soft = RecurrentAttention(4, context=3, score="dot")(
+        s, *glimpse.keys_values(h), allowed
+    ).weights[0, 0, 0]
     often = found.weights[0, 0].mean(0)
     torch.testing.assert_close(often, soft, rtol=0, atol=0.03)  # of 4,000 draws
     drawn = found.weights[0, 0].argmax(-1)
-    torch.testing.assert_close(found.chance[0], soft[drawn].log())
+    torch.testing.assert_close(found.log_prob[0], soft[drawn].log())
     glimpse.eval()
     found = glimpse(s, *glimpse.keys_values(h), allowed)
-    assert found.chance is None
+    assert found.log_prob is None
     assert found.weights[0, 0, 0].argmax() == soft.argmax()
 
 
@@ -43,9 +47,9 @@ def test_a_draw_answers_for_all_that_comes_after_it():
 
     rows = 40_000
     a, b = (chances.detach().multinomial(rows, replacement=True) for chances in (p, q))
-    chance = torch.stack([p[a].log(), q[b].log(), p[a].log()], 1)
+    log_prob = torch.stack([p[a].log(), q[b].log(), p[a].log()], 1)
     cost = torch.stack([once[a], twice[a, b], torch.full((rows,), 100.0)], 1)
     scored = torch.tensor([[True, True, False]]).expand(rows, -1)  # the third is padding
-    estimate = torch.autograd.grad(reinforce(chance, cost, scored) / rows, (first, second))
+    estimate = torch.autograd.grad(reinforce(log_prob, cost, scored) / rows, (first, second))
     for ours, expected in zip(estimate, exact, strict=True):
         torch.testing.assert_close(ours, expected, rtol=0, atol=0.05)  # of 40,000 draws

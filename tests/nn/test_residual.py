@@ -7,7 +7,7 @@ from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import AttentionInputs
 from regard.nn.mask import Mask
 from regard.nn.norm import LayerNorm
-from regard.nn.residual import Order, deepnorm, residual
+from regard.nn.residual import NormOrder, deepnorm, residual
 
 ORDERS = {
     "pre": lambda x, f, n, m, a: x + f(n(x)),
@@ -24,14 +24,14 @@ def test_every_order_computes_its_formula(kind):
     for norm in (n, m):
         nn.init.normal_(norm.weight)
     x = torch.randn(2, 3, 6)
-    y = residual(x, f, n, Order(kind, 1.7), m)
+    y = residual(x, f, n, NormOrder(kind, 1.7), m)
     torch.testing.assert_close(y, ORDERS[kind](x, f, n, m, 1.7), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ORDERS)
 def test_the_stream_leaves_a_stack_normed_exactly_once(kind):
     stack = Transformer(
-        TransformerConfig(vocab_size=5, dim=8, layers=1, heads=2, order=kind)
+        TransformerConfig(vocab_size=5, dim=8, layers=1, heads=2, norm_order=kind)
     ).decoder
     assert (stack.norm is not None) == (kind not in ("post", "deepnorm"))
 
@@ -57,18 +57,24 @@ def test_a_deepnorm_model_weighs_its_stream_by_its_own_depth():
         layers=3,
         encoder_layers=6,
         shape="encoder-decoder",
-        order="deepnorm",
+        norm_order="deepnorm",
     )
     model = Transformer(config)
-    assert model.encoder.blocks[0].order.scale == pytest.approx(0.81 * (6**4 * 3) ** (1 / 16))
-    assert model.decoder.blocks[0].order.scale == pytest.approx(9**0.25)
+    assert model.encoder.blocks[0].norm_order.scale == pytest.approx(0.81 * (6**4 * 3) ** (1 / 16))
+    assert model.decoder.blocks[0].norm_order.scale == pytest.approx(9**0.25)
 
 
 @pytest.mark.parametrize("kind", ["parallel", "parallel_norms"])
 def test_parallel_branches_read_the_same_stream(kind):
     stack = Transformer(
         TransformerConfig(
-            vocab_size=5, dim=8, layers=1, heads=2, order=kind, position="none", shape="encoder"
+            vocab_size=5,
+            dim=8,
+            layers=1,
+            heads=2,
+            norm_order=kind,
+            position="none",
+            shape="encoder",
         )
     ).encoder.double()
     (block,) = stack.blocks
@@ -86,6 +92,11 @@ def test_parallel_branches_leave_no_place_for_cross_attention():
     with pytest.raises(ConfigError, match="no place for cross-attention"):
         Transformer(
             TransformerConfig(
-                vocab_size=5, dim=8, layers=1, heads=2, order="parallel", shape="encoder-decoder"
+                vocab_size=5,
+                dim=8,
+                layers=1,
+                heads=2,
+                norm_order="parallel",
+                shape="encoder-decoder",
             )
         )

@@ -47,7 +47,7 @@ def test_positions_of_each_layer_are_added_before_every_attention(position):
 
 
 def test_a_block_talks_then_thinks():
-    stack = encoder(order="post", position="none").double()
+    stack = encoder(norm_order="post", position="none").double()
     block = stack.blocks[0]
     x = torch.randn(2, 6, 16).double()
     seen = []

@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from regard.errors import ShapeError
-from regard.nn.state import KeyValues, Source, TransformerState
+from regard.nn.state import KVCache, Source, TransformerState
 
 
 def empty(rows=2, capacity=5):
-    layers = [KeyValues(torch.zeros(rows, 1, capacity, 2), torch.zeros(rows, 1, capacity, 2))]
+    layers = [KVCache(torch.zeros(rows, 1, capacity, 2), torch.zeros(rows, 1, capacity, 2))]
     return TransformerState(layers, torch.zeros(rows, dtype=torch.long), capacity)
 
 
@@ -22,17 +22,17 @@ def test_new_keys_are_written_at_the_length_of_each_row():
 
 
 def test_a_state_counts_the_real_ids_of_each_row():
-    state = empty().advanced(None, 2).advanced(torch.tensor([1, 2]), 2)
+    state = empty().advance(None, 2).advance(torch.tensor([1, 2]), 2)
     assert state.lengths.tolist() == [3, 4]
-    assert state.longest == 4
-    assert state.rewind(torch.tensor([0, 1])).longest == 1
+    assert state.max_length == 4
+    assert state.rewind(torch.tensor([0, 1])).max_length == 1
 
 
 def test_ids_beyond_the_capacity_are_refused():
-    state = empty().advanced(None, 4)
-    assert state.room_for(1) == 5
-    with pytest.raises(ShapeError, match="4 ids and 2 more do not fit a state of capacity 5"):
-        state.room_for(2)
+    state = empty().advance(None, 4)
+    assert state.length_after(1) == 5
+    with pytest.raises(ShapeError, match="4 ids and 2 more do not fit the KV cache"):
+        state.length_after(2)
 
 
 def test_selected_rows_are_copies():
@@ -50,7 +50,7 @@ def test_a_source_moves_whole():
 
 
 def test_values_may_be_wider_than_keys():
-    state = KeyValues(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 3))
+    state = KVCache(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 3))
     k, v = torch.randn(1, 1, 2, 2), torch.randn(1, 1, 2, 3)
     seen_k, seen_v = state.write(k, v, torch.tensor([[1, 2]]), 3)
     torch.testing.assert_close(seen_k[:, :, 1:], k)

@@ -202,8 +202,8 @@ def test_what_does_not_read_labels_is_refused(tmp_path, over, message):
 def test_a_network_that_reads_both_ways_is_no_language_model(tmp_path):
     path = tmp_path / "plain.txt"
     path.write_text("to be or not to be\n" * 30)
-    with pytest.raises(ConfigError, match=r"both_ways=true reads a text from its end too"):
-        prepare(settings(path, task="causal", model={"both_ways": True}))
+    with pytest.raises(ConfigError, match=r"bidirectional=true also reads a text from its end"):
+        prepare(settings(path, task="causal", model={"bidirectional": True}))
 
 
 def test_a_class_that_was_not_learned_is_named(place):

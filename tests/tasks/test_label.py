@@ -20,7 +20,7 @@ SMALL = {"vocab_size": 11, "dim": 8, "layers": 2, "context": 12}
 READERS = {  # every family that reads whole texts
     "lstm": {"preset": "lstm", **SMALL},
     "gated": {"preset": "gated", **SMALL},
-    "both ways": {"preset": "gru", **SMALL, "both_ways": True},
+    "both ways": {"preset": "gru", **SMALL, "bidirectional": True},
     "convolution": {"preset": "convolution", **SMALL, "layers": 4},  # sees 16 ids
     "encoder": {"preset": "tiny-encoder", **SMALL, "heads": 2},
     "decoder": {"preset": "tiny-decoder", **SMALL, "heads": 2},
@@ -196,8 +196,8 @@ def test_what_cannot_be_read_or_written_is_refused():
 
     with pytest.raises(ConfigError, match="NGram models have no head for classes"):
         reader({"preset": "ngram"}, Label(), classes=3, vocab_size=11)
-    with pytest.raises(ConfigError, match=r"both_ways=true has seen all of one direction only"):
-        preset("lstm", both_ways=True, head={"kind": "classify", "pool": "last"})
+    with pytest.raises(ConfigError, match=r"bidirectional=true has seen all of one direction only"):
+        preset("lstm", bidirectional=True, head={"kind": "classify", "pool": "last"})
     with pytest.raises(ConfigError, match=r"unknown head 'masked'; known: classify, linear, tag"):
         preset("convolution", head="masked")
     for name in ("lstm", "convolution", "decoder"):

@@ -29,8 +29,8 @@ LANGUAGES = {
     "transformer": {"heads": 2, "layers": 2},
 }
 READERS = {
-    "lstm": {"family": "seq2seq", "both_ways": False},
-    "attention": {"family": "seq2seq", "attention": "additive", "placement": "bahdanau"},
+    "lstm": {"family": "seq2seq", "bidirectional": False},
+    "attention": {"family": "seq2seq", "score": "additive", "placement": "bahdanau"},
     "transformer": {"shape": "encoder-decoder", "heads": 2, "layers": 1},
 }
 

@@ -18,7 +18,7 @@ from regard.training.storage.run_folder import RunFolder
 from training.runs import config
 
 ENDS = {
-    "both_ways": True,
+    "bidirectional": True,
     "tied": False,
     "head": {"kind": "classify", "classes": 2, "pool": "ends"},
 }

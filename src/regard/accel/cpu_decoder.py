@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.accel.packed import PackedBlock
 from regard.nn.ffn import GatedFeedForward
-from regard.nn.state import KeyValues, TransformerState
+from regard.nn.state import KVCache, TransformerState
 
 NOTHING = torch.zeros((), dtype=torch.float32, device="cpu")
 
@@ -76,8 +76,8 @@ class CpuDecoderState(TransformerState):
         return replace(self, layers=_layers(whole), lengths=lengths, whole=whole, room=room)
 
 
-def _layers(whole: Tensor) -> list[KeyValues]:
-    return [KeyValues(keys, values) for keys, values in (each.unbind(1) for each in whole)]
+def _layers(whole: Tensor) -> list[KVCache]:
+    return [KVCache(keys, values) for keys, values in (each.unbind(1) for each in whole)]
 
 
 class CpuDecoder:
@@ -86,7 +86,7 @@ class CpuDecoder:
     __slots__ = ("here", "keys", "one", "room", "turn", "values")
 
     def __init__(self, state: CpuDecoderState, turn: tuple[Tensor, ...]) -> None:
-        whole, seen = cast(Tensor, state.whole), state.room_for(1)
+        whole, seen = cast(Tensor, state.whole), state.length_after(1)
         self.room, self.turn = cast(Room, state.room), turn
         keys, values = whole.narrow(4, 0, seen).unbind(2)
         self.one = whole.shape[1] == 1

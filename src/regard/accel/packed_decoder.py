@@ -23,7 +23,7 @@ from regard.nn.mask import Mask
 from regard.nn.norm import RMSNorm
 from regard.nn.position import Position
 from regard.nn.stack import Stack
-from regard.nn.state import KeyValues, Source, TransformerState
+from regard.nn.state import KVCache, Source, TransformerState
 
 ORDERS = ("pre", "parallel", "parallel_norms")
 
@@ -52,7 +52,8 @@ def _suits(model: Transformer) -> bool:
         and not stack.position.each_layer
         and isinstance(model.head, Head)
         and all(
-            block.order.kind in ORDERS and block.attention.score.fused for block in stack.layers
+            block.norm_order.kind in ORDERS and block.attention.score.fused
+            for block in stack.layers
         )
     )
 
@@ -81,7 +82,7 @@ class PackedDecoder:
             (_norm(block.attention_norm), block.ffn_norm and _norm(block.ffn_norm))
             for block in self.stack.layers
         ]
-        self.parallel = self.stack.layers[0].order.parallel
+        self.parallel = self.stack.layers[0].norm_order.parallel
         self.windows = set(self.stack.windows)
         self.level = self._level()
         self.turns = self._turns(torch.arange(self.context, device=head.weight.device))
@@ -105,11 +106,11 @@ class PackedDecoder:
     ) -> tuple[Float[Tensor, "rows scored vocab"], State]:
         """See `Language.step`."""
         assert isinstance(state, TransformerState)
-        single = ids.shape[1] == 1 and counts is None and state.longest > 0
+        single = ids.shape[1] == 1 and counts is None and state.max_length > 0
         if not single or state.capacity > self.context:
             return self.model.step(ids, state, counts=counts, every=every)
         x = self._write(self._embedded(ids, state.lengths).squeeze(1), state)
-        return soft_cap(x, self.cap).unsqueeze(1), state.advanced(None, 1)
+        return soft_cap(x, self.cap).unsqueeze(1), state.advance(None, 1)
 
     def _embedded(self, ids: Tensor, at: Tensor) -> Float[Tensor, "rows time dim"]:
         stack = self.stack
@@ -157,10 +158,10 @@ class PackedDecoder:
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
     def _now(self, state: TransformerState, window: int | None) -> "_Now | CpuDecoder":
-        seen = state.room_for(1)
-        place = seen - 1 if state.level else state.lengths
+        seen = state.length_after(1)
+        place = seen - 1 if state.equal_lengths else state.lengths
         turn = tuple(table[place].unsqueeze(-2) for table in self.turns)
-        past_only = state.level and (window is None or seen <= window)
+        past_only = state.equal_lengths and (window is None or seen <= window)
         if past_only and isinstance(state, CpuDecoderState):
             return CpuDecoder(state, turn)
         at = state.lengths.unsqueeze(1)
@@ -171,7 +172,7 @@ class PackedDecoder:
         key_positions = torch.arange(seen, device=at.device).unsqueeze(0)
         inputs = AttentionInputs.of(mask, at, key_positions, _Bias(self.stack.position))
         seeing = inputs.allowed if inputs.bias is None else inputs.bias
-        return _Now(state.layers, at, seen, state.level, turn, seeing)
+        return _Now(state.layers, at, seen, state.equal_lengths, turn, seeing)
 
 
 class _Bias(Position):
@@ -186,7 +187,7 @@ class _Bias(Position):
 class _Now:
     """Where each row stands in this step, and what it may see in some layers."""
 
-    layers: list[KeyValues]
+    layers: list[KVCache]
     at: Int[Tensor, "rows 1"]
     seen: int
     level: bool

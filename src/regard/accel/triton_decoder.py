@@ -38,7 +38,7 @@ def fusible(model: Transformer) -> bool:
         and head.scale == 1.0
         and head.project is None
         and all(
-            block.order.kind == "pre"
+            block.norm_order.kind == "pre"
             and isinstance(block.attention_norm, RMSNorm)
             and block.attention.q_norm is None
             and block.attention.head_dim in (16, 32, 64, 128, 256)
@@ -86,16 +86,16 @@ class TritonDecoder(PackedDecoder):
         """See `Language.step`."""
         assert isinstance(state, TransformerState)
         time, windows = ids.shape[1], self.stack.windows
-        begins = state.longest == 0 and 1 < time <= self.context and not every
+        begins = state.max_length == 0 and 1 < time <= self.context and not every
         learning = torch.is_grad_enabled() or self.model.training
         cut = any(window is not None and window < time for window in windows)
         if not begins or learning or cut:
             return super().step(ids, state, counts=counts, every=every)
-        state.room_for(time)
+        state.length_after(time)
         x = self._read(ids, state)
         rows = torch.arange(len(x), device=x.device)
         x = x[:, -1:] if counts is None else x[rows, counts - 1].unsqueeze(1)
-        return self.model.head(cast(RMSNorm, self.stack.norm)(x)), state.advanced(counts, time)
+        return self.model.head(cast(RMSNorm, self.stack.norm)(x)), state.advance(counts, time)
 
     def _level(self) -> bool:
         return False  # the kernels want the buffers of a layer by themselves

@@ -14,7 +14,7 @@ from regard.config import (
     parse_overrides,
     to_table,
 )
-from regard.models.build import fitted, resolve
+from regard.models.build import is_closed_form, resolve
 
 SIZES = ("dim", "layers", "heads", "context")  # told even when they are the default
 FACTS = ("family", "vocab_size", "source_vocab_size")  # not choices, or told elsewhere
@@ -39,7 +39,7 @@ def choices(config: RunConfig) -> list[list[str]]:
             **{f"model.{key}": value for key, value in changed.items()},
         },
     ]
-    if not fitted(family):
+    if not is_closed_form(family):
         train = {"steps": config.train.steps} | _changed(
             to_table(config.train), to_table(TrainConfig())
         )

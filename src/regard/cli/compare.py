@@ -160,10 +160,10 @@ def _settings(history: "History") -> dict[str, Any]:
 
 def _steps_count(run: "History") -> bool:
     """Whether a run learns step by step: one that counts does not, nor one from elsewhere."""
-    from regard.models.build import fitted
+    from regard.models.build import is_closed_form
 
     there = run.config.data.path is not None or run.config.data.source is not None
-    return there and not fitted(run.config.model["family"])
+    return there and not is_closed_form(run.config.model["family"])
 
 
 def _costs(found: "Sequence[History]") -> list[tuple[str, ...]]:

@@ -101,7 +101,7 @@ def _same(key: str, first: Any, second: Any) -> bool:
     if first == second:
         return True
     key = key.removeprefix("model.")
-    from regard.models.compatibility import spelled_out
+    from regard.models.compatibility import with_defaults
     from regard.nn.head import HEADS
     from regard.nn.init import INITS
     from regard.nn.position import POSITIONS
@@ -115,7 +115,7 @@ def _same(key: str, first: Any, second: Any) -> bool:
     }
     if key not in tables or not all(isinstance(each, str | Mapping) for each in (first, second)):
         return False  # there are also counts of parameters by these names
-    return spelled_out(first, tables[key]) == spelled_out(second, tables[key])
+    return with_defaults(first, tables[key]) == with_defaults(second, tables[key])
 
 
 def wrapped(found: Mapping[str, Values]) -> list[tuple[str, ...]]:

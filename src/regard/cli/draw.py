@@ -69,7 +69,7 @@ def _recurrent(config: Any) -> Lines:
     kind, options = kind_of(config.cell)
     told = {key: "off" if value is False else value for key, value in options.items()}
     cell = f"{CELLS.get(kind, kind)}{_told(told)}"
-    ways = "two, one from the end; their states go" if config.both_ways else "its state goes"
+    ways = "two, one from the end; their states go" if config.bidirectional else "its state goes"
     part = f"{cell} {config.dim:,} → {config.dim:,}, {ways} on in time"
     inside = _through([part], WIDTH - 2, STREAM - 1)
     return [
@@ -85,20 +85,21 @@ def _seq2seq(config: Any) -> Lines:
     kind, options = kind_of(config.cell)
     cell = f"{CELLS.get(kind, kind)}{_told(options)} {config.dim:,}"
     reads, writes = config.depths
-    ways = ", both ways" if config.both_ways else ", from the end" if config.reversed_source else ""
+    direction = ", from the end" if config.reversed_source else ""
+    direction = ", bidirectional" if config.bidirectional else direction
     begins = "begins where the encoder ended" if config.bridge else "begins at zeros"
     parts = [
         f"source ids: embedding {config.source_vocab_size or config.vocab_size:,} × {config.dim:,}",
-        f"encoder: {reads} × {cell}{ways}",
+        f"encoder: {reads} × {cell}{direction}",
         f"target ids: embedding {config.vocab_size:,} × {config.dim:,}",
         f"decoder: {writes} × {cell}, {begins}",
     ]
-    if config.attention is not None:
-        score, told = kind_of(config.attention)
+    if config.score is not None:
+        score, told = kind_of(config.score)
         heads = "" if config.heads is None else f", {config.heads} heads"
         hops = "" if config.hops == 1 else f", {config.hops} hops"
         hard = "" if config.hard is None else f", hard ({config.hard})"
-        fed = ", fed to the next step" if config.feeding else ""
+        fed = ", fed to the next step" if config.input_feeding else ""
         looks = f"{score}{_told(told)}{heads}{hops}{hard}"
         parts.append(f"attention to the encoder: {looks}; {config.placement}{fed}")
     return [
@@ -237,7 +238,7 @@ def _norm(config: Any) -> Part:
 
 
 def _final_norm(config: Any) -> list[Part]:
-    return [] if config.order in ("post", "deepnorm") else [_norm(config)]
+    return [] if config.norm_order in ("post", "deepnorm") else [_norm(config)]
 
 
 def _attention(config: Any, side: str, *, cross: bool = False) -> Part:
@@ -321,7 +322,7 @@ def _layers(config: Any, side: str, width: int) -> Lines:
     count = encoder if side == "encoder" else decoder
     inner = width - 2
     inside: Lines = []
-    if config.order in ("parallel", "parallel_norms"):
+    if config.norm_order in ("parallel", "parallel_norms"):
         inside += _parallel(config, side, inner)
     else:
         branches = [_attention(config, side)]
@@ -334,13 +335,13 @@ def _layers(config: Any, side: str, width: int) -> Lines:
 
 
 def _branch(config: Any, part: Part, width: int) -> Lines:
-    norm, order = _norm(config), config.order
-    if order == "none":
+    norm, norm_order = _norm(config), config.norm_order
+    if norm_order == "none":
         return _through([norm, part], width, STREAM - 1)
-    boxed = {"pre": [norm, part], "sandwich": [norm, part, norm]}.get(order, [part])
+    boxed = {"pre": [norm, part], "sandwich": [norm, part, norm]}.get(norm_order, [part])
     lines = _leave(_stacked(boxed, width - STREAM - 4), width)
-    if order in ("post", "deepnorm"):
-        weighed = "" if order == "post" else " of the weighed stream and what came back"
+    if norm_order in ("post", "deepnorm"):
+        weighed = "" if norm_order == "post" else " of the weighed stream and what came back"
         lines.append(_pad(f"{' ' * (STREAM - 1)}◇ {norm}{weighed}", width))
     return lines
 
@@ -349,7 +350,7 @@ def _parallel(config: Any, side: str, width: int) -> Lines:
     """Attention and feed-forward beside each other."""
     room = width - STREAM - 4
     left, right = room // 2, room - room // 2 + 1
-    norm, norms = [_norm(config)], config.order == "parallel_norms"
+    norm, norms = [_norm(config)], config.norm_order == "parallel_norms"
     columns = [
         _stacked([*(norm if norms else []), part], size)
         for part, size in ((_attention(config, side), left), (_ffn(config), right))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from regard.cli.display import display
 from regard.cli.talk import aligned, clock, how_large, number, print_json, say
 from regard.config import RunConfig, kind_of
-from regard.models.build import fitted
+from regard.models.build import is_closed_form
 from regard.pipelines.base import Progress
 from regard.tasks import TASKS
 from regard.training.baseline import read_baseline
@@ -45,7 +45,7 @@ def report(ended: RunFinished, *, as_json: bool) -> None:
         return
     config = folder.load_config()
     more = ", since it got no better" if ended.stopped_early else ""
-    if fitted(config.model["family"]):
+    if is_closed_form(config.model["family"]):
         more = f", {how_large(0, kept(folder))}"
     say(f"\ndone in {clock(ended.seconds)}{more}; held out, the model that was kept:")
     for line in aligned([(name, number(value)) for name, value in ended.metrics.items()], [1]):
@@ -72,7 +72,7 @@ def next_commands(ended: RunFinished, config: RunConfig) -> list[tuple[str, str]
         commands.append((f"regard explain {run} 'some words'", "see what it looks at"))
     if task.learns == "pairs":
         commands.append((f"regard evaluate {run}", "BLEU, chrF, exact match"))
-    if not fitted(config.model["family"]):
+    if not is_closed_form(config.model["family"]):
         commands.append((f"regard resume {run} train.steps={2 * ended.step}", "train on"))
     return commands
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError, ShapeError
 from regard.explain.trace import matching
 from regard.nn.attention import Attention, AttentionInputs
-from regard.nn.recurrent_attention import Glimpse
+from regard.nn.recurrent_attention import RecurrentAttention
 
 
 @torch.no_grad()
@@ -29,12 +29,12 @@ def attention_maps(
     (`nn.recurrent_attention`). A row sums to 1, or to 0 where there was nothing to look at.
     Where layers share an attention, `call` is the number of the layer.
     """
-    watched = matching(model, (Attention, Glimpse), pattern, "attention")
+    watched = matching(model, (Attention, RecurrentAttention), pattern, "attention")
     looks = {name: _Look() for name in watched}
     with ExitStack() as stack:
         for name, module in watched.items():
             look = looks[name]
-            if isinstance(module, Glimpse):
+            if isinstance(module, RecurrentAttention):
 
                 def weights(_: nn.Module, __: object, out: Tensor, look: _Look = look) -> None:
                     look.weights = out

@@ -12,7 +12,7 @@ from regard.accel.kernels import usable
 from regard.generate.chain import Chain, failures
 from regard.generate.sampler_context import SamplerContext
 from regard.generate.samplers.logits_processor import PerRow
-from regard.models.base import Language, Recordable, State
+from regard.models.base import Capturable, Language, State
 from regard.nn.state import Source
 
 BLOCK = 16  # tokens that are written before the host looks at them
@@ -80,7 +80,7 @@ class CudaGraphLoop:
         self, model: Language, chain: Chain, context: SamplerContext, state: State, last: Tensor
     ) -> None:
         self.model, self.chain, self.context = model, chain, context
-        self.state, self.last = cast(Recordable, state).recordable(), last.clone()
+        self.state, self.last = cast(Capturable, state).with_static_shapes(), last.clone()
         self.decide = _decision(chain, context)
         self.stroke: Callable[[], None] | None = None
         self.reading: Callable[[], None] | None = None
@@ -129,7 +129,7 @@ class CudaGraphLoop:
         mine = self.context
         return (
             (chain is self.chain or (not _of_rows(chain) and chain == self.chain))
-            and capacity == cast(Recordable, self.state).capacity
+            and capacity == cast(Capturable, self.state).capacity
             and context.history.shape == mine.history.shape
             and context.stop == mine.stop
         )
@@ -146,7 +146,7 @@ class CudaGraphLoop:
         self.context.append(self.last)
 
     def _read(self) -> None:
-        state = cast(Recordable, self.state).restarted()
+        state = cast(Capturable, self.state).reset()
         scored, _ = self.model.step(self.ids, state, counts=self.counts)
         self.read_logits = scored[:, -1]
 
@@ -188,7 +188,7 @@ class Engine:
         """Whether what is written with this chain can be recorded."""
         state = self.model.start(1, 1) if state is None else state
         wanted = state.lengths.is_cuda if self._records is None else self._records
-        return wanted and chain.capturable and isinstance(state, Recordable)
+        return wanted and chain.capturable and isinstance(state, Capturable)
 
     def begin(
         self,

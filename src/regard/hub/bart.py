@@ -58,7 +58,7 @@ DEFAULTS = {
     "activation_dropout": 0.0,
     "tie_word_embeddings": True,
 }
-ALWAYS = {"shape": "encoder-decoder", "order": "post"}
+ALWAYS = {"shape": "encoder-decoder", "norm_order": "post"}
 ONLY = {"is_decoder": False, "normalize_before": False, "add_final_layer_norm": False}
 HEADS = {
     "classify": {

@@ -32,7 +32,7 @@ DEFAULTS = {
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-12,
 }
-ALWAYS = {"shape": "encoder", "order": "post", "embed_norm": True}
+ALWAYS = {"shape": "encoder", "norm_order": "post", "embed_norm": True}
 ONLY = {
     "is_decoder": False,
     "add_cross_attention": False,

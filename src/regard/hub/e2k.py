@@ -79,7 +79,7 @@ def open_file(path: Path) -> Bare:
         layers=2,
         encoder_layers=1,
         bridge=False,
-        attention="scaled_dot",
+        score="scaled_dot",
         placement="between",
         heads=HEADS,
         tied=False,

@@ -61,7 +61,7 @@ def open_file(path: Path) -> Bare:
         source_vocab_size=source.size,
         cell={"kind": "gru", "reset": "after"},
         dim=tensors.entries["enc_w_hh"].shape[-1],
-        both_ways=False,
+        bidirectional=False,
         tied=False,
     )
     return Bare(G2P, config, tensors, PairTokenizers(source, target))

@@ -96,7 +96,7 @@ GEMMA2 = Family(
     prefix="model.",
     heads={**heads("Gemma2"), "Gemma2ForCausalLM": _linear},
     fields=FIELDS,
-    always={**ALWAYS, "order": "sandwich"},
+    always={**ALWAYS, "norm_order": "sandwich"},
     only=GEMMA.only,
     defaults={
         **GEMMA.defaults,

@@ -32,7 +32,7 @@ def _rules(config: Any) -> list[Rule]:
 def _read(theirs: Table) -> Table:
     return {
         "ffn": activation(theirs["hidden_act"]),
-        "order": ORDERS[theirs["use_parallel_residual"]],
+        "norm_order": ORDERS[theirs["use_parallel_residual"]],
         "position": read_rotary(
             theirs, fraction=0.25, base_key="rotary_emb_base", fraction_key="rotary_pct"
         ),
@@ -42,7 +42,7 @@ def _read(theirs: Table) -> Table:
 def _write(config: Any) -> Table:
     return {
         "hidden_act": activation_name(config.ffn),
-        "use_parallel_residual": config.order == "parallel_norms",
+        "use_parallel_residual": config.norm_order == "parallel_norms",
         **write_rotary(config.position, base_key="rotary_emb_base", fraction_key="rotary_pct"),
     }
 

@@ -26,7 +26,7 @@ from regard.hub.family import Bare, Family, Table
 from regard.hub.renaming import Move, Plan, Rule, inward, matches, outward
 from regard.hub.stream import Shapes, bring, parts
 from regard.hub.tokenizers import check_tokenizers, read_tokenizers
-from regard.models.build import hollow, weights
+from regard.models.build import on_meta, weights
 from regard.models.presets import ModelConfig
 from regard.text import PairTokenizers, Tokenizer
 
@@ -74,7 +74,7 @@ class Foreign:
 
     def load(self) -> nn.Module:
         """The model, its weights read straight into place."""
-        model = hollow(self.config)
+        model = on_meta(self.config)
         with self.tensors:
             self._check_copies()
             state = dict(parts(self.tensors, self.plan.moves, self.shapes, self.dtype))
@@ -202,7 +202,7 @@ def _planned(
         problem = f"{max(config.depths):,} layers, of {len(entries):,} tensors in all"
         return [problem], {}, Plan([], [])
     try:
-        shapes = {name: tensor.shape for name, tensor in weights(hollow(config)).items()}
+        shapes = {name: tensor.shape for name, tensor in weights(on_meta(config)).items()}
     except ConfigError:
         raise
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond all bounds

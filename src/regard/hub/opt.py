@@ -38,7 +38,7 @@ def _read(theirs: Table) -> Table:
         "embed_dim": width,
         "factored": "tokens" if width != theirs["hidden_size"] else "tables",
         "ffn": activation(theirs["activation_function"]),
-        "order": ORDERS[theirs["do_layer_norm_before"]],
+        "norm_order": ORDERS[theirs["do_layer_norm_before"]],
         "position": {"kind": "learned", "offset": 2},
     }
 
@@ -47,7 +47,7 @@ def _write(config: Any) -> Table:
     return {
         "word_embed_proj_dim": config.embed_dim or config.dim,
         "activation_function": activation_name(config.ffn),
-        "do_layer_norm_before": config.order == "pre",
+        "do_layer_norm_before": config.norm_order == "pre",
     }
 
 

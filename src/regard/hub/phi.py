@@ -38,7 +38,7 @@ PHI = Family(
         "resid_pdrop": "dropout",
         "qk_layernorm": "qk_norm",
     },
-    always={"order": "parallel"},
+    always={"norm_order": "parallel"},
     defaults={
         "vocab_size": 51200,
         "max_position_embeddings": 2048,

@@ -27,17 +27,17 @@ class State(Protocol):
 
 
 @runtime_checkable
-class Recordable(State, Protocol):
+class Capturable(State, Protocol):
     """A state whose buffers stay where they are, so that a step can be recorded and replayed."""
 
     @property
     def capacity(self) -> int:
         """The most ids a row can hold."""
 
-    def recordable(self) -> State:
+    def with_static_shapes(self) -> State:
         """The same, with shapes that do not depend on how far rows have come."""
 
-    def restarted(self) -> State:
+    def reset(self) -> State:
         """The same buffers, with nothing in them yet."""
 
 

@@ -86,7 +86,7 @@ def family_of(config: ModelConfig) -> str:
     return next(name for name, (cls, _) in FAMILIES.items() if isinstance(config, cls))
 
 
-def fitted(family: str) -> bool:
+def is_closed_form(family: str) -> bool:
     """Whether models of this family are fitted to a text as a whole, not trained step by step."""
     return hasattr(FAMILIES[family][1], "fit")
 
@@ -117,7 +117,7 @@ class _Undrawn(TorchFunctionMode):
         return function(*args, **given)
 
 
-def hollow(config: ModelConfig) -> nn.Module:
+def on_meta(config: ModelConfig) -> nn.Module:
     """A model with names and shapes but without numbers: nothing is allocated or drawn."""
     with torch.device("meta"), _Undrawn():
         return build_model(config)
@@ -125,7 +125,7 @@ def hollow(config: ModelConfig) -> nn.Module:
 
 def count_parameters(config: ModelConfig) -> int:
     """How many numbers a model learns, without making it."""
-    return sum(p.numel() for p in hollow(config).parameters())
+    return sum(p.numel() for p in on_meta(config).parameters())
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -136,9 +136,9 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in (shared | buffers).items()}
 
 
-def loaded(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> nn.Module:
+def load_model(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> nn.Module:
     """A model of saved weights. They become its own: nothing is copied, and their type stays."""
-    model = hollow(config)
+    model = on_meta(config)
     if hasattr(model, "fit"):
         model = build_model(config)
         load_weights(model, tensors, where)

@@ -118,7 +118,7 @@ class CBOW(nn.Module):
             x, count = x * real, near @ real
         return near @ x / count.clamp_min(1)
 
-    def survey(self, batches: Iterable[Blocks]) -> None:
+    def count_words(self, batches: Iterable[Blocks]) -> None:
         """Count the words to learn from, before the first step: noise is drawn by them."""
         if not isinstance(self.head, NoiseHead):
             return

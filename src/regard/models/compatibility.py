@@ -26,10 +26,10 @@ def option(choice: Choice, table: Mapping[str, Callable[..., Any]], name: str) -
     return options.get(name, None if taken is None else taken.default)
 
 
-def spelled_out(choice: Choice, table: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+def with_defaults(choice: Choice, table: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
     """A choice with all its options, those that were not given too.
 
-    >>> spelled_out("learned", POSITIONS)
+    >>> with_defaults("learned", POSITIONS)
     {'kind': 'learned', 'offset': 0, 'each_layer': False}
     """
     kind, options = kind_of(choice)
@@ -38,7 +38,7 @@ def spelled_out(choice: Choice, table: Mapping[str, Callable[..., Any]]) -> dict
     return {"kind": kind, **defaults, **options}
 
 
-def refuse(config: Any, rules: tuple[Rule, ...]) -> None:
+def check_rules(config: Any, rules: tuple[Rule, ...]) -> None:
     """Raise the reason of the first rule that `config` breaks."""
     for broken, reason in rules:
         if broken(config):
@@ -48,14 +48,14 @@ def refuse(config: Any, rules: tuple[Rule, ...]) -> None:
 READOUTS = ("linear", "classify", "tag")  # heads that need nothing but hidden states
 
 
-def must_read_out(head: Choice) -> None:
+def require_readout_head(head: Choice) -> None:
     """Refuse a head that only a Transformer has the parts for."""
     kind, _ = kind_of(head)
     if kind not in READOUTS:
         raise ConfigError(unknown("head", kind, READOUTS))
 
 
-def must_write(head: Any, choice: Choice) -> None:
+def require_generating_head(head: Any, choice: Choice) -> None:
     """Refuse to generate with a head that does not read tokens off."""
     if not isinstance(head, Head):
         raise ConfigError(f"head={choice!r} reads, it does not write tokens")
@@ -84,8 +84,9 @@ STACK: tuple[Rule, ...] = (
         "global_every=1 leaves no layer for window={c.window}; leave out both, or set 2 or more",
     ),
     (
-        lambda c: c.stream_scale is not None and c.order != "deepnorm",
-        "stream_scale={c.stream_scale} belongs to order='deepnorm', not {c.order!r}; leave it out",
+        lambda c: c.stream_scale is not None and c.norm_order != "deepnorm",
+        "stream_scale={c.stream_scale} belongs to norm_order='deepnorm', not {c.norm_order!r}; "
+        "leave it out",
     ),
     (
         lambda c: kind_of(c.score)[0] in RELATIVE and _turns(c.position),
@@ -105,9 +106,10 @@ STACK: tuple[Rule, ...] = (
         "nothing;\nit is for recurrent decoders (model.family=seq2seq); here take another score",
     ),
     (
-        lambda c: kind_of(c.init)[0] == "zero_out" and c.order in ("none", "deepnorm"),
-        "init='zero_out' does not go with order={c.order!r}: without a residual stream nothing "
-        "would be left, and deepnorm begins in its own way;\nset order='pre', or init='normal'",
+        lambda c: kind_of(c.init)[0] == "zero_out" and c.norm_order in ("none", "deepnorm"),
+        "init='zero_out' does not go with norm_order={c.norm_order!r}: without a residual stream "
+        "nothing would be left, and deepnorm begins in its own way;\n"
+        "set norm_order='pre', or init='normal'",
     ),
 )
 
@@ -125,8 +127,8 @@ TRANSFORMER: tuple[Rule, ...] = (
         "shape={c.shape!r}; vocab_size and layers are enough",
     ),
     (
-        lambda c: c.order.startswith("parallel") and c.shape == "encoder-decoder",
-        "order={c.order!r} has no place for cross-attention; "
+        lambda c: c.norm_order.startswith("parallel") and c.shape == "encoder-decoder",
+        "norm_order={c.norm_order!r} has no place for cross-attention; "
         "shape='encoder-decoder' needs pre, post, sandwich, deepnorm or none",
     ),
     (
@@ -142,16 +144,12 @@ TRANSFORMER: tuple[Rule, ...] = (
 
 SEQ2SEQ: tuple[Rule, ...] = (
     (
-        lambda c: (
-            c.heads is not None
-            and c.attention is not None
-            and kind_of(c.attention)[0] == "location"
-        ),
-        "attention='location' looks at places, whatever is there, so the matrices of keys that "
+        lambda c: c.heads is not None and c.score is not None and kind_of(c.score)[0] == "location",
+        "score='location' looks at places, whatever is there, so the matrices of keys that "
         "heads={c.heads} have would learn nothing;\nleave out heads, or take another attention",
     ),
     (
-        lambda c: c.attention is None and not c.bridge,
+        lambda c: c.score is None and not c.bridge,
         "bridge=false without attention leaves nothing of the source to write from; "
         "set bridge=true, or choose an attention",
     ),
@@ -161,25 +159,23 @@ SEQ2SEQ: tuple[Rule, ...] = (
         "are {c.layers} and {c.encoder_layers};\nleave out encoder_layers, or set bridge=false",
     ),
     (
-        lambda c: c.attention is not None and kind_of(c.attention)[0] in RELATIVE,
-        "attention={c.attention!r} compares positions of one sequence, and a decoder looks at "
+        lambda c: c.score is not None and kind_of(c.score)[0] in RELATIVE,
+        "score={c.score!r} compares positions of one sequence, and a decoder looks at "
         "another; choose additive, content, dot, general, location or scaled_dot",
     ),
     (
-        lambda c: c.placement == "between" and c.attention is not None and c.layers < 2,
+        lambda c: c.placement == "between" and c.score is not None and c.layers < 2,
         "placement='between' looks between two layers of the decoder, and layers={c.layers}; "
         "set layers=2 or more, or placement='luong'",
     ),
     (
-        lambda c: c.feeding and (c.attention is None or c.placement != "luong"),
-        "feeding=true feeds what was read off with attention at placement='luong' to the next "
-        "step;\nset both, or leave out feeding",
+        lambda c: c.input_feeding and (c.score is None or c.placement != "luong"),
+        "input_feeding=true feeds the attentional vector of placement='luong' to the next step;\n"
+        "choose a score and placement='luong', or leave out input_feeding",
     ),
     (
-        lambda c: (
-            c.attention is None and (c.heads is not None or c.hops != 1 or c.hard is not None)
-        ),
+        lambda c: c.score is None and (c.heads is not None or c.hops != 1 or c.hard is not None),
         "heads, hops and hard say how to look, and there is no attention; choose one, as in "
-        "attention='additive', or leave them out",
+        "score='additive', or leave them out",
     ),
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.config import Choice, make
 from regard.errors import ConfigError
 from regard.models.base import State
-from regard.models.compatibility import must_read_out, must_write
+from regard.models.compatibility import require_generating_head, require_readout_head
 from regard.nn.convolution import CausalConvolution, window
 from regard.nn.head import HEADS
 from regard.nn.recurrent import Snapshots
@@ -44,7 +44,7 @@ class ConvolutionConfig:
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
-        must_read_out(self.head)
+        require_readout_head(self.head)
 
     @property
     def sight(self) -> int:
@@ -91,7 +91,7 @@ class ConvolutionLanguage(nn.Module):
         """Zeros: of each layer the vectors it looks back at, and h. Any `capacity` fits."""
         if source is not None:
             raise ConfigError("a convolutional language model reads no source; it only continues")
-        must_write(self.head, self.config.head)
+        require_generating_head(self.head, self.config.head)
         h = self.embed.weight.new_zeros(rows, 1, self.config.dim)
         none = torch.zeros(rows, dtype=torch.long, device=h.device)
         return Snapshots([*((past,) for past in self._nothing(rows)), (h,)], none, none)
@@ -133,7 +133,7 @@ class ConvolutionLanguage(nn.Module):
         shown = torch.cat([window(h, state.taken, 1), x], 1)
         if counts is None:
             counts = torch.full_like(state.taken, ids.shape[1])
-        return x, state.advanced([*((each,) for each in seen), (shown,)], counts)
+        return x, state.advance([*((each,) for each in seen), (shown,)], counts)
 
     def _run(self, ids: Tensor, pasts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """h after each id, and what each layer has seen."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from regard.models.build import hollow
+from regard.models.build import on_meta
 from regard.models.presets import ModelConfig
 from regard.models.seq2seq import EncoderDecoder
 from regard.nn.attention import Attention
@@ -17,7 +17,7 @@ from regard.nn.head import GivenHead, Head, TagHead
 from regard.nn.norm import RMSNorm
 from regard.nn.position import T5, ALiBi, Rotary
 from regard.nn.recurrent import Cell, Snapshots
-from regard.nn.recurrent_attention import Glimpse
+from regard.nn.recurrent_attention import RecurrentAttention
 from regard.nn.score import Additive, General, Location, Score, Shaw, TransformerXL
 from regard.nn.stack import Stack
 from regard.nn.tap import Tap
@@ -91,7 +91,7 @@ class Cost:
 
 def cost(config: ModelConfig) -> Cost:
     """Count a model."""
-    model = hollow(config)
+    model = on_meta(config)
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         part = _part(name)
@@ -177,7 +177,7 @@ def _flops(model: nn.Module, time: int) -> int:
     for stack in _stacks(model):
         total += time * (_products(model.embed) + _products(stack.project))
         for block, window in zip(stack.layers, stack.windows, strict=True):
-            seen = _in_sight(time, window, both_ways=stack is not _decoder(model))
+            seen = _in_sight(time, window, bidirectional=stack is not _decoder(model))
             total += time * (_products(block.attention) + _products(block.ffn))
             total += time * _looking(block.attention, seen, time)
             if block.cross is not None:
@@ -223,7 +223,7 @@ def _products(part: Any) -> int:
     )
 
 
-def _looking(attention: Attention | Glimpse, seen: int, queries: float) -> float:
+def _looking(attention: Attention | RecurrentAttention, seen: int, queries: float) -> float:
     """Of one of `queries` queries that meets `seen` keys and mixes their values."""
     width, keys, value_width, head_dim = _looked(attention)
     score, extra = attention.score, 0.0
@@ -241,7 +241,7 @@ def _looking(attention: Attention | Glimpse, seen: int, queries: float) -> float
     return 2 * (width + value_width) * seen + extra
 
 
-def _looked(attention: Attention | Glimpse) -> tuple[int, int, int, int]:
+def _looked(attention: Attention | RecurrentAttention) -> tuple[int, int, int, int]:
     """The widths of all queries, keys and values of a token, and of one head."""
     if isinstance(attention, Attention):
         query, key, _ = _widths(attention)
@@ -257,8 +257,8 @@ def _reading(head: Any, time: int) -> float:
     return (time if isinstance(head, TagHead) else 1) * _products(head)
 
 
-def _in_sight(time: int, window: int | None, both_ways: bool = False) -> int:
-    return time if window is None else min(time, 2 * window - 1 if both_ways else window)
+def _in_sight(time: int, window: int | None, bidirectional: bool = False) -> int:
+    return time if window is None else min(time, 2 * window - 1 if bidirectional else window)
 
 
 # What decoding remembers
@@ -278,7 +278,7 @@ class _State:
         if isinstance(model, EncoderDecoder):
             cells = sum(part.kept * part.dim for part in model.decoder if isinstance(part, Cell))
             read = time * sum(2 * glimpse.dim for glimpse in _glimpses(model))
-            fixed = cells + model.config.dim * model.config.feeding + read
+            fixed = cells + model.config.dim * model.config.input_feeding + read
             return cls(whole=fixed, in_sight=fixed)
         if decoder is None:
             written = isinstance(getattr(model, "head", None), Head | GivenHead)
@@ -339,7 +339,7 @@ def _layer(block: Block, stack: Stack, window: int | None, time: int) -> int:
     """Bytes that one layer keeps in float32."""
     dim = block.attention.query.in_features
     each = sum(map(_normed, _norms(block))) + _read(block) * dim + _widened(block.ffn)
-    each -= dim if block.order.kind == "parallel_norms" else 0  # both norms keep the same x
+    each -= dim if block.norm_order.kind == "parallel_norms" else 0  # both norms keep the same x
     each += _attended(block.attention, stack, window, time)
     if block.cross is not None:
         each += _attended(block.cross, None, time, time)
@@ -434,8 +434,8 @@ def _stacks(model: nn.Module) -> list[Stack]:
     return [part for part in model.children() if isinstance(part, Stack)]
 
 
-def _glimpses(model: nn.Module) -> list[Glimpse]:
-    return [part for part in model.modules() if isinstance(part, Glimpse)]
+def _glimpses(model: nn.Module) -> list[RecurrentAttention]:
+    return [part for part in model.modules() if isinstance(part, RecurrentAttention)]
 
 
 def _inner(model: nn.Module) -> nn.Module | None:

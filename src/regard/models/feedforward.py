@@ -94,7 +94,7 @@ class Feedforward(nn.Module):
         assert isinstance(state, Snapshots)
         [(last,)] = state.now()
         windows = self._windows(ids, last)
-        return self._read(windows[:, 1:]), state.advanced([(windows,)], counts)
+        return self._read(windows[:, 1:]), state.advance([(windows,)], counts)
 
     def _nothing(self, rows: int) -> Tensor:
         return self.embed.weight.new_zeros(rows, self.config.order - 1, self.config.dim)

@@ -149,7 +149,7 @@ class HMM(nn.Module):
         assert isinstance(state, Snapshots)
         [(belief,)] = state.now()
         beliefs = self._beliefs(self._written(ids), belief)
-        state = state.advanced([(beliefs,)], counts)
+        state = state.advance([(beliefs,)], counts)
         if every:
             return self._next(beliefs[:, 1:]), state
         [(belief,)] = state.now()

@@ -115,7 +115,7 @@ class NGram(nn.Module):
         assert isinstance(state, Snapshots)
         [(last,)] = state.now()
         seen = torch.cat([last, ids], 1)
-        state = state.advanced([(seen.unfold(1, last.shape[1], 1),)], counts)
+        state = state.advance([(seen.unfold(1, last.shape[1], 1),)], counts)
         if every:
             contexts = [at[:, last.shape[1] :] for at in self._contexts(seen)]
         else:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import State
-from regard.models.compatibility import must_read_out, must_write, option
+from regard.models.compatibility import option, require_generating_head, require_readout_head
 from regard.nn.head import HEADS
 from regard.nn.recurrent import CELLS, Cell, Recurrent, Snapshots, Vectors
 from regard.nn.state import Source
@@ -24,7 +24,7 @@ class RecurrentConfig:
     cell: Choice = "lstm"  # nn.recurrent.CELLS
     dim: int = 256  # of the embedding and of every layer
     layers: int = 2
-    both_ways: bool = False  # also from the end: for heads that read a whole text
+    bidirectional: bool = False  # also from the end: for heads that read a whole text
     dropout: float = 0.0
     tied: bool = True  # output matrix = embedding matrix
     context: int = 256  # ids per training block; generating has no limit
@@ -39,17 +39,17 @@ class RecurrentConfig:
         kind, _ = kind_of(self.cell)
         if kind not in CELLS:
             raise ConfigError(unknown("cell", kind, CELLS))
-        must_read_out(self.head)
-        if self.both_ways and option(self.head, HEADS, "pool") in ("first", "last"):
+        require_readout_head(self.head)
+        if self.bidirectional and option(self.head, HEADS, "pool") in ("first", "last"):
             raise ConfigError(
-                f"head={self.head!r} reads one vector, in which both_ways=true has seen all "
+                f"head={self.head!r} reads one vector, in which bidirectional=true has seen all "
                 "of one direction only;\nset head.pool to 'ends', 'mean' or 'max'"
             )
 
     @property
     def shape(self) -> str:
         """What a state has seen: all before it (decoder), or all of a text (encoder)."""
-        return "encoder" if self.both_ways else "decoder"
+        return "encoder" if self.bidirectional else "decoder"
 
 
 class RecurrentLanguage(nn.Module):
@@ -70,11 +70,11 @@ class RecurrentLanguage(nn.Module):
             config.dim,
             config.dim,
             config.layers,
-            both_ways=config.both_ways,
+            bidirectional=config.bidirectional,
             dropout=config.dropout,
         )
-        self.packs = config.both_ways  # rows of different lengths: what is read back begins there
-        shown = (1 + config.both_ways) * config.dim
+        self.packs = config.bidirectional  # the backward direction starts at each row's length
+        shown = (1 + config.bidirectional) * config.dim
         tied = self.embed if config.tied and shown == config.dim else None
         self.head: Any = make(
             config.head, HEADS, "head", dim=shown, vocab_size=config.vocab_size, tied=tied
@@ -88,16 +88,16 @@ class RecurrentLanguage(nn.Module):
         Where rows are right-padded, `lengths` says how many ids of each are real. Read ahead,
         what comes after them changes nothing before.
         """
-        x, _ = self.layers(self.embed(ids), lengths if self.config.both_ways else None)
+        x, _ = self.layers(self.embed(ids), lengths if self.config.bidirectional else None)
         return x
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
         """Zeros. A state of fixed size has room for any `capacity`."""
         if source is not None:
             raise ConfigError("a recurrent language model reads no source; it only continues text")
-        must_write(self.head, self.config.head)
-        if self.config.both_ways:
-            raise ConfigError("both_ways=true reads to the end first, so it cannot write on")
+        require_generating_head(self.head, self.config.head)
+        if self.config.bidirectional:
+            raise ConfigError("bidirectional=true reads to the end first, so it cannot write on")
         return Snapshots.first([layer.start(rows) for layer in self._cells()])
 
     def step(
@@ -133,7 +133,7 @@ class RecurrentLanguage(nn.Module):
             x = self.layers.dropped(after[0])
             both = zip(before, after, strict=True)
             snapshots.append(tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in both))
-        return x, state.advanced(snapshots, counts)
+        return x, state.advance(snapshots, counts)
 
     def _cells(self) -> list[Cell]:
         return cast(list[Cell], list(self.layers))

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import State
-from regard.models.compatibility import SEQ2SEQ, refuse
+from regard.models.compatibility import SEQ2SEQ, check_rules
 from regard.nn.head import Head
 from regard.nn.recurrent import CELLS, Cell, Recurrent, Snapshots, Vectors
-from regard.nn.recurrent_attention import Found, Glimpse, Hard
+from regard.nn.recurrent_attention import AttentionOutput, Hard, RecurrentAttention
 from regard.nn.score import SCORES
 from regard.nn.state import Source
 
@@ -30,12 +30,12 @@ class Seq2SeqConfig:
     dim: int = 256  # of the embeddings and of every layer
     layers: int = 1  # of the decoder
     encoder_layers: int | None = None  # None: as many as `layers`
-    both_ways: bool = True  # the encoder also reads from the end
+    bidirectional: bool = True  # the encoder also reads from the end
     reversed_source: bool = False  # it reads the last id first
     bridge: bool = True  # the decoder begins where the encoder ended; else at zeros
-    attention: Choice | None = None  # nn.score.SCORES; None: the bridge is all there is
+    score: Choice | None = None  # nn.score.SCORES; None: the bridge is all there is
     placement: Literal["bahdanau", "luong", "between"] = "luong"  # see `EncoderDecoder`
-    feeding: bool = False  # luong: what was last read off joins the next input
+    input_feeding: bool = False  # luong: what was last read off joins the next input
     heads: int | None = None  # looks with matrices of their own; None: one, at the states as such
     hops: int = 1  # looks in a row, each with what the one before has found
     hard: Hard | None = None  # look at one place only; nn.glimpse
@@ -52,11 +52,11 @@ class Seq2SeqConfig:
             raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
         for name, choice, table in (
             ("cell", self.cell, CELLS),
-            ("attention", self.attention, SCORES),
+            ("score", self.score, SCORES),
         ):
             if choice is not None and (kind := kind_of(choice)[0]) not in table:
                 raise ConfigError(unknown(name, kind, table))
-        refuse(self, SEQ2SEQ)
+        check_rules(self, SEQ2SEQ)
 
     @property
     def shape(self) -> str:
@@ -121,7 +121,7 @@ class EncoderDecoder(nn.Module):
         none        s_t = cell(s_{t-1}, e_t)                           z_t = s_t
         bahdanau    s_t = cell(s_{t-1}, [e_t; c_t]),  q_t = s_{t-1}    z_t = tanh(R [e_t; s_t; c_t])
         luong       s_t = cell(s_{t-1}, e_t),         q_t = s_t        z_t = tanh(R [s_t; c_t])
-        … feeding   s_t = cell(s_{t-1}, [e_t; z_{t-1}])
+        … input_feeding   s_t = cell(s_{t-1}, [e_t; z_{t-1}])
         between     q_t = s_t of the lowest layer, [q_t; c_t] enters the one above, z_t = s_t
 
     With several layers q and s are those of the top one, and the input is the lowest one's.
@@ -152,36 +152,36 @@ class EncoderDecoder(nn.Module):
             dim,
             dim,
             encoder_layers,
-            both_ways=config.both_ways,
+            bidirectional=config.bidirectional,
             dropout=config.dropout,
         )
-        wide = {"between": 1, "bahdanau": 0, "luong": 0 if config.feeding else None}
-        widened = None if config.attention is None else wide[config.placement]
+        wide = {"between": 1, "bahdanau": 0, "luong": 0 if config.input_feeding else None}
+        widened = None if config.score is None else wide[config.placement]
         self.decoder = nn.ModuleList(
             make(config.cell, CELLS, "cell", dim_in=dim + dim * (n == widened), dim_out=dim)
             for n in range(layers)
         )
         self.join, self.bridge, self.readout = None, None, None
-        if config.both_ways and config.attention is not None:
+        if config.bidirectional and config.score is not None:
             self.join = nn.Linear(2 * dim, dim)
-        if config.both_ways and config.bridge:
+        if config.bidirectional and config.bridge:
             kept = range(self._cells()[0].kept)
             self.bridge = nn.ModuleList(
                 nn.ModuleList(nn.Linear(2 * dim, dim) for _ in kept) for _ in range(layers)
             )
         self.attention = nn.ModuleList(
-            Glimpse(
+            RecurrentAttention(
                 dim,
                 context=config.context,
-                score=config.attention,
+                score=config.score,
                 heads=config.heads,
                 hard=config.hard,
             )
             for _ in range(config.hops)
-            if config.attention is not None
+            if config.score is not None
         )
         parts = {"between": 0, "luong": 2, "bahdanau": 3}[config.placement]
-        if config.attention is not None and parts:
+        if config.score is not None and parts:
             self.readout = nn.Linear(parts * dim, dim)
         tied = self.embed if config.tied else None
         self.head = Head(dim, config.vocab_size, tied=tied, bias=True)
@@ -190,9 +190,9 @@ class EncoderDecoder(nn.Module):
         self, ids: Int[Tensor, "batch time"], *, source: Source
     ) -> Float[Tensor, "batch time dim"]:
         """z after each id; `head` makes logits of it."""
-        return self.looked(ids, source=source)[0]
+        return self.forward_with_log_probs(ids, source=source)[0]
 
-    def looked(
+    def forward_with_log_probs(
         self, ids: Int[Tensor, "batch time"], *, source: Source
     ) -> tuple[Float[Tensor, "batch time dim"], Float[Tensor, "batch time"] | None]:
         """z after each id, and log P of where it was looked, if that was drawn."""
@@ -200,13 +200,13 @@ class EncoderDecoder(nn.Module):
         z, _, looks = self._write(ids, begin, memory, _fused)
         if not (self.draws and self.training):
             return z, None
-        chances = [hop.chance for look in looks for hop in look if hop.chance is not None]
+        chances = [hop.log_prob for look in looks for hop in look if hop.log_prob is not None]
         each_hop = [torch.cat(chances[n :: self.config.hops], 1) for n in range(self.config.hops)]
         return z, torch.stack(each_hop).sum(0)
 
     @property
     def draws(self) -> bool:
-        """Whether it draws where to look while it learns, and so learns from `looked`."""
+        """Whether training samples hard attention and so needs `forward_with_log_probs`."""
         return self.config.hard == "reinforce"
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> ReaderState:
@@ -246,7 +246,7 @@ class EncoderDecoder(nn.Module):
             tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in zip(*both, strict=True))
             for both in zip(begin, after, strict=True)
         ]
-        return z, ReaderState(state.written.advanced(snapshots, counts), state.memory)
+        return z, ReaderState(state.written.advance(snapshots, counts), state.memory)
 
     def _read(self, source: Source) -> tuple[list[Vectors], Memory]:
         """The states that writing begins with, and what it may look at."""
@@ -278,15 +278,15 @@ class EncoderDecoder(nn.Module):
                 tuple(linear(each).tanh() for linear, each in zip(both, layer, strict=True))
                 for both, layer in zip(linears, last, strict=True)
             ]
-        return [*begin, (torch.zeros_like(begin[0][0]),)] if self.config.feeding else begin
+        return [*begin, (torch.zeros_like(begin[0][0]),)] if self.config.input_feeding else begin
 
     def _write(
         self, ids: Tensor, begin: list[Vectors], memory: Memory, run: "Run"
-    ) -> tuple[Tensor, list[Vectors], list[list[Found]]]:
+    ) -> tuple[Tensor, list[Vectors], list[list[AttentionOutput]]]:
         """z after each id, what `run` gives of each layer (one by one: all states), and looks."""
         config, e = self.config, self._dropped(self.embed(ids))
-        waits = config.feeding or config.placement == "bahdanau"
-        if config.attention is None or not waits:
+        waits = config.input_feeding or config.placement == "bahdanau"
+        if config.score is None or not waits:
             z, after, looks = self._at_once(e, begin, memory, run)
         else:
             step = self._one_by_one
@@ -294,13 +294,13 @@ class EncoderDecoder(nn.Module):
                 step = torch.compiler.disable(step)
             z, after, looks = step(e, begin, memory)
         for number, glimpse in enumerate(self._looks()):
-            if glimpse.weights_tap.heard:  # one tensor for all steps
+            if glimpse.weights_tap.has_hooks:  # one tensor for all steps
                 glimpse.weights_tap(torch.cat([look[number].weights for look in looks], 2))
         return self._dropped(z), after, looks
 
     def _at_once(
         self, e: Tensor, begin: list[Vectors], memory: Memory, run: "Run"
-    ) -> tuple[Tensor, list[Vectors], list[list[Found]]]:
+    ) -> tuple[Tensor, list[Vectors], list[list[AttentionOutput]]]:
         """Layer by layer, each over all steps; and one look for all steps."""
         x, after, looks = e, [], []
         for number, (cell, before) in enumerate(zip(self._cells(), begin, strict=True)):
@@ -318,18 +318,18 @@ class EncoderDecoder(nn.Module):
 
     def _one_by_one(
         self, e: Tensor, begin: list[Vectors], memory: Memory
-    ) -> tuple[Tensor, list[Vectors], list[list[Found]]]:
+    ) -> tuple[Tensor, list[Vectors], list[list[AttentionOutput]]]:
         """Step by step, each through all layers, since a look decides what comes in next.
 
         What does not wait for a look is computed for all steps: the part of e in the input
         and, for Bahdanau, z.
         """
         assert self.readout is not None
-        feeding, cells = self.config.feeding, self._cells()
+        input_feeding, cells = self.config.input_feeding, self._cells()
         from_e, from_look = cells[0].input.weight.split(self.config.dim, 1)
-        states, fed = (begin[:-1], begin[-1][0]) if feeding else (begin, None)
+        states, fed = (begin[:-1], begin[-1][0]) if input_feeding else (begin, None)
         after: list[list[Vectors]] = []
-        looks: list[list[Found]] = []
+        looks: list[list[AttentionOutput]] = []
         for x in F.linear(e, from_e, cells[0].input.bias).unbind(1):
             if fed is None:
                 looks.append(self._look(states[-1][0].unsqueeze(1), memory))
@@ -361,9 +361,9 @@ class EncoderDecoder(nn.Module):
             climbed.append(cell.equation(from_input, state)[0])
         return climbed
 
-    def _look(self, q: Tensor, memory: Memory) -> list[Found]:
+    def _look(self, q: Tensor, memory: Memory) -> list[AttentionOutput]:
         """What each hop finds."""
-        hops: list[Found] = []
+        hops: list[AttentionOutput] = []
         for glimpse, (k, v) in zip(self._looks(), memory.hops, strict=True):
             hops.append(glimpse(q, k, v, memory.allowed))
             q = q + hops[-1].context
@@ -375,8 +375,8 @@ class EncoderDecoder(nn.Module):
     def _cells(self) -> list[Cell]:
         return cast(list[Cell], list(self.decoder))
 
-    def _looks(self) -> list[Glimpse]:
-        return cast(list[Glimpse], list(self.attention))
+    def _looks(self) -> list[RecurrentAttention]:
+        return cast(list[RecurrentAttention], list(self.attention))
 
     if TYPE_CHECKING:
         __call__ = forward

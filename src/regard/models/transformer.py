@@ -13,7 +13,7 @@ from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, ShapeError, unknown
 from regard.models import compatibility as rules
 from regard.models.base import State
-from regard.models.compatibility import option, refuse
+from regard.models.compatibility import check_rules, option
 from regard.nn.attention import Attention
 from regard.nn.block import Block
 from regard.nn.embed import Embedding
@@ -24,10 +24,10 @@ from regard.nn.mask import Mask
 from regard.nn.norm import NORMS
 from regard.nn.options import positive
 from regard.nn.position import POSITIONS
-from regard.nn.residual import Order, deepnorm
+from regard.nn.residual import NormOrder, deepnorm
 from regard.nn.score import RELATIVE, SCORES
 from regard.nn.stack import Stack
-from regard.nn.state import KeyValues, Source, TransformerState
+from regard.nn.state import KVCache, Source, TransformerState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +47,9 @@ class StackConfig:
     norm: str = "layer"  # nn.norm.NORMS
     norm_eps: float = 1e-5
     qk_norm: bool = False  # norm each query and each key
-    order: Literal["pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"] = (
-        "pre"
-    )
+    norm_order: Literal[
+        "pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"
+    ] = "pre"
     stream_scale: float | None = None  # deepnorm's weight of the stream; None: by depth
     ffn: str = "gelu"  # nn.ffn.FFNS
     init: Choice = "normal"  # nn.init.INITS; deepnorm begins attention and ffn in its own way
@@ -88,7 +88,7 @@ class StackConfig:
             kind, _ = kind_of(getattr(self, name))
             if kind not in table:
                 raise ConfigError(unknown(name, kind, table))
-        refuse(self, rules.STACK)
+        check_rules(self, rules.STACK)
 
     @property
     def width(self) -> int:
@@ -124,7 +124,7 @@ class TransformerConfig(StackConfig):
         kind, _ = kind_of(self.head)
         if kind not in HEADS:
             raise ConfigError(unknown("head", kind, HEADS))
-        refuse(self, rules.TRANSFORMER)
+        check_rules(self, rules.TRANSFORMER)
 
     @property
     def depths(self) -> tuple[int, int]:
@@ -174,7 +174,7 @@ class Transformer(nn.Module):
             norm=norms(config),
         )
         make(config.init, INITS, "init", model=self, layers=max(config.depths))
-        if config.order == "deepnorm":
+        if config.norm_order == "deepnorm":
             for side, part in (("encoder", self.encoder), ("decoder", self.decoder)):
                 if part is not None:
                     deepnorm_gain(part, _deepnorm(config, side)[1])
@@ -212,16 +212,16 @@ class Transformer(nn.Module):
         """Empty buffers for `rows` rows of up to `capacity` ids; the source is read here, once."""
         if self.decoder is None:
             raise ConfigError("an encoder does not generate; a decoder or an encoder-decoder does")
-        rules.must_write(self.head, self.config.head)
+        rules.require_generating_head(self.head, self.config.head)
         if capacity > self.config.context and kind_of(self.config.position)[0] == "learned":
             raise ShapeError(f"capacity={capacity} is beyond the learned context={self.context}")
         blocks = self.decoder.layers
         like = self.embed.token.weight
 
-        def empty(attention: Attention) -> KeyValues:
+        def empty(attention: Attention) -> KVCache:
             shape = (rows, attention.kv_heads, capacity)
             value_dim = attention.value.out_features // attention.kv_heads
-            return KeyValues(
+            return KVCache(
                 like.new_zeros(*shape, attention.head_dim), like.new_zeros(*shape, value_dim)
             )
 
@@ -272,7 +272,7 @@ class Transformer(nn.Module):
             memory_mask=None if lengths is None else Mask.lengths(lengths),
             state=state,
         )
-        return x, state.advanced(counts, time)
+        return x, state.advance(counts, time)
 
     def _read(self, source: Source | None) -> tuple[Tensor, Mask]:
         if source is None or self.encoder is None:
@@ -325,7 +325,9 @@ def build_stack(
     embed_dim: int | None = None,
 ) -> Stack:
     """Choose the parts of one side. Every choice of the config is made here."""
-    order = Order(config.order, _deepnorm(config, side)[0] if config.order == "deepnorm" else 1.0)
+    norm_order = NormOrder(
+        config.norm_order, _deepnorm(config, side)[0] if config.norm_order == "deepnorm" else 1.0
+    )
     norm = norms(config)
     embed_dim = config.dim if embed_dim is None else embed_dim
     head_dim = config.dim // config.heads if config.head_dim is None else config.head_dim
@@ -366,7 +368,7 @@ def build_stack(
                 dropout=config.ffn_dropout,
             ),
             partial(norm, config.dim),
-            order,
+            norm_order,
             cross=attention(score="scaled_dot" if relative else config.score) if cross else None,
             dropout=config.dropout,
         )
@@ -382,6 +384,6 @@ def build_stack(
         ],
         embed_norm=norm(embed_dim) if config.embed_norm else None,
         project=None if embed_dim == config.dim else nn.Linear(embed_dim, config.dim),
-        norm=norm(config.dim) if order.final_norm else None,
+        norm=norm(config.dim) if norm_order.final_norm else None,
         dropout=config.dropout,
     )

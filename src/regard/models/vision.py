@@ -76,7 +76,7 @@ class Vision(nn.Module):
         self.encoder = build_stack(config, "encoder", context=config.context)
         self.head: Any = make(config.head, HEADS, "head", dim=config.dim, norm=norms(config))
         make(config.init, INITS, "init", model=self, layers=config.layers)
-        if config.order == "deepnorm":
+        if config.norm_order == "deepnorm":
             deepnorm_gain(self.encoder, deepnorm("encoder", config.layers, 0)[1])
 
     def forward(

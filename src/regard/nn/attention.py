@@ -16,7 +16,7 @@ from regard.nn.functional import masked_softmax, merge_heads, share_heads, split
 from regard.nn.mask import Mask
 from regard.nn.position import Position, Rotation
 from regard.nn.score import SCORES
-from regard.nn.state import KeyValues
+from regard.nn.state import KVCache
 from regard.nn.tap import Tap
 
 
@@ -125,7 +125,7 @@ class Attention(nn.Module):
         memory: Float[Tensor, "batch seen dim"] | None = None,
         *,
         inputs: AttentionInputs,
-        state: KeyValues | None = None,
+        state: KVCache | None = None,
         given: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """Look; `state` keeps earlier keys and values, `given` replaces those of the memory."""

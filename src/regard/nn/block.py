@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.nn.attention import Attention, AttentionInputs
-from regard.nn.residual import Order, residual
-from regard.nn.state import KeyValues
+from regard.nn.residual import NormOrder, residual
+from regard.nn.state import KVCache
 from regard.nn.tap import Carry, Tap
 
 
@@ -22,24 +22,24 @@ class Block(nn.Module):
         attention: Attention,
         ffn: nn.Module,
         norm: Callable[[], nn.Module],
-        order: Order,
+        norm_order: NormOrder,
         cross: Attention | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if order.parallel and cross is not None:
+        if norm_order.parallel and cross is not None:
             raise ConfigError(
-                f"order={order.kind!r} has no place for cross-attention; "
+                f"norm_order={norm_order.kind!r} has no place for cross-attention; "
                 "an encoder-decoder needs pre, post, sandwich, deepnorm or none"
             )
-        after = norm if order.kind == "sandwich" else lambda: None
+        after = norm if norm_order.kind == "sandwich" else lambda: None
         self.attention, self.attention_norm, self.attention_after = attention, norm(), after()
         if cross is not None:
             self.cross_norm, self.cross_after = norm(), after()
         self.cross = cross
         self.ffn, self.ffn_after = ffn, after()
-        self.ffn_norm = None if order.kind == "parallel" else norm()
-        self.order, self.dropout = order, dropout
+        self.ffn_norm = None if norm_order.kind == "parallel" else norm()
+        self.norm_order, self.dropout = norm_order, dropout
         self.carry, self.out_tap = Carry(), Tap()
 
     def forward(
@@ -49,12 +49,12 @@ class Block(nn.Module):
         *,
         inputs: AttentionInputs,
         memory_inputs: AttentionInputs | None = None,
-        state: KeyValues | None = None,
+        state: KVCache | None = None,
         given: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The stream after this layer."""
         x, drop = self.carry(x), self._drop
-        if self.order.parallel:
+        if self.norm_order.parallel:
             normed = self.attention_norm(x)
             looked = self.attention(normed, inputs=inputs, state=state)
             thought = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(x))
@@ -64,7 +64,7 @@ class Block(nn.Module):
             x,
             lambda x: drop(self.attention(x, inputs=inputs, state=state)),
             self.attention_norm,
-            self.order,
+            self.norm_order,
             self.attention_after,
         )
         if self.cross is not None:
@@ -74,10 +74,10 @@ class Block(nn.Module):
                 x,
                 lambda x: drop(cross(x, memory, inputs=memory_inputs, given=given)),
                 self.cross_norm,
-                self.order,
+                self.norm_order,
                 self.cross_after,
             )
-        x = residual(x, lambda x: drop(self.ffn(x)), self.ffn_norm, self.order, self.ffn_after)
+        x = residual(x, lambda x: drop(self.ffn(x)), self.ffn_norm, self.norm_order, self.ffn_after)
         return self.out_tap(x)
 
     def _drop(self, x: Tensor) -> Tensor:

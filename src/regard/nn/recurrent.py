@@ -44,7 +44,7 @@ class Snapshots:
         rows = torch.arange(len(self.taken), device=self.taken.device)
         return [tuple(part[rows, self.taken] for part in layer) for layer in self.layers]
 
-    def advanced(self, layers: list[Vectors], counts: Int[Tensor, " rows"] | None) -> "Snapshots":
+    def advance(self, layers: list[Vectors], counts: Int[Tensor, " rows"] | None) -> "Snapshots":
         """The state after a step that left these snapshots; `counts` of its ids are real."""
         if counts is None:
             counts = torch.full_like(self.taken, layers[0][0].shape[1] - 1)
@@ -129,13 +129,13 @@ class Cell(nn.Module):
         gates: list[Vectors] = []
         for from_input in self.input(x).unbind(1):
             state, opened = self.equation(from_input, state)
-            if self.carry.heard:
+            if self.carry.has_hooks:
                 state = self.carry(torch.cat(state, -1)).split(self.dim, -1)
             states.append(state)
             gates.append(opened)
         for number, name in enumerate(self.gates):
             tap = cast(Tap, getattr(self, f"{name}_tap"))
-            if tap.heard:
+            if tap.has_hooks:
                 tap(torch.stack([opened[number] for opened in gates], 1))
         return tuple(torch.stack(each, 1) for each in zip(*states, strict=True))
 
@@ -147,7 +147,7 @@ class Cell(nn.Module):
 
     def _watched(self) -> bool:
         gates = (cast(Tap, getattr(self, f"{name}_tap")) for name in self.gates)
-        return self.carry.heard or any(tap.heard for tap in gates)
+        return self.carry.has_hooks or any(tap.has_hooks for tap in gates)
 
     def _looped(self, x: Tensor, lengths: Tensor | None, state: Vectors) -> tuple[Tensor, Vectors]:
         states = self.loop(x, state)
@@ -343,7 +343,7 @@ CELLS: dict[str, Callable[..., Cell]] = {
 }
 
 
-class BothWays(nn.Module):
+class Bidirectional(nn.Module):
     r"""Two cells, of which one reads from the end; their states side by side.
 
         y_t = [ahead(x_1 ... x_t); back(x_T ... x_t)]
@@ -386,14 +386,16 @@ class Recurrent(nn.ModuleList):
         dim_out: int,
         layers: int,
         *,
-        both_ways: bool = False,
+        bidirectional: bool = False,
         dropout: float = 0.0,
     ) -> None:
         def made(width: int) -> Cell:
             return make(cell, CELLS, "cell", dim_in=width, dim_out=dim_out)
 
-        widths = [dim_in] + [(1 + both_ways) * dim_out] * (layers - 1)
-        super().__init__(BothWays(made(w), made(w)) if both_ways else made(w) for w in widths)
+        widths = [dim_in] + [(1 + bidirectional) * dim_out] * (layers - 1)
+        super().__init__(
+            Bidirectional(made(w), made(w)) if bidirectional else made(w) for w in widths
+        )
         self.dropout = dropout
 
     def forward(
@@ -411,7 +413,7 @@ class Recurrent(nn.ModuleList):
             )
         last: list[Vectors] = []
         for layer in self:
-            x, state = cast(Cell | BothWays, layer)(x, lengths)
+            x, state = cast(Cell | Bidirectional, layer)(x, lengths)
             x = self.dropped(x)
             last.append(state)
         return x, last

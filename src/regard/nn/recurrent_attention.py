@@ -17,15 +17,15 @@ Hard = Literal["straight", "reinforce"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AttentionOutput:
     """What a look gives."""
 
     context: Float[Tensor, "batch time dim"]
     weights: Float[Tensor, "batch heads time source"]
-    chance: Float[Tensor, "batch time"] | None  # log-probability of the places that were drawn
+    log_prob: Float[Tensor, "batch time"] | None  # log-probability of the places that were drawn
 
 
-class Glimpse(nn.Module):
+class RecurrentAttention(nn.Module):
     r"""A look with the state s of a decoder at the states h_i of an encoder.
 
         a_i = softmax_i(score(s, h_i)),      c = sum_i a_i h_i
@@ -38,7 +38,7 @@ class Glimpse(nn.Module):
     `hard` looks at one place only. "straight": the one of the largest weight, with the gradient
     of the soft look (straight-through, Bengio et al. 2013). "reinforce": one drawn by the
     weights, of the largest weight when not training; what is differentiated is then the
-    `chance` of the draw, by `reinforce` (Mnih et al. 2014, Xu et al. 2015).
+    `log_prob` of the draw, by `reinforce` (Mnih et al. 2014, Xu et al. 2015).
 
     Bahdanau et al. 2015, Luong et al. 2015.
     """
@@ -76,14 +76,16 @@ class Glimpse(nn.Module):
         k: Float[Tensor, "batch heads source head_dim"],
         v: Float[Tensor, "batch heads source head_dim"],
         allowed: Bool[Tensor, "batch 1 1 source"],
-    ) -> Found:
+    ) -> AttentionOutput:
         """Look with every s at what `keys_values` gave."""
         q = split_heads(s if self.query is None else self.query(s), self.heads)
         positions = torch.arange(max(s.shape[1], k.shape[2]), device=s.device).unsqueeze(0)
         scores = self.score(q, k, positions[:, : s.shape[1]], positions[:, : k.shape[2]])
-        weights, chance = self._chosen(masked_softmax(scores, allowed))
+        weights, log_prob = self._chosen(masked_softmax(scores, allowed))
         context = merge_heads(weights @ v)
-        return Found(context if self.out is None else self.out(context), weights, chance)
+        return AttentionOutput(
+            context if self.out is None else self.out(context), weights, log_prob
+        )
 
     def _chosen(self, soft: Tensor) -> tuple[Tensor, Tensor | None]:
         """The weights that are used, and the log-probability of each draw if they were drawn."""
@@ -103,7 +105,7 @@ class Glimpse(nn.Module):
 
 
 def reinforce(
-    chance: Float[Tensor, "batch time"],
+    log_prob: Float[Tensor, "batch time"],
     cost: Float[Tensor, "batch time"],
     scored: Bool[Tensor, "batch time"],
 ) -> Float[Tensor, ""]:
@@ -117,4 +119,4 @@ def reinforce(
     later = cost.masked_fill(~scored, 0.0).flip(1).cumsum(1).flip(1)  # R
     others = later.sum(0, keepdim=True) - later
     surprise = later - others / max(1, len(later) - 1)
-    return (surprise.detach() * chance * scored).sum()
+    return (surprise.detach() * log_prob * scored).sum()

@@ -25,7 +25,7 @@ Stream = Float[Tensor, "batch time dim"]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class NormOrder:
     """The residual order of a block; DeepNorm also has a weight for the stream."""
 
     kind: Literal["pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"]
@@ -46,17 +46,17 @@ def residual(
     x: Stream,
     branch: Callable[[Tensor], Tensor],
     norm: nn.Module,
-    order: Order,
+    norm_order: NormOrder,
     after: nn.Module | None = None,
 ) -> Stream:
     """One branch beside the residual stream, in one of the orders above; `after` is m."""
-    if order.kind == "pre":
+    if norm_order.kind == "pre":
         return x + branch(norm(x))
-    if order.kind == "post":
+    if norm_order.kind == "post":
         return norm(x + branch(x))
-    if order.kind == "deepnorm":
-        return norm(order.scale * x + branch(x))
-    if order.kind == "sandwich":
+    if norm_order.kind == "deepnorm":
+        return norm(norm_order.scale * x + branch(x))
+    if norm_order.kind == "sandwich":
         assert after is not None
         return x + after(branch(norm(x)))
     return branch(norm(x))

@@ -71,8 +71,10 @@ class Stack(nn.Module):
             x = self.project(x)
 
         key_positions = None
-        if state is not None and state.room_for(x.shape[1]) > x.shape[1]:
-            key_positions = torch.arange(state.room_for(x.shape[1]), device=x.device).unsqueeze(0)
+        if state is not None and state.length_after(x.shape[1]) > x.shape[1]:
+            key_positions = torch.arange(state.length_after(x.shape[1]), device=x.device).unsqueeze(
+                0
+            )
         inputs_by_window = {
             window: AttentionInputs.of(
                 _within(mask, window), positions, key_positions, self.position

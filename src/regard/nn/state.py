@@ -1,4 +1,4 @@
-"""What a model reads before it writes, and what it remembers while it writes."""
+"""The KV cache of a Transformer decoder, and the source sequence of a conditional model."""
 
 from dataclasses import dataclass, replace
 
@@ -11,28 +11,28 @@ from regard.errors import ShapeError
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a conditional model reads before it writes: right-padded ids and their real lengths."""
+    """The source sequences of an encoder-decoder: right-padded ids and their lengths."""
 
     ids: Int[Tensor, "batch source"]
     lengths: Int[Tensor, " batch"]
 
     def to(self, device: torch.device | str) -> "Source":
-        """The same on another device."""
+        """The source on another device; the copy does not block."""
         return Source(
             self.ids.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True)
         )
 
     def select(self, rows: Int[Tensor, " chosen"]) -> "Source":
-        """Those of these rows."""
+        """The source of these rows, in this order."""
         return Source(self.ids[rows], self.lengths[rows])
 
 
 @dataclass(slots=True)
-class KeyValues:
-    """The keys and values of one attention layer, in buffers made once.
+class KVCache:
+    """The keys and values of one attention layer, in preallocated buffers.
 
-    A row's new keys are written at its own length, so rows may stand at different positions;
-    what lies beyond a row's length is never looked at and is simply written over.
+    New keys are written at each row's current length, so rows may have different lengths.
+    Entries beyond a row's length are masked out in attention and overwritten later.
     """
 
     keys: Float[Tensor, "rows kv_heads capacity head_dim"]
@@ -45,33 +45,29 @@ class KeyValues:
         positions: Int[Tensor, "rows time"],
         seen: int,
     ) -> tuple[Tensor, Tensor]:
-        """Store new keys and values at `positions`; return the first `seen` of all of them."""
+        """Store keys and values at `positions`; return the first `seen` of the cache."""
         index = positions[:, None, :, None]
         self.keys.scatter_(2, index.expand_as(k), k.to(self.keys.dtype))
         self.values.scatter_(2, index.expand_as(v), v.to(self.values.dtype))
         return self.keys[:, :, :seen], self.values[:, :, :seen]
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "KeyValues":
-        """The same for these rows, in this order."""
-        return KeyValues(self.keys.index_select(0, rows), self.values.index_select(0, rows))
+    def select(self, rows: Int[Tensor, " chosen"]) -> "KVCache":
+        """The cache of these rows, in this order."""
+        return KVCache(self.keys.index_select(0, rows), self.values.index_select(0, rows))
 
 
 @dataclass(frozen=True, slots=True)
 class TransformerState:
-    """Keys and values of every layer, those of the source, and how far each row has come.
+    """The decoding state of a Transformer: KV caches, cross-attention's k and v, row lengths."""
 
-    `longest` is a bound on `lengths` that the host knows without asking the device, and `level`
-    says that all rows are as long as that. A `steady` one counts its lengths in place.
-    """
-
-    layers: list[KeyValues]
+    layers: list[KVCache]
     lengths: Int[Tensor, " rows"]
-    capacity: int
-    longest: int = 0
-    memory: list[tuple[Tensor, Tensor]] | None = None  # cross-attention's keys and values
+    capacity: int  # the most ids a row can hold
+    max_length: int = 0  # an upper bound of `lengths`, known without a device synchronisation
+    memory: list[tuple[Tensor, Tensor]] | None = None  # keys and values of cross-attention
     memory_lengths: Int[Tensor, " rows"] | None = None
-    level: bool = True
-    steady: bool = False
+    equal_lengths: bool = True  # every row has `max_length` ids
+    static: bool = False  # shapes do not depend on the lengths, which are updated in place
 
     def select(self, rows: Int[Tensor, " chosen"]) -> "TransformerState":
         """The state of these rows, in this order."""
@@ -87,38 +83,40 @@ class TransformerState:
         )
 
     def rewind(self, lengths: Int[Tensor, " rows"]) -> "TransformerState":
-        """Forget all but the first `lengths` ids of each row."""
+        """Truncate each row to its first `lengths` ids."""
         longest = int(lengths.max())
-        if longest > self.longest:
-            raise ShapeError(f"cannot rewind to {longest} ids: only {self.longest} were taken in")
-        return replace(self, lengths=lengths, longest=longest, level=False)
+        if longest > self.max_length:
+            raise ShapeError(f"cannot rewind to {longest} ids: the state has {self.max_length}")
+        return replace(self, lengths=lengths, max_length=longest, equal_lengths=False)
 
-    def recordable(self) -> "TransformerState":
-        """The same, of which a step can be recorded once and replayed.
+    def with_static_shapes(self) -> "TransformerState":
+        """The same state for a decode step that is captured as a CUDA graph.
 
-        Every look is as wide as the capacity, whatever the lengths, and they grow in place.
+        Attention always reads the whole capacity, and `lengths` is updated in place.
         """
-        return replace(self, longest=self.capacity - 1, level=False, steady=True)
+        return replace(self, max_length=self.capacity - 1, equal_lengths=False, static=True)
 
-    def restarted(self) -> "TransformerState":
-        """The same buffers, with nothing in them yet."""
+    def reset(self) -> "TransformerState":
+        """An empty state on the same buffers."""
         self.lengths.zero_()
-        return replace(self, longest=0)
+        return replace(self, max_length=0)
 
-    def advanced(self, counts: Int[Tensor, " rows"] | None, time: int) -> "TransformerState":
-        """The same after `time` more ids, of which `counts` per row are real (None: all)."""
-        if self.steady:
+    def advance(self, counts: Int[Tensor, " rows"] | None, time: int) -> "TransformerState":
+        """The state after `time` more ids, of which `counts` per row are real (None: all)."""
+        if self.static:
             self.lengths.add_(time if counts is None else counts)
             return self
         if counts is None:
-            return replace(self, lengths=self.lengths + time, longest=self.longest + time)
+            return replace(self, lengths=self.lengths + time, max_length=self.max_length + time)
         lengths = self.lengths + counts
-        return replace(self, lengths=lengths, longest=int(lengths.max()), level=False)
+        return replace(self, lengths=lengths, max_length=int(lengths.max()), equal_lengths=False)
 
-    def room_for(self, time: int) -> int:
-        """How many keys there are to look at after `time` more; an error when there is no room."""
-        if self.longest + time > self.capacity:
+    def length_after(self, time: int) -> int:
+        """The number of keys in the cache after `time` more ids; an error beyond the capacity."""
+        length = self.max_length + time
+        if length > self.capacity:
             raise ShapeError(
-                f"{self.longest} ids and {time} more do not fit a state of capacity {self.capacity}"
+                f"{self.max_length} ids and {time} more do not fit the KV cache, "
+                f"which has capacity={self.capacity}"
             )
-        return self.longest + time
+        return length

@@ -11,7 +11,7 @@ class Place(nn.Module):
         return x
 
     @property
-    def heard(self) -> bool:
+    def has_hooks(self) -> bool:
         """Whether somebody listens: then a layer takes the way that shows what passes here."""
         return bool(self._forward_hooks)
 

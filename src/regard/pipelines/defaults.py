@@ -136,7 +136,7 @@ def _labels(data: Labelled, where: dict[str, Any], fast: bool) -> dict[str, Any]
         "data": {**where, "tokenizer": {"kind": "word", "lower": True} if worded else "char"},
         "model": {
             "preset": "lstm",
-            "both_ways": True,
+            "bidirectional": True,
             "layers": 1,
             "dim": 256 if fast else 128,
             "dropout": 0.5,

@@ -18,7 +18,7 @@ from regard.data.loader import PairLoader, Rows
 from regard.data.sources import Data, Images, Labelled, Pairs, Series, Text, open_data
 from regard.data.token_store import PairStore, cache_folder, pair_store
 from regard.errors import ConfigError, DataError, unknown
-from regard.models.build import family_of, fitted, resolve
+from regard.models.build import family_of, is_closed_form, resolve
 from regard.models.presets import ModelConfig
 from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
@@ -218,10 +218,10 @@ def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> N
         )
     if isinstance(model, VisionConfig):
         return
-    if kind == "causal" and isinstance(model, RecurrentConfig) and model.both_ways:
+    if kind == "causal" and isinstance(model, RecurrentConfig) and model.bidirectional:
         raise ConfigError(
-            "model.both_ways=true reads a text from its end too, where the next token to predict "
-            "stands;\nit is for task='label' and task='tag'"
+            "model.bidirectional=true also reads a text from its end, where the next token to "
+            "predict stands;\nit is for task='label' and task='tag'"
         )
     shape = getattr(model, "shape", "decoder")
     needed = SHAPES[kind]
@@ -231,7 +231,7 @@ def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> N
             f"task={kind!r} needs a model of shape {fitting}, not {shape!r}; "
             "choose another model.preset or model.shape"
         )
-    if kind_of(config.task)[1].get("sampled") and fitted(family_of(model)):
+    if kind_of(config.task)[1].get("sampled") and is_closed_form(family_of(model)):
         raise ConfigError(
             f"task.sampled lets a model read its own words while it learns step by step; "
             f"{family_of(model)!r} counts the text as it is\nleave it out, or choose another model"

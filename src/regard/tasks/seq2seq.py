@@ -96,7 +96,7 @@ class Seq2Seq:
         if not (model.training and getattr(model, "draws", False)):
             hidden = model(ids, source=batch.source)
             return head.loss(hidden, batch.targets, smoothing=smoothing)
-        hidden, chance = cast(Any, model).looked(ids, source=batch.source)
+        hidden, log_prob = cast(Any, model).forward_with_log_probs(ids, source=batch.source)
         loss = head.loss(hidden, batch.targets, smoothing=smoothing)
         with torch.no_grad():
             logits, scored = head(hidden).float(), batch.targets != IGNORED
@@ -104,7 +104,7 @@ class Seq2Seq:
             cost = F.cross_entropy(
                 logits.transpose(1, 2), goals, reduction="none", label_smoothing=smoothing
             )
-        return loss + reinforce(chance, cost, scored)
+        return loss + reinforce(log_prob, cost, scored)
 
     def count(self, batch: PairBatch) -> Int[Tensor, ""]:
         """How many target tokens are predicted, STOP included."""

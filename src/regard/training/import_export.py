@@ -21,7 +21,7 @@ from regard.hub.rope import interleaved, reordered
 from regard.hub.stream import send
 from regard.hub.tokenizers import write_tokenizers
 from regard.hub.verify import compare, obstacle
-from regard.models.build import describe, hollow, loaded, resolve, weights
+from regard.models.build import describe, load_model, on_meta, resolve, weights
 from regard.pipelines.prepare import load_tokenizers, tokenizer_fingerprint
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import environment, memory
@@ -84,7 +84,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> Exported:
         chosen, table = write_config(same, chosen.name)
     written = read_as(chosen, table)
     tensors, dtype = _weights(model, folder.model)
-    shapes = {name: weight.shape for name, weight in weights(hollow(written)).items()}
+    shapes = {name: weight.shape for name, weight in weights(on_meta(written)).items()}
     plan = outward(all_rules(chosen, written), shapes)
     assert not plan.missing, plan.missing  # rules name every tensor of what a family can say
     must_be_new(out, NEW)
@@ -98,7 +98,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> Exported:
         difference = None
         if unchecked is None:
             load = folder.kept_weights
-            difference = compare(new, model, lambda: loaded(model, load(), str(folder.model)))
+            difference = compare(new, model, lambda: load_model(model, load(), str(folder.model)))
     return Exported(out, chosen.name, table["architectures"][0], difference, unchecked)
 
 
@@ -107,7 +107,7 @@ def _weights(model: Any, path: Path) -> tuple[Tensors, torch.dtype]:
     tensors = Tensors(read_header(path))
     entries = tensors.entries.items()
     empty = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in entries}
-    loaded(model, empty, str(path))  # or it names what does not fit
+    load_model(model, empty, str(path))  # or it names what does not fit
     dtypes = {tensor.dtype for tensor in empty.values()}
     if len(dtypes) > 1 or not dtypes <= set(WEIGHTS):
         found, known = (", ".join(sorted(map(str, each))) for each in (dtypes, WEIGHTS))

@@ -25,7 +25,7 @@ from regard.models.build import (
     build_model,
     count_parameters,
     describe,
-    hollow,
+    on_meta,
     weights,
 )
 from regard.pipelines import evaluate
@@ -89,11 +89,11 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
     _check_room(path, config, parameters)
     if config.train.activation_checkpointing:
         checkpoint_activations(
-            hollow(material.model)
+            on_meta(material.model)
         )  # what cannot be done leaves no folder behind
     if config.train.start is not None:
         # weights that do not fit leave no folder behind
-        start_from(config, hollow(material.model))
+        start_from(config, on_meta(material.model))
     facts = environment(device) | {
         "data": material.fingerprint,
         "tokenizer": tokenizer_fingerprint(material.tokenizers),

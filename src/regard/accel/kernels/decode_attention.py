@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.accel.kernels.common import Pairing, early, shared_memory, shuffled, wait
-from regard.nn.state import KeyValues
+from regard.nn.state import KVCache
 
 TILE = 1 << 16  # bytes of keys that a program looks at
 PROGRAMS = 128  # about as many as there are multiprocessors
@@ -138,7 +138,7 @@ def _attend_kernel(
 
 def attend(
     q: Tensor,
-    state: KeyValues,
+    state: KVCache,
     lengths: Tensor,
     scale: float,
     window: int | None,

@@ -23,7 +23,7 @@ from regard.accel.kernels.common import (
     wait,
 )
 from regard.accel.packed import Matrix
-from regard.nn.state import KeyValues
+from regard.nn.state import KVCache
 
 PIECE = 2048  # inputs that are multiplied at once
 HELD = {  # numbers of W in a program, and its warps, for one or two rows of W at a time: an H200's
@@ -196,7 +196,7 @@ def look_up(
     matrix: Matrix,
     pairing: Pairing,
     waves: tuple[Tensor, ...],
-    state: KeyValues,
+    state: KVCache,
     lengths: Tensor,
 ) -> Tensor:
     """Norm, queries, keys and values; turned; keys and values stored; the queries come back."""
@@ -286,7 +286,7 @@ def _shape(matrix: Matrix, together: int) -> dict[str, int]:
     }
 
 
-def _widths(outputs: int, state: KeyValues) -> tuple[int, int]:
+def _widths(outputs: int, state: KVCache) -> tuple[int, int]:
     """How many of the outputs of a packed product are queries, and how many are keys."""
     keys = state.keys.shape[1] * state.keys.shape[3]
     return outputs - 2 * keys, keys

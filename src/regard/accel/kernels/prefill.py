@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.accel.kernels.common import Bend, Pairing, bent, early, vector, wait
-from regard.nn.state import KeyValues
+from regard.nn.state import KVCache
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def _gate_kernel(
 
 
 def turn_and_store(
-    qkv: Tensor, time: int, pairing: Pairing, turns: tuple[Tensor, ...], state: KeyValues
+    qkv: Tensor, time: int, pairing: Pairing, turns: tuple[Tensor, ...], state: KVCache
 ) -> Tensor:
     """Rotate q and k of a prompt, store k and v in the KV cache; return the rotated q."""
     _, kv_heads, capacity, head_dim = state.keys.shape

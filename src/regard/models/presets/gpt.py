@@ -13,7 +13,7 @@ def gpt1() -> TransformerConfig:
         layers=12,
         heads=12,
         context=512,
-        order="post",
+        norm_order="post",
         ffn="gelu_tanh",
         dropout=0.1,
         attention_dropout=0.1,

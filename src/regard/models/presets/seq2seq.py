@@ -15,7 +15,7 @@ def sutskever() -> Seq2SeqConfig:
         source_vocab_size=160_000,
         dim=1000,
         layers=4,
-        both_ways=False,
+        bidirectional=False,
         reversed_source=True,
         tied=False,
     )
@@ -31,7 +31,7 @@ def bahdanau() -> Seq2SeqConfig:
         source_vocab_size=30_000,
         cell={"kind": "gru", "reset": "after"},
         dim=1000,
-        attention="additive",
+        score="additive",
         placement="bahdanau",
         tied=False,
     )
@@ -47,11 +47,11 @@ def luong() -> Seq2SeqConfig:
         source_vocab_size=50_000,
         dim=1000,
         layers=4,
-        both_ways=False,
+        bidirectional=False,
         reversed_source=True,
-        attention="general",
+        score="general",
         placement="luong",
-        feeding=True,
+        input_feeding=True,
         dropout=0.2,
         tied=False,
     )

@@ -64,7 +64,7 @@ def palm() -> TransformerConfig:
         ffn_dim=73_728,
         context=2048,
         position="rotary",
-        order="parallel",
+        norm_order="parallel",
         ffn="swiglu",
         bias=False,
         head={"kind": "linear", "scaled": True},
@@ -132,7 +132,7 @@ def glm_130b() -> TransformerConfig:
         ffn_dim=32_768,
         context=2048,
         position="rotary",
-        order="deepnorm",
+        norm_order="deepnorm",
         stream_scale=(2 * layers) ** 0.5,
         ffn="geglu",
     )

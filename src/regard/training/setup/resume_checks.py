@@ -5,7 +5,7 @@ from typing import Any
 
 from regard.config import RunConfig, kind_of, to_table
 from regard.errors import CheckpointError, ConfigError
-from regard.models.build import fitted
+from regard.models.build import is_closed_form
 from regard.training.storage.checkpoint import Checkpoint
 from regard.training.storage.run_folder import RunFolder
 
@@ -53,7 +53,7 @@ def must_have_more(folder: RunFolder, config: RunConfig, newest: Checkpoint | No
     """Refuse to go on with a run that has come to its end."""
     steps, patience = config.train.steps, config.train.patience
     if newest is None:
-        if fitted(config.model["family"]) and folder.model.exists():
+        if is_closed_form(config.model["family"]) and folder.model.exists():
             raise ConfigError(f"{folder.path} has counted all of its data; there is no more to do")
         return
     if newest.step >= steps:

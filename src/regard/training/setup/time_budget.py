@@ -10,7 +10,7 @@ from regard.accel.cuda_graph import WARM
 from regard.config import RunConfig
 from regard.data.batch import Batch, ImageBatch, MaskedBatch
 from regard.errors import ConfigError
-from regard.models.build import build_model, count_parameters, describe, fitted, resolve
+from regard.models.build import build_model, count_parameters, describe, is_closed_form, resolve
 from regard.nn.head import IGNORED
 from regard.pipelines.base import Material
 from regard.pipelines.prepare import prepare
@@ -47,7 +47,7 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, model_too: bool = True)
         raise ConfigError(f"minutes={minutes:g} must be more than 0")
     material = prepare(config)
     table = describe(material.model)
-    if fitted(table["family"]):  # a model that counts takes the time it takes
+    if is_closed_form(table["family"]):  # a model that counts takes the time it takes
         return config
     device = ready_device(config)
     tokens = sum(
