@@ -30,7 +30,7 @@ def watch(event):
     if isinstance(event, StepLogged) and not first:
         first.extend((time.perf_counter() - began, sum(os.times()[:4])))
 regard.train(sys.argv[1], "train.steps=20", "train.evaluate_every=20",
-             f"data.tokenizer={sys.argv[3]}", "device=cpu", out=sys.argv[2], watch=watch)
+             f"data.tokenizer={sys.argv[3]}", "device=cpu", out=sys.argv[2], on_event=watch)
 print(*first)
 """
 

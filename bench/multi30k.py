@@ -50,7 +50,7 @@ def train(source: str, target: str, out: str, words: list[str]) -> None:
         f'data.target="{folder}/train.{target}.gz"',
     ]
     data.append(f'data.validation=["{folder}/val.{source}.gz", "{folder}/val.{target}.gz"]')
-    regard.train("translate-multi30k", *data, *words, out=out, watch=watch)
+    regard.train("translate-multi30k", *data, *words, out=out, on_event=watch)
     print(f"trained in {time.perf_counter() - began:.0f} s", file=sys.stderr)
 
 

@@ -282,14 +282,14 @@ def test_what_happens_can_be_watched(place, tmp_path):
     ran = regard.train(
         str(place / "cats.txt"),
         out=tmp_path / "run",
-        watch=seen.append,
+        on_event=seen.append,
         model=TINY,
         train=SHORT,
         device="cpu",
     )
     names = [type(event).__name__ for event in seen]
     assert (names[0], names[-1]) == ("RunStarted", "RunFinished")
-    regard.resume(tmp_path / "run", "train.steps=5", watch=seen.append)
+    regard.resume(tmp_path / "run", "train.steps=5", on_event=seen.append)
     assert seen[-1].step == 5
     assert ran.folder.path == tmp_path / "run"
 

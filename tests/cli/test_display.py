@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from regard.cli.choices import choices
+from regard.api.settings import choices
 from regard.cli.display import Lines, Picture
 from regard.config import RunConfig, build, merge, parse_overrides, to_table
 from regard.training.events import Evaluated, RunFinished, RunStarted, StepLogged
@@ -71,7 +71,7 @@ def test_a_sample_cannot_draw_on_the_terminal(begun):
 def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr("regard.cli.display.time.monotonic", lambda: now)
-    monkeypatch.setattr("regard.cli.talk.settings.quiet", False)
+    monkeypatch.setattr("regard.cli.output.settings.quiet", False)
     lines = Lines()
     lines.show(begun)
     said = capsys.readouterr().err

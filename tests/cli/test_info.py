@@ -6,8 +6,8 @@ import json
 import pytest
 
 from hub.runs import make_foreign
-from regard.cli.draw import draw
 from regard.cli.info import can_draw
+from regard.explain.render.diagram import draw
 from regard.models.build import family_of, preset
 from regard.models.presets import PRESETS
 

@@ -20,14 +20,14 @@ from regard.cli.import_ import import_
 from regard.cli.info import info
 from regard.cli.neighbours import neighbours
 from regard.cli.options import verb
+from regard.cli.output import settings
+from regard.cli.overview import overview
 from regard.cli.plan import plan
 from regard.cli.predict import predict
 from regard.cli.quickstart import quickstart
 from regard.cli.resume import resume
-from regard.cli.talk import settings
 from regard.cli.train import train
 from regard.cli.translate import translate
-from regard.cli.welcome import welcome
 from regard.errors import RegardError
 from regard.training.parallel.launch import rank
 
@@ -39,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.callback(invoke_without_command=True)(welcome)
+app.callback(invoke_without_command=True)(overview)
 for command in (
     quickstart,
     train,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from regard.cli.by_length import as_curves, as_groups, as_table
 from regard.cli.diff import Values, differing, print_beside, resolved, wrapped
 from regard.cli.explain import must_be_writable, write
 from regard.cli.info import amount
-from regard.cli.lengths import as_curves, as_groups, as_table
 from regard.cli.options import Json, named_data
-from regard.cli.talk import aligned, bold, clock, harmless, number, print_json, say, working
+from regard.cli.output import aligned, bold, clock, harmless, number, print_json, say, working
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:

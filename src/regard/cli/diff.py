@@ -10,7 +10,7 @@ from typer import Argument
 
 from regard.cli.info import find, said
 from regard.cli.options import Json
-from regard.cli.talk import aligned, bold, print_json, working
+from regard.cli.output import aligned, bold, print_json, working
 
 SIZES = (
     *("dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim", "embed_dim"),

@@ -13,8 +13,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from regard.cli.choices import choices
-from regard.cli.talk import clock, harmless, how_large, lively, number, say, settings, width
+from regard.api.settings import choices
+from regard.cli.output import clock, harmless, how_large, lively, number, say, settings, width
 from regard.training.events import (
     BaselineEvaluated,
     Evaluated,

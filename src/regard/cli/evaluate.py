@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from regard.cli.explain import must_be_writable, write
 from regard.cli.options import Beam, Folder, Json, Penalty, named_data
-from regard.cli.talk import aligned, number, print_json, say, working
+from regard.cli.output import aligned, number, print_json, say, working
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def evaluate(
 
 
 def _report(name: str, found: "ByLength", out: Path | None, as_json: bool) -> None:
-    from regard.cli.lengths import as_curves, as_lines, as_table
+    from regard.cli.by_length import as_curves, as_lines, as_table
 
     if as_json:
         print_json(as_table(found))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from regard.cli.options import Json
-from regard.cli.talk import bold, lively, print_json, say, width, working
+from regard.cli.output import bold, lively, print_json, say, width, working
 from regard.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from regard.cli.options import Folder, Json
-from regard.cli.talk import print_json, working
+from regard.cli.output import print_json, working
 
 
 def export(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from regard.cli.options import Folder, Json, Searched
-from regard.cli.talk import dim, print_json, say, shown, stdin_text, warn_of, working
+from regard.cli.output import dim, print_json, say, shown, stdin_text, warn_of, working
 from regard.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.cli.explain import write
-from regard.cli.talk import aligned, bold, print_json, say, shown, working
+from regard.cli.output import aligned, bold, print_json, say, shown, working
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument
 
 from regard.cli.options import Json
-from regard.cli.talk import aligned, print_json, say, working
+from regard.cli.output import aligned, print_json, say, working
 
 
 def import_(
@@ -36,7 +36,7 @@ def import_(
     regard train my.txt train.start=runs/gpt2
     """
     with working(f"importing {source}"):
-        from regard.cli.follow import EXAMPLES
+        from regard.cli.report import EXAMPLES
         from regard.models.build import count_parameters
         from regard.tasks import TASKS
         from regard.training.import_export import import_run

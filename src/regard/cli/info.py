@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from typer import Argument, Option
 
 from regard.cli.options import Json, Overrides
-from regard.cli.talk import aligned, bold, dim, how_large, number, print_json, working
+from regard.cli.output import aligned, bold, dim, how_large, number, print_json, working
 from regard.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def info(
         named = {"name": what, "kind": kind, "config": describe(config)}
         print_json({**named, **table, **({"metrics": metrics} if kind == "run" else {})})
         return
-    from regard.cli.draw import draw
+    from regard.explain.render.diagram import draw
 
     out = sys.stdout
     large = how_large(counted.parameters, numbers)

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from regard.cli.options import Folder, Json
-from regard.cli.talk import aligned, print_json, shown, working
+from regard.cli.output import aligned, print_json, shown, working
 from regard.errors import ConfigError
 
 

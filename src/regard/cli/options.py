@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from regard.cli.talk import settings
+from regard.cli.output import settings
 from regard.config import Choice, parse_overrides
 
 Folder = Annotated[

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from regard.cli.info import amount, find, section
 from regard.cli.options import Json, Overrides
-from regard.cli.talk import aligned, bold, print_json, working
+from regard.cli.output import aligned, bold, print_json, working
 from regard.errors import ConfigError, unknown
 
 if TYPE_CHECKING:

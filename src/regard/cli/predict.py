@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from regard.cli.options import Folder, Json
-from regard.cli.talk import aligned, print_json, shown, working
+from regard.cli.output import aligned, print_json, shown, working
 from regard.config import kind_of
 from regard.errors import ConfigError
 

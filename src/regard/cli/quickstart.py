@@ -5,7 +5,7 @@ import sys
 from itertools import islice
 
 from regard.cli.options import Json, Out, Overrides
-from regard.cli.talk import bold, clock, dim, print_json, say, shown, working
+from regard.cli.output import bold, clock, dim, print_json, say, shown, working
 
 JUDGED = 1000  # numbers it never saw
 SHOWN = 5
@@ -23,7 +23,7 @@ def quickstart(
     with working("getting ready"):
         from regard.api import load
         from regard.cli.explain import picture
-        from regard.cli.follow import follow, suggest
+        from regard.cli.report import follow, suggest
         from regard.config import parse_overrides
         from regard.data.sources import Pairs
         from regard.pipelines.evaluate import written

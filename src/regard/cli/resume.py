@@ -5,7 +5,7 @@ from typing import Annotated
 from typer import Option
 
 from regard.cli.options import Folder, Json, Overrides
-from regard.cli.talk import run_worker, working
+from regard.cli.output import run_worker, working
 from regard.config import check_overrides, parse_overrides
 from regard.training.parallel.launch import rank
 from regard.training.signals import stoppable
@@ -32,7 +32,7 @@ def resume(
     over = parse_overrides(words)
     check_overrides(over)
     with working("getting ready"):
-        from regard.cli.follow import follow, report
+        from regard.cli.report import follow, report
         from regard.training.run import resume as go_on
 
     report(follow(lambda progress: go_on(run, over, step=step, progress=progress)), as_json=as_json)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from itertools import chain as joined
 from typing import Any, TextIO
 
-from regard.cli.talk import aligned, bold, dim, harmless, width
+from regard.cli.output import aligned, bold, dim, harmless, width
 from regard.generate.sampler_trace import Change, Step, Token, TracedChain
 from regard.text import Tokenizer
 

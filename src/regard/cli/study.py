@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from regard.cli.compare import compare
-from regard.cli.follow import follow
-from regard.cli.talk import bold, say, working
+from regard.cli.output import bold, say, working
+from regard.cli.report import follow
 from regard.config import RunConfig
 from regard.errors import Stopped
 from regard.training.study import left_to_train, train_or_go_on

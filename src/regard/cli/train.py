@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument
 
 from regard.cli.options import Json, Out, Overrides
-from regard.cli.talk import run_worker, say, working
+from regard.cli.output import run_worker, say, working
 from regard.config import check_overrides, parse_overrides, read_recipe
 from regard.training.parallel.launch import rank
 from regard.training.signals import stoppable
@@ -58,7 +58,7 @@ def train(
         where = Path(what).expanduser().resolve()
         say(f"looking at more than {MANY:,} files in {where}; Ctrl-C stops …")
     with working("getting ready"):
-        from regard.cli.follow import follow, report
+        from regard.cli.report import follow, report
         from regard.cli.study import train_all
         from regard.training.run import begin
         from regard.training.setup.configure import configure, configure_study

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from regard.cli.options import Folder, Searched
-from regard.cli.talk import say, shown, stdin_lines, warn_of, working
+from regard.cli.output import say, shown, stdin_lines, warn_of, working
 
 TOGETHER = 64  # lines translated at once when they come from a file
 

@@ -1,6 +1,6 @@
-"""The verbs in Python: train, load, and what a run can do."""
+"""A trained run: load it, and what it can do."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +15,7 @@ from regard.accel.packed_decoder import pack
 from regard.config import (
     Choice,
     RunConfig,
-    build,
     kind_of,
-    merge,
-    parse_overrides,
-    to_table,
 )
 from regard.data.images import as_pixels, image_pixels, resized
 from regard.data.sources import Data, Labelled, Pairs, Series, open_data
@@ -68,54 +64,9 @@ from regard.tasks import TASKS
 from regard.tasks.seq2seq import Seq2Seq
 from regard.tasks.words import BLANK, framed
 from regard.text import PairTokenizers, Tokenizer
-from regard.training.events import Event
-from regard.training.import_export import Exported, export_run, import_run, run_config
-from regard.training.run import begin
-from regard.training.run import resume as resume_events
-from regard.training.setup.configure import configure
+from regard.training.import_export import Exported, export_run, run_config
 from regard.training.setup.device import pick_device
-from regard.training.storage.run_folder import RunFolder, new_folder
-
-
-def train(
-    what: str | Path | RunConfig,
-    *words: str,
-    out: Path | str | None = None,
-    watch: Callable[[Event], None] = lambda event: None,
-    **overrides: Any,
-) -> "Run":
-    """Train a model and return its run.
-
-        regard.train("my.txt")
-        regard.train("my.txt", "model.layers=6", minutes=10, out="runs/mine")
-
-    `words` are `key=value` as on the command line, `overrides` the same as a nested table;
-    `watch` is told what happens.
-    """
-    over = merge(parse_overrides(words), overrides)
-    if isinstance(what, RunConfig):
-        config = build(RunConfig, merge(to_table(what), over))
-    else:
-        config = configure(str(what), over)
-    folder = new_folder(config.name) if out is None else Path(out)
-    for event in begin(config, folder):
-        watch(event)
-    return load(folder)
-
-
-def resume(
-    path: Path | str,
-    *words: str,
-    step: int | None = None,
-    watch: Callable[[Event], None] = lambda event: None,
-) -> "Run":
-    """Go on with a run that was stopped, or extend one that ended (`train.steps=…`).
-
-    From its newest checkpoint, or from that of `step`.
-    """
-    for event in resume_events(Path(path), parse_overrides(words), step=step):
-        watch(event)
-    return load(path)
+from regard.training.storage.run_folder import RunFolder
 
 
 def load(path: Path | str, device: str = "auto") -> "Run":
@@ -132,12 +83,6 @@ def load(path: Path | str, device: str = "auto") -> "Run":
         model = load_model(resolve(config.model), folder.kept_weights(), str(folder.model))
     where = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
     return Run(folder, config, model.to(where).eval(), tokenizers, where)
-
-
-def import_model(source: Path | str, out: Path | str) -> "Run":
-    """Make a run of a folder of the Hugging Face world, or of a name on its hub, and open it."""
-    import_run(source, Path(out))
-    return load(out)
 
 
 @dataclass(frozen=True)

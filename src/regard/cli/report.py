@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from regard.cli.display import display
-from regard.cli.talk import aligned, clock, how_large, number, print_json, say
+from regard.cli.output import aligned, clock, how_large, number, print_json, say
 from regard.config import RunConfig, kind_of
 from regard.models.build import is_closed_form
 from regard.pipelines.base import Progress

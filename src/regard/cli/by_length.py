@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from regard.cli.talk import aligned, number
+from regard.cli.output import aligned, number
 
 if TYPE_CHECKING:
     from regard.explain.render.picture import Picture

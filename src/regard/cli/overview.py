@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typer import Context
 
-from regard.cli.talk import aligned, bold, dim
+from regard.cli.output import aligned, bold, dim
 
 TRY = [
     ("regard quickstart", "teach a model numbers in French, in a minute"),
@@ -16,7 +16,7 @@ TRY = [
 ]
 
 
-def welcome(context: Context) -> None:
+def overview(context: Context) -> None:
     """Sequence models from Shannon's chain to the Transformer: train, look inside, use them.
 
     Every verb explains itself: regard VERB --help

@@ -1,0 +1,152 @@
+"""Train, resume and import: what makes a run."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.api.run import Run, load
+from regard.config import RunConfig, build, check_overrides, merge, parse_overrides, to_table
+from regard.pipelines.base import Progress
+from regard.training import run as training_run
+from regard.training.events import Event, RunStarted
+from regard.training.import_export import import_run
+from regard.training.parallel import launch
+from regard.training.setup import configure as settings
+from regard.training.storage.run_folder import new_folder
+from regard.training.study import left_to_train, train_or_go_on
+
+OnEvent = Callable[[Event], None]
+
+
+def train(
+    what: str | Path | RunConfig | None,
+    *words: str,
+    out: Path | str | None = None,
+    on_event: OnEvent = lambda event: None,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> Any:
+    """Train a model and return its `Run`; for a recipe with several runs, return the `Study`.
+
+        regard.train("my.txt")
+        regard.train("my.txt", "model.layers=6", minutes=10, out="runs/mine")
+        regard.train("cells").runs()["lstm"].generate("To be")
+
+    `words` are `key=value` as on the command line, `overrides` the same as a nested table.
+    Without `what`, the settings name the data (`data.source=…`). `on_event` is called with every
+    event of the run, `progress` while the data is prepared. A study that was interrupted
+    continues.
+    """
+    if not isinstance(what, RunConfig):
+        study = open_study(what, *words, out=out, **overrides)
+        if study is not None:
+            study.train(on_event=on_event, progress=progress)
+            return study
+    folder = Path()
+    for event in train_events(what, *words, out=out, progress=progress, **overrides):
+        folder = event.folder if isinstance(event, RunStarted) else folder
+        on_event(event)
+    return load(folder)
+
+
+def train_events(
+    what: str | Path | RunConfig | None,
+    *words: str,
+    out: Path | str | None = None,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> Iterator[Event]:
+    """Train one run and yield its events; the trained model is not loaded."""
+    if launch.rank():
+        return training_run.run_worker()
+    config = configure(what, *words, **overrides)
+    folder = new_folder(config.name) if out is None else Path(out)
+    return training_run.begin(config, folder, progress)
+
+
+def resume(
+    path: Path | str,
+    *words: str,
+    step: int | None = None,
+    on_event: OnEvent = lambda event: None,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> Run:
+    """Continue a run that was stopped, or extend one that finished (`train.steps=…`).
+
+    From its newest checkpoint, or from that of `step`.
+    """
+    for event in resume_events(path, *words, step=step, progress=progress, **overrides):
+        on_event(event)
+    return load(path)
+
+
+def resume_events(
+    path: Path | str,
+    *words: str,
+    step: int | None = None,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> Iterator[Event]:
+    """Continue a run and yield its events; the trained model is not loaded."""
+    over = merge(parse_overrides(words), overrides)
+    check_overrides(over)
+    return training_run.resume(Path(path), over, step=step, progress=progress)
+
+
+def configure(what: str | Path | RunConfig | None, *words: str, **overrides: Any) -> RunConfig:
+    """The settings that `train` would use: a recipe's, or chosen for the given data."""
+    over = merge(parse_overrides(words), overrides)
+    if isinstance(what, RunConfig):
+        return build(RunConfig, merge(to_table(what), over))
+    return settings.configure(None if what is None else str(what), over)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """The runs of a recipe that trains several, one folder each."""
+
+    folder: Path
+    configs: Mapping[str, RunConfig]
+
+    def remaining(self) -> list[str]:
+        """The names of the runs that have not finished; settings that changed are refused."""
+        return left_to_train(self.configs, self.folder)
+
+    def events(self, name: str, progress: Progress | None = None) -> Iterator[Event]:
+        """Train one run of the study, or continue it, and yield its events."""
+        return train_or_go_on(self.configs[name], self.folder / name, progress)
+
+    def train(
+        self, *, on_event: OnEvent = lambda event: None, progress: Progress | None = None
+    ) -> None:
+        """Train all runs that have not finished, one after the other."""
+        for name in self.remaining():
+            for event in self.events(name, progress):
+                on_event(event)
+
+    def paths(self) -> list[Path]:
+        """The folders of the runs, in the order of the recipe."""
+        return [self.folder / name for name in self.configs]
+
+    def runs(self, device: str = "auto") -> dict[str, Run]:
+        """All runs, loaded."""
+        return {name: load(self.folder / name, device) for name in self.configs}
+
+
+def open_study(
+    what: str | Path | None, *words: str, out: Path | str | None = None, **overrides: Any
+) -> Study | None:
+    """The study that a recipe describes; None where `what` is not a recipe of several runs."""
+    over = merge(parse_overrides(words), overrides)
+    configs = settings.configure_study(None if what is None else str(what), over)
+    if not configs:
+        return None
+    return Study(Path("runs", Path(str(what)).stem) if out is None else Path(out), configs)
+
+
+def import_model(source: Path | str, out: Path | str) -> Run:
+    """Import a Hugging Face checkpoint, a folder or a name on the hub, as a run, and open it."""
+    import_run(source, Path(out))
+    return load(out)
