@@ -22,7 +22,7 @@ from gensim.models import Word2Vec
 
 from regard.explain.neighbours import WordVectors
 from regard.models.build import build_model, preset
-from regard.tasks import Middle, Objective
+from regard.tasks import CBOWTask, Objective
 from regard.text import train_tokenizer
 from regard.training.loop import train
 from regard.training.optim import optimizers
@@ -51,10 +51,12 @@ def main() -> None:
     words = ids.size
 
     model = build_model(preset("cbow", vocab_size=tokenizer.size))
-    batches = [Middle().collate((block, block), torch.Generator()) for block in ids]
+    batches = [CBOWTask().collate((block, block), torch.Generator()) for block in ids]
     model.count_words(batches)
     learners = optimizers({"kind": "adamw", "decay": 0.0}, model, 5e-3)
-    steps = train(Objective(model, Middle()), itertools.cycle(batches), learners, lambda step: 5e-3)
+    steps = train(
+        Objective(model, CBOWTask()), itertools.cycle(batches), learners, lambda step: 5e-3
+    )
     sentences = [[tokenizer.piece(id) for id in row] for row in ids.reshape(-1, TIME)]
     peer = Word2Vec(
         vector_size=100,

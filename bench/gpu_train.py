@@ -206,7 +206,7 @@ def vaswani(_: str) -> Row:
         _flops(config, time_) * rows * time_,
         ours(
             config,
-            Seq2Seq(smoothing=0.1),
+            Seq2Seq(label_smoothing=0.1),
             PairBatch(source, x, y),
         ),
         theirs(

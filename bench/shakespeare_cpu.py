@@ -28,8 +28,7 @@ import torch
 
 from regard.config import parse_overrides
 from regard.models.build import build_model
-from regard.pipelines import evaluate
-from regard.pipelines.prepare import prepare
+from regard.pipelines import evaluate, prepare_training
 from regard.tasks import Objective
 from regard.training.ema import EMA
 from regard.training.loop import train
@@ -47,7 +46,7 @@ class Regard:
     def __init__(self, name: str, text: str, *words: str) -> None:
         self.name = name
         config = configure(text, parse_overrides([*words, "device=cpu"]))
-        self.material = prepare(config)
+        self.material = prepare_training(config)
         torch.manual_seed(config.train.seed)
         self.model = build_model(self.material.model)
         factor = schedule(config.train.schedule, config.train.steps)

@@ -31,8 +31,7 @@ from regard.config import parse_overrides
 from regard.data.batch import pinned
 from regard.data.loader import prefetch
 from regard.models.build import build_model
-from regard.pipelines import evaluate
-from regard.pipelines.prepare import prepare
+from regard.pipelines import evaluate, prepare_training
 from regard.tasks import Objective
 from regard.training.ema import EMA
 from regard.training.loop import train
@@ -106,7 +105,7 @@ class Regard(Racer):
         began = time.perf_counter()
         self.name, self.device = name, device
         config = configure(text, parse_overrides([*words, f"device={device.type}"]))
-        self.material = prepare(config)
+        self.material = prepare_training(config)
         settings = config.train
         torch.manual_seed(settings.seed)
         self.model = build_model(self.material.model).to(device)

@@ -13,8 +13,8 @@ from regard.config import RunConfig, TrainConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.generate import PromptLookup, generate, parse_chain
 from regard.models.build import resolve
+from regard.pipelines import prepare_training
 from regard.pipelines.defaults import named
-from regard.pipelines.prepare import prepare
 from regard.training.setup.configure import RECIPES, configure, configure_study, recipes
 from training.runs import write_data
 
@@ -44,7 +44,7 @@ def recipe(tmp_path, place):
     path = tmp_path / "mine.toml"
     path.write_text(
         f"""
-        task = {{ kind = "causal", smoothing = 0.1 }}
+        task = {{ kind = "causal", label_smoothing = 0.1 }}
         [data]
         path = "{place / "cats.txt"}"
         tokenizer = {{ kind = "bpe", size = 300 }}
@@ -330,7 +330,7 @@ def test_a_small_table_of_pairs_gets_a_tokenizer_that_can_be(tmp_path):
     table = tmp_path / "few.tsv"
     table.write_text("".join(f"number {n}\tnombre {n}\n" for n in range(100)))
     config = configure(str(table), {"train": {"steps": 1}, "model": {"dim": 8, "layers": 1}})
-    prepare(config)  # a vocabulary too small for the bytes would be refused here
+    prepare_training(config)  # a vocabulary too small for the bytes would be refused here
 
 
 def test_asking_for_tokens_replaces_the_rows_that_were_chosen(place):
@@ -384,9 +384,9 @@ def test_a_second_start_learns_no_tokenizer(place, monkeypatch):
     config = configure(
         str(place / "cats.txt"), {"data": {"tokenizer": {"kind": "bpe", "size": 300}}}
     )
-    first = prepare(config).tokenizers
+    first = prepare_training(config).tokenizers
     monkeypatch.setattr("regard.pipelines.prepare.train_tokenizer", None)
-    assert prepare(config).tokenizers.fingerprint() == first.fingerprint()
+    assert prepare_training(config).tokenizers.fingerprint() == first.fingerprint()
 
 
 def test_a_model_is_not_data():

@@ -32,7 +32,7 @@ class DataConfig:
     source: str | None = None  # or two parallel files …
     target: str | None = None  # … line by line
     validation: list[str] = field(default_factory=list)  # one path, or [source, target]
-    held_out: float = 0.1  # share kept for validation when no file is given
+    validation_fraction: float = 0.1  # share kept for validation when no file is given
     tokenizer: Choice = "bpe"  # text.TOKENIZERS
     lower: bool = False  # fold case before anything else
 
@@ -307,7 +307,7 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
         *path, last = key.split(".")
         table = result
         for part in path:
-            if isinstance(table.get(part), str):  # task=masked task.share=0.2
+            if isinstance(table.get(part), str):  # task=masked task.mask_fraction=0.2
                 table[part] = {"kind": table[part]}
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
@@ -328,7 +328,7 @@ def parse_entry(
 
     `adapt` may change the table before it is checked.
 
-    >>> parse_entry("data={held_out=0.2, lower=true}", DataConfig).lower
+    >>> parse_entry("data={validation_fraction=0.2, lower=true}", DataConfig).lower
     True
     """
     ((name, value),) = parse_overrides([word]).items()

@@ -144,7 +144,7 @@ def test_equal_texts_never_stand_on_both_sides():
     assert not set(train.texts()) & set(held.texts())
     assert held.fingerprint() == data.split(0.25, seed=3)[1].fingerprint()
     assert held.fingerprint() != data.split(0.25, seed=4)[1].fingerprint()
-    with pytest.raises(ConfigError, match="held_out=1 must lie between 0 and 1"):
+    with pytest.raises(ConfigError, match="validation_fraction=1 must lie between 0 and 1"):
         data.split(1, seed=1)
 
 

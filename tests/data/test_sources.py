@@ -117,18 +117,18 @@ def test_one_line_of_fifty_megabytes_is_read_in_bounded_memory(tmp_path):
 @given(
     st.lists(st.text("aé€😀\n", max_size=30), min_size=1), st.integers(8, 20), st.floats(0.01, 0.99)
 )
-def test_pieces_and_parts_join_to_the_text(contents, limit, held_out):
+def test_pieces_and_parts_join_to_the_text(contents, limit, validation_fraction):
     opened = text.from_strings("t", "text", contents)
     pieces = list(opened.pieces(limit))
     assert "".join(piece for piece, _ in pieces) == "".join(contents)
     assert all(0 < len(piece.encode()) <= limit for piece, _ in pieces)
     assert sum(ends for _, ends in pieces) == sum(content != "" for content in contents)
     try:
-        train, valid = opened.split(held_out)
+        train, valid = opened.split(validation_fraction)
     except DataError:
         return
     assert whole(train, limit) + whole(valid, limit) == "".join(contents)
-    assert 0 < train.size <= opened.size * (1 - held_out) + 1e-6
+    assert 0 < train.size <= opened.size * (1 - validation_fraction) + 1e-6
 
 
 def test_pieces_end_after_a_newline_where_there_is_one():
@@ -137,11 +137,11 @@ def test_pieces_end_after_a_newline_where_there_is_one():
 
 
 @pytest.mark.parametrize(
-    ("size", "held_out", "train"),
+    ("size", "validation_fraction", "train"),
     [(1_115_394, 0.1, 1_003_854), (10, 0.9, 1), (100, 0.1, 90), (1000, 0.58, 420), (7, 0.5, 3)],
 )
-def test_the_split_is_exact_for_the_share_as_written(size, held_out, train):
-    first, last = text.from_strings("t", "text", ["x" * size]).split(held_out)
+def test_the_split_is_exact_for_the_share_as_written(size, validation_fraction, train):
+    first, last = text.from_strings("t", "text", ["x" * size]).split(validation_fraction)
     assert (first.size, last.size) == (train, size - train)
 
 
@@ -161,7 +161,7 @@ def test_the_split_never_cuts_a_character():
 def test_a_split_that_leaves_nothing_is_an_error():
     with pytest.raises(DataError, match="1 bytes are too few"):
         text.from_strings("t", "text", ["x"]).split(0.1)
-    with pytest.raises(ConfigError, match=r"held_out=1\.5"):
+    with pytest.raises(ConfigError, match=r"validation_fraction=1\.5"):
         text.from_strings("t", "text", ["x"]).split(1.5)
 
 
@@ -322,9 +322,11 @@ def test_held_out_pairs_share_no_source_with_the_others():
     assert len({each.fingerprint() for each in (opened, train, valid, other)}) == 4
 
 
-@pytest.mark.parametrize("held_out", [1e-9, 1 - 1e-9])
-def test_each_side_of_split_pairs_gets_a_row(held_out):
-    train, valid = pairs.from_rows("p", "made", [("a", "A"), ("b", "B")]).split(held_out, seed=1)
+@pytest.mark.parametrize("validation_fraction", [1e-9, 1 - 1e-9])
+def test_each_side_of_split_pairs_gets_a_row(validation_fraction):
+    train, valid = pairs.from_rows("p", "made", [("a", "A"), ("b", "B")]).split(
+        validation_fraction, seed=1
+    )
     assert (train.count, valid.count) == (1, 1)
 
 

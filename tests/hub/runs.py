@@ -10,7 +10,7 @@ from regard.hub.config import write_config
 from regard.hub.load import all_rules
 from regard.hub.renaming import outward
 from regard.models.build import build_model, describe, preset, weights
-from regard.pipelines.prepare import tokenizer_fingerprint
+from regard.pipelines import tokenizer_fingerprint
 from regard.text import train_tokenizer
 from regard.training.storage.checkpoint import write_tensors
 from regard.training.storage.run_folder import RunFolder

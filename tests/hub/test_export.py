@@ -77,7 +77,7 @@ def test_a_model_of_ours_is_opened_by_transformers_with_nothing_of_ours(
 
 @pytest.mark.usefixtures("unchecked")
 def test_without_transformers_it_is_said_that_nobody_checked(tmp_path, capsys):
-    make_run(tmp_path / "run", task={"kind": "causal", "smoothing": 0.1})
+    make_run(tmp_path / "run", task={"kind": "causal", "label_smoothing": 0.1})
     with pytest.raises(SystemExit) as ended:
         main(["export", str(tmp_path / "run"), str(tmp_path / "theirs")])
     assert not ended.value.code

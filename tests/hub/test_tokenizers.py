@@ -15,7 +15,7 @@ from regard.errors import CheckpointError, ConfigError
 from regard.hub.load import open_folder
 from regard.hub.tokenizers import check_tokenizers, read_tokenizers, write_tokenizers
 from regard.models.build import preset
-from regard.pipelines.prepare import pair_task, prepare
+from regard.pipelines import pair_task, prepare_training
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import TOKENIZERS, PairTokenizers, Roles, Tokenizer, train_pair, train_tokenizer
 from training.runs import config as small_run
@@ -244,13 +244,13 @@ def test_openings_take_their_places_from_the_context_and_shared_ids_need_one_tab
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"{'the ' * n}cat\t{'sat ' * n}cat\n" for n in (1, 2, 3, 4, 5) * 20))
     config = small_run(path, {"model": {"context": 6}})
-    material = prepare(config, bart())
-    batches = [*material.train_in_order(), *material.held_out(None)]
+    material = prepare_training(config, bart())
+    batches = [*material.all_batches(), *material.validation_batches(None)]
     longest = max(int(batch.source.lengths.max()) for batch in batches)
     assert (longest, max(batch.ids.shape[1] for batch in batches)) == (6, 6)
     assert any("longer than" in line for line in material.description)
     hiding = json.loads(bart().source.library.to_str())
     hiding["model"]["vocab"]["\uffffsat"] = hiding["model"]["vocab"].pop("sat")
     source = Tokenizer(Library.from_str(json.dumps(hiding)), bart().source.roles)
-    apart = prepare(config, PairTokenizers(source, bart().target))
+    apart = prepare_training(config, PairTokenizers(source, bart().target))
     assert apart.model.source_vocab_size is None

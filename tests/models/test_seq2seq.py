@@ -186,7 +186,7 @@ def test_reinforce_finds_the_gradient_of_the_expected_loss():
     source = Source(torch.tensor([[1, 5, 2, 7]]), torch.tensor([length]))
     many = Source(source.ids.expand(rows, -1), source.lengths.expand(rows))
     ids, target = torch.tensor([[3]]), torch.tensor([[6]])
-    task = Seq2Seq(smoothing=0.0)
+    task = Seq2Seq(label_smoothing=0.0)
 
     def gradient(loss):
         return torch.autograd.grad(loss, model.attention[0].score.key.weight)[0]

@@ -10,9 +10,9 @@ import regard
 from regard.config import RunConfig, build, merge
 from regard.data.sources import open_data
 from regard.errors import ConfigError, DataError
+from regard.pipelines import prepare_training
 from regard.pipelines.defaults import choose
 from regard.pipelines.labels import encode, reader
-from regard.pipelines.prepare import prepare
 from regard.tasks import Tag
 from regard.text import train_tokenizer
 from regard.training.run import begin, resume
@@ -126,7 +126,7 @@ def test_a_word_is_tagged_at_its_last_token(tmp_path):
 def settings(path, **over):
     base = {
         "name": "test",
-        "task": {"kind": "label", "smoothing": 0.1},
+        "task": {"kind": "label", "label_smoothing": 0.1},
         "data": {"path": str(path), "tokenizer": "word"},
         "model": {"preset": "gru", "dim": 8, "layers": 1, "context": 16, "dropout": 0.1},
         "train": {"steps": 12, "batch": 4, "evaluate_every": 4, "save_every": 3, "ema": 0.9},
@@ -164,19 +164,19 @@ def test_a_language_model_may_become_a_reader(tmp_path):
 
 def test_long_texts_are_cut_and_that_is_told(tmp_path):
     path = reviews(tmp_path)
-    material = prepare(settings(path, model={"context": 5}))
+    material = prepare_training(settings(path, model={"context": 5}))
     (told,) = [line for line in material.description if line.startswith("cut")]
     assert told.endswith("to the first 5 tokens")
-    assert all(batch.ids.shape[1] <= 5 for batch in material.held_out(None))
+    assert all(batch.ids.shape[1] <= 5 for batch in material.validation_batches(None))
 
 
 def test_names_may_be_given_for_numbered_classes(tmp_path):
     path = tmp_path / "sent.tsv"
     path.write_text("".join(f"text {n}\t{n % 2}\n" for n in range(40)))
     config = settings(path, task={"kind": "label", "names": ["bad", "good"]})
-    assert prepare(config).task.names == ["bad", "good"]
+    assert prepare_training(config).task.names == ["bad", "good"]
     with pytest.raises(ConfigError, match=r"task.names has 1 names, and the data 2 classes: 0, 1"):
-        prepare(settings(path, task={"kind": "label", "names": ["bad"]}))
+        prepare_training(settings(path, task={"kind": "label", "names": ["bad"]}))
 
 
 @pytest.mark.parametrize(
@@ -196,14 +196,14 @@ def test_what_does_not_read_labels_is_refused(tmp_path, over, message):
     if over["model"].get("preset") == "ngram":
         table["model"] = {"preset": "ngram"}
     with pytest.raises(ConfigError, match=message):
-        prepare(build(RunConfig, table))
+        prepare_training(build(RunConfig, table))
 
 
 def test_a_network_that_reads_both_ways_is_no_language_model(tmp_path):
     path = tmp_path / "plain.txt"
     path.write_text("to be or not to be\n" * 30)
     with pytest.raises(ConfigError, match=r"bidirectional=true also reads a text from its end"):
-        prepare(settings(path, task="causal", model={"bidirectional": True}))
+        prepare_training(settings(path, task="causal", model={"bidirectional": True}))
 
 
 def test_a_class_that_was_not_learned_is_named(place):

@@ -8,8 +8,8 @@ import torch
 
 from regard.errors import ConfigError, DataError
 from regard.models.build import build_model
+from regard.pipelines import load_tokenizers, open_split, open_validation, prepare_training
 from regard.pipelines.evaluate import losses
-from regard.pipelines.prepare import load_tokenizers, open_held_out, open_split, prepare
 from regard.tasks import Causal, Seq2Seq
 from training.runs import config
 
@@ -28,7 +28,7 @@ def same(left, right):
 @pytest.mark.parametrize("kind", ["cats.txt", "pairs.tsv"])
 def test_a_batch_is_a_pure_function_of_seed_and_number(kind, data):
     settings = config(data / kind)
-    first, again = prepare(settings), prepare(settings)
+    first, again = prepare_training(settings), prepare_training(settings)
     numbers = [7, 0, 3, 7, 1000]
     for number in numbers:
         assert same(first.batch(number), again.batch(number))
@@ -40,13 +40,13 @@ def test_a_batch_is_a_pure_function_of_seed_and_number(kind, data):
 def test_another_seed_gives_other_batches(data):
     settings = config(data / "cats.txt")
     other = replace(settings, train=replace(settings.train, seed=2))
-    assert not same(prepare(settings).batch(0), prepare(other).batch(0))
+    assert not same(prepare_training(settings).batch(0), prepare_training(other).batch(0))
 
 
 @pytest.mark.parametrize("seed", [0, -5, 2**40, 2**62])
 def test_any_whole_number_is_a_seed(data, seed):
     settings = config(data / "pairs.tsv", seed=seed)
-    assert prepare(settings).batch(3).ids.shape[0] == 1  # of two micro-batches
+    assert prepare_training(settings).batch(3).ids.shape[0] == 1  # of two micro-batches
 
 
 def test_the_randomness_of_a_batch_depends_on_seed_and_number(data, monkeypatch):
@@ -57,7 +57,7 @@ def test_the_randomness_of_a_batch_depends_on_seed_and_number(data, monkeypatch)
         lambda self, examples, generator: drawn.append(torch.rand(3, generator=generator)),
     )
     for seed in (1, 2):
-        material = prepare(config(data / "cats.txt", seed=seed))
+        material = prepare_training(config(data / "cats.txt", seed=seed))
         for number in (0, 1, 0):
             material.batch(number)
     a, b, again, c, d, _ = drawn
@@ -66,30 +66,30 @@ def test_the_randomness_of_a_batch_depends_on_seed_and_number(data, monkeypatch)
 
 
 def test_text_becomes_blocks_and_all_of_the_held_out_part_is_judged(data):
-    material = prepare(config(data / "cats.txt"))
+    material = prepare_training(config(data / "cats.txt"))
     batch = material.batch(0)
     assert batch.ids.shape == batch.targets.shape == (1, 8)  # of two micro-batches
     assert torch.equal(batch.ids[:, 1:], batch.targets[:, :-1])
-    held = list(material.held_out(None))
+    held = list(material.validation_batches(None))
     text = (data / "cats.txt").read_text()
     count = sum(int(material.task.count(each)) for each in held)
     tail = text[int(len(text) * 0.9) :]
     assert count == len(tail) - 1
     assert material.tokenizers.decode(held[0].ids.flatten()[:20].tolist()) == tail[:20]
-    assert sum(int(material.task.count(each)) for each in material.held_out(50)) == 50
-    learned = sum(int(material.task.count(each)) for each in material.train_in_order())
+    assert sum(int(material.task.count(each)) for each in material.validation_batches(50)) == 50
+    learned = sum(int(material.task.count(each)) for each in material.all_batches())
     assert learned == len(text) - len(tail) - 1
 
 
 def test_bits_per_byte_is_exact_for_a_text_whose_bytes_are_known(tmp_path):
     text = "äöü 漢字 abc\n" * 40
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    settings = config(tmp_path / "text.txt", {"data": {"held_out": 0.5}})
-    material = prepare(settings)
+    settings = config(tmp_path / "text.txt", {"data": {"validation_fraction": 0.5}})
+    material = prepare_training(settings)
     torch.manual_seed(1)
     model = build_model(material.model).eval()
     metrics = losses(material, model, CPU)
-    tail = "".join(piece for piece, _ in material.held_out_data.pieces())
+    tail = "".join(piece for piece, _ in material.validation_data.pieces())
     ids = material.tokenizers.encode(tail)
     assert len(ids) == len(tail)  # characters
     scored = len(tail[1:].encode())  # the first is read and not predicted
@@ -98,9 +98,9 @@ def test_bits_per_byte_is_exact_for_a_text_whose_bytes_are_known(tmp_path):
 
 
 def test_pairs_become_buckets_and_all_of_the_held_out_pairs_are_judged(data):
-    material = prepare(config(data / "pairs.tsv"))
-    held = list(material.held_out(None))
-    rows = list(material.held_out_data.rows())
+    material = prepare_training(config(data / "pairs.tsv"))
+    held = list(material.validation_batches(None))
+    rows = list(material.validation_data.rows())
     assert sum(len(batch.ids) for batch in held) == len(rows)
     targets = sum(len(material.tokenizers.target.encode(target)) + 1 for _, target in rows)
     assert sum(int(material.task.count(batch)) for batch in held) == targets
@@ -116,21 +116,21 @@ def test_pairs_become_buckets_and_all_of_the_held_out_pairs_are_judged(data):
 
 
 def test_the_model_gets_the_size_of_the_vocabulary(data):
-    material = prepare(config(data / "pairs.tsv"))
+    material = prepare_training(config(data / "pairs.tsv"))
     assert material.model.vocab_size == material.tokenizers.target.size
     apart = {"data": {"tokenizer": {"kind": "char", "shared": False}}}
-    material = prepare(config(data / "pairs.tsv", apart))
+    material = prepare_training(config(data / "pairs.tsv", apart))
     assert material.model.source_vocab_size == material.tokenizers.source.size
     assert material.model.vocab_size == material.tokenizers.target.size
 
 
 def test_what_was_found_is_told(data):
-    lines = prepare(config(data / "cats.txt")).description
+    lines = prepare_training(config(data / "cats.txt")).description
     assert [line.split()[0] for line in lines] == ["data", "held", "tokenizer"]
     assert "1 file" in lines[0]
     assert "char" in lines[2]
     assert "to learn from" in lines[2]
-    lines = prepare(config(data / "pairs.tsv")).description
+    lines = prepare_training(config(data / "pairs.tsv")).description
     assert "100 rows" in lines[0]
     assert "joint" in lines[2]
 
@@ -138,8 +138,8 @@ def test_what_was_found_is_told(data):
 def test_pairs_that_are_too_long_are_counted_on_both_sides(tmp_path):
     rows = [f"{n} cats\t{'x' * 50 if n % 2 else n}\n" for n in range(100, 200)]
     (tmp_path / "pairs.tsv").write_text("".join(rows))
-    material = prepare(config(tmp_path / "pairs.tsv"))
-    odd = sum(len(target) == 50 for _, target in material.held_out_data.rows())
+    material = prepare_training(config(tmp_path / "pairs.tsv"))
+    odd = sum(len(target) == 50 for _, target in material.validation_data.rows())
     assert 0 < odd < 50
     said = f"{50 - odd} pairs to learn from and {odd} held out, longer than 31 tokens"
     assert said in material.description[-1]
@@ -153,37 +153,45 @@ def written(tmp_path, content, name="data.txt"):
 def test_a_text_shorter_than_a_block_is_refused_with_what_would_fit(tmp_path):
     path = written(tmp_path, "abcdefgh")
     with pytest.raises(DataError, match=r"has 5 tokens.*model\.context=8 needs 9(?s:.*)=4 or less"):
-        prepare(config(path, {"data": {"held_out": 0.3}}))
+        prepare_training(config(path, {"data": {"validation_fraction": 0.3}}))
 
 
 def test_a_held_out_part_of_one_token_is_refused_before_training(tmp_path):
     path = written(tmp_path, "abcdefghij" * 10)
-    with pytest.raises(DataError, match=r"held-out text has 1 token(?s:.*)data\.held_out"):
-        prepare(config(path, {"data": {"held_out": 0.01}}))
+    with pytest.raises(
+        DataError, match=r"held-out text has 1 token(?s:.*)data\.validation_fraction"
+    ):
+        prepare_training(config(path, {"data": {"validation_fraction": 0.01}}))
 
 
 @pytest.mark.parametrize("content", ["", "\n", "a"])
 def test_next_to_no_text_is_an_error_of_the_data(tmp_path, content):
     with pytest.raises(DataError) as raised:
-        prepare(config(written(tmp_path, content)))
+        prepare_training(config(written(tmp_path, content)))
     assert raised.value.exit_code == 3
     assert len(str(raised.value).splitlines()) <= 5
 
 
-@pytest.mark.parametrize("held_out", [0.0, 1.0, -1.0])
-def test_a_share_that_is_none_is_refused(data, held_out):
+@pytest.mark.parametrize("validation_fraction", [0.0, 1.0, -1.0])
+def test_a_share_that_is_none_is_refused(data, validation_fraction):
     for kind in ("cats.txt", "pairs.tsv"):
         with pytest.raises(ConfigError, match="must lie between 0 and 1"):
-            prepare(config(data / kind, {"data": {"held_out": held_out}}))
+            prepare_training(
+                config(data / kind, {"data": {"validation_fraction": validation_fraction}})
+            )
 
 
 def test_validation_must_be_of_the_same_kind(data):
     with pytest.raises(DataError, match=r"cats\.txt holds text; the run learns from pairs"):
-        prepare(config(data / "pairs.tsv", {"data": {"validation": [str(data / "cats.txt")]}}))
+        prepare_training(
+            config(data / "pairs.tsv", {"data": {"validation": [str(data / "cats.txt")]}})
+        )
     with pytest.raises(DataError, match=r"pairs\.tsv holds pairs; the run learns from text"):
-        prepare(config(data / "cats.txt", {"data": {"validation": [str(data / "pairs.tsv")]}}))
+        prepare_training(
+            config(data / "cats.txt", {"data": {"validation": [str(data / "pairs.tsv")]}})
+        )
     with pytest.raises(ConfigError, match="one path, or a source and a target, not 3"):
-        open_held_out(["a", "b", "c"], "pairs", lower=False)
+        open_validation(["a", "b", "c"], "pairs", lower=False)
 
 
 def test_validation_of_its_own_leaves_all_data_to_learn_from(data, tmp_path):
@@ -214,7 +222,7 @@ def test_two_files_are_a_validation_of_pairs(data, tmp_path):
 def test_a_task_must_fit_the_data(data, kind, task, complaint):
     settings = replace(config(data / kind), task=task)
     with pytest.raises(ConfigError, match=complaint):
-        prepare(settings)
+        prepare_training(settings)
 
 
 @pytest.mark.parametrize(
@@ -229,17 +237,17 @@ def test_a_task_must_fit_the_data(data, kind, task, complaint):
 )
 def test_a_model_must_fit_the_task(data, kind, model):
     with pytest.raises(ConfigError, match="needs a model of shape"):
-        prepare(replace(config(data / kind), model=model))
+        prepare_training(replace(config(data / kind), model=model))
 
 
 @pytest.mark.parametrize("kind", ["cats.txt", "pairs.tsv"])
 def test_tokenizers_are_loaded_as_they_were_saved(data, kind, tmp_path):
     settings = config(data / kind)
-    made = prepare(settings)
+    made = prepare_training(settings)
     text = kind == "cats.txt"
     made.tokenizers.save(tmp_path / "tokenizer.json" if text else tmp_path)
     loaded = load_tokenizers(tmp_path, settings)
-    again = prepare(settings, loaded)
+    again = prepare_training(settings, loaded)
     assert same(made.batch(5), again.batch(5))
     if text:
         assert loaded.fingerprint() == made.tokenizers.fingerprint()
@@ -248,42 +256,13 @@ def test_tokenizers_are_loaded_as_they_were_saved(data, kind, tmp_path):
 def test_a_step_may_be_counted_in_tokens(data):
     table = {"train": {"batch": "none", "tokens": 80}}
     settings = config(data / "cats.txt", table)
-    assert prepare(settings).batch(0).ids.shape == (5, 8)  # of two micro-batches
-    assert prepare(config(data / "pairs.tsv", table)).batch(0).ids.numel() <= 40
+    assert prepare_training(settings).batch(0).ids.shape == (5, 8)  # of two micro-batches
+    assert prepare_training(config(data / "pairs.tsv", table)).batch(0).ids.numel() <= 40
 
 
 def test_progress_is_told_in_bytes(data):
     told = []
     (data / "fresh.txt").write_text("fresh text that no cache knows " * 20)
-    prepare(config(data / "fresh.txt"), progress=lambda *words: told.append(words))
+    prepare_training(config(data / "fresh.txt"), progress=lambda *words: told.append(words))
     assert {name for name, _, _ in told} == {"tokenizing", "tokenizing held-out text"}
     assert all(done <= total for _, done, total in told)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("steps", 0),
-        ("batch", -1),
-        ("tokens", 0),
-        ("accumulate", 0),
-        ("keep", 0),
-        ("patience", 0),
-        ("evaluate_every", -3),
-        ("evaluate_tokens", 0),
-        ("save_every", 0),
-        ("lr", -1.0),
-        ("lr", math.nan),
-        ("lr", math.inf),
-        ("clip", -1.0),
-        ("ema", 1.0),
-    ],
-)
-def test_a_number_with_which_nothing_is_learned_is_refused(data, name, value):
-    with pytest.raises(ConfigError, match=f"train.{name}={value} must be at least"):
-        prepare(config(data / "cats.txt", **{name: value}))
-
-
-def test_patience_needs_something_to_wait_for(data):
-    with pytest.raises(ConfigError, match="patience waits for a better model"):
-        prepare(config(data / "cats.txt", patience=2, best="last"))

@@ -12,9 +12,9 @@ from regard.cli import main
 from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.models.build import resolve
-from regard.pipelines.prepare import prepare
+from regard.pipelines import prepare_training
 from regard.tasks import Masked
-from regard.tasks.words import framed
+from regard.tasks.vocab_info import framed
 from regard.training.run import begin, resume
 from regard.training.setup.configure import configure
 from training.runs import Crash, contents, interrupt
@@ -53,7 +53,7 @@ def config(path, over=None, **train) -> RunConfig:
 
 
 def test_the_files_of_a_folder_are_packed_without_padding(folder):
-    material = prepare(config(folder))
+    material = prepare_training(config(folder))
     cls, sep = material.tokenizers.cls_id, material.tokenizers.sep_id
     several = 0
     for number in range(20):
@@ -76,12 +76,15 @@ def test_the_files_of_a_folder_are_packed_without_padding(folder):
 
 def test_what_is_hidden_while_judging_is_the_same_for_every_run(folder):
     runs = [config(folder), config(folder, seed=7), config(folder, batch=32)]
-    held = [torch.cat([batch.ids for batch in prepare(each).held_out(None)]) for each in runs]
+    held = [
+        torch.cat([batch.ids for batch in prepare_training(each).validation_batches(None)])
+        for each in runs
+    ]
     assert torch.equal(held[0], held[1])
     assert torch.equal(held[0], held[2])
-    material = prepare(runs[0])
+    material = prepare_training(runs[0])
     assert not torch.equal(material.batch(0).ids, material.batch(1).ids)
-    assert torch.equal(material.batch(5).ids, prepare(runs[0]).batch(5).ids)
+    assert torch.equal(material.batch(5).ids, prepare_training(runs[0]).batch(5).ids)
 
 
 def test_a_run_resumes_bit_for_bit(folder, tmp_path, monkeypatch):
@@ -113,17 +116,17 @@ def test_a_run_resumes_bit_for_bit(folder, tmp_path, monkeypatch):
             {},
             "tokens, but one block of model.context=9000 needs 8999",
         ),
-        ({"task": {"shares": 0.1}}, {}, "did you mean 'share'"),
+        ({"task": {"mask_fractions": 0.1}}, {}, "did you mean 'mask_fraction'"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_way_out(folder, over, train, complaint):
     with pytest.raises((ConfigError, DataError), match=re.escape(complaint)):
-        prepare(config(folder, over, **train))
+        prepare_training(config(folder, over, **train))
 
 
 def test_a_causal_task_does_not_take_an_encoder(folder):
     with pytest.raises(ConfigError, match="needs a model of shape 'decoder', not 'encoder'"):
-        prepare(replace(config(folder), task="causal"))
+        prepare_training(replace(config(folder), task="causal"))
 
 
 def test_own_data_gets_an_encoder_where_masking_is_asked_for(folder):
@@ -134,7 +137,7 @@ def test_own_data_gets_an_encoder_where_masking_is_asked_for(folder):
     assert resolve(plain.model, vocab_size=9).shape == "encoder"
     assert resolve(pairs.model, vocab_size=9).segments == 2
     for settings in (plain, pairs):
-        assert isinstance(prepare(settings).task, Masked)
+        assert isinstance(prepare_training(settings).task, Masked)
 
 
 @pytest.fixture(scope="module")

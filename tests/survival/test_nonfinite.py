@@ -9,7 +9,7 @@ import torch
 from cli.conftest import TEXT_WORDS, invoke
 from regard.data.token_store import pair_store, text_store
 from regard.errors import DivergedError
-from regard.pipelines.prepare import open_split, prepare
+from regard.pipelines import open_split, prepare_training
 from regard.tasks import Causal, Objective
 from regard.training import run
 from regard.training.events import RunFinished
@@ -139,7 +139,7 @@ def test_too_many_in_a_row_end_the_run_and_what_they_read_is_written(
     wrong = [not math.isfinite(float(row[key])) for row in told for key in ("loss", "grad_norm")]
     assert sum(wrong) >= 4
     text, _ = open_split(settings)
-    tokens = text_store(text, prepare(settings).tokenizers).tokens
+    tokens = text_store(text, prepare_training(settings).tokenizers).tokens
     for row in told:
         ids = torch.cat([batch.ids for batch in seen[2 * row["step"] - 2 : 2 * row["step"]]])
         read = [tokens[start : start + 8].tolist() for start in row["samples"]]
@@ -155,7 +155,7 @@ def test_of_pairs_the_rows_are_written(data, tmp_path, monkeypatch):
     list(begin(settings, tmp_path / "run"))
     (row,) = skipped(tmp_path / "run")
     pairs, _ = open_split(settings)
-    both = prepare(settings).tokenizers
+    both = prepare_training(settings).tokenizers
     store = pair_store(pairs, both.source, both.target)
     sources = [
         ids[: length - 1].tolist()  # without STOP
@@ -199,7 +199,7 @@ def test_a_weight_that_no_loss_depends_on_is_noticed_before_it_is_saved(
 ):
     over = {"model": {"tied": False}}
     settings = config(data / "cats.txt", over, ema=0.0)
-    unused = prepare(settings).tokenizers.stop_id  # of a single text, none ends
+    unused = prepare_training(settings).tokenizers.stop_id  # of a single text, none ends
     poisoned(monkeypatch, 5, "embed.token.weight", unused)
     with pytest.raises(DivergedError, match=r"embed\.token\.weight is not finite at step 6"):
         list(begin(settings, tmp_path / "run"))

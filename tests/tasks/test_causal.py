@@ -40,7 +40,7 @@ def test_a_batch_is_blocks_of_ids_and_what_follows_each():
 @pytest.mark.parametrize("unscored", [0.0, 0.5])
 def test_the_loss_is_the_sum_over_the_scored_targets(smoothing, unscored):
     model, batch = tiny().train(), text_batch(unscored=unscored)
-    task = Causal(smoothing=smoothing)
+    task = Causal(label_smoothing=smoothing)
     with torch.no_grad():
         loss = float(task.loss(model, batch))
     assert loss == pytest.approx(by_hand(model, batch, smoothing), 1e-5)
@@ -50,7 +50,7 @@ def test_the_loss_is_the_sum_over_the_scored_targets(smoothing, unscored):
 
 def test_smoothing_is_for_learning_and_not_for_judging():
     model, batch = tiny(), text_batch()
-    plain, smooth = Causal(), Causal(smoothing=0.3)
+    plain, smooth = Causal(), Causal(label_smoothing=0.3)
     with torch.no_grad():
         learning = [task.loss(model.train(), batch).item() for task in (plain, smooth)]
         judging = [task.loss(model.eval(), batch).item() for task in (plain, smooth)]
@@ -91,7 +91,7 @@ def test_the_objective_is_the_loss_of_the_task():
 def test_the_gradient_is_that_of_cross_entropy():
     torch.manual_seed(1)
     model, batch = tiny().double(), text_batch(unscored=0.3)
-    Causal(smoothing=0.1).loss(model, batch).backward()
+    Causal(label_smoothing=0.1).loss(model, batch).backward()
     ours = {name: param.grad.clone() for name, param in model.named_parameters()}
     model.zero_grad()
     F.cross_entropy(
@@ -111,8 +111,10 @@ def test_a_batch_moves_to_another_device_whole():
     assert moved.ids.device.type == moved.targets.device.type == "meta"
 
 
-@pytest.mark.parametrize("name", [each for each in TASKS if hasattr(TASKS[each], "smoothing")])
+@pytest.mark.parametrize(
+    "name", [each for each in TASKS if hasattr(TASKS[each], "label_smoothing")]
+)
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0, math.nan])
 def test_smoothing_that_leaves_nothing_to_learn_is_refused(name, smoothing):
     with pytest.raises(ConfigError, match="must be at least 0 and below 1"):
-        TASKS[name](smoothing=smoothing)
+        TASKS[name](label_smoothing=smoothing)

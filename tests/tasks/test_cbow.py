@@ -11,7 +11,7 @@ import regard
 from regard.config import RunConfig, build
 from regard.errors import ConfigError
 from regard.models.cbow import CBOW, CBOWConfig
-from regard.tasks import Middle, Objective
+from regard.tasks import CBOWTask, Objective
 from regard.training.loop import train
 from training.runs import Crash, contents, interrupt
 
@@ -60,10 +60,10 @@ def generator():
 def test_every_word_of_a_block_is_its_own_target_and_padding_is_none():
     ids = np.array([[5, 6, 7], [1, 0, 0]])
     following = np.array([[6, 7, 8], [4, -1, -1]])
-    batch = Middle().collate((ids, following), generator())
+    batch = CBOWTask().collate((ids, following), generator())
     assert batch.ids.tolist() == ids.tolist()
     assert batch.targets.tolist() == [[5, 6, 7], [1, -1, -1]]
-    assert int(Middle().count(batch)) == 4
+    assert int(CBOWTask().count(batch)) == 4
 
 
 def test_words_that_stand_in_the_same_places_become_neighbours(run):
@@ -81,7 +81,7 @@ def test_man_is_to_king_as_woman_is_to_queen(run):
 
 def test_both_forms_are_judged_by_the_same_measure_and_beat_a_blind_guess(run):
     metrics = run.metrics
-    assert set(Middle.measures) <= set(metrics)
+    assert set(CBOWTask.measures) <= set(metrics)
     assert metrics["loss"] < metrics["unigram_loss"] - 0.2
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
     assert metrics["accuracy"] > metrics["unigram_accuracy"] + 0.1
@@ -151,13 +151,14 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(tmp_path, monkeypatch
 def test_micro_batches_give_the_weights_of_the_whole_batch():
     ids = torch.randint(23, (4, 12), generator=generator()).numpy()
     batch = [
-        Middle().collate((ids[rows], ids[rows]), generator()) for rows in (range(4), [0, 1], [2, 3])
+        CBOWTask().collate((ids[rows], ids[rows]), generator())
+        for rows in (range(4), [0, 1], [2, 3])
     ]
     found = []
     for parts in (batch[:1], batch[1:]):
         torch.manual_seed(1)
         model = CBOW(CBOWConfig(vocab_size=23, dim=6, context=12, negatives=0))
-        objective = Objective(model, Middle(smoothing=0.1)).train()
+        objective = Objective(model, CBOWTask(label_smoothing=0.1)).train()
         plain = torch.optim.SGD(objective.parameters(), fused=True)
         (step,) = train(objective, parts, [plain], lambda step: 0.1, accumulate=len(parts))
         found.append((step.loss, step.targets, model.state_dict()))

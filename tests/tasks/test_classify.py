@@ -11,8 +11,8 @@ import regard
 from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError
 from regard.models.vision import Vision, VisionConfig
+from regard.pipelines import open_split, open_validation, prepare_evaluation, prepare_training
 from regard.pipelines.defaults import choose
-from regard.pipelines.prepare import examine, open_held_out, open_split, prepare
 from regard.tasks import Classify
 from regard.tasks.classify import shifted
 
@@ -112,7 +112,7 @@ def test_an_image_is_shifted_by_each_way_and_what_comes_in_is_black():
 
 def test_the_loss_is_the_summed_cross_entropy_and_smoothed_only_while_training():
     torch.manual_seed(0)
-    model, task = Vision(MODEL), Classify(mean=[0.1], std=[0.5], smoothing=0.2)
+    model, task = Vision(MODEL), Classify(mean=[0.1], std=[0.5], label_smoothing=0.2)
     pixels, labels = halves(5)
     batch = task.collate((pixels[:, None], labels, False), CHANCE())
     logp = model.head(model(batch.images)).log_softmax(-1)
@@ -125,7 +125,7 @@ def test_the_loss_is_the_summed_cross_entropy_and_smoothed_only_while_training()
 
 def test_metrics_are_exact_whatever_the_batches():
     torch.manual_seed(0)
-    model, task = Vision(MODEL).train(), Classify(mean=[0.1], std=[0.5], smoothing=0.2)
+    model, task = Vision(MODEL).train(), Classify(mean=[0.1], std=[0.5], label_smoothing=0.2)
     pixels, labels = halves(10)
 
     def batches(*sizes):
@@ -149,7 +149,7 @@ def test_metrics_are_exact_whatever_the_batches():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"smoothing": 1.0}, "smoothing=1.0"),
+        ({"label_smoothing": 1.0}, "smoothing=1.0"),
         ({"crop": -1}, "crop=-1 must be 0 or more"),
         ({"mean": [0.5]}, "one number for each channel"),
         ({"mean": [0.5], "std": [0.0]}, "above 0"),
@@ -171,20 +171,20 @@ def test_names_are_given_to_numbers_only():
 
 def test_a_batch_is_a_function_of_seed_and_number(place):
     settings = config(place / "halves.npz")
-    one, two = prepare(settings), prepare(settings)
+    one, two = prepare_training(settings), prepare_training(settings)
     assert torch.equal(one.batch(7).images, two.batch(7).images)
     assert torch.equal(one.batch(7).targets, one.batch(7).targets)
     assert not torch.equal(one.batch(7).images, one.batch(8).images)
     assert one.batch(0).images.shape == (4, 1, 8, 8)  # of two micro-batches
     other = config(place / "halves.npz", train={"seed": 2})
-    assert not torch.equal(prepare(other).batch(7).images, one.batch(7).images)
+    assert not torch.equal(prepare_training(other).batch(7).images, one.batch(7).images)
 
 
 def test_the_changes_of_an_image_depend_on_seed_and_number(tmp_path):
     one, _ = halves(1)
     np.savez(tmp_path / "same.npz", x=np.repeat(one, 40, 0), y=np.arange(40) % 2)
-    material = prepare(config(tmp_path / "same.npz"))
-    other = prepare(config(tmp_path / "same.npz", train={"seed": 2}))
+    material = prepare_training(config(tmp_path / "same.npz"))
+    other = prepare_training(config(tmp_path / "same.npz", train={"seed": 2}))
     assert not torch.equal(material.batch(0).images, material.batch(1).images)
     assert not torch.equal(material.batch(0).images, other.batch(0).images)
 
@@ -294,13 +294,13 @@ def test_settings_are_chosen_for_images_of_any_size(place):
 )
 def test_settings_that_do_not_fit_images_are_refused(place, over, said):
     with pytest.raises(ConfigError, match=said):
-        prepare(config(place / "halves.npz", **over))
+        prepare_training(config(place / "halves.npz", **over))
 
 
 def test_a_model_of_text_does_not_read_images(place):
     settings = replace(config(place / "halves.npz"), model={"preset": "gpt2"})
     with pytest.raises(ConfigError, match="this model does not read images"):
-        prepare(settings)
+        prepare_training(settings)
 
 
 def test_a_vision_model_does_not_read_text(tmp_path):
@@ -314,16 +314,18 @@ def test_a_vision_model_does_not_read_text(tmp_path):
         },
     )
     with pytest.raises(ConfigError, match="this model reads images only"):
-        prepare(settings)
+        prepare_training(settings)
 
 
 def test_a_folder_with_a_test_part_is_judged_by_that(place, tmp_path):
     images, labels = halves(12)
     np.savez(tmp_path / "both.npz", x=images, y=labels, x_test=images[:5], y_test=labels[:5])
-    held = open_held_out([str(tmp_path / "both.npz")], "images", lower=False)
+    held = open_validation([str(tmp_path / "both.npz")], "images", lower=False)
     assert len(held) == 5
     run = regard.load(place / "run")
-    assert examine(run.config, held, None).held_out_size == 5  # numbers are classes by order
+    assert (
+        prepare_evaluation(run.config, held, None).validation_size == 5
+    )  # numbers are classes by order
 
 
 def test_another_set_of_classes_gets_a_head_of_its_own(place, tmp_path):

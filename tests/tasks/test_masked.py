@@ -18,7 +18,7 @@ from regard.models.build import build_model, preset
 from regard.nn.mask import Mask
 from regard.tasks import Masked, Objective
 from regard.tasks.masked import unigram
-from regard.tasks.words import Words
+from regard.tasks.vocab_info import VocabInfo
 from regard.text import SPECIALS, train_tokenizer
 
 TEXT = (
@@ -100,7 +100,7 @@ def test_what_is_not_chosen_is_left_alone():
 def test_exactly_the_promised_share_is_chosen_in_every_row(share):
     block, following = blocks(10, 61)
     block[3:, 5:25] = TOKENIZER.unk_id
-    batch = masked(share=share).collate((block, following), generator())
+    batch = masked(mask_fraction=share).collate((block, following), generator())
     counts = (batch.targets != -1).sum(1).tolist()
     assert counts == [round(share * 61)] * 3 + [max(1, round(share * 41))] * 7
     assert batch.places.shape == (10, max(1, round(share * 63)))
@@ -118,7 +118,7 @@ def test_every_place_is_as_likely_to_be_chosen_as_any_other():
 def test_special_tokens_are_neither_chosen_nor_put_in():
     block, following = blocks(300, 40)
     block[:, ::2] = np.arange(SPECIAL)[np.arange(20) % SPECIAL]
-    before = masked(share=0.9).collate((block, following), generator())
+    before = masked(mask_fraction=0.9).collate((block, following), generator())
     assert (before.targets[before.targets != -1] >= SPECIAL).all()
     now = before.ids.gather(1, before.places)[before.targets != -1]
     assert ((now >= SPECIAL) | (now == TOKENIZER.mask_id)).all()
@@ -146,7 +146,7 @@ def spans(kind, ids):
 def test_whole_words_are_whole(kind):
     whole, broken = 0, 0
     for whole_words in (True, False):
-        task = masked(kind, whole_words=whole_words, share=0.3)
+        task = masked(kind, whole_words=whole_words, mask_fraction=0.3)
         batch = task.collate(of_text(kind), generator())
         for row, places, targets in zip(originals(batch), batch.places, batch.targets, strict=True):
             chosen = set((places[targets != -1] - 1).tolist())
@@ -160,7 +160,7 @@ def test_whole_words_are_whole(kind):
 
 
 def test_a_word_that_does_not_fit_leaves_its_place_to_others():
-    task = masked("wordpiece", whole_words=True, share=0.15)
+    task = masked("wordpiece", whole_words=True, mask_fraction=0.15)
     batch = task.collate(of_text("wordpiece", rows=30), generator())
     counts = (batch.targets != -1).sum(1)
     assert (counts <= round(0.15 * 60)).all()
@@ -169,7 +169,7 @@ def test_a_word_that_does_not_fit_leaves_its_place_to_others():
 
 @pytest.mark.parametrize("kind", ["char", "word"])
 def test_characters_and_words_stand_each_for_itself(kind):
-    words = Words.of(KINDS[kind])
+    words = VocabInfo.of(KINDS[kind])
     ids, _ = of_text(kind)
     assert words.begins(ids).all()
 
@@ -178,7 +178,7 @@ def test_punctuation_and_spaces_begin_words():
     tokenizer = KINDS["bpe"]
     ids = np.array([tokenizer.encode("are, shown\nbelow 12345x")])
     pieces = [tokenizer.piece(id) for id in ids[0]]
-    begins = Words.of(tokenizer).begins(ids)[0]
+    begins = VocabInfo.of(tokenizer).begins(ids)[0]
     words = [0, *np.flatnonzero(begins)[1:], len(pieces)]
     joined = ["".join(pieces[a:b]) for a, b in pairwise(words)]
     assert joined == ["are", ",", " shown", "\n", "below", " 12345x"]
@@ -206,7 +206,7 @@ def packed(rows=4, width=40, seed=0):
 @pytest.mark.parametrize("next_sentence", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_loss_is_the_slow_formula_over_all_logits(next_sentence, smoothing):
-    task = masked(smoothing=smoothing, next_sentence=next_sentence)
+    task = masked(label_smoothing=smoothing, next_sentence=next_sentence)
     batch = task.collate(blocks(6, 40) if next_sentence else packed(), generator())
     net = model(**PAIRED).double().train()
     total = 0.0
@@ -273,7 +273,7 @@ def test_the_padding_of_the_last_row_is_not_seen_and_not_chosen():
     following = following.copy()
     following[1, 11:] = -1
     block[1, 11:] = 0
-    task = masked(share=0.9)
+    task = masked(mask_fraction=0.9)
     ordinary = np.arange(TOKENIZER.size) >= SPECIAL
     ordinary[0] = True  # as in vocabularies that fill up with another id
     vars(task)["words"] = replace(task.words, ordinary=ordinary)
@@ -450,11 +450,11 @@ def test_a_batch_is_pinned_whole():
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, math.nan])
 def test_a_share_that_hides_nothing_or_everything_is_refused(share):
     with pytest.raises(ConfigError, match="must lie between 0 and 1"):
-        Masked(share=share)
+        Masked(mask_fraction=share)
 
 
 def test_where_every_word_is_too_long_a_part_of_one_is_hidden():
-    task = masked("bpe", whole_words=True, share=0.15)
+    task = masked("bpe", whole_words=True, mask_fraction=0.15)
     ids = np.array([task.tokenizer.encode("unbelievableetymologiesandotherembeddings")[:12]] * 3)
     batch = task.collate((ids, ids), generator())
     assert task.count(batch) > 0

@@ -13,8 +13,8 @@ from regard.data.batch import PairBatch, TextBatch
 from regard.errors import ConfigError
 from regard.models.build import build_model, resolve
 from regard.nn.state import Source
+from regard.pipelines import prepare_training
 from regard.pipelines.evaluate import own_loss
-from regard.pipelines.prepare import prepare
 from regard.tasks import Causal, Seq2Seq
 from regard.tasks.scheduled import SAMPLINGS, _drawn, mixed, sampling
 from regard.training.run import begin, resume
@@ -95,7 +95,7 @@ def test_a_share_stays_a_share_for_ever():
 def test_a_share_that_is_none_is_refused(choice, said):
     for task in (Causal, Seq2Seq):
         with pytest.raises(ConfigError, match=said):
-            task(sampled=choice)
+            task(scheduled_sampling=choice)
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
@@ -207,7 +207,7 @@ def test_the_loss_on_its_own_words_is_that_of_reading_what_it_writes(name):
         wrote = model.head(model(read, source=source))[:, -1:].argmax(-1)
         read = torch.cat([read, wrote], 1)
     expected = Seq2Seq().metrics(model, [replace(batch, ids=read)])["loss"]
-    exam = SimpleNamespace(task=Seq2Seq(), held_out=lambda _: [batch])
+    exam = SimpleNamespace(task=Seq2Seq(), validation_batches=lambda _: [batch])
     before = torch.get_rng_state()
     found = own_loss(exam, model, torch.device("cpu"))
     assert found == pytest.approx(expected, rel=1e-5)
@@ -234,8 +234,8 @@ def data(tmp_path_factory):
 
 GROWING = {"kind": "linear", "most": 1.0}
 TASKS = {
-    "cats.txt": {"kind": "causal", "sampled": GROWING},
-    "pairs.tsv": {"kind": "seq2seq", "sampled": GROWING},
+    "cats.txt": {"kind": "causal", "scheduled_sampling": GROWING},
+    "pairs.tsv": {"kind": "seq2seq", "scheduled_sampling": GROWING},
 }
 LSTM = {"family": "recurrent", "dim": 8, "layers": 1, "context": 8, "dropout": 0.1}
 
@@ -243,14 +243,14 @@ LSTM = {"family": "recurrent", "dim": 8, "layers": 1, "context": 8, "dropout": 0
 @pytest.mark.parametrize("kind", TASKS)
 def test_the_marks_of_a_batch_are_a_function_of_seed_and_step(kind, data):
     settings = config(data / kind, {"task": TASKS[kind]}, steps=100)
-    one, other = prepare(settings), prepare(settings)
+    one, other = prepare_training(settings), prepare_training(settings)
     for number in (0, 7, 199):  # two to a step
         assert torch.equal(one.batch(number).own, other.batch(number).own)
     assert not one.batch(0).own.any()
     share = np.mean([one.batch(number).own.float().mean() for number in range(90, 110)])
     assert share == pytest.approx(0.5, abs=0.1)
     assert one.batch(199).own.float().mean() > 0.9
-    assert all(batch.own is None for batch in one.held_out(100))
+    assert all(batch.own is None for batch in one.validation_batches(100))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,10 @@ def test_a_run_of_it_goes_on_bit_for_bit(kind, model, data, tmp_path, monkeypatc
 
 
 def test_a_share_of_nothing_is_a_run_without_it(data, tmp_path):
-    for name, task in {"plain": "causal", "zero": {"kind": "causal", "sampled": 0.0}}.items():
+    for name, task in {
+        "plain": "causal",
+        "zero": {"kind": "causal", "scheduled_sampling": 0.0},
+    }.items():
         settings = replace(config(data / "cats.txt", steps=2), task=task)
         list(begin(settings, tmp_path / name))
     assert contents(tmp_path / "plain") == contents(tmp_path / "zero")
@@ -280,8 +283,16 @@ def test_a_share_of_nothing_is_a_run_without_it(data, tmp_path):
 @pytest.mark.parametrize(
     ("task", "model", "said"),
     [
-        ({"kind": "causal", "sampled": 0.5}, {"preset": "ngram"}, "'ngram' counts the text"),
-        ({"kind": "masked", "sampled": 0.5}, {"preset": "tiny-encoder"}, "option 'sampled'"),
+        (
+            {"kind": "causal", "scheduled_sampling": 0.5},
+            {"preset": "ngram"},
+            "'ngram' counts the text",
+        ),
+        (
+            {"kind": "masked", "scheduled_sampling": 0.5},
+            {"preset": "tiny-encoder"},
+            "option 'scheduled_sampling'",
+        ),
     ],
 )
 def test_where_nothing_is_drawn_it_is_refused(task, model, said, data, tmp_path):

@@ -63,7 +63,7 @@ OBJECTIVES = {
     "decoder": ("modern", {**READER, "kv_heads": 1}, Causal(), text_batch),
     "side by side": ("gpt2", {**READER, "norm_order": "parallel"}, Causal(), text_batch),
     "windows": ("gpt2", {**READER, "position": "alibi", "window": 3}, Causal(), text_batch),
-    "encoder": ("tiny-encoder", READER, Masked(smoothing=0.1), masked_batch),
+    "encoder": ("tiny-encoder", READER, Masked(label_smoothing=0.1), masked_batch),
     "one block": ("tiny-encoder", {**READER, "shared_layers": True}, Masked(), masked_batch),
     "sentences": (
         "tiny-encoder",
@@ -71,7 +71,7 @@ OBJECTIVES = {
         Masked(next_sentence=True),
         sentence_batch,
     ),
-    "encoder-decoder": ("transformer-base", READER, Seq2Seq(smoothing=0.1), pair_batch),
+    "encoder-decoder": ("transformer-base", READER, Seq2Seq(label_smoothing=0.1), pair_batch),
     "label": ("tiny-encoder", {**READER, **CLASSES}, Label(), label_batch),
     "tag": ("tiny-encoder", {**READER, "head": {"kind": "tag", "classes": 3}}, Tag(), tag_batch),
     "vision": ("tiny-vit", {**TINY, **IMAGES, **CLASSES}, Classify(), image_batch),

@@ -45,7 +45,7 @@ def work(job):
     torch.set_num_threads(1)
     if "words" in job:
         if int(os.environ["RANK"]) == job.get("fails"):
-            run.prepare = fail
+            run.prepare_training = fail
         os.dup2(2, 1)
         main(job["words"])
     if "event" in job:

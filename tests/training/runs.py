@@ -44,7 +44,7 @@ def config(path, over=None, **train) -> RunConfig:
     pairs = Path(path).suffix == ".tsv"
     base = {
         "name": "test",
-        "task": {"kind": "seq2seq" if pairs else "causal", "smoothing": 0.1},
+        "task": {"kind": "seq2seq" if pairs else "causal", "label_smoothing": 0.1},
         "data": {"path": str(path), "tokenizer": "char"},
         "model": {
             "preset": "tiny-encoder-decoder" if pairs else "tiny-decoder",

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from regard.tasks import TASKS, Forecast, Middle
+from regard.tasks import TASKS, CBOWTask, Forecast
 from regard.training.loop import train
 from training.objectives import OBJECTIVES, make_objective
 
@@ -37,5 +37,5 @@ def test_micro_batches_of_every_task_give_the_weights_of_the_whole_batch(name):
 
 def test_every_task_is_among_them():
     # no layers: tests/tasks/test_cbow.py; no steps: tests/tasks/test_forecast.py
-    apart = {Middle, Forecast}
+    apart = {CBOWTask, Forecast}
     assert {type(task) for _, _, task, _ in OBJECTIVES.values()} == set(TASKS.values()) - apart

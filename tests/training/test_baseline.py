@@ -7,7 +7,7 @@ import pytest
 
 import count_reference as reference
 from regard.errors import Stopped
-from regard.pipelines.prepare import prepare
+from regard.pipelines import prepare_training
 from regard.training import baseline
 from regard.training.baseline import read_baseline
 from regard.training.events import BaselineEvaluated
@@ -28,7 +28,7 @@ def test_what_is_to_beat_is_the_formulas_loss_on_the_same_targets(
     monkeypatch.setattr(baseline, "MOST_TOKENS", most)
     settings = config(data / "cats.txt", steps=1)
     (counted,) = run(settings, tmp_path / "run")
-    material = prepare(settings)
+    material = prepare_training(settings)
 
     def rows(batches):
         return [
@@ -37,11 +37,11 @@ def test_what_is_to_beat_is_the_formulas_loss_on_the_same_targets(
             for ids, targets in zip(batch.ids, batch.targets, strict=True)
         ]
 
-    learned = rows(material.train_in_order())[: 16 if most == 100 else None]  # a batch has 16 rows
+    learned = rows(material.all_batches())[: 16 if most == 100 else None]  # a batch has 16 rows
     slow = reference.KneserNey(learned, material.tokenizers.size, 3)
     surprises = [
         -math.log(slow.table(ids)[place, target])
-        for ids, targets in rows(material.held_out(200))
+        for ids, targets in rows(material.validation_batches(200))
         for place, target in enumerate(targets)
         if target != -1
     ]

@@ -30,9 +30,9 @@ def pair_batch():
     [
         ("gpt2", {}, Causal(), text_batch),
         ("modern", {"kv_heads": 1}, Causal(), text_batch),
-        ("tiny-decoder", {}, Causal(smoothing=0.1), text_batch),
+        ("tiny-decoder", {}, Causal(label_smoothing=0.1), text_batch),
         ("gpt2", {"position": "alibi", "window": 3}, Causal(), text_batch),
-        ("transformer-base", {"dropout": 0.0}, Seq2Seq(smoothing=0.1), pair_batch),
+        ("transformer-base", {"dropout": 0.0}, Seq2Seq(label_smoothing=0.1), pair_batch),
         ("transformer-base", {"dropout": 0.0, "position": "t5"}, Seq2Seq(), pair_batch),
     ],
 )

@@ -7,14 +7,14 @@ import torch
 
 from regard.data.batch import ImageBatch, TextBatch
 from regard.models.build import count_parameters, describe, resolve
-from regard.pipelines.prepare import prepare
+from regard.pipelines import prepare_training
 from regard.training.setup import time_budget as size
 from regard.training.setup.time_budget import fit_to_minutes
 from training.objectives import masked_batch, pair_batch
 from training.runs import config
 
 MASKED = {
-    "task": {"kind": "masked", "smoothing": 0.1},
+    "task": {"kind": "masked", "label_smoothing": 0.1},
     "data": {"tokenizer": "word"},
     "model": {"preset": "tiny-encoder"},
 }
@@ -98,7 +98,7 @@ def test_compiling_is_no_part_of_the_time_of_a_step(data, monkeypatch):
     monkeypatch.setattr(torch, "compile", slow_at_first)
     monkeypatch.setattr(size.time, "perf_counter", lambda: now[0])
     given = config(data / "cats.txt")
-    material = prepare(given)
+    material = prepare_training(given)
     ids = torch.zeros(2, 8).long()
     rows = lambda number: TextBatch(ids[:, : number + 1], ids[:, : number + 1])  # noqa: E731
     material = replace(material, batch=rows)
@@ -113,7 +113,7 @@ def test_of_several_ranks_each_has_its_share_of_a_step(accumulate, rows, data, m
     for name, value in {"RANK": 0, "WORLD_SIZE": 4, "MASTER_ADDR": "here"}.items():
         monkeypatch.setenv(name, str(value))
     given = config(data / "cats.txt", batch=24, accumulate=accumulate)
-    material = prepare(given)
+    material = prepare_training(given)
     given = replace(given, model=describe(material.model))
     train, seen = size.train, []
 

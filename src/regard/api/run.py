@@ -45,24 +45,23 @@ from regard.models.transformer import Transformer
 from regard.models.vision import Vision
 from regard.nn.stack import Stack
 from regard.nn.state import Source
-from regard.pipelines import evaluate
+from regard.pipelines import (
+    data_fingerprint,
+    evaluate,
+    open_split,
+    open_validation,
+    pair_task,
+    prepare_evaluation,
+    tokenizer_fingerprint,
+)
 from regard.pipelines.base import Progress, Tokenizers
 from regard.pipelines.by_length import ByLength
 from regard.pipelines.images import classify, image_task
 from regard.pipelines.labels import answers, label_task, rights_by_length
-from regard.pipelines.prepare import (
-    data_fingerprint,
-    examine,
-    load_tokenizers,
-    open_held_out,
-    open_split,
-    pair_task,
-    tokenizer_fingerprint,
-)
 from regard.pipelines.series import forecast, series_task
 from regard.tasks import TASKS
 from regard.tasks.seq2seq import Seq2Seq
-from regard.tasks.words import BLANK, framed
+from regard.tasks.vocab_info import BLANK, framed
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.import_export import Exported, export_run, run_config
 from regard.training.setup.device import pick_device
@@ -78,7 +77,7 @@ def load(path: Path | str, device: str = "auto") -> "Run":
         model = foreign.load()
     else:
         config = folder.load_config()
-        tokenizers = load_tokenizers(folder.path, config)
+        tokenizers = folder.load_tokenizers(config)
         folder.must_have(tokenizer_fingerprint(tokenizers))
         model = load_model(resolve(config.model), folder.kept_weights(), str(folder.model))
     where = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
@@ -353,7 +352,7 @@ class Run:
     ) -> dict[str, Any]:
         """All metrics of the run's task on its own held-out data, or on other data."""
         held = self._held_out(data)
-        exam = examine(self.config, held, self.tokenizers, progress)
+        exam = prepare_evaluation(self.config, held, self.tokenizers, progress)
         result: dict[str, Any] = evaluate.losses(exam, self.model, self.device)
         if isinstance(held, Pairs):
             result["loss_own"] = evaluate.own_loss(exam, self.model, self.device)
@@ -370,9 +369,11 @@ class Run:
             self._must("seq2seq", "be judged by the length of what is read")
         held = self._held_out(data)
         if isinstance(held, Labelled):
-            return rights_by_length(examine(self.config, held, self.tokenizers), self.model)
+            return rights_by_length(
+                prepare_evaluation(self.config, held, self.tokenizers), self.model
+            )
         assert isinstance(held, Pairs)
-        exam = examine(self.config, held, self.tokenizers)
+        exam = prepare_evaluation(self.config, held, self.tokenizers)
         return evaluate.written_by_length(
             exam, self.model, held, width=beam, length_penalty=length_penalty
         )
@@ -384,7 +385,7 @@ class Run:
             self._must("causal", "be judged")
         if data:
             learns = TASKS[kind_of(config.task)[0]].learns
-            return open_held_out(data, learns, lower=config.data.lower)
+            return open_validation(data, learns, lower=config.data.lower)
         if config.data.path is None and config.data.source is None:
             raise ConfigError("this run was not trained here; name data to judge it by")
         train, held = open_split(config)

@@ -26,8 +26,8 @@ def quickstart(
         from regard.cli.report import follow, suggest
         from regard.config import parse_overrides
         from regard.data.sources import Pairs
+        from regard.pipelines import open_split, prepare_evaluation
         from regard.pipelines.evaluate import written
-        from regard.pipelines.prepare import examine, open_split
         from regard.training.run import begin
         from regard.training.setup.configure import configure
         from regard.training.storage.run_folder import new_folder
@@ -41,7 +41,7 @@ def quickstart(
     with working(f"asking it for {JUDGED:,} numbers it never saw"):
         _, held = open_split(run.config)
         assert isinstance(held, Pairs)
-        exam = examine(run.config, held, run.tokenizers)
+        exam = prepare_evaluation(run.config, held, run.tokenizers)
         judged = min(JUDGED, held.count)
         share = written(exam, run.model, held, width=1, limit=judged)["exact_match"]
         pairs = list(islice(held.rows(), SHOWN))

@@ -60,19 +60,21 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def split(self, held_out: float, seed: int) -> tuple["Images", "Images"]:
+    def split(self, fraction: float, seed: int) -> tuple["Images", "Images"]:
         """The images to learn from and those to judge by.
 
-        The test part, where the data has one; else a share of `held_out`, drawn by the seed.
+        The test part, where the data has one; else a share of `fraction`, drawn by the seed.
         """
         if self.test is not None:
             return replace(self, test=None), self.test
-        if not 0 < held_out < 1:
-            raise ConfigError(f"held_out={held_out} must lie between 0 and 1, as 0.1 does")
-        count = round(len(self) * held_out)
+        if not 0 < fraction < 1:
+            raise ConfigError(
+                f"validation_fraction={fraction} must lie between 0 and 1, as 0.1 does"
+            )
+        count = round(len(self) * fraction)
         if not 0 < count < len(self):
             raise DataError(
-                f"{self.name}: {len(self)} images are too few to hold out a share of {held_out};"
+                f"{self.name}: {len(self)} images are too few to hold out a share of {fraction};"
                 "\ngive more images, or a validation folder of its own"
             )
         order = permute(np.arange(len(self)), len(self), seed)

@@ -41,16 +41,16 @@ class Labelled:
         """The texts as one reads them."""
         return [" ".join(parts) for parts, _ in self.rows]
 
-    def split(self, held_out: float, seed: int) -> tuple["Labelled", "Labelled"]:
-        """The texts to learn from, and about a `held_out` share of them for validation.
+    def split(self, fraction: float, seed: int) -> tuple["Labelled", "Labelled"]:
+        """The texts to learn from, and about a `fraction` share of them for validation.
 
-        A text is held out if hash(seed, text) < held_out · 2^64, so that equal texts never stand
+        A text is held out if hash(seed, text) < fraction · 2^64, so that equal texts never stand
         on both sides; each side gets at least one.
         """
         hashes = [hashed(seed, text) for text in self.texts()]
         limit = border(
             hashes,
-            held_out,
+            fraction,
             f"{self.name}: all {len(self)} texts are the same, so none can be held out;"
             "\ngive more texts, or a validation file of its own",
         )

@@ -28,16 +28,16 @@ class Pairs:
     rows: Callable[[], Iterator[Row]] = field(repr=False)
     digest: str
 
-    def split(self, held_out: float, seed: int) -> tuple["Pairs", "Pairs"]:
-        """The pairs to learn from, and about a `held_out` share of them for validation.
+    def split(self, fraction: float, seed: int) -> tuple["Pairs", "Pairs"]:
+        """The pairs to learn from, and about a `fraction` share of them for validation.
 
-        A row is held out if hash(seed, source) < held_out · 2^64, so that equal sources never
+        A row is held out if hash(seed, source) < fraction · 2^64, so that equal sources never
         stand on both sides; each side gets at least one row.
         """
         hashes = array("Q", (hashed(seed, source) for source, _ in self.rows()))
         limit = border(
             hashes,
-            held_out,
+            fraction,
             f"{self.name}: all {self.count} rows have the same source, so none can be held out;"
             "\ngive more pairs, or validation files of their own",
         )
@@ -86,17 +86,17 @@ class Pairs:
         return self.digest
 
 
-def border(hashes: Sequence[int], held_out: float, alike: str) -> int:
+def border(hashes: Sequence[int], fraction: float, alike: str) -> int:
     """The hash below which a row is held out: about this share of them, and one on each side.
 
     `alike` is told where all rows are, so that none can be.
     """
-    if not 0 < held_out < 1:
-        raise ConfigError(f"held_out={held_out} must lie between 0 and 1, as 0.1 does")
+    if not 0 < fraction < 1:
+        raise ConfigError(f"validation_fraction={fraction} must lie between 0 and 1, as 0.1 does")
     lowest, highest = min(hashes), max(hashes)
     if lowest == highest:
         raise DataError(alike)
-    return min(max(int(held_out * 2**64), lowest + 1), highest)
+    return min(max(int(fraction * 2**64), lowest + 1), highest)
 
 
 def hashed(seed: int, sentence: str) -> int:

@@ -38,11 +38,13 @@ class Series:
             raise ConfigError(f"{self.name}: {unknown('column', name, self.names)}")
         return self.values[:, -1 if name is None else self.names.index(name)]
 
-    def split(self, held_out: float) -> tuple["Series", "Series"]:
-        """What is learned from, and the last `held_out` share: the future of it."""
-        if not 0 < held_out < 1:
-            raise ConfigError(f"held_out={held_out} must lie between 0 and 1, as 0.1 does")
-        many = min(max(1, round(held_out * len(self))), len(self) - 1)
+    def split(self, fraction: float) -> tuple["Series", "Series"]:
+        """What is learned from, and the last `fraction` share: the future of it."""
+        if not 0 < fraction < 1:
+            raise ConfigError(
+                f"validation_fraction={fraction} must lie between 0 and 1, as 0.1 does"
+            )
+        many = min(max(1, round(fraction * len(self))), len(self) - 1)
         if many < 1:
             raise DataError(f"{self.name} has {len(self)} row; there is nothing to hold out")
         kept = len(self) - many

@@ -98,17 +98,19 @@ class Text:
                     raise DataError(message) from None
                 yield text.lower() if self.lower else text, last and document.ends
 
-    def split(self, held_out: float) -> tuple["Text", "Text"]:
-        """The text to learn from, and the last `held_out` share of its bytes for validation.
+    def split(self, fraction: float) -> tuple["Text", "Text"]:
+        """The text to learn from, and the last `fraction` share of its bytes for validation.
 
-            train = the first floor(size (1 - held_out)) bytes
+            train = the first floor(size (1 - fraction)) bytes
 
-        computed exactly for `held_out` as written (0.1 is one tenth, not the nearest float), and
+        computed exactly for `fraction` as written (0.1 is one tenth, not the nearest float), and
         moved back to the start of a character where it would cut one.
         """
-        if not 0 < held_out < 1:
-            raise ConfigError(f"held_out={held_out} must lie between 0 and 1, as 0.1 does")
-        left = int(self.size * (1 - Fraction(str(held_out))))
+        if not 0 < fraction < 1:
+            raise ConfigError(
+                f"validation_fraction={fraction} must lie between 0 and 1, as 0.1 does"
+            )
+        left = int(self.size * (1 - Fraction(str(fraction))))
         train: list[Document] = []
         rest = list(self.documents)
         while rest and left >= rest[0].size:
@@ -120,7 +122,7 @@ class Text:
             rest[0] = after
         if not train or not rest:
             raise DataError(
-                f"{self.name}: {self.size} bytes are too few to hold out a share of {held_out};"
+                f"{self.name}: {self.size} bytes are too few to hold out a share of {fraction};"
                 "\ngive more text, or a validation file of its own"
             )
         first, last = (sum(each.size for each in part) for part in (train, rest))

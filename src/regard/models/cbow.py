@@ -53,7 +53,7 @@ class NoiseHead(Head):
             return linear_cross_entropy(x, self.weight, self.log_noise, targets)
         if smoothing:
             raise ConfigError(
-                f"task.smoothing={smoothing} smooths a whole softmax; set model.negatives=0"
+                f"task.label_smoothing={smoothing} smooths a whole softmax; set model.negatives=0"
             )
         drawn = torch.multinomial(self.log_noise.exp(), len(x) * DRAWN, replacement=True)
         noise = F.embedding(drawn.view(len(x), DRAWN), self.weight)

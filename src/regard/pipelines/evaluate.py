@@ -16,9 +16,9 @@ from regard.explain.neighbours import WordVectors
 from regard.generate import BeamSearch, Search, generate, parse_chain
 from regard.models.base import Language
 from regard.pipelines import images, labels, series
-from regard.pipelines.base import Exam
+from regard.pipelines.base import EvalData
 from regard.pipelines.by_length import ByLength, by_length
-from regard.tasks.cbow import Middle
+from regard.tasks.cbow import CBOWTask
 from regard.tasks.masked import Masked
 from regard.tasks.metrics import bleu, chrf, exact_match
 from regard.tasks.scheduled import free_running
@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 
 def losses(
-    exam: Exam, model: nn.Module, device: torch.device, limit: int | None = None
+    exam: EvalData, model: nn.Module, device: torch.device, limit: int | None = None
 ) -> dict[str, float]:
     """The task's own metrics on the held-out data."""
-    batches = (batch.to(device) for batch in exam.held_out(limit))
+    batches = (batch.to(device) for batch in exam.validation_batches(limit))
     return exam.task.metrics(model, batches)
 
 
-def own_loss(exam: Exam, model: nn.Module, device: torch.device) -> float:
+def own_loss(exam: EvalData, model: nn.Module, device: torch.device) -> float:
     """The loss of a model that reads its own words in place of the truth: its exposure bias.
 
     It is above the plain loss by what the model has not learned about its own mistakes.
@@ -49,7 +49,9 @@ def own_loss(exam: Exam, model: nn.Module, device: torch.device) -> float:
     model.eval()
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(1)
-        batches = (free(cast(PairBatch, batch).to(device)) for batch in exam.held_out(None))
+        batches = (
+            free(cast(PairBatch, batch).to(device)) for batch in exam.validation_batches(None)
+        )
         return exam.task.metrics(model, batches)["loss"]
 
 
@@ -92,7 +94,7 @@ def translate(
 
 
 def written(
-    exam: Exam,
+    exam: EvalData,
     model: nn.Module,
     pairs: Pairs,
     *,
@@ -107,7 +109,7 @@ def written(
 
 
 def written_by_length(
-    exam: Exam, model: nn.Module, pairs: Pairs, *, width: int = 5, length_penalty: float = 1.0
+    exam: EvalData, model: nn.Module, pairs: Pairs, *, width: int = 5, length_penalty: float = 1.0
 ) -> ByLength:
     """The same by the length of the source; BLEU only where some text has its four words."""
     rows = list(pairs.rows())
@@ -122,7 +124,7 @@ def written_by_length(
     return by_length([source for source, _ in rows], judge)
 
 
-def _answers(exam: Exam, model: nn.Module, rows: Sequence[Row], search: Search) -> list[str]:
+def _answers(exam: EvalData, model: nn.Module, rows: Sequence[Row], search: Search) -> list[str]:
     """What the model writes for each source, in their order."""
     assert isinstance(exam.task, Seq2Seq)
     assert isinstance(exam.tokenizers, PairTokenizers)
@@ -148,11 +150,11 @@ def _judged(ours: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def sample(exam: Exam, model: nn.Module, seed: int) -> str:
+def sample(exam: EvalData, model: nn.Module, seed: int) -> str:
     """A little of what the model does now: text, a translation, blanks filled in, classes."""
     model.eval()
     language = cast(Language, model)
-    data, tokenizers = exam.held_out_data, exam.tokenizers
+    data, tokenizers = exam.validation_data, exam.tokenizers
     if isinstance(data, Images):
         return images.sample(exam, model)
     if isinstance(data, Series):
@@ -165,12 +167,12 @@ def sample(exam: Exam, model: nn.Module, seed: int) -> str:
         found = translate(model, exam.task, tokenizers, [source], search=BeamSearch(1))
         return f"{source}\n→ {next(found)[1]}\n= {target}"
     if isinstance(exam.task, Masked):
-        return exam.task.sample(model, exam.held_out(exam.model.context))
+        return exam.task.sample(model, exam.validation_batches(exam.model.context))
     assert isinstance(tokenizers, Tokenizer)
-    if isinstance(exam.task, Middle):
-        beginning = cast(TextBatch, next(iter(exam.held_out(exam.model.context))))
+    if isinstance(exam.task, CBOWTask):
+        beginning = cast(TextBatch, next(iter(exam.validation_batches(exam.model.context))))
         return WordVectors.of(model, tokenizers).sample(beginning.ids[0].tolist())
-    batch = cast(TextBatch, next(iter(exam.held_out(1))))
+    batch = cast(TextBatch, next(iter(exam.validation_batches(1))))
     first = np.asarray(batch.ids)[0, :1].tolist()
     chain = parse_chain()
     (ids,) = generate(language, [first], chain, tokens=160, seed=seed)

@@ -14,7 +14,7 @@ from regard.data.loader import RowLoader
 from regard.errors import ConfigError, DataError
 from regard.models.build import describe, resolve
 from regard.models.vision import VisionConfig
-from regard.pipelines.base import Exam, Material, generator_of
+from regard.pipelines.base import EvalData, TrainingData, generator_of
 from regard.tasks import TASKS
 from regard.tasks.classify import Classify
 
@@ -22,7 +22,9 @@ ROWS = 128  # of a step, where train.batch is not given
 SHOWN = 6  # images whose classes are told at each evaluation
 
 
-def prepare_images(config: RunConfig, train: Images, held: Images, fingerprint: str) -> Material:
+def prepare_images(
+    config: RunConfig, train: Images, held: Images, fingerprint: str
+) -> TrainingData:
     """Everything a run on images is trained and judged on."""
     settings = config.train
     if settings.tokens is not None:
@@ -52,11 +54,11 @@ def prepare_images(config: RunConfig, train: Images, held: Images, fingerprint: 
 
     as_is = train.square and train.side == size
     resized = "" if as_is else f"; resized to {size} × {size}"
-    return Material(
+    return TrainingData(
         **vars(exam),
         batch=batch,
-        samples=lambda number: loader.examples(number).tolist(),
-        train_in_order=lambda: _in_order(task, train, size, rows, None),
+        example_ids=lambda number: loader.examples(number).tolist(),
+        all_batches=lambda: _in_order(task, train, size, rows, None),
         description=[
             f"data       {train.description}{resized}",
             f"held out   {held.description}",
@@ -66,7 +68,7 @@ def prepare_images(config: RunConfig, train: Images, held: Images, fingerprint: 
     )
 
 
-def examine_images(config: RunConfig, held: Images) -> Exam:
+def examine_images(config: RunConfig, held: Images) -> EvalData:
     """What a model is judged by; the task must know its classes, as that of a run does."""
     task = image_task(config.task)
     held = held.named(task.names)
@@ -81,14 +83,14 @@ def examine_images(config: RunConfig, held: Images) -> Exam:
             f"task.mean={task.mean} must have a number for each of {model.channels} channels"
         )
     rows = max(ROWS, config.train.batch or 0)
-    return Exam(
+    return EvalData(
         task=task,
-        choice=config.task,
+        task_choice=config.task,
         tokenizers=None,
         model=model,
-        held_out=lambda limit: _in_order(task, held, model.image_size, rows, limit),
-        held_out_data=held,
-        held_out_size=len(held),
+        validation_batches=lambda limit: _in_order(task, held, model.image_size, rows, limit),
+        validation_data=held,
+        validation_size=len(held),
     )
 
 
@@ -126,10 +128,10 @@ def classify(
     ]
 
 
-def sample(exam: Exam, model: nn.Module) -> str:
+def sample(exam: EvalData, model: nn.Module) -> str:
     """What the model says of a few held-out images, and what they are."""
     assert isinstance(exam.task, Classify)
-    batch = next(iter(exam.held_out(SHOWN))).to(next(model.parameters()).device)
+    batch = next(iter(exam.validation_batches(SHOWN))).to(next(model.parameters()).device)
     assert isinstance(batch, ImageBatch)
     names = exam.task.names
     lines = [

@@ -20,9 +20,8 @@ from regard.models.build import describe, resolve
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
 from regard.nn.loss import IGNORED
-from regard.pipelines.base import Exam, Material, generator_of
+from regard.pipelines.base import DEFAULT_TOKENS, EvalData, TrainingData, generator_of
 from regard.pipelines.by_length import ByLength, by_length
-from regard.pipelines.text import TOKENS
 from regard.tasks import TASKS
 from regard.tasks.label import Label
 from regard.text import Tokenizer
@@ -33,7 +32,7 @@ AT_ONCE = 128  # texts that are judged together
 
 def prepare_labels(
     config: RunConfig, train: Labelled, held: Labelled, tokenizer: Tokenizer, fingerprint: str
-) -> Material:
+) -> TrainingData:
     """Everything a run on labels or tags is trained and judged on."""
     task = label_task(config.task)
     names = task.named(train.names)
@@ -50,42 +49,42 @@ def prepare_labels(
         f"tokenizer  {tokenizer.kind}, {tokenizer.size:,} tokens",
         f"classes    {', '.join(names[:12])}{', …' if len(names) > 12 else ''}",
     ]
-    if cut or exam.left_out:
+    if cut or exam.dropped:
         description.append(
-            f"cut        {cut:,} texts to learn from and {exam.left_out:,} held out, to the first "
+            f"cut        {cut:,} texts to learn from and {exam.dropped:,} held out, to the first "
             f"{model.context} tokens"
         )
-    return Material(
+    return TrainingData(
         **vars(exam),
         batch=lambda number: _batch(task, store, loader.examples(number), config, number),
-        samples=lambda number: loader.examples(number).indices.tolist(),
-        train_in_order=lambda: (_batch(task, store, r, config, 0) for r in loader.in_order()),
+        example_ids=lambda number: loader.examples(number).indices.tolist(),
+        all_batches=lambda: (_batch(task, store, r, config, 0) for r in loader.in_order()),
         description=description,
         fingerprint=fingerprint,
     )
 
 
-def examine_labels(config: RunConfig, held: Labelled, tokenizer: Tokenizer) -> Exam:
+def examine_labels(config: RunConfig, held: Labelled, tokenizer: Tokenizer) -> EvalData:
     """What a model is judged by; the task must know its classes, as that of a run does."""
     task, model = label_task(config.task), resolve(config.model)
     held = held.named(task.names)
     store, cut = _store(held, tokenizer, model)
     loader = _loader(config, model, store)
 
-    def held_out(limit: int | None) -> Iterator[Batch]:
+    def validation_batches(limit: int | None) -> Iterator[Batch]:
         targets = sum(len(classes) for _, classes in held.rows)
         most = None if limit is None else max(1, limit * len(held) // targets)
         return (_batch(task, store, rows, config, 0) for rows in loader.in_order(most))
 
-    return Exam(
+    return EvalData(
         task=task,
-        choice=config.task,
+        task_choice=config.task,
         tokenizers=tokenizer,
         model=model,
-        held_out=held_out,
-        held_out_data=held,
-        held_out_size=len(held),
-        left_out=cut,
+        validation_batches=validation_batches,
+        validation_data=held,
+        validation_size=len(held),
+        dropped=cut,
     )
 
 
@@ -174,7 +173,7 @@ def _store(data: Labelled, tokenizer: Tokenizer, model: ModelConfig) -> tuple[Pa
 def _loader(config: RunConfig, model: ModelConfig, store: PairStore) -> PairLoader:
     settings = config.train
     batch = None if settings.batch is None else max(1, settings.batch // settings.accumulate)
-    tokens = None if batch else (settings.tokens or TOKENS) // settings.accumulate
+    tokens = None if batch else (settings.tokens or DEFAULT_TOKENS) // settings.accumulate
     longest = model.context + 1  # pairs have a place more, for start or stop
     return PairLoader(store, tokens, settings.seed, longest=longest, batch=batch)
 
@@ -208,7 +207,7 @@ def answers(
     ]
 
 
-def rights_by_length(exam: Exam, model: nn.Module) -> ByLength:
+def rights_by_length(exam: EvalData, model: nn.Module) -> ByLength:
     """The share of right answers, for short texts and for long ones."""
     task, data, tokenizer = _told(exam)
     rows = list(encode(data, tokenizer, exam.model))
@@ -224,7 +223,7 @@ def rights_by_length(exam: Exam, model: nn.Module) -> ByLength:
     return by_length(data.texts(), lambda some: {"accuracy": float(right[list(some)].mean())})
 
 
-def sample(exam: Exam, model: nn.Module) -> str:
+def sample(exam: EvalData, model: nn.Module) -> str:
     """What the model says of a few held-out texts, and what is right."""
     task, data, tokenizer = _told(exam)
     lines = []
@@ -235,8 +234,8 @@ def sample(exam: Exam, model: nn.Module) -> str:
     return "\n".join(lines)
 
 
-def _told(exam: Exam) -> tuple[Label, Labelled, Tokenizer]:
-    task, data, tokenizer = exam.task, exam.held_out_data, exam.tokenizers
+def _told(exam: EvalData) -> tuple[Label, Labelled, Tokenizer]:
+    task, data, tokenizer = exam.task, exam.validation_data, exam.tokenizers
     assert isinstance(task, Label)
     assert isinstance(data, Labelled)
     assert isinstance(tokenizer, Tokenizer)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
-
-from regard.config import Choice, RunConfig, TrainConfig, kind_of, make, to_table
+from regard.config import Choice, RunConfig, kind_of, make, to_table
 from regard.data.batch import Batch
 from regard.data.loader import PairLoader, Rows
 from regard.data.sources import Data, Images, Labelled, Pairs, Series, Text, open_data
@@ -24,24 +21,21 @@ from regard.models.recurrent import RecurrentConfig
 from regard.models.transformer import TransformerConfig
 from regard.models.vision import VisionConfig
 from regard.pipelines.base import (
-    Exam,
-    Material,
+    DEFAULT_TOKENS,
+    EvalData,
     Progress,
     Tokenizers,
+    TrainingData,
     generator_of,
     scheduled,
 )
 from regard.pipelines.images import examine_images, prepare_images
 from regard.pipelines.labels import examine_labels, label_task, prepare_labels, reader
 from regard.pipelines.series import examine_series, prepare_series
-from regard.pipelines.text import TOKENS, examine_text, must_hide, prepare_text
+from regard.pipelines.text import examine_text, must_hide, prepare_text
 from regard.tasks import TASKS, Seq2Seq, Task
 from regard.text import PairTokenizers, Tokenizer, train_pair, train_tokenizer
 from regard.text.pairs import JOINT, SOURCE, TARGET
-from regard.training.optim import optimizers
-from regard.training.schedule import schedule
-from regard.training.setup.device import memory, pick_device
-from regard.training.storage.run_folder import RunFolder
 
 SHAPES: dict[str, tuple[str, ...]] = {
     "causal": ("decoder",),
@@ -62,9 +56,9 @@ def open_split(config: RunConfig) -> tuple[Data, Data]:
     whole = open_data(data.path, data.source, data.target, lower=data.lower, kind=kind)
     if not data.validation:
         if isinstance(whole, Text | Series):
-            return whole.split(data.held_out)
-        return whole.split(data.held_out, config.train.seed)
-    held = open_held_out(data.validation, whole.kind, lower=data.lower)
+            return whole.split(data.validation_fraction)
+        return whole.split(data.validation_fraction, config.train.seed)
+    held = open_validation(data.validation, whole.kind, lower=data.lower)
     return whole, held.against(cast(Any, whole))
 
 
@@ -82,7 +76,7 @@ def tokenizer_fingerprint(tokenizers: Tokenizers | None) -> str:
     return tokenizers.fingerprint()
 
 
-def open_held_out(paths: Sequence[Choice], holding: str, *, lower: bool) -> Data:
+def open_validation(paths: Sequence[Choice], holding: str, *, lower: bool) -> Data:
     """Data to judge by, of the same kind as that which was learned from."""
     if len(paths) > 2:
         raise ConfigError(f"validation takes one path, or a source and a target, not {len(paths)}")
@@ -98,11 +92,10 @@ def open_held_out(paths: Sequence[Choice], holding: str, *, lower: bool) -> Data
     return held
 
 
-def prepare(
+def prepare_training(
     config: RunConfig, tokenizers: Tokenizers | None = None, progress: Progress | None = None
-) -> Material:
+) -> TrainingData:
     """Open the data of a run and make its task; tokenizers are trained unless given."""
-    must_make_sense(config.train)
     train, held = open_split(config)
     fingerprint = data_fingerprint(train, held)
     _must_fit(config, train, tokenizers)
@@ -127,62 +120,12 @@ def prepare(
     return _prepare_pairs(config, train, held, tokenizers, fingerprint)
 
 
-def must_make_sense(settings: TrainConfig) -> None:
-    """Refuse numbers with which nothing could be learned."""
-    for name in (
-        *("steps", "batch", "tokens", "accumulate", "keep", "patience"),
-        *("evaluate_every", "evaluate_tokens", "save_every", "timeout"),
-    ):
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"train.{name}={value} must be at least 1")
-    for name, below in (("lr", math.inf), ("clip", math.inf), ("ema", 1)):
-        value = getattr(settings, name)
-        if not 0 <= value < below:
-            raise ConfigError(f"train.{name}={value} must be at least 0 and below {below}")
-    if settings.batch is not None and settings.batch % settings.accumulate:
-        raise ConfigError(
-            f"train.accumulate={settings.accumulate} must divide train.batch={settings.batch}"
-        )
-    if settings.accumulate > (most := settings.batch or settings.tokens or TOKENS):
-        raise ConfigError(
-            f"train.accumulate={settings.accumulate} must not be more than the {most:,} of a step"
-        )
-    if settings.patience is not None and settings.best == "last":
-        raise ConfigError(
-            "train.patience waits for a better model, and by train.best='last' every one is;\n"
-            "give train.best=loss, or train.patience=none"
-        )
-
-
-def _must_hold(config: RunConfig, model: ModelConfig) -> None:
-    """Refuse a step of which not even one vector for each token fits into memory."""
-    settings, context, dim = config.train, model.context, getattr(model, "dim", 1)
-    rows = settings.batch or (settings.tokens or TOKENS) // context
-    device = pick_device(config.device)
-    needed, free = 4 * dim * context * rows // settings.accumulate, memory(device)
-    if needed > free:
-        raise ConfigError(
-            f"{rows:,} rows of {context:,} tokens a step need {needed / 1e9:,.1f} GB for one layer "
-            f"alone; {device.type} has {free / 1e9:,.1f} GB\n"
-            "lower train.batch, train.tokens or model.context, or raise train.accumulate"
-        )
-
-
-def smallest(config: RunConfig) -> ModelConfig:
+def smallest_model(config: RunConfig) -> ModelConfig:
     """The model of a run before its data is read: with as few ids and classes as there can be."""
     task = TASKS.get(kind_of(config.task)[0])
     if task is not None and task.learns in ("labels", "tags"):
         return reader(config.model, label_task(config.task), classes=2, vocab_size=1)
     return resolve(config.model, vocab_size=1)
-
-
-class _Smallest(nn.Module):
-    """Something to try an optimizer on before there is a model: a matrix between layers, a bias."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(2, 2)])
 
 
 def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> None:
@@ -195,8 +138,6 @@ def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> N
         raise ConfigError(
             f"train.best={config.train.best!r} is not measured here; choose among {known}"
         )
-    schedule(config.train.schedule, config.train.steps)
-    optimizers(config.train.optimizer, _Smallest(), config.train.lr)
     wanted, found = TASKS[kind].learns, data.kind
     if wanted != found:
         fitting = ", ".join(name for name, task in TASKS.items() if task.learns == found)
@@ -208,8 +149,7 @@ def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> N
         raise ConfigError(
             f"train.start={config.train.start} has learned from {known}; {data.name} holds {found}"
         )
-    model = smallest(config)
-    _must_hold(config, model)
+    model = smallest_model(config)
     if (found == "images") != isinstance(model, VisionConfig):
         wrong = "does not read images" if found == "images" else "reads images only"
         raise ConfigError(
@@ -231,9 +171,9 @@ def _must_fit(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> N
             f"task={kind!r} needs a model of shape {fitting}, not {shape!r}; "
             "choose another model.preset or model.shape"
         )
-    if kind_of(config.task)[1].get("sampled") and is_closed_form(family_of(model)):
+    if kind_of(config.task)[1].get("scheduled_sampling") and is_closed_form(family_of(model)):
         raise ConfigError(
-            f"task.sampled lets a model read its own words while it learns step by step; "
+            "task.scheduled_sampling lets a model read its own predictions while it learns; "
             f"{family_of(model)!r} counts the text as it is\nleave it out, or choose another model"
         )
     if kind == "masked":
@@ -250,12 +190,12 @@ def _read_as(found: str) -> str:
     return "text" if found in ("labels", "tags") else found
 
 
-def examine(
+def prepare_evaluation(
     config: RunConfig,
     held: Data,
     tokenizers: Tokenizers | None,
     progress: Progress | None = None,
-) -> Exam:
+) -> EvalData:
     """Make the task of a run, and what its model is judged by, from held-out data alone."""
     if isinstance(held, Images):
         return examine_images(config, held)
@@ -323,7 +263,7 @@ def _keep(folder: Path, save: Callable[[Path], None]) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _examine_pairs(config: RunConfig, held: Pairs, tokenizers: PairTokenizers) -> Exam:
+def _examine_pairs(config: RunConfig, held: Pairs, tokenizers: PairTokenizers) -> EvalData:
     source, target = tokenizers.source, tokenizers.target
     sizes = {"source_vocab_size": None if tokenizers.shared else source.size}
     model = resolve(config.model, vocab_size=target.size, **sizes)
@@ -331,19 +271,19 @@ def _examine_pairs(config: RunConfig, held: Pairs, tokenizers: PairTokenizers) -
     store = pair_store(held, source, target)
     loader = _pair_loader(config, model, task, store)
 
-    def held_out(limit: int | None) -> Iterator[Batch]:
+    def validation_batches(limit: int | None) -> Iterator[Batch]:
         rows = None if limit is None else max(1, limit * len(store) // len(store.target_ids))
         return (_collate(config, task, store, each, 0) for each in loader.in_order(rows))
 
-    return Exam(
+    return EvalData(
         task=task,
-        choice=config.task,
+        task_choice=config.task,
         tokenizers=tokenizers,
         model=model,
-        held_out=held_out,
-        held_out_data=held,
-        held_out_size=len(loader),
-        left_out=loader.dropped,
+        validation_batches=validation_batches,
+        validation_data=held,
+        validation_size=len(loader),
+        dropped=loader.dropped,
     )
 
 
@@ -367,7 +307,7 @@ def _prepare_pairs(
     held: Pairs,
     tokenizers: PairTokenizers | None,
     fingerprint: str,
-) -> Material:
+) -> TrainingData:
     if tokenizers is None:
         tokenizers = _pair_tokenizers(config, train)
     source, target = tokenizers.source, tokenizers.target
@@ -383,23 +323,21 @@ def _prepare_pairs(
         f"held out   {held.description}",
         f"tokenizer  {target.kind}, {sizes}",
     ]
-    if loader.dropped or exam.left_out:
+    if loader.dropped or exam.dropped:
         longest = exam.model.context - 1 - cast(Seq2Seq, task).wider
         description.append(
-            f"left out   {loader.dropped:,} pairs to learn from and {exam.left_out:,} "
+            f"left out   {loader.dropped:,} pairs to learn from and {exam.dropped:,} "
             f"held out, longer than {longest} tokens"
         )
-    return Material(
+    return TrainingData(
         **vars(exam),
         batch=scheduled(
             config,
             task,
             lambda number: _collate(config, task, store, loader.examples(number), number),
         ),
-        samples=lambda number: loader.examples(number).indices.tolist(),
-        train_in_order=lambda: (
-            _collate(config, task, store, rows, 0) for rows in loader.in_order()
-        ),
+        example_ids=lambda number: loader.examples(number).indices.tolist(),
+        all_batches=lambda: (_collate(config, task, store, rows, 0) for rows in loader.in_order()),
         description=description,
         fingerprint=fingerprint,
     )
@@ -410,7 +348,7 @@ def _pair_loader(config: RunConfig, model: ModelConfig, task: Task, store: PairS
     longest = model.context - cast(Seq2Seq, task).wider
     settings = config.train
     batch = None if settings.batch is None else settings.batch // settings.accumulate
-    tokens = None if batch else (settings.tokens or TOKENS) // settings.accumulate
+    tokens = None if batch else (settings.tokens or DEFAULT_TOKENS) // settings.accumulate
     return PairLoader(store, tokens, settings.seed, longest=longest, batch=batch)
 
 
@@ -420,17 +358,15 @@ def _collate(config: RunConfig, task: Task, store: PairStore, rows: Rows, number
     return task.collate((sources, targets, rows.width), generator_of(config, number))
 
 
-def load_tokenizers(folder: Path, config: RunConfig) -> Tokenizers | None:
-    """The tokenizer of a run folder, or those of its two sides.
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds the file of any tokenizer."""
+    return any((folder / name).exists() for name in (JOINT, SOURCE, TARGET))
 
-    Images have none, and some imported checkpoints came without one. A model whose head no task
-    trains may have one.
-    """
+
+def load_tokenizers(folder: Path, config: RunConfig) -> Tokenizers:
+    """The tokenizer of a run folder, or those of its two sides."""
     kind = kind_of(config.task)[0]
     learns = TASKS[kind].learns if kind in TASKS else "text"
-    there = [name for name in (JOINT, SOURCE, TARGET) if (folder / name).exists()]
-    if not there and RunFolder(folder).load_environment().get("tokenizer") == "none":
-        return None
-    if learns == "pairs" or SOURCE in there:
+    if learns == "pairs" or (folder / SOURCE).exists():
         return PairTokenizers.load(folder)
-    return Tokenizer.load(folder / "tokenizer.json")
+    return Tokenizer.load(folder / JOINT)

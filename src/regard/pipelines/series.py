@@ -11,14 +11,16 @@ from regard.data.batch import Batch
 from regard.data.series import Series
 from regard.errors import DataError
 from regard.models.build import resolve
-from regard.pipelines.base import Exam, Material
+from regard.pipelines.base import EvalData, TrainingData
 from regard.tasks import TASKS
 from regard.tasks.forecast import Forecast
 
 SHOWN = 6  # numbers that are told at an evaluation
 
 
-def prepare_series(config: RunConfig, train: Series, held: Series, fingerprint: str) -> Material:
+def prepare_series(
+    config: RunConfig, train: Series, held: Series, fingerprint: str
+) -> TrainingData:
     """Everything a run on a series is fitted to and judged on."""
     task = series_task(config.task)
     numbers = train.column(task.column)
@@ -33,11 +35,11 @@ def prepare_series(config: RunConfig, train: Series, held: Series, fingerprint: 
     def batch(number: int) -> Batch:
         return exam.task.collate(train.column(column)[None], torch.Generator())
 
-    return Material(
+    return TrainingData(
         **vars(exam),
         batch=batch,
-        samples=lambda number: [0],
-        train_in_order=lambda: iter([batch(0)]),
+        example_ids=lambda number: [0],
+        all_batches=lambda: iter([batch(0)]),
         description=[
             f"data       {train.description}",
             f"held out   {held.description}",
@@ -47,22 +49,22 @@ def prepare_series(config: RunConfig, train: Series, held: Series, fingerprint: 
     )
 
 
-def examine_series(config: RunConfig, held: Series) -> Exam:
+def examine_series(config: RunConfig, held: Series) -> EvalData:
     """What a model is judged by; the task must know its column, as that of a run does."""
     task = series_task(config.task)
     numbers = held.column(task.column)[None]
 
-    def held_out(limit: int | None) -> Iterator[Batch]:
+    def validation_batches(limit: int | None) -> Iterator[Batch]:
         yield task.collate(numbers if limit is None else numbers[:, :limit], torch.Generator())
 
-    return Exam(
+    return EvalData(
         task=task,
-        choice=config.task,
+        task_choice=config.task,
         tokenizers=None,
         model=resolve(config.model),
-        held_out=held_out,
-        held_out_data=held,
-        held_out_size=len(held),
+        validation_batches=validation_batches,
+        validation_data=held,
+        validation_size=len(held),
     )
 
 
@@ -83,11 +85,11 @@ def forecast(model: nn.Module, task: Forecast, series: Series, steps: int) -> li
         return task.told(model.forecast(batch.series, steps)[0])  # type: ignore[operator]
 
 
-def sample(exam: Exam, model: nn.Module) -> str:
+def sample(exam: EvalData, model: nn.Module) -> str:
     """What the model says comes first after half of the held-out series, and what came."""
     assert isinstance(exam.task, Forecast)
-    assert isinstance(exam.held_out_data, Series)
-    held, middle = exam.held_out_data, len(exam.held_out_data) // 2
+    assert isinstance(exam.validation_data, Series)
+    held, middle = exam.validation_data, len(exam.validation_data) // 2
     came = held.column(exam.task.column)[middle : middle + SHOWN].tolist()
     told = forecast(model, exam.task, replace(held, values=held.values[:middle]), len(came))
     return "\n".join(

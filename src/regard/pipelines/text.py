@@ -14,11 +14,17 @@ from regard.errors import ConfigError, DataError
 from regard.models.build import resolve
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
-from regard.pipelines.base import Exam, Material, Progress, generator_of, scheduled
+from regard.pipelines.base import (
+    EvalData,
+    Progress,
+    TrainingData,
+    generator_of,
+    rows_per_step,
+    scheduled,
+)
 from regard.tasks import TASKS, Causal, Masked, Task
 from regard.text import Tokenizer
 
-TOKENS = 4096  # of a step, where neither train.batch nor train.tokens is given
 JUDGED = 1  # the seed of what is random in judging: the same for every run
 
 
@@ -29,7 +35,7 @@ def prepare_text(
     tokenizer: Tokenizer,
     fingerprint: str,
     progress: Progress | None,
-) -> Material:
+) -> TrainingData:
     """Everything a run on text is trained and judged on."""
     exam = examine_text(config, held, tokenizer, progress)
     task, model = exam.task, exam.model
@@ -46,16 +52,16 @@ def prepare_text(
         block = loader.examples(number)
         return task.collate((block[:, :-1], block[:, 1:]), generator_of(config, number))
 
-    return Material(
+    return TrainingData(
         **vars(exam),
         batch=scheduled(config, task, batch),
-        samples=lambda number: loader.starts(number).tolist(),
-        train_in_order=lambda: _blocks(config, task, model, store, None),
+        example_ids=lambda number: loader.starts(number).tolist(),
+        all_batches=lambda: _blocks(config, task, model, store, None),
         description=[
             f"data       {train.description}",
             f"held out   {held.description}",
             f"tokenizer  {tokenizer.kind}, {tokenizer.size:,} tokens; "
-            f"{len(store):,} to learn from, {exam.held_out_size:,} held out",
+            f"{len(store):,} to learn from, {exam.validation_size:,} held out",
         ],
         fingerprint=fingerprint,
     )
@@ -63,27 +69,27 @@ def prepare_text(
 
 def examine_text(
     config: RunConfig, held: Text, tokenizer: Tokenizer, progress: Progress | None
-) -> Exam:
+) -> EvalData:
     """What a model is judged by."""
     task = text_task(config, tokenizer)
     store = _store(task, held, tokenizer, _named(progress, "tokenizing held-out text"))
     if len(store) < 2:
         raise DataError(
             f"the held-out text has {len(store)} token, so there is nothing to predict in it;"
-            "\ngive more text, a larger data.held_out, or a data.validation of its own"
+            "\ngive more text, a larger data.validation_fraction, or a data.validation of its own"
         )
     if isinstance(task, Causal):
         first = len(tokenizer.decode([int(store.tokens[0])]).encode())
         task = replace(task, bytes_per_token=(store.bytes - first) / (len(store) - 1))
     model = resolve(config.model, vocab_size=tokenizer.size)
-    return Exam(
+    return EvalData(
         task=task,
-        choice=config.task,
+        task_choice=config.task,
         tokenizers=tokenizer,
         model=model,
-        held_out=lambda limit: _blocks(config, task, model, store, limit),
-        held_out_data=held,
-        held_out_size=len(store),
+        validation_batches=lambda limit: _blocks(config, task, model, store, limit),
+        validation_data=held,
+        validation_size=len(store),
     )
 
 
@@ -128,7 +134,7 @@ def _frame(task: Task) -> int:
 def _rows(config: RunConfig, model: ModelConfig) -> int:
     """The rows of a micro-batch."""
     settings = config.train
-    rows = settings.batch or (settings.tokens or TOKENS) // model.context
+    rows = rows_per_step(settings, model.context)
     return max(1, rows // settings.accumulate)
 
 

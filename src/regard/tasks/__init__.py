@@ -2,7 +2,7 @@
 
 from regard.tasks.base import Objective, Task
 from regard.tasks.causal import Causal
-from regard.tasks.cbow import Middle
+from regard.tasks.cbow import CBOWTask
 from regard.tasks.classify import Classify
 from regard.tasks.forecast import Forecast
 from regard.tasks.label import Label
@@ -13,7 +13,7 @@ from regard.tasks.tag import Tag
 TASKS: dict[str, type[Task]] = {
     "causal": Causal,
     "masked": Masked,
-    "cbow": Middle,
+    "cbow": CBOWTask,
     "seq2seq": Seq2Seq,
     "classify": Classify,
     "label": Label,
@@ -23,12 +23,12 @@ TASKS: dict[str, type[Task]] = {
 
 __all__ = [
     "TASKS",
+    "CBOWTask",
     "Causal",
     "Classify",
     "Forecast",
     "Label",
     "Masked",
-    "Middle",
     "Objective",
     "Seq2Seq",
     "Tag",

@@ -33,10 +33,10 @@ class Task(Protocol):
         """What a held-out set says of the model."""
 
 
-def check_smoothing(smoothing: float) -> None:
+def check_label_smoothing(smoothing: float) -> None:
     """Refuse label smoothing that leaves nothing to learn."""
     if not 0 <= smoothing < 1:
-        raise ConfigError(f"task.smoothing={smoothing} must be at least 0 and below 1")
+        raise ConfigError(f"task.label_smoothing={smoothing} must be at least 0 and below 1")
 
 
 def class_names(given: list[str], own: Sequence[str]) -> list[str]:

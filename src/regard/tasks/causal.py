@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.config import Choice
 from regard.data.batch import TextBatch
 from regard.nn.head import IGNORED
-from regard.tasks.base import Learns, check_smoothing
+from regard.tasks.base import Learns, check_label_smoothing
 from regard.tasks.metrics import bits_per_byte, mean_loss, perplexity
 from regard.tasks.scheduled import mixed, sampling
 
@@ -24,13 +24,15 @@ class Causal:
     learns: ClassVar[Learns] = "text"
     verb: ClassVar[str] = "generate"
     measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_byte")
-    smoothing: float = 0.0
-    sampled: float | Choice = 0.0  # how often it reads its own words: a share, or one of SAMPLINGS
+    label_smoothing: float = 0.0
+    scheduled_sampling: float | Choice = (
+        0.0  # how often it reads its own words: a share, or one of SAMPLINGS
+    )
     bytes_per_token: float | None = None  # of the held-out text: makes bits per byte comparable
 
     def __post_init__(self) -> None:
-        check_smoothing(self.smoothing)
-        sampling(self.sampled, 1)
+        check_label_smoothing(self.label_smoothing)
+        sampling(self.scheduled_sampling, 1)
 
     def collate(
         self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
@@ -41,7 +43,7 @@ class Causal:
 
     def loss(self, model: nn.Module, batch: TextBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy."""
-        smoothing = self.smoothing if model.training else 0.0
+        smoothing = self.label_smoothing if model.training else 0.0
         hidden = model(mixed(model, batch.ids, batch.own))
         return model.head.loss(hidden, batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from regard.data.batch import TextBatch
 from regard.nn.head import IGNORED
-from regard.tasks.base import Learns, check_smoothing
+from regard.tasks.base import Learns, check_label_smoothing
 from regard.tasks.masked import guessed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Middle:
+class CBOWTask:
     r"""- sum_t log P(id_t | the words around it), or what stands for it with negative sampling.
 
     Every word of a row is the middle one once. Mikolov et al. 2013.
@@ -25,10 +25,10 @@ class Middle:
     learns: ClassVar[Learns] = "text"
     verb: ClassVar[str] = "neighbours"
     measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
-    smoothing: float = 0.0
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        check_smoothing(self.smoothing)
+        check_label_smoothing(self.label_smoothing)
 
     def collate(
         self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
@@ -39,7 +39,7 @@ class Middle:
 
     def loss(self, model: nn.Module, batch: TextBatch) -> Float[Tensor, ""]:
         """Summed over the words."""
-        smoothing = self.smoothing if model.training else 0.0
+        smoothing = self.label_smoothing if model.training else 0.0
         return model.head.loss(_read(model, batch), batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:

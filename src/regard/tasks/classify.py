@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.data.batch import ImageBatch
 from regard.errors import ConfigError, DataError
 from regard.nn.loss import IGNORED, cross_entropy
-from regard.tasks.base import Learns, check_smoothing, class_names
+from regard.tasks.base import Learns, check_label_smoothing, class_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Classify:
     learns: ClassVar[Learns] = "images"
     verb: ClassVar[str] = "predict"
     measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
-    smoothing: float = 0.0
+    label_smoothing: float = 0.0
     crop: int = 0
     flip: bool = False
     mean: list[float] = field(default_factory=list)  # of each channel; empty: of what is learned
@@ -37,7 +37,7 @@ class Classify:
     names: list[str] = field(default_factory=list)  # of the classes; empty: the data's own
 
     def __post_init__(self) -> None:
-        check_smoothing(self.smoothing)
+        check_label_smoothing(self.label_smoothing)
         if self.crop < 0:
             raise ConfigError(f"task.crop={self.crop} must be 0 or more pixels")
         if len(self.mean) != len(self.std) or any(each <= 0 for each in self.std):
@@ -70,7 +70,7 @@ class Classify:
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy; smoothed while training."""
-        smoothing = self.smoothing if model.training else 0.0
+        smoothing = self.label_smoothing if model.training else 0.0
         return model.head.loss(model(batch.images), batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: ImageBatch) -> Int[Tensor, ""]:

@@ -64,7 +64,7 @@ class Forecast:
                 raise DataError(
                     f"the held-out series has {batch.series.shape[1]:,} numbers; to look at {seen} "
                     f"and foretell {self.horizon}, it needs {seen + self.horizon};\n"
-                    "hold out more (data.held_out), or lower task.horizon or model.order"
+                    "hold out more (data.validation_fraction), or lower task.horizon or model.order"
                 )
             near.append(_ahead(model, batch).flatten())
             # every place from which there are `horizon` numbers to come: (places, seen + horizon)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.data.batch import LabelBatch, TagBatch
 from regard.errors import DataError
 from regard.nn.loss import IGNORED, cross_entropy
-from regard.tasks.base import Learns, check_smoothing, class_names
+from regard.tasks.base import Learns, check_label_smoothing, class_names
 
 Ids = Sequence[NDArray[np.int64]]
 Answers = tuple[NDArray[np.int64], NDArray[np.int64]]  # what is said, what is right
@@ -30,11 +30,11 @@ class Label:
     verb: ClassVar[str] = "predict"
     measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")
     head: ClassVar[str] = "classify"
-    smoothing: float = 0.0
+    label_smoothing: float = 0.0
     names: list[str] = field(default_factory=list)  # of the classes; empty: the data's own
 
     def __post_init__(self) -> None:
-        check_smoothing(self.smoothing)
+        check_label_smoothing(self.label_smoothing)
 
     def collate(
         self, examples: tuple[Ids, Ids, int], generator: torch.Generator
@@ -52,7 +52,7 @@ class Label:
 
     def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
         """Summed cross-entropy; smoothed while training."""
-        smoothing = self.smoothing if model.training else 0.0
+        smoothing = self.label_smoothing if model.training else 0.0
         logits = self.logits(model, batch)
         return cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), smoothing)
 

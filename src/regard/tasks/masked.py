@@ -16,9 +16,9 @@ from regard.errors import ConfigError, DataError
 from regard.nn.head import IGNORED
 from regard.nn.loss import CHUNK_ELEMENTS, cross_entropy
 from regard.nn.mask import Mask
-from regard.tasks.base import Learns, check_smoothing
+from regard.tasks.base import Learns, check_label_smoothing
 from regard.tasks.metrics import perplexity
-from regard.tasks.words import Words
+from regard.tasks.vocab_info import VocabInfo
 from regard.text import Tokenizer
 
 HIDDEN, REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
@@ -49,22 +49,24 @@ class Masked:
     learns: ClassVar[Learns] = "text"
     verb: ClassVar[str] = "predict"
     measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
-    share: float = 0.15
+    mask_fraction: float = 0.15
     whole_words: bool = False
     next_sentence: bool = False
-    smoothing: float = 0.0
+    label_smoothing: float = 0.0
     tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
-        check_smoothing(self.smoothing)
-        if not 0 < self.share < 1:
-            raise ConfigError(f"task.share={self.share} must lie between 0 and 1, as 0.15 does")
+        check_label_smoothing(self.label_smoothing)
+        if not 0 < self.mask_fraction < 1:
+            raise ConfigError(
+                f"task.mask_fraction={self.mask_fraction} must lie between 0 and 1, as 0.15 does"
+            )
 
     @cached_property
-    def words(self) -> Words:
+    def words(self) -> VocabInfo:
         """What the vocabulary says of its ids."""
         assert self.tokenizer is not None
-        return Words.of(self.tokenizer)
+        return VocabInfo.of(self.tokenizer)
 
     @property
     def frame(self) -> int:
@@ -108,7 +110,7 @@ class Masked:
         """Summed cross-entropy; only the chosen positions reach the vocabulary."""
         head: Any = model.head
         x = _read(model, batch)
-        smoothing = self.smoothing if model.training else 0.0
+        smoothing = self.label_smoothing if model.training else 0.0
         loss: Tensor = head.loss(_chosen_of(x, batch), batch.targets, smoothing=smoothing)
         if batch.follows is not None:  # one for each row, so times as many as there are targets
             pairs = cross_entropy(head.next_sentence(x), batch.follows)
@@ -217,12 +219,12 @@ class Masked:
         """The places to predict, as many columns for every batch of this shape; -1 is none."""
         ordinary = self.words.ordinary[ids] & real
         begins = self.words.begins(ids) if self.whole_words else np.ones_like(ordinary)
-        room = max(1, round(self.share * ids.shape[1]))
+        room = max(1, round(self.mask_fraction * ids.shape[1]))
         places = np.full((len(ids), room), -1)
         for row in range(len(ids)):
             starts = np.flatnonzero(begins[row])
             ends = np.append(starts[1:], ids.shape[1])
-            left = max(1, round(self.share * int(ordinary[row].sum())))
+            left = max(1, round(self.mask_fraction * int(ordinary[row].sum())))
             chosen: list[int] = []
             for word in np.argsort(chance[row, starts], kind="stable"):
                 start, end = int(starts[word]), int(ends[word])

@@ -20,21 +20,23 @@ Share = Callable[[int], float]  # of a step: how likely a token is the model's o
 def linear(steps: int, most: float = 0.5, over: float = 1.0) -> Share:
     """A line from 0 to `most` in the first `over` of all steps: most · min(1, s / (over steps))."""
     if not (0 <= most <= 1 and 0 < over <= 1):
-        raise ConfigError(f"task.sampled: most={most} and over={over} must lie between 0 and 1")
+        raise ConfigError(
+            f"task.scheduled_sampling: most={most} and over={over} must lie between 0 and 1"
+        )
     return lambda step: most * min(1.0, step / (over * steps))
 
 
 def exponential(steps: int, k: float = 0.999) -> Share:
     """1 - k^s at step s: early and fast."""
     if not 0 < k < 1:
-        raise ConfigError(f"task.sampled: k={k} must lie between 0 and 1, as in 0.999")
+        raise ConfigError(f"task.scheduled_sampling: k={k} must lie between 0 and 1, as in 0.999")
     return lambda step: 1.0 - k**step
 
 
 def sigmoid(steps: int, k: float = 100.0) -> Share:
     """1 - k / (k + exp(s / k)) at step s: the truth at first, then a turn around s = k log k."""
     if k < 1:
-        raise ConfigError(f"task.sampled: k={k} must be at least 1, as in 100")
+        raise ConfigError(f"task.scheduled_sampling: k={k} must be at least 1, as in 100")
     return lambda step: 1.0 - k / (k + math.exp(min(step / k, 700.0)))
 
 
@@ -51,9 +53,9 @@ def sampling(choice: float | Choice, steps: int) -> Share:
     Bengio et al. 2015, whose epsilon is the share of the truth, 1 minus ours.
     """
     if not isinstance(choice, int | float):
-        return make(choice, SAMPLINGS, "task.sampled", steps=steps)
+        return make(choice, SAMPLINGS, "task.scheduled_sampling", steps=steps)
     if not 0 <= choice <= 1:
-        raise ConfigError(f"task.sampled={choice} must be at least 0 and at most 1")
+        raise ConfigError(f"task.scheduled_sampling={choice} must be at least 0 and at most 1")
     return lambda step: float(choice)
 
 

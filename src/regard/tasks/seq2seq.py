@@ -15,7 +15,7 @@ from regard.data.batch import PairBatch
 from regard.nn.head import IGNORED
 from regard.nn.recurrent_attention import reinforce
 from regard.nn.state import Source
-from regard.tasks.base import Learns, check_smoothing
+from regard.tasks.base import Learns, check_label_smoothing
 from regard.tasks.metrics import mean_loss, perplexity
 from regard.tasks.scheduled import mixed, sampling
 
@@ -30,8 +30,10 @@ class Seq2Seq:
     learns: ClassVar[Learns] = "pairs"
     verb: ClassVar[str] = "translate"
     measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
-    smoothing: float = 0.1
-    sampled: float | Choice = 0.0  # how often it reads its own words: a share, or one of SAMPLINGS
+    label_smoothing: float = 0.1
+    scheduled_sampling: float | Choice = (
+        0.0  # how often it reads its own words: a share, or one of SAMPLINGS
+    )
     start_id: int = 1
     stop_id: int = 2
     source_stop_id: int = 2
@@ -39,8 +41,8 @@ class Seq2Seq:
     source_opening: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        check_smoothing(self.smoothing)
-        sampling(self.sampled, 1)
+        check_label_smoothing(self.label_smoothing)
+        sampling(self.scheduled_sampling, 1)
 
     @property
     def prompt(self) -> list[int]:
@@ -90,7 +92,7 @@ class Seq2Seq:
         Where a model draws, as hard attention does, `reinforce` is added, and it alone has the
         gradient of the draws.
         """
-        smoothing = self.smoothing if model.training else 0.0
+        smoothing = self.label_smoothing if model.training else 0.0
         ids = mixed(model, batch.ids, batch.own, batch.source)
         head: Any = model.head
         if not (model.training and getattr(model, "draws", False)):

@@ -11,7 +11,7 @@ from regard.data.batch import TextBatch
 from regard.errors import CheckpointError, ConfigError
 from regard.files.safetensors import read_json
 from regard.models.ngram import NGram, NGramConfig
-from regard.pipelines.base import Material
+from regard.pipelines.base import TrainingData
 from regard.tasks import Causal
 from regard.text import Tokenizer
 from regard.training.events import BaselineEvaluated
@@ -23,7 +23,7 @@ MOST_TOKENS = 2_000_000  # counted in a second or two
 Texts = Iterable[TextBatch]
 
 
-def count(material: Material, folder: RunFolder, limit: int) -> BaselineEvaluated:
+def count(material: TrainingData, folder: RunFolder, limit: int) -> BaselineEvaluated:
     """Count n-grams (modified Kneser–Ney) of the text, judge them as the model is, keep that.
 
     Of a long text the beginning is counted; `limit` held-out targets are judged, as in training.
@@ -32,9 +32,9 @@ def count(material: Material, folder: RunFolder, limit: int) -> BaselineEvaluate
     assert isinstance(task, Causal)
     assert isinstance(tokenizer, Tokenizer)
     model = NGram(NGramConfig(vocab_size=tokenizer.size, order=ORDER, smoothing="kneser_ney"))
-    learned = list(_first(cast(Texts, material.train_in_order()), MOST_TOKENS))
+    learned = list(_first(cast(Texts, material.all_batches()), MOST_TOKENS))
     model.fit(learned)
-    judged = cast(Texts, material.held_out(limit))
+    judged = cast(Texts, material.validation_batches(limit))
     scores = torch.cat([model.scores(each.ids, each.targets) for each in judged])
     tokens = sum(int(task.count(each)) for each in learned)
     counted = BaselineEvaluated(ORDER, tokens, task.measured(-float(scores.mean())))

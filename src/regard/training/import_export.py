@@ -22,7 +22,7 @@ from regard.hub.stream import send
 from regard.hub.tokenizers import write_tokenizers
 from regard.hub.verify import compare, obstacle
 from regard.models.build import describe, load_model, on_meta, resolve, weights
-from regard.pipelines.prepare import load_tokenizers, tokenizer_fingerprint
+from regard.pipelines import tokenizer_fingerprint
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import environment, memory
 from regard.training.storage.checkpoint import check_tensors, write_json
@@ -74,7 +74,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> Exported:
     folder = RunFolder(run)
     config = folder.load_config()
     model: Any = resolve(config.model)
-    tokenizers = load_tokenizers(folder.path, config)
+    tokenizers = folder.load_tokenizers(config)
     folder.must_have(tokenizer_fingerprint(tokenizers))
     chosen, table = write_config(model, family)
     change: Change | None = partial(reordered, model) if interleaved(model) else None

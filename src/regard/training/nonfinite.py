@@ -35,7 +35,7 @@ class Skips:
                 "step": number + 1,
                 "loss": _json(loss),
                 "grad_norm": _json(norm),
-                "samples": [sample for part in parts for sample in self.samples(part)],
+                "samples": [sample for part in parts for sample in self.example_ids(part)],
             }
         )
         self.in_a_row += 1

@@ -28,9 +28,13 @@ from regard.models.build import (
     on_meta,
     weights,
 )
-from regard.pipelines import evaluate
-from regard.pipelines.base import Material, Progress
-from regard.pipelines.prepare import load_tokenizers, prepare, smallest, tokenizer_fingerprint
+from regard.pipelines import (
+    evaluate,
+    prepare_training,
+    smallest_model,
+    tokenizer_fingerprint,
+)
+from regard.pipelines.base import Progress, TrainingData
 from regard.tasks import Causal, Objective
 from regard.training.baseline import count
 from regard.training.ema import EMA
@@ -54,6 +58,7 @@ from regard.training.setup.device import (
     ready_device,
 )
 from regard.training.setup.resume_checks import must_be_as_saved, must_have_more, must_stay
+from regard.training.setup.setting_checks import check_settings
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
 from regard.training.storage.disk_space import check_room
@@ -78,12 +83,13 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
     tokenizers = None
     if config.train.start is not None:
         start = RunFolder(config.train.start)
-        tokenizers = load_tokenizers(start.path, start.load_config())
+        tokenizers = start.load_tokenizers(start.load_config())
     device = ready_device(config)
     if "preset" in config.model:  # refuse the impossible before the data is read
-        check_memory(count_parameters(smallest(config)), config.train, device)
-    material = prepare(config, tokenizers, progress)
-    config = replace(config, model=describe(material.model), task=material.choice)
+        check_memory(count_parameters(smallest_model(config)), config.train, device)
+    check_settings(config)
+    material = prepare_training(config, tokenizers, progress)
+    config = replace(config, model=describe(material.model), task=material.task_choice)
     parameters = count_parameters(material.model)
     check_memory(parameters, config.train, device)
     _check_room(path, config, parameters)
@@ -138,7 +144,8 @@ def resume(
             return
         if newest is not None:
             must_be_as_saved(folder, config, newest)
-        material = prepare(config, load_tokenizers(folder.path, config), progress)
+        check_settings(config)
+        material = prepare_training(config, folder.load_tokenizers(config), progress)
         folder.must_have(tokenizer_fingerprint(material.tokenizers))
         folder.must_be_of(material.fingerprint)
         _check_room(path, config, count_parameters(material.model))
@@ -147,7 +154,7 @@ def resume(
 
 def _lead(
     config: RunConfig,
-    material: Material,
+    material: TrainingData,
     folder: RunFolder,
     device: torch.device,
     newest: checkpoint.Checkpoint | None,
@@ -174,7 +181,10 @@ def run_worker() -> Iterator[Event]:
     config, folder = build_config(RunConfig, order.config), ReadOnly(order.folder)
     with joined(order, store) as ranks:
         device, material = ranks.all_or_fail(
-            lambda: (ready_device(config), prepare(config, load_tokenizers(folder.path, config)))
+            lambda: (
+                ready_device(config),
+                prepare_training(config, folder.load_tokenizers(config)),
+            )
         )
         newest = None
         if order.step is not None:
@@ -198,7 +208,7 @@ def _check_room(path: Path, config: RunConfig, parameters: int) -> None:
 
 def _run(
     config: RunConfig,
-    material: Material,
+    material: TrainingData,
     folder: RunFolder,
     device: torch.device,
     newest: checkpoint.Checkpoint | None,
@@ -216,7 +226,7 @@ def _run(
     if settings.start is not None and newest is None:
         ranks.all_or_fail(partial(start_from, config, model))
     if hasattr(model, "survey") and newest is None:
-        ranks.all_or_fail(lambda: cast(Any, model).survey(material.train_in_order()))
+        ranks.all_or_fail(lambda: cast(Any, model).survey(material.all_batches()))
     if hasattr(model, "fit"):
         if ranks.is_rank0:
             yield from _fit(model, material, folder, device)
@@ -276,7 +286,7 @@ def _run(
         strategy=strategy,
         capture=captures(settings, device) and ranks.size == 1 and not packs(model),
     )
-    log = Log(folder, settings.steps, Skips(folder, material.samples, settings.accumulate))
+    log = Log(folder, settings.steps, Skips(folder, material.example_ids, settings.accumulate))
     began = time.perf_counter()
     done = start
     with Interrupts() as interrupts:
@@ -316,12 +326,12 @@ def _run(
 
 
 def _fit(
-    model: nn.Module, material: Material, folder: RunFolder, device: torch.device
+    model: nn.Module, material: TrainingData, folder: RunFolder, device: torch.device
 ) -> Iterator[Event]:
     """Models that count need no steps: look at everything once, judge, save."""
     began = time.perf_counter()
     folder.cut_back(dict.fromkeys(folder.sizes(), 0))
-    cast(Any, model).fit(material.train_in_order())
+    cast(Any, model).fit(material.all_batches())
     metrics = evaluate.losses(material, model, device)
     sample = evaluate.sample(material, model, 1)
     folder.append({"step": 1, "validation": metrics})

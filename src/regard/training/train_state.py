@@ -13,7 +13,7 @@ from torch import nn
 from regard.config import RunConfig, kind_of
 from regard.models.build import load_weights, weights
 from regard.pipelines import evaluate
-from regard.pipelines.base import Material
+from regard.pipelines.base import TrainingData
 from regard.tasks.metrics import better
 from regard.training.ema import EMA
 from regard.training.events import Evaluated, Event
@@ -70,7 +70,7 @@ class TrainState:
     """What a run has between two steps, on one of its ranks; all of them must ask alike."""
 
     config: RunConfig
-    material: Material
+    material: TrainingData
     folder: RunFolder
     device: torch.device
     strategy: ParallelStrategy

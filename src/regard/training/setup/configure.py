@@ -20,9 +20,9 @@ from regard.errors import ConfigError, unknown
 from regard.models.build import resolve
 from regard.models.presets import PRESETS
 from regard.pipelines.defaults import GENTLE, choose, named
-from regard.pipelines.prepare import must_make_sense
 from regard.tasks import TASKS
 from regard.training.setup.device import pick_device
+from regard.training.setup.setting_checks import check_train_config
 from regard.training.setup.time_budget import fit_to_minutes
 from regard.training.storage.run_folder import RunFolder
 
@@ -110,7 +110,7 @@ def _settle(base: dict[str, Any], over: dict[str, Any], file: Path | None) -> Ru
 def _must_be_right(file: Path, config: RunConfig) -> None:
     """Name the file whose settings do not go together."""
     try:
-        must_make_sense(config.train)
+        check_train_config(config.train)
         resolve(config.model, vocab_size=1)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None

@@ -12,8 +12,8 @@ from regard.data.batch import Batch, ImageBatch, MaskedBatch
 from regard.errors import ConfigError
 from regard.models.build import build_model, count_parameters, describe, is_closed_form, resolve
 from regard.nn.head import IGNORED
-from regard.pipelines.base import Material
-from regard.pipelines.prepare import prepare
+from regard.pipelines import prepare_training
+from regard.pipelines.base import TrainingData
 from regard.tasks import Objective
 from regard.training.loop import train
 from regard.training.optim import optimizers
@@ -27,6 +27,7 @@ from regard.training.setup.device import (
     compiles,
     ready_device,
 )
+from regard.training.setup.setting_checks import check_settings
 
 SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
 HEAD_DIM = 32
@@ -45,7 +46,8 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, model_too: bool = True)
     """
     if minutes <= 0:
         raise ConfigError(f"minutes={minutes:g} must be more than 0")
-    material = prepare(config)
+    check_settings(config)
+    material = prepare_training(config)
     table = describe(material.model)
     if is_closed_form(table["family"]):  # a model that counts takes the time it takes
         return config
@@ -86,7 +88,7 @@ def _tokens(batch: Batch, context: int) -> int:
 
 
 def _seconds(
-    config: RunConfig, material: Material, device: torch.device, *, compiled: bool
+    config: RunConfig, material: TrainingData, device: torch.device, *, compiled: bool
 ) -> float:
     """The seconds of a step, after some to warm up: one, or enough to compile every shape.
 

@@ -19,6 +19,7 @@ from regard.errors import CheckpointError, DataError
 from regard.files.atomic import aside, must_be_new
 from regard.files.safetensors import quoted
 from regard.files.untrusted import open_file, parse_json, read_text
+from regard.pipelines import has_tokenizer, load_tokenizers
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.parallel.launch import attempt, launch
@@ -111,6 +112,13 @@ class RunFolder:
     def load_environment(self) -> dict[str, Any]:
         """What the run was made with, data and tokenizer fingerprints included."""
         return self._json(self.environment)
+
+    def load_tokenizers(self, config: RunConfig) -> PairTokenizers | Tokenizer | None:
+        """The tokenizers of the run; None where it began without one, as a run on images does."""
+        without = self.load_environment().get("tokenizer") == "none"
+        if without and not has_tokenizer(self.path):
+            return None
+        return load_tokenizers(self.path, config)
 
     def must_have(self, tokenizer: str) -> None:
         """Refuse a tokenizer with another fingerprint than the run began with."""

@@ -42,7 +42,7 @@ JOINTS: dict[str, Callable[[str], tuple[bool, bool]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class VocabInfo:
     """A vocabulary as arrays over its ids.
 
         id t begins a word  <=>  not (continues[id_t] and open[id_{t-1}])

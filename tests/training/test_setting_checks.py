@@ -1,0 +1,38 @@
+"""Settings that are refused before the data is read."""
+
+import math
+
+import pytest
+
+from regard.errors import ConfigError
+from regard.training.setup.setting_checks import check_settings
+from training.runs import config
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", 0),
+        ("batch", -1),
+        ("tokens", 0),
+        ("accumulate", 0),
+        ("keep", 0),
+        ("patience", 0),
+        ("evaluate_every", -3),
+        ("evaluate_tokens", 0),
+        ("save_every", 0),
+        ("lr", -1.0),
+        ("lr", math.nan),
+        ("lr", math.inf),
+        ("clip", -1.0),
+        ("ema", 1.0),
+    ],
+)
+def test_a_number_with_which_nothing_is_learned_is_refused(data, name, value):
+    with pytest.raises(ConfigError, match=f"train.{name}={value} must be at least"):
+        check_settings(config(data / "cats.txt", **{name: value}))
+
+
+def test_patience_needs_something_to_wait_for(data):
+    with pytest.raises(ConfigError, match="patience waits for a better model"):
+        check_settings(config(data / "cats.txt", patience=2, best="last"))
