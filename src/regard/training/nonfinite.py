@@ -19,9 +19,9 @@ class Skips:
     """Counts the steps that were skipped in a row, and keeps what each of them read."""
 
     def __init__(
-        self, folder: RunFolder, samples: Callable[[int], list[int]], accumulate: int
+        self, folder: RunFolder, example_ids: Callable[[int], list[int]], accumulate: int
     ) -> None:
-        self.folder, self.samples, self.accumulate = folder, samples, accumulate
+        self.folder, self.example_ids, self.accumulate = folder, example_ids, accumulate
         self.in_a_row = 0
 
     def see(self, number: int, loss: float, norm: float, lr: float, *, skipped: bool) -> None:
@@ -35,7 +35,7 @@ class Skips:
                 "step": number + 1,
                 "loss": _json(loss),
                 "grad_norm": _json(norm),
-                "samples": [sample for part in parts for sample in self.example_ids(part)],
+                "samples": [id for part in parts for id in self.example_ids(part)],
             }
         )
         self.in_a_row += 1
