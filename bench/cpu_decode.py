@@ -22,7 +22,7 @@ import regard
 from regard.accel.packed_decoder import pack
 from regard.generate import generate, parse_chain
 from regard.generate.decode_loop import Engine
-from regard.hub.load import open_folder
+from regard.hub.external_checkpoint import open_checkpoint
 
 GREEDY = parse_chain(["greedy"])
 PROMPT = 16
@@ -35,7 +35,7 @@ def gpt2() -> tuple[Any, Any, int]:
     theirs = GPT2LMHeadModel(GPT2Config()).eval()
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
-        ours = open_folder(Path(folder)).load()
+        ours = open_checkpoint(Path(folder)).load()
     return ours.eval(), theirs, 24
 
 

@@ -52,10 +52,10 @@ def make(folder: Path, gigabytes: float) -> None:
     """A random LLaMA of about this size, as transformers would save it."""
     import torch
 
-    from regard.hub.config import write_config
-    from regard.hub.load import all_rules
-    from regard.hub.renaming import outward
-    from regard.hub.writer import Writer
+    from regard.hub.config_json import write_config
+    from regard.hub.external_checkpoint import prefixed_rules
+    from regard.hub.safetensors_writer import Writer
+    from regard.hub.weight_mapping import plan_export
     from regard.models.build import on_meta, preset, weights
 
     layers = max(1, round((gigabytes * 1e9 / 4 - 2 * 32000 * 1024) / 12.6e6))
@@ -64,7 +64,7 @@ def make(folder: Path, gigabytes: float) -> None:
     )
     family, table = write_config(config)
     shapes = {name: weight.shape for name, weight in weights(on_meta(config)).items()}
-    moves = outward(all_rules(family, config), shapes).moves
+    moves = plan_export(prefixed_rules(family, config), shapes).moves
     forms = {move.theirs: (torch.float32, shapes[move.ours[0]]) for move in moves}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(table))
@@ -111,7 +111,7 @@ def measure(verb: str, folder: str, run: str) -> None:
     """Do it here, watched by a thread, and print what it took."""
     import torch
 
-    from regard.hub.load import open_folder
+    from regard.hub.external_checkpoint import open_checkpoint
     from regard.training.import_export import import_run
 
     torch.ones(2, 2) @ torch.ones(2, 2)  # what torch allocates at its first use is its own affair
@@ -127,7 +127,7 @@ def measure(verb: str, folder: str, run: str) -> None:
     watcher = threading.Thread(target=watch)
     watcher.start()
     began = time.perf_counter()
-    kept = import_run(folder, Path(run)) if verb == "import" else open_folder(folder).load()
+    kept = import_run(folder, Path(run)) if verb == "import" else open_checkpoint(folder).load()
     seconds = time.perf_counter() - began
     done.set()
     watcher.join()

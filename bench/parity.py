@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from hub import small_encoders as encoders
 from hub import test_vit
 from hub.small import NAMES, small
-from regard.hub.load import open_folder
+from regard.hub.external_checkpoint import open_checkpoint
 
 LENGTHS = torch.tensor([11, 7, 4])
 REAL = torch.arange(11) < LENGTHS.unsqueeze(1)
@@ -52,7 +52,7 @@ def opened(theirs: Any) -> Any:
     """Their model, by way of a folder."""
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
-        return open_folder(folder).load().eval()
+        return open_checkpoint(folder).load().eval()
 
 
 def tell(name: str, wanted: torch.Tensor, found: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from hub.runs import make_foreign
+from hub.runs import make_checkpoint
 from regard.cli.info import can_draw
 from regard.explain.render.diagram import draw
 from regard.models.build import family_of, preset
@@ -170,7 +170,7 @@ def test_without_a_name_all_presets_are_listed(regard):
 
 
 def test_a_folder_of_weights_is_told_of_like_a_preset(regard, tmp_path):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     assert "checkpoint, transformer" in regard("info", tmp_path / "theirs").out
     assert regard("diff", "modern", tmp_path / "theirs").code == 0
     said = regard("info", tmp_path / "theirs", "model.layers=3")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from regard.errors import CheckpointError
 from regard.files.safetensors import DTYPES, Tensors, open_tensors, read_header
-from regard.hub.writer import Writer, in_shards, write_index
+from regard.hub.safetensors_writer import Writer, split_into_shards, write_index
 
 FLOATS = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -141,7 +141,7 @@ def test_any_bytes_are_a_file_or_a_clear_error(content, tmp_path_factory):
 def sharded(folder):
     tensors = {f"t{i}": torch.randn(4) for i in range(5)}
     forms = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-    files = in_shards(folder, forms, limit=32)
+    files = split_into_shards(folder, forms, limit=32)
     with Writer(files) as writer:
         for name, tensor in tensors.items():
             writer.put(name, tensor)
@@ -161,7 +161,7 @@ def test_shards_hold_together(tmp_path):
 def test_a_tensor_larger_than_a_shard_has_one_of_its_own(tmp_path):
     form = (torch.float32, torch.Size([100]))
     forms = {"a": form, "small": (torch.float32, torch.Size([1])), "b": form}
-    files = in_shards(tmp_path, forms, limit=50)
+    files = split_into_shards(tmp_path, forms, limit=50)
     assert [list(group) for group in files.values()] == [["a"], ["small"], ["b"]]
 
 

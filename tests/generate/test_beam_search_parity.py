@@ -5,7 +5,7 @@ import torch
 
 from hub import small, small_encoders
 from regard.generate import BeamSearch
-from regard.hub.load import open_folder
+from regard.hub.external_checkpoint import open_checkpoint
 from regard.nn.state import Source
 
 pytestmark = pytest.mark.parity
@@ -29,7 +29,7 @@ def pair(request, tmp_path_factory):
     else:
         theirs = small_encoders.small(name, dict(small_encoders.WRITERS)[name])
     theirs.save_pretrained(folder)
-    return theirs, open_folder(folder).load().eval()
+    return theirs, open_checkpoint(folder).load().eval()
 
 
 def ask(theirs, ours, width, power, until):

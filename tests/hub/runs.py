@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 from regard.config import RunConfig
-from regard.hub.config import write_config
-from regard.hub.load import all_rules
-from regard.hub.renaming import outward
+from regard.hub.config_json import write_config
+from regard.hub.external_checkpoint import prefixed_rules
+from regard.hub.weight_mapping import plan_export
 from regard.models.build import build_model, describe, preset, weights
 from regard.pipelines import tokenizer_fingerprint
 from regard.text import train_tokenizer
@@ -48,13 +48,13 @@ def random_model(config, dtype=torch.float32):
     return model.to(dtype)
 
 
-def make_foreign(path, config=None, family=None, change=None, **settings):
+def make_checkpoint(path, config=None, family=None, change=None, **settings):
     """A foreign folder with random weights; `change` may spoil the tensors first."""
     config = model_config() if config is None else config
     chosen, table = write_config(config, family)
     model = random_model(config)
     ours = weights(model)
-    moves = outward(all_rules(chosen, config), ours).moves
+    moves = plan_export(prefixed_rules(chosen, config), ours).moves
     tensors = {m.theirs: m.layout.join([ours[n] for n in m.ours]).contiguous() for m in moves}
     if change is not None:
         tensors = change(tensors)

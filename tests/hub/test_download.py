@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hub.runs import make_foreign
+from hub.runs import make_checkpoint
 from regard.errors import CheckpointError
 from regard.hub.download import fetch
 from regard.training.import_export import import_run
@@ -31,7 +31,7 @@ def serve(monkeypatch, folder):
 
 
 def test_weights_are_fetched_once_and_in_the_form_that_is_read(tmp_path, monkeypatch):
-    make_foreign(tmp_path / "0fa3c1")
+    make_checkpoint(tmp_path / "0fa3c1")
     taken = serve(monkeypatch, tmp_path / "0fa3c1")
     import_run("some/model", tmp_path / "run")
     assert taken == WANTED

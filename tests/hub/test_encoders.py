@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from hub.small_encoders import ENCODERS, LENGTHS, READERS, WRITERS, pair, results, small
 from regard.errors import CheckpointError, ConfigError
 from regard.generate import generate, parse_chain
-from regard.hub import HUB
-from regard.hub.config import read_as, write_config
-from regard.hub.load import open_folder
+from regard.hub import MODEL_TYPES
+from regard.hub.config_json import read_config_as, write_config
+from regard.hub.external_checkpoint import open_checkpoint
 from regard.models.build import weights
 from regard.models.presets import PRESETS
 from regard.training.import_export import export_run, import_run
@@ -32,7 +32,7 @@ def opened(tmp_path):
     def both(name, architecture):
         theirs = small(name, architecture)
         theirs.save_pretrained(tmp_path)
-        return theirs, open_folder(tmp_path).load().eval()
+        return theirs, open_checkpoint(tmp_path).load().eval()
 
     return both
 
@@ -92,7 +92,7 @@ def test_greedy_tokens_are_those_of_their_generate(opened, name, architecture):
 def test_gradients_are_theirs(tmp_path, name, architecture):
     theirs = small(name, architecture)
     theirs.save_pretrained(tmp_path)
-    foreign = open_folder(tmp_path)
+    foreign = open_checkpoint(tmp_path)
     ours = foreign.load().eval()
     for _, wanted, found in results(theirs, ours):
         wanted.square().mean().backward()
@@ -123,7 +123,7 @@ def test_what_was_read_is_written_bit_for_bit(tmp_path, name, architecture):
         before = {part: values for part, values in before.items() if "embed_pos" not in part}
     assert after.keys() == before.keys()
     assert all(torch.equal(after[part], before[part]) for part in before)
-    again = open_folder(new)
+    again = open_checkpoint(new)
     assert again.config == foreign.config
     assert all(map(torch.equal, weights(again.load()).values(), weights(foreign.load()).values()))
     _, report = getattr(transformers, architecture).from_pretrained(new, output_loading_info=True)
@@ -139,7 +139,7 @@ def test_the_first_files_of_bert_are_read_as_todays(tmp_path):
     """Norms with gamma and beta, buffers, copies of what is tied, and heads nobody asked for."""
     theirs = small("bert", "BertForPreTraining")
     theirs.save_pretrained(tmp_path)
-    before = open_folder(tmp_path).load()
+    before = open_checkpoint(tmp_path).load()
     tensors = load_file(tmp_path / "model.safetensors")
     old = {
         re.sub(r"LayerNorm\.(weight|bias)$", lambda found: f"LayerNorm.{OLD[found[1]]}", name): each
@@ -150,7 +150,7 @@ def test_the_first_files_of_bert_are_read_as_todays(tmp_path):
     old["cls.predictions.decoder.bias"] = old["cls.predictions.bias"].clone()
     save_file(old, tmp_path / "model.safetensors")
     _rewrite(tmp_path, architectures=["BertForMaskedLM"])
-    after = weights(open_folder(tmp_path).load())
+    after = weights(open_checkpoint(tmp_path).load())
     assert not {name for name in after if name.startswith(("head.pool", "head.follows"))}
     assert all(torch.equal(values, weights(before)[name]) for name, values in after.items())
 
@@ -173,23 +173,23 @@ def test_the_first_files_of_bert_are_read_as_todays(tmp_path):
 def test_a_copy_of_a_tied_tensor_must_be_equal(tmp_path, name, architecture, part, copy):
     small(name, architecture).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    expected = weights(open_folder(tmp_path).load())
+    expected = weights(open_checkpoint(tmp_path).load())
     save_file(tensors | {copy: tensors[part].clone()}, tmp_path / "model.safetensors")
-    found = weights(open_folder(tmp_path).load())
+    found = weights(open_checkpoint(tmp_path).load())
     assert all(torch.equal(found[part], values) for part, values in expected.items())
     save_file(tensors | {copy: tensors[part] + 1}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="should be one and the same tensor"):
-        open_folder(tmp_path).load()
+        open_checkpoint(tmp_path).load()
 
 
 def test_the_sines_in_a_file_of_marian_are_ignored(tmp_path):
     small("marian", "MarianMTModel").save_pretrained(tmp_path)
-    expected = weights(open_folder(tmp_path).load())
+    expected = weights(open_checkpoint(tmp_path).load())
     tensors = load_file(tmp_path / "model.safetensors")
     for side in ("encoder", "decoder"):
         tensors[f"model.{side}.embed_positions.weight"] = torch.zeros(32, 24)
     save_file(tensors, tmp_path / "model.safetensors")
-    found = weights(open_folder(tmp_path).load())
+    found = weights(open_checkpoint(tmp_path).load())
     assert all(torch.equal(found[part], values) for part, values in expected.items())
 
 
@@ -198,20 +198,20 @@ def test_a_t5_saved_by_transformers_5_keeps_its_own_output_matrix(tmp_path):
     small("t5-gated", "T5ForConditionalGeneration").save_pretrained(tmp_path)
     table = json.loads((tmp_path / "config.json").read_text())
     assert table["tie_word_embeddings"] is True
-    assert not open_folder(tmp_path).config.tied
+    assert not open_checkpoint(tmp_path).config.tied
     table.pop("scale_decoder_outputs")
     (tmp_path / "config.json").write_text(json.dumps(table | {"tie_word_embeddings": False}))
-    assert not open_folder(tmp_path).config.tied  # as the published files say it
+    assert not open_checkpoint(tmp_path).config.tied  # as the published files say it
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_config_json_leaves_out_is_as_in_their_class(name):
     import transformers
 
-    family = HUB[name]
+    family = MODEL_TYPES[name]
     given = {"architectures": [next(iter(family.heads))]}
     whole = transformers.AutoConfig.for_model(name).to_dict() | given
-    assert read_as(family, given) == read_as(family, whole)
+    assert read_config_as(family, given) == read_config_as(family, whole)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -244,4 +244,4 @@ def test_a_published_preset_is_of_its_family_and_of_no_other(name):
 def test_a_setting_that_has_no_counterpart_is_refused_by_name(name, setting, value):
     shown = str(value).removeprefix("gated-")
     with pytest.raises(ConfigError, match=f"({setting}=|activation ).*{shown}"):
-        read_as(HUB[name], {setting: value})
+        read_config_as(MODEL_TYPES[name], {setting: value})

@@ -11,8 +11,8 @@ import regard
 from hub.runs import make_run, model_config, tokenizer
 from regard.cli import main
 from regard.errors import CheckpointError, ConfigError
-from regard.hub import verify as check
-from regard.hub.load import open_folder
+from regard.hub import verify_export as check
+from regard.hub.external_checkpoint import open_checkpoint
 from regard.text import PairTokenizers
 from regard.training.import_export import export_run
 
@@ -109,13 +109,13 @@ def test_what_was_exported_can_be_imported_again(tmp_path):
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_large_model_is_written_in_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.hub.writer.SHARD", 5000)
+    monkeypatch.setattr("regard.hub.safetensors_writer.SHARD", 5000)
     ours = make_run(tmp_path / "run")
     export_run(tmp_path / "run", tmp_path / "theirs")
     shards = list((tmp_path / "theirs").glob("model-*-of-*.safetensors"))
     assert len(shards) > 3
     assert not (tmp_path / "theirs" / "model.safetensors").exists()
-    assert torch.equal(logits(open_folder(tmp_path / "theirs").load().eval()), logits(ours))
+    assert torch.equal(logits(open_checkpoint(tmp_path / "theirs").load().eval()), logits(ours))
 
 
 def test_a_model_that_no_family_has_is_refused_and_nothing_is_left(tmp_path):

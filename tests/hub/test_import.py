@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 import regard
-from hub.runs import TEXT, make_foreign, model_config, tokenizer
+from hub.runs import TEXT, make_checkpoint, model_config, tokenizer
 from regard.cli import main
 from regard.errors import CheckpointError, ConfigError
 from regard.files.safetensors import Tensors
-from regard.hub import llama2c
-from regard.hub.load import is_foreign, open_folder
+from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
+from regard.hub.families import llama2c
 from regard.models.build import weights
 from regard.training.import_export import import_run
 
@@ -33,7 +33,7 @@ def nothing_left(tmp_path, *but):
 
 
 def test_a_foreign_folder_becomes_a_run_that_writes_and_learns(tmp_path):
-    original = make_foreign(tmp_path / "theirs", bos_token_id=1, eos_token_id=2)
+    original = make_checkpoint(tmp_path / "theirs", bos_token_id=1, eos_token_id=2)
     tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
     run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
     assert torch.equal(logits(run.model.cpu()), logits(original))
@@ -57,7 +57,7 @@ def test_a_foreign_folder_becomes_a_run_that_writes_and_learns(tmp_path):
 
 
 def test_a_vocabulary_padded_beyond_the_tokenizer_can_be_learned_on(tmp_path):
-    make_foreign(tmp_path / "theirs", model_config(vocab_size=320))
+    make_checkpoint(tmp_path / "theirs", model_config(vocab_size=320))
     tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
     import_run(tmp_path / "theirs", tmp_path / "run")
     text = tmp_path / "text.txt"
@@ -74,9 +74,9 @@ def test_a_vocabulary_padded_beyond_the_tokenizer_can_be_learned_on(tmp_path):
 
 
 def test_a_foreign_folder_opens_as_a_run_without_a_copy(tmp_path):
-    original = make_foreign(tmp_path / "theirs")
+    original = make_checkpoint(tmp_path / "theirs")
     tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
-    assert is_foreign(tmp_path / "theirs")
+    assert is_external_checkpoint(tmp_path / "theirs")
     run = regard.load(tmp_path / "theirs", device="cpu")
     assert torch.equal(logits(run.model), logits(original))
     assert run.generate("the", tokens=8, seed=1)
@@ -85,7 +85,7 @@ def test_a_foreign_folder_opens_as_a_run_without_a_copy(tmp_path):
 
 
 def test_what_only_changes_its_name_goes_from_disk_to_disk(tmp_path, monkeypatch):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
 
     def refuse(self, name):
         raise AssertionError(f"{name} was read whole")
@@ -98,7 +98,7 @@ def test_what_only_changes_its_name_goes_from_disk_to_disk(tmp_path, monkeypatch
     "head", ["none", {"kind": "classify", "classes": 3, "pool": "last", "bias": False}]
 )
 def test_a_head_that_no_task_trains_says_so(head, tmp_path):
-    make_foreign(tmp_path / "theirs", model_config(head=head))
+    make_checkpoint(tmp_path / "theirs", model_config(head=head))
     tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
     run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
     assert run.config.task == "none"
@@ -109,14 +109,14 @@ def test_a_head_that_no_task_trains_says_so(head, tmp_path):
 
 
 def test_a_run_that_was_not_trained_here_is_trained_on_not_resumed(tmp_path):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     regard.import_model(tmp_path / "theirs", tmp_path / "run")
     with pytest.raises(ConfigError, match=r"regard train DATA train\.start="):
         regard.resume(tmp_path / "run", "train.steps=5")
 
 
 def test_a_folder_without_a_tokenizer_becomes_a_run_without_one(tmp_path):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
     assert run.tokenizers is None
     with pytest.raises(ConfigError, match="has no tokenizer"):
@@ -124,7 +124,7 @@ def test_a_folder_without_a_tokenizer_becomes_a_run_without_one(tmp_path):
 
 
 def test_an_imported_run_has_no_data_of_its_own_to_be_judged_by(tmp_path):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
     run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
     with pytest.raises(ConfigError, match="name data to judge it by"):
@@ -159,7 +159,7 @@ NORM = "model.norm.weight"
     ],
 )
 def test_tensors_that_do_not_fit_are_named_and_nothing_is_left(change, problem, tmp_path):
-    make_foreign(tmp_path / "theirs", change=change)
+    make_checkpoint(tmp_path / "theirs", change=change)
     for attempt in (
         lambda: import_run(tmp_path / "theirs", tmp_path / "run"),
         lambda: regard.load(tmp_path / "theirs"),
@@ -170,9 +170,9 @@ def test_tensors_that_do_not_fit_are_named_and_nothing_is_left(change, problem, 
 
 
 def test_of_many_problems_five_are_named(tmp_path):
-    make_foreign(tmp_path / "theirs", change=lambda tensors: dict([*tensors.items()][-3:]))
+    make_checkpoint(tmp_path / "theirs", change=lambda tensors: dict([*tensors.items()][-3:]))
     with pytest.raises(CheckpointError, match=r"(?s)is missing.*… and \d+ more") as raised:
-        open_folder(tmp_path / "theirs")
+        open_checkpoint(tmp_path / "theirs")
     assert len(str(raised.value).splitlines()) == 7
 
 
@@ -183,11 +183,11 @@ def test_a_copy_of_the_embedding_is_accepted_and_another_output_matrix_is_not(tm
     def changed(tensors):
         return tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}
 
-    original = make_foreign(tmp_path / "copied", change=copied)
-    assert torch.equal(logits(open_folder(tmp_path / "copied").load().eval()), logits(original))
-    make_foreign(tmp_path / "changed", change=changed)
+    original = make_checkpoint(tmp_path / "copied", change=copied)
+    assert torch.equal(logits(open_checkpoint(tmp_path / "copied").load().eval()), logits(original))
+    make_checkpoint(tmp_path / "changed", change=changed)
     with pytest.raises(CheckpointError, match=r"(?s)one and the same tensor.*tie_word_embeddings"):
-        open_folder(tmp_path / "changed").load()
+        open_checkpoint(tmp_path / "changed").load()
     with pytest.raises(CheckpointError, match="one and the same tensor"):
         import_run(tmp_path / "changed", tmp_path / "run")
     assert nothing_left(tmp_path, "changed", "copied")
@@ -200,21 +200,21 @@ def test_names_without_the_prefix_are_understood(tmp_path):
         named = {name.removeprefix("transformer."): t for name, t in tensors.items()}
         return named | {"h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.uint8)}
 
-    original = make_foreign(tmp_path / "theirs", model_config("gpt2"), change=bare)
-    assert torch.equal(logits(open_folder(tmp_path / "theirs").load().eval()), logits(original))
+    original = make_checkpoint(tmp_path / "theirs", model_config("gpt2"), change=bare)
+    assert torch.equal(logits(open_checkpoint(tmp_path / "theirs").load().eval()), logits(original))
 
 
 def test_a_config_without_a_class_takes_the_one_that_fits(tmp_path):
     head = {"kind": "classify", "classes": 3, "pool": "last", "bias": False}
-    make_foreign(tmp_path / "theirs", model_config(head=head), architectures=None)
-    assert open_folder(tmp_path / "theirs").config.head == head
+    make_checkpoint(tmp_path / "theirs", model_config(head=head), architectures=None)
+    assert open_checkpoint(tmp_path / "theirs").config.head == head
 
 
 def test_numbers_of_several_types_become_the_widest(tmp_path):
     def mixed(tensors):
         return {n: t if n == NORM else t.to(torch.bfloat16) for n, t in tensors.items()}
 
-    make_foreign(tmp_path / "theirs", change=mixed)
+    make_checkpoint(tmp_path / "theirs", change=mixed)
     theirs = load_file(tmp_path / "theirs" / "model.safetensors")
     foreign = import_run(tmp_path / "theirs", tmp_path / "run")
     assert foreign.dtype == torch.float32
@@ -241,14 +241,14 @@ def test_numbers_of_several_types_become_the_widest(tmp_path):
     ],
 )
 def test_absurd_sizes_are_refused_before_anything_is_made(settings, tmp_path):
-    make_foreign(tmp_path / "theirs", **settings)
+    make_checkpoint(tmp_path / "theirs", **settings)
     with pytest.raises((CheckpointError, ConfigError)):
-        open_folder(tmp_path / "theirs")
+        open_checkpoint(tmp_path / "theirs")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\x00", "[" * 100_000])
 def test_a_config_that_is_no_table_is_refused(content, tmp_path):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     (tmp_path / "theirs" / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"config\.json"):
         import_run(tmp_path / "theirs", tmp_path / "run")
@@ -257,7 +257,7 @@ def test_a_config_that_is_no_table_is_refused(content, tmp_path):
 
 @pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_disk_that_fills_or_a_key_that_stops_leaves_nothing(problem, tmp_path, monkeypatch):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     calls = []
 
     def fail(handle, content, at):
@@ -275,7 +275,7 @@ def test_a_disk_that_fills_or_a_key_that_stops_leaves_nothing(problem, tmp_path,
 
 
 def test_a_run_is_never_written_over(tmp_path):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     (tmp_path / "run").mkdir()
     with pytest.raises(ConfigError, match="exists already"):
         import_run(tmp_path / "theirs", tmp_path / "run")
@@ -283,7 +283,7 @@ def test_a_run_is_never_written_over(tmp_path):
 
 def test_a_name_is_fetched_from_the_hub(tmp_path, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
-    make_foreign(tmp_path / "cached")
+    make_checkpoint(tmp_path / "cached")
     asked = {}
 
     def snapshot_download(name, allow_patterns, ignore_patterns):
@@ -317,7 +317,7 @@ def test_without_the_library_of_the_hub_a_name_says_what_to_install(tmp_path, mo
 
 
 def test_the_command_tells_what_it_made(tmp_path, capsys):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
     with pytest.raises(SystemExit) as ended:
         main(["import", str(tmp_path / "theirs"), str(tmp_path / "run"), "--json"])
@@ -331,7 +331,7 @@ def test_the_command_tells_what_it_made(tmp_path, capsys):
 
 
 def test_to_train_from_a_foreign_folder_says_how_to_import_it(tmp_path):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     (tmp_path / "text.txt").write_text("the cat " * 500)
     with pytest.raises(CheckpointError, match="regard import"):
         regard.train(tmp_path / "text.txt", f"train.start={tmp_path / 'theirs'}")
@@ -356,8 +356,8 @@ def test_the_first_layout_of_llama2c_is_read_in_order(tied, tmp_path):
     numbers = legacy(tmp_path / "stories.bin", tied=tied)
     (tmp_path / "config.json").write_text('{"dim": 8}')
     for path in (tmp_path, tmp_path / "stories.bin"):
-        assert is_foreign(path)
-        foreign = open_folder(path)
+        assert is_external_checkpoint(path)
+        foreign = open_checkpoint(path)
         ours = weights(foreign.load())
         assert torch.equal(ours["embed.token.weight"].flatten(), numbers[:240])
         assert torch.equal(ours["decoder.blocks.0.attention_norm.weight"], numbers[240:248])

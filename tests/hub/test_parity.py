@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from hub import small_encoders
 from hub.small import NAMES, READERS, SETTINGS, small
 from regard.generate import generate, parse_chain
-from regard.hub import HUB
-from regard.hub.load import open_folder
+from regard.hub import MODEL_TYPES
+from regard.hub.external_checkpoint import open_checkpoint
 from regard.training.import_export import export_run, import_run
 
 pytestmark = pytest.mark.parity
@@ -37,7 +37,7 @@ def both(folder, name, architecture=None):
     """Their model and ours, with their weights."""
     theirs = small(name, architecture)
     theirs.save_pretrained(folder)
-    return theirs, open_folder(folder).load().eval()
+    return theirs, open_checkpoint(folder).load().eval()
 
 
 def furthest(one, two):
@@ -46,7 +46,7 @@ def furthest(one, two):
 
 def test_every_family_has_a_small_model():
     known = {family for family, _ in (*SETTINGS.values(), *small_encoders.SETTINGS.values())}
-    assert known | {"vit"} == set(HUB)
+    assert known | {"vit"} == set(MODEL_TYPES)
 
 
 @each_model
@@ -100,7 +100,10 @@ def test_a_model_comes_back_bit_for_bit_and_writes_the_same(name, tmp_path):
     before, after = (load_file(tmp_path / who / "model.safetensors") for who in ("theirs", "ours"))
     assert set(before) == set(after)
     assert all(torch.equal(before[part], after[part]) for part in before)
-    first, second = open_folder(tmp_path / "theirs"), open_folder(tmp_path / "ours")
+    first, second = (
+        open_checkpoint(tmp_path / "theirs"),
+        open_checkpoint(tmp_path / "ours"),
+    )
     assert without_dropout(first.config) == without_dropout(second.config)
 
     prompt = [3, 14, 15, 9]
@@ -129,7 +132,7 @@ def test_gradients_are_those_of_transformers(name, ids, tmp_path):
     theirs(ids, attention_mask=REAL.long(), labels=labels).loss.backward()
     (ours.head.loss(ours(ids[:, :-1]), targets) / scored).backward()
 
-    foreign = open_folder(tmp_path)
+    foreign = open_checkpoint(tmp_path)
     gradients = {part: weight.grad for part, weight in ours.named_parameters()}
     wanted = {part: weight.grad for part, weight in theirs.named_parameters()}
     for move in foreign.plan.moves:
@@ -141,7 +144,7 @@ def test_gradients_are_those_of_transformers(name, ids, tmp_path):
 @pytest.mark.parametrize("name", ["mistral", "qwen2-windowed", "phi3-windowed", "gemma2"])
 def test_the_window_is_felt(name, ids, tmp_path):
     theirs, _ = both(tmp_path, name)
-    foreign = open_folder(tmp_path)
+    foreign = open_checkpoint(tmp_path)
     blind = replace(foreign, config=replace(foreign.config, window=None, global_every=None))
     ours = blind.load().eval()
     with torch.no_grad():

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from regard.explain import attention_maps
-from regard.hub.load import open_folder
+from regard.hub.external_checkpoint import open_checkpoint
 from regard.models.build import build_model, load_weights, weights
 from regard.nn.mask import Mask
 
@@ -68,7 +68,7 @@ def test_minilm_gives_the_hidden_states_and_sentence_embeddings_of_transformers(
     assert len(set(lengths.tolist())) == len(SENTENCES)
 
     theirs = AutoModel.from_pretrained(minilm).eval()(ids, attention_mask=real)
-    model = open_folder(minilm).load().eval()
+    model = open_checkpoint(minilm).load().eval()
     x = model(ids, mask=Mask.lengths(lengths))
     hidden = (x - theirs.last_hidden_state).abs()[real.bool()].max()
     pooled = (model.head(x) - theirs.pooler_output).abs().max()
@@ -164,7 +164,7 @@ def albert(reactions):
         token: n for n, token in enumerate((reactions / "vocab.txt").read_text().split("\n"))
     }
     golden = json.loads((reactions / "golden.json").read_text())
-    return open_folder(reactions), numbers, golden
+    return open_checkpoint(reactions), numbers, golden
 
 
 @pytest.mark.real

@@ -11,15 +11,15 @@ from safetensors.torch import save_file
 
 import regard
 from files.test_safetensors import forge
-from hub.runs import make_foreign, model_config
+from hub.runs import make_checkpoint, model_config
 from hub.test_import import legacy
 from regard.cli import main
 from regard.errors import CheckpointError, ConfigError, RegardError
 from regard.files.safetensors import Tensors, open_tensors, quoted, read_header
-from regard.hub import HUB
-from regard.hub.config import read_config
-from regard.hub.load import is_foreign, open_folder
-from regard.hub.writer import Writer
+from regard.hub import MODEL_TYPES
+from regard.hub.config_json import read_config
+from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
+from regard.hub.safetensors_writer import Writer
 from regard.training.import_export import import_run
 
 FLOAT = (torch.float32, torch.Size([1]))
@@ -27,9 +27,9 @@ BAD = [math.nan, math.inf, -1, 0, 10**400, 10**12, "x", [], {}, None, True, [[]]
 OTHERS = {"architectures", "id2label", "num_labels", "rope_scaling", "rope_theta", "layer_types"}
 
 
-@pytest.mark.parametrize("name", HUB)
+@pytest.mark.parametrize("name", MODEL_TYPES)
 def test_no_value_of_any_setting_is_more_than_a_clear_error(name):
-    family = HUB[name]
+    family = MODEL_TYPES[name]
     for key in OTHERS.union(family.fields, family.defaults, family.only):
         for value in BAD:
             with suppress(RegardError):
@@ -38,7 +38,7 @@ def test_no_value_of_any_setting_is_more_than_a_clear_error(name):
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "albert", "bart"])
 def test_more_layers_than_anybody_builds_are_refused_at_once(name):
-    key = next(key for key, ours in HUB[name].fields.items() if ours == "layers")
+    key = next(key for key, ours in MODEL_TYPES[name].fields.items() if ours == "layers")
     table = {"model_type": name, "use_sliding_window": True, key: 10**12}
     with pytest.raises(ConfigError, match=f"{key}=1000000000000 .* at most 10,000"):
         read_config(table)
@@ -46,9 +46,9 @@ def test_more_layers_than_anybody_builds_are_refused_at_once(name):
 
 @pytest.mark.parametrize("settings", [{"rope_theta": math.inf}, {"rms_norm_eps": math.inf}])
 def test_numbers_without_end_are_refused(settings, tmp_path):
-    make_foreign(tmp_path / "theirs", **settings)
+    make_checkpoint(tmp_path / "theirs", **settings)
     with pytest.raises(ConfigError, match="inf must be more than 0 and finite"):
-        open_folder(tmp_path / "theirs")
+        open_checkpoint(tmp_path / "theirs")
 
 
 KINDS = ["sliding_attention", "full_attention"]
@@ -92,9 +92,9 @@ def test_names_in_a_file_reach_no_terminal_as_they_are(tmp_path):
         more = {"\x1b[31mred\nregard: all is fine": torch.zeros(1), "x" * 10_000: torch.zeros(1)}
         return tensors | more
 
-    make_foreign(tmp_path / "theirs", change=spoiled)
+    make_checkpoint(tmp_path / "theirs", change=spoiled)
     with pytest.raises(CheckpointError, match=r"'\\x1b\[31mred\\nregard: .*' is not known") as told:
-        open_folder(tmp_path / "theirs")
+        open_checkpoint(tmp_path / "theirs")
     assert "\x1b" not in str(told.value)
     assert len(str(told.value)) < 1000
     assert quoted("short") == "'short'"
@@ -115,7 +115,7 @@ def test_a_pickle_is_converted_with_its_head_and_its_tokenizer(architectures, na
     )
     file = tmp_path / "pytorch_model.bin"
     file.write_bytes(b"\x80\x02cos\nsystem\n")
-    for attempt in (lambda: open_tensors(tmp_path), lambda: open_folder(file)):
+    for attempt in (lambda: open_tensors(tmp_path), lambda: open_checkpoint(file)):
         with pytest.raises(CheckpointError, match="is a pickle") as raised:
             attempt()
         assert f"\n  {name}.from_pretrained({str(tmp_path)!r})" in str(raised.value)
@@ -124,34 +124,34 @@ def test_a_pickle_is_converted_with_its_head_and_its_tokenizer(architectures, na
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
 def test_a_file_instead_of_its_folder_is_told_apart(file, tmp_path):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     with pytest.raises(CheckpointError, match=r"give its folder: .*theirs$"):
         import_run(tmp_path / "theirs" / file, tmp_path / "run")
 
 
 def test_a_file_of_llama2c_beside_a_whole_checkpoint_is_not_taken_for_it(tmp_path):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     legacy(tmp_path / "theirs" / "stories.bin")
-    assert open_folder(tmp_path / "theirs").family.name == "llama"
-    assert open_folder(tmp_path / "theirs" / "stories.bin").family.name == "llama2.c"
+    assert open_checkpoint(tmp_path / "theirs").family.name == "llama"
+    assert open_checkpoint(tmp_path / "theirs" / "stories.bin").family.name == "llama2.c"
 
 
 def test_of_two_files_of_llama2c_none_is_chosen(tmp_path):
     legacy(tmp_path / "a.bin")
     legacy(tmp_path / "b.bin")
     with pytest.raises(CheckpointError, match=r"several models .* name one: a\.bin, b\.bin"):
-        open_folder(tmp_path)
-    assert open_folder(tmp_path / "b.bin").family.name == "llama2.c"
+        open_checkpoint(tmp_path)
+    assert open_checkpoint(tmp_path / "b.bin").family.name == "llama2.c"
 
 
 def test_a_name_that_the_system_refuses_is_a_clear_error(tmp_path):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     long = tmp_path / ("x" * 300)
     for attempt in (
         lambda: import_run(long, tmp_path / "run"),
         lambda: import_run(tmp_path / "theirs", long),
-        lambda: is_foreign(long),
-        lambda: open_folder(long),
+        lambda: is_external_checkpoint(long),
+        lambda: open_checkpoint(long),
     ):
         with pytest.raises(CheckpointError, match="cannot look at"):
             attempt()
@@ -162,14 +162,14 @@ def test_only_an_output_matrix_is_advised_to_be_untied(tmp_path):
         return tensors | {"encoder.embed_tokens.weight": tensors["model.shared.weight"] + 1}
 
     config = model_config("bart-base", encoder_layers=2)
-    make_foreign(tmp_path / "theirs", config, "bart", change=doubled)
+    make_checkpoint(tmp_path / "theirs", config, "bart", change=doubled)
     with pytest.raises(CheckpointError, match="one and the same tensor") as raised:
-        open_folder(tmp_path / "theirs").load()
+        open_checkpoint(tmp_path / "theirs").load()
     assert "tie_word_embeddings" not in str(raised.value)
 
 
 def test_a_model_without_a_tokenizer_is_not_advised_to_write(tmp_path, capsys):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     with pytest.raises(SystemExit) as ended:
         main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")])
     assert not ended.value.code

@@ -14,8 +14,8 @@ from torch import nn
 
 import regard
 from regard.errors import CheckpointError
-from regard.hub import g2p
-from regard.hub.load import is_foreign, open_folder
+from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
+from regard.hub.families import g2p_en
 from regard.hub.numpy_archive import open_archive
 from regard.nn.state import Source
 
@@ -128,7 +128,7 @@ def test_letters_become_the_ids_of_their_makers(tmp_path):
     assert katakana.source.encode("Don't, é") == [6, 17, 16, 30, 22, 29]
     assert (katakana.source.opening, katakana.target.opening) == ([1], [])
     assert katakana.target.decode([1, 3, 14, 2]) == "アー"
-    sounds = open_folder(tmp_path / "g2p").tokenizers
+    sounds = open_checkpoint(tmp_path / "g2p").tokenizers
     assert sounds.source.encode("aZ?") == [3, 28, 1]
     assert (sounds.source.stop_id, sounds.target.start_id, sounds.target.stop_id) == (2, 2, 3)
     assert sounds.target.decode([2, *sounds.target.encode("HH AH0 L OW1"), 3]) == "HH AH0 L OW1"
@@ -137,9 +137,9 @@ def test_letters_become_the_ids_of_their_makers(tmp_path):
 def test_a_file_is_named_alone_or_by_its_folder(tmp_path):
     write_e2k(tmp_path / "e2k")
     for path in (tmp_path / "e2k", tmp_path / "e2k" / "model-c2k.safetensors"):
-        assert is_foreign(path)
-        assert open_folder(path).family.name == "e2k"
-    assert g2p.find(tmp_path / "e2k") is None
+        assert is_external_checkpoint(path)
+        assert open_checkpoint(path).family.name == "e2k"
+    assert g2p_en.find(tmp_path / "e2k") is None
 
 
 @pytest.mark.parametrize(
@@ -155,16 +155,16 @@ def test_a_file_is_named_alone_or_by_its_folder(tmp_path):
 def test_a_vocabulary_that_cannot_be_is_refused(facts, told, tmp_path):
     write_e2k(tmp_path / "e2k", facts)
     with pytest.raises(CheckpointError, match=told):
-        open_folder(tmp_path / "e2k")
+        open_checkpoint(tmp_path / "e2k")
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path):
     write_e2k(tmp_path / "e2k", **{"fc.bias": torch.zeros(3)})
     with pytest.raises(CheckpointError, match=r"fc\.bias"):
-        open_folder(tmp_path / "e2k")
+        open_checkpoint(tmp_path / "e2k")
     write_g2p(tmp_path / "g2p", dec_b_ih=np.zeros(5, "f4"))
     with pytest.raises(CheckpointError, match="dec_b_ih"):
-        open_folder(tmp_path / "g2p")
+        open_checkpoint(tmp_path / "g2p")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_tensor_of_another_shape_is_named(tmp_path):
 def test_arrays_that_are_not_plain_are_refused(save, change, told, tmp_path):
     write_g2p(tmp_path / "g2p", save, **change)
     with pytest.raises(CheckpointError, match=told):
-        open_folder(tmp_path / "g2p")
+        open_checkpoint(tmp_path / "g2p")
 
 
 def test_no_damaged_archive_gets_further_than_its_header(tmp_path):
@@ -194,7 +194,7 @@ def test_no_damaged_archive_gets_further_than_its_header(tmp_path):
             for entry in open_archive(path).entries.values():
                 assert 0 <= entry.start <= entry.start + entry.size <= len(whole)
     path.write_bytes(whole[: len(whole) // 2])
-    assert g2p.find(path) is None
+    assert g2p_en.find(path) is None
 
 
 def test_an_array_that_is_not_as_long_as_it_says_is_refused(tmp_path):

@@ -8,12 +8,12 @@ import torch
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, processors
 
-from hub.runs import make_foreign, model_config
+from hub.runs import make_checkpoint, model_config
 from regard.api import Run
 from regard.config import RunConfig, build
 from regard.errors import CheckpointError, ConfigError
-from regard.hub.load import open_folder
-from regard.hub.tokenizers import check_tokenizers, read_tokenizers, write_tokenizers
+from regard.hub.external_checkpoint import open_checkpoint
+from regard.hub.tokenizer_files import check_tokenizers, read_tokenizers, write_tokenizers
 from regard.models.build import preset
 from regard.pipelines import pair_task, prepare_training
 from regard.tasks.seq2seq import Seq2Seq
@@ -169,9 +169,9 @@ def test_no_tokenizer_is_none_and_a_folder_that_cannot_be_written_is_named(tmp_p
 
 def beside(folder, library, **config):
     """A model of 280 ids, and a tokenizer beside it."""
-    make_foreign(folder, model_config(**config))
+    make_checkpoint(folder, model_config(**config))
     (folder / "tokenizer.json").write_text(library.to_str())
-    return open_folder(folder)
+    return open_checkpoint(folder)
 
 
 def of_size(size, ids=(0,), added=()):

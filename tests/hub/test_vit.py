@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard.config import make
 from regard.errors import ConfigError
-from regard.hub import HUB
-from regard.hub.config import read_as, write_config
-from regard.hub.load import all_rules, open_folder
-from regard.hub.renaming import outward
-from regard.hub.vit import NEWER, image_task
+from regard.hub import MODEL_TYPES
+from regard.hub.config_json import read_config_as, write_config
+from regard.hub.external_checkpoint import open_checkpoint, prefixed_rules
+from regard.hub.families.vit import NEWER, image_task
+from regard.hub.weight_mapping import plan_export
 from regard.models.build import weights
 from regard.tasks import TASKS
 
@@ -58,7 +58,7 @@ def answers(theirs, images, **more):
 def test_images_of_any_size_give_the_same_numbers(tmp_path, architecture, size):
     theirs = small(architecture)
     theirs.save_pretrained(tmp_path)
-    ours = open_folder(tmp_path).load().eval()
+    ours = open_checkpoint(tmp_path).load().eval()
     images = torch.randn(3, 3, *(size if isinstance(size, tuple) else (size, size)))
     with torch.no_grad():
         hidden, read = answers(theirs, images, interpolate_pos_encoding=size != 24)
@@ -71,7 +71,7 @@ def test_images_of_any_size_give_the_same_numbers(tmp_path, architecture, size):
 def test_gradients_are_the_same(tmp_path):
     theirs = small("ViTForImageClassification")
     theirs.save_pretrained(tmp_path)
-    opened = open_folder(tmp_path)
+    opened = open_checkpoint(tmp_path)
     ours = opened.load().train()
     images, targets = torch.randn(3, 3, 32, 32), torch.tensor([0, 4, 2])
     theirs(images, labels=targets, interpolate_pos_encoding=True).loss.backward()
@@ -84,12 +84,12 @@ def test_gradients_are_the_same(tmp_path):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_is_read_and_written_again_is_the_same_to_the_bit(tmp_path, architecture):
     small(architecture).save_pretrained(tmp_path)
-    opened = open_folder(tmp_path)
+    opened = open_checkpoint(tmp_path)
     family, table = write_config(opened.config)
     assert (family.name, table["architectures"]) == ("vit", [architecture])
-    assert read_as(family, table) == opened.config
+    assert read_config_as(family, table) == opened.config
     ours = weights(opened.load())
-    plan = outward(all_rules(family, opened.config), ours)
+    plan = plan_export(prefixed_rules(family, opened.config), ours)
     written = {move.theirs: move.layout.join([ours[n] for n in move.ours]) for move in plan.moves}
     before = load_file(tmp_path / "model.safetensors")
     assert not plan.missing
@@ -103,7 +103,7 @@ def test_names_of_the_newer_library_are_read_too(tmp_path):
     assert names == {f"vit.layers.0.{n}.{p}" for n in NEWER for p in ("weight", "bias")}
     theirs.config.save_pretrained(tmp_path)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
-    ours = open_folder(tmp_path).load()
+    ours = open_checkpoint(tmp_path).load()
     query = theirs.state_dict()["vit.layers.1.attention.q_proj.weight"]
     assert torch.equal(ours.encoder.blocks[1].attention.query.weight, query)
 
@@ -150,7 +150,7 @@ def _column(values):
 )
 def test_what_we_do_not_have_is_refused(fields, said):
     with pytest.raises(ConfigError, match=said):
-        read_as(HUB["vit"], {"model_type": "vit", **fields})
+        read_config_as(MODEL_TYPES["vit"], {"model_type": "vit", **fields})
 
 
 # What becomes of colours and classes

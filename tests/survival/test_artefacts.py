@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from cli.conftest import TEXT_WORDS, invoke
-from hub.runs import make_foreign
+from hub.runs import make_checkpoint
 from regard.errors import RegardError
 from regard.text import Tokenizer
 from regard.training.import_export import export_run
@@ -128,7 +128,7 @@ def doors(folder, data, tmp_path):
 def test_weights_that_are_no_numbers_are_never_opened(
     door, content, name, harmless, data, tmp_path
 ):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     (tmp_path / "theirs" / "model.safetensors").unlink()
     (tmp_path / "theirs" / name).write_bytes(CONTENTS[content](harmless.mark))
     harmless(doors(tmp_path / "theirs", data, tmp_path)[door])
@@ -257,7 +257,7 @@ def test_the_metadata_of_a_distributed_checkpoint_is_never_opened(
     regard.resume(folder, "train.steps=4")
     regard.load(folder, device="cpu")
     assert not harmless.mark.exists()
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     (tmp_path / "theirs" / "model.safetensors").rename(tmp_path / "theirs" / "__0_0.distcp")
     (tmp_path / "theirs" / ".metadata").write_bytes(pickled(harmless.mark))
     told = harmless(lambda: regard.import_model(tmp_path / "theirs", tmp_path / "run"))
@@ -281,7 +281,7 @@ def test_a_tokenizer_out_to_harm_is_refused(content, harmless, tmp_path):
     ],
 )
 def test_a_table_out_to_harm_is_refused(name, content, harmless, tmp_path):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     (tmp_path / "theirs" / "model.safetensors").unlink()
     (tmp_path / "theirs" / name).write_bytes(CONTENTS[content](harmless.mark))
     told = harmless(lambda: regard.import_model(tmp_path / "theirs", tmp_path / "run"))
@@ -291,7 +291,7 @@ def test_a_table_out_to_harm_is_refused(name, content, harmless, tmp_path):
 def test_code_that_a_checkpoint_brings_is_not_imported(harmless, tmp_path):
     code = f"import pathlib; pathlib.Path({str(harmless.mark)!r}).touch()\nclass Evil: pass\n"
     named = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
-    make_foreign(tmp_path / "theirs", auto_map=named)
+    make_checkpoint(tmp_path / "theirs", auto_map=named)
     (tmp_path / "theirs" / "evil.py").write_text(code)
     regard.import_model(tmp_path / "theirs", tmp_path / "run")
     assert not harmless.mark.exists()
@@ -316,7 +316,7 @@ def test_a_template_of_a_tokenizer_is_not_rendered(harmless, trained, tmp_path):
 
 @pytest.mark.parametrize("where", ["/etc/passwd", "/dev/zero", "pipe", "loop"])
 def test_a_shard_that_is_a_link_to_something_else_is_refused(where, harmless, tmp_path):
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     folder = tmp_path / "theirs"
     (folder / "model.safetensors").unlink()
     os.mkfifo(tmp_path / "pipe")
@@ -332,7 +332,7 @@ def test_a_shard_that_is_a_link_to_something_else_is_refused(where, harmless, tm
 
 def test_a_sane_link_is_followed(tmp_path):
     """As the hub's own cache has them."""
-    make_foreign(tmp_path / "theirs")
+    make_checkpoint(tmp_path / "theirs")
     (tmp_path / "theirs" / "model.safetensors").rename(tmp_path / "blob")
     (tmp_path / "theirs" / "model.safetensors").symlink_to(tmp_path / "blob")
     regard.import_model(tmp_path / "theirs", tmp_path / "run")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard
-from hub.runs import make_foreign
+from hub.runs import make_checkpoint
 from regard.errors import CheckpointError
 from regard.models.build import build_model, load_weights, preset, weights
 from regard.training.run import begin
@@ -102,7 +102,7 @@ def test_weights_to_begin_from_must_fit_and_leave_no_folder(trained, data, tmp_p
     [("hidden_size", 48), ("vocab_size", 99), ("num_hidden_layers", 3), ("intermediate_size", 7)],
 )
 def test_a_foreign_folder_whose_config_is_of_another_model_is_not_imported(key, value, tmp_path):
-    make_foreign(tmp_path / "theirs", **{key: value})
+    make_checkpoint(tmp_path / "theirs", **{key: value})
     with pytest.raises(CheckpointError) as raised:
         regard.import_model(tmp_path / "theirs", tmp_path / "run")
     assert len(str(raised.value).splitlines()) <= 8

@@ -37,7 +37,7 @@ from regard.generate import (
 )
 from regard.generate.decode import text_of
 from regard.generate.stop_text import until as ending
-from regard.hub.load import is_foreign, open_folder
+from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.models.base import Language
 from regard.models.build import load_model, resolve
 from regard.models.seq2seq import EncoderDecoder
@@ -63,7 +63,7 @@ from regard.tasks import TASKS
 from regard.tasks.seq2seq import Seq2Seq
 from regard.tasks.vocab_info import BLANK, framed
 from regard.text import PairTokenizers, Tokenizer
-from regard.training.import_export import Exported, export_run, run_config
+from regard.training.import_export import ExportResult, export_run, run_config
 from regard.training.setup.device import pick_device
 from regard.training.storage.run_folder import RunFolder
 
@@ -71,8 +71,8 @@ from regard.training.storage.run_folder import RunFolder
 def load(path: Path | str, device: str = "auto") -> "Run":
     """Open a run folder, or a folder of the Hugging Face world as if it were one."""
     folder = RunFolder(path)
-    if is_foreign(folder.path):
-        foreign = open_folder(folder.path)
+    if is_external_checkpoint(folder.path):
+        foreign = open_checkpoint(folder.path)
         config, tokenizers = run_config(foreign, folder.path.name), foreign.tokenizers
         model = foreign.load()
     else:
@@ -108,9 +108,9 @@ class Run:
     @property
     def metrics(self) -> dict[str, float]:
         """The validation metrics of the model that was kept; none of one from elsewhere."""
-        return {} if is_foreign(self.folder.path) else self.folder.kept_metrics()
+        return {} if is_external_checkpoint(self.folder.path) else self.folder.kept_metrics()
 
-    def export(self, out: Path | str, *, family: str | None = None) -> Exported:
+    def export(self, out: Path | str, *, family: str | None = None) -> ExportResult:
         """Write the run as a folder that Hugging Face's library opens."""
         return export_run(self.folder.path, Path(out), family)
 

@@ -217,7 +217,7 @@ def amount(count: float, unit: str) -> str:
 def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], list[str]]:
     """What kind of thing it is, its model's configuration, its metrics, and what to know."""
     from regard.config import RunConfig, build, kind_of, merge, must_be_one, read_toml, to_table
-    from regard.hub.load import is_foreign, open_folder
+    from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
     from regard.models.build import resolve
     from regard.models.presets import PRESETS
     from regard.training.setup.configure import RECIPES, recipes
@@ -247,10 +247,10 @@ def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], l
         return "recipe", resolve({"vocab_size": 256, **run.model}), {}, [f"{told}a guess"]
     if not Path(what).is_dir() and "/" not in what:
         raise ConfigError(_unknown(what, [*PRESETS, *recipes()]))
-    if is_foreign(Path(what)):
+    if is_external_checkpoint(Path(what)):
         if over:
             raise ConfigError(f"{what} is a checkpoint; import it before changing its settings")
-        return "checkpoint", open_folder(Path(what)).config, {}, []
+        return "checkpoint", open_checkpoint(Path(what)).config, {}, []
     folder = RunFolder(what)
     run = build(RunConfig, merge(to_table(folder.load_config()), over))
     kept = folder.kept_metrics()

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.config import Choice
 from regard.errors import ConfigError
 from regard.files.safetensors import Tensors
-from regard.hub.renaming import Rule
+from regard.hub.weight_mapping import Rule
 from regard.models.build import MOST_LAYERS as MOST_LAYERS
 from regard.models.presets import ModelConfig
 from regard.text import PairTokenizers
@@ -53,12 +53,14 @@ class Family:
     ignored: tuple[str, ...] = ()  # patterns of tensors that hold nothing to learn; prefix optional
     read: Callable[[Table], Table] = lambda theirs: {}
     write: Callable[[Any], Table] = lambda ours: {}
-    after_pad: Callable[[Any, int], tuple[Any, Change]] | None = None  # see `roberta.after_pad`
+    shift_positions: Callable[[Any, int], tuple[Any, Change]] | None = (
+        None  # see `roberta.shift_positions`
+    )
     model: str = "transformer"  # the family of models.build that it is built as
 
 
 @dataclass(frozen=True)
-class Bare:
+class CheckpointWithoutConfig:
     """A checkpoint that no config.json describes; its reader knows it by what lies in the file."""
 
     family: Family

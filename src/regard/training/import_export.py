@@ -11,16 +11,21 @@ from regard.config import Choice, DataConfig, RunConfig, kind_of
 from regard.errors import CheckpointError
 from regard.files.atomic import aside, must_be_new
 from regard.files.safetensors import Tensors, exists, read_header, read_json
-from regard.hub import vit
-from regard.hub.config import read_as, write_config
+from regard.hub.families import vit
+from regard.hub.config_json import read_config_as, write_config
 from regard.hub.download import fetch
 from regard.hub.family import Change, Table
-from regard.hub.load import WEIGHTS, Foreign, all_rules, open_folder
-from regard.hub.renaming import outward
-from regard.hub.rope import interleaved, reordered
-from regard.hub.stream import send
-from regard.hub.tokenizers import write_tokenizers
-from regard.hub.verify import compare, obstacle
+from regard.hub.external_checkpoint import (
+    WEIGHTS,
+    ExternalCheckpoint,
+    prefixed_rules,
+    open_checkpoint,
+)
+from regard.hub.weight_mapping import plan_export
+from regard.hub.rope_config import interleaved, reordered
+from regard.hub.convert_weights import send
+from regard.hub.tokenizer_files import write_tokenizers
+from regard.hub.verify_export import compare, obstacle
 from regard.models.build import describe, load_model, on_meta, resolve, weights
 from regard.pipelines import tokenizer_fingerprint
 from regard.text import PairTokenizers, Tokenizer
@@ -33,7 +38,7 @@ GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_tok
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """Where a checkpoint was written, as what, and how far the other library's logits are off."""
 
     path: Path
@@ -43,22 +48,22 @@ class Exported:
     unchecked: str | None = None  # why not
 
 
-def open_foreign(source: Path | str) -> Foreign:
+def open_or_download(source: Path | str) -> ExternalCheckpoint:
     """A checkpoint at a path, or of this name on the hub."""
-    return open_folder(source if exists(Path(source)) else fetch(str(source)))
+    return open_checkpoint(source if exists(Path(source)) else fetch(str(source)))
 
 
-def run_config(foreign: Foreign, name: str) -> RunConfig:
+def run_config(foreign: ExternalCheckpoint, name: str) -> RunConfig:
     """The settings of a run that begins where a foreign checkpoint ended."""
     tokenizers = foreign.tokenizers
     data = DataConfig() if tokenizers is None else DataConfig(tokenizer=tokenizers.kind)
     return RunConfig(name=name, task=_task(foreign), data=data, model=describe(foreign.config))
 
 
-def import_run(source: Path | str, out: Path) -> Foreign:
+def import_run(source: Path | str, out: Path) -> ExternalCheckpoint:
     """Make a run folder of a foreign checkpoint, file to file; all of it or nothing."""
     must_be_new(out, NEW)
-    foreign = open_foreign(source)
+    foreign = open_or_download(source)
     name = foreign.path.resolve().name if exists(Path(source)) else str(source)
     facts = environment(torch.device("cpu")) | {
         "data": None,
@@ -69,7 +74,7 @@ def import_run(source: Path | str, out: Path) -> Foreign:
     return foreign
 
 
-def export_run(run: Path, out: Path, family: str | None = None) -> Exported:
+def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
     """Write a run as a folder that transformers opens; where it is installed, see that it does."""
     folder = RunFolder(run)
     config = folder.load_config()
@@ -79,13 +84,13 @@ def export_run(run: Path, out: Path, family: str | None = None) -> Exported:
     chosen, table = write_config(model, family)
     change: Change | None = partial(reordered, model) if interleaved(model) else None
     pad = tokenizers.role("pad") if isinstance(tokenizers, Tokenizer) else None
-    if chosen.after_pad is not None and pad is not None:
-        same, change = chosen.after_pad(model, pad)
+    if chosen.shift_positions is not None and pad is not None:
+        same, change = chosen.shift_positions(model, pad)
         chosen, table = write_config(same, chosen.name)
-    written = read_as(chosen, table)
+    written = read_config_as(chosen, table)
     tensors, dtype = _weights(model, folder.model)
     shapes = {name: weight.shape for name, weight in weights(on_meta(written)).items()}
-    plan = outward(all_rules(chosen, written), shapes)
+    plan = plan_export(prefixed_rules(chosen, written), shapes)
     assert not plan.missing, plan.missing  # rules name every tensor of what a family can say
     must_be_new(out, NEW)
     unchecked = obstacle(model, memory(torch.device("cpu")))
@@ -93,13 +98,15 @@ def export_run(run: Path, out: Path, family: str | None = None) -> Exported:
         send(tensors, plan.moves, shapes, new, change)
         named = str(dtype).removeprefix("torch.")
         _write_tables(new, table | {"dtype": named, "torch_dtype": named}, tokenizers, config)
-        if open_folder(new).config != written:  # nothing is written that reads as another model
+        if (
+            open_checkpoint(new).config != written
+        ):  # nothing is written that reads as another model
             raise CheckpointError(f"{run} cannot be written as {chosen.name}: its ids do not fit")
         difference = None
         if unchecked is None:
             load = folder.kept_weights
             difference = compare(new, model, lambda: load_model(model, load(), str(folder.model)))
-    return Exported(out, chosen.name, table["architectures"][0], difference, unchecked)
+    return ExportResult(out, chosen.name, table["architectures"][0], difference, unchecked)
 
 
 def _weights(model: Any, path: Path) -> tuple[Tensors, torch.dtype]:
@@ -136,7 +143,7 @@ def _write_tables(
         write_json(folder / "generation_config.json", ids)
 
 
-def _task(foreign: Foreign) -> Choice:
+def _task(foreign: ExternalCheckpoint) -> Choice:
     """The task, told what only the checkpoint knows: of images, the classes and the colours."""
     if foreign.task != "classify":
         return foreign.task

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from regard.errors import CheckpointError
 from regard.files.safetensors import Tensors, quoted, read_header, read_metadata, sole
-from regard.hub.family import Bare, Family
-from regard.hub.renaming import Rule, renamed
+from regard.hub.family import CheckpointWithoutConfig, Family
+from regard.hub.weight_mapping import Rule, renamed
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.text import PairTokenizers, Tokenizer
 from regard.text.word_list import listed
@@ -64,7 +64,7 @@ def _listing(path: Path) -> bool:
         return False
 
 
-def open_file(path: Path) -> Bare:
+def open_file(path: Path) -> CheckpointWithoutConfig:
     """What it holds."""
     facts, tensors = read_metadata(path), Tensors(read_header(path))
     sides = [facts[key].split("\0") for key in ("in_table", "out_table")]
@@ -86,7 +86,7 @@ def open_file(path: Path) -> Bare:
     )
     around = "start A stop", "A"
     source, target = (_tokenizer(path, *side, facts) for side in zip(sides, around, strict=True))
-    return Bare(E2K, config, tensors, PairTokenizers(source, target))
+    return CheckpointWithoutConfig(E2K, config, tensors, PairTokenizers(source, target))
 
 
 def _tokenizer(path: Path, tokens: list[str], around: str, facts: dict[str, str]) -> Tokenizer:

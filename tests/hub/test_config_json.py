@@ -3,8 +3,8 @@
 import pytest
 
 from regard.errors import ConfigError
-from regard.hub import HUB
-from regard.hub.config import read_config, write_config
+from regard.hub import MODEL_TYPES
+from regard.hub.config_json import read_config, write_config
 from regard.models.build import preset
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
@@ -14,18 +14,18 @@ def read(**table):
     return read_config({**LLAMA, **table})[1]
 
 
-@pytest.mark.parametrize("name", HUB)
+@pytest.mark.parametrize("name", MODEL_TYPES)
 def test_a_config_with_nothing_but_its_type_is_that_of_the_class(name):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoConfig.for_model(name).to_dict()
-    theirs["architectures"] = [next(iter(HUB[name].heads))]
+    theirs["architectures"] = [next(iter(MODEL_TYPES[name].heads))]
     assert read_config({"model_type": name})[1] == read_config(theirs)[1]
 
 
-@pytest.mark.parametrize("name", HUB)
+@pytest.mark.parametrize("name", MODEL_TYPES)
 @pytest.mark.parametrize("number", range(4))
 def test_what_is_written_reads_as_it_was(name, number):
-    for architecture in list(HUB[name].heads)[number : number + 1]:
+    for architecture in list(MODEL_TYPES[name].heads)[number : number + 1]:
         _, config = read_config({"model_type": name, "architectures": [architecture]})
         family, table = write_config(config, name)
         assert read_config(table) == (family, config)

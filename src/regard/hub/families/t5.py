@@ -7,7 +7,7 @@ writes down that they are (`scale_decoder_outputs`), others only that the matrix
 from typing import Any
 
 from regard.hub.family import Family, Table, activation, activation_name, gated
-from regard.hub.renaming import Rule, renamed
+from regard.hub.weight_mapping import Rule, renamed
 from regard.nn.ffn import GATES
 
 ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}

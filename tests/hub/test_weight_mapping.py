@@ -7,18 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.hub import HUB
-from regard.hub.config import read_config
-from regard.hub.load import all_rules
-from regard.hub.renaming import (
+from regard.hub import MODEL_TYPES
+from regard.hub.config_json import read_config
+from regard.hub.external_checkpoint import prefixed_rules
+from regard.hub.weight_mapping import (
     PLAIN,
     TRANSPOSED,
     ByHead,
     Rule,
     Stacked,
-    inward,
     matches,
-    outward,
+    plan_export,
+    plan_import,
     renamed,
 )
 from regard.models.build import on_meta, weights
@@ -32,13 +32,13 @@ RULES = [
 
 def test_names_go_in_and_come_out_again():
     ours = ["embed.weight", *(f"blocks.{i}.{p}.weight" for i in (0, 11) for p in ("query", "key"))]
-    plan = outward(RULES, ours)
+    plan = plan_export(RULES, ours)
     assert [move.theirs for move in plan.moves] == [
         "wte.weight",
         "h.0.attn.weight",
         "h.11.attn.weight",
     ]
-    back = inward(RULES, [move.theirs for move in plan.moves], ours)
+    back = plan_import(RULES, [move.theirs for move in plan.moves], ours)
     assert back.moves == plan.moves
     assert not back.unknown
     assert not back.missing
@@ -46,15 +46,17 @@ def test_names_go_in_and_come_out_again():
 
 
 def test_what_has_no_place_is_named():
-    plan = inward(RULES, ["wte.weight", "h.0.mlp.weight"], ["embed.weight", "blocks.0.key.weight"])
+    plan = plan_import(
+        RULES, ["wte.weight", "h.0.mlp.weight"], ["embed.weight", "blocks.0.key.weight"]
+    )
     assert plan.unknown == ["h.0.mlp.weight"]
     assert plan.missing == ["blocks.0.key.weight"]
-    assert outward(RULES, ["blocks.0.query.weight"]).missing == ["blocks.0.query.weight"]
+    assert plan_export(RULES, ["blocks.0.query.weight"]).missing == ["blocks.0.query.weight"]
 
 
 def test_a_second_tensor_for_the_same_place_is_a_copy():
     aliases = {"head.weight": "embed.weight"}
-    plan = inward(RULES, ["wte.weight", "out.weight"], ["embed.weight"], aliases)
+    plan = plan_import(RULES, ["wte.weight", "out.weight"], ["embed.weight"], aliases)
     assert [move.theirs for move in plan.moves] == ["wte.weight"]
     assert plan.copies == {"out.weight": "wte.weight"}
 
@@ -79,17 +81,17 @@ def test_parts_of_one_head_lie_together():
     assert ByHead(2).join([q, k, v]).tolist() == [10, 11, 20, 21, 30, 31, 12, 13, 22, 23, 32, 33]
 
 
-@pytest.mark.parametrize("family", HUB.values(), ids=lambda family: family.name)
+@pytest.mark.parametrize("family", MODEL_TYPES.values(), ids=lambda family: family.name)
 def test_every_head_of_every_family_has_a_rule_for_every_tensor(family):
     for architecture in family.heads:
         table = {"model_type": family.name, "architectures": [architecture]}
         config = replace(read_config(table)[1], layers=2)
         names = weights(on_meta(config))
-        plan = outward(all_rules(family, config), names)
+        plan = plan_export(prefixed_rules(family, config), names)
         assert not plan.missing, architecture
         theirs = [move.theirs for move in plan.moves]
         assert len(set(theirs)) == len(theirs)
-        back = inward(all_rules(family, config), theirs, names)
+        back = plan_import(prefixed_rules(family, config), theirs, names)
         assert not back.missing
         assert not back.unknown
         assert not back.copies

@@ -7,8 +7,8 @@ from regard.config import Choice
 from regard.errors import ConfigError
 from regard.files.safetensors import quoted
 from regard.hub.family import Family, Table, gate_name, gated
-from regard.hub.renaming import Rule, renamed
-from regard.hub.rope import read_rotary, write_rotary
+from regard.hub.rope_config import read_rotary, write_rotary
+from regard.hub.weight_mapping import Rule, renamed
 
 LAYER = {
     "input_layernorm": "attention_norm",

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from regard.files.safetensors import Tensors
-from regard.hub.renaming import PLAIN, Move
-from regard.hub.writer import Form, Writer, in_shards, write_index
+from regard.hub.safetensors_writer import Form, Writer, split_into_shards, write_index
+from regard.hub.weight_mapping import PLAIN, Move
 
 Shapes = Mapping[str, torch.Size]
 
@@ -57,7 +57,7 @@ def send(
     for move in moves:
         empty = [torch.empty(shapes[name], device="meta") for name in move.ours]
         forms[move.theirs] = (dtype, move.layout.join(empty).shape)
-    files = in_shards(folder, forms)
+    files = split_into_shards(folder, forms)
     with tensors, Writer(files) as writer:
         for move in moves:
             present = all(name in tensors.entries for name in move.ours)

@@ -9,9 +9,9 @@ from typing import Any
 from regard.config import Choice, kind_of, merge, to_table
 from regard.errors import ConfigError, unknown
 from regard.files.safetensors import quoted
-from regard.hub import HUB
+from regard.hub import MODEL_TYPES
 from regard.hub.family import MOST_LAYERS, Family, Table
-from regard.hub.rope import in_halves
+from regard.hub.rope_config import in_halves
 from regard.models.build import family_of, resolve
 from regard.models.presets import ModelConfig
 from regard.nn.head import HEADS
@@ -45,12 +45,14 @@ def read_config(table: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
         raise ConfigError("config.json names no model_type, so nobody knows what its tensors mean")
     if name in UNSUPPORTED:
         raise ConfigError(f"model_type={name!r} is not supported: {UNSUPPORTED[name]}")
-    if name not in HUB:
-        raise ConfigError(unknown("model_type", name, HUB))
-    return HUB[name], read_as(HUB[name], table)
+    if name not in MODEL_TYPES:
+        raise ConfigError(unknown("model_type", name, MODEL_TYPES))
+    return MODEL_TYPES[name], read_config_as(MODEL_TYPES[name], table)
 
 
-def read_as(family: Family, table: Mapping[str, Any], architecture: str | None = None) -> Any:
+def read_config_as(
+    family: Family, table: Mapping[str, Any], architecture: str | None = None
+) -> Any:
     """The configuration of a table of this family, with the head of `architecture` or its own."""
     theirs = {**family.defaults, **table}
     for key, reason in REFUSED.items():
@@ -74,7 +76,7 @@ def read_as(family: Family, table: Mapping[str, Any], architecture: str | None =
     try:
         ours = merge(merge(ours, family.always), family.read(theirs))
         ours["head"] = _head(family, theirs, architecture)
-        return simplest(resolve({"family": family.model, **ours}))
+        return canonical(resolve({"family": family.model, **ours}))
     except ConfigError:
         raise
     except READING as error:
@@ -88,11 +90,11 @@ def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family
     What is written is read again, and only an equal configuration counts, or one of a model that
     computes the same.
     """
-    if family is not None and family not in HUB:
-        raise ConfigError(unknown("family", family, HUB))
-    families = HUB.values() if family is None else [HUB[family]]
+    if family is not None and family not in MODEL_TYPES:
+        raise ConfigError(unknown("family", family, MODEL_TYPES))
+    families = MODEL_TYPES.values() if family is None else [MODEL_TYPES[family]]
     obstacles: list[tuple[int, str, list[str]]] = []
-    for same in equivalents(config):
+    for same in equivalent_configs(config):
         for each in families:
             if each.model != family_of(same):
                 obstacles.append((FAR, each.name, ["the kind of model"]))
@@ -109,7 +111,7 @@ def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family
     raise ConfigError(f"{who} all choices of this model; the nearest, {nearest}, but for{choices}")
 
 
-def equivalents(config: Any) -> Iterator[Any]:
+def equivalent_configs(config: Any) -> Iterator[Any]:
     """The model itself as others would write it, then with biases where it has none: they are 0."""
     if not hasattr(config, "position"):
         yield config
@@ -120,7 +122,7 @@ def equivalents(config: Any) -> Iterator[Any]:
         yield replace(in_halves(config), bias=bias, head=head)
 
 
-def simplest(config: Any) -> Any:
+def canonical(config: Any) -> Any:
     """An equal configuration that says nothing which goes without saying."""
     table = to_table(config)
     implied = {
@@ -195,10 +197,10 @@ EFFECTIVE: dict[str, Any] = {  # what None stands for
 def _differences(family: Family, config: Any, table: Table) -> tuple[int, list[str]]:
     """How many choices of a model are others once they were written and read, and which."""
     try:
-        back = to_table(read_as(family, table))
+        back = to_table(read_config_as(family, table))
     except ConfigError as error:
         return FAR, [str(error).splitlines()[0]]
-    ours = to_table(simplest(config))
+    ours = to_table(canonical(config))
     keys = [key for key in ours if key not in INERT and ours[key] != back[key]]
     distance = len(keys) + FAR * ("shape" in keys)
     return distance, [f"{key} = {ours[key]!r} (there: {back[key]!r})" for key in keys]

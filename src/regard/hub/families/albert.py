@@ -4,9 +4,9 @@ from typing import Any
 
 from regard.config import kind_of
 from regard.errors import ConfigError
-from regard.hub import bert
+from regard.hub.families import bert
 from regard.hub.family import Family, Table
-from regard.hub.renaming import Rule, renamed
+from regard.hub.weight_mapping import Rule, renamed
 
 TABLES = {**bert.TABLES, "encoder.embedding_hidden_mapping_in": "encoder.project"}
 LAYER = {

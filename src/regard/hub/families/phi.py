@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from regard.hub.families.llama import FIELDS, heads, rules
 from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.llama import FIELDS, heads, rules
-from regard.hub.rope import read_rotary, write_rotary
+from regard.hub.rope_config import read_rotary, write_rotary
 
 LAYER = {
     "input_layernorm": "attention_norm",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.renaming import TRANSPOSED, Rule, renamed
+from regard.hub.weight_mapping import TRANSPOSED, Rule, renamed
 
 LAYER = {"ln_1": "attention_norm", "ln_2": "ffn_norm"}
 PRODUCTS: dict[str, str | tuple[str, ...]] = {  # matrices that multiply from the right

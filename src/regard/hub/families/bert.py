@@ -5,7 +5,7 @@ from typing import Any
 from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.renaming import Rule, renamed
+from regard.hub.weight_mapping import Rule, renamed
 
 FIELDS = {
     "vocab_size": "vocab_size",

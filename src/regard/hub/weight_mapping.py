@@ -131,7 +131,7 @@ class Plan:
     tied: set[str] = field(default_factory=set)  # theirs that an alias of ours leads to
 
 
-def inward(
+def plan_import(
     rules: Iterable[Rule],
     theirs: Iterable[str],
     ours: Iterable[str],
@@ -164,7 +164,7 @@ def inward(
     return plan
 
 
-def outward(rules: Iterable[Rule], ours: Iterable[str]) -> Plan:
+def plan_export(rules: Iterable[Rule], ours: Iterable[str]) -> Plan:
     """From our names to theirs; `missing` are ours without a rule."""
     left, moves = dict.fromkeys(ours), []
     for rule in rules:

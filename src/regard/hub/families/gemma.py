@@ -3,8 +3,7 @@
 from typing import Any
 
 from regard.config import Choice, kind_of
-from regard.hub.family import Family, Table, gate_name, gated
-from regard.hub.llama import (
+from regard.hub.families.llama import (
     DEFAULTS,
     FIELDS,
     FULL,
@@ -15,7 +14,8 @@ from regard.hub.llama import (
     rules,
     write_windows,
 )
-from regard.hub.rope import read_rotary, write_rotary
+from regard.hub.family import Family, Table, gate_name, gated
+from regard.hub.rope_config import read_rotary, write_rotary
 
 ALWAYS = {"norm": "rms_plus_one", "bias": False, "embed_scaled": True}
 SANDWICH = {

@@ -3,8 +3,8 @@
 from typing import Any
 
 from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.renaming import ByHead, Rule, renamed
-from regard.hub.rope import read_rotary, write_rotary
+from regard.hub.rope_config import read_rotary, write_rotary
+from regard.hub.weight_mapping import ByHead, Rule, renamed
 
 LAYER = {
     "input_layernorm": "attention_norm",

@@ -11,7 +11,7 @@ from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.files.safetensors import quoted
 from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.renaming import Rule, renamed
+from regard.hub.weight_mapping import Rule, renamed
 
 FIELDS = {
     "num_channels": "channels",

@@ -75,7 +75,7 @@ class Writer:
         return self._handles[path]
 
 
-def in_shards(
+def split_into_shards(
     folder: Path, forms: Mapping[str, Form], limit: int | None = None
 ) -> dict[Path, dict[str, Form]]:
     """Spread tensors over files of at most `limit` bytes (or one larger tensor), in order."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from string import ascii_lowercase
 
 from regard.files.safetensors import sole
-from regard.hub.family import Bare, Family
+from regard.hub.family import CheckpointWithoutConfig, Family
 from regard.hub.numpy_archive import names_in, open_archive
-from regard.hub.renaming import Rule
+from regard.hub.weight_mapping import Rule
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.text import PairTokenizers
 from regard.text.word_list import listed
@@ -47,7 +47,7 @@ def find(path: Path) -> Path | None:
     return sole(path, "*.npz", lambda each: names_in(each) == {*NAMES})
 
 
-def open_file(path: Path) -> Bare:
+def open_file(path: Path) -> CheckpointWithoutConfig:
     """What it holds; sizes and vocabularies are those of the package."""
     # Their list is in order, and has one vowel once more without a stress.
     sounds = sorted([*SOUNDS, *CONSONANTS.split(), "UW"])
@@ -64,4 +64,4 @@ def open_file(path: Path) -> Bare:
         bidirectional=False,
         tied=False,
     )
-    return Bare(G2P, config, tensors, PairTokenizers(source, target))
+    return CheckpointWithoutConfig(G2P, config, tensors, PairTokenizers(source, target))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from regard.hub import bart
+from regard.hub.families import bart
 from regard.hub.family import Family, Table
 
 

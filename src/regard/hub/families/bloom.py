@@ -3,7 +3,7 @@
 from typing import Any
 
 from regard.hub.family import Family, Table
-from regard.hub.renaming import ByHead, Rule, renamed
+from regard.hub.weight_mapping import ByHead, Rule, renamed
 
 LAYER = {
     "input_layernorm": "attention_norm",

@@ -20,12 +20,12 @@ from regard.files.safetensors import (
     quoted,
     read_json,
 )
-from regard.hub import e2k, g2p, llama2c
-from regard.hub.config import read_as, read_config
-from regard.hub.family import Bare, Family, Table
-from regard.hub.renaming import Move, Plan, Rule, inward, matches, outward
-from regard.hub.stream import Shapes, bring, parts
-from regard.hub.tokenizers import check_tokenizers, read_tokenizers
+from regard.hub.config_json import read_config, read_config_as
+from regard.hub.convert_weights import Shapes, bring, parts
+from regard.hub.families import e2k, g2p_en, llama2c
+from regard.hub.family import CheckpointWithoutConfig, Family, Table
+from regard.hub.tokenizer_files import check_tokenizers, read_tokenizers
+from regard.hub.weight_mapping import Move, Plan, Rule, matches, plan_export, plan_import
 from regard.models.build import on_meta, weights
 from regard.models.presets import ModelConfig
 from regard.text import PairTokenizers, Tokenizer
@@ -39,16 +39,16 @@ TASKS = {  # what a model of this shape and head is trained for; all others: for
     ("images", "classify"): "classify",
 }
 TIED = {"head.weight": "embed.token.weight"}  # where the output matrix is the embedding
-Reader = Callable[[Path], Bare]
+Reader = Callable[[Path], CheckpointWithoutConfig]
 READERS: tuple[tuple[Callable[[Path], Path | None], Reader], ...] = (  # of what has no config.json
     (llama2c.find, llama2c.open_file),
     (e2k.find, e2k.open_file),
-    (g2p.find, g2p.open_file),
+    (g2p_en.find, g2p_en.open_file),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreign:
+class ExternalCheckpoint:
     """A checkpoint of another library that fits one of our models in every tensor."""
 
     path: Path
@@ -99,7 +99,7 @@ class Foreign:
             )
 
 
-def is_foreign(path: Path) -> bool:
+def is_external_checkpoint(path: Path) -> bool:
     """Whether a path holds a checkpoint of another library rather than a run."""
     table = _described(path)
     return "model_type" in table or ("train" not in table and _find(path) is not None)
@@ -124,7 +124,7 @@ def _described(path: Path) -> Table:
         return {}
 
 
-def _bare(path: Path) -> Bare | None:
+def _bare(path: Path) -> CheckpointWithoutConfig | None:
     """What is meant where no config.json speaks of another."""
     if path.is_dir() and "model_type" in _described(path):
         return None
@@ -139,7 +139,7 @@ def _bare(path: Path) -> Bare | None:
     raise CheckpointError(f"{path} is one file of a checkpoint; give its folder: {path.parent}")
 
 
-def open_folder(path: Path | str) -> Foreign:
+def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
     """Open a checkpoint; nothing is loaded before everything is known to fit."""
     path = Path(path)
     if not exists(path):
@@ -156,8 +156,8 @@ def open_folder(path: Path | str) -> Foreign:
     else:
         table, family, config, tensors = {}, bare.family, bare.config, bare.tensors
         tokenizers = bare.tokenizers or read_tokenizers(folder, table)
-    shapes, plan = plan_for(family, config, tensors, path)
-    return Foreign(
+    shapes, plan = plan_weights(family, config, tensors, path)
+    return ExternalCheckpoint(
         path=folder,
         family=family,
         config=config,
@@ -169,7 +169,7 @@ def open_folder(path: Path | str) -> Foreign:
     )
 
 
-def plan_for(
+def plan_weights(
     family: Family, config: Any, tensors: Tensors, path: Path
 ) -> tuple[dict[str, torch.Size], Plan]:
     """The shapes of our tensors and what fills them; or all that does not fit, by name."""
@@ -183,7 +183,7 @@ def plan_for(
     return shapes, plan
 
 
-def all_rules(family: Family, config: Any) -> list[Rule]:
+def prefixed_rules(family: Family, config: Any) -> list[Rule]:
     """The rules of a model with full names, as they are written."""
     prefix = "" if _head(config) in BASES else family.prefix
     return [_below(prefix, rule) for rule in family.rules(config)]
@@ -211,10 +211,10 @@ def _planned(
     # Published files have the prefix or not, whatever class they are of.
     either = [_below(prefix, rule) for rule in rules for prefix in (family.prefix, "")]
     aliases = {new: old for new, old in TIED.items() if new not in shapes}
-    plan = inward(either, entries, shapes, aliases)
+    plan = plan_import(either, entries, shapes, aliases)
     names = {
         part: move.theirs
-        for move in outward(all_rules(family, config), shapes).moves
+        for move in plan_export(prefixed_rules(family, config), shapes).moves
         for part in move.ours
     }
     missing = dict.fromkeys(names.get(name, name) for name in plan.missing)  # packed ones once
@@ -249,7 +249,7 @@ def _misfit(move: Move, tensors: Tensors, shapes: Shapes) -> str | None:
 def _fitting(family: Family, table: Mapping[str, Any], tensors: Tensors) -> Any | None:
     """The configuration with the first head that fits, where config.json names no class."""
     for architecture in family.heads:
-        config = read_as(family, table, architecture)
+        config = read_config_as(family, table, architecture)
         if not _planned(family, config, tensors)[0]:
             return config
     return None

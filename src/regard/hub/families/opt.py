@@ -3,7 +3,7 @@
 from typing import Any
 
 from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.renaming import Rule, renamed
+from regard.hub.weight_mapping import Rule, renamed
 
 LAYER = {
     "self_attn_layer_norm": "attention_norm",

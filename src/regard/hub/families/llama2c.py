@@ -16,8 +16,8 @@ import torch
 
 from regard.errors import CheckpointError
 from regard.files.safetensors import Entry, Tensors, sole
-from regard.hub.family import MOST_LAYERS, Bare, Family
-from regard.hub.renaming import Rule, renamed
+from regard.hub.family import MOST_LAYERS, CheckpointWithoutConfig, Family
+from regard.hub.weight_mapping import Rule, renamed
 from regard.models.transformer import TransformerConfig
 
 HEADER = struct.Struct("<7i")
@@ -52,7 +52,7 @@ def find(path: Path) -> Path | None:
     return sole(path, "*.bin", lambda each: _header(each) is not None)
 
 
-def open_file(path: Path) -> Bare:
+def open_file(path: Path) -> CheckpointWithoutConfig:
     """What the file describes, and where its tensors lie."""
     header = _header(path)
     assert header is not None
@@ -75,7 +75,7 @@ def open_file(path: Path) -> Bare:
     for name, shape in _order(header):
         entries[name] = Entry(path, torch.float32, torch.Size(shape), at)
         at += entries[name].size
-    return Bare(LLAMA2C, config, Tensors(entries))
+    return CheckpointWithoutConfig(LLAMA2C, config, Tensors(entries))
 
 
 def _order(header: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:

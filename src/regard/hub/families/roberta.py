@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.config import kind_of
-from regard.hub import bert
+from regard.hub.families import bert
 from regard.hub.family import Change, Family, Table
-from regard.hub.renaming import Rule, renamed
+from regard.hub.weight_mapping import Rule, renamed
 
 POSITIONS = bert.TABLES["embeddings.position_embeddings"] + ".weight"
 HEADS = {
@@ -51,7 +51,7 @@ def _write(ours: Any) -> Table:
     }
 
 
-def after_pad(ours: Any, pad: int) -> tuple[Any, Change]:
+def shift_positions(ours: Any, pad: int) -> tuple[Any, Change]:
     """The same model for another id of padding, and its tensors: positions count from there.
 
     The rows up to it are never looked at.
@@ -85,5 +85,5 @@ ROBERTA = Family(
     ignored=("embeddings.position_ids", "pooler.dense.{p}"),
     read=_read,
     write=_write,
-    after_pad=after_pad,
+    shift_positions=shift_positions,
 )

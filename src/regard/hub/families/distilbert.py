@@ -6,9 +6,9 @@ In training it drops nothing of what attention gives; here every branch is dropp
 from typing import Any
 
 from regard.config import kind_of
-from regard.hub import bert
+from regard.hub.families import bert
 from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.renaming import Rule, renamed
+from regard.hub.weight_mapping import Rule, renamed
 
 TABLES = {
     "embeddings.word_embeddings": "embed.token",
