@@ -27,7 +27,7 @@ class TableModel:
     def __init__(self, vocab_size=6, context=None, spread=1.5, seed=0):
         generator = torch.Generator().manual_seed(seed)
         self.table = spread * torch.randn(CELLS, vocab_size, generator=generator)
-        self.context = context
+        self.context, self.vocab_size, self.device = context, vocab_size, self.table.device
         self.fed = []  # shape of ids in each call
 
     def start(self, rows, capacity, source=None):

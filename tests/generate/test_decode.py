@@ -166,7 +166,7 @@ class Words:
 class Scripted:
     """A model, and its own state, that says the same thing whatever it is told."""
 
-    context = None
+    vocab_size, device, context = 256, torch.device("cpu"), None
     lengths = torch.zeros(1, dtype=torch.long)
 
     def __init__(self, ids):

@@ -71,7 +71,7 @@ class Counted:
 
     def __init__(self, model):
         self.model, self.context, self.passes = model, model.context, 0
-        self.start = model.start
+        self.vocab_size, self.device, self.start = model.vocab_size, model.device, model.start
 
     def step(self, *given, **more):
         self.passes += 1

@@ -87,6 +87,16 @@ class PackedDecoder:
         self.level = self._level()
         self.turns = self._turns(torch.arange(self.context, device=head.weight.device))
 
+    @property
+    def vocab_size(self) -> int:
+        """The number of logits per position."""
+        return self.model.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self.model.device
+
     def start(self, rows: int, capacity: int, source: Source | None = None) -> TransformerState:
         """As the model's."""
         state = self.model.start(rows, capacity, source)

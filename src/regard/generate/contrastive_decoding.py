@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.decode import vocabulary
 from regard.models.base import Language, State
 from regard.nn.state import Source
 
@@ -38,6 +37,16 @@ class ContrastiveDecoding:
             raise ConfigError(f"beta={self.beta} of contrastive decoding must lie in [0, 100]")
 
     @property
+    def vocab_size(self) -> int:
+        """That of both models."""
+        return self.expert.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """That of both models."""
+        return self.expert.device
+
+    @property
     def context(self) -> int | None:
         """That of the model with the shorter one."""
         contexts = [each.context for each in (self.expert, self.amateur) if each.context]
@@ -45,10 +54,10 @@ class ContrastiveDecoding:
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> "BothStates":
         """The states of both, which must know the same ids."""
-        known, other = (vocabulary(each, source) for each in (self.expert, self.amateur))
-        if known != other:
+        expert, amateur = self.expert.vocab_size, self.amateur.vocab_size
+        if expert != amateur:
             raise ConfigError(
-                f"the amateur knows {other} ids and the expert {known}; "
+                f"the amateur knows {amateur} ids and the expert {expert}; "
                 "both must have the same vocabulary"
             )
         return BothStates(

@@ -242,13 +242,6 @@ def padded(
     return ids, torch.tensor([len(row) for row in rows], device=device)
 
 
-def vocabulary(model: Language, source: Source | None = None) -> int:
-    """How many ids a model knows: it is asked once to see."""
-    state = model.start(1, 1, source and source.select(torch.tensor([0])))
-    ids = torch.zeros(1, 1, dtype=torch.long, device=state.lengths.device)
-    return model.step(ids, state)[0].shape[-1]
-
-
 def check_prompts(prompts: Sequence[Sequence[int]], tokens: int, source: Source | None) -> None:
     """Refuse what cannot be continued."""
     if not isinstance(tokens, int):

@@ -1,7 +1,6 @@
 """Write without the host: a step and a draw, recorded once as a CUDA graph and then replayed."""
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Protocol, cast, runtime_checkable
 
 import torch
@@ -164,10 +163,15 @@ class Engine:
         """The most ids a row can hold."""
         return self.model.context
 
-    @cached_property
+    @property
+    def vocab_size(self) -> int:
+        """The number of logits per position."""
+        return self.model.vocab_size
+
+    @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.start(1, 1).lengths.device
+        """The device of the model."""
+        return self.model.device
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> State:
         """As the model's."""

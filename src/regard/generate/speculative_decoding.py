@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from regard.errors import ConfigError
 from regard.generate.chain import Chain, draw, note_failed
-from regard.generate.decode import check_prompts, vocabulary
+from regard.generate.decode import check_prompts
 from regard.generate.sampler_context import SamplerContext, rows_of
 from regard.models.base import Language, State
 from regard.nn.state import Source
@@ -93,7 +93,7 @@ def _rounds(
         prompts, tokens + ahead, seed=seed, stop=sorted(stop), device=device
     )
     guesser: Draft = draft if isinstance(draft, PromptLookup) else _Smaller(draft, source)
-    known = None if isinstance(draft, PromptLookup) else vocabulary(draft, source)
+    known = None if isinstance(draft, PromptLookup) else draft.vocab_size
     left = dict.fromkeys(range(len(prompts)), tokens)  # how many ids each may still have
     guesses = Guesses.none(context)  # until the model has shown its vocabulary
     while True:

@@ -1,56 +1,69 @@
-"""What every model promises: the protocols that tasks, generation and explaining rely on."""
+"""The protocols of models that generate, on which tasks, generation and explanation rely."""
 
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.nn.state import Source
 
 
 @runtime_checkable
 class State(Protocol):
-    """What decoding remembers of each row. `step` may write into it and so use it up."""
+    """The decoding state of a batch of rows: a KV cache, hidden states or the last ids.
+
+    `step` may modify the state in place; only the state that it returns may be used afterwards.
+    """
 
     @property
     def lengths(self) -> Int[Tensor, " rows"]:
-        """How many ids each row has taken in."""
+        """The number of ids that each row has read."""
 
     def select(self, rows: Int[Tensor, " chosen"]) -> "State":
-        """The state of these rows, in this order; a row may come several times."""
+        """The state of these rows, in this order; a row may occur several times."""
 
     def rewind(self, lengths: Int[Tensor, " rows"]) -> "State":
-        """Forget all but the first `lengths` ids of each row.
+        """Truncate each row to its first `lengths` ids.
 
-        A recurrent state can only go back within the ids of the last `step`.
+        A recurrent state can only be rewound to a position within the last `step`.
         """
 
 
 @runtime_checkable
 class Capturable(State, Protocol):
-    """A state whose buffers stay where they are, so that a step can be recorded and replayed."""
+    """A state with preallocated buffers, so that a decode step can be captured as a CUDA graph."""
 
     @property
     def capacity(self) -> int:
         """The most ids a row can hold."""
 
     def with_static_shapes(self) -> State:
-        """The same, with shapes that do not depend on how far rows have come."""
+        """The same state, with shapes that do not depend on the lengths of the rows."""
 
     def reset(self) -> State:
-        """The same buffers, with nothing in them yet."""
+        """An empty state on the same buffers."""
 
 
 @runtime_checkable
 class Language(Protocol):
-    """A model that can be asked what comes next."""
+    """A model that predicts the next token, one decode step at a time."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of logits per position."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights; ids must be on it."""
 
     @property
     def context(self) -> int | None:
         """The most ids a row can hold; None: no limit."""
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> State:
-        """An empty state for `rows` rows of up to `capacity` ids each."""
+        """An empty state for `rows` rows of up to `capacity` ids each; `source` is encoded here."""
 
     def step(
         self,
@@ -60,16 +73,16 @@ class Language(Protocol):
         counts: Int[Tensor, " rows"] | None = None,
         every: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], State]:
-        """Take in one or more ids per row; give the logits of what follows.
+        """Read one or more ids per row: prefill, or one decode step. Return the next logits.
 
-        Rows may be right-padded: `counts` says how many ids of each row are real. The logits
+        Rows may be right-padded: `counts` gives the number of real ids of each row. The logits
         are those after each row's last real id (scored = 1), or after every id (`every`).
         """
 
 
 @runtime_checkable
 class Hidden(Language, Protocol):
-    """A language that shows the vectors it reads its logits off."""
+    """A `Language` that also returns the hidden states that its head projects to logits."""
 
     head: Any  # hidden states to logits
 
@@ -80,4 +93,22 @@ class Hidden(Language, Protocol):
         *,
         counts: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "rows time dim"], State]:
-        """Take in ids as `step` does; give the hidden state after each."""
+        """Read ids as `step` does; return the hidden state after each."""
+
+
+class LanguageModel(nn.Module):
+    """Base class of the modules that implement `Language`."""
+
+    config: Any
+    context: int | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of logits per position."""
+        size: int = self.config.vocab_size
+        return size
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter, or of the first buffer of a closed-form model."""
+        return next(chain(self.parameters(), self.buffers())).device

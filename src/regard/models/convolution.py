@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.config import Choice, make
 from regard.errors import ConfigError
-from regard.models.base import State
+from regard.models.base import LanguageModel, State
 from regard.models.compatibility import require_generating_head, require_readout_head
 from regard.nn.convolution import CausalConvolution, window
 from regard.nn.head import HEADS
@@ -52,7 +52,7 @@ class ConvolutionConfig:
         return 1 + (self.width - 1) * (2**self.layers - 1)
 
 
-class ConvolutionLanguage(nn.Module):
+class ConvolutionLanguage(LanguageModel):
     r"""A language model that sees as many ids as its convolutions reach.
 
         x = E[ids];    y_l = convolution_l(x),  x <- x + y_l,      l = 1 ... L, dilation 2^(l - 1)
@@ -61,8 +61,6 @@ class ConvolutionLanguage(nn.Module):
     The next id depends on the last 1 + (width - 1) (2^L - 1). WaveNet (van den Oord et al. 2016),
     for ids instead of sound.
     """
-
-    context: int | None = None
 
     def __init__(self, config: ConvolutionConfig) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.models.base import State
+from regard.models.base import LanguageModel, State
 from regard.nn.head import Head
 from regard.nn.recurrent import Snapshots
 from regard.nn.state import Source
@@ -34,7 +34,7 @@ class FeedforwardConfig:
             raise ConfigError(f"order={self.order} must be at least 2: the id before, and the next")
 
 
-class Feedforward(nn.Module):
+class Feedforward(LanguageModel):
     r"""A language model that looks at the vectors of the last few ids, side by side.
 
         x = [C[id_{t-n+1}]; ...; C[id_t]]
@@ -44,8 +44,6 @@ class Feedforward(nn.Module):
     `forward` gives [tanh(d + H x); x] and the head multiplies by [U W], so both are one product.
     Before the beginning of a text the vectors are zero. Bengio et al. 2003.
     """
-
-    context: int | None = None
 
     def __init__(self, config: FeedforwardConfig) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import ConfigError, DataError
-from regard.models.base import State
+from regard.models.base import LanguageModel, State
 from regard.models.counts import Blocks, rows_of
 from regard.nn.head import GivenHead
 from regard.nn.recurrent import Snapshots
@@ -32,7 +32,7 @@ class HMMConfig:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
 
 
-class HMM(nn.Module):
+class HMM(LanguageModel):
     r"""A hidden state moves on at every id, and writes it.
 
         P(x, z) = first(z_1) write(z_1, x_1) prod_t move(z_t-1, z_t) write(z_t, x_t)
@@ -47,7 +47,6 @@ class HMM(nn.Module):
     `forward` gives log-probabilities, so the head has nothing to add.
     """
 
-    context: int | None = None
     log_first: Float64[Tensor, " states"]
     log_move: Float64[Tensor, "states states"]
     log_write: Float64[Tensor, "states vocab"]

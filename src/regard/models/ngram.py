@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.config import Choice, make
 from regard.errors import ConfigError
-from regard.models.base import State
+from regard.models.base import LanguageModel, State
 from regard.models.counts import NOWHERE, Blocks, Table, count
 from regard.models.smoothing import SMOOTHINGS
 from regard.nn.head import IGNORED, GivenHead
@@ -36,7 +36,7 @@ class NGramConfig:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
 
 
-class NGram(nn.Module):
+class NGram(LanguageModel):
     r"""What came next after these few ids, in the text that was counted.
 
         P(w | h) = share(hw) + rest(h) P(w | h'),      P(w | below the unigram) = 1 / V
@@ -46,8 +46,6 @@ class NGram(nn.Module):
 
     `forward` gives log-probabilities, so the head has nothing to add.
     """
-
-    context: int | None = None
 
     def __init__(self, config: NGramConfig) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, unknown
-from regard.models.base import State
+from regard.models.base import LanguageModel, State
 from regard.models.compatibility import option, require_generating_head, require_readout_head
 from regard.nn.head import HEADS
 from regard.nn.recurrent import CELLS, Cell, Recurrent, Snapshots, Vectors
@@ -52,13 +52,11 @@ class RecurrentConfig:
         return "encoder" if self.bidirectional else "decoder"
 
 
-class RecurrentLanguage(nn.Module):
+class RecurrentLanguage(LanguageModel):
     r"""A language model whose only memory is the state of its recurrent layers.
 
     x_t = E[id_t],    h_t = cell_L(... cell_1(x_1 ... x_t)),    logits_t = W h_t
     """
-
-    context: int | None = None
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, unknown
-from regard.models.base import State
+from regard.models.base import LanguageModel, State
 from regard.models.compatibility import SEQ2SEQ, check_rules
 from regard.nn.head import Head
 from regard.nn.recurrent import CELLS, Cell, Recurrent, Snapshots, Vectors
@@ -108,7 +108,7 @@ class ReaderState:
         return replace(self, written=self.written.rewind(lengths))
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(LanguageModel):
     r"""Read a sequence into states h_1 ... h_S, then write another from states s_1, s_2, ...
 
         h_i = encoder(x_1 ... x_i),                       both ways: h_i = tanh(J [->h_i; <-h_i])
@@ -136,7 +136,6 @@ class EncoderDecoder(nn.Module):
     as in Wu et al. 2016; hops Sukhbaatar et al. 2015.
     """
 
-    context: int | None = None
     packs = True  # sources of different lengths
 
     def __init__(self, config: Seq2SeqConfig) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, ShapeError, unknown
 from regard.models import compatibility as rules
-from regard.models.base import State
+from regard.models.base import LanguageModel, State
 from regard.models.compatibility import check_rules, option
 from regard.nn.attention import Attention
 from regard.nn.block import Block
@@ -136,7 +136,7 @@ class TransformerConfig(StackConfig):
         return self.layers if self.encoder_layers is None else self.encoder_layers, self.layers
 
 
-class Transformer(nn.Module):
+class Transformer(LanguageModel):
     """Vaswani et al. 2017 and its descendants: encoder, decoder, or both.
 
     `forward` gives hidden states; `head` reads logits off them. `start` and `step` make those
