@@ -225,8 +225,8 @@ def _run(
     yield RunStarted(folder.path, config, material.description, parameters, start)
     if settings.start is not None and newest is None:
         ranks.all_or_fail(partial(start_from, config, model))
-    if hasattr(model, "survey") and newest is None:
-        ranks.all_or_fail(lambda: cast(Any, model).survey(material.all_batches()))
+    if hasattr(model, "count_words") and newest is None:
+        ranks.all_or_fail(lambda: cast(Any, model).count_words(material.all_batches()))
     if hasattr(model, "fit"):
         if ranks.is_rank0:
             yield from _fit(model, material, folder, device)
