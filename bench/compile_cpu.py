@@ -56,7 +56,7 @@ def masked() -> tuple[Any, Task, Batch]:
         ids=ids(16, 64, vocab=2000),
         documents=torch.ones_like(at),
         positions=at,
-        places=ids(16, 9, vocab=64),
+        masked_positions=ids(16, 9, vocab=64),
         targets=ids(16, 9, vocab=2000),
     )
     return config, Masked(), batch

@@ -234,7 +234,7 @@ def bert(_: str) -> Row:
         ids=x,
         documents=torch.ones_like(x),
         positions=torch.arange(time_, device=CUDA).repeat(rows, 1),
-        places=places,
+        masked_positions=places,
         targets=goal.gather(1, places),
     )
     labels = torch.full_like(x, -100).scatter(1, places, batch.targets)

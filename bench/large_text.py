@@ -36,7 +36,7 @@ print(*first)
 
 
 def write(path: Path, size: int) -> None:
-    lines = "".join(piece for piece, _ in open_data("python-docs").pieces()).splitlines()
+    lines = "".join(piece for piece, _ in open_data("python-docs").chunks()).splitlines()
     written, number = 0, 0
     with open(path, "w", encoding="utf-8") as file:
         while written < size:

@@ -28,7 +28,7 @@ def ids_of(path: str, size: int, tokens: int) -> tuple[np.ndarray, int, int]:
     """The ids of a text, repeated; how many it has itself; the size of its vocabulary."""
     text = open_data(path)
     assert isinstance(text, Text)
-    pieces = [piece for piece, _ in text.pieces()]
+    pieces = [piece for piece, _ in text.chunks()]
     tokenizer = train_tokenizer({"kind": "bpe", "size": size}, iter(pieces), total=text.size)
     own = np.concatenate([np.asarray(tokenizer.encode(piece)) for piece in pieces])
     random = np.random.default_rng(1)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from regard.config import parse_overrides
-from regard.data.batch import pinned
+from regard.data.batch import pin_memory
 from regard.data.loader import prefetch
 from regard.models.build import build_model
 from regard.pipelines import evaluate, prepare_training
@@ -134,7 +134,7 @@ class Regard(Racer):
 
     def _batches(self) -> Iterator[Any]:
         cuda, batch = self.device.type == "cuda", self.material.batch
-        ready = prefetch(lambda n: pinned(batch(n)) if cuda else batch(n), 0, self.total)
+        ready = prefetch(lambda n: pin_memory(batch(n)) if cuda else batch(n), 0, self.total)
         return (each.to(self.device) for each in ready)
 
     def step(self) -> None:

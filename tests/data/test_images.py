@@ -45,7 +45,7 @@ def test_idx_files_are_found_and_read(mnist):
     folder, parts = mnist
     found = open_data(str(folder))
     assert isinstance(found, Images)
-    assert (found.name, found.names, found.channels) == ("digits", ("0", "1", "2"), 1)
+    assert (found.name, found.class_names, found.channels) == ("digits", ("0", "1", "2"), 1)
     assert found.description == "20 images, 4 × 6 pixels, grey, 3 classes"
     assert found.labels.tolist()[:4] == [0, 1, 2, 0]
     squeezed = resized(parts["train"][[3, 5], None], 4)
@@ -159,16 +159,16 @@ def test_a_test_part_and_words_for_classes_are_taken(tmp_path):
         test_labels=np.array(["dog", "cow"]),  # no cat, yet a dog stays number 2
     )
     found = open_data(path)
-    assert found.names == ("cat", "cow", "dog")
+    assert found.class_names == ("cat", "cow", "dog")
     assert found.test.labels.tolist() == [2, 1]
 
 
 def test_a_number_stands_for_a_named_class_but_not_for_another_number(tmp_path):
     found = open_data(save(tmp_path / "a.npz", x=pixels(4, 3, 3), y=np.array([0, 1, 1, 0])))
-    assert found.named(["cat", "dog", "cow"]).labels.tolist() == [0, 1, 1, 0]
-    assert found.named(["1", "0"]).labels.tolist() == [1, 0, 0, 1]
+    assert found.with_class_names(["cat", "dog", "cow"]).labels.tolist() == [0, 1, 1, 0]
+    assert found.with_class_names(["1", "0"]).labels.tolist() == [1, 0, 0, 1]
     with pytest.raises(DataError, match="a class '0' that was not learned"):
-        found.named(["1", "2"])
+        found.with_class_names(["1", "2"])
 
 
 def test_a_test_part_alone_can_be_judged(mnist):
@@ -231,7 +231,7 @@ def test_a_share_is_held_out_by_the_seed(tmp_path):
     assert sorted(map(bytes, everything)) == sorted(map(bytes, found.read(np.arange(50), 3)))
     again, other = found.split(0.2, seed=1)[1], found.split(0.2, seed=2)[1]
     assert held.fingerprint() == again.fingerprint() != other.fingerprint()
-    one, two = (found.some(np.array(rows), "") for rows in ([0, 1], [5, 6]))  # of equal classes
+    one, two = (found.subset(np.array(rows), "") for rows in ([0, 1], [5, 6]))  # of equal classes
     assert one.fingerprint() != two.fingerprint()
     with pytest.raises(DataError, match="too few"):
         found.split(0.001, seed=1)
@@ -281,7 +281,7 @@ def zoo(tmp_path):
 
 def test_a_folder_for_each_class_is_read(zoo):
     found = open_data(str(zoo))
-    assert (found.name, found.names, found.channels) == ("zoo", ("cat", "dog"), 1)
+    assert (found.name, found.class_names, found.channels) == ("zoo", ("cat", "dog"), 1)
     assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert found.description == "6 images, 2 sizes, most often 8 × 6 pixels, grey, 2 classes"
     read = found.read(np.array([2, 4]), 5)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from regard.data.labels import Labelled
+from regard.data.labels import LabelledText
 from regard.data.pairs import Pairs
 from regard.data.sources import open_data
 from regard.data.text import Text
@@ -35,14 +35,15 @@ def table(folder, name="reviews.csv", header=("text", "label"), rows=REVIEWS):
 
 def contents(data):
     return [
-        (" ".join(parts), [data.names[each] for each in classes]) for parts, classes in data.rows
+        (" ".join(parts), [data.class_names[each] for each in classes])
+        for parts, classes in data.rows
     ]
 
 
 def test_a_table_with_texts_and_labels_is_labels(tmp_path):
     opened = open_data(str(table(tmp_path)))
     assert opened.kind == "labels"
-    assert opened.names == ("bad", "good")
+    assert opened.class_names == ("bad", "good")
     assert contents(opened) == [(text, [label]) for text, label in REVIEWS]
     assert opened.description == "labels, 4 texts, 2 classes, comma-separated"
 
@@ -70,7 +71,7 @@ def test_tables_of_every_kind_and_their_gzip_are_the_same(tmp_path):
 def test_a_tsv_without_names_is_pairs_unless_labels_are_asked_for(tmp_path):
     path = write(tmp_path, "sent.tsv", "".join(f"{t!r}\t{label}\n" for t, label in REVIEWS))
     assert isinstance(open_data(str(path)), Pairs)
-    assert open_data(str(path), kind="labels").names == ("bad", "good")
+    assert open_data(str(path), kind="labels").class_names == ("bad", "good")
 
 
 def test_tables_without_labels_stay_text(tmp_path):
@@ -80,7 +81,7 @@ def test_tables_without_labels_stay_text(tmp_path):
 
 def test_labels_that_are_numbers_keep_their_order(tmp_path):
     rows = [(f"text {n}", n) for n in (10, 2, 1)]
-    assert open_data(str(table(tmp_path, rows=rows))).names == ("1", "2", "10")
+    assert open_data(str(table(tmp_path, rows=rows))).class_names == ("1", "2", "10")
 
 
 CONLL = "#lucky\tO\nNew\tB-place\nYork\tI-place\n\n\n Paris\tB-place\n"
@@ -133,7 +134,7 @@ def test_rows_without_a_text_are_skipped_and_told(tmp_path):
 
 def many(count=400):
     rows = [((f"text {n % (count // 2)}",), (n % 2,)) for n in range(count)]
-    return Labelled("labels", "many", "labels", rows, ("no", "yes"))
+    return LabelledText("labels", "many", "labels", rows, ("no", "yes"))
 
 
 def test_equal_texts_never_stand_on_both_sides():
@@ -150,26 +151,26 @@ def test_equal_texts_never_stand_on_both_sides():
 
 def test_classes_go_by_their_names_or_by_their_numbers():
     data = many()
-    assert data.named(["yes", "no"]).rows[1] == (("text 1",), (0,))
-    numbered = Labelled("labels", "n", "", [(("a",), (0,)), (("b",), (1,))], ("0", "1"))
-    assert numbered.named(["no", "yes"]).names == ("no", "yes")
+    assert data.with_class_names(["yes", "no"]).rows[1] == (("text 1",), (0,))
+    numbered = LabelledText("labels", "n", "", [(("a",), (0,)), (("b",), (1,))], ("0", "1"))
+    assert numbered.with_class_names(["no", "yes"]).class_names == ("no", "yes")
     with pytest.raises(DataError, match="many has a class 'no' that was not learned"):
-        data.named(["good", "bad"])
+        data.with_class_names(["good", "bad"])
 
 
 def test_texts_that_are_learned_from_too_are_told():
-    assert "overlap: 400 of the 400" in many().against(many()).description
-    assert many().lowered().against(many()).description.count("overlap") == 1
+    assert "overlap: 400 of the 400" in many().note_overlap(many()).description
+    assert many().lowercase().note_overlap(many()).description.count("overlap") == 1
 
 
 @pytest.mark.parametrize("colours", [1, 5])
 def test_half_of_the_parentheses_are_nested_and_counting_does_not_tell_which(colours):
     table = {"kind": "parentheses", "examples": 2000, "longest": 20, "colours": colours}
     opened = open_data(table)
-    assert opened.names == ("broken", "nested")
-    counts = {name: Counter() for name in opened.names}
+    assert opened.class_names == ("broken", "nested")
+    counts = {name: Counter() for name in opened.class_names}
     for (symbols,), (number,) in opened.rows:
-        counts[opened.names[number]].update(symbols)
+        counts[opened.class_names[number]].update(symbols)
         assert len(symbols) % 2 == 0
         left = symbols
         pairs = [f"{each}{9 - each}" for each in range(5)]

@@ -10,9 +10,9 @@ from regard.data.loader import (
     PairLoader,
     TextLoader,
     _ladder,
-    blocks_in_order,
     permute,
     prefetch,
+    sequential_blocks,
 )
 from regard.data.token_store import PairStore, TokenStore
 from regard.errors import ConfigError, DataError
@@ -130,7 +130,7 @@ def test_a_text_shorter_than_a_block_says_what_would_fit():
 def test_in_order_every_token_after_the_first_is_a_target_once(length, limit):
     tokens = text_of(length).tokens
     seen = []
-    for ids, targets in blocks_in_order(tokens, 10, 3, limit):
+    for ids, targets in sequential_blocks(tokens, 10, 3, limit):
         assert ids.shape == targets.shape
         assert ids.shape[0] <= 3
         assert ids.shape[1] == 10
@@ -143,11 +143,11 @@ def test_in_order_every_token_after_the_first_is_a_target_once(length, limit):
 
 def test_the_loader_gives_its_text_in_order():
     loader = TextLoader(text_of(48), context=10, batch=3, seed=1)
-    batches = list(loader.in_order())
+    batches = list(loader.sequential())
     assert [ids.shape for ids, _ in batches] == [(3, 10), (2, 10)]
     assert batches[1][1][1, 6:].tolist() == [47, -1, -1, -1]
     with pytest.raises(DataError, match="nothing to predict"):
-        list(blocks_in_order(text_of(1).tokens, 10, 3))
+        list(sequential_blocks(text_of(1).tokens, 10, 3))
 
 
 def test_the_ladder_of_widths_is_fixed():
@@ -248,7 +248,7 @@ def test_fewer_pairs_than_rows_fill_a_batch_by_beginning_again():
 def test_in_order_every_pair_comes_once_by_width():
     store = random_pairs(100)
     loader = PairLoader(store, 128, 1, longest=64)
-    batches = list(loader.in_order())
+    batches = list(loader.sequential())
     assert sorted(int(i) for rows in batches for i in rows.indices) == list(range(100))
     widths = [rows.width for rows in batches]
     assert widths == sorted(widths)
@@ -257,10 +257,14 @@ def test_in_order_every_pair_comes_once_by_width():
 def test_in_order_with_a_limit_is_a_fixed_sample_of_all_lengths():
     store = random_pairs(1000)
     sample = [
-        int(i) for rows in PairLoader(store, 128, 1, longest=64).in_order(50) for i in rows.indices
+        int(i)
+        for rows in PairLoader(store, 128, 1, longest=64).sequential(50)
+        for i in rows.indices
     ]
     again = [
-        int(i) for rows in PairLoader(store, 128, 1, longest=64).in_order(50) for i in rows.indices
+        int(i)
+        for rows in PairLoader(store, 128, 1, longest=64).sequential(50)
+        for i in rows.indices
     ]
     assert sample == again
     assert len(set(sample)) == 50

@@ -20,7 +20,7 @@ def put(path, content):
 def test_a_csv_of_numbers_is_a_series_of_its_columns(tmp_path):
     opened = open_data(put(tmp_path / "ett.csv", TABLE))
     assert isinstance(opened, Series)
-    assert opened.names == ("load", "heat")
+    assert opened.column_names == ("load", "heat")
     np.testing.assert_array_equal(opened.values, [[1.5, 30], [-20, 31], [0.25, 29]])
     np.testing.assert_array_equal(opened.column(None), [30, 31, 29])
     np.testing.assert_array_equal(opened.column("load"), [1.5, -20, 0.25])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from regard.data import pairs, text
 from regard.data import text_files as files
-from regard.data.sources import BUILTINS, Labelled, Pairs, Series, Text, open_data
+from regard.data.sources import BUILTINS, LabelledText, Pairs, Series, Text, open_data
 from regard.errors import ConfigError, DataError
 
 
@@ -21,7 +21,7 @@ def put(path: Path, content: str | bytes) -> str:
 
 
 def whole(opened: Text, limit: int = 1 << 20) -> str:
-    return "".join(piece for piece, _ in opened.pieces(limit))
+    return "".join(piece for piece, _ in opened.chunks(limit))
 
 
 def failure(*arguments, error=DataError, **options) -> str:
@@ -36,7 +36,7 @@ def test_a_text_file_is_one_document(tmp_path):
     assert isinstance(opened, Text)
     assert (opened.name, opened.size) == ("my", 1600)
     assert opened.description == "text, 1 file, 1.6 kB"
-    assert list(opened.pieces()) == [("one\ntwo\n" * 200, True)]
+    assert list(opened.chunks()) == [("one\ntwo\n" * 200, True)]
 
 
 def test_any_other_ending_is_text_too(tmp_path):
@@ -81,7 +81,7 @@ def test_a_folder_gives_its_text_files_in_order_and_counts_the_rest(tmp_path):
     (tmp_path / "again").symlink_to(tmp_path / "deep")
     os.mkfifo(tmp_path / "pipe")
     opened = open_data(str(tmp_path))
-    assert list(opened.pieces()) == [("a", True), ("b", True), ("c", True)]
+    assert list(opened.chunks()) == [("a", True), ("b", True), ("c", True)]
     assert opened.description == (
         "text, 3 files, 3 bytes; skipped: 2 binary (x.png, …), 1 empty (blank.txt), "
         "2 hidden (.git, …), 1 linked folder (again), 1 missing (gone.txt), "
@@ -104,7 +104,7 @@ def test_one_line_of_fifty_megabytes_is_read_in_bounded_memory(tmp_path):
     tracemalloc.start()
     opened = open_data(str(path))
     longest = total = 0
-    for piece, _ in opened.pieces():
+    for piece, _ in opened.chunks():
         longest, total = max(longest, len(piece.encode())), total + len(piece.encode())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -119,7 +119,7 @@ def test_one_line_of_fifty_megabytes_is_read_in_bounded_memory(tmp_path):
 )
 def test_pieces_and_parts_join_to_the_text(contents, limit, validation_fraction):
     opened = text.from_strings("t", "text", contents)
-    pieces = list(opened.pieces(limit))
+    pieces = list(opened.chunks(limit))
     assert "".join(piece for piece, _ in pieces) == "".join(contents)
     assert all(0 < len(piece.encode()) <= limit for piece, _ in pieces)
     assert sum(ends for _, ends in pieces) == sum(content != "" for content in contents)
@@ -133,7 +133,7 @@ def test_pieces_and_parts_join_to_the_text(contents, limit, validation_fraction)
 
 def test_pieces_end_after_a_newline_where_there_is_one():
     opened = text.from_strings("t", "text", ["ab\ncdefgh\nijklmnopqrst"])
-    assert [piece for piece, _ in opened.pieces(10)] == ["ab\ncdefgh\n", "ijklmnopq", "rst"]
+    assert [piece for piece, _ in opened.chunks(10)] == ["ab\ncdefgh\n", "ijklmnopq", "rst"]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_the_split_is_exact_for_the_share_as_written(size, validation_fraction, 
 
 def test_a_document_cut_by_the_split_does_not_end_in_the_first_part():
     first, last = text.from_strings("t", "text", ["abcd", "efgh"]).split(0.25)
-    assert list(first.pieces()) == [("abcd", True), ("ef", False)]
-    assert list(last.pieces()) == [("gh", True)]
+    assert list(first.chunks()) == [("abcd", True), ("ef", False)]
+    assert list(last.chunks()) == [("gh", True)]
     assert first.description == "text, 8 bytes; the first 6 bytes"
     assert last.description == "the last 2 bytes"
 
@@ -357,7 +357,7 @@ def test_every_built_in_says_what_it_is_and_can_be_split(name):
     elif isinstance(opened, Text):
         train, valid = opened.split(0.1)
         assert train.size + valid.size == opened.size
-    elif isinstance(opened, Pairs | Labelled):
+    elif isinstance(opened, Pairs | LabelledText):
         train, valid = opened.split(0.1, seed=1)
         count = (lambda each: each.count) if isinstance(opened, Pairs) else len
         assert count(train) + count(valid) == count(opened)

@@ -11,7 +11,7 @@ from tokenizers import models, pre_tokenizers
 from regard.errors import CheckpointError
 from regard.files.untrusted import LARGEST, check_charsmap, guarded, open_file, read_text
 from regard.text import Tokenizer
-from regard.text.external import load_folder
+from regard.text.pretrained import load_folder
 from text import files
 
 

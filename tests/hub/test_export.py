@@ -196,7 +196,7 @@ def test_positions_are_counted_from_the_row_after_that_of_the_padding(offset, tm
     done = export_run(tmp_path / "run", tmp_path / "theirs", "roberta")
     assert done.difference < 1e-5
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "theirs").eval()
-    assert theirs.config.pad_token_id == tokenizer().role("pad")
+    assert theirs.config.pad_token_id == tokenizer().hf_special_id("pad")
     ids = torch.tensor([[id for id in range(1, 12) if id != theirs.config.pad_token_id]])
     with torch.no_grad():  # among them all that begin and end a text
         assert (theirs(ids).logits - ours.head(ours(ids))).abs().max() < 1e-5

@@ -126,7 +126,7 @@ def test_letters_become_the_ids_of_their_makers(tmp_path):
     write_g2p(tmp_path / "g2p")
     katakana = regard.import_model(tmp_path / "e2k", tmp_path / "run").tokenizers
     assert katakana.source.encode("Don't, é") == [6, 17, 16, 30, 22, 29]
-    assert (katakana.source.opening, katakana.target.opening) == ([1], [])
+    assert (katakana.source.prefix_ids, katakana.target.prefix_ids) == ([1], [])
     assert katakana.target.decode([1, 3, 14, 2]) == "アー"
     sounds = open_checkpoint(tmp_path / "g2p").tokenizers
     assert sounds.source.encode("aZ?") == [3, 28, 1]

@@ -17,7 +17,14 @@ from regard.hub.tokenizer_files import check_tokenizers, read_tokenizers, write_
 from regard.models.build import preset
 from regard.pipelines import pair_task, prepare_training
 from regard.tasks.seq2seq import Seq2Seq
-from regard.text import TOKENIZERS, PairTokenizers, Roles, Tokenizer, train_pair, train_tokenizer
+from regard.text import (
+    TOKENIZERS,
+    PairTokenizers,
+    SpecialTokens,
+    Tokenizer,
+    train_pair,
+    train_tokenizer,
+)
 from training.runs import config as small_run
 
 CORPUS = ["The cat sat on the mat.\n", "<start> été, naïve <pad> 日本語 12,000.5\r\n\t x  y\n"] * 4
@@ -43,13 +50,13 @@ def foreign(single="<s> $A", pair="<s> $A <s>:1 $B:1"):
     marks = [(token, vocab[token]) for token in ("<s>", "</s>")]
     library.post_processor = processors.TemplateProcessing(single, pair, marks)
     names = {"start": "<s>", "stop": "</s>", "unk": "<unk>", "pad": "[PAD]"}
-    return Tokenizer(library, Roles(tokens=names, stops=("</s>", "<|end|>"), size=16))
+    return Tokenizer(library, SpecialTokens(tokens=names, stops=("</s>", "<|end|>"), size=16))
 
 
 def bart():
     """As BART has it: <s> … </s> around a text, and </s> before what the decoder writes."""
     found = foreign("<s> $A </s>", "<s> $A </s> </s> $B </s>")
-    both = Tokenizer(found.library, Roles(tokens=found.roles.tokens, first="</s>"))
+    both = Tokenizer(found.backend, SpecialTokens(tokens=found.special_tokens.tokens, first="</s>"))
     return PairTokenizers(both, both)
 
 
@@ -110,10 +117,10 @@ def test_a_foreign_vocabulary_goes_through_a_folder_unchanged(tmp_path):
     assert config["eos_token_id"] == [1, 4]
     theirs = opened(tmp_path)
     for text in ["the cat", "", "the dog sat"]:
-        assert theirs(text)["input_ids"] == ours.wrap(ours.encode(text))[0]
+        assert theirs(text)["input_ids"] == ours.with_special_tokens(ours.encode(text))[0]
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (0, 1, 3)
     again = read_tokenizers(tmp_path, config)
-    assert again.roles == ours.roles
+    assert again.special_tokens == ours.special_tokens
     assert again.fingerprint() == ours.fingerprint()
 
 
@@ -123,16 +130,16 @@ def test_a_model_that_writes_what_it_read_gets_two_sides(tmp_path):
     pair = read_tokenizers(tmp_path, config)
     assert pair.joint
     assert pair.target.start_id == 1
-    assert pair.target.roles == bart().target.roles
+    assert pair.target.special_tokens == bart().target.special_tokens
     config["architectures"] = ["T5EncoderModel"]
     assert isinstance(read_tokenizers(tmp_path, config), Tokenizer)
 
 
 def test_sides_that_share_ids_but_not_pieces_come_back(tmp_path):
     source, target = foreign(), foreign()
-    hiding = json.loads(source.library.to_str())
+    hiding = json.loads(source.backend.to_str())
     hiding["model"]["vocab"]["\uffffsat"] = hiding["model"]["vocab"].pop("sat")
-    source = Tokenizer(Library.from_str(json.dumps(hiding)), source.roles)
+    source = Tokenizer(Library.from_str(json.dumps(hiding)), source.special_tokens)
     config = written(PairTokenizers(source, target), tmp_path, model_type="marian")
     pair = read_tokenizers(tmp_path, config)
     assert (pair.joint, pair.shared) == (False, True)
@@ -184,9 +191,9 @@ def of_size(size, ids=(0,), added=()):
 
 
 def test_a_tokenizer_of_as_many_ids_as_the_model_is_read_and_an_added_pad_may_lie_above(tmp_path):
-    assert beside(tmp_path / "all", of_size(280)).tokenizers.highest == 279
+    assert beside(tmp_path / "all", of_size(280)).tokenizers.max_id == 279
     found = beside(tmp_path / "pad", of_size(280, added=["[PAD]"]))
-    assert (found.tokenizers.size, found.tokenizers.highest) == (281, 279)
+    assert (found.tokenizers.size, found.tokenizers.max_id) == (281, 279)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +256,7 @@ def test_openings_take_their_places_from_the_context_and_shared_ids_need_one_tab
     longest = max(int(batch.source.lengths.max()) for batch in batches)
     assert (longest, max(batch.ids.shape[1] for batch in batches)) == (6, 6)
     assert any("longer than" in line for line in material.description)
-    hiding = json.loads(bart().source.library.to_str())
+    hiding = json.loads(bart().source.backend.to_str())
     hiding["model"]["vocab"]["\uffffsat"] = hiding["model"]["vocab"].pop("sat")
     source = Tokenizer(Library.from_str(json.dumps(hiding)), bart().source.roles)
     apart = prepare_training(config, PairTokenizers(source, bart().target))

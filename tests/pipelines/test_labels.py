@@ -69,7 +69,7 @@ def test_a_file_of_labels_is_learned_without_another_word(place):
     for (text,), (wanted,) in held.rows:
         (likely,) = run.predict(text)
         assert sum(share for _, share in likely) == pytest.approx(1)
-        right += likely[0][0] == held.names[wanted]
+        right += likely[0][0] == held.class_names[wanted]
     assert right / len(held) == found["accuracy"]
     other = place / "other.jsonl"
     other.write_text('{"text": "glad it was", "label": "good"}\n{"text": "sad", "label": 0}\n')
@@ -99,7 +99,7 @@ def test_the_share_that_is_right_is_told_by_length(place, name):
         for parts, classes in held.rows:
             if span.shortest <= len(" ".join(parts).split()) <= span.longest:
                 said = [likely[0][0] for likely in run.predict(" ".join(parts))]
-                wanted = [held.names[each] for each in classes]
+                wanted = [held.class_names[each] for each in classes]
                 right = sum(a == b for a, b in zip(said, wanted, strict=True))
                 shares.append(right / len(wanted))
         assert span.examples == len(shares)
@@ -113,7 +113,7 @@ def test_a_word_is_tagged_at_its_last_token(tmp_path):
     ids, classes, cut = next(encode(data, tokenizer, model))
     assert tokenizer.decode(ids.tolist()) == "word0 red house stood"
     ends = {4: "O", 8: "B-thing", 14: "I-thing", 20: "O"}  # "word0" is 5 letters, " red" 4, …
-    assert {at: data.names[each] for at, each in enumerate(classes) if each != -1} == ends
+    assert {at: data.class_names[each] for at, each in enumerate(classes) if each != -1} == ends
     assert not cut
     encoder = {"preset": "tiny-encoder", "context": 12}
     model = reader(encoder, Tag(), classes=3, vocab_size=tokenizer.size)

@@ -25,7 +25,7 @@ PAIRED = {"head": {"kind": "masked", "next_sentence": True}, "segments": 2}
 def originals(batch):
     """The ids as they were before anything was hidden."""
     ids = batch.ids.clone()
-    for row, places, targets in zip(ids, batch.places, batch.targets, strict=True):
+    for row, places, targets in zip(ids, batch.masked_positions, batch.targets, strict=True):
         row[places[targets != -1]] = targets[targets != -1]
     return ids
 

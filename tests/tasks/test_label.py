@@ -161,7 +161,7 @@ def test_span_f1_of_published_outputs_is_as_published():
 
     def marked(path):
         data = from_conll(path)
-        return [spans([data.names[each] for each in classes]) for _, classes in data.rows]
+        return [spans([data.class_names[each] for each in classes]) for _, classes in data.rows]
 
     gold = marked(folder / "emerging.test.annotated")
     for name, expected in published.items():

@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 import regard
-from regard.data.batch import pinned
+from regard.data.batch import pin_memory
 from regard.errors import ConfigError, DataError
 from regard.models.build import build_model, preset
 from regard.nn.mask import Mask
@@ -30,7 +30,7 @@ SIZES = {"char": {}, "word": {}, "bpe": {"size": 300}, "wordpiece": {"size": 110
 SIZES["unigram"] = {"size": 80}
 KINDS = {kind: train_tokenizer({"kind": kind, **size}, [TEXT]) for kind, size in SIZES.items()}
 TOKENIZER = KINDS["wordpiece"]
-SPECIAL = len(SPECIALS)
+SPECIAL = len(SPECIAL_TOKENS)
 
 
 def masked(kind="wordpiece", **options):
@@ -58,7 +58,7 @@ def of_text(kind, rows=8, width=60):
 def originals(batch):
     """The ids as they were before anything was hidden."""
     ids = batch.ids.clone()
-    for row, places, targets in zip(ids, batch.places, batch.targets, strict=True):
+    for row, places, targets in zip(ids, batch.masked_positions, batch.targets, strict=True):
         row[places[targets != -1]] = targets[targets != -1]
     return ids
 
@@ -76,7 +76,7 @@ PAIRED = {"head": {"kind": "masked", "next_sentence": True}, "segments": 2}
 def test_of_the_chosen_eight_tenths_are_hidden_one_tenth_replaced_and_one_tenth_stays():
     batch = masked().collate(blocks(600, 128), generator())
     scored = batch.targets != -1
-    now, was = batch.ids.gather(1, batch.places)[scored], batch.targets[scored]
+    now, was = batch.ids.gather(1, batch.masked_positions)[scored], batch.targets[scored]
     count, size = len(now), TOKENIZER.size - SPECIAL
     hidden = (now == TOKENIZER.mask_id).sum() / count
     same = (now == was).sum() / count
@@ -103,13 +103,13 @@ def test_exactly_the_promised_share_is_chosen_in_every_row(share):
     batch = masked(mask_fraction=share).collate((block, following), generator())
     counts = (batch.targets != -1).sum(1).tolist()
     assert counts == [round(share * 61)] * 3 + [max(1, round(share * 41))] * 7
-    assert batch.places.shape == (10, max(1, round(share * 63)))
+    assert batch.masked_positions.shape == (10, max(1, round(share * 63)))
 
 
 def test_every_place_is_as_likely_to_be_chosen_as_any_other():
     batch = masked().collate(blocks(4000, 20), generator())
     scored = batch.targets != -1
-    counts = torch.bincount(batch.places[scored], minlength=22)
+    counts = torch.bincount(batch.masked_positions[scored], minlength=22)
     assert counts[0] == counts[21] == 0  # <cls> and <sep>
     expected = 4000 * 3 / 20
     assert (counts[1:21] - expected).abs().max() < 5 * math.sqrt(expected)
@@ -120,7 +120,7 @@ def test_special_tokens_are_neither_chosen_nor_put_in():
     block[:, ::2] = np.arange(SPECIAL)[np.arange(20) % SPECIAL]
     before = masked(mask_fraction=0.9).collate((block, following), generator())
     assert (before.targets[before.targets != -1] >= SPECIAL).all()
-    now = before.ids.gather(1, before.places)[before.targets != -1]
+    now = before.ids.gather(1, before.masked_positions)[before.targets != -1]
     assert ((now >= SPECIAL) | (now == TOKENIZER.mask_id)).all()
     alone = np.full((2, 8), TOKENIZER.unk_id)
     assert (masked().collate((alone, alone), generator()).targets == -1).all()
@@ -148,7 +148,9 @@ def test_whole_words_are_whole(kind):
     for whole_words in (True, False):
         task = masked(kind, whole_words=whole_words, mask_fraction=0.3)
         batch = task.collate(of_text(kind), generator())
-        for row, places, targets in zip(originals(batch), batch.places, batch.targets, strict=True):
+        for row, places, targets in zip(
+            originals(batch), batch.masked_positions, batch.targets, strict=True
+        ):
             chosen = set((places[targets != -1] - 1).tolist())
             for word in spans(kind, row[1:-1].tolist()):
                 partly = bool(word & chosen) and not word <= chosen
@@ -213,13 +215,13 @@ def test_the_loss_is_the_slow_formula_over_all_logits(next_sentence, smoothing):
     for row in range(len(batch.ids)):
         states = by_hand(net, batch, row)
         logp = net.head(states).log_softmax(-1)
-        for place, target in zip(batch.places[row], batch.targets[row], strict=True):
+        for place, target in zip(batch.masked_positions[row], batch.targets[row], strict=True):
             if target != -1:
                 total -= (1 - smoothing) * logp[place, target] + smoothing * logp[place].mean()
         if next_sentence:
             pooled = torch.tanh(net.head.pool(states[0]))
             guess = net.head.follows(pooled).log_softmax(-1)
-            total -= batch.targets.shape[1] * guess[batch.follows[row]]
+            total -= batch.targets.shape[1] * guess[batch.next_sentence_targets[row]]
     assert task.loss(net, batch).item() == pytest.approx(total.item(), rel=1e-12)
     assert int(task.count(batch)) == int((batch.targets != -1).sum())
 
@@ -238,7 +240,7 @@ def test_only_the_chosen_positions_reach_the_vocabulary(monkeypatch):
     task, net = masked(), model().train()
     batch = task.collate(blocks(8, 62), generator())
     task.loss(net, batch)
-    assert seen[-1] == batch.places.numel() == 8 * round(0.15 * 64)
+    assert seen[-1] == batch.masked_positions.numel() == 8 * round(0.15 * 64)
 
 
 def test_documents_do_not_see_each_other():
@@ -281,7 +283,7 @@ def test_the_padding_of_the_last_row_is_not_seen_and_not_chosen():
     assert batch.ids[1, 12] == TOKENIZER.sep_id
     assert batch.documents[1].tolist() == [1] * 13 + [0] * 19
     assert int((batch.targets[1] != -1).sum()) == round(0.9 * 11)
-    assert batch.places[1].max() < 12
+    assert batch.masked_positions[1].max() < 12
     net = model().double()
     states = net(batch.ids, mask=Mask.documents(batch.documents), positions=batch.positions)
     alone = net(batch.ids[1:, :13])
@@ -293,7 +295,7 @@ def test_half_of_the_pairs_belong_together():
     task = masked(next_sentence=True)
     batch = task.collate((block, following), generator())
     assert batch.ids.shape == (3000, 33)
-    assert abs(batch.follows.float().mean() - 0.5) < 4 * 0.5 / math.sqrt(3000)
+    assert abs(batch.next_sentence_targets.float().mean() - 0.5) < 4 * 0.5 / math.sqrt(3000)
     known = {tuple(row) for row in block.tolist()}
     ids = originals(batch)
     for row in range(3000):
@@ -301,7 +303,7 @@ def test_half_of_the_pairs_belong_together():
         assert not rest
         assert second == 32
         a, b = ids[row, 1:first].tolist(), ids[row, first + 1 : second].tolist()
-        assert ((*a, *b) in known) == (batch.follows[row] == 0)
+        assert ((*a, *b) in known) == (batch.next_sentence_targets[row] == 0)
         assert a == block[row, : len(a)].tolist()
         assert batch.segments[row].tolist() == [0] * (first + 1) + [1] * (32 - first)
     assert (batch.documents == 1).all()
@@ -332,14 +334,22 @@ def test_no_pair_takes_its_second_part_from_padding():
         batch = masked(next_sentence=True).collate((block, following), generator(seed))
         ids = originals(batch)
         assert (ids[:2] != 0).all()
-        assert batch.follows[2] == 0
+        assert batch.next_sentence_targets[2] == 0
         assert ids[2, 1:14][ids[2, 1:14] != TOKENIZER.sep_id].tolist() == block[2, :11].tolist()
 
 
 def test_a_batch_is_a_function_of_the_generator():
     for task in (masked(), masked(whole_words=True), masked(next_sentence=True)):
         one, two, other = (task.collate(blocks(4, 40), generator(seed)) for seed in (1, 1, 2))
-        for name in ("ids", "places", "targets", "documents", "positions", "segments", "follows"):
+        for name in (
+            "ids",
+            "masked_positions",
+            "targets",
+            "documents",
+            "positions",
+            "segments",
+            "next_sentence_targets",
+        ):
             a, b = getattr(one, name), getattr(two, name)
             assert a is b is None or torch.equal(a, b)
         assert not torch.equal(one.ids, other.ids)
@@ -352,7 +362,7 @@ def test_how_rows_are_put_together_does_not_change_what_is_hidden():
     parts = [
         masked().collate((block[i : i + 2], following[i : i + 2]), drawn) for i in (0, 2, 4, 6)
     ]
-    for name in ("ids", "places", "targets"):
+    for name in ("ids", "masked_positions", "targets"):
         joined = torch.cat([getattr(part, name) for part in parts])
         assert torch.equal(joined, getattr(whole, name))
 
@@ -366,12 +376,16 @@ def test_metrics_are_those_of_all_hidden_tokens_and_of_the_best_blind_guess():
             for row in range(len(batch.ids)):
                 states = net(batch.ids[row : row + 1], segments=batch.segments[row : row + 1])
                 logp = net.head(states[0]).double().log_softmax(-1)
-                for place, target in zip(batch.places[row], batch.targets[row], strict=True):
+                for place, target in zip(
+                    batch.masked_positions[row], batch.targets[row], strict=True
+                ):
                     if target != -1:
                         loss -= float(logp[place, target])
                         right += int(logp[place].argmax() == target)
                         goals.append(int(target))
-                pairs += int(net.head.next_sentence(states).argmax() == batch.follows[row])
+                pairs += int(
+                    net.head.next_sentence(states).argmax() == batch.next_sentence_targets[row]
+                )
     shares = [count / len(goals) for count in Counter(goals).values()]
     metrics = task.metrics(net.train(), batches)
     assert net.training
@@ -444,7 +458,7 @@ def test_a_batch_moves_to_another_device_whole():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU has pinned memory")
 def test_a_batch_is_pinned_whole():
-    assert pinned(masked().collate(blocks(2, 20), generator())).places.is_pinned()
+    assert pin_memory(masked().collate(blocks(2, 20), generator())).masked_positions.is_pinned()
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, math.nan])

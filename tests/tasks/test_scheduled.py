@@ -103,7 +103,7 @@ def test_where_nothing_is_its_own_it_reads_the_truth_to_the_bit(name):
     model, truth = made(LANGUAGES[name]), ids()
     batch = TextBatch(truth, truth.roll(-1, 1))
     forced = Causal().loss(model, batch)
-    sampled = Causal().loss(model, replace(batch, own=where(0.0)))
+    sampled = Causal().loss(model, replace(batch, use_prediction=where(0.0)))
     assert torch.equal(forced, sampled)
     assert torch.equal(mixed(model, truth, where(0.0)), truth)
     assert mixed(model, truth, None) is truth
@@ -178,7 +178,7 @@ def test_the_loss_and_its_gradient_are_those_of_what_was_read(name):
         return loss, *torch.autograd.grad(loss, list(model.parameters()))
 
     torch.manual_seed(1)
-    read = mixed(model, truth, batch.own)
+    read = mixed(model, truth, batch.use_prediction)
     expected = learned(Causal().loss(model, TextBatch(read, batch.targets)))
     torch.manual_seed(1)
     found = learned(Causal().loss(model, batch))
@@ -191,11 +191,11 @@ def test_pairs_are_learned_from_in_the_same_way(name):
     model, source, truth = made(READERS[name]), read_source(), ids()
     batch = PairBatch(source, truth, truth.roll(-1, 1), where(0.6))
     torch.manual_seed(1)
-    read = mixed(model, truth, batch.own, source)
+    read = mixed(model, truth, batch.use_prediction, source)
     torch.manual_seed(1)
     loss = Seq2Seq().loss(model, batch)
     assert torch.equal(loss, Seq2Seq().loss(model, PairBatch(source, read, batch.targets)))
-    assert loss != Seq2Seq().loss(model, replace(batch, own=None))
+    assert loss != Seq2Seq().loss(model, replace(batch, use_prediction=None))
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -245,9 +245,9 @@ def test_the_marks_of_a_batch_are_a_function_of_seed_and_step(kind, data):
     settings = config(data / kind, {"task": TASKS[kind]}, steps=100)
     one, other = prepare_training(settings), prepare_training(settings)
     for number in (0, 7, 199):  # two to a step
-        assert torch.equal(one.batch(number).own, other.batch(number).own)
-    assert not one.batch(0).own.any()
-    share = np.mean([one.batch(number).own.float().mean() for number in range(90, 110)])
+        assert torch.equal(one.batch(number).use_prediction, other.batch(number).use_prediction)
+    assert not one.batch(0).use_prediction.any()
+    share = np.mean([one.batch(number).use_prediction.float().mean() for number in range(90, 110)])
     assert share == pytest.approx(0.5, abs=0.1)
     assert one.batch(199).own.float().mean() > 0.9
     assert all(batch.own is None for batch in one.validation_batches(100))

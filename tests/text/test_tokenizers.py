@@ -14,9 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import CheckpointError, ConfigError, DataError
-from regard.text import SPECIALS, TOKENIZERS, Tokenizer, load_tokenizer, train_tokenizer
-from regard.text import training as kinds_module
-from regard.text.training import sample
+from regard.text import (
+    SPECIAL_TOKENS,
+    TOKENIZERS,
+    Tokenizer,
+    load_tokenizer,
+    train_tokenizer,
+    trainers,
+)
+from regard.text.trainers import sample
 
 CORPUS = [
     "The cat sat on the mat, and the dog sat on the log.\n",
@@ -32,7 +38,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 HOSTILE = st.lists(
     st.one_of(
         st.sampled_from(
-            [*SPECIALS, *(each.upper() for each in SPECIALS), "<", "pad", ">", " ", ""]
+            [*SPECIAL_TOKENS, *(each.upper() for each in SPECIAL_TOKENS), "<", "pad", ">", " ", ""]
         ),
         st.text("<>/padstounk #▁￭Ġ\n", max_size=5),
         ANY_TEXT,
@@ -54,15 +60,15 @@ def kind(request) -> str:
 def test_special_tokens_have_the_same_ids_in_every_kind(kind):
     tokenizer = learned(kind)
     names = ["pad", "start", "stop", "unk", "mask", "cls", "sep"]
-    assert [tokenizer.special(name) for name in names] == list(range(7))
-    assert [tokenizer.piece(id) for id in range(7)] == list(SPECIALS)
+    assert [tokenizer.special_id(name) for name in names] == list(range(7))
+    assert [tokenizer.piece(id) for id in range(7)] == list(SPECIAL_TOKENS)
     ids = tokenizer.pad_id, tokenizer.start_id, tokenizer.stop_id, tokenizer.unk_id
     assert ids == (0, 1, 2, 3)
 
 
 def test_an_unknown_special_name_gets_a_suggestion(kind):
     with pytest.raises(ConfigError, match="did you mean 'stop'"):
-        learned(kind).special("stops")
+        learned(kind).special_id("stops")
 
 
 def test_ids_are_in_range_and_every_id_has_a_piece(kind):
@@ -123,7 +129,12 @@ def test_a_copy_for_a_worker_process_is_the_same(kind):
 @pytest.mark.parametrize("lower", [False, True])
 def test_text_that_spells_special_tokens_has_no_special_ids(kind, lower):
     tokenizer = learned(kind, lower)
-    for text in [*SPECIALS, *(each.upper() for each in SPECIALS), "".join(SPECIALS), "a<pad>b"]:
+    for text in [
+        *SPECIAL_TOKENS,
+        *(each.upper() for each in SPECIAL_TOKENS),
+        "".join(SPECIAL_TOKENS),
+        "a<pad>b",
+    ]:
         ids = tokenizer.encode(text)
         assert ids
         assert not {0, 1, 2, 4, 5, 6} & set(ids)
@@ -387,7 +398,7 @@ def test_a_foreign_tokenizer_loads_and_says_which_tokens_it_lacks(tmp_path):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert 0 not in ids
-    assert tokenizer.special("pad") is None
+    assert tokenizer.special_id("pad") is None
     with pytest.raises(ConfigError, match=r"no <stop> token;\nits special tokens: <\|endoftext\|>"):
         _ = tokenizer.stop_id
 
@@ -427,15 +438,15 @@ def test_a_sample_of_two_alternating_languages_has_both():
 
 
 def test_one_long_piece_is_sampled_from_all_over(monkeypatch):
-    monkeypatch.setattr(kinds_module, "WINDOW", 10)
+    monkeypatch.setattr(trainers, "WINDOW", 10)
     taken = sample(["a" * 500 + "b" * 500], 100)
     assert sum(map(len, taken)) <= 100
     assert {"a" * 10, "b" * 10} == set(taken)
 
 
 def test_training_takes_no_more_than_the_limit(monkeypatch):
-    monkeypatch.setattr(kinds_module, "LIMIT", 100)
-    monkeypatch.setattr(kinds_module, "WINDOW", 10)
+    monkeypatch.setattr(trainers, "LIMIT", 100)
+    monkeypatch.setattr(trainers, "WINDOW", 10)
     seen = []
     monkeypatch.setitem(TOKENIZERS, "mine", lambda pieces: seen.extend(pieces) or learned("char"))
     train_tokenizer("mine", (f"line {number}" for number in range(10_000)))

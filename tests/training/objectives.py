@@ -31,7 +31,7 @@ def masked_batch(**more):
         ids=torch.randint(23, (3, 12)),
         documents=1 + (at > 6).long(),
         positions=at,
-        places=torch.tensor([[1, 4], [0, 2], [7, 9]]),
+        masked_positions=torch.tensor([[1, 4], [0, 2], [7, 9]]),
         targets=torch.tensor([[3, 8], [11, -1], [0, 22]]),
         **more,
     )
@@ -39,7 +39,9 @@ def masked_batch(**more):
 
 def sentence_batch():
     follows = torch.tensor([0, 1, 1])
-    return masked_batch(segments=(torch.arange(12) > 6).long().expand(3, 12), follows=follows)
+    return masked_batch(
+        segments=(torch.arange(12) > 6).long().expand(3, 12), next_sentence_targets=follows
+    )
 
 
 def image_batch():

@@ -299,10 +299,10 @@ BATCHES = {
         ids=torch.arange(20).view(5, 4),
         documents=torch.ones(5, 4, dtype=torch.long),
         positions=torch.arange(4).expand(5, 4),
-        places=torch.arange(10).view(5, 2) % 4,
+        masked_positions=torch.arange(10).view(5, 2) % 4,
         targets=torch.arange(10).view(5, 2),
         segments=torch.zeros(5, 4, dtype=torch.long),
-        follows=torch.tensor([0, 1, 0, 1, 1]),
+        next_sentence_targets=torch.tensor([0, 1, 0, 1, 1]),
     ),
     "images": ImageBatch(torch.rand(5, 1, 2, 2), torch.arange(5)),
 }
@@ -321,7 +321,7 @@ def test_every_row_is_one_rank_s_and_who_has_none_takes_part_without_counting(ki
         if kind == "pairs":
             assert len(share.source.ids) == len(share.source.lengths) == len(share.ids)
         if kind == "masked":
-            assert ((share.follows == -1) == (share.targets == -1).all(1)).all()
+            assert ((share.next_sentence_targets == -1) == (share.targets == -1).all(1)).all()
     assert len(scored) == min(size, 5)
 
 

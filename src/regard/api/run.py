@@ -18,7 +18,7 @@ from regard.config import (
     kind_of,
 )
 from regard.data.images import as_pixels, image_pixels, resized
-from regard.data.sources import Data, Labelled, Pairs, Series, open_data
+from regard.data.sources import Data, LabelledText, Pairs, Series, open_data
 from regard.errors import ConfigError
 from regard.explain import AttentionMap, Flow, attention_maps, gradient_flow
 from regard.explain.neighbours import WordVectors, cosines, parse_terms, said
@@ -187,7 +187,7 @@ class Run:
         def named(sampler: str, text: str) -> list[int]:
             tokenizer, plain = self.tokenizer, text.removeprefix(" ")
             if sampler == "force":
-                if strange := tokenizer.unknown(text):
+                if strange := tokenizer.unknown_parts(text):
                     raise ConfigError(f"force={text!r}: the run cannot write {strange[0]!r}")
                 return tokenizer.encode(text)
             pieces = ((id, tokenizer.piece(id)) for id in range(tokenizer.size))
@@ -334,7 +334,7 @@ class Run:
         result: dict[str, Any] = {"places": [place + 1 for place in places]}
         result["table"] = cosines(vectors.table[[id] * len(places)]).tolist()
         if kind_of(self.config.task)[0] != "cbow":
-            before = self.tokenizer.opening
+            before = self.tokenizer.prefix_ids
             if getattr(self.model.config, "shape", None) == "encoder":
                 before = [self.tokenizer.cls_id]
                 ids = [*ids, self.tokenizer.sep_id]
@@ -423,7 +423,7 @@ class Run:
             return self._explain_pair(text, pattern or f"decoder.blocks.{number}.cross")
         if not text:
             raise ConfigError("nothing to explain: the text is empty")
-        ids = [*self.tokenizer.opening, *self.tokenizer.encode(self._read(text))]
+        ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(self._read(text))]
         if side == "encoder":
             ids, _ = framed(self.tokenizer, self._read(text))
         tensor = torch.tensor([ids], device=self.device)
@@ -453,7 +453,7 @@ class Run:
             given, pattern = {"source": source}, "encoder.*"
         else:
             self._must("causal", "say what comes next")
-            ids = [*self.tokenizer.opening, *self.tokenizer.encode(self._read(text))]
+            ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(self._read(text))]
             if len(ids) < 2:
                 raise ConfigError(
                     f"{text!r} is {len(ids)} token long; there must be one to predict, and one "
@@ -475,7 +475,7 @@ class Run:
         """What of a text the run cannot read, since its vocabulary does not have it."""
         both = self.tokenizers
         reads = both.source if isinstance(both, PairTokenizers) else both
-        return [] if reads is None else reads.unknown(self._read(text))
+        return [] if reads is None else reads.unknown_parts(self._read(text))
 
     def _read_and_written(self, text: str) -> tuple[Source, list[int]]:
         """A sentence as the encoder reads it, and what the decoder writes, from START to STOP."""
@@ -514,7 +514,7 @@ class Run:
         """The ids of a prompt behind those that begin every text, and never an empty list."""
         if not isinstance(text, str):
             raise ConfigError(f"a prompt is one text, not {text!r}")
-        ids = [*self.tokenizer.opening, *self.tokenizer.encode(self._read(text))]
+        ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(self._read(text))]
         return ids or [self._beginning()]
 
     def _beginning(self) -> int:
@@ -523,10 +523,10 @@ class Run:
         A vocabulary from elsewhere has a token for it.
         """
         tokenizer = self.tokenizer
-        start = tokenizer.special("start")
-        if not tokenizer.own and start is not None:
+        start = tokenizer.special_id("start")
+        if not tokenizer.is_native and start is not None:
             return start
-        ids = tokenizer.encode("\n") if tokenizer.own else []
+        ids = tokenizer.encode("\n") if tokenizer.is_native else []
         return ids[0] if ids else tokenizer.stop_id
 
     def _engine(self, int8: bool = False) -> Engine:

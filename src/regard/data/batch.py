@@ -20,7 +20,7 @@ class _Tensors:
 
     def to(self: T, device: torch.device | str) -> T:
         """The same on another device."""
-        return each(self, lambda tensor: tensor.to(device, non_blocking=True))
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class TextBatch(_Tensors):
 
     ids: Int[Tensor, "batch time"]
     targets: Int[Tensor, "batch time"]
-    own: Bool[Tensor, "batch time"] | None = None  # where the model reads what it wrote itself
+    use_prediction: Bool[Tensor, "batch time"] | None = None  # scheduled sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,23 @@ class PairBatch(_Tensors):
     source: Source
     ids: Int[Tensor, "batch time"]
     targets: Int[Tensor, "batch time"]
-    own: Bool[Tensor, "batch time"] | None = None  # where the model reads what it wrote itself
+    use_prediction: Bool[Tensor, "batch time"] | None = None  # scheduled sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedBatch(_Tensors):
     """Rows of text in which some tokens are hidden, and what stood there; -1 is not scored.
 
-    There are as many `places` in every row, whatever is hidden in it: shapes never change.
+    The number of `masked_positions` per row is fixed, so shapes never change.
     """
 
     ids: Int[Tensor, "batch time"]
     documents: Int[Tensor, "batch time"]  # which one of its row a token is of; 0 is padding
     positions: Int[Tensor, "batch time"]  # counted in each document from 0
-    places: Int[Tensor, "batch masked"]
+    masked_positions: Int[Tensor, "batch masked"]
     targets: Int[Tensor, "batch masked"]
     segments: Int[Tensor, "batch time"] | None = None  # of pairs: 0 in A, 1 in B, …
-    follows: Int[Tensor, " batch"] | None = None  # … and 0 where B follows A, 1 where not
+    next_sentence_targets: Int[Tensor, " batch"] | None = None  # 0: B follows A
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ class SeriesBatch(_Tensors):
 Batch = TextBatch | PairBatch | MaskedBatch | ImageBatch | LabelBatch | TagBatch | SeriesBatch
 
 
-def each(batch: T, change: Callable[[Tensor], Tensor]) -> T:
+def map_tensors(batch: T, change: Callable[[Tensor], Tensor]) -> T:
     """The same with every tensor changed."""
 
     def changed(value: Any) -> Any:
         if value is None:
             return None
-        return change(value) if isinstance(value, Tensor) else each(value, change)
+        return change(value) if isinstance(value, Tensor) else map_tensors(value, change)
 
     names = [field.name for field in fields(batch)]  # type: ignore[arg-type]
     return replace(batch, **{name: changed(getattr(batch, name)) for name in names})  # type: ignore[type-var]
@@ -114,10 +114,10 @@ def each(batch: T, change: Callable[[Tensor], Tensor]) -> T:
 def tensors(batch: Batch) -> list[Tensor]:
     """All that a batch holds, in order."""
     found: list[Tensor] = []
-    each(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    map_tensors(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return found
 
 
-def pinned(batch: Batch) -> Batch:
+def pin_memory(batch: Batch) -> Batch:
     """The same in memory from which a GPU can copy while it computes."""
-    return each(batch, Tensor.pin_memory)
+    return map_tensors(batch, Tensor.pin_memory)

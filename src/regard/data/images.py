@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from regard.data.labels import numbers_of
+from regard.data.labels import class_ids
 from regard.data.loader import permute
 from regard.data.text import stem
 from regard.data.text_files import open_bytes
@@ -49,7 +49,7 @@ class Images:
     name: str
     description: str
     labels: NDArray[np.int64] = field(repr=False)
-    names: tuple[str, ...] = field(repr=False)  # of the classes
+    class_names: tuple[str, ...] = field(repr=False)  # of the classes
     channels: int
     side: int  # the usual height or width, whichever is less
     square: bool  # whether each image is side × side
@@ -80,9 +80,9 @@ class Images:
         order = permute(np.arange(len(self)), len(self), seed)
         held, kept = np.sort(order[:count]), np.sort(order[count:])
         told = f"{self.description}; {len(kept):,} to learn from"
-        return self.some(kept, told), self.some(held, f"{count:,} of the {len(self):,} images")
+        return self.subset(kept, told), self.subset(held, f"{count:,} of the {len(self):,} images")
 
-    def some(self, rows: NDArray[np.int64], description: str) -> "Images":
+    def subset(self, rows: NDArray[np.int64], description: str) -> "Images":
         """Only these rows."""
         return replace(
             self,
@@ -93,21 +93,23 @@ class Images:
             test=None,
         )
 
-    def against(self, learned: "Images") -> "Images":
+    def note_overlap(self, learned: "Images") -> "Images":
         """These images to judge by; where they are the very ones learned from, that is told."""
         if self.digest != learned.digest:
             return self
         told = f"overlap: all {len(self):,} images are among those learned from"
         return replace(self, description=f"{self.description}; {told}")
 
-    def named(self, names: Sequence[str]) -> "Images":
+    def with_class_names(self, names: Sequence[str]) -> "Images":
         """The same with the numbers that classes have in `names`; without names, their own."""
-        numbers = np.array(numbers_of(self.names, names, self.name))
-        return replace(self, labels=numbers[self.labels], names=tuple(names))
+        numbers = np.array(class_ids(self.class_names, names, self.name))
+        return replace(self, labels=numbers[self.labels], class_names=tuple(names))
 
     def fingerprint(self) -> str:
         """A sha256 that is equal for equal content."""
-        return _digest(self.digest, self.names, hashlib.sha256(self.labels.tobytes()).hexdigest())
+        return _digest(
+            self.digest, self.class_names, hashlib.sha256(self.labels.tobytes()).hexdigest()
+        )
 
     def statistics(self, size: int) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each channel, of values from 0 to 1."""
@@ -154,7 +156,7 @@ def from_arrays(name: str, pixels: NDArray[Any], labels: NDArray[Any], where: st
         name=name,
         description=_told(len(labels), f"{width} × {height} pixels", channels, len(values)),
         labels=numbers.astype(np.int64),
-        names=tuple(map(str, values.tolist())),
+        class_names=tuple(map(str, values.tolist())),
         channels=channels,
         side=min(height, width),
         square=height == width,
@@ -326,7 +328,7 @@ def _folder(folder: Path) -> Images:
         name=folder.resolve().name,
         description=_told(len(paths), told, channels, len(classes)),
         labels=np.array(labels, np.int64),
-        names=tuple(classes),
+        class_names=tuple(classes),
         channels=channels,
         side=min(width, height),
         square=set(sizes) == {(width, width)},
@@ -379,9 +381,9 @@ def open_image(path: Path, content: bytes) -> Any:
 
 def _whole(images: Images, test: Images | None = None) -> Images:
     """Check what a source as a whole must be: of several classes, its two parts alike."""
-    if len(images.names) < 2:
+    if len(images.class_names) < 2:
         raise DataError(
-            f"{images.name} has one class only, {images.names[0]!r}; there is nothing to tell apart"
+            f"{images.name} has one class only, {images.class_names[0]!r}; there is nothing to tell apart"
         )
     if test is None:
         return images
@@ -390,7 +392,10 @@ def _whole(images: Images, test: Images | None = None) -> Images:
             f"{images.name}: images to learn from have {images.channels} channels, "
             f"those of the test part {test.channels}"
         )
-    test = replace(test.named(images.names), description=f"its test part, {len(test):,} images")
+    test = replace(
+        test.with_class_names(images.class_names),
+        description=f"its test part, {len(test):,} images",
+    )
     return replace(images, test=test)
 
 

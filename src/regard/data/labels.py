@@ -15,24 +15,24 @@ from regard.data.text import stem
 from regard.data.text_files import open_bytes, scan
 from regard.errors import DataError
 
-Kind = Literal["labels", "tags"]
+LabelKind = Literal["labels", "tags"]
 Row = tuple[tuple[str, ...], tuple[int, ...]]  # the parts of a text, and the class of each
 Named = tuple[int, Sequence[str], Sequence[str]]  # line number, parts, names of their classes
 TEXT, LABEL = ("text", "sentence"), ("label", "class")  # what columns may be called
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledText:
     """Texts in parts, each with the number of its class.
 
     Where texts are told apart ("labels"), a text is one part; where words are ("tags"), each is.
     """
 
-    kind: Kind
+    kind: LabelKind
     name: str
     description: str
     rows: Sequence[Row] = field(repr=False)
-    names: tuple[str, ...]  # of the classes
+    class_names: tuple[str, ...]  # of the classes
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -62,12 +62,12 @@ class Labelled:
             replace(self, rows=held, description=f"{len(held):,} of the {len(self):,} texts"),
         )
 
-    def lowered(self) -> "Labelled":
+    def lowercase(self) -> "LabelledText":
         """The same texts with case folded."""
         rows = [(tuple(map(str.lower, parts)), classes) for parts, classes in self.rows]
         return replace(self, rows=rows, description=f"{self.description}, in lower case")
 
-    def against(self, learned: "Labelled") -> "Labelled":
+    def note_overlap(self, learned: "LabelledText") -> "LabelledText":
         """These texts to judge by; how many of them are learned from too is told."""
         known = {hashed(0, text) for text in learned.texts()}
         count = sum(hashed(0, text) in known for text in self.texts())
@@ -76,21 +76,21 @@ class Labelled:
         told = f"overlap: {count:,} of the {len(self):,} texts are among those learned from"
         return replace(self, description=f"{self.description}; {told}")
 
-    def named(self, names: Sequence[str]) -> "Labelled":
+    def with_class_names(self, names: Sequence[str]) -> "LabelledText":
         """The same with the numbers that classes have in `names`."""
-        numbers = numbers_of(self.names, names, self.name)
+        numbers = class_ids(self.class_names, names, self.name)
         rows = [(parts, tuple(numbers[each] for each in classes)) for parts, classes in self.rows]
-        return replace(self, rows=rows, names=tuple(names))
+        return replace(self, rows=rows, class_names=tuple(names))
 
     def fingerprint(self) -> str:
         """A sha256 that is equal for equal content."""
-        digest = hashlib.sha256(json.dumps([self.kind, self.names]).encode())
+        digest = hashlib.sha256(json.dumps([self.kind, self.class_names]).encode())
         for row in self.rows:
             digest.update(json.dumps(row).encode())
         return digest.hexdigest()
 
 
-def numbers_of(own: Sequence[str], names: Sequence[str], where: str) -> list[int]:
+def class_ids(own: Sequence[str], names: Sequence[str], where: str) -> list[int]:
     """Which number each class of some data has among `names`.
 
     Data may also call the classes 0, 1, …, where none of the names is a number.
@@ -108,8 +108,8 @@ def numbers_of(own: Sequence[str], names: Sequence[str], where: str) -> list[int
 
 
 def from_rows(
-    kind: Kind, name: str, how: str, rows: Iterable[tuple[Sequence[str], Sequence[str]]]
-) -> Labelled:
+    kind: LabelKind, name: str, how: str, rows: Iterable[tuple[Sequence[str], Sequence[str]]]
+) -> LabelledText:
     """Texts that are already in memory: their parts, and the names of their classes."""
     kept = [(tuple(parts), tuple(answers)) for parts, answers in rows]
     found = {answer for _, answers in kept for answer in answers}
@@ -122,25 +122,25 @@ def from_rows(
     number = {each: place for place, each in enumerate(names)}
     numbered = [(parts, tuple(number[each] for each in answers)) for parts, answers in kept]
     description = f"{kind}, {len(kept):,} texts, {len(names)} classes, {how}"
-    return Labelled(kind, name, description, numbered, names)
+    return LabelledText(kind, name, description, numbered, names)
 
 
-def from_csv(path: Path) -> Labelled:
+def from_csv(path: Path) -> LabelledText:
     """A .csv file whose first line names a column of texts and one of labels."""
     return _checked("labels", path, "comma-separated", lambda: _csv(path))
 
 
-def from_tsv(path: Path) -> Labelled:
+def from_tsv(path: Path) -> LabelledText:
     """A text, a tab and a label on each line; a first line that names them is not a row."""
     return _checked("labels", path, "tab-separated", lambda: _tsv(path))
 
 
-def from_jsonl(path: Path) -> Labelled:
+def from_jsonl(path: Path) -> LabelledText:
     """An object on each line, with a text and a label."""
     return _checked("labels", path, "an object a line", lambda: _jsonl(path))
 
 
-def from_conll(path: Path) -> Labelled:
+def from_conll(path: Path) -> LabelledText:
     """A word on each line, its tag in the last column, and an empty line after each text.
 
     Columns are parted by tabs, or by spaces where there is no tab. A line that begins with # is a
@@ -167,7 +167,9 @@ def _columns(header: Sequence[str]) -> tuple[int, int] | None:
     return None if text is None or label is None else (text, label)
 
 
-def _checked(kind: Kind, path: Path, how: str, rows: Callable[[], Iterator[Named]]) -> Labelled:
+def _checked(
+    kind: LabelKind, path: Path, how: str, rows: Callable[[], Iterator[Named]]
+) -> LabelledText:
     """Read all rows: those without a text are counted and skipped, without a label refused."""
     scan(path)
     kept: list[tuple[Sequence[str], Sequence[str]]] = []

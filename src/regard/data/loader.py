@@ -69,21 +69,21 @@ class TextLoader:
         example g = tokens[o_e + context p_e(g mod blocks) :][: context + 1],     e = g div blocks
 
     and step s has the examples s·batch … (s + 1)·batch - 1, so a batch may run on into the next
-    epoch. The offsets make the blocks of one epoch differ from those of another. `frame` places
+    epoch. The offsets make the blocks of one epoch differ from those of another. `reserved` places
     of the context are not for text.
     """
 
     def __init__(
-        self, store: TokenStore, context: int, batch: int, seed: int, *, frame: int = 0
+        self, store: TokenStore, context: int, batch: int, seed: int, *, reserved: int = 0
     ) -> None:
         length = len(store.tokens)
-        if length < context - frame + 1:
+        if length < context - reserved + 1:
             raise DataError(
                 f"the text has {length} tokens, but one block of model.context={context} needs"
-                f" {context - frame + 1};\n"
-                f"give more text, or model.context={max(length - 1, 1) + frame} or less"
+                f" {context - reserved + 1};\n"
+                f"give more text, or model.context={max(length - 1, 1) + reserved} or less"
             )
-        context -= frame
+        context -= reserved
         self.tokens, self.context, self.batch, self.seed = store.tokens, context, batch, seed
         self.blocks = max(1, length // context - 1)  # in every epoch, whatever its offset
         self._offsets = min(context, length - self.blocks * context)
@@ -110,11 +110,11 @@ class TextLoader:
         starts = self.starts(step)
         return self.tokens[starts[:, None] + np.arange(self.context + 1)].astype(np.int64)
 
-    def in_order(
+    def sequential(
         self, limit_tokens: int | None = None
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """The text from its beginning, for evaluation; see `blocks_in_order`."""
-        return blocks_in_order(self.tokens, self.context, self.batch, limit_tokens)
+        """The text from its beginning, for evaluation; see `sequential_blocks`."""
+        return sequential_blocks(self.tokens, self.context, self.batch, limit_tokens)
 
 
 class RowLoader:
@@ -139,7 +139,7 @@ class RowLoader:
         return rows
 
 
-def blocks_in_order(
+def sequential_blocks(
     tokens: NDArray[Any], context: int, batch: int, limit_tokens: int | None = None
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Ids and targets, each (rows, context), in which every token but the first is a target once.
@@ -239,7 +239,7 @@ class PairLoader:
         chosen = bucket.begin + permute(places, size, _key(self.seed, epoch, which))
         return Rows(self._order[chosen], bucket.width)
 
-    def in_order(self, limit: int | None = None) -> Iterator[Rows]:
+    def sequential(self, limit: int | None = None) -> Iterator[Rows]:
         """Every pair once, shortest first, for evaluation; or a fixed sample of `limit` pairs."""
         places = np.arange(len(self._order))
         if limit is not None and limit < len(places):

@@ -60,7 +60,7 @@ class Pairs:
             part(held, True, f"{held:,} of the {self.count:,} pairs"),
         )
 
-    def lowered(self) -> "Pairs":
+    def lowercase(self) -> "Pairs":
         """The same pairs with case folded."""
         return Pairs(
             name=self.name,
@@ -70,7 +70,7 @@ class Pairs:
             digest=_digest(self.digest, "lower"),
         )
 
-    def against(self, learned: "Pairs") -> "Pairs":
+    def note_overlap(self, learned: "Pairs") -> "Pairs":
         """These pairs to judge by; how many of them are learned from too is told."""
         ours = [hashed(0, json.dumps(row)) for row in self.rows()]
         wanted = set(ours)

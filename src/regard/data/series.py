@@ -27,16 +27,16 @@ class Series:
     name: str
     description: str
     values: NDArray[np.float64] = field(repr=False)  # (time, columns)
-    names: tuple[str, ...]  # of the columns
+    column_names: tuple[str, ...]  # of the columns
 
     def __len__(self) -> int:
         return len(self.values)
 
     def column(self, name: str | None) -> NDArray[np.float64]:
         """The numbers of this column; without a name, of the last."""
-        if name is not None and name not in self.names:
-            raise ConfigError(f"{self.name}: {unknown('column', name, self.names)}")
-        return self.values[:, -1 if name is None else self.names.index(name)]
+        if name is not None and name not in self.column_names:
+            raise ConfigError(f"{self.name}: {unknown('column', name, self.column_names)}")
+        return self.values[:, -1 if name is None else self.column_names.index(name)]
 
     def split(self, fraction: float) -> tuple["Series", "Series"]:
         """What is learned from, and the last `fraction` share: the future of it."""
@@ -54,13 +54,13 @@ class Series:
             replace(self, values=self.values[kept:], description=f"the last {many:,} rows"),
         )
 
-    def against(self, learned: "Series") -> "Series":
+    def note_overlap(self, learned: "Series") -> "Series":
         """This series to judge by."""
         return self
 
     def fingerprint(self) -> str:
         """A sha256 that is equal for equal content."""
-        digest = hashlib.sha256("\n".join(self.names).encode())
+        digest = hashlib.sha256("\n".join(self.column_names).encode())
         digest.update(np.ascontiguousarray(self.values).tobytes())
         return digest.hexdigest()
 

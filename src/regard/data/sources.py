@@ -7,17 +7,17 @@ from pathlib import Path
 from regard.config import Choice, make
 from regard.data import images, pairs, series, text
 from regard.data import labels as labelled
+from regard.data.builtin import BUILTINS
 from regard.data.images import Images
-from regard.data.labels import Labelled
+from regard.data.labels import LabelledText
 from regard.data.pairs import Pairs
 from regard.data.series import Series
-from regard.data.synthetic import BUILTINS
 from regard.data.text import Text
 from regard.errors import ConfigError, DataError
 
-__all__ = ["BUILTINS", "Data", "Images", "Labelled", "Pairs", "Series", "Text", "open_data"]
+__all__ = ["BUILTINS", "Data", "Images", "LabelledText", "Pairs", "Series", "Text", "open_data"]
 
-Data = Text | Pairs | Images | Labelled | Series
+Data = Text | Pairs | Images | LabelledText | Series
 
 
 def open_data(
@@ -52,7 +52,7 @@ def open_data(
         return opened
     if isinstance(opened, Images | Series):
         raise ConfigError(f"data.lower folds the case of text; {opened.name} holds {opened.kind}")
-    return opened.lowered()
+    return opened.lowercase()
 
 
 def _open(path: Choice | None, source: str | None, target: str | None, kind: str | None) -> Data:

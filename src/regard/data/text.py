@@ -27,7 +27,7 @@ class Document:
         """How many bytes."""
         return self.stop - self.start
 
-    def pieces(self, limit: int) -> Iterator[tuple[bytes, bool]]:
+    def chunks(self, limit: int) -> Iterator[tuple[bytes, bool]]:
         """At most `limit` bytes at a time, whole lines if possible, and whether it was the last."""
         with open_bytes(self.origin) as stream:
             stream.seek(self.start)
@@ -84,13 +84,13 @@ class Text:
         """How many bytes of text there are, before any folding of case."""
         return sum(document.size for document in self.documents)
 
-    def pieces(self, limit: int = 1 << 20) -> Iterator[tuple[str, bool]]:
+    def chunks(self, limit: int = 1 << 20) -> Iterator[tuple[str, bool]]:
         """The text in pieces of at most `limit` bytes (8 or more), each with `ends_document`.
 
         A piece ends after a newline where there is one, else between two characters.
         """
         for document in self.documents:
-            for data, last in document.pieces(limit):
+            for data, last in document.chunks(limit):
                 try:
                     text = data.decode("utf-8")
                 except UnicodeDecodeError as error:
@@ -132,11 +132,11 @@ class Text:
             replace(self, description=held, documents=tuple(rest)),
         )
 
-    def lowered(self) -> "Text":
+    def lowercase(self) -> "Text":
         """The same text with case folded."""
         return replace(self, lower=True, description=f"{self.description}, in lower case")
 
-    def against(self, learned: "Text") -> "Text":
+    def note_overlap(self, learned: "Text") -> "Text":
         """This text to judge by; how many of its documents are learned from too is told."""
         known = {each.digest for each in learned.documents}
         count = sum(each.digest in known for each in self.documents)

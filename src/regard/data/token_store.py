@@ -105,19 +105,19 @@ def text_store(
     text: Text,
     tokenizer: Tokenizer,
     *,
-    between: Sequence[int] | None = None,
+    separator: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TokenStore:
     """The ids of a text, from the cache if they were made before.
 
-    Where there are several documents, each is followed by the ids `between` (by default the
+    Where there are several documents, each is followed by the ids `separator` (by default the
     tokenizer's `stop_id`). `progress` is called with the bytes done and the bytes in all.
     """
-    given = [] if between is None else ["-".join(map(str, between))]
+    given = [] if separator is None else ["-".join(map(str, separator))]
     key = _key("text", text.fingerprint(), tokenizer.fingerprint(), *given)
 
     def write(folder: Path) -> dict[str, Any]:
-        return {"bytes": _write_text(folder / "tokens.bin", text, tokenizer, between, progress)}
+        return {"bytes": _write_text(folder / "tokens.bin", text, tokenizer, separator, progress)}
 
     folder, index = _finished(key, write)
     tokens = _map(folder / "tokens.bin", _dtype(tokenizer))
@@ -140,18 +140,18 @@ def _write_text(
     path: Path,
     text: Text,
     tokenizer: Tokenizer,
-    between: Sequence[int] | None,
+    separator: Sequence[int] | None,
     progress: Callable[[int, int], None] | None,
 ) -> int:
     dtype, size, total = _dtype(tokenizer), 0, text.size
     separated = len(text.documents) > 1
     with path.open("wb") as file:
-        for pieces in _batches(text.pieces(_PIECE), _PIECES):
+        for pieces in _batches(text.chunks(_PIECE), _PIECES):
             texts = [piece for piece, _ in pieces]
             for ids, (piece, ends) in zip(_encode(tokenizer, texts), pieces, strict=True):
                 file.write(np.asarray(ids, dtype).tobytes())
                 if separated and ends:
-                    last = [tokenizer.stop_id] if between is None else between
+                    last = [tokenizer.stop_id] if separator is None else separator
                     file.write(np.asarray(last, dtype).tobytes())
                 size += len(piece.encode())
             if progress is not None:

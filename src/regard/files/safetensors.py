@@ -203,7 +203,7 @@ def conversion(folder: Path, name: str | None = None) -> str:
     )
 
 
-def sole(path: Path, pattern: str, wanted: Callable[[Path], bool]) -> Path | None:
+def find_single_file(path: Path, pattern: str, wanted: Callable[[Path], bool]) -> Path | None:
     """The one file that is `wanted`: `path` itself, or what lies in it by this name."""
     if not exists(path):
         return None

@@ -8,8 +8,8 @@ from typing import Any
 from regard.errors import CheckpointError, ConfigError
 from regard.models.transformer import TransformerConfig
 from regard.text import PairTokenizers, Tokenizer
-from regard.text.external import CLS, EOS, framed, load_folder
-from regard.text.pairs import JOINT, TARGET
+from regard.text.pair_tokenizers import JOINT, TARGET
+from regard.text.pretrained import CLS, EOS, framed, load_folder
 from regard.text.special_tokens import ROLES
 
 logger = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ def check_tokenizers(
         source = tokenizers.source, config.source_vocab_size or size
         sides = [source, (tokenizers.target, size)]
     for side, size in sides:
-        if side.highest >= size:
+        if side.max_id >= size:
             raise CheckpointError(
-                f"{folder}: the tokenizer is not that of the model: it gives id {side.highest}, "
+                f"{folder}: the tokenizer is not that of the model: it gives id {side.max_id}, "
                 f"and the model has {size} (0 to {size - 1})"
             )
     return tokenizers
@@ -82,17 +82,17 @@ def write_tokenizers(tokenizers: Tokenizer | PairTokenizers, folder: Path, confi
 
 def _dressed(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
     """What our tasks put around texts themselves, other libraries leave to the tokenizer."""
-    return framed(tokenizer, single, pair) if tokenizer.own else tokenizer
+    return framed(tokenizer, single, pair) if tokenizer.is_native else tokenizer
 
 
 def _write(tokenizer: Tokenizer, folder: Path, config: Table) -> Table:
-    if config.get("model_type") == "qwen2" and tokenizer.own:
+    if config.get("model_type") == "qwen2" and tokenizer.is_native:
         logger.warning(
             "AutoTokenizer of transformers 5 cuts text as Qwen's makers do in every qwen2 folder; "
             "open this one with PreTrainedTokenizerFast.from_pretrained"
         )
     tokenizer.save(folder / JOINT)
-    roles = tokenizer.roles
+    roles = tokenizer.special_tokens
     special = {ROLES[role]: token for role, token in roles.tokens.items()}
     context = config.get("max_position_embeddings", config.get("n_positions"))
     settings = {
@@ -100,12 +100,12 @@ def _write(tokenizer: Tokenizer, folder: Path, config: Table) -> Table:
         **roles.config(),
         "clean_up_tokenization_spaces": False,
         # Text never becomes a special token of a vocabulary learned here; elsewhere it may.
-        "split_special_tokens": tokenizer.own,
+        "split_special_tokens": tokenizer.is_native,
         **({"model_max_length": context} if isinstance(context, int) else {}),
     }
     _write_json(folder / "tokenizer_config.json", settings)
     _write_json(folder / "special_tokens_map.json", special)
-    ids = {key: tokenizer.role(role) for role, key in NUMBERED.items()}
+    ids = {key: tokenizer.hf_special_id(role) for role, key in NUMBERED.items()}
     numbers: Table = {key: id for key, id in ids.items() if id is not None}
     if len(tokenizer.stop_ids) > 1:
         numbers[NUMBERED["stop"]] = tokenizer.stop_ids

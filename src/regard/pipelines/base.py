@@ -76,6 +76,6 @@ def scheduled(
         made = batch(number)
         assert isinstance(made, TextBatch | PairBatch)
         chances = torch.rand(made.ids.shape, generator=generator_of(config, number))
-        return replace(made, own=chances < share(number // config.train.accumulate))
+        return replace(made, use_prediction=chances < share(number // config.train.accumulate))
 
     return marked

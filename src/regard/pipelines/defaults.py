@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import Choice, kind_of
-from regard.data.sources import Data, Images, Labelled, Pairs, Series, Text
+from regard.data.sources import Data, Images, LabelledText, Pairs, Series, Text
 
 GENTLE = {"lr": 1e-4, "optimizer": "adamw"}  # for weights that have learned already
 SMALL_TEXT = 10_000_000  # bytes; below, characters are learned faster than sub-words
@@ -28,7 +28,7 @@ def choose(
         }
     if isinstance(data, Pairs):
         return _pairs(data, where, fast)
-    if isinstance(data, Labelled):
+    if isinstance(data, LabelledText):
         return _labels(data, where, fast)
     kind, options = kind_of(task)
     if kind == "masked":
@@ -124,7 +124,7 @@ def _pairs(data: Pairs, where: dict[str, Any], fast: bool) -> dict[str, Any]:
     }
 
 
-def _labels(data: Labelled, where: dict[str, Any], fast: bool) -> dict[str, Any]:
+def _labels(data: LabelledText, where: dict[str, Any], fast: bool) -> dict[str, Any]:
     """A network that reads whole words both ways; of labels, the maximum of what it shows."""
     texts = data.texts()
     longest = max(len(text.split()) for text in texts)
@@ -188,7 +188,7 @@ def _fitting(shape: dict[str, Any], tokens: int, least: int = 2) -> dict[str, An
 
 def _alphabet(data: Text) -> set[str]:
     letters: set[str] = set()
-    for piece, _ in data.pieces():
+    for piece, _ in data.chunks():
         letters |= set(piece)
     return letters
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from regard.data.batch import PairBatch, TextBatch
 from regard.data.pairs import Pairs, Row
-from regard.data.sources import Images, Labelled, Series
+from regard.data.sources import Images, LabelledText, Series
 from regard.explain.neighbours import WordVectors
 from regard.generate import BeamSearch, Search, generate, parse_chain
 from regard.models.base import Language
@@ -159,7 +159,7 @@ def sample(exam: EvalData, model: nn.Module, seed: int) -> str:
         return images.sample(exam, model)
     if isinstance(data, Series):
         return series.sample(exam, model)
-    if isinstance(data, Labelled):
+    if isinstance(data, LabelledText):
         return labels.sample(exam, model)
     if isinstance(data, Pairs) and isinstance(tokenizers, PairTokenizers):
         source, target = next(data.rows())

@@ -30,7 +30,7 @@ def prepare_images(
     if settings.tokens is not None:
         raise ConfigError("train.tokens counts tokens, and images have none; give train.batch")
     task = image_task(config.task)
-    names = task.named(train.names)
+    names = task.named(train.class_names)
     model = resolve(config.model, channels=train.channels, head={"classes": len(names)})
     assert isinstance(model, VisionConfig)
     if (kind := kind_of(model.head)[0]) != "classify":
@@ -71,7 +71,7 @@ def prepare_images(
 def examine_images(config: RunConfig, held: Images) -> EvalData:
     """What a model is judged by; the task must know its classes, as that of a run does."""
     task = image_task(config.task)
-    held = held.named(task.names)
+    held = held.with_class_names(task.names)
     model = resolve(config.model)
     assert isinstance(model, VisionConfig)
     if held.channels != model.channels:

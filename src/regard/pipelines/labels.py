@@ -11,7 +11,7 @@ from torch import nn
 
 from regard.config import Choice, RunConfig, make, merge
 from regard.data.batch import Batch
-from regard.data.labels import Kind, Labelled
+from regard.data.labels import LabelKind, LabelledText
 from regard.data.loader import PairLoader, Rows
 from regard.data.token_store import PairStore
 from regard.errors import ConfigError
@@ -35,13 +35,13 @@ def prepare_labels(
 ) -> TrainingData:
     """Everything a run on labels or tags is trained and judged on."""
     task = label_task(config.task)
-    names = task.named(train.names)
+    names = task.named(train.class_names)
     choice = merge({"task": config.task}, {"task": {"names": names}})["task"]
     model = reader(config.model, task, classes=len(names), vocab_size=tokenizer.size)
     config = replace(config, task=choice, model=describe(model))
     exam = examine_labels(config, held, tokenizer)
     task = label_task(choice)
-    store, cut = _store(train.named(names), tokenizer, model)
+    store, cut = _store(train.with_class_names(names), tokenizer, model)
     loader = _loader(config, model, store)
     description = [
         f"data       {train.description}",
@@ -67,14 +67,14 @@ def prepare_labels(
 def examine_labels(config: RunConfig, held: Labelled, tokenizer: Tokenizer) -> EvalData:
     """What a model is judged by; the task must know its classes, as that of a run does."""
     task, model = label_task(config.task), resolve(config.model)
-    held = held.named(task.names)
+    held = held.with_class_names(task.names)
     store, cut = _store(held, tokenizer, model)
     loader = _loader(config, model, store)
 
     def validation_batches(limit: int | None) -> Iterator[Batch]:
         targets = sum(len(classes) for _, classes in held.rows)
         most = None if limit is None else max(1, limit * len(held) // targets)
-        return (_batch(task, store, rows, config, 0) for rows in loader.in_order(most))
+        return (_batch(task, store, rows, config, 0) for rows in loader.sequential(most))
 
     return EvalData(
         task=task,
@@ -127,11 +127,11 @@ def frame(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int], list[int
     """The special ids before and after a text: <cls> … <sep> for a Transformer's encoder."""
     if isinstance(model, TransformerConfig) and model.shape == "encoder":
         return [tokenizer.cls_id], [tokenizer.sep_id]
-    return tokenizer.opening, []
+    return tokenizer.prefix_ids, []
 
 
 def encode(
-    data: Labelled, tokenizer: Tokenizer, model: ModelConfig
+    data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], bool]]:
     """Of each text its ids, its classes, and whether it had to be cut to fit the model.
 
@@ -160,7 +160,7 @@ def encode(
             yield whole, np.array([*around[0], *targets[:room], *around[1]]), len(ids) > room
 
 
-def _store(data: Labelled, tokenizer: Tokenizer, model: ModelConfig) -> tuple[PairStore, int]:
+def _store(data: LabelledText, tokenizer: Tokenizer, model: ModelConfig) -> tuple[PairStore, int]:
     """Texts and their classes as two sides of pairs, and how many texts were cut."""
     texts, classes, cut = zip(*encode(data, tokenizer, model), strict=True)
 
@@ -192,8 +192,12 @@ def answers(
     parts = [text] if task.learns == "labels" else text.split()
     if not text.strip():
         raise ConfigError("nothing to predict: the text is empty")
-    asked = Labelled(
-        cast(Kind, task.learns), "text", "", [(tuple(parts), (0,) * len(parts))], tuple(task.names)
+    asked = LabelledText(
+        cast(LabelKind, task.learns),
+        "text",
+        "",
+        [(tuple(parts), (0,) * len(parts))],
+        tuple(task.names),
     )
     ((ids, classes, _),) = encode(asked, tokenizer, cast(ModelConfig, model.config))
     device = next(model.parameters()).device
@@ -237,6 +241,6 @@ def sample(exam: EvalData, model: nn.Module) -> str:
 def _told(exam: EvalData) -> tuple[Label, Labelled, Tokenizer]:
     task, data, tokenizer = exam.task, exam.validation_data, exam.tokenizers
     assert isinstance(task, Label)
-    assert isinstance(data, Labelled)
+    assert isinstance(data, LabelledText)
     assert isinstance(tokenizer, Tokenizer)
     return task, data, tokenizer

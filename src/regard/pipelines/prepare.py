@@ -12,7 +12,7 @@ from typing import Any, cast
 from regard.config import Choice, RunConfig, kind_of, make, to_table
 from regard.data.batch import Batch
 from regard.data.loader import PairLoader, Rows
-from regard.data.sources import Data, Images, Labelled, Pairs, Series, Text, open_data
+from regard.data.sources import Data, Images, LabelledText, Pairs, Series, Text, open_data
 from regard.data.token_store import PairStore, cache_folder, pair_store
 from regard.errors import ConfigError, DataError, unknown
 from regard.models.build import family_of, is_closed_form, resolve
@@ -105,8 +105,8 @@ def prepare_training(
     if isinstance(train, Series):
         assert isinstance(held, Series)
         return prepare_series(config, train, held, fingerprint)
-    if isinstance(train, Labelled):
-        assert isinstance(held, Labelled)
+    if isinstance(train, LabelledText):
+        assert isinstance(held, LabelledText)
         assert not isinstance(tokenizers, PairTokenizers)
         tokenizer = _label_tokenizer(config, train) if tokenizers is None else tokenizers
         return prepare_labels(config, train, held, tokenizer, fingerprint)
@@ -201,7 +201,7 @@ def prepare_evaluation(
         return examine_images(config, held)
     if isinstance(held, Series):
         return examine_series(config, held)
-    if isinstance(held, Labelled):
+    if isinstance(held, LabelledText):
         assert isinstance(tokenizers, Tokenizer)
         return examine_labels(config, held, tokenizers)
     if isinstance(held, Text):
@@ -221,13 +221,13 @@ def _text_tokenizer(config: RunConfig, train: Text, held: Text) -> Tokenizer:
     kept = _kept(choice, *texts)
     if (kept / JOINT).exists():
         return Tokenizer.load(kept / JOINT)
-    pieces = (piece for text in texts for piece, _ in text.pieces())
+    pieces = (piece for text in texts for piece, _ in text.chunks())
     tokenizer = train_tokenizer(choice, pieces, total=sum(text.size for text in texts))
     _keep(kept, lambda folder: tokenizer.save(folder / JOINT))
     return tokenizer
 
 
-def _label_tokenizer(config: RunConfig, train: Labelled) -> Tokenizer:
+def _label_tokenizer(config: RunConfig, train: LabelledText) -> Tokenizer:
     """Learned from the texts to learn from."""
     kept = _kept(config.data.tokenizer, train)
     if (kept / JOINT).exists():
@@ -246,7 +246,7 @@ def _pair_tokenizers(config: RunConfig, train: Pairs) -> PairTokenizers:
     return tokenizers
 
 
-def _kept(choice: Choice, *data: Text | Pairs | Labelled) -> Path:
+def _kept(choice: Choice, *data: Text | Pairs | LabelledText) -> Path:
     """Where the cache has the tokenizer of this kind for this data, if it has it."""
     facts = [1, to_table(choice), [each.fingerprint() for each in data]]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -273,7 +273,7 @@ def _examine_pairs(config: RunConfig, held: Pairs, tokenizers: PairTokenizers) -
 
     def validation_batches(limit: int | None) -> Iterator[Batch]:
         rows = None if limit is None else max(1, limit * len(store) // len(store.target_ids))
-        return (_collate(config, task, store, each, 0) for each in loader.in_order(rows))
+        return (_collate(config, task, store, each, 0) for each in loader.sequential(rows))
 
     return EvalData(
         task=task,
@@ -296,8 +296,8 @@ def pair_task(config: RunConfig, tokenizers: PairTokenizers) -> Task:
         start_id=tokenizers.target.start_id,
         stop_id=tokenizers.target.stop_id,
         source_stop_id=tokenizers.source.stop_id,
-        opening=tuple(tokenizers.target.opening),
-        source_opening=tuple(tokenizers.source.opening),
+        opening=tuple(tokenizers.target.prefix_ids),
+        source_opening=tuple(tokenizers.source.prefix_ids),
     )
 
 

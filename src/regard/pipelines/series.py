@@ -27,7 +27,7 @@ def prepare_series(
     mean, std = float(numbers.mean()), float(numbers.std())
     if not std > 0:
         raise DataError(f"{train.name}: all numbers are the same; there is nothing to foretell")
-    column = task.column or train.names[-1]
+    column = task.column or train.column_names[-1]
     facts = {"task": {"column": column, "mean": mean, "std": std}}
     config = replace(config, task=merge({"task": config.task}, facts)["task"])
     exam = examine_series(config, held)

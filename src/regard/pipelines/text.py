@@ -7,7 +7,7 @@ import torch
 
 from regard.config import Choice, RunConfig, kind_of, make
 from regard.data.batch import Batch
-from regard.data.loader import TextLoader, blocks_in_order
+from regard.data.loader import TextLoader, sequential_blocks
 from regard.data.text import Text
 from regard.data.token_store import TokenStore, text_store
 from regard.errors import ConfigError, DataError
@@ -46,7 +46,7 @@ def prepare_text(
             "task.next_sentence takes the other half of its pairs from other rows, and there is "
             "only one;\nraise train.batch or train.tokens, or lower train.accumulate"
         )
-    loader = TextLoader(store, model.context, rows, config.train.seed, frame=_frame(task))
+    loader = TextLoader(store, model.context, rows, config.train.seed, reserved=_frame(task))
 
     def batch(number: int) -> Batch:
         block = loader.examples(number)
@@ -124,7 +124,7 @@ def _store(
     task: Task, text: Text, tokenizer: Tokenizer, progress: Callable[[int, int], None] | None
 ) -> TokenStore:
     between = task.between if isinstance(task, Masked) else None
-    return text_store(text, tokenizer, between=between, progress=progress)
+    return text_store(text, tokenizer, separator=between, progress=progress)
 
 
 def _frame(task: Task) -> int:
@@ -143,7 +143,7 @@ def _blocks(
 ) -> Iterator[Batch]:
     rows = max(_rows(config, model), 16)
     generator = torch.Generator().manual_seed(JUDGED)
-    for examples in blocks_in_order(store.tokens, model.context - _frame(task), rows, limit):
+    for examples in sequential_blocks(store.tokens, model.context - _frame(task), rows, limit):
         yield task.collate(examples, generator)
 
 

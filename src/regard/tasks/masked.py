@@ -100,10 +100,10 @@ class Masked:
             ids=torch.from_numpy(ids),
             documents=torch.from_numpy(documents),
             positions=torch.from_numpy(positions),
-            places=torch.from_numpy(places.clip(0)),
+            masked_positions=torch.from_numpy(places.clip(0)),
             targets=torch.from_numpy(targets),
             segments=None if follows is None else torch.from_numpy(segments),
-            follows=None if follows is None else torch.from_numpy(follows),
+            next_sentence_targets=None if follows is None else torch.from_numpy(follows),
         )
 
     def loss(self, model: nn.Module, batch: MaskedBatch) -> Float[Tensor, ""]:
@@ -112,8 +112,9 @@ class Masked:
         x = _read(model, batch)
         smoothing = self.label_smoothing if model.training else 0.0
         loss: Tensor = head.loss(_chosen_of(x, batch), batch.targets, smoothing=smoothing)
-        if batch.follows is not None:  # one for each row, so times as many as there are targets
-            pairs = cross_entropy(head.next_sentence(x), batch.follows)
+        if batch.next_sentence_targets is not None:
+            # One per row: weight it like all the targets of the row.
+            pairs = cross_entropy(head.next_sentence(x), batch.next_sentence_targets)
             loss = loss + batch.targets.shape[1] * pairs
         return loss
 
@@ -133,9 +134,9 @@ class Masked:
             for batch in batches:
                 x = _read(model, batch)
                 scored = batch.targets != IGNORED
-                if batch.follows is not None:
+                if batch.next_sentence_targets is not None:
                     head: Any = model.head
-                    pairs.append(head.next_sentence(x).argmax(-1) == batch.follows)
+                    pairs.append(head.next_sentence(x).argmax(-1) == batch.next_sentence_targets)
                 yield _chosen_of(x, batch)[scored], batch.targets[scored]
 
         result = guessed(model, read())
@@ -152,7 +153,9 @@ class Masked:
             guesses = head(_chosen_of(_read(model, batch), batch)[0]).argmax(-1)
         seen = batch.ids[0].tolist()
         filled, before = list(seen), list(seen)
-        for place, guess, target in zip(batch.places[0], guesses, batch.targets[0], strict=True):
+        for place, guess, target in zip(
+            batch.masked_positions[0], guesses, batch.targets[0], strict=True
+        ):
             if target != IGNORED:
                 filled[place], before[place] = int(guess), int(target)
         return "\n".join(
@@ -301,7 +304,7 @@ def _read(model: nn.Module, batch: MaskedBatch) -> Float[Tensor, "batch time dim
 def _chosen_of(
     x: Float[Tensor, "batch time dim"], batch: MaskedBatch
 ) -> Float[Tensor, "batch masked dim"]:
-    return x.take_along_dim(batch.places.unsqueeze(-1), 1)
+    return x.take_along_dim(batch.masked_positions.unsqueeze(-1), 1)
 
 
 def _judged(

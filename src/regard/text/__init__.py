@@ -1,15 +1,15 @@
 """Text and ids: five kinds of tokenizers, trained here, each kept in one `tokenizer.json`."""
 
-from regard.text.base import Tokenizer
-from regard.text.pairs import PairTokenizers, train_pair
-from regard.text.special_tokens import SPECIALS, Roles
-from regard.text.training import TOKENIZERS, load_tokenizer, train_tokenizer
+from regard.text.pair_tokenizers import PairTokenizers, train_pair
+from regard.text.special_tokens import SPECIAL_TOKENS, SpecialTokens
+from regard.text.tokenizer import Tokenizer
+from regard.text.trainers import TOKENIZERS, load_tokenizer, train_tokenizer
 
 __all__ = [
-    "SPECIALS",
+    "SPECIAL_TOKENS",
     "TOKENIZERS",
     "PairTokenizers",
-    "Roles",
+    "SpecialTokens",
     "Tokenizer",
     "load_tokenizer",
     "train_pair",

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.text.base import Tokenizer, check_size, check_text, special_tokens
+from regard.text.tokenizer import Tokenizer, check_size, check_text, special_tokens
 
 
 def train(pieces: Iterable[str], *, size: int = 8000, lower: bool = False) -> Tokenizer:

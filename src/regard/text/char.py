@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from regard.text.base import CHARACTER, Tokenizer, characters, special_tokens
-from regard.text.special_tokens import SPECIALS
+from regard.text.special_tokens import SPECIAL_TOKENS
+from regard.text.tokenizer import CHARACTER, Tokenizer, characters, special_tokens
 
 
 def train(pieces: Iterable[str], *, lower: bool = False) -> Tokenizer:
@@ -20,7 +20,7 @@ def train(pieces: Iterable[str], *, lower: bool = False) -> Tokenizer:
     >>> tokenizer.decode(tokenizer.encode("be to"))
     'be to'
     """
-    tokens = [*SPECIALS, *sorted(characters(pieces, lower=lower))]
+    tokens = [*SPECIAL_TOKENS, *sorted(characters(pieces, lower=lower))]
     vocab = {token: id for id, token in enumerate(tokens)}
     library = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     if lower:

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from regard.errors import CheckpointError
 from regard.files.untrusted import check_charsmap, read_bytes
-from regard.text.base import HIDDEN, SPACE
+from regard.text.tokenizer import HIDDEN, SPACE
 
 UNIGRAM, BPE = 1, 2  # trainer_spec.model_type
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # what a piece is for

@@ -13,7 +13,15 @@ import tokenizers
 from regard.errors import CheckpointError, ConfigError
 from regard.files.untrusted import parse_json, read_text
 
-SPECIALS = ("<pad>", "<start>", "<stop>", "<unk>", "<mask>", "<cls>", "<sep>")  # ids 0, 1, 2, …
+SPECIAL_TOKENS = (
+    "<pad>",
+    "<start>",
+    "<stop>",
+    "<unk>",
+    "<mask>",
+    "<cls>",
+    "<sep>",
+)  # ids 0, 1, 2, …
 ROLES = {  # ours to Hugging Face's
     "pad": "pad_token",
     "start": "bos_token",
@@ -23,7 +31,7 @@ ROLES = {  # ours to Hugging Face's
     "cls": "cls_token",
     "sep": "sep_token",
 }
-OWN = {token[1:-1]: token for token in SPECIALS}  # the roles of vocabularies learned here
+OWN = {token[1:-1]: token for token in SPECIAL_TOKENS}  # the roles of vocabularies learned here
 MORE = {  # what a tokenizer_config.json of ours says besides, and transformers passes over
     "first": "decoder_start_token",
     "stops": "stop_tokens",
@@ -34,7 +42,7 @@ Table = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roles:
+class SpecialTokens:
     """Which token has which role: "</s>" is what ends a text, "[MASK]" what hides a word."""
 
     tokens: Mapping[str, str] = field(default_factory=lambda: OWN)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.text.base import SPACE, Tokenizer, characters, check_size, special_tokens
-from regard.text.special_tokens import SPECIALS
+from regard.text.special_tokens import SPECIAL_TOKENS
+from regard.text.tokenizer import SPACE, Tokenizer, characters, check_size, special_tokens
 
 
 def train(pieces: Iterable[str], *, size: int = 8000, lower: bool = False) -> Tokenizer:
@@ -41,7 +41,7 @@ def train(pieces: Iterable[str], *, size: int = 8000, lower: bool = False) -> To
     )
     library.train_from_iterator(pieces, trainer)
     scores = dict(json.loads(library.to_str())["model"]["vocab"])
-    library.model = models.Unigram(_settled(scores), SPECIALS.index("<unk>"), False)
+    library.model = models.Unigram(_settled(scores), SPECIAL_TOKENS.index("<unk>"), False)
     return Tokenizer(library)
 
 
@@ -52,11 +52,11 @@ def _settled(scores: dict[str, float]) -> list[tuple[str, float]]:
     pieces of equal score stand in any order, and characters that lost all probability get the
     lowest score plus 0.0001, 0.0002, … in any order. Those get the lowest score; all are rounded.
     """
-    learned = {piece: score for piece, score in scores.items() if piece not in SPECIALS}
+    learned = {piece: score for piece, score in scores.items() if piece not in SPECIAL_TOKENS}
     lowest = min(learned.values(), default=0.0)
     near = lowest + 0.0001 * sum(len(piece) == 1 for piece in learned)
     for piece, score in learned.items():
         lost = len(piece) == 1 and score < near
         learned[piece] = round(lowest if lost else score, 3)
     ordered = sorted(learned.items(), key=lambda item: (-item[1], item[0]))
-    return [*((token, 0.0) for token in SPECIALS), *ordered]
+    return [*((token, 0.0) for token in SPECIAL_TOKENS), *ordered]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.text.base import (
+from regard.text.tokenizer import (
     GLUE,
     Tokenizer,
     check_size,

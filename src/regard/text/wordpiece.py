@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.text.base import Tokenizer, check_size, check_text, special_tokens
-from regard.text.special_tokens import SPECIALS
+from regard.text.special_tokens import SPECIAL_TOKENS
+from regard.text.tokenizer import Tokenizer, check_size, check_text, special_tokens
 
 MORE = "##"  # a piece that continues a word
 
@@ -29,7 +29,7 @@ def train(pieces: Iterable[str], *, size: int = 8000, lower: bool = False) -> To
     # number (tokenizers 0.23). So a first round without joining collects them, and a second one
     # is given them in a fixed order.
     pieces = [check_text(piece) for piece in pieces]
-    letters = _learn(library, pieces, size=0).keys() - SPECIALS
+    letters = _learn(library, pieces, size=0).keys() - SPECIAL_TOKENS
     check_size(size, len(letters), f"{len(letters)} letters that begin or continue words")
     continuing = sorted(token for token in letters if token.startswith(MORE))
     vocab = _learn(library, pieces, size=size, first=continuing)

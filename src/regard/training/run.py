@@ -18,7 +18,7 @@ from torch import nn
 
 from regard.config import RunConfig, TrainConfig, merge, to_table
 from regard.config import build as build_config
-from regard.data.batch import Batch, pinned
+from regard.data.batch import Batch, pin_memory
 from regard.data.loader import prefetch
 from regard.errors import ConfigError, Stopped
 from regard.models.build import (
@@ -270,7 +270,7 @@ def _run(
     own_batch, accumulate = ranks.split_batches(material.batch, settings.accumulate)
 
     def batch_of(number: int) -> Batch:
-        return pinned(own_batch(number)) if device.type == "cuda" else own_batch(number)
+        return pin_memory(own_batch(number)) if device.type == "cuda" else own_batch(number)
 
     batches = prefetch(batch_of, start * accumulate, settings.steps * accumulate)
     steps = train(

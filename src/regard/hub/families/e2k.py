@@ -17,7 +17,7 @@ from regard.hub.family import CheckpointWithoutConfig, Family
 from regard.hub.weight_mapping import Rule, renamed
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.text import PairTokenizers, Tokenizer
-from regard.text.word_list import listed
+from regard.text.token_list import listed
 
 KEYS = {"in_table", "out_table", "sos_idx", "eos_idx"}
 HEADS = 4
@@ -54,7 +54,7 @@ E2K = Family(
 
 def find(path: Path) -> Path | None:
     """The file with such metadata that `path` is, or that lies in it."""
-    return sole(path, "*.safetensors", _listing)
+    return find_single_file(path, "*.safetensors", _listing)
 
 
 def _listing(path: Path) -> bool:

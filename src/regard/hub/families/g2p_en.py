@@ -14,7 +14,7 @@ from regard.hub.numpy_archive import names_in, open_archive
 from regard.hub.weight_mapping import Rule
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.text import PairTokenizers
-from regard.text.word_list import listed
+from regard.text.token_list import listed
 
 NAMES = {
     "enc_emb": "source_embed.weight",
@@ -44,7 +44,7 @@ SOUNDS = [vowel + stress for vowel in VOWELS.split() for stress in "012"]
 
 def find(path: Path) -> Path | None:
     """The archive of these arrays that `path` is, or that lies in it."""
-    return sole(path, "*.npz", lambda each: names_in(each) == {*NAMES})
+    return find_single_file(path, "*.npz", lambda each: names_in(each) == {*NAMES})
 
 
 def open_file(path: Path) -> CheckpointWithoutConfig:

@@ -49,7 +49,7 @@ LLAMA2C = Family(
 
 def find(path: Path) -> Path | None:
     """The file of this layout that `path` is, or that lies in it."""
-    return sole(path, "*.bin", lambda each: _header(each) is not None)
+    return find_single_file(path, "*.bin", lambda each: _header(each) is not None)
 
 
 def open_file(path: Path) -> CheckpointWithoutConfig:

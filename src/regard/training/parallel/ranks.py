@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from regard.data.batch import Batch, each
+from regard.data.batch import Batch, map_tensors
 from regard.errors import RegardError
 from regard.nn.head import IGNORED
 from regard.training.parallel import launch
@@ -119,7 +119,7 @@ class Ranks:
         rows = len(batch.targets)
         begin, end = (rows * number // self.size for number in (self.rank, self.rank + 1))
         if begin < end:
-            return each(batch, lambda tensor: tensor[begin:end])
+            return map_tensors(batch, lambda tensor: tensor[begin:end])
         return unscored(batch)
 
 
@@ -128,7 +128,7 @@ ALONE = Ranks()
 
 def unscored(batch: Batch) -> Batch:
     """A row of a batch, none of whose targets counts."""
-    row = each(batch, lambda tensor: tensor[:1])
+    row = map_tensors(batch, lambda tensor: tensor[:1])
     goals = {
         field.name: torch.full_like(value, IGNORED)
         for field in fields(row)

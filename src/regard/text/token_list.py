@@ -7,9 +7,9 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard.errors import CheckpointError
-from regard.text.base import CHARACTER, Tokenizer
-from regard.text.external import framed
-from regard.text.special_tokens import Roles
+from regard.text.pretrained import framed
+from regard.text.special_tokens import SpecialTokens
+from regard.text.tokenizer import CHARACTER, Tokenizer
 
 
 def listed(tokens: Sequence[str], roles: Mapping[str, str], around: str = "A") -> Tokenizer:
@@ -46,4 +46,4 @@ def listed(tokens: Sequence[str], roles: Mapping[str, str], around: str = "A") -
         library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = [AddedToken(token, special=True, normalized=False) for token in roles.values()]
     library.add_special_tokens(special)
-    return framed(Tokenizer(library, Roles(tokens=dict(roles))), around, f"{around} B")
+    return framed(Tokenizer(library, SpecialTokens(tokens=dict(roles))), around, f"{around} B")

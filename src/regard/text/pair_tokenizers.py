@@ -7,8 +7,8 @@ from typing import Self
 
 from regard.config import Choice, kind_of
 from regard.errors import CheckpointError, ConfigError
-from regard.text.base import Tokenizer
-from regard.text.training import train_tokenizer
+from regard.text.tokenizer import Tokenizer
+from regard.text.trainers import train_tokenizer
 
 JOINT, SOURCE, TARGET = "tokenizer.json", "tokenizer.source.json", "tokenizer.target.json"
 
@@ -39,7 +39,7 @@ class PairTokenizers:
     @property
     def shared(self) -> bool:
         """Whether an id means the same on both sides; Marian cuts each side by its own pieces."""
-        return self.joint or self.source.hides or self.target.hides
+        return self.joint or self.source.has_hidden_pieces or self.target.has_hidden_pieces
 
     def save(self, folder: Path | str) -> None:
         """Write the one file or the two."""

@@ -18,7 +18,14 @@ from tokenizers import AddedToken, normalizers
 
 from regard.errors import CheckpointError, ConfigError, DataError, unknown
 from regard.files.untrusted import check_tokenizer, guarded, parse_json, probe, read_text
-from regard.text.special_tokens import ROLES, SPECIALS, Frame, Roles, beside, read_tables
+from regard.text.special_tokens import (
+    ROLES,
+    SPECIAL_TOKENS,
+    Frame,
+    SpecialTokens,
+    beside,
+    read_tables,
+)
 
 SPACE = "▁"  # how SentencePiece vocabularies write a space
 GLUE = "￭"  # in word vocabularies: no space on this side
@@ -45,7 +52,7 @@ class Tokenizer:
     'be not,'
     """
 
-    def __init__(self, library: tokenizers.Tokenizer, roles: Roles | None = None) -> None:
+    def __init__(self, library: tokenizers.Tokenizer, roles: SpecialTokens | None = None) -> None:
         # All three are settings of one call rather than of the vocabulary, and come in with
         # files of other origin; the first is not even stored in the file.
         library.encode_special_tokens = True
@@ -61,9 +68,9 @@ class Tokenizer:
         self._byte_level = '"ByteLevel"' in json.dumps([table["decoder"], table["pre_tokenizer"]])
         self._table: NDArray[np.uint32] | None = None  # of a char vocabulary, by code point
         self._frame = Frame.read(table["post_processor"])
-        self.roles = Roles.read(library, []) if roles is None else roles
+        self.special_tokens = SpecialTokens.read(library, []) if roles is None else roles
         self.kind = _kind(table)
-        self.size = max(1 + max(library.get_vocab().values(), default=-1), self.roles.size)
+        self.size = max(1 + max(library.get_vocab().values(), default=-1), self.special_tokens.size)
 
     def __len__(self) -> int:
         return self.size
@@ -73,7 +80,7 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The library's own way forgets a setting.
-        return _from_json, (self._library.to_str(), self.roles)
+        return _from_json, (self._library.to_str(), self.special_tokens)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; none of them special, save for `<unk>`."""
@@ -81,9 +88,9 @@ class Tokenizer:
             return self.encode_array(text).tolist()
         return self.encode_batch([text])[0]
 
-    def unknown(self, text: str) -> list[str]:
+    def unknown_parts(self, text: str) -> list[str]:
         """What of a text the vocabulary does not know and reads as `<unk>`, each once."""
-        unk, found = self.special("unk"), self._library.encode(text, add_special_tokens=False)
+        unk, found = self.special_id("unk"), self._library.encode(text, add_special_tokens=False)
         places = zip(found.ids, found.offsets, strict=True)
         return list(dict.fromkeys(text[begin:end] for id, (begin, end) in places if id == unk))
 
@@ -111,7 +118,7 @@ class Tokenizer:
             codes = self._lower(text, codes)
         return self._table[codes]
 
-    def wrap(
+    def with_special_tokens(
         self, ids: Sequence[int], pair: Sequence[int] | None = None
     ) -> tuple[list[int], list[int]]:
         """A text, or two, with the special ids that the vocabulary's makers put around it.
@@ -126,7 +133,7 @@ class Tokenizer:
         return self._frame.around(**texts)
 
     @property
-    def opening(self) -> list[int]:
+    def prefix_ids(self) -> list[int]:
         """The special ids that stand before every text."""
         parts = takewhile(lambda part: part[0] != "A", self._frame.single)
         return [id for id, _ in parts if isinstance(id, int)]
@@ -152,24 +159,24 @@ class Tokenizer:
             return token.strip(GLUE)
         return token.replace(SPACE, " ") if self.kind in ("bpe", "unigram") else token
 
-    def special(self, name: str) -> int | None:
+    def special_id(self, name: str) -> int | None:
         """The id of the token for `name`, `<name>` or any other; None where there is none.
 
         "start" is what a decoder is handed first: T5's is the token that also fills short rows.
         """
         if name not in ROLES:
             raise ConfigError(unknown("special token", name, ROLES))
-        if name == "start" and self.roles.first is not None:
-            return self._library.token_to_id(self.roles.first)
-        return self.role(name)
+        if name == "start" and self.special_tokens.first is not None:
+            return self._library.token_to_id(self.special_tokens.first)
+        return self.hf_special_id(name)
 
-    def role(self, name: str) -> int | None:
+    def hf_special_id(self, name: str) -> int | None:
         """The id of the token that Hugging Face's files name for a role: "start" is the bos."""
-        token = self.roles.tokens.get(name)
+        token = self.special_tokens.tokens.get(name)
         return None if token is None else self._library.token_to_id(token)
 
     @property
-    def library(self) -> tokenizers.Tokenizer:
+    def backend(self) -> tokenizers.Tokenizer:
         """A copy of the tokenizer underneath, with nothing but the vocabulary's own settings."""
         return tokenizers.Tokenizer.from_str(self._library.to_str())
 
@@ -191,7 +198,10 @@ class Tokenizer:
     @property
     def stop_ids(self) -> list[int]:
         """All ids that end a text; `stop_id` is the first."""
-        ids = [self.special("stop"), *map(self._library.token_to_id, self.roles.stops[1:])]
+        ids = [
+            self.special_id("stop"),
+            *map(self._library.token_to_id, self.special_tokens.stops[1:]),
+        ]
         return [id for id in ids if id is not None]
 
     @property
@@ -223,8 +233,10 @@ class Tokenizer:
         """Write `tokenizer.json`, and beside it the roles of special tokens not named by us."""
         path = Path(path)
         files = {path: self._library.to_str(pretty=True)}
-        if not self.own:
-            files[beside(path)] = json.dumps(self.roles.config(), indent=2, ensure_ascii=False)
+        if not self.is_native:
+            files[beside(path)] = json.dumps(
+                self.special_tokens.config(), indent=2, ensure_ascii=False
+            )
         for each, text in files.items():
             try:
                 each.write_text(text, encoding="utf-8")
@@ -250,38 +262,38 @@ class Tokenizer:
         with guarded(f"{path} is not a tokenizer.json, or damaged"):
             check_tokenizer(parse_json(text))
             library = tokenizers.Tokenizer.from_str(text)
-            found = cls(library, Roles.read(library, tables))
+            found = cls(library, SpecialTokens.read(library, tables))
             probe(library)
             return found
 
     def fingerprint(self) -> str:
         """The same for equal tokenizers only: the sha256 of the canonical JSON, and of roles."""
         table = json.loads(self._library.to_str())
-        if not self.own:
-            table["roles"] = self.roles.config()
+        if not self.is_native:
+            table["roles"] = self.special_tokens.config()
         text = json.dumps(table, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return sha256(text.encode()).hexdigest()
 
     @property
-    def highest(self) -> int:
+    def max_id(self) -> int:
         """The highest id of a text with what stands around it; special ones may lie above."""
         ordinary = {*self._library.get_vocab().values()} - {*self._specials.values()}
         parts = [id for id, _ in (*self._frame.single, *self._frame.pair) if isinstance(id, int)]
-        needed = [id for id in map(self.special, ("start", "unk", "mask")) if id is not None]
-        return max([*ordinary - {self.role("pad")}, *parts, *needed], default=-1)
+        needed = [id for id in map(self.special_id, ("start", "unk", "mask")) if id is not None]
+        return max([*ordinary - {self.hf_special_id("pad")}, *parts, *needed], default=-1)
 
     @property
-    def hides(self) -> bool:
+    def has_hidden_pieces(self) -> bool:
         """Whether some ids are pieces of the other side of a translation, never found in text."""
         return any(token.startswith(HIDDEN) for token in self._library.get_vocab())
 
     @property
-    def own(self) -> bool:
+    def is_native(self) -> bool:
         """Whether the names of the special tokens tell their roles."""
-        return self.roles == Roles.read(self._library, [])
+        return self.special_tokens == SpecialTokens.read(self._library, [])
 
     def _needed(self, name: str) -> int:
-        id = self.special(name)
+        id = self.special_id(name)
         if id is None:
             raise ConfigError(
                 f"this {self.kind} vocabulary of {self.size} ids has no <{name}> token;\n"
@@ -325,11 +337,11 @@ def check_text(text: str) -> str:
 
 def check_size(size: int, needed: int, what: str) -> None:
     """Refuse a vocabulary that cannot even hold the special tokens and what else it must."""
-    least = len(SPECIALS) + needed
+    least = len(SPECIAL_TOKENS) + needed
     if not isinstance(size, int) or size < least:
         raise ConfigError(
             f"tokenizer size={size!r} must be a whole number of at least {least}:\n"
-            f"{len(SPECIALS)} special tokens and {what}"
+            f"{len(SPECIAL_TOKENS)} special tokens and {what}"
         )
 
 
@@ -344,10 +356,10 @@ def characters(pieces: Iterable[str], *, lower: bool) -> set[str]:
 
 def special_tokens() -> list[AddedToken]:
     """The special tokens as the library wants them."""
-    return [AddedToken(token, special=True, normalized=False) for token in SPECIALS]
+    return [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
 
 
-def _from_json(text: str, roles: Roles) -> Tokenizer:
+def _from_json(text: str, roles: SpecialTokens) -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer.from_str(text), roles)
 
 

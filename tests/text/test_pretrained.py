@@ -17,7 +17,7 @@ from tokenizers import processors
 
 from regard.errors import CheckpointError
 from regard.text import PairTokenizers, Tokenizer, train_tokenizer
-from regard.text.external import STYLES, load_folder
+from regard.text.pretrained import STYLES, load_folder
 from regard.text.sentencepiece import build, read_pieces
 from text import files
 
@@ -47,7 +47,7 @@ def write(folder, **contents):
     return folder
 
 
-# Roles
+# SpecialTokens
 
 
 @cache
@@ -80,7 +80,7 @@ def test_roles_are_told_by_the_files_beside_a_tokenizer(tmp_path, beside):
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
     assert (tokenizer.start_id, tokenizer.stop_id, tokenizer.pad_id) == (1, 2, 0)
     assert tokenizer.unk_id == 3  # by our own name
-    assert tokenizer.special("cls") is None
+    assert tokenizer.special_id("cls") is None
     assert tokenizer.stop_ids == [2]
 
 
@@ -94,7 +94,7 @@ def test_a_model_may_stop_in_several_ways_and_begin_unlike_a_text(tmp_path):
     )
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
     assert tokenizer.stop_ids == [2, 4]
-    assert (tokenizer.start_id, tokenizer.role("start")) == (0, 1)
+    assert (tokenizer.start_id, tokenizer.hf_special_id("start")) == (0, 1)
     assert tokenizer.size == 64
     assert tokenizer.decode([6, 63, 7]) == "a b"
     assert tokenizer.piece(63) == ""
@@ -111,7 +111,7 @@ def test_roles_are_kept_beside_a_saved_tokenizer_and_belong_to_its_fingerprint(t
     names = sorted(path.name for path in run.iterdir())
     assert names == ["tokenizer.source.json", "tokenizer_config.source.json"]
     again = Tokenizer.load(run / "tokenizer.source.json")
-    assert again.roles == tokenizer.roles
+    assert again.special_tokens == tokenizer.special_tokens
     assert again.fingerprint() == tokenizer.fingerprint()
     (run / "tokenizer_config.source.json").unlink()
     assert Tokenizer.load(run / "tokenizer.source.json").fingerprint() != tokenizer.fingerprint()
@@ -131,7 +131,7 @@ def test_roles_that_no_token_has_are_passed_over(tmp_path, value):
     write(tmp_path, tokenizer_json=plain(), tokenizer_config_json={"eos_token": value})
     write(tmp_path, config_json={"bos_token_id": value, "vocab_size": value})
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
-    assert tokenizer.special("stop") is None
+    assert tokenizer.special_id("stop") is None
 
 
 # What stands around a text
@@ -160,15 +160,15 @@ def test_texts_are_wrapped_as_the_post_processor_says(processor):
     tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(library.to_str()))
     one, two = tokenizer.encode("a b a"), tokenizer.encode("b")
     single, pair = library.encode("a b a"), library.encode("a b a", "b")
-    assert tokenizer.wrap(one) == (single.ids, single.type_ids)
-    assert tokenizer.wrap(one, two) == (pair.ids, pair.type_ids)
-    assert tokenizer.opening == single.ids[: single.ids.index(6)]
+    assert tokenizer.with_special_tokens(one) == (single.ids, single.type_ids)
+    assert tokenizer.with_special_tokens(one, two) == (pair.ids, pair.type_ids)
+    assert tokenizer.prefix_ids == single.ids[: single.ids.index(6)]
 
 
 def test_nothing_stands_around_a_text_of_a_vocabulary_learned_here():
     tokenizer = train_tokenizer("char", ["ab"])
-    assert tokenizer.wrap([7, 8], [8]) == ([7, 8, 8], [0, 0, 1])
-    assert tokenizer.opening == []
+    assert tokenizer.with_special_tokens([7, 8], [8]) == ([7, 8, 8], [0, 0, 1])
+    assert tokenizer.prefix_ids == []
 
 
 # SentencePiece
@@ -233,7 +233,7 @@ def cut(kind):
 
 
 def tokens(tokenizer, text):
-    return [tokenizer.library.id_to_token(id) for id in tokenizer.encode(text)]
+    return [tokenizer.backend.id_to_token(id) for id in tokenizer.encode(text)]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -299,9 +299,9 @@ def test_t5_has_sentinels_after_its_pieces_and_ends_a_text(tmp_path):
     tokenizer = load_folder(
         tmp_path, {"model_type": "t5", "decoder_start_token_id": 0, "vocab_size": 128}
     )
-    assert tokenizer.library.token_to_id("<extra_id_0>") == len(files.UNIGRAM) + 99
-    assert tokenizer.library.token_to_id("<extra_id_99>") == len(files.UNIGRAM)
-    assert tokenizer.wrap([5, 6])[0] == [5, 6, 1]
+    assert tokenizer.backend.token_to_id("<extra_id_0>") == len(files.UNIGRAM) + 99
+    assert tokenizer.backend.token_to_id("<extra_id_99>") == len(files.UNIGRAM)
+    assert tokenizer.with_special_tokens([5, 6])[0] == [5, 6, 1]
     assert (tokenizer.start_id, tokenizer.stop_id, tokenizer.pad_id, tokenizer.size) == (
         0,
         1,
@@ -313,13 +313,13 @@ def test_t5_has_sentinels_after_its_pieces_and_ends_a_text(tmp_path):
 def test_llama_begins_a_text_and_a_folder_may_say_otherwise(tmp_path):
     write(tmp_path, tokenizer_model=files.sentencepiece(files.BPE, model=2, fallback=True))
     tokenizer = load_folder(tmp_path, {"model_type": "llama"})
-    assert tokenizer.wrap([9]) == ([1, 9], [0, 0])
-    assert tokenizer.opening == [1]
+    assert tokenizer.with_special_tokens([9]) == ([1, 9], [0, 0])
+    assert tokenizer.prefix_ids == [1]
     write(tmp_path, tokenizer_config_json={"add_bos_token": False, "add_eos_token": True})
-    assert load_folder(tmp_path, {"model_type": "llama"}).wrap([9])[0] == [9, 2]
+    assert load_folder(tmp_path, {"model_type": "llama"}).with_special_tokens([9])[0] == [9, 2]
     load_folder(tmp_path, {"model_type": "llama"}).save(tmp_path / "tokenizer.json")
     write(tmp_path, tokenizer_config_json={"add_bos_token": True, "bos_token": "<s>"})
-    assert load_folder(tmp_path, {"model_type": "llama"}).wrap([9])[0] == [1, 9]
+    assert load_folder(tmp_path, {"model_type": "llama"}).with_special_tokens([9])[0] == [1, 9]
 
 
 def test_albert_lowers_text_and_drops_accents(tmp_path):
@@ -328,7 +328,7 @@ def test_albert_lowers_text_and_drops_accents(tmp_path):
     tokenizer = load_folder(tmp_path, {"model_type": "albert"})
     assert tokenizer.encode("Thé CÂT") == tokenizer.encode("the cat")
     cls, sep = len(files.UNIGRAM), len(files.UNIGRAM) + 1
-    assert tokenizer.wrap([5], [6]) == ([cls, 5, sep, 6, sep], [0, 0, 0, 1, 1])
+    assert tokenizer.with_special_tokens([5], [6]) == ([cls, 5, sep, 6, sep], [0, 0, 0, 1, 1])
 
 
 def test_marian_cuts_each_side_by_its_own_pieces_and_shares_the_ids(tmp_path):
@@ -346,7 +346,7 @@ def test_marian_cuts_each_side_by_its_own_pieces_and_shares_the_ids(tmp_path):
     assert pair.source.encode(">>fr<< a") == [8, 2, 4]
     assert pair.target.encode("ab") == [2, 5]
     assert pair.target.encode("b") == [2, 1]
-    assert pair.source.wrap([3])[0] == [3, 0]
+    assert pair.source.with_special_tokens([3])[0] == [3, 0]
     assert (pair.target.start_id, pair.target.stop_id, pair.target.pad_id) == (9, 0, 9)
     assert (pair.joint, pair.shared) == (False, True)
     assert pair.target.decode([3, 2, 5, 0]) == "ab ab"  # one of them is the other side's
@@ -363,7 +363,7 @@ def test_llama2c_gives_the_pieces_of_its_model(tmp_path):
     tokenizer = load_folder(tmp_path, {})
     for text in TEXTS:
         assert tokenizer.encode(text) == cut("bpe").encode(text)
-    assert tokenizer.wrap([9])[0] == [1, 9]
+    assert tokenizer.with_special_tokens([9])[0] == [1, 9]
     assert tokenizer.stop_ids == [2, 1]
 
 
@@ -524,8 +524,8 @@ def test_pairs_of_bytes_are_joined_as_in_gpt2(tmp_path, names):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     end = VOCAB["<|endoftext|>"]
     assert end not in tokenizer.encode("<|endoftext|>")
-    assert (tokenizer.stop_id, tokenizer.start_id, tokenizer.special("pad")) == (end, end, None)
-    assert tokenizer.wrap([5])[0] == [5]
+    assert (tokenizer.stop_id, tokenizer.start_id, tokenizer.special_id("pad")) == (end, end, None)
+    assert tokenizer.with_special_tokens([5])[0] == [5]
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "été", "ete", "日", ","]
@@ -535,8 +535,8 @@ def test_word_pieces_are_read_from_lines(tmp_path):
     write(tmp_path, vocab_txt="\r\n".join(WORDS) + "\r\n")
     tokenizer = load_folder(tmp_path, {"model_type": "bert"})
     assert tokenizer.encode("The cats, ÉTÉ 日日") == [5, 6, 7, 11, 9, 10, 10]
-    assert tokenizer.wrap([5], [6]) == ([2, 5, 3, 6, 3], [0, 0, 0, 1, 1])
-    assert [tokenizer.special(name) for name in ("pad", "unk", "cls", "sep", "mask")] == list(
+    assert tokenizer.with_special_tokens([5], [6]) == ([2, 5, 3, 6, 3], [0, 0, 0, 1, 1])
+    assert [tokenizer.special_id(name) for name in ("pad", "unk", "cls", "sep", "mask")] == list(
         range(5)
     )
     write(tmp_path, tokenizer_config_json={"do_lower_case": False, "tokenize_chinese_chars": False})
@@ -607,12 +607,12 @@ def test_slow_files_give_the_ids_of_transformers(tmp_path, family):
     for text in [*TEXTS, "The cat's 123 cats,\r\n\tX  é e\u0301 日本"]:
         if family == "t5":  # in real files the map of characters makes such spaces plain
             text = " ".join(text.split())
-        assert ours.wrap(ours.encode(text))[0] == theirs(text)["input_ids"]
+        assert ours.with_special_tokens(ours.encode(text))[0] == theirs(text)["input_ids"]
     both = theirs("the cat", "at the", return_token_type_ids=True)
-    wrapped = ours.wrap(ours.encode("the cat"), ours.encode("at the"))
+    wrapped = ours.with_special_tokens(ours.encode("the cat"), ours.encode("at the"))
     assert wrapped == (both["input_ids"], both["token_type_ids"])
     for role, name in {"pad": "pad", "stop": "eos", "cls": "cls", "sep": "sep"}.items():
-        assert ours.role(role) == getattr(theirs, f"{name}_token_id")
+        assert ours.hf_special_id(role) == getattr(theirs, f"{name}_token_id")
 
 
 # What was really published
@@ -678,7 +678,7 @@ def other_gpt2(vocab, merges):
         pytest.importorskip("regex", reason="it comes with transformers")
         ranks = of_lines(merges)
         return (lambda text: slow_gpt2(text, vocab, ranks)), 2000
-    from regard.text.base import _BYTES
+    from regard.text.tokenizer import _BYTES
 
     end = "<|endoftext|>"
     ranks = {bytes(map(_BYTES.get, token)): id for token, id in vocab.items() if token != end}

@@ -10,8 +10,8 @@ from random import Random
 
 from regard.data import labels as labelled
 from regard.data import pairs, series, text
-from regard.data.labels import Labelled
-from regard.data.numerals import english, french
+from regard.data.labels import LabelledText
+from regard.data.number_words import english, french
 from regard.data.pairs import Pairs
 from regard.data.series import Series
 from regard.data.text import Text
@@ -109,7 +109,7 @@ _DATE_FORMATS: list[
 
 def parentheses(
     *, examples: int = 20_000, longest: int = 40, colours: int = 5, seed: int = 1
-) -> Labelled:
+) -> LabelledText:
     """Coloured parentheses, half of them nested, half broken: opening i is closed by 9 - i.
 
     What is broken has the very symbols of something nested, so that counting them tells
@@ -218,7 +218,7 @@ def sines(*, examples: int = 4000, waves: int = 3, noise: float = 0.1, seed: int
     return series.from_columns("sines", f", {waves} sines and noise", {"value": values})
 
 
-BUILTINS: dict[str, Callable[..., Text | Pairs | Labelled | Series]] = {
+BUILTINS: dict[str, Callable[..., Text | Pairs | LabelledText | Series]] = {
     "reversal": reversal,
     "copy": copy,
     "numbers": numbers,

@@ -6,7 +6,7 @@ from pathlib import Path
 from regard.config import Choice, make
 from regard.errors import DataError
 from regard.text import bpe, char, unigram, word, wordpiece
-from regard.text.base import Tokenizer, check_text
+from regard.text.tokenizer import Tokenizer, check_text
 
 TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
     "char": char.train,

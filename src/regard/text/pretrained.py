@@ -14,10 +14,10 @@ from tokenizers import AddedToken, normalizers, processors
 from regard.errors import CheckpointError
 from regard.files.untrusted import guarded, probe
 from regard.text import sentencepiece
-from regard.text.base import BESIDE, Tokenizer
-from regard.text.external_files import byte_pairs, read_vocab, word_pieces
-from regard.text.pairs import JOINT, SOURCE, TARGET, PairTokenizers
-from regard.text.special_tokens import ROLES, Roles, Table, read_tables
+from regard.text.pair_tokenizers import JOINT, SOURCE, TARGET, PairTokenizers
+from regard.text.special_tokens import ROLES, SpecialTokens, Table, read_tables
+from regard.text.tokenizer import BESIDE, Tokenizer
+from regard.text.vocab_files import byte_pairs, read_vocab, word_pieces
 
 SETTINGS = ("tokenizer_config.json", *BESIDE)
 
@@ -121,7 +121,7 @@ def _finish(
     """Add what the other files of the folder say: more tokens, their roles, what goes around."""
     _add_tokens(library, settings, folder)
     named = {ROLES[role]: token for role, token in style.roles.items()}
-    roles = Roles.read(library, [*read_tables(folder, *SETTINGS[:2]), named, settings])
+    roles = SpecialTokens.read(library, [*read_tables(folder, *SETTINGS[:2]), named, settings])
     tokens = roles.tokens
     special = [AddedToken(token, special=True, normalized=False) for token in tokens.values()]
     library.add_special_tokens(special)
@@ -136,7 +136,7 @@ def _with_ends(tokenizer: Tokenizer, settings: Table) -> Tokenizer:
     That is what transformers does with `add_bos_token` and `add_eos_token`.
     """
     given = {"start": settings.get("add_bos_token"), "stop": settings.get("add_eos_token")}
-    tokens = tokenizer.roles.tokens
+    tokens = tokenizer.special_tokens.tokens
     if "cls" in tokens or all(each is None for each in given.values()):
         return tokenizer
     before, after = ([role] if given[role] and role in tokens else [] for role in given)
@@ -147,9 +147,9 @@ def _with_ends(tokenizer: Tokenizer, settings: Table) -> Tokenizer:
 
 def framed(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
     """The same vocabulary with something else around its texts, as in `CLS`."""
-    library = tokenizer.library
-    library.post_processor = _processor(library, single, pair, tokenizer.roles.tokens)
-    return Tokenizer(library, tokenizer.roles)
+    library = tokenizer.backend
+    library.post_processor = _processor(library, single, pair, tokenizer.special_tokens.tokens)
+    return Tokenizer(library, tokenizer.special_tokens)
 
 
 def _processor(
@@ -218,7 +218,7 @@ def _read_llama2c(paths: list[Path], settings: Table, style: Style) -> Tokenizer
     spec = sentencepiece.read_llama2c(paths[0])
     found = _finish(sentencepiece.build(spec), settings, LLAMA, paths[0].parent)
     stops = ("</s>", "<s>")  # its training texts begin with <s>, and none ends in </s>
-    return Tokenizer(found.library, Roles(tokens=found.roles.tokens, stops=stops))
+    return Tokenizer(found.backend, SpecialTokens(tokens=found.special_tokens.tokens, stops=stops))
 
 
 def _read_marian(paths: list[Path], settings: Table, style: Style) -> PairTokenizers:

@@ -3,9 +3,9 @@ from datetime import date
 
 import pytest
 
-from regard.data.numerals import english, french
+from regard.data.builtin import BUILTINS
+from regard.data.number_words import english, french
 from regard.data.sources import open_data
-from regard.data.synthetic import BUILTINS
 from regard.errors import ConfigError
 
 NUMERALS = {
@@ -118,14 +118,14 @@ def test_dates_are_true_and_in_many_formats():
      (21, "21st"), (22, "22nd"), (23, "23rd"), (30, "30th"), (31, "31st")],
 )  # fmt: skip
 def test_ordinals_are_english(day, ordinal):
-    from regard.data.synthetic import _ordinal
+    from regard.data.builtin import _ordinal
 
     assert _ordinal(date(2000, 1, day)) == ordinal
 
 
 def test_nested_lines_are_well_nested_and_of_all_colours():
     opened = open_data({"kind": "nested", "examples": 500, "longest": 20})
-    [(content, ends)] = opened.pieces()
+    [(content, ends)] = opened.chunks()
     lines = content.splitlines()
     assert ends
     assert len(lines) == 500
@@ -146,7 +146,7 @@ def test_python_docs_has_a_document_per_topic():
 
     opened = open_data("python-docs")
     assert len(opened.documents) == len(topics)
-    assert topics["lambda"] in [piece for piece, _ in opened.pieces()]
+    assert topics["lambda"] in [piece for piece, _ in opened.chunks()]
 
 
 def test_python_source_is_the_standard_library_without_tests():
