@@ -258,6 +258,6 @@ def test_openings_take_their_places_from_the_context_and_shared_ids_need_one_tab
     assert any("longer than" in line for line in material.description)
     hiding = json.loads(bart().source.backend.to_str())
     hiding["model"]["vocab"]["\uffffsat"] = hiding["model"]["vocab"].pop("sat")
-    source = Tokenizer(Library.from_str(json.dumps(hiding)), bart().source.roles)
+    source = Tokenizer(Library.from_str(json.dumps(hiding)), bart().source.special_tokens)
     apart = prepare_training(config, PairTokenizers(source, bart().target))
     assert apart.model.source_vocab_size is None

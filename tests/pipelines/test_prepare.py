@@ -89,7 +89,7 @@ def test_bits_per_byte_is_exact_for_a_text_whose_bytes_are_known(tmp_path):
     torch.manual_seed(1)
     model = build_model(material.model).eval()
     metrics = losses(material, model, CPU)
-    tail = "".join(piece for piece, _ in material.validation_data.pieces())
+    tail = "".join(piece for piece, _ in material.validation_data.chunks())
     ids = material.tokenizers.encode(tail)
     assert len(ids) == len(tail)  # characters
     scored = len(tail[1:].encode())  # the first is read and not predicted

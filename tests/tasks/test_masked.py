@@ -19,7 +19,7 @@ from regard.nn.mask import Mask
 from regard.tasks import Masked, Objective
 from regard.tasks.masked import unigram
 from regard.tasks.vocab_info import VocabInfo
-from regard.text import SPECIALS, train_tokenizer
+from regard.text import SPECIAL_TOKENS, train_tokenizer
 
 TEXT = (
     "Assert statements are a convenient way to insert debugging assertions into a program. "

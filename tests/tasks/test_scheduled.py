@@ -249,8 +249,8 @@ def test_the_marks_of_a_batch_are_a_function_of_seed_and_step(kind, data):
     assert not one.batch(0).use_prediction.any()
     share = np.mean([one.batch(number).use_prediction.float().mean() for number in range(90, 110)])
     assert share == pytest.approx(0.5, abs=0.1)
-    assert one.batch(199).own.float().mean() > 0.9
-    assert all(batch.own is None for batch in one.validation_batches(100))
+    assert one.batch(199).use_prediction.float().mean() > 0.9
+    assert all(batch.use_prediction is None for batch in one.validation_batches(100))
 
 
 @pytest.mark.parametrize(

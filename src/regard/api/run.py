@@ -368,7 +368,7 @@ class Run:
         if kind_of(self.config.task)[0] not in ("label", "tag"):
             self._must("seq2seq", "be judged by the length of what is read")
         held = self._held_out(data)
-        if isinstance(held, Labelled):
+        if isinstance(held, LabelledText):
             return rights_by_length(
                 prepare_evaluation(self.config, held, self.tokenizers), self.model
             )

@@ -41,7 +41,7 @@ class LabelledText:
         """The texts as one reads them."""
         return [" ".join(parts) for parts, _ in self.rows]
 
-    def split(self, fraction: float, seed: int) -> tuple["Labelled", "Labelled"]:
+    def split(self, fraction: float, seed: int) -> tuple["LabelledText", "LabelledText"]:
         """The texts to learn from, and about a `fraction` share of them for validation.
 
         A text is held out if hash(seed, text) < fraction · 2^64, so that equal texts never stand

@@ -31,7 +31,11 @@ AT_ONCE = 128  # texts that are judged together
 
 
 def prepare_labels(
-    config: RunConfig, train: Labelled, held: Labelled, tokenizer: Tokenizer, fingerprint: str
+    config: RunConfig,
+    train: LabelledText,
+    held: LabelledText,
+    tokenizer: Tokenizer,
+    fingerprint: str,
 ) -> TrainingData:
     """Everything a run on labels or tags is trained and judged on."""
     task = label_task(config.task)
@@ -58,13 +62,13 @@ def prepare_labels(
         **vars(exam),
         batch=lambda number: _batch(task, store, loader.examples(number), config, number),
         example_ids=lambda number: loader.examples(number).indices.tolist(),
-        all_batches=lambda: (_batch(task, store, r, config, 0) for r in loader.in_order()),
+        all_batches=lambda: (_batch(task, store, r, config, 0) for r in loader.sequential()),
         description=description,
         fingerprint=fingerprint,
     )
 
 
-def examine_labels(config: RunConfig, held: Labelled, tokenizer: Tokenizer) -> EvalData:
+def examine_labels(config: RunConfig, held: LabelledText, tokenizer: Tokenizer) -> EvalData:
     """What a model is judged by; the task must know its classes, as that of a run does."""
     task, model = label_task(config.task), resolve(config.model)
     held = held.with_class_names(task.names)
@@ -238,7 +242,7 @@ def sample(exam: EvalData, model: nn.Module) -> str:
     return "\n".join(lines)
 
 
-def _told(exam: EvalData) -> tuple[Label, Labelled, Tokenizer]:
+def _told(exam: EvalData) -> tuple[Label, LabelledText, Tokenizer]:
     task, data, tokenizer = exam.task, exam.validation_data, exam.tokenizers
     assert isinstance(task, Label)
     assert isinstance(data, LabelledText)

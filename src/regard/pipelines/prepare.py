@@ -35,7 +35,7 @@ from regard.pipelines.series import examine_series, prepare_series
 from regard.pipelines.text import examine_text, must_hide, prepare_text
 from regard.tasks import TASKS, Seq2Seq, Task
 from regard.text import PairTokenizers, Tokenizer, train_pair, train_tokenizer
-from regard.text.pairs import JOINT, SOURCE, TARGET
+from regard.text.pair_tokenizers import JOINT, SOURCE, TARGET
 
 SHAPES: dict[str, tuple[str, ...]] = {
     "causal": ("decoder",),
@@ -59,7 +59,7 @@ def open_split(config: RunConfig) -> tuple[Data, Data]:
             return whole.split(data.validation_fraction)
         return whole.split(data.validation_fraction, config.train.seed)
     held = open_validation(data.validation, whole.kind, lower=data.lower)
-    return whole, held.against(cast(Any, whole))
+    return whole, held.note_overlap(cast(Any, whole))
 
 
 def data_fingerprint(train: Data, held: Data) -> str:
@@ -337,7 +337,9 @@ def _prepare_pairs(
             lambda number: _collate(config, task, store, loader.examples(number), number),
         ),
         example_ids=lambda number: loader.examples(number).indices.tolist(),
-        all_batches=lambda: (_collate(config, task, store, rows, 0) for rows in loader.in_order()),
+        all_batches=lambda: (
+            _collate(config, task, store, rows, 0) for rows in loader.sequential()
+        ),
         description=description,
         fingerprint=fingerprint,
     )

@@ -44,7 +44,7 @@ class Causal:
     def loss(self, model: nn.Module, batch: TextBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy."""
         smoothing = self.label_smoothing if model.training else 0.0
-        hidden = model(mixed(model, batch.ids, batch.own))
+        hidden = model(mixed(model, batch.ids, batch.use_prediction))
         return model.head.loss(hidden, batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:

@@ -93,7 +93,7 @@ class Seq2Seq:
         gradient of the draws.
         """
         smoothing = self.label_smoothing if model.training else 0.0
-        ids = mixed(model, batch.ids, batch.own, batch.source)
+        ids = mixed(model, batch.ids, batch.use_prediction, batch.source)
         head: Any = model.head
         if not (model.training and getattr(model, "draws", False)):
             hidden = model(ids, source=batch.source)

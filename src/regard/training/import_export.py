@@ -11,21 +11,21 @@ from regard.config import Choice, DataConfig, RunConfig, kind_of
 from regard.errors import CheckpointError
 from regard.files.atomic import aside, must_be_new
 from regard.files.safetensors import Tensors, exists, read_header, read_json
-from regard.hub.families import vit
 from regard.hub.config_json import read_config_as, write_config
+from regard.hub.convert_weights import send
 from regard.hub.download import fetch
-from regard.hub.family import Change, Table
 from regard.hub.external_checkpoint import (
     WEIGHTS,
     ExternalCheckpoint,
-    prefixed_rules,
     open_checkpoint,
+    prefixed_rules,
 )
-from regard.hub.weight_mapping import plan_export
+from regard.hub.families import vit
+from regard.hub.family import Change, Table
 from regard.hub.rope_config import interleaved, reordered
-from regard.hub.convert_weights import send
 from regard.hub.tokenizer_files import write_tokenizers
 from regard.hub.verify_export import compare, obstacle
+from regard.hub.weight_mapping import plan_export
 from regard.models.build import describe, load_model, on_meta, resolve, weights
 from regard.pipelines import tokenizer_fingerprint
 from regard.text import PairTokenizers, Tokenizer
@@ -83,7 +83,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
     folder.must_have(tokenizer_fingerprint(tokenizers))
     chosen, table = write_config(model, family)
     change: Change | None = partial(reordered, model) if interleaved(model) else None
-    pad = tokenizers.role("pad") if isinstance(tokenizers, Tokenizer) else None
+    pad = tokenizers.hf_special_id("pad") if isinstance(tokenizers, Tokenizer) else None
     if chosen.shift_positions is not None and pad is not None:
         same, change = chosen.shift_positions(model, pad)
         chosen, table = write_config(same, chosen.name)
@@ -98,9 +98,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
         send(tensors, plan.moves, shapes, new, change)
         named = str(dtype).removeprefix("torch.")
         _write_tables(new, table | {"dtype": named, "torch_dtype": named}, tokenizers, config)
-        if (
-            open_checkpoint(new).config != written
-        ):  # nothing is written that reads as another model
+        if open_checkpoint(new).config != written:  # nothing is written that reads as another model
             raise CheckpointError(f"{run} cannot be written as {chosen.name}: its ids do not fit")
         difference = None
         if unchecked is None:

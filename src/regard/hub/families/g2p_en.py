@@ -8,7 +8,6 @@ Park & Kim 2019.
 from pathlib import Path
 from string import ascii_lowercase
 
-from regard.files.safetensors import sole
 from regard.hub.family import CheckpointWithoutConfig, Family
 from regard.hub.numpy_archive import names_in, open_archive
 from regard.hub.weight_mapping import Rule
