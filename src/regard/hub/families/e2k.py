@@ -12,7 +12,7 @@ known. How many heads it has nothing says. By Patchethium.
 from pathlib import Path
 
 from regard.errors import CheckpointError
-from regard.files.safetensors import Tensors, quoted, read_header, read_metadata
+from regard.files.safetensors import Tensors, find_single_file, quoted, read_header, read_metadata
 from regard.hub.family import CheckpointWithoutConfig, Family
 from regard.hub.weight_mapping import Rule, renamed
 from regard.models.seq2seq import Seq2SeqConfig

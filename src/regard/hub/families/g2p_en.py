@@ -8,6 +8,7 @@ Park & Kim 2019.
 from pathlib import Path
 from string import ascii_lowercase
 
+from regard.files.safetensors import find_single_file
 from regard.hub.family import CheckpointWithoutConfig, Family
 from regard.hub.numpy_archive import names_in, open_archive
 from regard.hub.weight_mapping import Rule

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from regard.errors import CheckpointError
-from regard.files.safetensors import Entry, Tensors
+from regard.files.safetensors import Entry, Tensors, find_single_file
 from regard.hub.family import MOST_LAYERS, CheckpointWithoutConfig, Family
 from regard.hub.weight_mapping import Rule, renamed
 from regard.models.transformer import TransformerConfig
