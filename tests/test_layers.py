@@ -18,7 +18,7 @@ MODULES = {
 }
 LAYERS = [
     {"errors"},
-    {"config"},
+    {"config", "seeds"},
     {"files"},
     {"accel"},
     {"nn", "text"},

@@ -8,8 +8,9 @@ import pytest
 from regard.data import pairs, text
 from regard.data import token_store as store
 from regard.data.text import from_file
-from regard.data.token_store import cache_folder, pair_store, text_store
+from regard.data.token_store import pair_store, text_store
 from regard.errors import CheckpointError, DataError
+from regard.files.cache import cache_folder
 
 
 def made(*documents):
@@ -115,7 +116,7 @@ def test_a_failure_half_way_leaves_nothing(tokenizer, home, monkeypatch):
 
 
 def test_what_a_killed_process_left_is_swept_up_after_a_day(tokenizer, home):
-    old, young = home / "tokens" / "a.tmp-1", home / "tokens" / "b.tmp-2"
+    old, young = home / "tokens" / ".a.tmp-1@elsewhere", home / "tokens" / ".b.tmp-2@elsewhere"
     for folder in (old, young):
         folder.mkdir(parents=True)
         (folder / "tokens.bin").write_bytes(b"half")

@@ -1,6 +1,7 @@
 """A folder written aside: there whole, or not at all."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -9,11 +10,11 @@ import threading
 import pytest
 
 from regard.errors import CheckpointError, ConfigError
-from regard.files.atomic import aside, must_be_new
+from regard.files.atomic import atomic_folder, must_be_new
 
 
 def test_what_was_written_aside_is_there_at_the_end_only(tmp_path):
-    with aside(tmp_path / "new") as folder:
+    with atomic_folder(tmp_path / "new") as folder:
         (folder / "file").write_text("content")
         assert not (tmp_path / "new").exists()
     assert (tmp_path / "new" / "file").read_text() == "content"
@@ -29,7 +30,7 @@ def test_what_was_written_aside_is_there_at_the_end_only(tmp_path):
     ],
 )
 def test_whatever_fails_leaves_nothing(error, seen, tmp_path):
-    with pytest.raises(seen), aside(tmp_path / "new"):
+    with pytest.raises(seen), atomic_folder(tmp_path / "new"):
         raise error
     assert not list(tmp_path.iterdir())
 
@@ -37,7 +38,7 @@ def test_whatever_fails_leaves_nothing(error, seen, tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 def test_being_told_to_end_leaves_nothing(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as ended, aside(tmp_path / "new"):
+    with pytest.raises(SystemExit) as ended, atomic_folder(tmp_path / "new"):
         os.kill(os.getpid(), signal.SIGTERM)
     assert ended.value.code == 143
     assert not list(tmp_path.iterdir())
@@ -46,7 +47,7 @@ def test_being_told_to_end_leaves_nothing(tmp_path):
 
 def test_beside_the_main_thread_it_works_without_signals(tmp_path):
     def write():
-        with aside(tmp_path / "new"):
+        with atomic_folder(tmp_path / "new"):
             pass
 
     thread = threading.Thread(target=write)
@@ -60,10 +61,13 @@ def test_what_a_kill_left_is_swept_away_by_the_next_attempt_and_a_living_one_is_
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         pass
     for owner in (dead.pid, os.getppid()):
-        (tmp_path / f".new.tmp-{owner}").mkdir()
-    with aside(tmp_path / "new"):
+        (tmp_path / f".new.tmp-{owner}@{platform.node()}").mkdir()
+    with atomic_folder(tmp_path / "new"):
         pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f".new.tmp-{os.getppid()}", "new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f".new.tmp-{os.getppid()}@{platform.node()}",
+        "new",
+    ]
 
 
 def test_what_exists_is_never_written_over(tmp_path):

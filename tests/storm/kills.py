@@ -20,10 +20,10 @@ import torch
 import torch._dynamo  # or every worker would import it, for its first optimizer
 
 from regard.errors import ConfigError
+from regard.files.fault_injection import POINTS
 from regard.models.build import count_parameters, resolve
 from regard.training.events import RunStarted
 from regard.training.run import begin, resume
-from regard.training.storage.fault_injection import POINTS
 from training.runs import config, contents, write_data
 
 

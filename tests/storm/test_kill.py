@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.training.storage.fault_injection import POINTS
+from regard.files.fault_injection import POINTS
 from storm.kills import committed
 from storm.shell import WORDS, environment, regard
 from training.runs import contents

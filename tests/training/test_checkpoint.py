@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from regard.errors import CheckpointError
+from regard.files.atomic import remove_leftovers, write_json
+from regard.files.disk_space import check_room
 from regard.training.storage import checkpoint
 from regard.training.storage.checkpoint import (
     drop_after,
@@ -20,10 +22,8 @@ from regard.training.storage.checkpoint import (
     save,
     verify,
     whole,
-    write_json,
     write_tensors,
 )
-from regard.training.storage.disk_space import check_room
 
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"]
 
@@ -115,6 +115,7 @@ def test_a_kill_while_a_checkpoint_is_removed_leaves_no_half_of_it(folder, remov
             remove(folder)
     assert len([name for name in names(folder) if "tmp" not in name]) == 1
     assert latest(folder)  # of the two that there were, the other one, whole
+    remove_leftovers(folder, locked=True)
     assert not list(folder.glob("*.tmp-*"))
 
 
@@ -187,6 +188,7 @@ def test_a_failure_at_any_moment_leaves_the_checkpoint_before(folder, tmp_path, 
         assert verify(folder / "step-6") is None
         found = latest(folder)
         survived.append(found.step)
+        remove_leftovers(folder, locked=True)
         assert not list(folder.glob("*.tmp-*"))
         shutil.rmtree(folder / "step-9", ignore_errors=True)
     assert survived == sorted(survived)  # the old one up to the rename, from then on the new one

@@ -178,7 +178,7 @@ def test_a_lock_is_let_go_after_an_error(folder):
 
 
 def test_what_a_kill_left_half_written_is_swept_away(folder):
-    for name in ("model.safetensors.tmp", "config.json.tmp", ".tmpAb12x"):
+    for name in (".model.safetensors.tmp-1@here", ".config.json.tmp-1@here", ".tmpAb12x"):
         (folder.path / name).write_text("half")
     with folder.locked():
         assert not [name for name in names(folder.path) if "tmp" in name]

@@ -3,7 +3,6 @@
 Nothing here knows what a batch looks like; tasks collate what is chosen here.
 """
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from regard.data.token_store import PairStore, TokenStore
 from regard.errors import ConfigError, DataError
+from regard.seeds import shuffle_key
 
 T = TypeVar("T")
 _ROUNDS = 6
@@ -33,7 +33,7 @@ def permute(index: NDArray[Any], size: int, key: int) -> NDArray[np.int64]:
     """
     bits = max(1, ((size - 1).bit_length() + 1) // 2)
     shift, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
-    keys = [np.uint64(_key(key, turn)) for turn in range(_ROUNDS)]
+    keys = [np.uint64(shuffle_key(key, turn)) for turn in range(_ROUNDS)]
 
     def shuffled(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = x >> shift, x & mask
@@ -53,11 +53,6 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
         x = x * odd
         x = x ^ (x >> np.uint64(32))
     return x
-
-
-def _key(*parts: int) -> int:
-    words = " ".join(f"{part:d}" for part in parts).encode()
-    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
 
 
 class TextLoader:
@@ -100,8 +95,10 @@ class TextLoader:
         epochs = numbers // self.blocks
         for epoch in range(epochs[0], epochs[-1] + 1):
             here = epochs == epoch
-            block = permute(numbers[here] % self.blocks, self.blocks, _key(self.seed, epoch, 0))
-            offset = _key(self.seed, epoch, 1) % self._offsets
+            block = permute(
+                numbers[here] % self.blocks, self.blocks, shuffle_key(self.seed, epoch, 0)
+            )
+            offset = shuffle_key(self.seed, epoch, 1) % self._offsets
             starts[here] = offset + self.context * block
         return starts
 
@@ -135,7 +132,9 @@ class RowLoader:
         epochs = numbers // self.count
         for epoch in range(epochs[0], epochs[-1] + 1):
             here = epochs == epoch
-            rows[here] = permute(numbers[here] % self.count, self.count, _key(self.seed, epoch))
+            rows[here] = permute(
+                numbers[here] % self.count, self.count, shuffle_key(self.seed, epoch)
+            )
         return rows
 
 
@@ -231,19 +230,19 @@ class PairLoader:
     def examples(self, step: int) -> Rows:
         """The pairs of a step."""
         epoch, number = divmod(step, self.per_epoch)
-        slot = int(permute(np.array([number]), self.per_epoch, _key(self.seed, epoch))[0])
+        slot = int(permute(np.array([number]), self.per_epoch, shuffle_key(self.seed, epoch))[0])
         which = int(np.searchsorted(self._first, slot, side="right")) - 1
         bucket, size = self.buckets[which], self.buckets[which].end - self.buckets[which].begin
         start = (slot - int(self._first[which])) * bucket.rows
         places = np.arange(start, start + bucket.rows) % size
-        chosen = bucket.begin + permute(places, size, _key(self.seed, epoch, which))
+        chosen = bucket.begin + permute(places, size, shuffle_key(self.seed, epoch, which))
         return Rows(self._order[chosen], bucket.width)
 
     def sequential(self, limit: int | None = None) -> Iterator[Rows]:
         """Every pair once, shortest first, for evaluation; or a fixed sample of `limit` pairs."""
         places = np.arange(len(self._order))
         if limit is not None and limit < len(places):
-            places = np.sort(permute(places[:limit], len(places), _key(self.seed)))
+            places = np.sort(permute(places[:limit], len(places), shuffle_key(self.seed)))
         for bucket in self.buckets:
             here = places[(places >= bucket.begin) & (places < bucket.end)]
             for start in range(0, len(here), bucket.rows):

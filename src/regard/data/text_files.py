@@ -9,7 +9,6 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import stat
 import time
 import zlib
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from regard.errors import DataError
+from regard.files.atomic import write_json
+from regard.files.cache import cache_folder
 
 _CHUNK = 1 << 20
 _RACY = 2_000_000_000  # ns: a file this young may change again without its time changing
@@ -52,15 +53,6 @@ class Scan:
     digest: str  # sha256 of the (unzipped) bytes
     start: int  # 3 after a byte order mark, else 0
     stop: int
-
-
-def cache_folder() -> Path:
-    """Where stores are kept: `$REGARD_HOME`, `$XDG_CACHE_HOME/regard` or `~/.cache/regard`."""
-    if home := os.environ.get("REGARD_HOME"):
-        return Path(home).expanduser()
-    if cache := os.environ.get("XDG_CACHE_HOME"):
-        return Path(cache) / "regard"
-    return Path.home() / ".cache" / "regard"
 
 
 def open_bytes(origin: Path | bytes) -> BinaryIO:
@@ -165,6 +157,4 @@ def _remember(key: str, entry: list[Any]) -> None:
     with suppress(OSError):
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f"scans.json.tmp-{os.getpid()}"
-        temporary.write_text(json.dumps(_remembered() | {key: entry}))
-        temporary.replace(folder / "scans.json")
+        write_json(folder / "scans.json", _remembered() | {key: entry}, sync=False)

@@ -1,16 +1,9 @@
-"""Token ids on disk, mapped into memory: made once for a text and a tokenizer, then only opened.
+"""Token ids on disk, memory-mapped: written once per text and tokenizer, then only opened.
 
-A store is written to a temporary folder, its index last, and renamed: there is a whole one or
-none. Ids are uint16 where the vocabulary allows.
+A store is an entry of the cache (`files.cache`). Ids are uint16 where the vocabulary allows.
 """
 
-import hashlib
-import json
-import os
-import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,15 +14,13 @@ from numpy.typing import NDArray
 
 from regard.data.pairs import Pairs
 from regard.data.text import Text
-from regard.data.text_files import cache_folder as cache_folder
-from regard.errors import CheckpointError, DataError
+from regard.errors import DataError
+from regard.files.cache import cache_key, cached_folder
 
 T = TypeVar("T")
-_FORMAT = 1
 _PIECE = 1 << 16  # bytes of text that become tokens in one go, …
 _PIECES = 32  # … and how many at once, for a tokenizer that works on several cores
 _ROWS = 4096  # pairs at once
-_DAY = 86_400  # seconds; a temporary folder not written to for so long was left by a kill
 
 
 class Tokenizer(Protocol):
@@ -114,12 +105,12 @@ def text_store(
     tokenizer's `stop_id`). `progress` is called with the bytes done and the bytes in all.
     """
     given = [] if separator is None else ["-".join(map(str, separator))]
-    key = _key("text", text.fingerprint(), tokenizer.fingerprint(), *given)
+    key = cache_key("text", text.fingerprint(), tokenizer.fingerprint(), *given)
 
     def write(folder: Path) -> dict[str, Any]:
         return {"bytes": _write_text(folder / "tokens.bin", text, tokenizer, separator, progress)}
 
-    folder, index = _finished(key, write)
+    folder, index = cached_folder("tokens", key, write)
     tokens = _map(folder / "tokens.bin", _dtype(tokenizer))
     return TokenStore(tokens, index["bytes"], key)
 
@@ -127,8 +118,10 @@ def text_store(
 def pair_store(pairs: Pairs, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> PairStore:
     """The ids of both sides of all pairs, from the cache if they were made before."""
     tokenizers = {"source": source_tokenizer, "target": target_tokenizer}
-    key = _key("pairs", pairs.fingerprint(), *(each.fingerprint() for each in tokenizers.values()))
-    folder, _ = _finished(key, lambda folder: _write_pairs(folder, pairs, tokenizers))
+    key = cache_key(
+        "pairs", pairs.fingerprint(), *(each.fingerprint() for each in tokenizers.values())
+    )
+    folder, _ = cached_folder("tokens", key, lambda folder: _write_pairs(folder, pairs, tokenizers))
     source, target = (
         (_map(folder / f"{side}.bin", _dtype(each)), _map(folder / f"{side}-offsets.bin", np.int64))
         for side, each in tokenizers.items()
@@ -190,63 +183,6 @@ def _write_pairs(folder: Path, pairs: Pairs, tokenizers: dict[str, Tokenizer]) -
     return {}
 
 
-def _finished(key: str, write: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
-    """The folder of a whole store and its index; `write` fills it if there is none."""
-    stores = cache_folder() / "tokens"
-    folder = stores / key
-    if (index := _index(folder)) is not None:
-        return folder, index
-    temporary = stores / f"{key}.tmp-{os.getpid()}"
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        _sweep(stores)
-        facts = write(temporary)
-        sizes = {path.name: _synced(path) for path in sorted(temporary.iterdir())}
-        index = {"format": _FORMAT, "files": sizes, **facts}
-        (temporary / "index.json").write_text(json.dumps(index))
-        _synced(temporary / "index.json")
-        if _index(folder) is None:  # another process may have been faster
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
-                temporary.rename(folder)
-            except OSError:
-                if _index(folder) is None:
-                    raise
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write the token store {folder}: {error.strerror or error}"
-            "\nREGARD_HOME names another folder for it"
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder, index
-
-
-def _index(folder: Path) -> dict[str, Any] | None:
-    """The index of a store, or None if there is no store or its files are not what it says."""
-    try:
-        index: dict[str, Any] = json.loads((folder / "index.json").read_bytes())
-        sizes = {name: (folder / name).stat().st_size for name in index["files"]}
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return index if sizes == index["files"] else None
-
-
-def _sweep(stores: Path) -> None:
-    """Remove what killed processes left half done."""
-    for path in stores.glob("*.tmp-*"):
-        with suppress(OSError):
-            if time.time() - max(each.stat().st_mtime for each in (path, *path.iterdir())) > _DAY:
-                shutil.rmtree(path)
-
-
-def _synced(path: Path) -> int:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return path.stat().st_size
-
-
 def _map(path: Path, dtype: Any) -> NDArray[Any]:
     # An empty file cannot be mapped.
     return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
@@ -254,10 +190,6 @@ def _map(path: Path, dtype: Any) -> NDArray[Any]:
 
 def _dtype(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
     return np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
-
-
-def _key(*parts: str) -> str:
-    return hashlib.sha256(json.dumps([_FORMAT, *parts]).encode()).hexdigest()
 
 
 def _batches(items: Iterator[T], size: int) -> Iterator[list[T]]:

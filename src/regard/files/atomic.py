@@ -1,82 +1,149 @@
-"""Folders that are there whole or not at all: written aside, then renamed."""
+"""Atomic writes: a file or folder appears under its name complete, or not at all.
 
+Everything is written beside its destination as `.NAME.tmp-PID@HOST` and then renamed. A process
+that is killed leaves that temporary file or folder behind; `remove_leftovers` deletes it.
+"""
+
+import json
 import os
+import platform
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from regard.errors import CheckpointError, ConfigError
-from regard.training.storage.disk_space import disk_message
-from regard.training.storage.fault_injection import fault
+from regard.files.disk_space import disk_message
+from regard.files.fault_injection import fault
+
+DAY = 86_400  # seconds after which a temporary file of another machine counts as abandoned
 
 
 def must_be_new(path: Path, way_out: str) -> None:
-    """Refuse a path where there is something: nothing is ever written over."""
+    """Refuse a path that exists: nothing is ever overwritten."""
     try:
-        there = path.exists()
+        exists = path.exists()
     except OSError as error:
         raise CheckpointError(f"cannot look at {path}: {error.strerror}") from None
-    if there:
+    if exists:
         raise ConfigError(f"{path} exists already and is not written over;\n{way_out}")
 
 
-@contextmanager
-def aside(path: Path) -> Iterator[Path]:
-    """A new folder to write into, which becomes `path` at the end; of what fails nothing is left.
+def temporary_path(path: Path) -> Path:
+    """Where this process writes what becomes `path`."""
+    return path.with_name(f".{path.name}.tmp-{os.getpid()}@{platform.node()}")
 
-    Not even when the process is told to end; only a kill leaves `.NAME.tmp-PID` beside it, which
-    the next attempt sweeps away.
+
+@contextmanager
+def atomic_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """Yield a temporary path; the file that is written there replaces `path` at the end.
+
+    With `sync` it has reached the disk before it gets its name. On any error `path` is unchanged.
     """
-    folder = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with _leaving():
+    temporary = temporary_path(path)
+    try:
+        yield temporary
+        if sync:
+            sync_to_disk(temporary)
+        temporary.replace(path)
+        if sync:
+            sync_to_disk(path.parent)
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(disk_message(path, error)) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
+    """Write a JSON file atomically."""
+    with atomic_file(path, sync=sync) as temporary:
+        temporary.write_bytes(json.dumps(value, indent=1, ensure_ascii=False).encode())
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a new temporary folder, which is renamed to `path` at the end.
+
+    An error or SIGTERM removes it. Only a kill leaves it, and the next attempt at `path` removes
+    it then.
+    """
+    temporary = temporary_path(path)
+    with _exit_on_sigterm():
         try:
-            shutil.rmtree(folder, ignore_errors=True)
-            _sweep(path)
-            folder.mkdir(parents=True)
-            yield folder
+            shutil.rmtree(temporary, ignore_errors=True)
+            remove_leftovers(path.parent, path.name)
+            temporary.mkdir(parents=True)
+            yield temporary
             fault("new")
-            folder.rename(path)
+            temporary.rename(path)
         except CheckpointError:
             raise
         except OSError as error:
             raise CheckpointError(disk_message(path, error)) from error
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _sweep(path: Path) -> None:
-    """Remove what was left by attempts at `path` whose processes are no more."""
-    for left in path.parent.glob(f".{escape(path.name)}.tmp-*"):
-        owner = left.name.rpartition("-")[2]
-        if not owner.isdigit() or os.name == "nt":  # there, to ask is to end it
-            continue
-        try:
-            os.kill(int(owner), 0)
-        except ProcessLookupError:
-            shutil.rmtree(left, ignore_errors=True)
-        except OSError:
-            pass  # it lives, and is somebody else's
+def remove_leftovers(folder: Path, name: str | None = None, *, locked: bool = False) -> None:
+    """Delete the temporary files and folders that killed processes left in `folder`.
+
+    By default those whose process has ended, and those of another machine that are a day old.
+    The caller who holds a lock on `folder` has all of them deleted. With `name`, only temporary
+    versions of `folder / name`.
+    """
+    pattern = "*" if name is None else escape(name)
+    for leftover in folder.glob(f".{pattern}.tmp-*"):
+        with suppress(OSError):
+            if locked or _is_abandoned(leftover):
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
+def _is_abandoned(path: Path) -> bool:
+    pid, _, host = path.name.rpartition(".tmp-")[2].partition("@")
+    if host != platform.node() or os.name == "nt":  # os.kill(pid, 0) ends a process on Windows
+        files = (path, *path.iterdir()) if path.is_dir() else (path,)
+        return time.time() - max(file.stat().st_mtime for file in files) > DAY
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):  # a running process of another user, or not our name
+        pass
+    return False
+
+
+def sync_to_disk(path: Path) -> None:
+    """fsync a file, or a folder, which makes the names in it durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextmanager
-def _leaving() -> Iterator[None]:
-    """Inside, SIGTERM ends the process as an exception does: by way of every `finally`."""
-    alone = threading.current_thread() is threading.main_thread()  # only there Python allows it
-    if not alone or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+def _exit_on_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM raises SystemExit, so that every `finally` runs."""
+    is_main = threading.current_thread() is threading.main_thread()  # required by `signal`
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second one would stop the cleaning
+def _exit(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleanup
     raise SystemExit(128 + number)

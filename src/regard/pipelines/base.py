@@ -1,6 +1,5 @@
 """What a run is trained and judged on, once its data has been opened."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ from regard.config import Choice, RunConfig, TrainConfig
 from regard.data.batch import Batch, PairBatch, TextBatch
 from regard.data.sources import Data
 from regard.models.presets import ModelConfig
+from regard.seeds import batch_generator
 from regard.tasks import Task
 from regard.tasks.scheduled import sampling
 from regard.text import PairTokenizers, Tokenizer
@@ -55,9 +55,7 @@ def rows_per_step(settings: TrainConfig, context: int) -> int:
 
 def generator_of(config: RunConfig, number: int) -> torch.Generator:
     """The random numbers of a micro-batch: a function of the seed and its number."""
-    # hashed, because the CPU's generator looks at the lower half of its seed only
-    digest = hashlib.sha256(f"{config.train.seed} {number}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+    return batch_generator(config.train.seed, number)
 
 
 def scheduled(

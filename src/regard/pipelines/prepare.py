@@ -1,11 +1,7 @@
 """From the user's data to batches: open, split, tokenize, store, shuffle, collate."""
 
 import hashlib
-import json
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +9,9 @@ from regard.config import Choice, RunConfig, kind_of, make, to_table
 from regard.data.batch import Batch
 from regard.data.loader import PairLoader, Rows
 from regard.data.sources import Data, Images, LabelledText, Pairs, Series, Text, open_data
-from regard.data.token_store import PairStore, cache_folder, pair_store
+from regard.data.token_store import PairStore, pair_store
 from regard.errors import ConfigError, DataError, unknown
+from regard.files.cache import cache_key, cached_folder
 from regard.models.build import family_of, is_closed_form, resolve
 from regard.models.presets import ModelConfig
 from regard.models.recurrent import RecurrentConfig
@@ -218,49 +215,40 @@ def _text_tokenizer(config: RunConfig, train: Text, held: Text) -> Tokenizer:
     """
     texts = [train] if config.data.validation else [train, held]
     choice = config.data.tokenizer
-    kept = _kept(choice, *texts)
-    if (kept / JOINT).exists():
-        return Tokenizer.load(kept / JOINT)
-    pieces = (piece for text in texts for piece, _ in text.chunks())
-    tokenizer = train_tokenizer(choice, pieces, total=sum(text.size for text in texts))
-    _keep(kept, lambda folder: tokenizer.save(folder / JOINT))
-    return tokenizer
+
+    def write(folder: Path) -> None:
+        pieces = (piece for text in texts for piece, _ in text.chunks())
+        tokenizer = train_tokenizer(choice, pieces, total=sum(text.size for text in texts))
+        tokenizer.save(folder / JOINT)
+
+    return Tokenizer.load(_cached_tokenizer(choice, texts, write) / JOINT)
 
 
 def _label_tokenizer(config: RunConfig, train: LabelledText) -> Tokenizer:
-    """Learned from the texts to learn from."""
-    kept = _kept(config.data.tokenizer, train)
-    if (kept / JOINT).exists():
-        return Tokenizer.load(kept / JOINT)
-    tokenizer = train_tokenizer(config.data.tokenizer, train.texts())
-    _keep(kept, lambda folder: tokenizer.save(folder / JOINT))
-    return tokenizer
+    """Trained on the texts of the training data."""
+    choice = config.data.tokenizer
+
+    def write(folder: Path) -> None:
+        train_tokenizer(choice, train.texts()).save(folder / JOINT)
+
+    return Tokenizer.load(_cached_tokenizer(choice, [train], write) / JOINT)
 
 
 def _pair_tokenizers(config: RunConfig, train: Pairs) -> PairTokenizers:
-    kept = _kept(config.data.tokenizer, train)
-    if kept.exists():
-        return PairTokenizers.load(kept)
-    tokenizers = train_pair(config.data.tokenizer, train.rows)
-    _keep(kept, tokenizers.save)
-    return tokenizers
+    choice = config.data.tokenizer
+
+    def write(folder: Path) -> None:
+        train_pair(choice, train.rows).save(folder)
+
+    return PairTokenizers.load(_cached_tokenizer(choice, [train], write))
 
 
-def _kept(choice: Choice, *data: Text | Pairs | LabelledText) -> Path:
-    """Where the cache has the tokenizer of this kind for this data, if it has it."""
-    facts = [1, to_table(choice), [each.fingerprint() for each in data]]
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return cache_folder() / "tokenizers" / key
-
-
-def _keep(folder: Path, save: Callable[[Path], None]) -> None:
-    """Put a tokenizer into the cache, whole or not at all."""
-    aside = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
-    aside.mkdir(parents=True, exist_ok=True)
-    save(aside)
-    with suppress(OSError):  # another run was faster
-        aside.rename(folder)
-    shutil.rmtree(aside, ignore_errors=True)
+def _cached_tokenizer(
+    choice: Choice, data: Sequence[Text | Pairs | LabelledText], write: Callable[[Path], None]
+) -> Path:
+    """The folder of the cache with the tokenizer of this kind for this data."""
+    key = cache_key(to_table(choice), [part.fingerprint() for part in data])
+    return cached_folder("tokenizers", key, write)[0]
 
 
 def _examine_pairs(config: RunConfig, held: Pairs, tokenizers: PairTokenizers) -> EvalData:

@@ -9,13 +9,13 @@ import torch
 from regard.config import build
 from regard.data.batch import TextBatch
 from regard.errors import CheckpointError, ConfigError
+from regard.files.atomic import write_json
 from regard.files.safetensors import read_json
 from regard.models.ngram import NGram, NGramConfig
 from regard.pipelines.base import TrainingData
 from regard.tasks import Causal
 from regard.text import Tokenizer
 from regard.training.events import BaselineEvaluated
-from regard.training.storage.checkpoint import write_json
 from regard.training.storage.run_folder import RunFolder
 
 ORDER = 6  # with these discounts longer grams are no better on a text of a few million tokens

@@ -9,7 +9,7 @@ import torch
 
 from regard.config import Choice, DataConfig, RunConfig, kind_of
 from regard.errors import CheckpointError
-from regard.files.atomic import aside, must_be_new
+from regard.files.atomic import atomic_folder, must_be_new, write_json
 from regard.files.safetensors import Tensors, exists, read_header, read_json
 from regard.hub.config_json import read_config_as, write_config
 from regard.hub.convert_weights import send
@@ -30,7 +30,7 @@ from regard.models.build import describe, load_model, on_meta, resolve, weights
 from regard.pipelines import tokenizer_fingerprint
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import environment, memory
-from regard.training.storage.checkpoint import check_tensors, write_json
+from regard.training.storage.checkpoint import check_tensors
 from regard.training.storage.run_folder import RunFolder
 
 NEW = "name another folder"
@@ -94,7 +94,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
     assert not plan.missing, plan.missing  # rules name every tensor of what a family can say
     must_be_new(out, NEW)
     unchecked = obstacle(model, memory(torch.device("cpu")))
-    with aside(out) as new:
+    with atomic_folder(out) as new:
         send(tensors, plan.moves, shapes, new, change)
         named = str(dtype).removeprefix("torch.")
         _write_tables(new, table | {"dtype": named, "torch_dtype": named}, tokenizers, config)

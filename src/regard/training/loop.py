@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.accel.cuda_graph import Captured, Update
 from regard.data.batch import Batch
+from regard.seeds import step_seed
 from regard.tasks.base import Objective
 from regard.training.parallel.strategy import ParallelStrategy, SingleProcess
 
@@ -87,7 +88,7 @@ def train(
                 part["lr"].fill_(lr(number))
             else:
                 part["lr"] = lr(number)
-        _seed(_mix(seed, number, ranks.rank), device)  # so dropout is a function of them
+        _seed(step_seed(seed, number, ranks.rank), device)  # so dropout is a function of them
         mean, norm, targets, skipped = act(group)
         yield Step(number, mean, norm, lr(number), targets, skipped)
         number += 1
@@ -100,8 +101,3 @@ def _seed(value: int, device: torch.device) -> None:
         torch.cuda.manual_seed(value)
     elif device.type == "mps":
         torch.mps.manual_seed(value)
-
-
-def _mix(seed: int, step: int, rank: int) -> int:
-    mixed = seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
-    return mixed % (1 << 63)

@@ -21,6 +21,7 @@ from regard.config import build as build_config
 from regard.data.batch import Batch, pin_memory
 from regard.data.loader import prefetch
 from regard.errors import ConfigError, Stopped
+from regard.files.disk_space import check_room
 from regard.models.build import (
     build_model,
     count_parameters,
@@ -61,7 +62,6 @@ from regard.training.setup.resume_checks import must_be_as_saved, must_have_more
 from regard.training.setup.setting_checks import check_settings
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
-from regard.training.storage.disk_space import check_room
 from regard.training.storage.run_folder import ReadOnly, RunFolder
 from regard.training.tracking.trackers import check_trackers, watching
 from regard.training.train_state import TrainState, start_from

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from regard.config import RunConfig, kind_of
+from regard.files.fault_injection import fault
 from regard.models.build import load_weights, weights
 from regard.pipelines import evaluate
 from regard.pipelines.base import TrainingData
@@ -24,7 +25,6 @@ from regard.training.parallel.strategy import ParallelStrategy
 from regard.training.setup.resume_checks import lasting
 from regard.training.signals import Interrupted, Interrupts
 from regard.training.storage import checkpoint
-from regard.training.storage.fault_injection import fault
 from regard.training.storage.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Checkpoints that survive a kill at any moment: written aside, checked, then renamed.
 
-    checkpoints/step-N.tmp-PID/   while it is being written
+    checkpoints/.step-N.tmp-PID@HOST/   while it is being written
     checkpoints/step-N/           model, optimizer and ema as .safetensors,
                                   state.json, MANIFEST.json
 
@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,11 +30,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import CheckpointError, RegardError
+from regard.files.atomic import atomic_file, sync_to_disk, temporary_path
+from regard.files.disk_space import disk_message
+from regard.files.fault_injection import fault
 from regard.files.safetensors import Tensors, as_bytes, is_beside, read_json
 from regard.files.untrusted import open_file, parse_json, read_text
 from regard.training.parallel.ranks import ALONE, Ranks
-from regard.training.storage.disk_space import disk_message
-from regard.training.storage.fault_injection import fault
 
 FORMAT = 1
 
@@ -72,7 +73,7 @@ def save(
     Of several ranks, each calls this with its own rows of all tensors.
     """
     final = folder / f"step-{step}"
-    aside = Path(ranks.broadcast(f"{final}.tmp-{os.getpid()}"))
+    aside = Path(ranks.broadcast(str(temporary_path(final))))
     parts = {name: [f"{name}-{rank}" for rank in range(ranks.size)] for name in tensors}
     needed = int(ranks.sum(torch.tensor(sum(map(_bytes, tensors.values())))))
     facts: dict[str, dict[str, Any]] = {}  # size and hash of each file
@@ -106,12 +107,12 @@ def save(
         manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
         _write(aside / "MANIFEST.json", json.dumps(manifest, indent=1).encode())
         fault("manifest")
-        _sync_folder(aside)
+        sync_to_disk(aside)
         shutil.rmtree(final, ignore_errors=True)  # only ever a damaged one of the same step
         fault("rename")
         aside.rename(final)
         fault("commit")
-        _sync_folder(folder)
+        sync_to_disk(folder)
 
     def attempt(work: Callable[[], None]) -> None:
         try:
@@ -135,8 +136,6 @@ def save(
 
 def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
     """The newest checkpoint, or that of `step`; damage is an error that offers the one before."""
-    for left in folder.glob("step-*.tmp-*"):
-        shutil.rmtree(left, ignore_errors=True)  # of a run that was killed while writing
     steps = _steps(folder)
     if step is not None and step not in steps:
         have = ", ".join(map(str, sorted(steps))) or "none"
@@ -221,7 +220,7 @@ def drop_after(folder: Path, step: int) -> None:
 
 def _remove(path: Path) -> None:
     """Remove a checkpoint, so that a kill leaves no half of it under its name."""
-    aside = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    aside = temporary_path(path)
     try:
         path.rename(aside)
         fault("prune")
@@ -235,18 +234,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
     It holds the hash of its own tensors, which safetensors alone would load with any bit flipped.
     """
-    aside = path.with_name(path.name + ".tmp")
+    tensors = _on_cpu(tensors)
     try:
-        tensors = _on_cpu(tensors)
-        _write_tensors(aside, tensors, {"sha256": digest(sorted(tensors.items()))})
-        fault("weights")
-        aside.replace(path)
-        fault("replace")
-        _sync_folder(path.parent)
-    except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            aside.unlink()
-        raise CheckpointError(disk_message(path, error, _bytes(tensors))) from error
+        with atomic_file(path) as temporary:
+            _write_tensors(temporary, tensors, {"sha256": digest(sorted(tensors.items()))})
+            fault("weights")
+    except (CheckpointError, SafetensorError) as error:
+        cause = error.__cause__ or error
+        raise CheckpointError(disk_message(path, cause, _bytes(tensors))) from error
+    fault("replace")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -321,18 +317,6 @@ def _reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from None
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    aside = path.with_name(path.name + ".tmp")
-    try:
-        _write(aside, json.dumps(value, indent=1, ensure_ascii=False).encode())
-        aside.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            aside.unlink()
-        raise CheckpointError(disk_message(path, error)) from error
-
-
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
@@ -353,14 +337,6 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def sha256(path: Path) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from regard.errors import CheckpointError
-from regard.training.storage.disk_space import disk_message
+from regard.files.disk_space import disk_message
 
 if sys.platform != "win32":
     import fcntl

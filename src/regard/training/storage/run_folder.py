@@ -16,15 +16,15 @@ from torch import Tensor
 
 from regard.config import RunConfig, build, to_table
 from regard.errors import CheckpointError, DataError
-from regard.files.atomic import aside, must_be_new
+from regard.files.atomic import atomic_folder, must_be_new, remove_leftovers, write_json
+from regard.files.disk_space import disk_message
 from regard.files.safetensors import quoted
 from regard.files.untrusted import open_file, parse_json, read_text
 from regard.pipelines import has_tokenizer, load_tokenizers
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.parallel.launch import attempt, launch
-from regard.training.storage.checkpoint import read_tensors, whole_before, write_json
-from regard.training.storage.disk_space import disk_message
+from regard.training.storage.checkpoint import read_tensors, whole_before
 from regard.training.storage.lock import locked
 
 LONGEST_ROW = 100_000  # bytes of a line of metrics
@@ -64,7 +64,7 @@ class RunFolder:
         `write_model` writes the weights of one that is not to be trained first.
         """
         self.must_be_new()
-        with aside(self.path) as path:
+        with atomic_folder(self.path) as path:
             new = RunFolder(path)
             new.checkpoints.mkdir()
             new.save_config(config)
@@ -82,8 +82,10 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Inside, no other process trains here; the system unlocks when this one dies."""
         with locked(self.lock):
-            for left in (*self.path.glob("*.tmp"), *self.path.glob(".tmp*")):
-                left.unlink(missing_ok=True)  # of a run that was killed while writing
+            for folder in (self.path, self.checkpoints):
+                remove_leftovers(folder, locked=True)
+            for leftover in self.path.glob(".tmp*"):  # of the safetensors library
+                leftover.unlink(missing_ok=True)
             yield
 
     def save_config(self, config: RunConfig) -> None:

@@ -5,7 +5,6 @@ them write to this machine unless their own settings in the environment say othe
 """
 
 import io
-import json
 import os
 import secrets
 import time
@@ -14,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from importlib.util import find_spec
 from inspect import signature
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from regard.config import Choice, RunConfig, kind_of, make, to_table
 from regard.errors import CheckpointError, ConfigError, unknown
+from regard.files.atomic import write_json
 from regard.files.safetensors import read_json
 from regard.training.storage.run_folder import RunFolder
 from regard.training.tracking.history import spent
@@ -100,7 +99,7 @@ class _Once:
         if mark > self.sent:
             self.sent = mark
             # before it is sent: one row less rather than one twice
-            _keep(self.note, {"id": self.id, "sent": mark})
+            write_json(self.note, {"id": self.id, "sent": mark}, sync=False)
             self.send(scalars(row), mark[0])
 
     def send(self, values: dict[str, float], step: int) -> None:
@@ -190,14 +189,9 @@ class Clock:
         """Keep what it shows."""
         self.kept = time.monotonic()
         with suppress(OSError):  # a full disk ends the run, not its clock
-            _keep(self.folder.clock, {"seconds": self.before + self.kept - self.began})
-
-
-def _keep(path: Path, table: Mapping[str, Any]) -> None:
-    """Write a small file whole or not at all, at every row: the disk is not waited for."""
-    new = path.with_suffix(".json.tmp")
-    new.write_text(json.dumps(table), encoding="utf-8")
-    new.replace(path)
+            write_json(
+                self.folder.clock, {"seconds": self.before + self.kept - self.began}, sync=False
+            )
 
 
 def check_trackers(choices: list[Choice]) -> None:

@@ -1,0 +1,36 @@
+"""How the one seed of a run becomes the seeds of its parts: shuffling, noise, dropout.
+
+Each function below is a closed form of (seed, position in the run), so a resumed run draws what
+an uninterrupted one would. The three formulas differ for historical reasons and must not
+change: every recorded result depends on them.
+
+function           hash            random numbers that it seeds
+shuffle_key        BLAKE2b         the order of the examples and the offset of the blocks
+batch_generator    SHA-256         what is random in a micro-batch: masking, crops, sampling
+step_seed          multiply, add   what is random in the model: dropout
+"""
+
+import hashlib
+
+import torch
+
+
+def shuffle_key(*parts: int) -> int:
+    """A 64-bit key of the seed and the integers that follow it, such as the epoch."""
+    text = " ".join(f"{part:d}" for part in parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def batch_generator(seed: int, number: int) -> torch.Generator:
+    """The generator of micro-batch `number`.
+
+    Its seed is hashed because torch's CPU generator uses only the lower 32 bits.
+    """
+    digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of torch's default generators in training step `step` on one rank."""
+    mixed = seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
+    return mixed % (1 << 63)
