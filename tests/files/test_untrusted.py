@@ -9,7 +9,13 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
 from regard.errors import CheckpointError
-from regard.files.untrusted import LARGEST, check_charsmap, guarded, open_file, read_text
+from regard.files.untrusted import (
+    MAX_FILE_BYTES,
+    as_checkpoint_error,
+    check_charsmap,
+    open_regular_file,
+    read_text,
+)
 from regard.text import Tokenizer
 from regard.text.pretrained import load_folder
 from text import files
@@ -37,19 +43,21 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, name):
     if name == "tokenizer_config.json":
         load(tmp_path, table())
     os.mkfifo(tmp_path / name)
-    with pytest.raises(CheckpointError, match=f"cannot read .*{name}: it is no plain file"):
+    with pytest.raises(CheckpointError, match=f"cannot read .*{name}: it is not a regular file"):
         load_folder(tmp_path, {})
 
 
 def test_devices_folders_and_files_beyond_all_bounds_are_refused(tmp_path):
     with open(tmp_path / "huge", "wb") as file:
-        file.truncate(LARGEST + 1)  # takes no room on the disk
+        file.truncate(MAX_FILE_BYTES + 1)  # takes no room on the disk
     for path in ("/dev/zero", tmp_path):
-        with pytest.raises(CheckpointError, match="it is no plain file"):
-            open_file(path)
-    with pytest.raises(CheckpointError, match="it has 100,000,001 bytes, and may have 100,000,000"):
+        with pytest.raises(CheckpointError, match="it is not a regular file"):
+            open_regular_file(path)
+    with pytest.raises(
+        CheckpointError, match="it has 100,000,001 bytes, and the limit is 100,000,000"
+    ):
         read_text(tmp_path / "huge")
-    open_file(tmp_path / "huge").close()
+    open_regular_file(tmp_path / "huge").close()
 
 
 # Ids
@@ -103,12 +111,12 @@ def test_a_good_map_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (mapped(b""), "is cut off"),
-        (mapped(b"\x01"), "is cut off"),
-        (mapped(b"\x04\0\0\0" + b"\xff\x7f\x12\x34"), "leads outside itself"),
+        (mapped(b""), "is truncated"),
+        (mapped(b"\x01"), "is truncated"),
+        (mapped(b"\x04\0\0\0" + b"\xff\x7f\x12\x34"), "points outside its trie"),
         (mapped(leading_to(1)), "into the middle of a character"),
-        (mapped(leading_to(9)), "leads outside its texts"),
-        (table(normalizer={"type": "Precompiled", "precompiled_charsmap": None}), "no text"),
+        (mapped(leading_to(9)), "points outside its texts"),
+        (table(normalizer={"type": "Precompiled", "precompiled_charsmap": None}), "not a string"),
         (table(normalizer={"type": "Precompiled", "precompiled_charsmap": "é"}), "damaged: "),
     ],
 )
@@ -137,9 +145,12 @@ def test_a_panic_of_the_library_becomes_an_error_of_ours_and_an_interrupt_does_n
     def panic():
         Library.from_str(json.dumps(mapped(b"")))
 
-    with pytest.raises(CheckpointError, match="damaged: Precompiled"), guarded("damaged"):
+    with (
+        pytest.raises(CheckpointError, match="damaged: Precompiled"),
+        as_checkpoint_error("damaged"),
+    ):
         panic()
-    with pytest.raises(KeyboardInterrupt), guarded("damaged"):
+    with pytest.raises(KeyboardInterrupt), as_checkpoint_error("damaged"):
         raise KeyboardInterrupt
 
 

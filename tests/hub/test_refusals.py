@@ -15,7 +15,8 @@ from hub.runs import make_checkpoint, model_config
 from hub.test_import import legacy
 from regard.cli import main
 from regard.errors import CheckpointError, ConfigError, RegardError
-from regard.files.safetensors import Tensors, open_tensors, quoted, read_header
+from regard.files.safetensors import Tensors, open_tensors, read_header
+from regard.files.untrusted import quote
 from regard.hub import MODEL_TYPES
 from regard.hub.config_json import read_config
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
@@ -73,7 +74,7 @@ def test_a_class_that_is_no_list_is_refused_as_it_stands():
 @pytest.mark.parametrize("place", [["a"], {"a": 1}, "\x1b[31m"])
 def test_an_index_of_anything_else_is_refused(place, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": place}}))
-    with pytest.raises(CheckpointError, match="no file beside it") as raised:
+    with pytest.raises(CheckpointError, match="not a safetensors file in its folder") as raised:
         open_tensors(tmp_path)
     assert "\x1b" not in str(raised.value)
 
@@ -97,7 +98,7 @@ def test_names_in_a_file_reach_no_terminal_as_they_are(tmp_path):
         open_checkpoint(tmp_path / "theirs")
     assert "\x1b" not in str(told.value)
     assert len(str(told.value)) < 1000
-    assert quoted("short") == "'short'"
+    assert quote("short") == "'short'"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_a_name_that_the_system_refuses_is_a_clear_error(tmp_path):
         lambda: is_external_checkpoint(long),
         lambda: open_checkpoint(long),
     ):
-        with pytest.raises(CheckpointError, match="cannot look at"):
+        with pytest.raises(CheckpointError, match="cannot (access|look at)"):
             attempt()
 
 

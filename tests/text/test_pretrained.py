@@ -446,7 +446,7 @@ MERGES = "#version: 0.2\nĠ t\nh e\nĠt he\nĠ c\na t\n"
         ({"vocab_json": {"a": "1"}, "merges_txt": ""}, "must give each token its number"),
         ({"vocab_json": {"a": 1, "b": 1}, "merges_txt": ""}, "two tokens have one number"),
         ({"vocab_json": {"a</w>": 1}, "merges_txt": ""}, "as GPT-1 did"),
-        ({"vocab_json": "[]", "merges_txt": ""}, "holds no table"),
+        ({"vocab_json": "[]", "merges_txt": ""}, "not a JSON object"),
         ({"vocab_json": VOCAB}, "what belongs to it is missing"),
         ({"vocab_txt": "a\nb\n"}, "no piece \\[UNK\\]"),
         ({"vocab_txt": b"\xff"}, "is not UTF-8"),

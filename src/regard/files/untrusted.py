@@ -1,4 +1,7 @@
-"""What others made, opened with no trust in it: files, vocabularies, a library's Rust code."""
+"""Reading of untrusted files: regular files only, size limits, JSON, vocabularies of tokenizers.
+
+A file of unknown origin must not block the process, exhaust its memory or crash native code.
+"""
 
 import binascii
 import io
@@ -12,63 +15,103 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 
 from regard.errors import CheckpointError
 
-LARGEST = 100_000_000  # bytes of a file that is read whole; the vocabulary of Gemma has 33 million
-MOST_VALUES = 4_000_000  # in a JSON file; the tokenizer of Gemma has 2 million
-# Not waiting for the writer of a pipe; where there are no such pipes, not changing line ends.
-FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-PROBE = "a B 1.\n\U0010fffd"  # a text whose last character no vocabulary knows
+MAX_FILE_BYTES = 100_000_000  # of a file read into memory; Gemma's tokenizer.json has 33 million
+MAX_JSON_VALUES = 4_000_000  # Gemma's tokenizer.json has 2 million
+# O_NONBLOCK: opening a FIFO without a writer must not block. O_BINARY: Windows must not convert
+# line ends.
+OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
-def open_file(path: Path, largest: int | None = None) -> io.BufferedReader:
-    """A file to read; a pipe or a device, which may never end, is refused unread."""
-    handle = os.open(path, FLAGS)
-    facts = os.fstat(handle)
+def open_regular_file(path: Path, max_bytes: int | None = None) -> io.BufferedReader:
+    """Open a regular file for reading; refuse pipes, devices, folders and files that are too large.
+
+    The checks use the opened descriptor, so the file cannot be replaced in between.
+    """
+    descriptor = os.open(path, OPEN_FLAGS)
+    status = os.fstat(descriptor)
     problem = None
-    if not stat.S_ISREG(facts.st_mode):
-        problem = "it is no plain file"
-    elif largest is not None and facts.st_size > largest:
-        problem = f"it has {facts.st_size:,} bytes, and may have {largest:,}"
+    if not stat.S_ISREG(status.st_mode):
+        problem = "it is not a regular file"
+    elif max_bytes is not None and status.st_size > max_bytes:
+        problem = f"it has {status.st_size:,} bytes, and the limit is {max_bytes:,}"
     if problem is not None:
-        os.close(handle)
+        os.close(descriptor)
         raise CheckpointError(f"cannot read {path}: {problem}")
-    return os.fdopen(handle, "rb")
+    return os.fdopen(descriptor, "rb")
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file."""
-    with open_file(path, LARGEST) as file:
+    """The content of a regular file of at most `MAX_FILE_BYTES`."""
+    with open_regular_file(path, MAX_FILE_BYTES) as file:
         return file.read()
 
 
 def read_text(path: Path) -> str:
-    """All of a text file, its lines ending in a line feed alone."""
-    with io.TextIOWrapper(open_file(path, LARGEST), encoding="utf-8") as file:
+    """The content of a UTF-8 file of at most `MAX_FILE_BYTES`, with line ends converted to LF."""
+    with io.TextIOWrapper(open_regular_file(path, MAX_FILE_BYTES), encoding="utf-8") as file:
         return file.read()
 
 
 def parse_json(text: str, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """What a JSON text says; one with too much in it, or too deep, is a ValueError.
+    """Parse JSON; raise ValueError if it has too many values or is nested too deeply.
 
-    A value takes two characters here and sixty bytes in memory, so it is counted first.
+    A value may take two characters in the text and sixty bytes in memory, so the number of
+    values is estimated before parsing. `hook` is `json.loads`' `object_pairs_hook`.
     """
     values = sum(map(text.count, ",[{"))
-    if values > MOST_VALUES:
-        raise ValueError(f"it holds about {values:,} values, and may hold {MOST_VALUES:,}")
+    if values > MAX_JSON_VALUES:
+        raise ValueError(f"it has about {values:,} values, and the limit is {MAX_JSON_VALUES:,}")
     try:
         return json.loads(text, object_pairs_hook=hook)
     except RecursionError:
-        raise ValueError("its tables stand too deep in each other") from None
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; every failure is a CheckpointError."""
+    try:
+        table = parse_json(read_text(path))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} has no {path.name}") from None
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged or not JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
+    return table
+
+
+def path_exists(path: Path) -> bool:
+    """Whether the path exists; a string that cannot be a path is a CheckpointError."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise CheckpointError(f"cannot access {quote(str(path))}: {error.strerror}") from None
+
+
+def quote(value: object, max_length: int = 100) -> str:
+    """A value from an untrusted file for an error message: ASCII, escaped, of bounded length.
+
+    >>> quote("one" * 100, 20)
+    "'oneoneone…neoneone'"
+    """
+    text = ascii(value)
+    half = max_length // 2
+    return text if len(text) <= max_length else f"{text[:half]}…{text[1 - half :]}"
 
 
 @contextmanager
-def guarded(what: str) -> Iterator[None]:
-    """Whatever the library raises becomes an error of ours that begins with `what`.
+def as_checkpoint_error(message: str) -> Iterator[None]:
+    """Convert any exception raised inside to a CheckpointError that begins with `message`.
 
-    A panic of its Rust code is no Exception, and its class can only be told by name.
+    That includes panics of Rust code: PanicException is not a subclass of Exception and cannot be
+    imported, so it is recognised by its name.
     """
     try:
         yield
@@ -77,64 +120,63 @@ def guarded(what: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise CheckpointError(f"{what}: {error}") from error
+        raise CheckpointError(f"{message}: {error}") from error
 
 
-def probe(library: tokenizers.Tokenizer) -> None:
-    """Encode and decode a text, so that what cannot be done shows before it is needed."""
-    library.decode(library.encode(PROBE, add_special_tokens=False).ids)
-
-
-def check_tokenizer(table: Any) -> None:
-    """Refuse a `tokenizer.json` that the library would come to grief over."""
+def check_tokenizer_json(table: Any) -> None:
+    """Raise ValueError for a parsed `tokenizer.json` that would crash the tokenizers library."""
     if not isinstance(table, dict):
-        raise ValueError("it holds no table")
-    model, added = table.get("model"), table.get("added_tokens")
+        raise ValueError("it is not a JSON object")
+    model, added_tokens = table.get("model"), table.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
-    more = [each.get("id") for each in added or () if isinstance(each, dict)]
-    check_ids([*ids, *more, *range(len(vocab) if isinstance(vocab, list) else 0)])
+    added_ids = [token.get("id") for token in added_tokens or () if isinstance(token, dict)]
+    check_vocab_ids([*ids, *added_ids, *range(len(vocab) if isinstance(vocab, list) else 0)])
     for charsmap in _charsmaps(table.get("normalizer")):
         if not isinstance(charsmap, str):
-            raise ValueError("the map of characters is no text")
+            raise ValueError("precompiled_charsmap is not a string")
         check_charsmap(binascii.a2b_base64(charsmap, strict_mode=True))
 
 
-def check_ids(ids: Collection[Any]) -> None:
-    """Refuse an id far above the number of tokens: the library keeps a list of all gaps."""
-    highest = max((id for id in ids if isinstance(id, int)), default=0)
-    if highest >= 4 * len(ids) + 10_000:
-        raise ValueError(f"id {reprlib.repr(highest)} is far above the number of tokens")
+def check_vocab_ids(ids: Collection[Any]) -> None:
+    """Raise ValueError for an id far above the vocabulary size: the library allocates every gap."""
+    max_id = max((id for id in ids if isinstance(id, int)), default=0)
+    if max_id >= 4 * len(ids) + 10_000:
+        raise ValueError(f"id {reprlib.repr(max_id)} is far above the number of tokens")
 
 
 def check_charsmap(data: bytes) -> None:
-    """A double array, each of whose units may lead 256 places on, and the texts it points into."""
+    """Raise ValueError if SentencePiece's `precompiled_charsmap` refers outside itself.
+
+    It is the size of a double-array trie, the trie (uint32 units, each of which may lead to 256
+    others), and the replacement texts to which its leaves point.
+    """
     size = int.from_bytes(data[:4], "little")
     if size % 4 or not 4 <= size <= len(data) - 4:
-        raise ValueError("the map of characters is cut off")
+        raise ValueError("precompiled_charsmap is truncated")
     units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
     texts = data[4 + size :]
     texts.decode()
-    follows = units < 1 << 31  # the others are ends, save for the first unit, where all begins
-    follows[0] = True
-    places, inner = np.flatnonzero(follows), units[follows]
-    reach = places ^ ((inner >> 10) << ((inner & 1 << 9) >> 6))
-    leaves = reach[(inner >> 8) & 1 == 1]
-    if (reach | 255).max(initial=0) >= len(units):
-        raise ValueError("the map of characters leads outside itself")
+    is_node = units < 1 << 31  # the others are leaf values
+    is_node[0] = True  # the root
+    indices, nodes = np.flatnonzero(is_node), units[is_node]
+    children = indices ^ ((nodes >> 10) << ((nodes & 1 << 9) >> 6))
+    leaves = children[(nodes >> 8) & 1 == 1]
+    if (children | 255).max(initial=0) >= len(units):
+        raise ValueError("precompiled_charsmap points outside its trie")
     starts = units[leaves] & 0x7FFFFFFF
     if (starts >= max(len(texts), 1)).any():
-        raise ValueError("the map of characters leads outside its texts")
+        raise ValueError("precompiled_charsmap points outside its texts")
     if texts and (np.frombuffer(texts, np.uint8)[starts] & 0xC0 == 0x80).any():
-        raise ValueError("the map of characters leads into the middle of a character")
+        raise ValueError("precompiled_charsmap points into the middle of a character")
 
 
 def _charsmaps(normalizer: Any) -> Iterator[Any]:
-    """Those of a normalizer and of all that it is made of."""
+    """The charsmaps of a normalizer and of the normalizers nested in it."""
     if isinstance(normalizer, dict):
         if normalizer.get("type") == "Precompiled":
             yield normalizer.get("precompiled_charsmap")
         yield from _charsmaps(list(normalizer.values()))
     elif isinstance(normalizer, list):
-        for each in normalizer:
-            yield from _charsmaps(each)
+        for step in normalizer:
+            yield from _charsmaps(step)

@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.config import Choice, kind_of, merge, to_table
 from regard.errors import ConfigError, unknown
-from regard.files.safetensors import quoted
+from regard.files.untrusted import quote
 from regard.hub import MODEL_TYPES
 from regard.hub.family import MOST_LAYERS, Family, Table
 from regard.hub.rope_config import in_halves
@@ -57,13 +57,13 @@ def read_config_as(
     theirs = {**family.defaults, **table}
     for key, reason in REFUSED.items():
         if theirs.get(key):
-            raise ConfigError(f"{key}={quoted(theirs[key])} is not supported: {reason}")
+            raise ConfigError(f"{key}={quote(theirs[key])} is not supported: {reason}")
     for key, values in family.only.items():
         allowed = values if isinstance(values, tuple) else (values,)
         if key in theirs and theirs[key] not in allowed:
             known = " or ".join(map(repr, allowed))
             raise ConfigError(
-                f"{key}={quoted(theirs[key])} is not supported: "
+                f"{key}={quote(theirs[key])} is not supported: "
                 f"of {family.name} there is {known} only"
             )
     if missing := [key for key in family.fields if key not in theirs]:
@@ -72,7 +72,7 @@ def read_config_as(
     for key, name in family.fields.items():
         value = theirs[key]
         if name in DEPTHS and isinstance(value, int | float) and value > MOST_LAYERS:
-            raise ConfigError(f"{key}={quoted(value)} is not supported: at most {MOST_LAYERS:,}")
+            raise ConfigError(f"{key}={quote(value)} is not supported: at most {MOST_LAYERS:,}")
     try:
         ours = merge(merge(ours, family.always), family.read(theirs))
         ours["head"] = _head(family, theirs, architecture)
@@ -80,7 +80,7 @@ def read_config_as(
     except ConfigError:
         raise
     except READING as error:
-        what = f"{type(error).__name__}: {quoted(str(error))}"
+        what = f"{type(error).__name__}: {quote(str(error))}"
         raise ConfigError(f"config.json is not one of a {family.name}: {what}") from None
 
 
@@ -160,7 +160,7 @@ def _plain(choice: Choice, parts: Mapping[str, Any]) -> Choice:
 def _head(family: Family, theirs: Table, architecture: str | None) -> Choice:
     named = theirs.get("architectures") or list(family.heads)
     if not isinstance(named, list):
-        raise ConfigError(f"architectures={quoted(named)} is not a list of names")
+        raise ConfigError(f"architectures={quote(named)} is not a list of names")
     name = architecture or named[0]
     if name not in family.heads:
         raise ConfigError(unknown(f"class of a {family.name}", str(name), family.heads))

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from regard.errors import CheckpointError
-from regard.files.safetensors import conversion
+from regard.files.safetensors import conversion_hint
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.spm", "merges*"]
 UNWANTED = ["*/*", "consolidated*"]  # the same weights once more, in forms of other libraries
@@ -34,6 +34,6 @@ def fetch(name: str) -> Path:
     if not any(folder.glob("*.safetensors")):
         raise CheckpointError(
             f"{name} has no safetensors on the hub; a pickle, which can run any code, is not read;"
-            f"\n{conversion(folder, name)}"
+            f"\n{conversion_hint(folder, name)}"
         )
     return folder

@@ -11,15 +11,8 @@ from torch import nn
 
 from regard.config import kind_of
 from regard.errors import CheckpointError, ConfigError
-from regard.files.safetensors import (
-    PICKLES,
-    Tensors,
-    exists,
-    open_tensors,
-    pickled,
-    quoted,
-    read_json,
-)
+from regard.files.safetensors import PICKLE_SUFFIXES, Tensors, open_tensors, pickle_error
+from regard.files.untrusted import path_exists, quote, read_json
 from regard.hub.config_json import read_config, read_config_as
 from regard.hub.convert_weights import Shapes, bring, parts
 from regard.hub.families import e2k, g2p_en, llama2c
@@ -94,7 +87,7 @@ class ExternalCheckpoint:
             tied = self.plan.tied & {name, original} and "tie_word_embeddings" in self.family.fields
             way_out = ';\nif they are two, say so in config.json: "tie_word_embeddings": false'
             raise CheckpointError(
-                f"{self.path}: {quoted(name)} and {quoted(original)} should be one and the same "
+                f"{self.path}: {quote(name)} and {quote(original)} should be one and the same "
                 f"tensor, and differ{way_out if tied else ''}"
             )
 
@@ -134,15 +127,15 @@ def _bare(path: Path) -> CheckpointWithoutConfig | None:
         return reader(file)
     if path.is_dir():
         return None
-    if path.suffix in PICKLES:
-        raise pickled(path)
+    if path.suffix in PICKLE_SUFFIXES:
+        raise pickle_error(path)
     raise CheckpointError(f"{path} is one file of a checkpoint; give its folder: {path.parent}")
 
 
 def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
     """Open a checkpoint; nothing is loaded before everything is known to fit."""
     path = Path(path)
-    if not exists(path):
+    if not path_exists(path):
         raise CheckpointError(f"no folder at {path}")
     bare = _bare(path)
     folder = path if path.is_dir() else path.parent
@@ -220,7 +213,7 @@ def _planned(
     missing = dict.fromkeys(names.get(name, name) for name in plan.missing)  # packed ones once
     problems = [f"{name} is missing" for name in missing]
     unknown = (name for name in plan.unknown if not _ignored(family, name))
-    problems += [f"{quoted(name)} is not known" for name in unknown]
+    problems += [f"{quote(name)} is not known" for name in unknown]
     misfits = (_misfit(move, tensors, shapes) for move in plan.moves)
     return problems + [problem for problem in misfits if problem is not None], shapes, plan
 
@@ -234,7 +227,7 @@ def _misfit(move: Move, tensors: Tensors, shapes: Shapes) -> str | None:
     """What is wrong with the type or the shape of one of their tensors."""
     entry, wanted = tensors.entries[move.theirs], [shapes[name] for name in move.ours]
     if entry.dtype not in WEIGHTS:
-        return f"{quoted(move.theirs)} holds {entry.dtype}, not float32, bfloat16 or float16"
+        return f"{quote(move.theirs)} holds {entry.dtype}, not float32, bfloat16 or float16"
     empty = torch.empty(entry.shape, device="meta")
     try:
         found = [part.shape for part in move.layout.split(empty, wanted)]
@@ -243,7 +236,7 @@ def _misfit(move: Move, tensors: Tensors, shapes: Shapes) -> str | None:
     if found == wanted:
         return None
     theirs = move.layout.join([torch.empty(shape, device="meta") for shape in wanted]).shape
-    return f"{quoted(move.theirs)} has shape {tuple(entry.shape)}, the model {tuple(theirs)}"
+    return f"{quote(move.theirs)} has shape {tuple(entry.shape)}, the model {tuple(theirs)}"
 
 
 def _fitting(family: Family, table: Mapping[str, Any], tensors: Tensors) -> Any | None:

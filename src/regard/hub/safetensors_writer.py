@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import CheckpointError
-from regard.files.safetensors import NAMES, Entry, as_bytes
+from regard.files.safetensors import DTYPE_NAMES, Entry, as_bytes
 
 SHARD = 5_000_000_000  # bytes of a file, at most, where a model may have several
 
@@ -113,7 +113,7 @@ def _header(path: Path, forms: Mapping[str, Form]) -> tuple[bytes, dict[str, Ent
     for name, (dtype, shape) in forms.items():
         offsets[name] = at
         end = at + math.prod(shape) * dtype.itemsize
-        facts[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        facts[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(facts, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // 8) * 8)  # so that the numbers begin at a multiple of 8

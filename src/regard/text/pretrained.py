@@ -12,11 +12,11 @@ import tokenizers
 from tokenizers import AddedToken, normalizers, processors
 
 from regard.errors import CheckpointError
-from regard.files.untrusted import guarded, probe
+from regard.files.untrusted import as_checkpoint_error
 from regard.text import sentencepiece
 from regard.text.pair_tokenizers import JOINT, SOURCE, TARGET, PairTokenizers
 from regard.text.special_tokens import ROLES, SpecialTokens, Table, read_tables
-from regard.text.tokenizer import BESIDE, Tokenizer
+from regard.text.tokenizer import BESIDE, Tokenizer, try_encoding
 from regard.text.vocab_files import byte_pairs, read_vocab, word_pieces
 
 SETTINGS = ("tokenizer_config.json", *BESIDE)
@@ -105,7 +105,7 @@ def load_folder(folder: Path, config: Table) -> Tokenizer | PairTokenizers | Non
     for names, read, style in READERS:
         paths = [path for name in names for path in sorted(folder.glob(name))[:1]]
         if len(paths) == len(names):
-            with guarded(f"{paths[0]} cannot be used"):
+            with as_checkpoint_error(f"{paths[0]} cannot be used"):
                 return read(paths, settings, STYLES.get(str(settings.get("model_type")), style))
     for left in (path for name in UNREAD for path in folder.glob(name)):
         raise CheckpointError(
@@ -126,7 +126,7 @@ def _finish(
     special = [AddedToken(token, special=True, normalized=False) for token in tokens.values()]
     library.add_special_tokens(special)
     library.post_processor = _processor(library, *style.around, tokens)
-    probe(library)
+    try_encoding(library)
     return _with_ends(Tokenizer(library, roles), settings)
 
 

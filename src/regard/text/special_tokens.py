@@ -10,8 +10,8 @@ from typing import Any, Self, TypeGuard
 
 import tokenizers
 
-from regard.errors import CheckpointError, ConfigError
-from regard.files.untrusted import parse_json, read_text
+from regard.errors import ConfigError
+from regard.files.untrusted import read_json
 
 SPECIAL_TOKENS = (
     "<pad>",
@@ -87,20 +87,7 @@ def beside(path: Path) -> Path:
 
 def read_tables(folder: Path, *names: str) -> list[Table]:
     """Those of the named JSON files that the folder has."""
-    return [read_table(folder / name) for name in names if (folder / name).exists()]
-
-
-def read_table(path: Path) -> Table:
-    """A JSON file that holds one table."""
-    try:
-        table = parse_json(read_text(path))
-    except CheckpointError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
-    if not isinstance(table, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no table")
-    return table
+    return [read_json(folder / name) for name in names if (folder / name).exists()]
 
 
 def _named(library: tokenizers.Tokenizer, table: Table, key: str) -> list[str]:

@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, normalizers
 
 from regard.errors import CheckpointError, ConfigError, DataError, unknown
-from regard.files.untrusted import check_tokenizer, guarded, parse_json, probe, read_text
+from regard.files.untrusted import (
+    as_checkpoint_error,
+    check_tokenizer_json,
+    parse_json,
+    read_text,
+)
 from regard.text.special_tokens import (
     ROLES,
     SPECIAL_TOKENS,
@@ -32,6 +37,7 @@ GLUE = "￭"  # in word vocabularies: no space on this side
 BESIDE = ("special_tokens_map.json", "generation_config.json", "config.json")  # tell roles too
 CHARACTER = r"[\s\S]"  # the pattern that splits text into single characters
 HIDDEN = "\uffff"  # begins the pieces of the other side, where two sides share their ids
+TRIAL_TEXT = "a B 1.\n\U0010fffd"  # the last character is in no vocabulary
 KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram"}
 
 
@@ -259,11 +265,11 @@ class Tokenizer:
             raise CheckpointError(f"{path} is not a tokenizer.json: it is not UTF-8") from None
         more = BESIDE if path.name == "tokenizer.json" else ()
         tables = read_tables(path.parent, beside(path).name, *more)
-        with guarded(f"{path} is not a tokenizer.json, or damaged"):
-            check_tokenizer(parse_json(text))
+        with as_checkpoint_error(f"{path} is not a tokenizer.json, or damaged"):
+            check_tokenizer_json(parse_json(text))
             library = tokenizers.Tokenizer.from_str(text)
             found = cls(library, SpecialTokens.read(library, tables))
-            probe(library)
+            try_encoding(library)
             return found
 
     def fingerprint(self) -> str:
@@ -333,6 +339,11 @@ def check_text(text: str) -> str:
             "read the file as UTF-8, or drop such characters with errors='replace'"
         ) from None
     return text
+
+
+def try_encoding(library: tokenizers.Tokenizer) -> None:
+    """Encode and decode a short text, so that a vocabulary that cannot do so fails when loaded."""
+    library.decode(library.encode(TRIAL_TEXT, add_special_tokens=False).ids)
 
 
 def check_size(size: int, needed: int, what: str) -> None:

@@ -7,8 +7,8 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard.errors import CheckpointError
-from regard.files.untrusted import check_ids, read_text
-from regard.text.special_tokens import Table, read_table
+from regard.files.untrusted import check_vocab_ids, read_json, read_text
+from regard.text.special_tokens import Table
 
 # How Qwen's makers cut text before pairs are joined: unlike GPT-2, each digit stands alone, a
 # word may begin with any one mark, and contractions are found in capitals too.
@@ -27,7 +27,7 @@ def byte_pairs(vocab: Path, merges: Path, settings: Table) -> tokenizers.Tokeniz
             f"{vocab} marks the ends of words with </w>, as GPT-1 did, and not bytes as GPT-2;\n"
             "save it with transformers as a tokenizer.json first"
         )
-    check_ids(ids.values())
+    check_vocab_ids(ids.values())
     library = tokenizers.Tokenizer(models.BPE(ids, _merges(merges)))
     prefix = bool(settings.get("add_prefix_space", False))
     cut = CUTS.get(str(settings.get("model_type")))
@@ -76,7 +76,7 @@ def word_pieces(vocab: Path, settings: Table) -> tokenizers.Tokenizer:
 
 def read_vocab(path: Path) -> dict[str, int]:
     """A table from tokens to ids."""
-    table = read_table(path)
+    table = read_json(path)
     ids = list(table.values())
     if not ids or not all(type(id) is int and 0 <= id < 2**31 for id in ids):
         raise CheckpointError(f"{path} is damaged: it must give each token its number")

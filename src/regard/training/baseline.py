@@ -10,7 +10,7 @@ from regard.config import build
 from regard.data.batch import TextBatch
 from regard.errors import CheckpointError, ConfigError
 from regard.files.atomic import write_json
-from regard.files.safetensors import read_json
+from regard.files.untrusted import read_json
 from regard.models.ngram import NGram, NGramConfig
 from regard.pipelines.base import TrainingData
 from regard.tasks import Causal

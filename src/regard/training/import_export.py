@@ -10,7 +10,8 @@ import torch
 from regard.config import Choice, DataConfig, RunConfig, kind_of
 from regard.errors import CheckpointError
 from regard.files.atomic import atomic_folder, must_be_new, write_json
-from regard.files.safetensors import Tensors, exists, read_header, read_json
+from regard.files.safetensors import Tensors, read_header
+from regard.files.untrusted import path_exists, read_json
 from regard.hub.config_json import read_config_as, write_config
 from regard.hub.convert_weights import send
 from regard.hub.download import fetch
@@ -50,7 +51,7 @@ class ExportResult:
 
 def open_or_download(source: Path | str) -> ExternalCheckpoint:
     """A checkpoint at a path, or of this name on the hub."""
-    return open_checkpoint(source if exists(Path(source)) else fetch(str(source)))
+    return open_checkpoint(source if path_exists(Path(source)) else fetch(str(source)))
 
 
 def run_config(foreign: ExternalCheckpoint, name: str) -> RunConfig:
@@ -64,7 +65,7 @@ def import_run(source: Path | str, out: Path) -> ExternalCheckpoint:
     """Make a run folder of a foreign checkpoint, file to file; all of it or nothing."""
     must_be_new(out, NEW)
     foreign = open_or_download(source)
-    name = foreign.path.resolve().name if exists(Path(source)) else str(source)
+    name = foreign.path.resolve().name if path_exists(Path(source)) else str(source)
     facts = environment(torch.device("cpu")) | {
         "data": None,
         "tokenizer": tokenizer_fingerprint(foreign.tokenizers),

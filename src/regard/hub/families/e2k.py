@@ -12,7 +12,8 @@ known. How many heads it has nothing says. By Patchethium.
 from pathlib import Path
 
 from regard.errors import CheckpointError
-from regard.files.safetensors import Tensors, find_single_file, quoted, read_header, read_metadata
+from regard.files.safetensors import Tensors, find_single_file, read_header, read_metadata
+from regard.files.untrusted import quote
 from regard.hub.family import CheckpointWithoutConfig, Family
 from regard.hub.weight_mapping import Rule, renamed
 from regard.models.seq2seq import Seq2SeqConfig
@@ -95,5 +96,5 @@ def _tokenizer(path: Path, tokens: list[str], around: str, facts: dict[str, str]
         start, stop = (tokens[int(facts[key])] for key in ("sos_idx", "eos_idx"))
         return listed(tokens, {"pad": tokens[0], "start": start, "stop": stop}, around)
     except (ValueError, IndexError, CheckpointError) as error:
-        listing = quoted(", ".join(tokens))
+        listing = quote(", ".join(tokens))
         raise CheckpointError(f"{path} lists a vocabulary {listing}: {error}") from None

@@ -5,7 +5,7 @@ from typing import Any
 
 from regard.config import Choice
 from regard.errors import ConfigError
-from regard.files.safetensors import quoted
+from regard.files.untrusted import quote
 from regard.hub.family import Family, Table, gate_name, gated
 from regard.hub.rope_config import read_rotary, write_rotary
 from regard.hub.weight_mapping import Rule, renamed
@@ -106,7 +106,7 @@ def read_windows(theirs: Table, kinds: list[str]) -> Table:
     every = full[0] + 1
     if full != list(range(every - 1, len(kinds), every)):
         raise ConfigError(
-            f"layer_types={quoted(kinds)} is not supported: every n-th layer may see everything"
+            f"layer_types={quote(kinds)} is not supported: every n-th layer may see everything"
         )
     return {"window": window, "global_every": every}
 
@@ -119,7 +119,7 @@ def check_kinds(theirs: Table) -> list[str] | None:
     known = isinstance(kinds, list) and all(kind in (WINDOWED, FULL) for kind in kinds)
     if not known or len(kinds) != layers:
         raise ConfigError(
-            f"layer_types={quoted(kinds)} is not supported: a list of {WINDOWED!r} or {FULL!r} "
+            f"layer_types={quote(kinds)} is not supported: a list of {WINDOWED!r} or {FULL!r} "
             f"for each of the {layers} layers"
         )
     return kinds

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.config import kind_of
 from regard.errors import ConfigError
-from regard.files.safetensors import quoted
+from regard.files.untrusted import quote
 from regard.hub.family import Family, Table, activation, activation_name
 from regard.hub.weight_mapping import Rule, renamed
 
@@ -92,7 +92,7 @@ def _side(theirs: Table, key: str) -> int:
     value = theirs[key]
     sides = set(value if isinstance(value, list | tuple) else [value])
     if len(sides) != 1 or type(side := sides.pop()) is not int:
-        raise ConfigError(f"{key}={quoted(value)} is not supported: sides are equal whole numbers")
+        raise ConfigError(f"{key}={quote(value)} is not supported: sides are equal whole numbers")
     return side
 
 
@@ -155,14 +155,14 @@ def _numbers(processor: Table, key: str, default: float, count: int) -> list[flo
     value = default if processor.get(key) is None else processor[key]
     each = value if isinstance(value, list) else [value] * count
     if len(each) != count or not all(type(n) in (int, float) and abs(n) <= 1e6 for n in each):
-        raise ConfigError(f"{key}={quoted(value)} must be a number for each of {count} channels")
+        raise ConfigError(f"{key}={quote(value)} must be a number for each of {count} channels")
     return [float(n) for n in each]
 
 
 def _switch(processor: Table, key: str) -> bool:
     value = processor.get(key)
     if not (value is None or isinstance(value, bool)):
-        raise ConfigError(f"{key}={quoted(value)} must be true or false")
+        raise ConfigError(f"{key}={quote(value)} must be true or false")
     return value is not False
 
 

@@ -33,8 +33,8 @@ from regard.errors import CheckpointError, RegardError
 from regard.files.atomic import atomic_file, sync_to_disk, temporary_path
 from regard.files.disk_space import disk_message
 from regard.files.fault_injection import fault
-from regard.files.safetensors import Tensors, as_bytes, is_beside, read_json
-from regard.files.untrusted import open_file, parse_json, read_text
+from regard.files.safetensors import Tensors, as_bytes, is_shard_name
+from regard.files.untrusted import open_regular_file, parse_json, read_json, read_text
 from regard.training.parallel.ranks import ALONE, Ranks
 
 FORMAT = 1
@@ -52,7 +52,7 @@ class Checkpoint:
         index, files = self.path / "index.json", [f"{name}.safetensors"]
         if index.exists():
             files = read_json(index).get(name, [])
-            if not files or not isinstance(files, list) or not all(map(is_beside, files)):
+            if not files or not isinstance(files, list) or not all(map(is_shard_name, files)):
                 raise CheckpointError(f"{index} does not name the files beside it of {name}")
         return _read_rows([self.path / file for file in files], rank, ranks)
 
@@ -307,7 +307,7 @@ def _rows(parts: list[Any], rank: int, ranks: int) -> Tensor:
 def _reading(path: Path) -> Iterator[None]:
     """Inside, what is wrong with a file is named; a pipe, which may never end, at once."""
     try:
-        open_file(path).close()
+        open_regular_file(path).close()
         yield
     except FileNotFoundError:
         raise CheckpointError(f"no weights at {path}") from None
@@ -341,7 +341,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def sha256(path: Path) -> str:
     """The hash of a file's content."""
-    with open_file(path) as file:
+    with open_regular_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -18,8 +18,7 @@ from regard.config import RunConfig, build, to_table
 from regard.errors import CheckpointError, DataError
 from regard.files.atomic import atomic_folder, must_be_new, remove_leftovers, write_json
 from regard.files.disk_space import disk_message
-from regard.files.safetensors import quoted
-from regard.files.untrusted import open_file, parse_json, read_text
+from regard.files.untrusted import open_regular_file, parse_json, path_exists, quote, read_json
 from regard.pipelines import has_tokenizer, load_tokenizers
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
@@ -184,7 +183,7 @@ class RunFolder:
         """All rows of metrics; a last line without an end is still being written."""
         found = []
         try:
-            with open_file(self.metrics) as file:
+            with open_regular_file(self.metrics) as file:
                 for line in iter(partial(file.readline, LONGEST_ROW), b""):
                     if line.endswith(b"\n") or len(line) == LONGEST_ROW:
                         found.append(_row(line))
@@ -216,15 +215,9 @@ class RunFolder:
             raise CheckpointError(disk_message(path, error)) from error
 
     def _json(self, path: Path) -> dict[str, Any]:
-        try:
-            table: dict[str, Any] = parse_json(read_text(path))
-        except (FileNotFoundError, NotADirectoryError):
-            raise CheckpointError(f"no run at {self.path}; `regard train` writes one") from None
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from None
-        if not isinstance(table, dict):
-            raise CheckpointError(f"{path} is damaged: it holds no table")
-        return table
+        if not path_exists(path):
+            raise CheckpointError(f"no run at {self.path}; `regard train` writes one")
+        return read_json(path)
 
 
 def _row(line: bytes) -> dict[str, Any]:
@@ -232,7 +225,7 @@ def _row(line: bytes) -> dict[str, Any]:
     row = parse_json(line.decode())
     if isinstance(row, dict) and "step" in row and all(_is_value(*each) for each in row.items()):
         return row
-    raise ValueError(f"{quoted(line.decode())} is no row of metrics")
+    raise ValueError(f"{quote(line.decode())} is no row of metrics")
 
 
 def _is_value(name: str, value: Any) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 
 from regard.config import RunConfig, kind_of
 from regard.errors import CheckpointError
-from regard.files.safetensors import read_header, read_json
+from regard.files.safetensors import read_header
+from regard.files.untrusted import read_json
 from regard.models.build import resolve
 from regard.models.cost import cost
 from regard.training.baseline import read_baseline

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol
 from regard.config import Choice, RunConfig, kind_of, make, to_table
 from regard.errors import CheckpointError, ConfigError, unknown
 from regard.files.atomic import write_json
-from regard.files.safetensors import read_json
+from regard.files.untrusted import read_json
 from regard.training.storage.run_folder import RunFolder
 from regard.training.tracking.history import spent
 
