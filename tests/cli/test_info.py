@@ -25,7 +25,7 @@ def test_info_counts_gpt2(regard):
     assert found["state_bytes_per_token"] == 2 * 12 * 768 * 4
     assert found["state_bytes"] == 1024 * found["state_bytes_per_token"]
     assert found["flops_per_token"] == 2 * (matrices + 50257 * 768) + 4 * 12 * 1024 * 768
-    assert found["generation_flops_per_token"] == found["flops_per_token"]
+    assert found["decode_flops_per_token"] == found["flops_per_token"]
     assert found["training_flops_per_token"] == 3 * found["flops_per_token"]
     assert "taps" not in found
     assert "124,439,808" in regard("info", "gpt2").out

@@ -24,17 +24,17 @@ def test_every_kind_is_planned_in_eighty_columns(regard, words):
 
 
 def test_every_assumption_can_be_changed(regard):
-    words = ["--card", "a100", "--memory", 40, "--peak", 100, "--reached", 0.5, "--link", 10]
+    words = ["--card", "a100", "--memory", 40, "--peak", 100, "--utilization", 0.5, "--link", 10]
     found = json.loads(regard("plan", "gpt2", *words, "--gpus", 2, "--tokens", "1e9", "--json").out)
     assert found["host_bytes"] == 2 * 4 * found["parameters"]
-    assert found["machine"]["memory"] == 40e9
-    assert found["machine"]["peak"] == 100e12
-    assert found["machine"]["reached"] == 0.5
-    assert found["machine"]["link"] == 10e9
+    assert found["cluster"]["memory"] == 40e9
+    assert found["cluster"]["peak"] == 100e12
+    assert found["cluster"]["utilization"] == 0.5
+    assert found["cluster"]["link"] == 10e9
     assert found["tokens"] == 1e9
-    way = next(way for way in found["ways"] if way["name"] == found["best"])
-    assert way["days"] == pytest.approx(1e9 / way["tokens_per_second"] / 86_400)
-    assert way["tokens_per_second_per_gpu"] == way["tokens_per_second"] / 2
+    plan = next(plan for plan in found["plans"] if plan["name"] == found["best"])
+    assert plan["days"] == pytest.approx(1e9 / plan["tokens_per_second"] / 86_400)
+    assert plan["tokens_per_second_per_gpu"] == plan["tokens_per_second"] / 2
 
 
 def test_settings_and_rows_change_the_plan(regard):
@@ -43,8 +43,8 @@ def test_settings_and_rows_change_the_plan(regard):
         for words in ([], ["model.context=2048", "--rows", 4])
     )
     assert (plain["context"], changed["context"]) == (1024, 2048)
-    assert changed["ways"][0]["rows"] == 4
-    assert plain["ways"][0]["rows"] > 100
+    assert changed["plans"][0]["rows"] == 4
+    assert plain["plans"][0]["rows"] > 100
 
 
 def test_a_run_can_be_planned(regard, text_run):
@@ -62,9 +62,9 @@ def test_a_run_can_be_planned(regard, text_run):
         (["gpt2", "--card", "h1000"], "did you mean 'h100'"),
         (["gpt2", "--tokens", -1], "--tokens -1"),
         (["gpt2", "--rows", 10**6], "at most"),
-        (["ngram"], "whole row at once"),
+        (["ngram"], "only a Transformer can be planned"),
         (["llama-65b", "--gpus", 4, "--memory", 240], "it would with --gpus 11"),
-        (["llama-65b", "--gpus", 64], "and borrows 130.6 GB more for an evaluation"),
+        (["llama-65b", "--gpus", 64], "and gathers 130.6 GB more for an evaluation"),
         (["llama-65b"], "a row of 2,048 tokens"),
         (["llama-3.1-8b", "--gpus", 64], "smaller model.context"),
     ],

@@ -97,12 +97,12 @@ def test_one_more_token_takes_the_flops_that_torch_counts(change):
         _, state = model.step(ids[:, 1:], model.start(1, TIME, given.get("source")))
         with counting() as counter:
             model.step(ids[:, :1], state)
-    assert cost(config).generation_flops_per_token == counter.get_total_flops()
+    assert cost(config).decode_flops_per_token == counter.get_total_flops()
 
 
 def test_an_encoder_and_counts_do_not_generate():
-    assert cost(replace(SMALL, shape="encoder")).generation_flops_per_token == 0
-    assert cost(preset("ngram")).generation_flops_per_token == 0
+    assert cost(replace(SMALL, shape="encoder")).decode_flops_per_token == 0
+    assert cost(preset("ngram")).decode_flops_per_token == 0
 
 
 def test_a_window_counts_only_what_is_in_sight():
@@ -142,7 +142,7 @@ def test_a_recurrent_model_keeps_the_same_state_however_long(name):
     ids = torch.zeros(1, 7, dtype=torch.long)
     with torch.no_grad(), counting() as counter:
         model.step(ids, model.start(1, 7), every=True)
-    assert counted.flops_per_token == counted.generation_flops_per_token
+    assert counted.flops_per_token == counted.decode_flops_per_token
     assert counted.flops_per_token == counter.get_total_flops() / 7
 
 
@@ -170,8 +170,8 @@ def test_activations_take_the_bytes_that_torch_keeps(change):
 
 def test_recomputation_keeps_the_input_of_each_layer_and_one_layer_whole():
     few, many = (cost(replace(SMALL, layers=layers)) for layers in (2, 12))
-    assert many.recomputed_bytes - few.recomputed_bytes == 10 * TIME * 64 * 4
-    assert few.recomputed_bytes < few.activation_bytes
+    assert many.checkpointed_bytes - few.checkpointed_bytes == 10 * TIME * 64 * 4
+    assert few.checkpointed_bytes < few.activation_bytes
 
 
 def test_weights_gradients_and_moments_take_sixteen_bytes():

@@ -150,8 +150,8 @@ def _memory(cost: "Cost") -> list[tuple[str, str, str, str]]:
     if cost.activation_bytes:
         whole, mixed = cost.activation_bytes, cost.mixed_activation_bytes
         rows.append((f"activations, {tokens}", whole, mixed, "no dropout; mixed: compiled"))
-    if cost.recomputed_bytes < cost.activation_bytes:
-        whole, mixed = cost.recomputed_bytes, cost.mixed_recomputed_bytes
+    if cost.checkpointed_bytes < cost.activation_bytes:
+        whole, mixed = cost.checkpointed_bytes, cost.mixed_checkpointed_bytes
         rows.append(("with recomputation", whole, mixed, "inputs, and one layer"))
     if cost.state_bytes_per_token:
         each = cost.state_bytes_per_token
@@ -178,8 +178,8 @@ def _arithmetic(cost: "Cost") -> list[tuple[str, str, str]]:
         ("forward", amount(forward, "FLOPs"), f"2 × matrices{attending}"),
         ("training", amount(training, "FLOPs"), "three times that"),
     ]
-    if cost.generation_flops_per_token:
-        one = amount(cost.generation_flops_per_token, "FLOPs")
+    if cost.decode_flops_per_token:
+        one = amount(cost.decode_flops_per_token, "FLOPs")
         rows.append(("generating", one, f"the last of {context}"))
     return rows
 

@@ -14,7 +14,7 @@ from regard.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from regard.models.cost import Cost
-    from regard.models.plan import Machine, Way
+    from regard.models.plan import Cluster, TrainingPlan
 
 DAY = 86_400
 
@@ -37,11 +37,11 @@ def plan(
     peak: Annotated[
         float | None, Option(metavar="TFLOPS", help="bfloat16 TFLOP/s of each; by default its own.")
     ] = None,
-    reached: Annotated[
-        float | None, Option(metavar="SHARE", help="Share of the peak that is reached.")
+    utilization: Annotated[
+        float | None, Option(metavar="FRACTION", help="Fraction of the peak that is reached.")
     ] = None,
     link: Annotated[
-        float | None, Option(metavar="GB/S", help="Between two GPUs, each way, if all is reached.")
+        float | None, Option(metavar="GB/S", help="Between two GPUs, in each direction.")
     ] = None,
     tokens: Annotated[
         float | None, Option(metavar="T", help="To learn from; by default 20 a parameter.")
@@ -63,150 +63,150 @@ def plan(
         from regard.models.cost import cost
         from regard.models.plan import (
             CARDS,
-            PER_MACHINE,
-            TOKENS,
-            Machine,
+            GPUS_PER_MACHINE,
+            TOKENS_PER_PARAMETER,
+            Cluster,
             fastest,
             host_bytes,
-            ways,
+            training_plans,
         )
 
         if card not in CARDS:
             raise ConfigError(unknown("card", card, CARDS))
         sheet = CARDS[card]
-        own_link = sheet.link if gpus <= PER_MACHINE else sheet.network
-        machine = Machine(
+        own_link = sheet.link if gpus <= GPUS_PER_MACHINE else sheet.network
+        cluster = Cluster(
             gpus=gpus,
             memory=sheet.memory if memory is None else memory * 1e9,
             peak=sheet.peak if peak is None else peak * 1e12,
             link=own_link if link is None else link * 1e9,
-            **({} if reached is None else {"reached": reached}),
+            **({} if utilization is None else {"utilization": utilization}),
         )
         if tokens is not None and not 0 < tokens < math.inf:
             raise ConfigError(f"--tokens {tokens:g} must be a number above 0")
         counted = cost(find(what, parse_overrides(words))[1])
-        all_ways = ways(counted, machine, rows)
-        best = fastest(all_ways)
+        plans = training_plans(counted, cluster, rows)
+        best = fastest(plans)
         if best is None:
-            raise ConfigError(_too_large(what, counted, machine, rows))
-        to_learn = TOKENS * counted.parameters if tokens is None else tokens
+            raise ConfigError(_too_large(what, counted, cluster, rows))
+        to_learn = TOKENS_PER_PARAMETER * counted.parameters if tokens is None else tokens
     if as_json:
         print_json(
             {
                 "name": what,
                 "parameters": counted.parameters,
                 "context": counted.context,
-                "machine": asdict(machine),
+                "cluster": asdict(cluster),
                 "tokens": to_learn,
-                "ways": [_table(way, machine, to_learn) for way in all_ways],
+                "plans": [_table(plan, cluster, to_learn) for plan in plans],
                 "best": best.name,
-                "host_bytes": host_bytes(counted, machine),
-                "generating": _generating(counted, machine),
+                "host_bytes": host_bytes(counted, cluster),
+                "generating": _generating(counted, cluster),
             }
         )
         return
     out = sys.stdout
     each = f"{gpus:,} GPUs" if gpus > 1 else "one GPU"
-    memory_said = amount(machine.memory, "B")
+    memory_said = amount(cluster.memory, "B")
     print(f"{bold(what, out)}  {counted.parameters:,} parameters, on {each} of {memory_said}")
-    section("memory of each GPU", aligned(_memory(all_ways), right=range(1, len(all_ways) + 1)))
-    section("training", aligned(_speed(all_ways, machine, to_learn), right=range(1, 5)))
-    section("best", _advice(best, counted, machine, to_learn))
+    section("memory of each GPU", aligned(_memory(plans), right=range(1, len(plans) + 1)))
+    section("training", aligned(_speed(plans, cluster, to_learn), right=range(1, 5)))
+    section("best", _advice(best, counted, cluster, to_learn))
     if counted.state_bytes:
-        section("generating, on one GPU in bfloat16", _told_generating(counted, machine))
-    section("assumed", aligned(_assumed(machine, card, to_learn, by_rule=tokens is None)))
+        section("generating, on one GPU in bfloat16", _told_generating(counted, cluster))
+    section("assumed", aligned(_assumed(cluster, card, to_learn, by_rule=tokens is None)))
 
 
-def _memory(all_ways: "list[Way]") -> list[list[str]]:
-    """A column for each way."""
+def _memory(plans: "list[TrainingPlan]") -> list[list[str]]:
+    """A column for each plan."""
     rows: list[tuple[str, list[int]]] = [
-        ("weights", [way.weight_bytes for way in all_ways]),
-        ("gradients", [way.gradient_bytes for way in all_ways]),
-        ("AdamW's two moments", [way.optimizer_bytes for way in all_ways]),
-        ("copies, or gathered", [way.copy_bytes for way in all_ways]),
-        ("borrowed to evaluate", [way.borrowed_bytes for way in all_ways]),
-        ("a chunk of logits", [way.logits_bytes for way in all_ways]),
-        ("activations of a row", [way.activation_bytes for way in all_ways]),
+        ("weights", [plan.weight_bytes for plan in plans]),
+        ("gradients", [plan.gradient_bytes for plan in plans]),
+        ("AdamW's two moments", [plan.optimizer_bytes for plan in plans]),
+        ("copies, or gathered", [plan.compute_weight_bytes for plan in plans]),
+        ("gathered to evaluate", [plan.evaluation_weight_bytes for plan in plans]),
+        ("a chunk of logits", [plan.logits_bytes for plan in plans]),
+        ("activations of a row", [plan.activation_bytes for plan in plans]),
     ]
     told = [
         [name, *(amount(each, "B") if each else "-" for each in sizes)]
         for name, sizes in rows
         if any(sizes)
     ]
-    fits = ["rows that fit", *(f"{way.rows:,}" if way.rows else "-" for way in all_ways)]
-    return [["", *(way.name for way in all_ways)], *told, fits]
+    fits = ["rows that fit", *(f"{plan.rows:,}" if plan.rows else "-" for plan in plans)]
+    return [["", *(plan.name for plan in plans)], *told, fits]
 
 
-def _speed(all_ways: "list[Way]", machine: "Machine", tokens: float) -> list[list[str]]:
+def _speed(plans: "list[TrainingPlan]", cluster: "Cluster", tokens: float) -> list[list[str]]:
     rows = [["", "used", "tokens/s", "each GPU", "time", "limited by"]]
-    for way in all_ways:
-        speed = way.tokens_per_second
-        if not way.rows:
-            rows.append([way.name, "-", "-", "-", "-", "memory"])
+    for plan in plans:
+        speed = plan.tokens_per_second
+        if not plan.rows:
+            rows.append([plan.name, "-", "-", "-", "-", "memory"])
             continue
         rows.append(
             [
-                way.name,
-                amount(way.used_bytes, "B"),
+                plan.name,
+                amount(plan.used_bytes, "B"),
                 amount(speed, ""),
-                amount(speed / machine.gpus, ""),
+                amount(speed / cluster.gpus, ""),
                 lasting(tokens / speed),
-                way.limit,
+                plan.limit,
             ]
         )
     return rows
 
 
-def _advice(best: "Way", cost: "Cost", machine: "Machine", tokens: float) -> list[str]:
+def _advice(best: "TrainingPlan", cost: "Cost", cluster: "Cluster", tokens: float) -> list[str]:
     from regard.models.plan import host_bytes
 
-    step = best.rows * (cost.context or 1) * machine.gpus
+    step = best.rows * (cost.context or 1) * cluster.gpus
     time = lasting(tokens / best.tokens_per_second)
     rows = f"{best.rows:,} row{'s' if best.rows > 1 else ''}"
-    rows += " on each GPU" if machine.gpus > 1 else ""
-    recompute = " train.activation_checkpointing=true" if best.recomputed else ""
-    words = f"train.batch={best.rows * machine.gpus}{recompute}"
+    rows += " on each GPU" if cluster.gpus > 1 else ""
+    recompute = " train.activation_checkpointing=true" if best.activation_checkpointing else ""
+    words = f"train.batch={best.rows * cluster.gpus}{recompute}"
     launch = "regard train"
-    if machine.gpus > 1:
+    if cluster.gpus > 1:
         launch = "torchrun … -m regard train"
         words += " train.shard=full" if best.sharded else ""
-    host = amount(host_bytes(cost, machine), "B")
+    host = amount(host_bytes(cost, cluster), "B")
     return [
         f"{best.name}: {rows} at a time, {amount(step, '')} tokens a step, {time}",
         f"{launch} … {words}",
-        f"host memory: {host} a machine, for each rank begins with the whole model",
+        f"host memory: {host} a machine: each rank begins with the whole model",
     ]
 
 
 def _assumed(
-    machine: "Machine", card: str, tokens: float, *, by_rule: bool
+    cluster: "Cluster", card: str, tokens: float, *, by_rule: bool
 ) -> list[tuple[str, str, str]]:
-    from regard.models.plan import PER_MACHINE, TOKENS, USABLE
+    from regard.models.plan import GPUS_PER_MACHINE, TOKENS_PER_PARAMETER, USABLE_MEMORY
 
-    learned = f"{TOKENS} a parameter (Chinchilla)" if by_rule else "as given"
-    far = f" between machines of {PER_MACHINE}" if machine.gpus > PER_MACHINE else ""
-    link = f"{amount(machine.link, 'B/s')}{far}, {machine.link_reached:.0%} reached"
-    sent = [("link", link, "--link"), ("", "what is sent overlaps with arithmetic", "")]
+    learned = f"{TOKENS_PER_PARAMETER} a parameter (Chinchilla)" if by_rule else "as given"
+    far = f" between machines of {GPUS_PER_MACHINE}" if cluster.gpus > GPUS_PER_MACHINE else ""
+    link = f"{amount(cluster.link, 'B/s')}{far}, {cluster.link_utilization:.0%} reached"
+    sent = [("link", link, "--link"), ("", "communication overlaps with compute", "")]
     return [
-        ("card", f"{card}, {amount(machine.peak, 'FLOP/s')} in bfloat16", "--card, --peak"),
-        ("reached of it", f"{machine.reached:.0%}, recomputing included", "--reached"),
-        ("memory", f"{amount(machine.memory, 'B')}, {USABLE:.0%} of it usable", "--memory"),
-        *(sent if machine.gpus > 1 else []),
+        ("card", f"{card}, {amount(cluster.peak, 'FLOP/s')} in bfloat16", "--card, --peak"),
+        ("utilization", f"{cluster.utilization:.0%}, recomputing included", "--utilization"),
+        ("memory", f"{amount(cluster.memory, 'B')}, {USABLE_MEMORY:.0%} of it usable", "--memory"),
+        *(sent if cluster.gpus > 1 else []),
         ("tokens", f"{amount(tokens, '')}, {learned}", "--tokens"),
-        ("weights", "float32, AdamW; products in bfloat16, compiled", ""),
+        ("weights", "float32, AdamW; matmuls in bfloat16, compiled", ""),
     ]
 
 
-def _generating(cost: "Cost", machine: "Machine") -> dict[str, int]:
+def _generating(cost: "Cost", cluster: "Cluster") -> dict[str, int]:
     """Bytes of the weights and of a row's keys and values in bfloat16, and the rows that fit."""
     weights, state = cost.weight_bytes // 2, cost.state_bytes // 2
-    room = max(0, machine.usable - weights)
+    room = max(0, cluster.usable_memory - weights)
     fitting = int(room // state) if state else 0
     return {"weight_bytes": weights, "state_bytes": state, "rows": fitting}
 
 
-def _told_generating(cost: "Cost", machine: "Machine") -> list[str]:
-    found = _generating(cost, machine)
+def _told_generating(cost: "Cost", cluster: "Cluster") -> list[str]:
+    found = _generating(cost, cluster)
     rows = [
         ("weights", amount(found["weight_bytes"], "B")),
         (f"keys, values, {cost.context or 1:,} tokens", amount(found["state_bytes"], "B")),
@@ -215,32 +215,33 @@ def _told_generating(cost: "Cost", machine: "Machine") -> list[str]:
     return aligned(rows, right=[1])
 
 
-def _too_large(what: str, cost: "Cost", machine: "Machine", rows: int | None) -> str:
-    from regard.models.plan import gpus_needed, ways
+def _too_large(what: str, cost: "Cost", cluster: "Cluster", rows: int | None) -> str:
+    from regard.models.plan import gpus_needed, training_plans
 
-    memory, least = amount(machine.memory, "B"), ways(cost, machine)[-1]
+    memory, least = amount(cluster.memory, "B"), training_plans(cost, cluster)[-1]
     if rows is not None and least.rows:
-        return f"--rows {rows} do not fit on {machine.gpus} × {memory}; at most {least.rows} do"
-    message = f"{what} does not fit on {machine.gpus} × {memory}: at best each GPU holds "
+        return f"--rows {rows} do not fit on {cluster.gpus} × {memory}; at most {least.rows} do"
+    message = f"{what} does not fit on {cluster.gpus} × {memory}: at best each GPU holds "
     way_out = "a smaller model"
-    if least.sharded and least.evaluating_bytes > machine.usable:
-        message += f"{amount(least.own_bytes, 'B')},\n"
-        message += f"and borrows {amount(least.borrowed_bytes, 'B')} more for an evaluation\n"
+    if least.sharded and least.evaluation_bytes > cluster.usable_memory:
+        message += f"{amount(least.persistent_bytes, 'B')},\n"
+        gathered = amount(least.evaluation_weight_bytes, "B")
+        message += f"and gathers {gathered} more for an evaluation\n"
     else:
         way_out = "a smaller model.context"
         row = amount(least.activation_bytes + least.logits_bytes, "B")
-        message += f"{amount(least.held_bytes, 'B')},\n"
+        message += f"{amount(least.static_bytes, 'B')},\n"
         message += f"and {row} more for a row of {cost.context or 1:,} tokens\n"
-    needed = gpus_needed(cost, machine)
+    needed = gpus_needed(cost, cluster)
     if needed is None:
         return f"{message}no number of GPUs helps; give more --memory or {way_out}"
     return f"{message}it would with --gpus {needed}"
 
 
-def _table(way: "Way", machine: "Machine", tokens: float) -> dict[str, Any]:
-    days = tokens / way.tokens_per_second / DAY if way.rows else None
-    per_gpu = way.tokens_per_second / machine.gpus
-    return {**asdict(way), "tokens_per_second_per_gpu": per_gpu, "days": days}
+def _table(plan: "TrainingPlan", cluster: "Cluster", tokens: float) -> dict[str, Any]:
+    days = tokens / plan.tokens_per_second / DAY if plan.rows else None
+    per_gpu = plan.tokens_per_second / cluster.gpus
+    return {**asdict(plan), "tokens_per_second_per_gpu": per_gpu, "days": days}
 
 
 def lasting(seconds: float) -> str:

@@ -287,7 +287,7 @@ def should_shard(parameters: int, config: TrainConfig, device: torch.device) -> 
     """
     if launch.size() == 1 or config.shard == "none":
         return False
-    needed = training_bytes(parameters, averaged=config.ema > 0)
+    needed = training_bytes(parameters, ema=config.ema > 0)
     return config.shard == "full" or 2 * needed > memory(device)
 
 

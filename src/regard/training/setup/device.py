@@ -179,7 +179,7 @@ def _group_memory() -> float:
 
 def check_memory(parameters: int, config: TrainConfig, device: torch.device) -> None:
     """Refuse a model whose weights, gradients and optimizer state alone do not fit."""
-    needed, free = training_bytes(parameters, averaged=config.ema > 0), memory(device)
+    needed, free = training_bytes(parameters, ema=config.ema > 0), memory(device)
     if config.shard != "none":
         needed //= launch.size()
     if needed > free:

@@ -1,0 +1,163 @@
+"""Parameters, FLOPs and memory of a model, estimated on the meta device: nothing is allocated."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from regard.models.build import on_meta
+from regard.models.cost.activations import activation_bytes
+from regard.models.cost.flops import decode_flops, forward_flops
+from regard.models.cost.parts import BFLOAT16, FLOAT32, stacks
+from regard.models.cost.state_memory import state_size
+from regard.models.presets import ModelConfig
+from regard.nn.head import Head
+from regard.nn.tap import Tap
+
+MOMENTS = 2  # running averages that AdamW keeps per parameter
+BACKWARD = 2  # FLOPs of the backward pass over those of the forward pass: dL/dx and dL/dW
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    r"""Bytes are of float32 unless said otherwise; a multiply-add is two FLOPs.
+
+    T is the context, of which one row is counted; a source is as long as its target.
+
+        forward     = 2 N + 4 A T h d_h        per token: N weights of matmuls, A attention layers
+        training    = 3 forward                the backward pass is two
+        decoding    = forward of one token that attends to T others; the source is encoded before
+        KV cache    = 2 A k d_h                values per token, k the number of KV heads
+        to train    = 4 + 4 + 8                bytes per parameter: weights, gradients, moments
+
+    A sliding window of w < T replaces T. A causal mask is not counted as half, as in Chowdhery
+    et al. 2022. A layer whose weights are shared counts each time it runs, an embedding table
+    not at all.
+
+    Activations are the tensors that autograd saves for T tokens, without dropout, as eager torch
+    does on a CPU. Values per token:
+
+        norm            d + 2, RMSNorm 2 d + 1, and d for its output
+        attention       2 h d_h + 2 k d_h + h;  with RoPE (2 h + k) d_h more
+        feed-forward    2 f;  ReLU f, gated 4 f;  f its width
+        T keys          a window T, T5 h T, scores without a fused kernel 2 h T to 4 h T,
+                        additive h d_h T more
+
+    and once per layer the concatenated matrix of queries, keys and values. The loss saves d more,
+    never the logits. With activation checkpointing only the input of each layer is saved, and
+    one layer in full.
+
+    Mixed precision, compiled, saves less: in bfloat16 the inputs of each matmul and of the
+    attention kernel, in float32 the residual stream before each norm; the rest is recomputed.
+    Bytes per token:
+
+        norm            4 d + 8, and 2 d for its output
+        attention       4 h d_h + 4 k d_h + 4 h
+        feed-forward    4 f, gated 6 f
+    """
+
+    parts: dict[str, int]  # parameters of each part
+    parameters: int
+    context: int | None
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int  # AdamW's moments, float32 whatever the precision
+    training_bytes: int  # weights, gradients and moments
+    mixed_training_bytes: int  # and a bfloat16 copy of the weights of matmuls
+    activation_bytes: int
+    checkpointed_bytes: int  # activations with activation checkpointing
+    mixed_activation_bytes: int  # in bfloat16, compiled
+    mixed_checkpointed_bytes: int
+    logits_per_token: int  # in the loss, which computes them in chunks; 0 without a vocabulary
+    layer_parameters: int  # of the largest layer
+    outside_parameters: int  # of everything that is in no layer
+    state_bytes_per_token: int  # of the KV cache; 0 for a state of fixed size
+    state_bytes: int  # of a row of the whole context, keys and values of the source included
+    window_bytes: int  # of these, what the sliding windows still attend to
+    flops_per_token: int
+    training_flops_per_token: int
+    decode_flops_per_token: int
+    taps: list[str]
+
+
+def cost(config: ModelConfig) -> Cost:
+    """Estimate the parameters, FLOPs and memory of a model."""
+    model = on_meta(config)
+    parts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        part = _part(name)
+        parts[part] = parts.get(part, 0) + parameter.numel()
+    parameters = sum(parts.values())
+    context: int | None = getattr(config, "context", None)
+    time = context or 1
+    forward = forward_flops(model, time)
+    state = state_size(model, time)
+    full, checkpointed = activation_bytes(model, time, mixed=False)
+    mixed, mixed_checkpointed = activation_bytes(model, time, mixed=True)
+    layers = {
+        id(block): sum(weight.numel() for weight in block.parameters())
+        for stack in stacks(model)
+        for block in stack.layers
+    }
+    head = getattr(model, "head", None)
+    training = training_bytes(parameters)
+    return Cost(
+        parts=parts,
+        parameters=parameters,
+        context=context,
+        weight_bytes=FLOAT32 * parameters,
+        gradient_bytes=FLOAT32 * parameters,
+        optimizer_bytes=MOMENTS * FLOAT32 * parameters,
+        training_bytes=training,
+        mixed_training_bytes=training + BFLOAT16 * _matmul_weights(model),
+        activation_bytes=full,
+        checkpointed_bytes=checkpointed,
+        mixed_activation_bytes=mixed,
+        mixed_checkpointed_bytes=mixed_checkpointed,
+        logits_per_token=len(head.matrix) if isinstance(head, Head) else 0,
+        layer_parameters=max(layers.values(), default=0),
+        outside_parameters=parameters - sum(layers.values()),
+        state_bytes_per_token=FLOAT32 * state.per_token,
+        state_bytes=FLOAT32 * state.full,
+        window_bytes=FLOAT32 * state.in_window,
+        flops_per_token=forward,
+        training_flops_per_token=(1 + BACKWARD) * forward,
+        decode_flops_per_token=decode_flops(model, time),
+        taps=[name for name, module in model.named_modules() if isinstance(module, Tap)],
+    )
+
+
+def training_bytes(parameters: int, *, ema: bool = False) -> int:
+    """Bytes of float32 weights, gradients and AdamW's moments, and of the EMA of the weights."""
+    return (2 + MOMENTS + ema) * FLOAT32 * parameters
+
+
+def _matmul_weights(model: nn.Module) -> int:
+    """The number of weights in matmuls, with the output matrix, without embedding tables."""
+    sizes = {
+        id(module.weight): module.weight.numel()
+        for module in model.modules()
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
+    }
+    head = getattr(model, "head", None)
+    if isinstance(head, Head):
+        sizes[id(head.matrix)] = head.matrix.numel()
+    return sum(sizes.values())
+
+
+def _part(name: str) -> str:
+    """The part of the model that a parameter of this name belongs to."""
+    path = name.split(".")
+    if any("norm" in module or module.endswith("_after") for module in path):
+        return "norms"
+    known = {
+        "cross": "cross-attention",
+        "attention": "attention",
+        "ffn": "feed-forward",
+        "position": "position",
+        "head": "head",
+        "project": "embedding",
+    }
+    for module in path:
+        if module in known:
+            return known[module]
+    return "embedding" if "embed" in path[0] else path[0]

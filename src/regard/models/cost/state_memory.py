@@ -1,0 +1,57 @@
+"""The size of a decoding state: the KV cache of a Transformer, the hidden state of other models."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import nn
+
+from regard.models.cost.parts import (
+    body,
+    decoder_stack,
+    qkv_widths,
+    recurrent_attentions,
+    visible_keys,
+)
+from regard.models.seq2seq import EncoderDecoder
+from regard.nn.head import GivenHead, Head
+from regard.nn.recurrent import Cell, Snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """Floating-point values in the state of one row."""
+
+    per_token: int = 0  # by which the KV cache grows; 0 for a state of fixed size
+    full: int = 0  # at the whole context, with the keys and values of the source
+    in_window: int = 0  # of these, the values that the sliding windows still attend to
+
+
+def state_size(model: nn.Module, time: int) -> StateSize:
+    """The state of a row of `time` tokens; all zeros for a model that does not generate."""
+    decoder = decoder_stack(model)
+    if decoder is None:
+        fixed = _fixed_size(model, time)
+        return StateSize(full=fixed, in_window=fixed)
+    layers = [sum(qkv_widths(block.attention)[1:]) for block in decoder.layers]
+    cross = time * sum(
+        sum(qkv_widths(block.cross)[1:]) for block in decoder.layers if block.cross is not None
+    )
+    visible = [visible_keys(time, window) for window in decoder.windows]
+    return StateSize(
+        per_token=sum(layers),
+        full=time * sum(layers) + cross,
+        in_window=sum(size * keys for size, keys in zip(layers, visible, strict=True)) + cross,
+    )
+
+
+def _fixed_size(model: nn.Module, time: int) -> int:
+    if isinstance(model, EncoderDecoder):
+        cells = sum(cell.kept * cell.dim for cell in model.decoder if isinstance(cell, Cell))
+        memory = time * sum(2 * attention.dim for attention in recurrent_attentions(model))
+        return cells + model.config.dim * model.config.input_feeding + memory
+    generates = isinstance(getattr(model, "head", None), Head | GivenHead)
+    if not generates or not hasattr(model, "start") or not body(model):
+        return 0
+    state = cast(Any, model).start(1, time)
+    layers = state.layers if isinstance(state, Snapshots) else []
+    return sum(part.numel() for layer in layers for part in layer if part.is_floating_point())
