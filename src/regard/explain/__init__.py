@@ -1,14 +1,14 @@
-"""What a model looks at: traces of a run, attention maps, and pictures of them."""
+"""Look inside a model: activations, attention maps, gradient norms, and pictures of them."""
 
 from regard.explain.attention import AttentionMap, attention_maps
-from regard.explain.gradient import Flow, gradient_flow
+from regard.explain.gradient import GradientFlow, gradient_flow
 from regard.explain.render.svg import heatmap_svg
 from regard.explain.render.terminal import heads_overview, heatmap
 from regard.explain.trace import trace
 
 __all__ = [
     "AttentionMap",
-    "Flow",
+    "GradientFlow",
     "attention_maps",
     "gradient_flow",
     "heads_overview",

@@ -1,4 +1,4 @@
-"""Attention maps: how much each token looks at each other one."""
+"""Attention maps: how much each token attends to each other one."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -9,10 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import RegardError, ShapeError
+from regard.errors import ConfigError, RegardError, ShapeError
 from regard.explain.trace import matching
 from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.recurrent_attention import RecurrentAttention
+from regard.nn.stack import Stack
+from regard.nn.state import Source
+from regard.tasks.vocab_info import framed
+from regard.text import PairTokenizers, Tokenizer
 
 
 @torch.no_grad()
@@ -24,56 +28,73 @@ def attention_maps(
         maps = attention_maps(model, lambda: model(ids, source=source), pattern="*.cross")
         maps["decoder.blocks.3.cross"]                     # (batch, heads, target, source)
 
-    They are recomputed from the tapped q and k by the formula, so the model runs as it always
-    does, fused kernel included; a recurrent decoder has them at hand
-    (`nn.recurrent_attention`). A row sums to 1, or to 0 where there was nothing to look at.
-    Where layers share an attention, `call` is the number of the layer.
+    They are recomputed from the tapped q and k by the formula, so the model runs unchanged, fused
+    kernel included; a recurrent decoder computes them anyway (`nn.recurrent_attention`). A row
+    sums to 1, or to 0 where every key is masked. Where layers share one attention module, `call`
+    is the index of the layer.
     """
-    watched = matching(model, (Attention, RecurrentAttention), pattern, "attention")
-    looks = {name: _Look() for name in watched}
+    modules = matching(model, (Attention, RecurrentAttention), pattern, "attention")
+    recordings = {name: _Recording() for name in modules}
     with ExitStack() as stack:
-        for name, module in watched.items():
-            look = looks[name]
+        for name, module in modules.items():
+            recording = recordings[name]
             if isinstance(module, RecurrentAttention):
 
-                def weights(_: nn.Module, __: object, out: Tensor, look: _Look = look) -> None:
-                    look.weights = out
+                def record_weights(
+                    _: nn.Module, __: object, out: Tensor, recording: _Recording = recording
+                ) -> None:
+                    recording.weights = out
 
-                stack.callback(module.weights_tap.register_forward_hook(weights).remove)
+                stack.callback(module.weights_tap.register_forward_hook(record_weights).remove)
                 continue
             module = cast(Attention, module)
 
-            def began(_: nn.Module, __: object, given: dict[str, Any], look: _Look = look) -> None:
-                look.calls += 1
-                look.wanted = call in (-1, look.calls - 1)
-                look.inputs = given["inputs"] if look.wanted else look.inputs
+            def record_inputs(
+                _: nn.Module,
+                __: object,
+                arguments: dict[str, Any],
+                recording: _Recording = recording,
+            ) -> None:
+                recording.calls += 1
+                recording.active = call in (-1, recording.calls - 1)
+                if recording.active:
+                    recording.inputs = arguments["inputs"]
 
-            def q(_: nn.Module, __: object, out: Tensor, look: _Look = look) -> None:
-                look.q = out if look.wanted else look.q
+            def record_q(
+                _: nn.Module, __: object, out: Tensor, recording: _Recording = recording
+            ) -> None:
+                recording.q = out if recording.active else recording.q
 
-            def k(_: nn.Module, __: object, out: Tensor, look: _Look = look) -> None:
-                look.k = out if look.wanted else look.k
+            def record_k(
+                _: nn.Module, __: object, out: Tensor, recording: _Recording = recording
+            ) -> None:
+                recording.k = out if recording.active else recording.k
 
-            stack.callback(module.register_forward_pre_hook(began, with_kwargs=True).remove)
-            stack.callback(module.q_tap.register_forward_hook(q).remove)
-            stack.callback(module.k_tap.register_forward_hook(k).remove)
+            stack.callback(module.register_forward_pre_hook(record_inputs, with_kwargs=True).remove)
+            stack.callback(module.q_tap.register_forward_hook(record_q).remove)
+            stack.callback(module.k_tap.register_forward_hook(record_k).remove)
         run()
-    for name, look in looks.items():
-        if look.inputs is not None:
-            attention = cast(Attention, watched[name])
-            look.weights = attention.weights(look.q, look.k, look.inputs)  # type: ignore[arg-type]
-    found = {n: look.weights.float() for n, look in looks.items() if look.weights is not None}
-    if not found:
-        raise RegardError(f"nothing ran through {', '.join(watched)}; `run` must call this model")
-    return found
+    for name, recording in recordings.items():
+        if recording.inputs is not None:
+            assert recording.q is not None and recording.k is not None  # noqa: PT018
+            attention = cast(Attention, modules[name])
+            recording.weights = attention.weights(recording.q, recording.k, recording.inputs)
+    maps = {
+        name: recording.weights.float()
+        for name, recording in recordings.items()
+        if recording.weights is not None
+    }
+    if not maps:
+        raise RegardError(f"`run` did not call {', '.join(modules)}; it must run this model")
+    return maps
 
 
 @dataclass(slots=True)
-class _Look:
-    """What passed through one attention in the call that is wanted."""
+class _Recording:
+    """What hooks recorded of one attention module."""
 
     calls: int = 0
-    wanted: bool = False
+    active: bool = False  # whether the current call is recorded
     inputs: AttentionInputs | None = None
     q: Tensor | None = None
     k: Tensor | None = None
@@ -82,7 +103,7 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMap:
-    """One sentence's attention with its words: rows look at columns."""
+    """The attention weights of one sequence with its tokens: rows attend to columns."""
 
     rows: list[str]
     columns: list[str]
@@ -105,10 +126,96 @@ class AttentionMap:
         *,
         sentence: int = 0,
     ) -> "AttentionMap":
-        """The map of one sentence of a batch, without the padding beyond its labels."""
-        own = weights[sentence, :, : len(rows), : len(columns)]
-        return cls(list(rows), list(columns), own)
+        """The map of one sequence of a batch, without the padding beyond its labels."""
+        unpadded = weights[sentence, :, : len(rows), : len(columns)]
+        return cls(list(rows), list(columns), unpadded)
 
     def mean(self) -> Float[Tensor, "rows columns"]:
         """The average over heads."""
         return self.weights.mean(0)
+
+
+def self_attention(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    layer: int | None = None,
+    pattern: str | None = None,
+) -> dict[str, AttentionMap]:
+    """The self-attention of a Transformer that reads `text`: of one layer, by default the last.
+
+    `pattern` selects modules by path instead, as in "encoder.blocks.*".
+    """
+    side, stack = _main_stack(model)
+    number = _checked_index(layer, len(stack.layers), "layers")
+    if not text:
+        raise ConfigError("nothing to explain: the text is empty")
+    if side == "encoder":
+        ids, _ = framed(tokenizer, text)
+    else:
+        ids = [*tokenizer.opening, *tokenizer.encode(text)]
+    batch = torch.tensor([ids], device=next(model.parameters()).device)
+    shared = len(stack.blocks) == 1
+    maps = attention_maps(
+        model,
+        lambda: model(batch),
+        pattern=pattern or f"{side}.blocks.{0 if shared else number}.attention",
+        call=number if shared else -1,
+    )
+    pieces = [tokenizer.piece(id) for id in ids]
+    return {name: AttentionMap(pieces, pieces, weights[0]) for name, weights in maps.items()}
+
+
+def cross_attention_path(model: nn.Module, layer: int | None = None) -> str:
+    """The path of the module by which a decoder attends to the source, in one layer or hop."""
+    hops = getattr(model, "attention", None)
+    if isinstance(hops, nn.ModuleList) and len(hops):  # of a recurrent encoder-decoder
+        return f"attention.{_checked_index(layer, len(hops), 'hops')}"
+    _, stack = _main_stack(model)
+    return f"decoder.blocks.{_checked_index(layer, len(stack.layers), 'layers')}.cross"
+
+
+def pair_attention(
+    model: nn.Module,
+    tokenizers: PairTokenizers,
+    source: Source,
+    target: Sequence[int],
+    *,
+    pattern: str,
+) -> dict[str, AttentionMap]:
+    """The attention of an encoder-decoder that predicts `target` from `source`.
+
+    `target` includes the start and stop tokens. Rows of cross-attention are the predicted tokens.
+    """
+    ids = torch.tensor([target[:-1]], device=source.ids.device)
+    maps = attention_maps(model, lambda: model(ids, source=source), pattern=pattern)
+    target_pieces = list(map(tokenizers.target.piece, target[1:]))
+    source_pieces = list(map(tokenizers.source.piece, source.ids[0].tolist()))
+    modules = dict(model.named_modules())
+    labelled = {}
+    for name, weights in maps.items():
+        cross = ".cross" in name or isinstance(modules[name], RecurrentAttention)
+        in_encoder = name.startswith("encoder")
+        rows = source_pieces if in_encoder and not cross else target_pieces
+        columns = source_pieces if in_encoder or cross else target_pieces
+        labelled[name] = AttentionMap(rows, columns, weights[0])
+    return labelled
+
+
+def _main_stack(model: nn.Module) -> tuple[str, Stack]:
+    """The decoder of a Transformer, or its encoder where it has no decoder."""
+    for side in ("decoder", "encoder"):
+        stack = getattr(model, side, None)
+        if isinstance(stack, Stack):
+            return side, stack
+    kind = type(model).__name__
+    raise ConfigError(f"there is no attention to show: the model of this run is {kind}")
+
+
+def _checked_index(index: int | None, count: int, what: str) -> int:
+    """`index`, by default the last, if there is such a layer or hop."""
+    number = count - 1 if index is None else index
+    if not 0 <= number < count:
+        raise ConfigError(f"layer {number}: there are {count} {what}, 0 to {count - 1}")
+    return number

@@ -1,61 +1,66 @@
-"""Gradient flow: how strongly a loss pulls at what each earlier position left behind."""
+"""Gradient flow: the norm of a loss's gradient at the state of each earlier position."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import RegardError
+from regard.errors import ConfigError, RegardError
 from regard.explain.trace import matching
+from regard.nn.state import Source
 from regard.nn.tap import Carry
 
 
 def gradient_flow(
     model: nn.Module, loss: Callable[[], Float[Tensor, ""]], *, pattern: str = "*"
 ) -> dict[str, Float[Tensor, "batch time"]]:
-    r"""How much a loss would change with what the model has kept of each position.
+    r"""The gradient norm of a loss with respect to the state of every position, per layer.
 
         flow_t = || d loss / d h_t ||
 
         flow = gradient_flow(model, lambda: F.cross_entropy(model.head(model(ids))[0, -1:], last))
         flow["layers.0"]                                   # (batch, time)
 
-    h_t is all that later positions can know of position t in one layer: the state that a cell
-    carries on (of an LSTM h and c together), the vector that attention or a convolution looks
-    back at. So for a cell  d loss / d h_t = U' (d loss / d h_{t+1} * f'(W x_{t+1} + U h_t + b)),
-    U' the transpose of U, which shrinks or grows with every step back. Layers are named by their
-    path, from below; `pattern` chooses among them. While it is asked, cells run as loops: the
-    fused kernel shows no gradient inside. Bengio et al. 1994, Pascanu et al. 2013.
+    h_t is everything that later positions can know of position t in one layer: the recurrent
+    state of a cell (of an LSTM h and c together), the vector that attention or a convolution
+    reads. For a cell  d loss / d h_t = U' (d loss / d h_{t+1} * f'(W x_{t+1} + U h_t + b)),
+    U' the transpose of U, which shrinks or grows with every step back: vanishing and exploding
+    gradients. Layers are named by their path, from the input up; `pattern` selects among them.
+    Inside, cells run as loops, since the fused kernel exposes no intermediate gradient.
+    Bengio et al. 1994, Pascanu et al. 2013.
     """
-    passed: list[tuple[str, Tensor]] = []
+    recorded: list[tuple[str, Tensor]] = []
     with ExitStack() as stack, torch.enable_grad():
-        for name, place in matching(model, Carry, pattern, "layer that looks back").items():
+        carries = matching(model, Carry, pattern, "layer that reads earlier positions")
+        for name, carry in carries.items():
 
-            def keep(_: nn.Module, __: object, out: Tensor, name: str = name) -> Tensor:
+            def record(_: nn.Module, __: object, out: Tensor, name: str = name) -> Tensor:
                 out = out if out.requires_grad else out.detach().requires_grad_()
-                passed.append((name.removesuffix(".carry"), out))
+                recorded.append((name.removesuffix(".carry"), out))
                 return out
 
-            stack.callback(place.register_forward_hook(keep).remove)
+            stack.callback(carry.register_forward_hook(record).remove)
         total = loss()
-    if not passed:
-        raise RegardError("nothing was read; `loss` must call this model")
+    if not recorded:
+        raise RegardError("`loss` did not run the model; it must call this model")
     gradients = torch.autograd.grad(
-        total, [each for _, each in passed], allow_unused=True, materialize_grads=True
+        total, [state for _, state in recorded], allow_unused=True, materialize_grads=True
     )
     flow: dict[str, list[Tensor]] = {}
-    for (name, _), gradient in zip(passed, gradients, strict=True):
+    for (name, _), gradient in zip(recorded, gradients, strict=True):
         norm = gradient.norm(dim=-1)
-        if norm.ndim == 1:  # of one position: a cell's
+        if norm.ndim == 1:  # a cell's state, recorded position by position
             norm = norm.unsqueeze(1)
         else:
-            while name in flow:  # a layer that is used again
+            while name in flow:  # a layer that is called again
                 name += "'"
         flow.setdefault(name, []).append(norm)
-    backwards = {name for name in flow if name.endswith(".back")}  # cells that read from the end
+    backwards = {name for name in flow if name.endswith(".back")}  # read from the end
     return {
         name: torch.cat(norms[::-1] if name in backwards else norms, 1)
         for name, norms in flow.items()
@@ -63,13 +68,41 @@ def gradient_flow(
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
-    """What a run has read, and how strongly its last loss pulls at each position of it."""
+class GradientFlow:
+    """The tokens that a model has read, and the gradient norm at each of them, per layer."""
 
     pieces: list[str]
-    layers: dict[str, Float[Tensor, " time"]]  # from below
+    layers: dict[str, Float[Tensor, " time"]]  # from the input up
 
-    def back(self, layer: int = 0) -> list[float]:
-        """The norms of one layer by distance: first that of the last position."""
+    def by_distance(self, layer: int = 0) -> list[float]:
+        """The norms of one layer, the last position first."""
         norms: list[float] = list(self.layers.values())[layer].tolist()
         return norms[::-1]
+
+
+def last_token_gradients(
+    model: nn.Module,
+    ids: Sequence[int],
+    pieces: list[str],
+    *,
+    source: Source | None = None,
+) -> GradientFlow:
+    """The gradient flow of the cross-entropy of the last id, predicted from those before it.
+
+    `pieces` are the tokens at which it is measured: the earlier ids, or with a `source` its
+    tokens in the order in which the encoder reads them.
+    """
+    if hasattr(model, "fit"):
+        kind = type(model).__name__
+        raise ConfigError(f"{kind} is a closed-form model: it has no gradients")
+    device = next(model.parameters()).device
+    context = torch.tensor([ids[:-1]], device=device)
+    target = torch.tensor(ids[-1:], device=device)
+    arguments = {} if source is None else {"source": source}
+
+    def loss() -> Tensor:
+        logits = cast(Any, model.head)(model(context, **arguments)[:, -1])
+        return F.cross_entropy(logits.float(), target)
+
+    flow = gradient_flow(model, loss, pattern="*" if source is None else "encoder.*")
+    return GradientFlow(pieces, {name: norms[0].cpu() for name, norms in flow.items()})

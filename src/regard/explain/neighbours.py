@@ -1,4 +1,4 @@
-"""Which words a model takes to be alike: cosines between rows of its table of vectors."""
+"""Nearest neighbours of words: cosines between the rows of a model's embedding."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.text import Tokenizer
 
-SHOWN = 5  # words of a sample, and the likes of each
+SAMPLE_WORDS = 5  # words of a sample, and neighbours of each
 SIGNS = {"+": 1.0, "-": -1.0}
-Terms = list[tuple[float, str]]  # how often each word is added
+Terms = list[tuple[float, str]]  # the sign and the word of each term of a sum
 
 
 @dataclass(frozen=True)
 class WordVectors:
-    """The words of a vocabulary and the direction of each one's vector."""
+    """The words of a vocabulary and their embedding vectors, scaled to length 1."""
 
     table: Float[Tensor, "vocab dim"]  # rows of length 1
     tokenizer: Tokenizer
 
     @classmethod
     def of(cls, model: Any, tokenizer: Tokenizer) -> Self:
-        """Those a model reads ids by."""
+        """The input embedding of a model."""
         embed = getattr(model, "embed", None)
         embed = getattr(embed, "token", embed)
         if not isinstance(embed, nn.Embedding):
             kind = type(model).__name__
-            raise ConfigError(f"the model of this run, {kind}, has no vector for each word")
+            raise ConfigError(f"the model of this run, {kind}, has no embedding")
         return cls(nn.functional.normalize(embed.weight.detach().float()), tokenizer)
 
     @cached_property
@@ -44,7 +44,7 @@ class WordVectors:
         return {word: id for _, word, id in known if word.strip() and id not in special}
 
     def id(self, word: str) -> int:
-        """The id of a word; one that the vocabulary does not have is refused with its likes."""
+        """The id of a word; for an unknown word, an error that suggests similar ones."""
         for text in (f" {word}", word):
             ids = self.tokenizer.encode(text)
             if len(ids) == 1 and ids[0] in self.words.values():
@@ -52,36 +52,36 @@ class WordVectors:
         if word in self.words:
             return self.words[word]
         close = get_close_matches(word, self.words, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "ask for a more frequent one"
-        raise ConfigError(f"{word!r} is no word of this run's vocabulary; {hint}")
+        hint = f"did you mean {' or '.join(close)}?" if close else "try a more frequent word"
+        raise ConfigError(f"{word!r} is not in this run's vocabulary; {hint}")
 
     def near(self, terms: Terms, top: int = 10) -> list[tuple[str, float]]:
-        r"""The words whose vectors point most nearly where a sum of others does, best first.
+        r"""The words with the largest cosine to a signed sum of word vectors, best first.
 
             cos(v_w, sum_i s_i v_i),    s_i = ±1,  each v of length 1
 
-        "man is to king as woman is to ?" asks for king - man + woman (Mikolov et al. 2013). The
-        words that were asked with are left out.
+        "man is to king as woman is to ?" is king - man + woman (Mikolov et al. 2013). The words
+        of the sum are left out.
         """
-        asked = [self.id(word) for _, word in terms]
-        scale = self.table.new_tensor([sign for sign, _ in terms])
-        goal = nn.functional.normalize(scale @ self.table[asked], dim=0)
-        names = {id: word for word, id in self.words.items() if id not in asked}
+        query_ids = [self.id(word) for _, word in terms]
+        signs = self.table.new_tensor([sign for sign, _ in terms])
+        query = nn.functional.normalize(signs @ self.table[query_ids], dim=0)
+        names = {id: word for word, id in self.words.items() if id not in query_ids}
         ids = torch.tensor(list(names), device=self.table.device)
-        best = (self.table[ids] @ goal).topk(min(top, len(ids)))
-        found = zip(ids[best.indices].tolist(), best.values.tolist(), strict=True)
-        return [(names[id], cosine) for id, cosine in found]
+        best = (self.table[ids] @ query).topk(min(top, len(ids)))
+        pairs = zip(ids[best.indices].tolist(), best.values.tolist(), strict=True)
+        return [(names[id], cosine) for id, cosine in pairs]
 
     def sample(self, ids: Sequence[int]) -> str:
-        """The first long words of a text, each with those most like it."""
+        """The first long words of a text, each with its nearest neighbours."""
         known = {id: word for word, id in self.words.items()}
-        long = [known[id] for id in dict.fromkeys(ids) if len(known.get(id, "")) > 3][:SHOWN]
-        found = ((word, self.near([(1.0, word)], SHOWN)) for word in long)
-        return "\n".join(f"{word}: {', '.join(each for each, _ in near)}" for word, near in found)
+        long = [known[id] for id in dict.fromkeys(ids) if len(known.get(id, "")) > 3][:SAMPLE_WORDS]
+        lines = ((word, self.near([(1.0, word)], SAMPLE_WORDS)) for word in long)
+        return "\n".join(f"{word}: {', '.join(name for name, _ in near)}" for word, near in lines)
 
 
 def parse_terms(words: Iterable[str]) -> list[Terms]:
-    """Sums of words, as they are written: those that no sign joins stand each for itself.
+    """Signed sums of words; a word without a sign before it begins a new sum.
 
     >>> parse_terms("war king - man + woman".split())
     [[(1.0, 'war')], [(1.0, 'king'), (-1.0, 'man'), (1.0, 'woman')]]
@@ -91,7 +91,7 @@ def parse_terms(words: Iterable[str]) -> list[Terms]:
     for word in words:
         if word in SIGNS:
             if sign is not None or not sums:
-                raise ConfigError(f"{word!r} stands between two words, as in: king - man + woman")
+                raise ConfigError(f"{word!r} must be between two words, as in: king - man + woman")
             sign = word
         elif sign is None:
             sums.append([(1.0, word)])
@@ -99,21 +99,51 @@ def parse_terms(words: Iterable[str]) -> list[Terms]:
             sums[-1].append((SIGNS[sign], word))
             sign = None
     if sign is not None or not sums:
-        raise ConfigError("a word is missing; ask as in: king - man + woman")
+        raise ConfigError("a word is missing; write for example: king - man + woman")
     return sums
 
 
-def said(terms: Terms) -> str:
-    """A sum of words as one writes it.
+def format_terms(terms: Terms) -> str:
+    """A sum of words as text.
 
-    >>> said([(1.0, "king"), (-1.0, "man")])
+    >>> format_terms([(1.0, "king"), (-1.0, "man")])
     'king - man'
     """
     signed = (f"{'-' if sign < 0 else '+'} {word}" for sign, word in terms)
     return " ".join(signed).removeprefix("+ ")
 
 
+def compare_occurrences(
+    model: nn.Module, tokenizer: Tokenizer, word: str, text: str, *, contextual: bool
+) -> dict[str, Any]:
+    """Cosines between the vectors of a word at all its positions in a text.
+
+    `places` are the positions, counted from 1. `table` compares the embedding vectors, which are
+    equal; `last layer`, where the model is `contextual`, its output vectors, which depend on the
+    context.
+    """
+    vectors = WordVectors.of(model, tokenizer)
+    ids, id = tokenizer.encode(text), vectors.id(word)
+    positions = [position for position, other in enumerate(ids) if other == id]
+    if len(positions) < 2:
+        raise ConfigError(
+            f"{word!r} occurs {len(positions)} times in the text; comparing needs at least 2"
+        )
+    result: dict[str, Any] = {"places": [position + 1 for position in positions]}
+    result["table"] = cosines(vectors.table[[id] * len(positions)]).tolist()
+    if contextual:
+        prefix = tokenizer.opening
+        if getattr(model.config, "shape", None) == "encoder":
+            prefix = [tokenizer.cls_id]
+            ids = [*ids, tokenizer.sep_id]
+        with torch.no_grad():
+            x = model(torch.tensor([[*prefix, *ids]], device=vectors.table.device))[0]
+        rows = [len(prefix) + position for position in positions]
+        result["last layer"] = cosines(x[rows]).tolist()
+    return result
+
+
 def cosines(vectors: Float[Tensor, "places dim"]) -> Float[Tensor, "places places"]:
-    """How alike each two are."""
+    """The cosine of every pair of vectors."""
     x = nn.functional.normalize(vectors.float(), dim=-1)
     return x @ x.T

@@ -1,4 +1,4 @@
-"""Listen to a model while it runs."""
+"""Record activations: forward hooks on a model's taps."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,40 +15,40 @@ M = TypeVar("M", bound=nn.Module)
 
 @contextmanager
 def trace(model: nn.Module, pattern: str = "*") -> Iterator[dict[str, Tensor]]:
-    """Record what passes through the taps whose path matches `pattern`.
+    """Record the output of every tap whose path matches `pattern`.
 
-        with trace(model, "decoder.*.cross.*_tap") as seen:
+        with trace(model, "decoder.*.cross.*_tap") as activations:
             model(ids, source=source)
-        seen["decoder.blocks.3.cross.q_tap"]               # (batch, heads, time, head_dim)
+        activations["decoder.blocks.3.cross.q_tap"]        # (batch, heads, time, head_dim)
 
-    A tap that is passed several times keeps the last. Run the eager model inside: a compiled
-    one was made before anybody listened.
+    A tap that is called several times keeps its last output. Run the eager model inside: a
+    model that was compiled before has no hooks.
     """
-    seen: dict[str, Tensor] = {}
+    activations: dict[str, Tensor] = {}
     with ExitStack() as stack:
         for name, tap in matching(model, Tap, pattern, "tap").items():
 
-            def keep(_: nn.Module, __: object, out: Tensor, name: str = name) -> None:
-                seen[name] = out
+            def record(_: nn.Module, __: object, out: Tensor, name: str = name) -> None:
+                activations[name] = out
 
-            stack.callback(tap.register_forward_hook(keep).remove)
-        yield seen
+            stack.callback(tap.register_forward_hook(record).remove)
+        yield activations
 
 
 def matching(
     model: nn.Module, kind: type[M] | tuple[type[M], ...], pattern: str, what: str
 ) -> dict[str, M]:
-    """The parts of one kind whose path matches; an error that says what there is, if none does."""
-    parts = {name: part for name, part in model.named_modules() if isinstance(part, kind)}
-    chosen = {name: part for name, part in parts.items() if fnmatchcase(name, pattern)}
-    if not chosen:
-        raise RegardError(f"no {what} matches {pattern!r}; {_listed(parts)}")
-    return chosen
+    """The submodules of one type whose path matches; without a match, an error that lists all."""
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, kind)}
+    matches = {name: module for name, module in modules.items() if fnmatchcase(name, pattern)}
+    if not matches:
+        raise RegardError(f"no {what} matches {pattern!r}; {_list_names(modules)}")
+    return matches
 
 
-def _listed(names: Iterable[str], shown: int = 8) -> str:
+def _list_names(names: Iterable[str], limit: int = 8) -> str:
     names = list(names)
     if not names:
         return "this model has none"
-    more = f", … ({len(names)} in all)" if len(names) > shown else ""
-    return f"there are: {', '.join(names[:shown])}{more}"
+    more = f", … ({len(names)} in all)" if len(names) > limit else ""
+    return f"there are: {', '.join(names[:limit])}{more}"

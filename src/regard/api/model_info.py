@@ -1,0 +1,219 @@
+"""What a model is made of and what it costs; what two models have in common."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from regard.config import (
+    RunConfig,
+    build,
+    kind_of,
+    merge,
+    must_be_one,
+    parse_overrides,
+    read_toml,
+    to_table,
+)
+from regard.errors import ConfigError, unknown
+from regard.explain.render.diagram import diagram
+from regard.hub.load import is_foreign, open_folder
+from regard.models.build import describe, family_of, resolve
+from regard.models.compatibility import with_defaults
+from regard.models.cost import Cost, cost
+from regard.models.presets import PRESETS, PUBLISHED
+from regard.models.presets.published import Published
+from regard.nn.head import HEADS
+from regard.nn.init import INITS
+from regard.nn.position import POSITIONS
+from regard.nn.score import SCORES
+from regard.training.setup.configure import RECIPES, recipes
+from regard.training.storage.run_folder import RunFolder
+from regard.training.tracking.history import kept
+
+SIZES = (
+    *("dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim", "embed_dim"),
+    *("window", "global_every", "vocab_size", "source_vocab_size", "context", "segments"),
+    *("image_size", "patch", "channels"),
+)
+TABLES: dict[str, Mapping[str, Any]] = {  # settings whose options have defaults
+    "score": SCORES,
+    "position": POSITIONS,
+    "init": INITS,
+    "head": HEADS,
+}
+
+Values = tuple[Any, ...]  # of one setting, one for each model that is compared
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model's configuration, its cost, and where it comes from."""
+
+    name: str
+    kind: str  # "preset", "recipe", "run" or "checkpoint"
+    config: Any  # the model's configuration dataclass
+    cost: Cost
+    parameters: int  # of a closed-form model, the values stored in the run; 0 without a run
+    published: Published | None = None  # the published size of a preset
+    metrics: dict[str, float] = field(default_factory=dict)  # of a run, on validation data
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def family(self) -> str:
+        """The family of models: transformer, recurrent, ngram, …"""
+        return family_of(self.config)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting of the model."""
+        return describe(self.config)
+
+    @property
+    def published_difference(self) -> float | None:
+        """(our parameters - published parameters) / published parameters."""
+        if self.published is None:
+            return None
+        return self.parameters / self.published.count - 1
+
+    def diagram(self, *, ascii: bool = False) -> list[str]:
+        """The model drawn with box characters, at most 80 columns wide."""
+        return diagram(self.family, self.config, ascii=ascii)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDiff:
+    """The settings and the parameter counts in which two models differ."""
+
+    names: tuple[str, str]
+    sizes: dict[str, Values]
+    choices: dict[str, Values]
+    parameters: dict[str, Values]
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.sizes or self.choices or self.parameters)
+
+
+def presets() -> list[str]:
+    """The names of all presets."""
+    return list(PRESETS)
+
+
+def info(what: str | Path, *words: str, **overrides: Any) -> ModelInfo:
+    """A preset, a run folder, a recipe or a Hugging Face checkpoint, counted without weights.
+
+    regard.info("gpt2", "model.layers=24").cost.flops_per_token
+    """
+    name, over = str(what), merge(parse_overrides(words), overrides)
+    kind, config, metrics, notes = _find(name, over)
+    counted = cost(config)
+    stored = kept(RunFolder(name)) if kind == "run" and not over else 0
+    return ModelInfo(
+        name=name,
+        kind=kind,
+        config=config,
+        cost=counted,
+        parameters=counted.parameters or stored,
+        published=PUBLISHED.get(name) if kind == "preset" and not over else None,
+        metrics=metrics,
+        notes=notes,
+    )
+
+
+def diff(first: str | Path, second: str | Path) -> ModelDiff:
+    """The settings in which two models differ: presets, runs, recipes or checkpoints."""
+    models = [_find(str(what), {})[1] for what in (first, second)]
+    settings = differing(*map(full_settings, models))
+    costs = [cost(model) for model in models]
+    parameters = differing(costs[0].parts, costs[1].parts, missing=0)
+    parameters |= differing(*({"total": counted.parameters} for counted in costs))
+    return ModelDiff(
+        names=(str(first), str(second)),
+        sizes={key: values for key, values in settings.items() if key in SIZES},
+        choices={key: values for key, values in settings.items() if key not in SIZES},
+        parameters=parameters,
+    )
+
+
+def full_settings(config: Any) -> dict[str, Any]:
+    """The settings of a model, with the sizes that are derived from others filled in."""
+    settings = describe(config)
+    if "kv_heads" in settings:
+        settings["kv_heads"] = settings["kv_heads"] or settings["heads"]
+        settings["head_dim"] = settings["head_dim"] or settings["dim"] // settings["heads"]
+        settings["ffn_dim"] = config.width
+    return settings
+
+
+def differing(*tables: Mapping[str, Any], missing: Any = None) -> dict[str, Values]:
+    """The values of all tables under every key where they are not equal.
+
+    A missing setting equals one that is switched off.
+    """
+    keys = dict.fromkeys(key for table in tables for key in table)
+    rows = {key: tuple(table.get(key, missing) for table in tables) for key in keys}
+    return {
+        key: values
+        for key, values in rows.items()
+        if any(values) and not all(_equal(key, values[0], value) for value in values[1:])
+    }
+
+
+def _equal(key: str, first: Any, second: Any) -> bool:
+    """Whether two values are equal, or two choices are once their defaults are filled in."""
+    if first == second:
+        return True
+    table = TABLES.get(key.removeprefix("model."))
+    if table is None or not all(isinstance(value, str | Mapping) for value in (first, second)):
+        return False  # parameter counts have the same keys
+    return with_defaults(first, table) == with_defaults(second, table)
+
+
+def _find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], list[str]]:
+    """The kind of `what`, its model's configuration, its metrics, and notes."""
+    if what in PRESETS:
+        wrong = [key for key in over if key != "model"]
+        if wrong:
+            raise ConfigError(f"{wrong[0]}: a preset is a model; change it as in model.layers=4")
+        return "preset", resolve({"preset": what, **over.get("model", {})}), {}, []
+    if what.endswith(".toml") or what in recipes():
+        config, notes = _recipe_model(what, over)
+        return "recipe", config, {}, notes
+    if not Path(what).is_dir() and "/" not in what:
+        raise ConfigError(_unknown_name(what, [*PRESETS, *recipes()]))
+    if is_foreign(Path(what)):
+        if over:
+            raise ConfigError(f"{what} is a checkpoint; import it before changing its settings")
+        return "checkpoint", open_folder(Path(what)).config, {}, []
+    folder = RunFolder(what)
+    run = build(RunConfig, merge(to_table(folder.load_config()), over))
+    metrics = folder.kept_metrics()
+    return "run", resolve(run.model), metrics, [] if metrics else ["not evaluated yet"]
+
+
+def _recipe_model(what: str, over: dict[str, Any]) -> tuple[Any, list[str]]:
+    """The model of a recipe; its vocabulary size is known only after the tokenizer is trained."""
+    path = Path(what) if what.endswith(".toml") else RECIPES / f"{what}.toml"
+    table = {"name": path.stem, **read_toml(path)}
+    must_be_one(table)
+    run = build(RunConfig, merge(table, over))
+    options = kind_of(run.data.tokenizer)[1]
+    size = options.get("size")
+    note = "vocab_size depends on the trained tokenizer; shown here: "
+    if size is not None:
+        source = None if options.get("shared", True) else size
+        model = resolve(run.model, vocab_size=size, source_vocab_size=source)
+        return model, [f"{note}the tokenizer's maximum"]
+    if "preset" in run.model:
+        model = resolve(run.model)
+        return model, [f"{note}the preset's"] if hasattr(model, "vocab_size") else []
+    return resolve({"vocab_size": 256, **run.model}), [f"{note}256, a guess"]
+
+
+def _unknown_name(what: str, known: list[str]) -> str:
+    completions = sorted(name for name in known if name.startswith(what))
+    if len(completions) > 1:
+        return f"{what!r} could be any of: {', '.join(completions)}"
+    return unknown("preset, run or recipe", what, known)
