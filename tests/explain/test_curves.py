@@ -7,7 +7,7 @@ import pytest
 from regard.errors import ConfigError
 from regard.explain.render import curves
 from regard.explain.render.curves import COLOURS, Curve, Panel, draw_curves
-from regard.explain.render.picture import Dot, Line, Picture, Words, to_png, to_svg
+from regard.explain.render.picture import Dot, Label, Line, Picture, to_png, to_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 FALLING = [(step, 9.0 / step + 1) for step in range(1, 101)]
@@ -47,7 +47,7 @@ def test_axes_have_names_units_and_round_numbers():
 
 def test_a_point_stands_where_both_axes_say():
     picture = drawn(runs=1, held=[(0, 1.0), (50, 2.0), (100, 3.0)], training=[])
-    first, middle, last = [s for s in picture.shapes if isinstance(s, Dot) and s.tells][:3]
+    first, middle, last = [s for s in picture.shapes if isinstance(s, Dot) and s.tooltip][:3]
     assert middle.x == pytest.approx((first.x + last.x) / 2)
     assert last.x - first.x == pytest.approx(curves.WIDTH)
     assert first.y > middle.y > last.y  # up is more
@@ -100,7 +100,7 @@ def test_everything_lies_within_the_picture(runs):
         for x, y in places:
             assert 0 <= x <= picture.width
             assert 0 <= y <= picture.height
-        if isinstance(shape, Words) and shape.anchor == "start":
+        if isinstance(shape, Label) and shape.anchor == "start":
             assert shape.x + 6 * len(shape.text) <= picture.width
 
 
@@ -129,7 +129,7 @@ def test_a_png_shows_the_same_as_the_svg():
     image_module = pytest.importorskip("PIL.Image")
     picture = Picture("a square", 40, 20)
     picture.shapes = [Line([(0, 10), (40, 10)], "#0000ff", 4), Dot(30, 10, 4, "#ff0000")]
-    picture.shapes.append(Words(3, 8, "II", bold=True))
+    picture.shapes.append(Label(3, 8, "II", bold=True))
     image = image_module.open(io.BytesIO(to_png(picture)))
     assert image.size == (80, 40)
     colour = lambda x, y: image.getpixel((2 * x, 2 * y))  # noqa: E731
@@ -144,7 +144,7 @@ def test_text_upwards_and_dashes_are_painted_too():
     image_module = pytest.importorskip("PIL.Image")
     picture = Picture("signs", 60, 60)
     picture.shapes = [Line([(30, 0), (60, 0), (60, 60)], "#0000ff", 6, dashed=True)]
-    picture.shapes.append(Words(20, 30, "HHH", "middle", upwards=True))
+    picture.shapes.append(Label(20, 30, "HHH", "middle", upwards=True))
     image = image_module.open(io.BytesIO(to_png(picture))).convert("L")
     rows = [y for y in range(120) for x in range(20, 42) if image.getpixel((x, y)) < 100]
     assert 25 < min(rows) < max(rows) < 95

@@ -80,9 +80,9 @@ def test_a_cut_label_fits_and_says_that_it_was_cut(text, most):
     assert shown == visible(text) or shown.endswith("…")
 
 
-def test_columns_that_do_not_fit_are_left_out_and_counted():
+def test_columns_that_do_not_fit_are_not_shown_but_counted():
     text = picture(["row"], ["c"] * 60, width=30)
-    assert text.splitlines()[-1] == "… 34 of 60 columns left out"
+    assert text.splitlines()[-1] == "… 34 of 60 columns not shown"
 
 
 def test_a_map_of_zeros_is_blank():

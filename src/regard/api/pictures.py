@@ -57,9 +57,7 @@ def by_length_curves(names: Sequence[str], runs: Sequence[ByLength]) -> Picture:
     return draw_curves(names, panels, x_label=f"source length in {runs[0].unit}")
 
 
-def gradient_curves(
-    names: Sequence[str], flows: Sequence[GradientFlow], layer: int = 0
-) -> Picture:
+def gradient_curves(names: Sequence[str], flows: Sequence[GradientFlow], layer: int = 0) -> Picture:
     """Gradient norm over distance from the last position; norms of zero are left out."""
     norms = [flow.by_distance(layer) for flow in flows]
     stride = -(-max(map(len, norms)) // MAX_DOTS)

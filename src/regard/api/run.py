@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from regard.accel.packed_decoder import pack
+from regard.api.decoding import SMALL_MODEL, EngineCache, chain_for, prompt_ids
 from regard.config import (
     Choice,
     RunConfig,
@@ -20,8 +19,14 @@ from regard.config import (
 from regard.data.images import as_pixels, image_pixels, resized
 from regard.data.sources import Data, LabelledText, Pairs, Series, open_data
 from regard.errors import ConfigError
-from regard.explain import AttentionMap, Flow, attention_maps, gradient_flow
-from regard.explain.neighbours import WordVectors, cosines, parse_terms, said
+from regard.explain.attention import (
+    AttentionMap,
+    cross_attention_path,
+    pair_attention,
+    self_attention,
+)
+from regard.explain.gradient import GradientFlow, last_token_gradients, require_gradients
+from regard.explain.neighbours import WordVectors, compare_occurrences, format_terms, parse_terms
 from regard.generate import (
     DEFAULT_SAMPLERS,
     BeamSearch,
@@ -30,7 +35,6 @@ from regard.generate import (
     Engine,
     PromptLookup,
     Search,
-    parse_chain,
     parse_search,
     stream,
     stream_speculated,
@@ -40,10 +44,7 @@ from regard.generate.stop_text import until as ending
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.models.base import Language
 from regard.models.build import load_model, resolve
-from regard.models.seq2seq import EncoderDecoder
-from regard.models.transformer import Transformer
 from regard.models.vision import Vision
-from regard.nn.stack import Stack
 from regard.nn.state import Source
 from regard.pipelines import (
     data_fingerprint,
@@ -64,54 +65,57 @@ from regard.tasks.seq2seq import Seq2Seq
 from regard.tasks.vocab_info import BLANK, framed
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.import_export import ExportResult, export_run, run_config
-from regard.training.setup.device import pick_device
+from regard.training.setup.device import pick_device, use_threads
 from regard.training.storage.run_folder import RunFolder
 
 
 def load(path: Path | str, device: str = "auto") -> "Run":
-    """Open a run folder, or a folder of the Hugging Face world as if it were one."""
+    """Open a run folder, or a Hugging Face checkpoint folder as if it were one."""
     folder = RunFolder(path)
     if is_external_checkpoint(folder.path):
-        foreign = open_checkpoint(folder.path)
-        config, tokenizers = run_config(foreign, folder.path.name), foreign.tokenizers
-        model = foreign.load()
+        checkpoint = open_checkpoint(folder.path)
+        config, tokenizers = run_config(checkpoint, folder.path.name), checkpoint.tokenizers
+        model = checkpoint.load()
     else:
         config = folder.load_config()
         tokenizers = folder.load_tokenizers(config)
         folder.must_have(tokenizer_fingerprint(tokenizers))
         model = load_model(resolve(config.model), folder.kept_weights(), str(folder.model))
-    where = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
-    return Run(folder, config, model.to(where).eval(), tokenizers, where)
+    target = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
+    return Run(folder, config, model.to(target).eval(), tokenizers, target)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model with its tokenizer and its settings, and what can be done with them."""
+    """A trained model with its tokenizer and its settings."""
 
     folder: RunFolder
     config: RunConfig
     model: nn.Module
-    tokenizers: Tokenizers | None  # None: of images
+    tokenizers: Tokenizers | None  # None: the model does not read text
     device: torch.device
-    _ready: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _engines: EngineCache = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_engines", EngineCache(self.model))
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of what the model writes."""
+        """The tokenizer of the generated text; for pairs, of the target."""
         both = self.tokenizers
         if both is None:
             raise ConfigError(
-                "this run has no tokenizer: its model reads no text, or came without one"
+                "this run has no tokenizer: its model does not read text, or was imported without one"
             )
         return both.target if isinstance(both, PairTokenizers) else both
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The validation metrics of the model that was kept; none of one from elsewhere."""
+        """The validation metrics of the saved model; empty for an external checkpoint."""
         return {} if is_external_checkpoint(self.folder.path) else self.folder.kept_metrics()
 
     def export(self, out: Path | str, *, family: str | None = None) -> ExportResult:
-        """Write the run as a folder that Hugging Face's library opens."""
+        """Write the run as a folder that Hugging Face transformers opens."""
         return export_run(self.folder.path, Path(out), family)
 
     def generate(
@@ -128,11 +132,11 @@ class Run:
     ) -> str:
         """Continue a prompt; the prompt is not repeated. The text ends before any of `until`.
 
-        `draft` guesses ahead: a run with a smaller model, or `PromptLookup()`. Texts are drawn as likely as without, with fewer passes through the model; whether that is
-        faster depends on how good and how cheap the guesses are. `amateur` is a run with a
-        weaker model, which shows what not to say (contrastive decoding). With `int8` a decoder
-        writes with weights of eight bits: faster where it is large, and almost as well. Without a
-        prompt the text begins as one does after the end of another.
+        `draft` is the draft of speculative decoding: a run with a smaller model, or
+        `PromptLookup()`. The distribution of texts does not change; whether it is faster depends
+        on the draft's acceptance rate and cost. `amateur` is a run with a weaker model for
+        contrastive decoding. With `int8` a decoder uses 8-bit weights: faster where it is large,
+        at a small loss of accuracy. An empty prompt starts a new line of text.
         """
         return "".join(
             self.stream(
@@ -159,9 +163,9 @@ class Run:
         until: str | Sequence[str] = (),
         int8: bool = False,
     ) -> Iterator[str]:
-        """Continue a prompt, piece by piece as it comes; see `generate`."""
+        """Continue a prompt and yield the text in pieces; see `generate`."""
         if int8 and (draft is not None or amateur is not None):
-            raise ConfigError("int8 is for a model that writes alone; leave out draft and amateur")
+            raise ConfigError("int8 cannot be combined with draft or amateur; leave out draft and amateur")
         model = self._language(amateur)
         chain = sampler if isinstance(sampler, Chain) else self.chain(sampler)
         ids = self._prompt(prompt)
@@ -170,7 +174,7 @@ class Run:
             model = self._engine(int8) if amateur is None else model
             written = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
         else:
-            guesser = draft if isinstance(draft, PromptLookup) else self._beside(draft, "draft")
+            guesser = draft if isinstance(draft, PromptLookup) else self._compatible_model(draft, "draft")
             written = stream_speculated(
                 model, ids, chain, draft=guesser, tokens=tokens, stop=stop, seed=seed
             )
@@ -180,20 +184,9 @@ class Run:
     def chain(self, words: str | Sequence[str] | None = None, order: str | None = None) -> Chain:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
 
-        A text names every token that reads so, with a space before it or without; what `force`
-        is given is written as it stands.
+        `order` names the library whose order and defaults apply: hf, llama.cpp, textgen.
         """
-
-        def named(sampler: str, text: str) -> list[int]:
-            tokenizer, plain = self.tokenizer, text.removeprefix(" ")
-            if sampler == "force":
-                if strange := tokenizer.unknown_parts(text):
-                    raise ConfigError(f"force={text!r}: the run cannot write {strange[0]!r}")
-                return tokenizer.encode(text)
-            pieces = ((id, tokenizer.piece(id)) for id in range(tokenizer.size))
-            return [id for id, piece in pieces if piece.removeprefix(" ") == plain]
-
-        return parse_chain(words, order, named)
+        return chain_for(self.tokenizer, words, order)
 
     def search(
         self,
@@ -203,12 +196,15 @@ class Run:
         search: str | Search = "beam=5",
         amateur: "Run | None" = None,
     ) -> list[tuple[str, float]]:
-        """The continuations of a prompt that a search finds with their scores, best first."""
+        """The continuations of a prompt that a search returns, with their scores, best first."""
         model, tokenizer = self._language(amateur), self.tokenizer
         ids = self._prompt(prompt)
-        (found,) = _search(search)(model, [ids], tokens=tokens, stop=set(tokenizer.stop_ids))
-        before = len(tokenizer.decode(ids))
-        return [(tokenizer.decode([*ids, *each.ids])[before:], each.score) for each in found]
+        (hypotheses,) = _search(search)(model, [ids], tokens=tokens, stop=set(tokenizer.stop_ids))
+        start = len(tokenizer.decode(ids))
+        return [
+            (tokenizer.decode([*ids, *hypothesis.ids])[start:], hypothesis.score)
+            for hypothesis in hypotheses
+        ]
 
     def translate(
         self,
@@ -233,7 +229,7 @@ class Run:
         if isinstance(chosen, BeamSearch) and chosen.n_best > 1:
             raise ConfigError(f"n_best={chosen.n_best}: a translation is one text a sentence")
         many = [text] if isinstance(text, str) else list(text)
-        many = [self._read(each) for each in many]
+        many = [self._normalize(each) for each in many]
         tokenizers = cast(PairTokenizers, self.tokenizers)
         found = dict(
             evaluate.translate(
@@ -256,7 +252,7 @@ class Run:
         if kind == "classify":
             return [self.classify(what, top=top)]
         if kind in ("label", "tag"):
-            task, text = label_task(self.config.task), self._read(str(what))
+            task, text = label_task(self.config.task), self._normalize(str(what))
             return answers(self.model, task, self.tokenizer, text, top)
         return self.fill(str(what), top=top)
 
@@ -292,7 +288,7 @@ class Run:
     def fill(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
         """The likeliest pieces for each <mask> in a text with their probabilities, best first."""
         self._must("masked", "fill in blanks")
-        ids, places = framed(self.tokenizer, self._read(text))
+        ids, places = framed(self.tokenizer, self._normalize(text))
         if not places:
             raise ConfigError(f"nothing to fill in; write {BLANK} where a word is missing")
         with torch.no_grad():
@@ -307,41 +303,29 @@ class Run:
     def neighbours(
         self, words: str | Sequence[str], *, top: int = 10
     ) -> dict[str, list[tuple[str, float]]]:
-        """The words with vectors most like those of others, and the cosines, best first.
+        """The words with the most similar embedding vectors and their cosines, best first.
 
-        Each word is asked for itself, or as a sum: "war king - man + woman" asks twice.
+        Each word by itself, or signed sums: "war king - man + woman" is two queries.
         """
         vectors = WordVectors.of(self.model, self.tokenizer)
         split = words.split() if isinstance(words, str) else words
-        sums = parse_terms(self._read(word) for word in split)
-        return {said(terms): vectors.near(terms, top) for terms in sums}
+        queries = parse_terms(self._normalize(word) for word in split)
+        return {format_terms(terms): vectors.near(terms, top) for terms in queries}
 
-    def alike(self, word: str, text: str) -> dict[str, Any]:
-        """How alike the vectors of a word are wherever it stands in a text, as cosines.
+    def compare_occurrences(self, word: str, text: str) -> dict[str, Any]:
+        """Cosines between the vectors of a word at all its positions in a text.
 
-        In the `table` they are the same; in the `last layer`, where there is one, they tell what
-        the model has read. `places` counts the tokens of the text from 1.
+        See `explain.neighbours.compare_occurrences`.
         """
         if isinstance(self.tokenizers, PairTokenizers):
-            raise ConfigError("a word is compared within one text, and this run learned from pairs")
-        vectors = WordVectors.of(self.model, self.tokenizer)
-        ids, id = self.tokenizer.encode(self._read(text)), vectors.id(self._read(word))
-        places = [place for place, each in enumerate(ids) if each == id]
-        if len(places) < 2:
-            raise ConfigError(
-                f"{word!r} stands {len(places)} times in the text; there must be two to compare"
-            )
-        result: dict[str, Any] = {"places": [place + 1 for place in places]}
-        result["table"] = cosines(vectors.table[[id] * len(places)]).tolist()
-        if kind_of(self.config.task)[0] != "cbow":
-            before = self.tokenizer.prefix_ids
-            if getattr(self.model.config, "shape", None) == "encoder":
-                before = [self.tokenizer.cls_id]
-                ids = [*ids, self.tokenizer.sep_id]
-            with torch.no_grad():
-                x = self.model(torch.tensor([[*before, *ids]], device=self.device))[0]
-            result["last layer"] = cosines(x[[len(before) + each for each in places]]).tolist()
-        return result
+            raise ConfigError("a run trained on pairs has no single text to compare a word in")
+        return compare_occurrences(
+            self.model,
+            self.tokenizer,
+            self._normalize(word),
+            self._normalize(text),
+            contextual=kind_of(self.config.task)[0] != "cbow",
+        )
 
     def evaluate(
         self,
@@ -395,168 +379,90 @@ class Run:
     def explain(
         self, text: str, *, layer: int | None = None, pattern: str | None = None
     ) -> dict[str, AttentionMap]:
-        """What the model looks at: its alignment for a translation, its heads for a text.
+        """Attention maps: cross-attention of a translation, self-attention of a text.
 
-        By default in the last layer; `pattern` names any others, as in "encoder.blocks.*".
+        By default of the last layer; `pattern` selects others by path, as in "encoder.blocks.*".
         """
-        if isinstance(self.model, Vision):
+        if self.config.model["family"] == "vision":
             raise ConfigError(
-                "explain shows where words look; for images ask regard.explain.attention_maps(\n"
-                "run.model, lambda: run.model(images), pattern='encoder.blocks.*')"
+                "explain shows attention between tokens; for images use\n"
+                "regard.explain.attention_maps(run.model, lambda: run.model(images), "
+                "pattern='encoder.blocks.*')"
             )
-        if isinstance(self.model, EncoderDecoder) and len(self.model.attention):
-            hops = len(self.model.attention)
-            number = hops - 1 if layer is None else layer
-            if not 0 <= number < hops:
-                raise ConfigError(f"layer {number}: there are {hops} hops, 0 to {hops - 1}")
-            return self._explain_pair(text, pattern or f"attention.{number}")
-        if not isinstance(self.model, Transformer):
-            kind = type(self.model).__name__
-            raise ConfigError(f"there is no attention to show: the model of this run is {kind}")
-        side = "encoder" if self.model.decoder is None else "decoder"
-        stack = cast(Stack, getattr(self.model, side))
-        layers, shared = len(stack.layers), len(stack.blocks) == 1
-        number = layers - 1 if layer is None else layer
-        if not 0 <= number < layers:
-            raise ConfigError(f"layer {number}: there are {layers} layers, 0 to {layers - 1}")
         if isinstance(self.tokenizers, PairTokenizers):
-            return self._explain_pair(text, pattern or f"decoder.blocks.{number}.cross")
-        if not text:
-            raise ConfigError("nothing to explain: the text is empty")
-        ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(self._read(text))]
-        if side == "encoder":
-            ids, _ = framed(self.tokenizer, self._read(text))
-        tensor = torch.tensor([ids], device=self.device)
-        pieces = [self.tokenizer.piece(each) for each in ids]
-        maps = attention_maps(
-            self.model,
-            lambda: self.model(tensor),
-            pattern=pattern or f"{side}.blocks.{0 if shared else number}.attention",
-            call=number if shared else -1,
+            path = cross_attention_path(self.model, layer)
+            source, target = self._source_and_translation(text)
+            return pair_attention(
+                self.model, self.tokenizers, source, target, pattern=pattern or path
+            )
+        return self_attention(
+            self.model, self.tokenizer, self._normalize(text), layer=layer, pattern=pattern
         )
-        return {name: AttentionMap(pieces, pieces, weights[0]) for name, weights in maps.items()}
 
-    def gradients(self, text: str) -> Flow:
-        """How strongly the loss of a text's last token pulls at all that was read before it.
+    def gradients(self, text: str) -> GradientFlow:
+        """The gradient norm of the last token's loss at the state of every earlier position.
 
-        Of a run on pairs, that of the last token it writes for `text` itself, at each position of
-        the source, in the order in which the encoder reads it.
+        Of a run trained on pairs: the loss of the last token of its own translation of `text`, at
+        every position of the source, in the order in which the encoder reads it.
         """
-        if hasattr(self.model, "fit"):
-            kind = type(self.model).__name__
-            raise ConfigError(f"there are no gradients: the model of this run is {kind}, it counts")
+        require_gradients(self.model)
         if isinstance(self.tokenizers, PairTokenizers):
-            source, ids = self._read_and_written(text)
+            source, target = self._source_and_translation(text)
             pieces = list(map(self.tokenizers.source.piece, source.ids[0].tolist()))
             if getattr(self.model.config, "reversed_source", False):
                 pieces = pieces[::-1]
-            given, pattern = {"source": source}, "encoder.*"
-        else:
-            self._must("causal", "say what comes next")
-            ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(self._read(text))]
-            if len(ids) < 2:
-                raise ConfigError(
-                    f"{text!r} is {len(ids)} token long; there must be one to predict, and one "
-                    "before it"
-                )
-            pieces = list(map(self.tokenizer.piece, ids[:-1]))
-            given, pattern = {}, "*"
-        read = torch.tensor([ids[:-1]], device=self.device)
-        last = torch.tensor(ids[-1:], device=self.device)
-
-        def loss() -> torch.Tensor:
-            logits = cast(Any, self.model.head)(self.model(read, **given)[:, -1])
-            return F.cross_entropy(logits.float(), last)
-
-        flow = gradient_flow(self.model, loss, pattern=pattern)
-        return Flow(pieces, {name: norms[0].cpu() for name, norms in flow.items()})
+            return last_token_gradients(self.model, target, pieces, source=source)
+        self._must("causal", "predict the next token")
+        ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(self._normalize(text))]
+        pieces = list(map(self.tokenizer.piece, ids[:-1]))
+        return last_token_gradients(self.model, ids, pieces)
 
     def unknown(self, text: str) -> list[str]:
-        """What of a text the run cannot read, since its vocabulary does not have it."""
+        """The parts of a text that are not in the run's vocabulary."""
         both = self.tokenizers
         reads = both.source if isinstance(both, PairTokenizers) else both
-        return [] if reads is None else reads.unknown_parts(self._read(text))
+        return [] if reads is None else reads.unknown_parts(self._normalize(text))
 
-    def _read_and_written(self, text: str) -> tuple[Source, list[int]]:
-        """A sentence as the encoder reads it, and what the decoder writes, from START to STOP."""
+    def limit_threads(self) -> None:
+        """Decode a small model with one CPU thread: synchronising several would cost more."""
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        use_threads(1 if parameters < SMALL_MODEL else None)
+
+    def _source_and_translation(self, text: str) -> tuple[Source, list[int]]:
+        """The source ids of a sentence, and the ids of its translation from START to STOP."""
         tokenizers, task = cast(PairTokenizers, self.tokenizers), self._task()
-        read = tokenizers.source.encode(self._read(text))
-        source = task.source([np.asarray(read, dtype=np.int64)]).to(self.device)
-        wrote = tokenizers.target.encode(self.translate(text))
-        return source, [*task.prompt, *wrote, task.stop_id]
-
-    def _explain_pair(self, text: str, pattern: str) -> dict[str, AttentionMap]:
-        tokenizers = cast(PairTokenizers, self.tokenizers)
-        source, written = self._read_and_written(text)
-        ids = torch.tensor([written[:-1]], device=self.device)
-        maps = attention_maps(self.model, lambda: self.model(ids, source=source), pattern=pattern)
-        rows = list(map(tokenizers.target.piece, written[1:]))
-        columns = list(map(tokenizers.source.piece, source.ids[0].tolist()))
-        result = {}
-        for name, weights in maps.items():
-            across = ".cross" in name or isinstance(self.model, EncoderDecoder)
-            inside = name.startswith("encoder")
-            down, along = (
-                (rows, columns) if across else (columns, columns) if inside else (rows, rows)
-            )
-            result[name] = AttentionMap(down, along, weights[0])
-        return result
+        source_ids = tokenizers.source.encode(self._normalize(text))
+        source = task.source([np.asarray(source_ids, dtype=np.int64)]).to(self.device)
+        target_ids = tokenizers.target.encode(self.translate(text))
+        return source, [*task.prompt, *target_ids, task.stop_id]
 
     def _task(self) -> Seq2Seq:
         task = pair_task(self.config, cast(PairTokenizers, self.tokenizers))
         assert isinstance(task, Seq2Seq)
         return task
 
-    def _read(self, text: str) -> str:
+    def _normalize(self, text: str) -> str:
+        """A text as the training data was: in lower case where `data.lower` says so."""
         return text.lower() if self.config.data.lower else text
 
     def _prompt(self, text: str) -> list[int]:
-        """The ids of a prompt behind those that begin every text, and never an empty list."""
         if not isinstance(text, str):
             raise ConfigError(f"a prompt is one text, not {text!r}")
-        ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(self._read(text))]
-        return ids or [self._beginning()]
-
-    def _beginning(self) -> int:
-        """What an empty prompt begins with: a new line, as if after a finished one.
-
-        A vocabulary from elsewhere has a token for it.
-        """
-        tokenizer = self.tokenizer
-        start = tokenizer.special_id("start")
-        if not tokenizer.is_native and start is not None:
-            return start
-        ids = tokenizer.encode("\n") if tokenizer.is_native else []
-        return ids[0] if ids else tokenizer.stop_id
+        return prompt_ids(self.tokenizer, self._normalize(text))
 
     def _engine(self, int8: bool = False) -> Engine:
-        """The model made ready to write, and again when its weights have changed."""
-        if self._ready.get("made of") != (int8, self._weights()):
-            model = cast(Language, self.model)
-            ready = pack(model, int8=int8)
-            if int8 and ready is model:
-                raise ConfigError("int8 is not for this kind of model; leave it out")
-            made_of = (int8, self._weights())  # packing has moved them
-            self._ready.update({"engine": Engine(ready), "made of": made_of})
-        return cast(Engine, self._ready["engine"])
-
-    def _weights(self) -> list[tuple[Any, ...]]:
-        """Where the weights are, and how often they were changed there."""
-        return [
-            (each.data_ptr(), each.dtype, 0 if each.is_inference() else each._version)
-            for each in self.model.parameters()
-        ]
+        return self._engines.engine(int8)
 
     def _language(self, amateur: "Run | None" = None) -> Language:
-        """The model that writes, alone or against an amateur."""
+        """The language model, or its contrastive combination with an amateur."""
         self._must("causal", "generate")
         model = cast(Language, self.model)
         if amateur is None:
             return model
-        return ContrastiveDecoding(model, self._beside(amateur, "amateur"))
+        return ContrastiveDecoding(model, self._compatible_model(amateur, "amateur"))
 
-    def _beside(self, other: "Run", what: str) -> Language:
-        """The model of another run, whose ids must mean the same."""
+    def _compatible_model(self, other: "Run", what: str) -> Language:
+        """The language model of another run, which must have the same tokenizer."""
         if not isinstance(other, Run):
             raise ConfigError(f"the {what} must be a run, as regard.load gives, not {other!r}")
         other._must("causal", "generate")

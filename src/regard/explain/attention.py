@@ -154,7 +154,7 @@ def self_attention(
     if side == "encoder":
         ids, _ = framed(tokenizer, text)
     else:
-        ids = [*tokenizer.opening, *tokenizer.encode(text)]
+        ids = [*tokenizer.prefix_ids, *tokenizer.encode(text)]
     batch = torch.tensor([ids], device=next(model.parameters()).device)
     shared = len(stack.blocks) == 1
     maps = attention_maps(

@@ -80,6 +80,13 @@ class GradientFlow:
         return norms[::-1]
 
 
+def require_gradients(model: nn.Module) -> None:
+    """Refuse a closed-form model."""
+    if hasattr(model, "fit"):
+        kind = type(model).__name__
+        raise ConfigError(f"{kind} is a closed-form model: it has no gradients")
+
+
 def last_token_gradients(
     model: nn.Module,
     ids: Sequence[int],
@@ -92,9 +99,10 @@ def last_token_gradients(
     `pieces` are the tokens at which it is measured: the earlier ids, or with a `source` its
     tokens in the order in which the encoder reads them.
     """
-    if hasattr(model, "fit"):
-        kind = type(model).__name__
-        raise ConfigError(f"{kind} is a closed-form model: it has no gradients")
+    if len(ids) < 2:
+        raise ConfigError(
+            f"the text has {len(ids)} tokens; at least 2 are needed, one to predict the other from"
+        )
     device = next(model.parameters()).device
     context = torch.tensor([ids[:-1]], device=device)
     target = torch.tensor(ids[-1:], device=device)

@@ -132,7 +132,7 @@ def compare_occurrences(
     result: dict[str, Any] = {"places": [position + 1 for position in positions]}
     result["table"] = cosines(vectors.table[[id] * len(positions)]).tolist()
     if contextual:
-        prefix = tokenizer.opening
+        prefix = tokenizer.prefix_ids
         if getattr(model.config, "shape", None) == "encoder":
             prefix = [tokenizer.cls_id]
             ids = [*ids, tokenizer.sep_id]

@@ -1,4 +1,4 @@
-"""Curves of several runs beside each other, readable at first glance and by the colour-blind."""
+"""Line charts of several runs, in colours that the colour-blind can tell apart."""
 
 import math
 from collections.abc import Sequence
@@ -6,132 +6,137 @@ from dataclasses import dataclass, replace
 from itertools import dropwhile
 
 from regard.explain.render.label import cells, cut, visible
-from regard.explain.render.picture import Dot, Line, Picture, Shape, Words
+from regard.explain.render.picture import Dot, Label, Line, Picture, Shape
 
 Points = Sequence[tuple[float, float]]
 
-# Okabe and Ito 2008: told apart by the colour-blind, and in print
+# Okabe and Ito 2008: distinct for the colour-blind and in print
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-GREY, FAINT, QUIET = "#555555", "#e4e4e4", "#999999"
+GREY, GRID_COLOUR, AXIS_COLOUR = "#555555", "#e4e4e4", "#999999"
 WIDTH, HEIGHT = 430, 270  # of the inside of a panel
-LEFT, RIGHT, ABOVE, BELOW, EDGE = 62, 22, 34, 48, 14  # around it; around all of them
-LEGEND = 20  # pixels of a line of it
-BEGINNING = 10  # of a training curve, this part of it may lie above the panel
-STEEP = 3.0  # largest over smallest from which an axis is logarithmic
-MOST_TICKS = 9  # of a logarithmic axis
-SMALLEST = 1e-100  # that a logarithmic axis shows
-NAME = 48  # cells of the longest name
-ADVANCE = 7.2  # pixels of a character, with something to spare
+LEFT, RIGHT, ABOVE, BELOW, EDGE = 62, 22, 34, 48, 14  # margins of a panel; of the picture
+LEGEND = 20  # height of a line of the legend
+WARMUP_PART = 10  # the first tenth of a training curve may lie above the panel
+LOG_RATIO = 3.0  # largest over smallest value from which an axis is logarithmic
+MAX_TICKS = 9  # of a logarithmic axis
+SMALLEST = 1e-100  # value on a logarithmic axis
+NAME = 48  # columns of the longest name
+ADVANCE = 7.2  # pixels per character, rounded up
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run in one panel: what it learned from, thin; what was held out, thick with dots."""
+    """One run in one panel: training values thin, validation values thick with dots."""
 
-    run: int  # which of the names in the legend
+    run: int  # index into the names of the legend
     training: Points
-    held_out: Points
+    validation: Points
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """All runs by one measure."""
+    """One metric of all runs."""
 
     title: str
     unit: str
     curves: Sequence[Curve]
-    from_zero: bool = False  # of shares and scores, where 0 means that nothing is right
+    from_zero: bool = False  # of fractions and scores, whose axis starts at 0
 
 
 def draw_curves(
     names: Sequence[str],
     panels: Sequence[Panel],
-    across: str = "steps",
-    told: str = "thick, with dots: held out",
+    x_label: str = "steps",
+    caption: str = "thick, with dots: validation",
 ) -> Picture:
-    """A panel for each measure, two in a row, and a legend above them all.
+    """A panel per metric, two in a row, and a legend above them.
 
-    `told` says what the thick curves are.
+    `caption` says what the thick curves are.
     """
-    beside = min(2, len(panels))
+    per_line = min(2, len(panels))
     panel_width, panel_height = LEFT + WIDTH + RIGHT, ABOVE + HEIGHT + BELOW
-    width = 2 * EDGE + beside * panel_width
+    width = 2 * EDGE + per_line * panel_width
     if any(curve.training for panel in panels for curve in panel.curves):
-        told += "; thin: what it learned from"
-    legend, top = _legend(names, width, told)
-    height = top + -(-len(panels) // beside) * panel_height + EDGE
-    picture = Picture("curves of " + ", ".join(map(_shown, names)), width, height, legend)
+        caption += "; thin: training"
+    legend, top = _legend(names, width, caption)
+    height = top + -(-len(panels) // per_line) * panel_height + EDGE
+    picture = Picture("curves of " + ", ".join(map(_printable, names)), width, height, legend)
     for number, panel in enumerate(panels):
-        x = EDGE + number % beside * panel_width + LEFT
-        y = top + number // beside * panel_height + ABOVE
-        picture.shapes += _panel(panel, names, across, x, y)
+        x = EDGE + number % per_line * panel_width + LEFT
+        y = top + number // per_line * panel_height + ABOVE
+        picture.shapes += _panel(panel, names, x_label, x, y)
     return picture
 
 
-def _legend(names: Sequence[str], width: int, told: str) -> tuple[list[Shape], int]:
-    """A sign and a name for each run, in as many lines as they need; and where they end."""
+def _legend(names: Sequence[str], width: int, caption: str) -> tuple[list[Shape], int]:
+    """A line sample and a name per run, wrapped; and the y coordinate where the legend ends."""
     shapes: list[Shape] = []
     x, y = float(EDGE + LEFT), EDGE + LEGEND
-    for number, name in enumerate(map(_shown, names)):
+    for number, name in enumerate(map(_printable, names)):
         length = 34 + ADVANCE * cells(name) + 22
         if x + length > width and x > EDGE + LEFT:
             x, y = EDGE + LEFT, y + LEGEND
         colour, dashed = _style(number)
         shapes.append(Line([(x, y - 4), (x + 26, y - 4)], colour, 2.5, dashed))
         shapes.append(Dot(x + 13, y - 4, 3.5, colour))
-        shapes.append(Words(x + 34, y, name, size=13))
+        shapes.append(Label(x + 34, y, name, size=13))
         x += length
-    shapes.append(Words(EDGE + LEFT, y + LEGEND, told, size=11, colour=GREY))
+    shapes.append(Label(EDGE + LEFT, y + LEGEND, caption, size=11, colour=GREY))
     return shapes, y + LEGEND + 6
 
 
-def _panel(panel: Panel, names: Sequence[str], across: str, x: float, y: float) -> list[Shape]:
-    curves = _in_sight(panel.curves)
-    points = [point for curve in curves for point in (*curve.training, *curve.held_out)]
-    steps = _Axis.around([step for step, _ in points], x, x + WIDTH, flat=True)
-    values = _Axis.around([value for _, value in points], y + HEIGHT, y, flat=panel.from_zero)
+def _panel(panel: Panel, names: Sequence[str], x_label: str, x: float, y: float) -> list[Shape]:
+    curves = _without_warmup(panel.curves)
+    points = [point for curve in curves for point in (*curve.training, *curve.validation)]
+    steps = _Axis.spanning([step for step, _ in points], x, x + WIDTH, flat=True)
+    values = _Axis.spanning([value for _, value in points], y + HEIGHT, y, flat=panel.from_zero)
     shapes: list[Shape] = [
-        Words(x, y - 12, panel.title, size=14, bold=True),
-        *(Line([(x, at), (x + WIDTH, at)], FAINT) for at in map(values.at, values.ticks)),
-        *(Line([(at, y), (at, y + HEIGHT)], FAINT) for at in map(steps.at, steps.ticks)),
-        Line([(x, y), (x, y + HEIGHT), (x + WIDTH, y + HEIGHT)], QUIET),
+        Label(x, y - 12, panel.title, size=14, bold=True),
+        *(Line([(x, at), (x + WIDTH, at)], GRID_COLOUR) for at in map(values.pixel, values.ticks)),
+        *(Line([(at, y), (at, y + HEIGHT)], GRID_COLOUR) for at in map(steps.pixel, steps.ticks)),
+        Line([(x, y), (x, y + HEIGHT), (x + WIDTH, y + HEIGHT)], AXIS_COLOUR),
     ]
     for tick in values.ticks:
-        shapes.append(Words(x - 7, values.at(tick) + 4, f"{tick:,.6g}", "end", colour=GREY))
+        shapes.append(Label(x - 7, values.pixel(tick) + 4, f"{tick:,.6g}", "end", colour=GREY))
     for tick in steps.ticks:
-        shapes.append(Words(steps.at(tick), y + HEIGHT + 18, f"{tick:,.6g}", "middle", colour=GREY))
+        shapes.append(
+            Label(steps.pixel(tick), y + HEIGHT + 18, f"{tick:,.6g}", "middle", colour=GREY)
+        )
     unit = f"{panel.unit}{', log scale' if values.logarithmic else ''}"
-    shapes.append(Words(x + WIDTH / 2, y + HEIGHT + 38, across, "middle"))
-    shapes.append(Words(x - 48, y + HEIGHT / 2, unit, "middle", upwards=True))
-    for thin in (True, False):  # those that matter more lie above
+    shapes.append(Label(x + WIDTH / 2, y + HEIGHT + 38, x_label, "middle"))
+    shapes.append(Label(x - 48, y + HEIGHT / 2, unit, "middle", upwards=True))
+    for thin in (True, False):  # validation curves are drawn last, on top
         for curve in curves:
             colour, dashed = _style(curve.run)
-            line = curve.training if thin else curve.held_out
-            places = [(steps.at(step), values.at(value)) for step, value in line]
-            if len(places) > 1:
+            series = curve.training if thin else curve.validation
+            pixels = [(steps.pixel(step), values.pixel(value)) for step, value in series]
+            if len(pixels) > 1:
                 tint = _paler(colour) if thin else colour
-                shapes.append(Line(places, tint, 1.2 if thin else 2.5, dashed and not thin))
+                shapes.append(Line(pixels, tint, 1.2 if thin else 2.5, dashed and not thin))
             if not thin:
                 shapes += [
                     Dot(
-                        *place, 3.5, colour, f"{_shown(names[curve.run])}, {step:,.0f}: {value:.5g}"
+                        *pixel,
+                        3.5,
+                        colour,
+                        f"{_printable(names[curve.run])}, {step:,.0f}: {value:.5g}",
                     )
-                    for place, (step, value) in zip(places, line, strict=True)
+                    for pixel, (step, value) in zip(pixels, series, strict=True)
                 ]
     return shapes
 
 
-def _in_sight(curves: Sequence[Curve]) -> list[Curve]:
-    """The same without the steep beginnings, which lie above all that follows and would flatten it.
+def _without_warmup(curves: Sequence[Curve]) -> list[Curve]:
+    """The curves without the steep start of training, which would flatten everything after it.
 
-    Nothing else is left out: a run that diverges is seen to.
+    Nothing else is cut: a diverging run stays visible.
     """
-    rest = [
+    later = [
         point
         for curve in curves
-        for point in (*curve.held_out, *curve.training[len(curve.training) // BEGINNING :])
+        for point in (*curve.validation, *curve.training[len(curve.training) // WARMUP_PART :])
     ]
-    top = max((value for _, value in rest), default=math.inf)
+    top = max((value for _, value in later), default=math.inf)
     return [
         replace(curve, training=list(dropwhile(lambda point: point[1] > top, curve.training)))
         for curve in curves
@@ -140,7 +145,7 @@ def _in_sight(curves: Sequence[Curve]) -> list[Curve]:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """From values to pixels, and the values that are written beside it."""
+    """A scale from values to pixels, and its tick values."""
 
     low: float
     high: float
@@ -150,14 +155,14 @@ class _Axis:
     ticks: Sequence[float]
 
     @classmethod
-    def around(
-        cls, found: Sequence[float], start: float, end: float, flat: bool = False
+    def spanning(
+        cls, values: Sequence[float], start: float, end: float, flat: bool = False
     ) -> "_Axis":
-        """An axis with room for all values; a flat one is never logarithmic and begins at 0."""
-        low, high = min(found), max(found)
+        """An axis that holds all values; a flat one is never logarithmic and starts at 0."""
+        low, high = min(values), max(values)
         if flat:
             low = 0.0
-        logarithmic = not flat and low > SMALLEST and high / low >= STEEP
+        logarithmic = not flat and low > SMALLEST and high / low >= LOG_RATIO
         if logarithmic:
             room = (high / low) ** 0.04
             low, high = low / room, high * room
@@ -167,7 +172,7 @@ class _Axis:
         ticks = _log_ticks(low, high) if logarithmic else _ticks(low, high)
         return cls(low, high, start, end, logarithmic, ticks)
 
-    def at(self, value: float) -> float:
+    def pixel(self, value: float) -> float:
         """The pixel of a value."""
         low, high = self.low, self.high
         if self.logarithmic:
@@ -176,20 +181,20 @@ class _Axis:
 
 
 def _ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """Round numbers between two others.
+    """Round tick values between two numbers.
 
     >>> _ticks(0, 2000)
     [0.0, 500.0, 1000.0, 1500.0, 2000.0]
     """
     least = (high - low) / most
     unit = 10.0 ** math.floor(math.log10(least))
-    step = next(unit * each for each in (1, 2, 5, 10) if unit * each >= least)
+    step = next(unit * digit for digit in (1, 2, 5, 10) if unit * digit >= least)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(each * step, 12) for each in range(first, last + 1)]
+    return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers whose ratios are alike.
+    """Round tick values with similar ratios.
 
     >>> _log_ticks(1.4, 11)
     [1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0]
@@ -197,17 +202,16 @@ def _log_ticks(low: float, high: float) -> list[float]:
     [1e-18, 1e-16, 1e-14, 1e-12, 1e-10, 1e-08, 1e-06, 0.0001, 0.01]
     """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ways = ((1, 1.5, 2, 3, 4, 6, 8), (1, 2, 5), (1,))
-    for way in ways:
-        found = [float(f"{each}e{decade}") for decade in decades for each in way]
-        found = [each for each in found if low <= each <= high]
-        if len(found) <= MOST_TICKS:
+    for digits in ((1, 1.5, 2, 3, 4, 6, 8), (1, 2, 5), (1,)):
+        ticks = [float(f"{digit}e{decade}") for decade in decades for digit in digits]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= MAX_TICKS:
             break
-    return found[:: -(-len(found) // MOST_TICKS) or 1]
+    return ticks[:: -(-len(ticks) // MAX_TICKS) or 1]
 
 
 def _style(run: int) -> tuple[str, bool]:
-    """The colour of a run; after all colours they come again, dashed."""
+    """The colour of a run, and whether its line is dashed: when the colours start again."""
     return COLOURS[run % len(COLOURS)], run // len(COLOURS) % 2 == 1
 
 
@@ -216,5 +220,5 @@ def _paler(colour: str) -> str:
     return "#" + "".join(f"{round(255 - 0.45 * (255 - part)):02x}" for part in parts)
 
 
-def _shown(name: str) -> str:
-    return cut("".join(" " if each == " " else visible(each) for each in name), NAME)
+def _printable(name: str) -> str:
+    return cut("".join(" " if character == " " else visible(character) for character in name), NAME)

@@ -1,10 +1,10 @@
-"""A model as a drawing: the stream runs down on the left, branches leave it and come back.
+"""A diagram of a model: the residual stream runs down on the left, with its branches.
 
-├──▶┌───────────┐        what a branch is made of, in the order things happen
+├──▶┌───────────┐        the modules of a branch, in order
 │   │ LayerNorm │
 │   ├───────────┤
 │   │ attention │
-⊕◀──└───────────┘        added to the stream
+⊕◀──└───────────┘        added to the residual stream
 """
 
 import textwrap
@@ -13,32 +13,32 @@ from typing import Any
 
 from regard.config import kind_of
 
-WIDTH, NARROW, GAP = 60, 36, 5  # of one column; of two beside each other; between them
-STREAM = 3  # where the stream runs
-PLAIN = str.maketrans("│─┌┐└┘├┤┬┴┼╭╮╰╯▶◀▼⊕◇×→", "|-+++++++++++++><v+ox>")
+WIDTH, NARROW, GAP = 60, 36, 5  # width of one column; of each of two; between them
+STREAM = 3  # column of the residual stream
+ASCII = str.maketrans("│─┌┐└┘├┤┬┴┼╭╮╰╯▶◀▼⊕◇×→", "|-+++++++++++++><v+ox>")
 NORMS = {"layer": "LayerNorm", "rms": "RMSNorm", "rms_plus_one": "RMSNorm, scaled by 1 + g"}
 FFNS = {"relu": "ReLU", "relu2": "squared ReLU", "gelu": "GELU", "gelu_tanh": "GELU (tanh)"}
 FFNS |= {"silu": "SiLU", "reglu": "ReGLU", "swiglu": "SwiGLU", "geglu": "GeGLU"}
 FFNS |= {"geglu_tanh": "GeGLU (tanh)"}
 CELLS = {"elman": "Elman cell", "gated": "gated cell", "gru": "GRU", "lstm": "LSTM"}
 HEADS = {
-    "masked": "words that were masked",
-    "classify": "the class of the whole",
-    "tag": "a class for each token",
-    "span": "where an answer starts and ends",
-    "pooled": "one vector for the whole",
+    "masked": "logits of the masked tokens",
+    "classify": "class of the sequence",
+    "tag": "class of each token",
+    "span": "start and end of an answer",
+    "pooled": "pooled vector of the sequence",
     "none": "hidden states",
 }
-ADDED = ("learned", "sinusoidal")  # positions that are added to embeddings
+ADDED = ("learned", "sinusoidal")  # position encodings added to the embedding
 
-Part = str  # one thing that happens; its first words are its name
+Part = str  # a module: its name, and after a colon its details
 Lines = list[str]
 
 
-def draw(family: str, config: Any, *, plain: bool = False) -> Lines:
-    """The lines of a drawing, at most 80 wide; `plain` for a terminal that has only ASCII."""
-    lines = DRAWINGS[family](config)
-    return [line.translate(PLAIN).rstrip() if plain else line.rstrip() for line in lines]
+def diagram(family: str, config: Any, *, ascii: bool = False) -> Lines:
+    """The lines of a model's diagram, at most 80 columns wide, in Unicode or ASCII."""
+    lines = DIAGRAMS[family](config)
+    return [line.translate(ASCII).rstrip() if ascii else line.rstrip() for line in lines]
 
 
 # The families
@@ -48,13 +48,13 @@ def _transformer(config: Any) -> Lines:
     if config.shape != "encoder-decoder":
         return _column(config, config.shape, WIDTH)
     left, right = (_column(config, side, NARROW) for side in ("encoder", "decoder"))
-    return _beside(left, right)
+    return _side_by_side(left, right)
 
 
 def _vision(config: Any) -> Lines:
     size, patch = config.image_size, config.patch
     before = [f"patches of {patch} × {patch} × {config.channels} → {config.dim:,}"]
-    before += ["a vector for the whole in front"] if config.cls else []
+    before += ["prepended [CLS] vector"] if config.cls else []
     before += _added_position(config)
     return [
         *_begin(f"image of {size} × {size}"),
@@ -67,10 +67,10 @@ def _vision(config: Any) -> Lines:
 
 def _recurrent(config: Any) -> Lines:
     kind, options = kind_of(config.cell)
-    told = {key: "off" if value is False else value for key, value in options.items()}
-    cell = f"{CELLS.get(kind, kind)}{_told(told)}"
-    ways = "two, one from the end; their states go" if config.bidirectional else "its state goes"
-    part = f"{cell} {config.dim:,} → {config.dim:,}, {ways} on in time"
+    shown = {key: "off" if value is False else value for key, value in options.items()}
+    cell = f"{CELLS.get(kind, kind)}{_format_options(shown)}"
+    direction = ", bidirectional" if config.bidirectional else ""
+    part = f"{cell} {config.dim:,} → {config.dim:,}{direction}, recurrent in time"
     inside = _through([part], WIDTH - 2, STREAM - 1)
     return [
         *_begin("ids"),
@@ -83,25 +83,25 @@ def _recurrent(config: Any) -> Lines:
 
 def _seq2seq(config: Any) -> Lines:
     kind, options = kind_of(config.cell)
-    cell = f"{CELLS.get(kind, kind)}{_told(options)} {config.dim:,}"
-    reads, writes = config.depths
-    direction = ", from the end" if config.reversed_source else ""
+    cell = f"{CELLS.get(kind, kind)}{_format_options(options)} {config.dim:,}"
+    encoder_layers, decoder_layers = config.depths
+    direction = ", reversed source" if config.reversed_source else ""
     direction = ", bidirectional" if config.bidirectional else direction
-    begins = "begins where the encoder ended" if config.bridge else "begins at zeros"
+    initial = "initial state from the encoder" if config.bridge else "initial state zero"
     parts = [
         f"source ids: embedding {config.source_vocab_size or config.vocab_size:,} × {config.dim:,}",
-        f"encoder: {reads} × {cell}{direction}",
+        f"encoder: {encoder_layers} × {cell}{direction}",
         f"target ids: embedding {config.vocab_size:,} × {config.dim:,}",
-        f"decoder: {writes} × {cell}, {begins}",
+        f"decoder: {decoder_layers} × {cell}, {initial}",
     ]
     if config.score is not None:
-        score, told = kind_of(config.score)
+        score, options = kind_of(config.score)
         heads = "" if config.heads is None else f", {config.heads} heads"
         hops = "" if config.hops == 1 else f", {config.hops} hops"
         hard = "" if config.hard is None else f", hard ({config.hard})"
-        fed = ", fed to the next step" if config.input_feeding else ""
-        looks = f"{score}{_told(told)}{heads}{hops}{hard}"
-        parts.append(f"attention to the encoder: {looks}; {config.placement}{fed}")
+        feeding = ", input feeding" if config.input_feeding else ""
+        details = f"{score}{_format_options(options)}{heads}{hops}{hard}"
+        parts.append(f"attention to the encoder: {details}; {config.placement}{feeding}")
     return [
         *_begin("source and target ids"),
         *_through([*parts, _head(config)], WIDTH),
@@ -110,76 +110,76 @@ def _seq2seq(config: Any) -> Lines:
 
 
 def _feedforward(config: Any) -> Lines:
-    seen, hidden = config.order - 1, config.hidden_dim
-    width = seen * config.dim
+    context, hidden = config.order - 1, config.hidden_dim
+    width = context * config.dim
     direct = f" and {width:,}" if config.direct else ""
     parts = [
         f"embedding {config.vocab_size:,} × {config.dim:,}",
-        f"the last {seen} side by side, {width:,} wide",
-        f"tanh layer {width:,} → {hidden:,}" + (", and past it" if config.direct else ""),
-        f"head: {hidden:,}{direct} → {config.vocab_size:,}, a matrix of its own",
+        f"concatenation of the last {context}, {width:,} wide",
+        f"tanh layer {width:,} → {hidden:,}" + (", and a skip connection" if config.direct else ""),
+        f"head: {hidden:,}{direct} → {config.vocab_size:,}, untied",
     ]
     return [*_begin("ids"), *_through(parts, WIDTH), *_end("logits of the next token")]
 
 
 def _convolution(config: Any) -> Lines:
     dilated = f"dilated 1 to {2 ** (config.layers - 1):,}"
-    part = f"gated convolution: of {config.width} vectors, {dilated}; also to the read-out"
+    part = f"gated convolution: kernel {config.width}, {dilated}; skip connection to the output"
     inside = _leave(_stacked([part], WIDTH - 2 - STREAM - 4), WIDTH - 2)
-    read = f"sum of all branches, ReLU, {config.dim:,} → {config.dim:,}, ReLU"
+    output = f"sum of skip connections, ReLU, {config.dim:,} → {config.dim:,}, ReLU"
     return [
         *_begin("ids"),
         *_through([f"embedding {config.vocab_size:,} × {config.dim:,}"], WIDTH),
         *_repeated(inside, config.layers, WIDTH),
-        *_through([read, _head(config)], WIDTH),
+        *_through([output, _head(config)], WIDTH),
         *_end(_result(config)),
     ]
 
 
 def _bag(config: Any) -> Lines:
-    parts = [f"how often each of {config.vocab_size:,} words occurs", "head: a weight for each"]
+    parts = [f"counts of {config.vocab_size:,} words", "head: linear"]
     return [*_begin("ids"), *_through(parts, WIDTH), *_end(HEADS["classify"])]
 
 
 def _cbow(config: Any) -> Lines:
-    near, all = config.window, f"{config.vocab_size:,}"
+    window, vocab = config.window, f"{config.vocab_size:,}"
     parts = [
-        f"embedding {all} × {config.dim:,}",
-        f"mean of the {near} before and the {near} behind each",
-        f"head: {config.dim:,} → {all}, a matrix of its own",
+        f"embedding {vocab} × {config.dim:,}",
+        f"mean of {window} before and {window} after each position",
+        f"head: {config.dim:,} → {vocab}, untied",
     ]
     if config.negatives:
-        parts[-1] += f"; while learning, 1 and {config.negatives} at random"
-    return [*_begin("ids"), *_through(parts, WIDTH), *_end("logits of the word in the middle")]
+        parts[-1] += f"; in training, negative sampling with {config.negatives}"
+    return [*_begin("ids"), *_through(parts, WIDTH), *_end("logits of the middle word")]
 
 
 def _ngram(config: Any) -> Lines:
-    seen = f"after the last {config.order - 1}, and after fewer" if config.order > 1 else "at all"
+    context = f" after up to {config.order - 1} ids" if config.order > 1 else ""
     return [
         *_begin("ids"),
-        *_through([f"how often each id was seen {seen}"], WIDTH),
+        *_through([f"n-gram counts of each id{context}"], WIDTH),
         *_end("probabilities of the next token"),
     ]
 
 
 def _hmm(config: Any) -> Lines:
-    states = f"which of {config.states:,} hidden states wrote each id, and which is next"
+    states = f"transitions between {config.states:,} hidden states"
     return [
         *_begin("ids"),
-        *_through([states, "what that state writes"], WIDTH),
+        *_through([states, "emission probabilities of the state"], WIDTH),
         *_end("probabilities of the next token"),
     ]
 
 
 def _autoregression(config: Any) -> Lines:
     return [
-        *_begin("numbers"),
-        *_through([f"a weight for each of the last {config.order}, and a bias"], WIDTH),
-        *_end("the next number"),
+        *_begin("values"),
+        *_through([f"linear in the last {config.order} values, with bias"], WIDTH),
+        *_end("the next value"),
     ]
 
 
-DRAWINGS: dict[str, Callable[[Any], Lines]] = {
+DIAGRAMS: dict[str, Callable[[Any], Lines]] = {
     "transformer": _transformer,
     "vision": _vision,
     "recurrent": _recurrent,
@@ -195,34 +195,34 @@ DRAWINGS: dict[str, Callable[[Any], Lines]] = {
 
 
 def _column(config: Any, side: str, width: int) -> Lines:
-    """One stack with what stands before and after it."""
+    """One stack with its embedding and head."""
     both = config.shape == "encoder-decoder"
     ids = ("source ids" if side == "encoder" else "target ids") if both else "ids"
-    reads = both and side == "encoder"
-    after = [*_final_norm(config), *([] if reads else [_head(config)])]
+    is_source = both and side == "encoder"
+    after = [*_final_norm(config), *([] if is_source else [_head(config)])]
     return [
         *_begin(ids),
-        *_through(_embedding(config, reads), width),
+        *_through(_embedding(config, is_source), width),
         *_layers(config, side, width),
         *(_through(after, width) if after else []),
-        *_end("memory" if reads else _result(config)),
+        *_end("memory" if is_source else _result(config)),
     ]
 
 
-# What happens, in words
+# Modules as text
 
 
-def _embedding(config: Any, reads: bool) -> list[Part]:
-    vocab = config.source_vocab_size if reads and config.source_vocab_size else config.vocab_size
+def _embedding(config: Any, is_source: bool) -> list[Part]:
+    vocab = (config.source_vocab_size if is_source else None) or config.vocab_size
     table = config.embed_dim or config.dim
     parts = [f"embedding {vocab:,} × {table:,}"]
     if config.embed_scaled:
         parts[0] += f", times sqrt({config.dim if config.factored == 'tokens' else table:,})"
     if config.segments:
-        parts.append(f"+ {config.segments} kinds of sentences")
-    widened = [f"widened to {config.dim:,}"] if config.embed_dim else []
+        parts.append(f"+ {config.segments} segment embeddings")
+    projection = [f"projection to {config.dim:,}"] if config.embed_dim else []
     added = _added_position(config) + ([_norm(config)] if config.embed_norm else [])
-    return [*parts, *(added + widened if config.factored == "tables" else widened + added)]
+    return [*parts, *(added + projection if config.factored == "tables" else projection + added)]
 
 
 def _added_position(config: Any) -> list[Part]:
@@ -246,42 +246,42 @@ def _attention(config: Any, side: str, *, cross: bool = False) -> Part:
     width = config.head_dim or config.dim // config.heads
     facts = [f"{config.heads} heads of {width}"]
     if config.kv_heads not in (None, config.heads):
-        facts.append(f"{config.kv_heads} of keys and values")
+        facts.append(f"{config.kv_heads} KV heads")
     if not cross:
-        facts.append("causal" if side == "decoder" else "both ways")
-        facts += _sight(config)
+        facts.append("causal" if side == "decoder" else "bidirectional")
+        facts += _window(config)
         kind, options = kind_of(config.position)
         if kind not in ("none", *ADDED) or options.get("each_layer"):
-            facts.append(f"{kind} positions{_told(options)}")
+            facts.append(f"{kind} positions{_format_options(options)}")
     kind, options = kind_of(config.score)
     if kind != "scaled_dot" or options:
-        facts.append(f"score {kind}{_told(options)}")
-    facts += ["queries and keys normed"] if config.qk_norm else []
+        facts.append(f"score {kind}{_format_options(options)}")
+    facts += ["QK norm"] if config.qk_norm else []
     return f"{name}: {', '.join(facts)}"
 
 
-def _sight(config: Any) -> list[str]:
+def _window(config: Any) -> list[str]:
     if config.window is None:
         return []
-    others = f" (every {_ordinal(config.global_every)} layer: all)" if config.global_every else ""
-    return [f"window of {config.window:,}{others}"]
+    others = f" (global in every {_ordinal(config.global_every)} layer)" if config.global_every else ""
+    return [f"sliding window of {config.window:,}{others}"]
 
 
 def _ordinal(number: int) -> str:
     return {2: "2nd", 3: "3rd"}.get(number, f"{number}th")
 
 
-def _told(options: Any) -> str:
-    """Options in brackets, numbers as one reads them."""
-    said = [
-        key if value is True else f"{key} {_said(value)}"
+def _format_options(options: Any) -> str:
+    """Options in brackets."""
+    parts = [
+        key if value is True else f"{key} {_format(value)}"
         for key, value in options.items()
         if value not in (None, False)
     ]
-    return f" ({', '.join(said)})" if said else ""
+    return f" ({', '.join(parts)})" if parts else ""
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, dict):
         return str(value.get("kind", value))
     if isinstance(value, float):
@@ -290,19 +290,19 @@ def _said(value: Any) -> str:
 
 
 def _ffn(config: Any) -> Part:
-    wide = f"{config.dim:,} → {config.width:,} → {config.dim:,}"
-    return f"feed-forward: {wide}, {FFNS.get(config.ffn, config.ffn)}"
+    sizes = f"{config.dim:,} → {config.width:,} → {config.dim:,}"
+    return f"feed-forward: {sizes}, {FFNS.get(config.ffn, config.ffn)}"
 
 
 def _head(config: Any) -> Part:
     kind, options = kind_of(getattr(config, "head", "linear"))
     if kind not in ("linear", "masked"):
-        classes = f", {options['classes']:,} of them" if "classes" in options else ""
+        classes = f", {options['classes']:,} classes" if "classes" in options else ""
         return f"head: {HEADS.get(kind, kind)}{classes}"
-    tied = "the embedding's matrix" if getattr(config, "tied", False) else "a matrix of its own"
+    tied = "tied to the embedding" if getattr(config, "tied", False) else "untied"
     width = getattr(config, "embed_dim", None) or config.dim
-    bent = {key: value for key, value in options.items() if key != "next_sentence"}
-    return f"head: {width:,} → {config.vocab_size:,}, {tied}{_told(bent)}"
+    shown = {key: value for key, value in options.items() if key != "next_sentence"}
+    return f"head: {width:,} → {config.vocab_size:,}, {tied}{_format_options(shown)}"
 
 
 def _result(config: Any) -> str:
@@ -317,7 +317,7 @@ def _result(config: Any) -> str:
 
 
 def _layers(config: Any, side: str, width: int) -> Lines:
-    """The repeated part: branches that leave the stream and come back."""
+    """The repeated layers, each with its residual branches."""
     encoder, decoder = config.depths
     count = encoder if side == "encoder" else decoder
     inner = width - 2
@@ -330,7 +330,7 @@ def _layers(config: Any, side: str, width: int) -> Lines:
             branches.append(_attention(config, side, cross=True))
         for part in [*branches, _ffn(config)]:
             inside += _branch(config, part, inner)
-    shared = ", one set of weights" if config.shared_layers else ""
+    shared = ", shared weights" if config.shared_layers else ""
     return _repeated(inside, count, width, shared)
 
 
@@ -341,13 +341,13 @@ def _branch(config: Any, part: Part, width: int) -> Lines:
     boxed = {"pre": [norm, part], "sandwich": [norm, part, norm]}.get(norm_order, [part])
     lines = _leave(_stacked(boxed, width - STREAM - 4), width)
     if norm_order in ("post", "deepnorm"):
-        weighed = "" if norm_order == "post" else " of the weighed stream and what came back"
-        lines.append(_pad(f"{' ' * (STREAM - 1)}◇ {norm}{weighed}", width))
+        scaled = "" if norm_order == "post" else " of the scaled stream plus the branch"
+        lines.append(_pad(f"{' ' * (STREAM - 1)}◇ {norm}{scaled}", width))
     return lines
 
 
 def _parallel(config: Any, side: str, width: int) -> Lines:
-    """Attention and feed-forward beside each other."""
+    """Attention and feed-forward side by side."""
     room = width - STREAM - 4
     left, right = room // 2, room - room // 2 + 1
     norm, norms = [_norm(config)], config.norm_order == "parallel_norms"
@@ -373,13 +373,13 @@ def _stacked(parts: Sequence[Part], width: int) -> Lines:
     for number, part in enumerate(parts):
         lines += [f"├{rule}┤"] if number else []
         name, colon, facts = part.partition(": ")
-        said = [name, *textwrap.wrap(facts, width - 4)] if colon else textwrap.wrap(part, width - 4)
-        lines += [f"│ {_pad(line, width - 4)} │" for line in said]
+        text = [name, *textwrap.wrap(facts, width - 4)] if colon else textwrap.wrap(part, width - 4)
+        lines += [f"│ {_pad(line, width - 4)} │" for line in text]
     return [*lines, f"└{rule}┘"]
 
 
 def _leave(box: Lines, width: int) -> Lines:
-    """A branch: a box to the right of the stream, with the way there and back."""
+    """A residual branch: a box to the right of the stream, with arrows out and back."""
     margin = " " * (STREAM - 1)
     first, *middle, last = box
     lines = [f"{margin}├──▶{first}", *(f"{margin}│   {line}" for line in middle)]
@@ -387,13 +387,13 @@ def _leave(box: Lines, width: int) -> Lines:
 
 
 def _through(parts: Sequence[Part], width: int, at: int = STREAM) -> Lines:
-    """Boxes that the stream itself passes, at this column."""
+    """Boxes that the stream itself passes through, at this column."""
     first, *middle, last = _stacked(parts, width)
     return [f"{first[:at]}┴{first[at + 1 :]}", *middle, f"{last[:at]}┬{last[at + 1 :]}"]
 
 
 def _repeated(inside: Lines, count: int, width: int, note: str = "") -> Lines:
-    """A frame around what happens several times."""
+    """A frame around repeated layers."""
     title = f" {count} ×{note} "
     rule = "─" * (width - 2)
     top = f"╭{rule[: -len(title) - 1]}{title}─╮"
@@ -417,8 +417,8 @@ def _pad(line: str, width: int) -> str:
     return line + " " * (width - len(line))
 
 
-def _beside(encoder: Lines, decoder: Lines) -> Lines:
-    """Two columns, and the way of the memory from the end of one to the other's branch."""
+def _side_by_side(encoder: Lines, decoder: Lines) -> Lines:
+    """Encoder and decoder side by side, with an arrow from the memory to cross-attention."""
     target = next(n for n, line in enumerate(decoder) if "cross-attention" in line)
     start = len(encoder) - 1
     height = max(len(encoder), len(decoder))
@@ -428,15 +428,15 @@ def _beside(encoder: Lines, decoder: Lines) -> Lines:
         right = decoder[number] if number < len(decoder) else ""
         if number == target and right[STREAM] == "│":  # under frame and stream, into the box
             right = f"│{'─' * (STREAM - 1)}│──▶{right[STREAM + 4 :]}"
-        lines.append(left + _way(number, start, target) + right)
+        lines.append(left + _connector(number, start, target) + right)
     name = encoder[start].rstrip()
     rule = "─" * (NARROW - len(name) - 1)
     lines[start] = f"{name} {rule}{lines[start][NARROW:]}"
     return lines
 
 
-def _way(row: int, start: int, target: int) -> str:
-    """What stands between the columns in a row."""
+def _connector(row: int, start: int, target: int) -> str:
+    """The part of the memory arrow between the columns in one row."""
     first, last = sorted((start, target))
     if row == start:
         return "──┘  " if start > target else "──┐  "

@@ -1,4 +1,4 @@
-"""Tokens as labels, every character visible, harmless and of known width; and weights as shades."""
+"""Tokens as labels: printable, safe for a terminal, of known width; and weights as shades."""
 
 import math
 import unicodedata
@@ -6,24 +6,24 @@ from collections.abc import Sequence
 
 Colour = tuple[int, int, int]
 
-SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥", "": "∅"}
-SELECTORS = range(0xFE00, 0xFE10)  # they only ask for another style of the same character
+SYMBOLS = {" ": "␣", "\n": "⏎", "\t": "⇥", "": "∅"}
+SELECTORS = range(0xFE00, 0xFE10)  # variation selectors, which only change a character's style
 
 
 def visible(token: str) -> str:
-    r"""A token as it can be shown: white space as signs, whatever controls a terminal escaped.
+    r"""A token made printable: white space as symbols, control characters escaped.
 
     >>> visible(" a\n\x1b[2J")
     '␣a⏎\\x1b[2J'
     """
     if not token:
-        return SIGNS[""]
+        return SYMBOLS[""]
     return "".join(_visible(character) for character in token)
 
 
 def _visible(character: str) -> str:
-    if character in SIGNS:
-        return SIGNS[character]
+    if character in SYMBOLS:
+        return SYMBOLS[character]
     if ord(character) in SELECTORS:
         return ""
     # C*: control, format (bidi too), surrogate, private, unassigned; Z*: other spaces
@@ -33,9 +33,9 @@ def _visible(character: str) -> str:
 
 
 def clusters(text: str) -> list[str]:
-    """Split a text into what stands in one place: a character with the marks upon it.
+    """Split a text into characters, each with its combining marks.
 
-    >>> [len(each) for each in clusters("e\u0301a")]
+    >>> [len(cluster) for cluster in clusters("e\u0301a")]
     [2, 1]
     """
     result: list[str] = []
@@ -45,7 +45,7 @@ def clusters(text: str) -> list[str]:
         elif result:
             result[-1] += character
         else:
-            result.append("◌" + character)  # the sign for "a mark without its letter"
+            result.append("◌" + character)  # the symbol for a combining mark without a base
     return result
 
 
@@ -55,7 +55,9 @@ def cells(text: str) -> int:
     >>> cells("注意"), cells("e\u0301")
     (4, 1)
     """
-    return sum(2 if unicodedata.east_asian_width(each[0]) in "WF" else 1 for each in clusters(text))
+    return sum(
+        2 if unicodedata.east_asian_width(cluster[0]) in "WF" else 1 for cluster in clusters(text)
+    )
 
 
 def cut(text: str, most: int) -> str:
@@ -67,28 +69,28 @@ def cut(text: str, most: int) -> str:
     if cells(text) <= most:
         return text
     result, used = "", 1
-    for each in clusters(text):
-        used += cells(each)
+    for cluster in clusters(text):
+        used += cells(cluster)
         if used > most:
             break
-        result += each
+        result += cluster
     return result + "…"
 
 
 def shade(weight: float, largest: float) -> float:
-    """How dark a cell is, from 0 to 1: the square root of its share of the largest weight."""
+    """How dark a cell is, from 0 to 1: sqrt(weight / largest)."""
     return math.sqrt(weight / largest) if largest > 0 else 0.0
 
 
 def blend(colours: Sequence[Colour], share: float) -> Colour:
-    """The colour at `share` of the way (0 to 1) through evenly spaced colours.
+    """The colour at `share` (0 to 1) of a map of evenly spaced colours.
 
     >>> blend([(0, 0, 0), (200, 100, 0)], 0.5)
     (100, 50, 0)
     """
-    place = share * (len(colours) - 1)
-    before = min(int(place), len(colours) - 2)
-    part = place - before
+    position = share * (len(colours) - 1)
+    before = min(int(position), len(colours) - 2)
+    part = position - before
     red, green, blue = (
         round(a + part * (b - a)) for a, b in zip(colours[before], colours[before + 1], strict=True)
     )

@@ -1,4 +1,4 @@
-"""A picture as a list of shapes, written as SVG or as PNG: the same picture either way."""
+"""A picture as a list of shapes, and its encodings: SVG and PNG."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -9,8 +9,8 @@ from xml.sax.saxutils import escape
 from regard.errors import ConfigError
 
 INK, PAPER = "#222222", "#ffffff"
-FINER = 2  # pixels of a PNG for one of ours, so that it is sharp on any screen
-SMOOTH = 3  # and drawn so many times larger before it is shrunk: soft edges
+PNG_SCALE = 2  # PNG pixels per unit, for high-resolution screens
+SUPERSAMPLING = 3  # drawn this much larger, then shrunk: anti-aliasing
 
 Anchor = Literal["start", "middle", "end"]
 
@@ -27,18 +27,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A filled circle, which tells something where a mouse rests on it."""
+    """A filled circle, with a tooltip in SVG."""
 
     x: float
     y: float
     radius: float
     colour: str = INK
-    tells: str = ""
+    tooltip: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """Text whose baseline begins, ends or has its middle at a point; `upwards` reads upwards."""
+class Label:
+    """Text whose baseline starts, ends or is centred at a point; `upwards` rotates it."""
 
     x: float
     y: float
@@ -50,12 +50,12 @@ class Words:
     upwards: bool = False
 
 
-Shape = Line | Dot | Words
+Shape = Line | Dot | Label
 
 
 @dataclass(slots=True)
 class Picture:
-    """Shapes on white paper, in pixels from the top left, the first at the back."""
+    """Shapes on white, in pixels from the top left; later shapes are drawn over earlier ones."""
 
     title: str
     width: int
@@ -78,6 +78,11 @@ def document(title: str, width: int, height: int, parts: Iterable[str], font: st
     )
 
 
+def encode(picture: Picture, suffix: str) -> bytes:
+    """The bytes of a file with this suffix, `.svg` or `.png`."""
+    return to_png(picture) if suffix == ".png" else to_svg(picture).encode()
+
+
 def to_svg(picture: Picture) -> str:
     """The picture as an SVG."""
     parts = map(_element, picture.shapes)
@@ -94,19 +99,19 @@ def _element(shape: Shape) -> str:
                 f'stroke-width="{shape.width:g}" stroke-linejoin="round"{dashes}/>'
             )
         case Dot():
-            told = f"<title>{escape(shape.tells)}</title>" if shape.tells else ""
+            tooltip = f"<title>{escape(shape.tooltip)}</title>" if shape.tooltip else ""
             return (
                 f'<circle cx="{shape.x:.1f}" cy="{shape.y:.1f}" r="{shape.radius:g}" '
-                f'fill="{shape.colour}">{told}</circle>'
+                f'fill="{shape.colour}">{tooltip}</circle>'
             )
-        case Words():
+        case Label():
             x, y = f"{shape.x:.1f}", f"{shape.y:.1f}"
-            place = f'x="{x}" y="{y}"'
+            position = f'x="{x}" y="{y}"'
             if shape.upwards:
-                place = f'transform="translate({x} {y}) rotate(-90)"'
+                position = f'transform="translate({x} {y}) rotate(-90)"'
             weight = ' font-weight="bold"' if shape.bold else ""
             return (
-                f'<text {place} text-anchor="{shape.anchor}" font-size="{shape.size}" '
+                f'<text {position} text-anchor="{shape.anchor}" font-size="{shape.size}" '
                 f'fill="{shape.colour}"{weight}>{escape(shape.text)}</text>'
             )
 
@@ -119,12 +124,14 @@ def to_png(picture: Picture) -> bytes:
         raise ConfigError(
             "a .png needs Pillow: pip install 'regard[images]', or write .svg or .html"
         ) from None
-    scale = FINER * SMOOTH
+    scale = PNG_SCALE * SUPERSAMPLING
     image = Image.new("RGB", (scale * picture.width, scale * picture.height), PAPER)
     draw = ImageDraw.Draw(image)
     for shape in picture.shapes:
         _paint(image, draw, shape, scale)
-    image = image.resize((FINER * picture.width, FINER * picture.height), Image.Resampling.BOX)
+    image = image.resize(
+        (PNG_SCALE * picture.width, PNG_SCALE * picture.height), Image.Resampling.BOX
+    )
     out = io.BytesIO()
     image.save(out, "PNG", optimize=True)
     return out.getvalue()
@@ -134,53 +141,53 @@ def _paint(image: Any, draw: Any, shape: Shape, scale: int) -> None:
     match shape:
         case Line():
             width = max(1, round(scale * shape.width))
-            for piece in _dashes(shape):
-                draw.line([(scale * x, scale * y) for x, y in piece], shape.colour, width, "curve")
+            for dash in _dashes(shape):
+                draw.line([(scale * x, scale * y) for x, y in dash], shape.colour, width, "curve")
         case Dot():
-            reach = shape.radius
-            box = (shape.x - reach, shape.y - reach, shape.x + reach, shape.y + reach)
-            draw.ellipse([scale * each for each in box], shape.colour)
-        case Words():
-            _write(image, draw, shape, scale)
+            radius = shape.radius
+            box = (shape.x - radius, shape.y - radius, shape.x + radius, shape.y + radius)
+            draw.ellipse([scale * edge for edge in box], shape.colour)
+        case Label():
+            _draw_text(image, draw, shape, scale)
 
 
-def _write(image: Any, draw: Any, words: Words, scale: int) -> None:
+def _draw_text(image: Any, draw: Any, label: Label, scale: int) -> None:
     from PIL import Image, ImageDraw, ImageFont
 
-    font: Any = ImageFont.load_default(scale * words.size)
-    anchor = {"start": "l", "middle": "m", "end": "r"}[words.anchor] + "s"
-    thick = scale // 3 if words.bold else 0
-    at = (scale * words.x, scale * words.y)
-    if not words.upwards:
-        draw.text(at, words.text, words.colour, font, anchor, stroke_width=thick)
+    font: Any = ImageFont.load_default(scale * label.size)
+    anchor = {"start": "l", "middle": "m", "end": "r"}[label.anchor] + "s"
+    stroke = scale // 3 if label.bold else 0
+    at = (scale * label.x, scale * label.y)
+    if not label.upwards:
+        draw.text(at, label.text, label.colour, font, anchor, stroke_width=stroke)
         return
-    length, height = round(draw.textlength(words.text, font)), 2 * scale * words.size
+    length, height = round(draw.textlength(label.text, font)), 2 * scale * label.size
     strip = Image.new("L", (length, height), 0)
-    ImageDraw.Draw(strip).text((0, height // 2), words.text, 255, font, "ls", stroke_width=thick)
+    ImageDraw.Draw(strip).text((0, height // 2), label.text, 255, font, "ls", stroke_width=stroke)
     strip = strip.rotate(90, expand=True)
-    above = {"start": length, "middle": length / 2, "end": 0}[words.anchor]
+    above = {"start": length, "middle": length / 2, "end": 0}[label.anchor]
     corner = (round(at[0] - height // 2), round(at[1] - above))
-    image.paste(Image.new("RGB", strip.size, words.colour), corner, strip)
+    image.paste(Image.new("RGB", strip.size, label.colour), corner, strip)
 
 
 def _dashes(line: Line, on: float = 6, off: float = 4) -> Iterable[list[tuple[float, float]]]:
-    """The pieces of a line that are drawn: all of it, or dashes."""
+    """The drawn segments of a line: all of it, or its dashes."""
     if not line.dashed:
         yield list(line.points)
         return
-    left, drawing, piece = on, True, [line.points[0]]
+    remaining, drawing, dash = on, True, [line.points[0]]
     for (x, y), (to_x, to_y) in zip(line.points, line.points[1:], strict=False):
         length = ((to_x - x) ** 2 + (to_y - y) ** 2) ** 0.5
-        at = 0.0
-        while length - at > left:
-            at += left
-            share = at / length
+        done = 0.0
+        while length - done > remaining:
+            done += remaining
+            share = done / length
             corner = (x + share * (to_x - x), y + share * (to_y - y))
             if drawing:
-                yield [*piece, corner]
+                yield [*dash, corner]
             drawing = not drawing
-            left, piece = (on if drawing else off), [corner]
-        left -= length - at
-        piece.append((to_x, to_y))
-    if drawing and len(piece) > 1:
-        yield piece
+            remaining, dash = (on if drawing else off), [corner]
+        remaining -= length - done
+        dash.append((to_x, to_y))
+    if drawing and len(dash) > 1:
+        yield dash

@@ -1,4 +1,4 @@
-"""Attention maps as one self-contained SVG: no script, no font, nothing to fetch."""
+"""Attention maps as one self-contained SVG, without scripts, fonts or links."""
 
 import math
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from regard.errors import ShapeError
 from regard.explain.render.label import blend, cells, cut, shade, visible
 from regard.explain.render.picture import document
 
-PAPER = [(255, 255, 255), (133, 180, 222), (33, 96, 165), (8, 36, 84)]  # light to dark
+COLOUR_MAP = [(255, 255, 255), (133, 180, 222), (33, 96, 165), (8, 36, 84)]  # light to dark
 CELL = 18  # pixels, as everything here
 FONT = 12  # as `document` sets it
-ADVANCE = 7.5  # of one cell of a monospaced font of that size, with something to spare
+ADVANCE = 7.5  # pixels per character of a monospaced font of that size, rounded up
 LABEL_CELLS = 24  # the longest label
 HEADING, GAP, EDGE = 26, 24, 12
-PAGE = 1600  # maps side by side as long as they fit this
+PAGE = 1600  # the largest width of maps side by side
 
 
 def heatmap_svg(
@@ -27,10 +27,10 @@ def heatmap_svg(
     *,
     headings: Sequence[str] | None = None,
 ) -> str:
-    """Attention maps with their words as an SVG image; hovering a cell tells its weight.
+    """Attention maps with their tokens as an SVG image; each cell has its weight as a tooltip.
 
-    Heads stand side by side under their `headings` ("head 0", "head 1", …) on one scale: a
-    cell's shade grows with the square root of its weight, so that small ones are seen too.
+    Heads are side by side under their `headings` ("head 0", "head 1", …) on one scale: a
+    cell's shade grows with the square root of its weight, so that small weights are visible.
     """
     heads = weights.shape[0]
     headings = [f"head {head}" for head in range(heads)] if headings is None else headings
@@ -48,15 +48,15 @@ def heatmap_svg(
     above = HEADING + _length(tops) + 6
     across = max(CELL * len(columns), _length(titles))
     panel_width, panel_height = left + across, above + CELL * len(rows)
-    beside = min(heads, max(1, (PAGE - 2 * EDGE + GAP) // (panel_width + GAP)))
-    lines = -(-heads // beside) if heads else 0
-    width = max(2 * EDGE + beside * (panel_width + GAP) - GAP, 220)
+    per_line = min(heads, max(1, (PAGE - 2 * EDGE + GAP) // (panel_width + GAP)))
+    lines = -(-heads // per_line) if heads else 0
+    width = max(2 * EDGE + per_line * (panel_width + GAP) - GAP, 220)
     height = 2 * EDGE + lines * (panel_height + GAP) + 36
 
     parts = []
     for head, values in enumerate(weights.tolist()):
-        x = EDGE + head % beside * (panel_width + GAP)
-        y = EDGE + head // beside * (panel_height + GAP)
+        x = EDGE + head % per_line * (panel_width + GAP)
+        y = EDGE + head // per_line * (panel_height + GAP)
         parts.append(f'<g transform="translate({x} {y})">')
         parts += _panel(titles[head], sides, tops, values, largest, left, above)
         parts.append("</g>")
@@ -65,7 +65,7 @@ def heatmap_svg(
 
 
 def _visible_words(text: str) -> str:
-    """Like `visible`, but a space stays a space."""
+    """Like `visible`, but spaces between words stay spaces."""
     return " ".join(visible(word) for word in text.split(" ") if word)
 
 
@@ -88,9 +88,9 @@ def _panel(
         parts.append(f'<text x="{left - 5}" y="{y}" text-anchor="end">{escape(label)}</text>')
     for row, (side, line) in enumerate(zip(sides, values, strict=True)):
         for column, (top, weight) in enumerate(zip(tops, line, strict=True)):
-            if weight == 0:  # masked: the paper shows through
+            if weight == 0:  # masked: stays white
                 continue
-            red, green, blue = blend(PAPER, shade(weight, largest))
+            red, green, blue = blend(COLOUR_MAP, shade(weight, largest))
             parts.append(
                 f'<rect x="{left + CELL * column}" y="{above + CELL * row}" '
                 f'width="{CELL}" height="{CELL}" fill="#{red:02x}{green:02x}{blue:02x}">'
@@ -107,7 +107,7 @@ def _scale(largest: float, x: int, y: int) -> str:
     steps, step_width = 20, 8
     boxes = [
         '<rect x="{}" y="{}" width="{}" height="{}" fill="#{:02x}{:02x}{:02x}"/>'.format(
-            x + step_width * step, y, step_width, CELL - 6, *blend(PAPER, step / (steps - 1))
+            x + step_width * step, y, step_width, CELL - 6, *blend(COLOUR_MAP, step / (steps - 1))
         )
         for step in range(steps)
     ]

@@ -10,12 +10,12 @@ from regard.errors import ShapeError
 from regard.explain.render.label import blend, cells, clusters, cut, shade, visible
 
 SHADES = " ░▒▓█"
-NIGHT = [(22, 24, 44), (96, 42, 122), (214, 84, 88), (255, 236, 160)]  # dark to bright
+COLOUR_MAP = [(22, 24, 44), (96, 42, 122), (214, 84, 88), (255, 236, 160)]  # dark to bright
 RESET = "\x1b[0m"
-ROW_CELLS, COLUMN_LINES = 16, 12  # the longest label at the side, and on top
+ROW_CELLS, COLUMN_LINES = 16, 12  # the longest row label, and column label
 SMALL_ROWS, SMALL_COLUMNS = 12, 24  # the most cells of a map in an overview
 GAP = 2
-SLIGHTLY_MORE = 1 + 1e-6  # than where a shade begins, whichever way that was rounded
+ABOVE_THRESHOLD = 1 + 1e-6  # just above the weight where a shade begins, despite rounding
 
 
 def heatmap(
@@ -26,10 +26,10 @@ def heatmap(
     width: int,
     colour: bool,
 ) -> str:
-    """An attention map for the terminal: rows look at columns, whose labels read downwards.
+    """An attention map for the terminal: rows attend to columns, whose labels read downwards.
 
-    A cell's shade grows with the square root of its weight, up to the largest, so that small
-    ones are seen too. What does not fit `width` is left out and said so.
+    A cell's shade grows with the square root of its weight, relative to the largest, so that
+    small weights are visible. Columns beyond `width` are left out; a last line says how many.
     """
     if tuple(weights.shape) != (len(rows), len(columns)):
         raise ShapeError(
@@ -40,7 +40,7 @@ def heatmap(
     tops = [clusters(cut(visible(column), COLUMN_LINES)) for column in columns]
     margin = max(map(cells, sides), default=0) + 1
     roomy = margin + 2 * len(columns) <= width
-    wide = any(cells(each) > 1 for top in tops for each in top)
+    wide = any(cells(cluster) > 1 for top in tops for cluster in top)
     cell = 2 if roomy or wide else 1
     shown = min(len(columns), max(0, width - margin) // cell)
     largest = float(weights.max()) if weights.numel() else 0.0
@@ -56,7 +56,7 @@ def heatmap(
         lines.append(label + _shaded(values, largest, cell, colour))
     lines.append(_scale(largest, width, colour))
     if shown < len(columns):
-        lines.append(cut(f"… {len(columns) - shown} of {len(columns)} columns left out", width))
+        lines.append(cut(f"… {len(columns) - shown} of {len(columns)} columns not shown", width))
     return "\n".join(lines)
 
 
@@ -65,21 +65,21 @@ def heads_overview(
 ) -> str:
     """All heads of a layer as small maps side by side, shaded as in `heatmap` on one scale.
 
-    Where a map is too large, a cell stands for the largest weight of a small rectangle.
+    A map that is too large is max-pooled.
     """
-    heads, high, across = weights.shape
-    high, across = min(high, SMALL_ROWS), min(across, SMALL_COLUMNS, width)
-    small = F.adaptive_max_pool2d(weights, (high, across))
+    heads, rows, columns = weights.shape
+    rows, columns = min(rows, SMALL_ROWS), min(columns, SMALL_COLUMNS, width)
+    small = F.adaptive_max_pool2d(weights, (rows, columns))
     largest = float(weights.max()) if weights.numel() else 0.0
-    cell = 2 if across <= min(SMALL_COLUMNS, width) // 2 else 1
-    each = max(cell * across, len(f"head {heads - 1}"))
-    beside = max(1, (width + GAP) // (each + GAP))
-    blank = " " * (each - cell * across)
+    cell = 2 if columns <= min(SMALL_COLUMNS, width) // 2 else 1
+    map_width = max(cell * columns, len(f"head {heads - 1}"))
+    per_line = max(1, (width + GAP) // (map_width + GAP))
+    blank = " " * (map_width - cell * columns)
     lines = []
-    for first in range(0, heads, beside):
-        group = range(first, min(first + beside, heads))
-        lines.append((" " * GAP).join(f"head {head}".ljust(each) for head in group).rstrip())
-        for row in range(high):
+    for first in range(0, heads, per_line):
+        group = range(first, min(first + per_line, heads))
+        lines.append((" " * GAP).join(f"head {head}".ljust(map_width) for head in group).rstrip())
+        for row in range(rows):
             parts = (_shaded(small[head, row].tolist(), largest, cell, colour) for head in group)
             lines.append((blank + " " * GAP).join(parts))
         lines.append("")
@@ -90,18 +90,18 @@ def _shaded(values: Sequence[float], largest: float, cell: int, colour: bool) ->
     shares = [shade(value, largest) for value in values]
     if not colour:
         return "".join(SHADES[min(int(share * 5), 4)] * cell for share in shares)
-    painted = ""
+    text = ""
     for share in shares:
-        red, green, blue = blend(NIGHT, share)
-        painted += f"\x1b[48;2;{red};{green};{blue}m" + " " * cell
-    return painted + RESET
+        red, green, blue = blend(COLOUR_MAP, share)
+        text += f"\x1b[48;2;{red};{green};{blue}m" + " " * cell
+    return text + RESET
 
 
 def _scale(largest: float, width: int, colour: bool) -> str:
-    """Where each shade begins."""
+    """The legend: the weight at which each shade begins."""
     if width < 48:
         return cut(f"largest {largest:.2f}", width)
     steps = [(step / 5) ** 2 * largest for step in range(1, 5)]
-    shades = [_shaded([SLIGHTLY_MORE * step], largest, 2, colour) for step in steps]
+    shades = [_shaded([ABOVE_THRESHOLD * step], largest, 2, colour) for step in steps]
     marks = (f"{shaded} {step:.2f}" for shaded, step in zip(shades, steps, strict=True))
     return "  ".join([*marks, f"largest {largest:.2f}"])
