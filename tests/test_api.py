@@ -208,7 +208,7 @@ def test_a_decoder_writes_with_weights_of_eight_bits_where_asked(place):
     )
     found = ran.generate("the cat ", tokens=9, sampler=["greedy"], int8=True)
     assert found == ran.tokenizer.decode(expected)
-    with pytest.raises(ConfigError, match="leave out draft and amateur"):
+    with pytest.raises(ConfigError, match="cannot be combined with draft or amateur"):
         ran.generate("the ", draft=PromptLookup(), int8=True)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from hub.runs import make_checkpoint
 from regard.cli.info import can_draw
-from regard.explain.render.diagram import draw
+from regard.explain.render.diagram import diagram as draw
 from regard.models.build import family_of, preset
 from regard.models.presets import PRESETS
 
@@ -45,7 +45,7 @@ def test_info_shows_every_kind_of_model_in_eighty_columns(regard, name):
 def test_every_preset_can_be_drawn_in_lines_and_in_ascii(name):
     config = preset(name)
     lines = draw(family_of(config), config)
-    plain = draw(family_of(config), config, plain=True)
+    plain = draw(family_of(config), config, ascii=True)
     assert max(map(len, lines)) <= 78  # two more for the margin
     assert "".join(plain).isascii()
     assert [len(line) for line in plain] == [len(line) for line in lines]

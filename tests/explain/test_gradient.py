@@ -152,8 +152,8 @@ def test_the_cell_that_reads_from_the_end_is_shown_in_the_order_of_the_text():
     assert (flow["0.back"][0] > 0).tolist() == [False, False, True, True, True]
 
 
-def test_a_model_that_does_not_look_back_is_told_so():
-    with pytest.raises(RegardError, match="no layer that looks back matches"):
+def test_a_model_that_reads_no_earlier_position_is_refused():
+    with pytest.raises(RegardError, match="no layer that reads earlier positions matches"):
         gradient_flow(nn.Linear(2, 2), lambda: torch.zeros(()))
     model = language("elman")
     with pytest.raises(RegardError, match="`loss` must call this model"):

@@ -93,7 +93,7 @@ def test_a_run_is_judged_later_as_it_was_while_it_learned(run):
 
 
 def test_a_word_has_one_vector_whatever_stands_around_it(run):
-    alike = run.alike("the", "the king sees the field")
+    alike = run.compare_occurrences("the", "the king sees the field")
     assert alike["places"] == [1, 4]
     assert alike["table"] == pytest.approx(np.ones((2, 2)), abs=1e-6)
     assert set(alike) == {"places", "table"}
@@ -102,11 +102,11 @@ def test_a_word_has_one_vector_whatever_stands_around_it(run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("kings", "'kings' is no word of this run's vocabulary; did you mean king?"),
-        ("xyzzy", "'xyzzy' is no word .*; ask for a more frequent one"),
-        ("king -", "a word is missing; ask as in: king - man"),
-        ("- man", "'-' stands between two words"),
-        ("king - - man", "'-' stands between two words"),
+        ("kings", "'kings' is not in this run's vocabulary; did you mean king?"),
+        ("xyzzy", "'xyzzy' is not in .*; try a more frequent word"),
+        ("king -", "a word is missing; write for example: king - man"),
+        ("- man", "'-' must be between two words"),
+        ("king - - man", "'-' must be between two words"),
         ("", "a word is missing"),
     ],
 )
@@ -116,8 +116,8 @@ def test_what_cannot_be_answered_is_said(run, words, message):
 
 
 def test_one_occurrence_is_nothing_to_compare(run):
-    with pytest.raises(ConfigError, match="'king' stands 1 times in the text"):
-        run.alike("king", "the king")
+    with pytest.raises(ConfigError, match="'king' occurs 1 times in the text"):
+        run.compare_occurrences("king", "the king")
 
 
 def test_it_does_not_write(run):

@@ -105,7 +105,7 @@ class Run:
         both = self.tokenizers
         if both is None:
             raise ConfigError(
-                "this run has no tokenizer: its model does not read text, or was imported without one"
+                "this run has no tokenizer: its model reads no text, or was imported without one"
             )
         return both.target if isinstance(both, PairTokenizers) else both
 
@@ -165,7 +165,7 @@ class Run:
     ) -> Iterator[str]:
         """Continue a prompt and yield the text in pieces; see `generate`."""
         if int8 and (draft is not None or amateur is not None):
-            raise ConfigError("int8 cannot be combined with draft or amateur; leave out draft and amateur")
+            raise ConfigError("int8 cannot be combined with draft or amateur")
         model = self._language(amateur)
         chain = sampler if isinstance(sampler, Chain) else self.chain(sampler)
         ids = self._prompt(prompt)
@@ -174,7 +174,8 @@ class Run:
             model = self._engine(int8) if amateur is None else model
             written = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
         else:
-            guesser = draft if isinstance(draft, PromptLookup) else self._compatible_model(draft, "draft")
+            lookup = isinstance(draft, PromptLookup)
+            guesser = draft if lookup else self._compatible_model(draft, "draft")
             written = stream_speculated(
                 model, ids, chain, draft=guesser, tokens=tokens, stop=stop, seed=seed
             )

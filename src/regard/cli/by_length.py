@@ -61,7 +61,7 @@ def as_curves(names: Sequence[str], runs: "Sequence[ByLength]") -> "Picture":
         ]
         title = metric.replace("_", " ")
         panels.append(Panel(title, title, curves, from_zero=True))
-    return draw_curves(names, panels, across=f"{runs[0].unit} read")
+    return draw_curves(names, panels, x_label=f"{runs[0].unit} read")
 
 
 def _lengths(span: "Span") -> str:

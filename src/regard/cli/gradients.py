@@ -10,7 +10,7 @@ from regard.cli.output import aligned, bold, print_json, say, shown, working
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
-    from regard.explain import Flow
+    from regard.explain import GradientFlow
 
 MOST_DOTS = 80  # of a curve: more would run into each other
 
@@ -29,7 +29,7 @@ def show_gradients(
             flows.append(load(run).gradients(text))
             _must_have(layer, flows[-1], run)
     if out is not None:
-        write(out, _drawn(names, [flow.back(layer) for flow in flows], out.suffix))
+        write(out, _drawn(names, [flow.by_distance(layer) for flow in flows], out.suffix))
     if as_json:
         tables = [
             {"name": name, "read": flow.pieces, "layers": _lists(flow)}
@@ -44,19 +44,19 @@ def show_gradients(
         say("every position: --json; as a picture: --out reach.svg; another layer: --layer N")
 
 
-def _lists(flow: "Flow") -> dict[str, list[float]]:
+def _lists(flow: "GradientFlow") -> dict[str, list[float]]:
     return {name: norms.tolist() for name, norms in flow.layers.items()}
 
 
-def _must_have(layer: int, flow: "Flow", run: Path) -> None:
+def _must_have(layer: int, flow: "GradientFlow", run: Path) -> None:
     layers = len(flow.layers)
     if not 0 <= layer < layers:
         raise ConfigError(f"--layer {layer}: {run} has {layers} layers, 0 to {layers - 1}")
 
 
-def _print(names: Sequence[str], flows: "Sequence[Flow]", layer: int) -> None:
+def _print(names: Sequence[str], flows: "Sequence[GradientFlow]", layer: int) -> None:
     """The norms at a few distances, each about a quarter farther than the one before."""
-    norms = [flow.back(layer) for flow in flows]
+    norms = [flow.by_distance(layer) for flow in flows]
     farthest = max(map(len, norms)) - 1
     steps = [0]
     while steps[-1] < farthest:
@@ -85,5 +85,5 @@ def _drawn(names: Sequence[str], norms: Sequence[Sequence[float]], ending: str) 
     ]
     panel = Panel("gradient of the last loss", "norm", curves)
     told = "how much the loss of the last token depends on what was kept of each one before it"
-    picture = draw_curves(names, [panel], across="positions back", told=told)
+    picture = draw_curves(names, [panel], x_label="positions back", caption=told)
     return to_png(picture) if ending == ".png" else to_svg(picture).encode()

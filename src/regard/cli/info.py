@@ -70,7 +70,7 @@ def info(
         named = {"name": what, "kind": kind, "config": describe(config)}
         print_json({**named, **table, **({"metrics": metrics} if kind == "run" else {})})
         return
-    from regard.explain.render.diagram import draw
+    from regard.explain.render.diagram import diagram as draw
 
     out = sys.stdout
     large = how_large(counted.parameters, numbers)
@@ -82,7 +82,7 @@ def info(
         notes = [published.source, *([published.reason] if published.reason else [])]
     for line in (line for note in notes for line in textwrap.wrap(note, ROOM)):
         print(dim(line, out))
-    section("drawing", draw(family_of(config), config, plain=not can_draw(out)))
+    section("drawing", draw(family_of(config), config, ascii=not can_draw(out)))
     chosen = [(key, value) for key, value in describe(config).items() if value not in (None, False)]
     section("choices", aligned([row for key, value in chosen for row in _rows(key, value)]))
     if counted.parameters:

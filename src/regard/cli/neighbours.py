@@ -48,7 +48,7 @@ def neighbours(
         if text is not None:
             if len(asked) > 1:
                 raise ConfigError(f"--in compares one word with itself, not {' '.join(asked)}")
-            alike = opened.alike(asked[0], text)
+            alike = opened.compare_occurrences(asked[0], text)
         else:
             found = opened.neighbours(asked, top=top)
     if as_json:

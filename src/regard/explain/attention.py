@@ -85,7 +85,7 @@ def attention_maps(
         if recording.weights is not None
     }
     if not maps:
-        raise RegardError(f"`run` did not call {', '.join(modules)}; it must run this model")
+        raise RegardError(f"`run` did not call {', '.join(modules)}; `run` must call this model")
     return maps
 
 

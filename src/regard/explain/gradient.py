@@ -47,7 +47,7 @@ def gradient_flow(
             stack.callback(carry.register_forward_hook(record).remove)
         total = loss()
     if not recorded:
-        raise RegardError("`loss` did not run the model; it must call this model")
+        raise RegardError("the model did not run; `loss` must call this model")
     gradients = torch.autograd.grad(
         total, [state for _, state in recorded], allow_unused=True, materialize_grads=True
     )

@@ -263,7 +263,8 @@ def _attention(config: Any, side: str, *, cross: bool = False) -> Part:
 def _window(config: Any) -> list[str]:
     if config.window is None:
         return []
-    others = f" (global in every {_ordinal(config.global_every)} layer)" if config.global_every else ""
+    every = config.global_every
+    others = f" (global in every {_ordinal(every)} layer)" if every else ""
     return [f"sliding window of {config.window:,}{others}"]
 
 
