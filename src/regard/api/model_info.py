@@ -17,7 +17,7 @@ from regard.config import (
 )
 from regard.errors import ConfigError, unknown
 from regard.explain.render.diagram import diagram
-from regard.hub.load import is_foreign, open_folder
+from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.models.build import describe, family_of, resolve
 from regard.models.compatibility import with_defaults
 from regard.models.cost import Cost, cost
@@ -183,10 +183,10 @@ def _find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], 
         return "recipe", config, {}, notes
     if not Path(what).is_dir() and "/" not in what:
         raise ConfigError(_unknown_name(what, [*PRESETS, *recipes()]))
-    if is_foreign(Path(what)):
+    if is_external_checkpoint(Path(what)):
         if over:
             raise ConfigError(f"{what} is a checkpoint; import it before changing its settings")
-        return "checkpoint", open_folder(Path(what)).config, {}, []
+        return "checkpoint", open_checkpoint(Path(what)).config, {}, []
     folder = RunFolder(what)
     run = build(RunConfig, merge(to_table(folder.load_config()), over))
     metrics = folder.kept_metrics()
