@@ -17,7 +17,7 @@ from regard.files.untrusted import (
     read_text,
 )
 from regard.text import Tokenizer
-from regard.text.pretrained import load_folder
+from regard.text.pretrained import load_pretrained
 from text import files
 
 
@@ -44,7 +44,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, name):
         load(tmp_path, table())
     os.mkfifo(tmp_path / name)
     with pytest.raises(CheckpointError, match=f"cannot read .*{name}: it is not a regular file"):
-        load_folder(tmp_path, {})
+        load_pretrained(tmp_path, {})
 
 
 def test_devices_folders_and_files_beyond_all_bounds_are_refused(tmp_path):
@@ -80,7 +80,7 @@ def test_a_vocab_json_with_such_an_id_is_refused_too(tmp_path):
     (tmp_path / "vocab.json").write_text('{"a": 100000000}')
     (tmp_path / "merges.txt").write_text("")
     with pytest.raises(CheckpointError, match=r"vocab\.json cannot be used: id 100000000 is far"):
-        load_folder(tmp_path, {})
+        load_pretrained(tmp_path, {})
 
 
 def test_a_vocabulary_may_have_gaps(tmp_path):
@@ -136,8 +136,8 @@ def template(*names):
 
 
 @pytest.mark.parametrize("names", ["B", "AB", ""])
-def test_a_frame_of_one_text_that_names_another_is_refused(tmp_path, names):
-    with pytest.raises(CheckpointError, match="not A alone"):
+def test_a_template_of_one_text_that_names_another_is_refused(tmp_path, names):
+    with pytest.raises(CheckpointError, match="must contain text A only"):
         load(tmp_path, table(post_processor=template(*names)))
 
 

@@ -50,13 +50,17 @@ def foreign(single="<s> $A", pair="<s> $A <s>:1 $B:1"):
     marks = [(token, vocab[token]) for token in ("<s>", "</s>")]
     library.post_processor = processors.TemplateProcessing(single, pair, marks)
     names = {"start": "<s>", "stop": "</s>", "unk": "<unk>", "pad": "[PAD]"}
-    return Tokenizer(library, SpecialTokens(tokens=names, stops=("</s>", "<|end|>"), size=16))
+    return Tokenizer(
+        library, SpecialTokens(tokens=names, stop_tokens=("</s>", "<|end|>"), vocab_size=16)
+    )
 
 
 def bart():
     """As BART has it: <s> … </s> around a text, and </s> before what the decoder writes."""
     found = foreign("<s> $A </s>", "<s> $A </s> </s> $B </s>")
-    both = Tokenizer(found.backend, SpecialTokens(tokens=found.special_tokens.tokens, first="</s>"))
+    both = Tokenizer(
+        found.backend, SpecialTokens(tokens=found.special_tokens.tokens, decoder_start="</s>")
+    )
     return PairTokenizers(both, both)
 
 

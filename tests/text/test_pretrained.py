@@ -17,8 +17,8 @@ from tokenizers import processors
 
 from regard.errors import CheckpointError
 from regard.text import PairTokenizers, Tokenizer, train_tokenizer
-from regard.text.pretrained import STYLES, load_folder
-from regard.text.sentencepiece import build, read_pieces
+from regard.text.pretrained import FAMILIES, load_pretrained
+from regard.text.sentencepiece import build, read_model
 from text import files
 
 TEXTS = [
@@ -229,7 +229,7 @@ def cut(kind):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "spiece.model")
         path.write_bytes(files.sentencepiece(pieces, **options))
-        return Tokenizer(build(read_pieces(path)))
+        return Tokenizer(build(read_model(path)))
 
 
 def tokens(tokenizer, text):
@@ -268,7 +268,7 @@ def test_control_pieces_are_never_joined_from_text():
 def test_spaces_are_added_and_dropped_as_the_file_says(tmp_path, prefix, squeeze):
     path = tmp_path / "spiece.model"
     path.write_bytes(files.sentencepiece(files.UNIGRAM, prefix=prefix, squeeze=squeeze))
-    tokenizer = Tokenizer(build(read_pieces(path)))
+    tokenizer = Tokenizer(build(read_model(path)))
     for text in TEXTS:
         wanted = slow_unigram(normal(text, prefix=prefix, squeeze=squeeze), files.UNIGRAM)
         assert tokens(tokenizer, text) == wanted
@@ -277,7 +277,7 @@ def test_spaces_are_added_and_dropped_as_the_file_says(tmp_path, prefix, squeeze
 def test_characters_are_replaced_as_the_file_says(tmp_path):
     path = tmp_path / "spiece.model"
     path.write_bytes(files.sentencepiece(files.UNIGRAM, charsmap=files.charsmap("X", "the")))
-    tokenizer = Tokenizer(build(read_pieces(path)))
+    tokenizer = Tokenizer(build(read_model(path)))
     assert tokens(tokenizer, "X cats") == tokens(tokenizer, "the cats")
 
 
@@ -286,7 +286,7 @@ def test_symbols_of_the_user_are_never_cut(tmp_path, model):
     pieces = [*(files.UNIGRAM if model == 1 else files.BPE), ("ct", 0.0, files.USER)]
     path = tmp_path / "spiece.model"
     path.write_bytes(files.sentencepiece(pieces, model=model, squeeze=False))
-    tokenizer = Tokenizer(build(read_pieces(path)))
+    tokenizer = Tokenizer(build(read_model(path)))
     assert tokens(tokenizer, "act")[-1] == "ct"
     assert tokens(tokenizer, "acta")[-2:] == ["ct", "a"]
     assert tokens(tokenizer, "act")[0] == "▁"
@@ -296,7 +296,7 @@ def test_symbols_of_the_user_are_never_cut(tmp_path, model):
 
 def test_t5_has_sentinels_after_its_pieces_and_ends_a_text(tmp_path):
     write(tmp_path, spiece_model=files.sentencepiece(files.UNIGRAM))
-    tokenizer = load_folder(
+    tokenizer = load_pretrained(
         tmp_path, {"model_type": "t5", "decoder_start_token_id": 0, "vocab_size": 128}
     )
     assert tokenizer.backend.token_to_id("<extra_id_0>") == len(files.UNIGRAM) + 99
@@ -312,20 +312,20 @@ def test_t5_has_sentinels_after_its_pieces_and_ends_a_text(tmp_path):
 
 def test_llama_begins_a_text_and_a_folder_may_say_otherwise(tmp_path):
     write(tmp_path, tokenizer_model=files.sentencepiece(files.BPE, model=2, fallback=True))
-    tokenizer = load_folder(tmp_path, {"model_type": "llama"})
+    tokenizer = load_pretrained(tmp_path, {"model_type": "llama"})
     assert tokenizer.with_special_tokens([9]) == ([1, 9], [0, 0])
     assert tokenizer.prefix_ids == [1]
     write(tmp_path, tokenizer_config_json={"add_bos_token": False, "add_eos_token": True})
-    assert load_folder(tmp_path, {"model_type": "llama"}).with_special_tokens([9])[0] == [9, 2]
-    load_folder(tmp_path, {"model_type": "llama"}).save(tmp_path / "tokenizer.json")
+    assert load_pretrained(tmp_path, {"model_type": "llama"}).with_special_tokens([9])[0] == [9, 2]
+    load_pretrained(tmp_path, {"model_type": "llama"}).save(tmp_path / "tokenizer.json")
     write(tmp_path, tokenizer_config_json={"add_bos_token": True, "bos_token": "<s>"})
-    assert load_folder(tmp_path, {"model_type": "llama"}).with_special_tokens([9])[0] == [1, 9]
+    assert load_pretrained(tmp_path, {"model_type": "llama"}).with_special_tokens([9])[0] == [1, 9]
 
 
 def test_albert_lowers_text_and_drops_accents(tmp_path):
     pieces = [*files.UNIGRAM, ("[CLS]", 0.0, files.CONTROL), ("[SEP]", 0.0, files.CONTROL)]
     write(tmp_path, spiece_model=files.sentencepiece(pieces))
-    tokenizer = load_folder(tmp_path, {"model_type": "albert"})
+    tokenizer = load_pretrained(tmp_path, {"model_type": "albert"})
     assert tokenizer.encode("Thé CÂT") == tokenizer.encode("the cat")
     cls, sep = len(files.UNIGRAM), len(files.UNIGRAM) + 1
     assert tokenizer.with_special_tokens([5], [6]) == ([cls, 5, sep, 6, sep], [0, 0, 0, 1, 1])
@@ -341,7 +341,7 @@ def test_marian_cuts_each_side_by_its_own_pieces_and_shares_the_ids(tmp_path):
         target_spm=files.sentencepiece(target),
         vocab_json={token: id for id, token in enumerate(order)},
     )
-    pair = load_folder(tmp_path, {"model_type": "marian", "decoder_start_token_id": 9})
+    pair = load_pretrained(tmp_path, {"model_type": "marian", "decoder_start_token_id": 9})
     assert pair.source.encode("ab abc") == [3, 3, 1]
     assert pair.source.encode(">>fr<< a") == [8, 2, 4]
     assert pair.target.encode("ab") == [2, 5]
@@ -360,7 +360,7 @@ def test_marian_cuts_each_side_by_its_own_pieces_and_shares_the_ids(tmp_path):
 
 def test_llama2c_gives_the_pieces_of_its_model(tmp_path):
     write(tmp_path, tokenizer_bin=files.llama2c(files.BPE))
-    tokenizer = load_folder(tmp_path, {})
+    tokenizer = load_pretrained(tmp_path, {})
     for text in TEXTS:
         assert tokenizer.encode(text) == cut("bpe").encode(text)
     assert tokenizer.with_special_tokens([9])[0] == [1, 9]
@@ -406,7 +406,7 @@ def damaged_models():
 def test_a_damaged_sentencepiece_model_is_named(tmp_path, what):
     write(tmp_path, tokenizer_model=damaged_models()[what])
     with pytest.raises(CheckpointError, match=r"tokenizer\.model is not a SentencePiece model"):
-        load_folder(tmp_path, {})
+        load_pretrained(tmp_path, {})
 
 
 @given(noise=st.binary(max_size=40), place=st.integers(0, 400))
@@ -416,7 +416,7 @@ def test_noise_in_a_sentencepiece_model_is_read_or_refused(tmp_path_factory, noi
     path = tmp_path_factory.getbasetemp() / "noisy.model"
     path.write_bytes(data[:place] + noise + data[place + len(noise) :])
     try:
-        library = build(read_pieces(path))
+        library = build(read_model(path))
     except CheckpointError:
         return
     library.encode("the X cats été")
@@ -426,7 +426,7 @@ def test_noise_in_a_sentencepiece_model_is_read_or_refused(tmp_path_factory, noi
 def test_a_damaged_llama2c_tokenizer_is_named(tmp_path, length):
     write(tmp_path, tokenizer_bin=files.llama2c(files.BPE)[:length])
     with pytest.raises(CheckpointError, match=r"tokenizer\.bin is not a llama2\.c tokenizer"):
-        load_folder(tmp_path, {})
+        load_pretrained(tmp_path, {})
 
 
 BYTES = {
@@ -443,12 +443,12 @@ MERGES = "#version: 0.2\nĠ t\nh e\nĠt he\nĠ c\na t\n"
         ({"vocab_json": VOCAB, "merges_txt": "Ġ t x\n"}, r"merges\.txt, line 1: .* not a pair"),
         ({"vocab_json": VOCAB, "merges_txt": "Ġ zz\n"}, r"vocab\.json cannot be used"),
         ({"vocab_json": VOCAB, "merges_txt": b"\xff"}, r"merges\.txt is not UTF-8"),
-        ({"vocab_json": {"a": "1"}, "merges_txt": ""}, "must give each token its number"),
-        ({"vocab_json": {"a": 1, "b": 1}, "merges_txt": ""}, "two tokens have one number"),
-        ({"vocab_json": {"a</w>": 1}, "merges_txt": ""}, "as GPT-1 did"),
+        ({"vocab_json": {"a": "1"}, "merges_txt": ""}, "every token must have an id"),
+        ({"vocab_json": {"a": 1, "b": 1}, "merges_txt": ""}, "two tokens have the same id"),
+        ({"vocab_json": {"a</w>": 1}, "merges_txt": ""}, "as GPT-1 does"),
         ({"vocab_json": "[]", "merges_txt": ""}, "not a JSON object"),
-        ({"vocab_json": VOCAB}, "what belongs to it is missing"),
-        ({"vocab_txt": "a\nb\n"}, "no piece \\[UNK\\]"),
+        ({"vocab_json": VOCAB}, "a file that belongs to it is missing"),
+        ({"vocab_txt": "a\nb\n"}, "no unknown token \\[UNK\\]"),
         ({"vocab_txt": b"\xff"}, "is not UTF-8"),
         (
             {
@@ -465,19 +465,19 @@ MERGES = "#version: 0.2\nĠ t\nh e\nĠt he\nĠ c\na t\n"
             },
             "cannot be used",
         ),
-        ({"sentencepiece.bpe_model": b""}, "of a kind that is not read"),
+        ({"sentencepiece.bpe_model": b""}, "of an unsupported format"),
         ({"vocab_txt": "[UNK]\na\n", "added_tokens_json": {"z": 9}}, "'z' must have id 9"),
     ],
 )
 def test_damaged_or_unknown_vocabularies_are_named(tmp_path, contents, message):
     write(tmp_path, **contents)
     with pytest.raises(CheckpointError, match=message):
-        load_folder(tmp_path, {})
+        load_pretrained(tmp_path, {})
 
 
 def test_a_folder_without_a_vocabulary_has_no_tokenizer(tmp_path):
     write(tmp_path, config_json={"model_type": "vit"})
-    assert load_folder(tmp_path, {"model_type": "vit"}) is None
+    assert load_pretrained(tmp_path, {"model_type": "vit"}) is None
 
 
 # GPT-2 and BERT
@@ -518,7 +518,7 @@ def of_lines(merges):
 def test_pairs_of_bytes_are_joined_as_in_gpt2(tmp_path, names):
     pytest.importorskip("regex", reason="it comes with transformers")
     write(tmp_path, **dict(zip(names, (VOCAB, MERGES), strict=True)))
-    tokenizer = load_folder(tmp_path, {"model_type": "gpt2"})
+    tokenizer = load_pretrained(tmp_path, {"model_type": "gpt2"})
     for text in [*TEXTS, "the cat's  12 cats\n\n at", "don't \u3000 x"]:
         assert tokenizer.encode(text) == slow_gpt2(text, VOCAB, of_lines(MERGES))
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -533,26 +533,26 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "ét
 
 def test_word_pieces_are_read_from_lines(tmp_path):
     write(tmp_path, vocab_txt="\r\n".join(WORDS) + "\r\n")
-    tokenizer = load_folder(tmp_path, {"model_type": "bert"})
+    tokenizer = load_pretrained(tmp_path, {"model_type": "bert"})
     assert tokenizer.encode("The cats, ÉTÉ 日日") == [5, 6, 7, 11, 9, 10, 10]
     assert tokenizer.with_special_tokens([5], [6]) == ([2, 5, 3, 6, 3], [0, 0, 0, 1, 1])
     assert [tokenizer.special_id(name) for name in ("pad", "unk", "cls", "sep", "mask")] == list(
         range(5)
     )
     write(tmp_path, tokenizer_config_json={"do_lower_case": False, "tokenize_chinese_chars": False})
-    assert load_folder(tmp_path, {"model_type": "bert"}).encode("été The 日日") == [8, 1, 1]
+    assert load_pretrained(tmp_path, {"model_type": "bert"}).encode("été The 日日") == [8, 1, 1]
 
 
 def test_text_is_not_lowered_where_pieces_have_capitals_and_nothing_says_so(tmp_path):
     write(tmp_path, vocab_txt="\n".join([*WORDS, "The"]))
-    assert load_folder(tmp_path, {"model_type": "bert"}).encode("The the") == [12, 5]
+    assert load_pretrained(tmp_path, {"model_type": "bert"}).encode("The the") == [12, 5]
 
 
 def test_tokens_added_later_keep_their_ids(tmp_path):
     write(tmp_path, vocab_txt="\n".join(WORDS), added_tokens_json={"<new>": 12})
     decoder = {"13": {"content": "<more>", "special": True, "normalized": False}}
     write(tmp_path, tokenizer_config_json={"added_tokens_decoder": decoder})
-    tokenizer = load_folder(tmp_path, {"model_type": "bert"})
+    tokenizer = load_pretrained(tmp_path, {"model_type": "bert"})
     assert tokenizer.encode("the<new>") == [5, 12]
     assert 13 not in tokenizer.encode("<more>")
 
@@ -596,13 +596,13 @@ def test_slow_files_give_the_ids_of_transformers(tmp_path, family):
     if any(name.endswith("_model") for name in SLOW[family]):
         pytest.importorskip("sentencepiece", reason="transformers reads .model files with it")
         pytest.importorskip("google.protobuf", reason="transformers reads .model files with it")
-    assert family in STYLES
+    assert family in FAMILIES
     contents = dict(SLOW[family])
     if family in ("roberta", "bart"):
         contents["vocab_json"] = VOCAB | MARKS
     write(tmp_path, config_json={"model_type": family}, **contents)
     write(tmp_path, tokenizer_config_json=FOR.get(family, {}))
-    ours = load_folder(tmp_path, {"model_type": family})
+    ours = load_pretrained(tmp_path, {"model_type": family})
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, split_special_tokens=True)
     for text in [*TEXTS, "The cat's 123 cats,\r\n\tX  é e\u0301 日本"]:
         if family == "t5":  # in real files the map of characters makes such spaces plain
@@ -692,7 +692,7 @@ def other_gpt2(vocab, merges):
 @pytest.mark.parity
 def test_gpt2_ids_equal_those_of_another_implementation():
     folder = data() / "tokenizers"
-    ours = load_folder(folder, {})
+    ours = load_pretrained(folder, {})
     vocab = json.loads((folder / "gpt2_encoder.json").read_text(encoding="utf-8"))
     other, count = other_gpt2(vocab, (folder / "gpt2_vocab.bpe").read_text(encoding="utf-8"))
     rng = random.Random(0)
@@ -706,7 +706,7 @@ def test_gpt2_ids_equal_those_of_another_implementation():
 @pytest.mark.real
 def test_the_story_that_llama2c_tells_is_two_hundred_tokens():
     folder = data() / "weights" / "stories260k"
-    tokenizer = load_folder(folder, {})
+    tokenizer = load_pretrained(folder, {})
     story = (folder / "expected_greedy_200.txt").read_text(encoding="utf-8")
     ids = tokenizer.encode(story)
     assert (tokenizer.size, len(ids)) == (512, 200)

@@ -245,7 +245,7 @@ def test_byte_pieces_of_ascii_join_to_the_text(text):
 
 def library_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """What the library itself makes of the same tokenizer.json."""
-    library = tokenizers.Tokenizer.from_str(tokenizer._library.to_str())
+    library = tokenizers.Tokenizer.from_str(tokenizer._backend.to_str())
     library.encode_special_tokens = True
     return library.encode(text, add_special_tokens=False).ids
 
@@ -445,9 +445,9 @@ def test_one_long_piece_is_sampled_from_all_over(monkeypatch):
 
 
 def test_training_takes_no_more_than_the_limit(monkeypatch):
-    monkeypatch.setattr(trainers, "LIMIT", 100)
+    monkeypatch.setattr(trainers, "MAX_TRAINING_BYTES", 100)
     monkeypatch.setattr(trainers, "WINDOW", 10)
     seen = []
-    monkeypatch.setitem(TOKENIZERS, "mine", lambda pieces: seen.extend(pieces) or learned("char"))
+    monkeypatch.setitem(TOKENIZERS, "mine", lambda texts: seen.extend(texts) or learned("char"))
     train_tokenizer("mine", (f"line {number}" for number in range(10_000)))
     assert sum(map(len, seen)) <= 100

@@ -9,8 +9,8 @@ from regard.errors import CheckpointError, ConfigError
 from regard.models.transformer import TransformerConfig
 from regard.text import PairTokenizers, Tokenizer
 from regard.text.pair_tokenizers import JOINT, TARGET
-from regard.text.pretrained import CLS, EOS, framed, load_folder
-from regard.text.special_tokens import ROLES
+from regard.text.pretrained import CLS, EOS, load_pretrained, with_template
+from regard.text.special_tokens import HF_KEYS
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def read_tokenizers(folder: Path, config: Table) -> Tokenizer | PairTokenizers |
 
     None where there is no tokenizer at all, as for images. `config` is the folder's config.json.
     """
-    found = load_folder(folder, config)
+    found = load_pretrained(folder, config)
     if not isinstance(found, Tokenizer):
         return found
     writes = config.get("is_encoder_decoder", config.get("model_type") in PAIRS)
@@ -82,7 +82,7 @@ def write_tokenizers(tokenizers: Tokenizer | PairTokenizers, folder: Path, confi
 
 def _dressed(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
     """What our tasks put around texts themselves, other libraries leave to the tokenizer."""
-    return framed(tokenizer, single, pair) if tokenizer.is_native else tokenizer
+    return with_template(tokenizer, single, pair) if tokenizer.is_native else tokenizer
 
 
 def _write(tokenizer: Tokenizer, folder: Path, config: Table) -> Table:
@@ -93,7 +93,7 @@ def _write(tokenizer: Tokenizer, folder: Path, config: Table) -> Table:
         )
     tokenizer.save(folder / JOINT)
     roles = tokenizer.special_tokens
-    special = {ROLES[role]: token for role, token in roles.tokens.items()}
+    special = {HF_KEYS[role]: token for role, token in roles.tokens.items()}
     context = config.get("max_position_embeddings", config.get("n_positions"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

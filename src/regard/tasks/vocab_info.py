@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
 from regard.text import Tokenizer
-from regard.text.wordpiece import MORE
+from regard.text.wordpiece import CONTINUATION
 
 BLANK = "<mask>"  # how a user writes it, whatever the vocabulary calls it
 LEADING = ("bpe", "unigram")  # kinds in which a space belongs to the piece after it
@@ -23,7 +23,7 @@ def _alone(piece: str) -> tuple[bool, bool]:
 
 
 def _marked(piece: str) -> tuple[bool, bool]:
-    return piece.startswith(MORE), True
+    return piece.startswith(CONTINUATION), True
 
 
 def _lettered(piece: str) -> tuple[bool, bool]:

@@ -1,4 +1,4 @@
-"""Text and ids: five kinds of tokenizers, trained here, each kept in one `tokenizer.json`."""
+"""Tokenizers: five kinds that are trained here, and those of pretrained models."""
 
 from regard.text.pair_tokenizers import PairTokenizers, train_pair
 from regard.text.special_tokens import SPECIAL_TOKENS, SpecialTokens

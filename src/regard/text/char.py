@@ -1,4 +1,4 @@
-"""Characters: every character is a token, as in Shannon's chain."""
+"""Character-level tokenizer."""
 
 from collections.abc import Iterable
 
@@ -6,13 +6,13 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard.text.special_tokens import SPECIAL_TOKENS
-from regard.text.tokenizer import CHARACTER, Tokenizer, characters, special_tokens
+from regard.text.tokenizer import CHARACTER, Tokenizer, added_special_tokens, characters
 
 
-def train(pieces: Iterable[str], *, lower: bool = False) -> Tokenizer:
-    """One token for each character that occurs, in the order of Unicode.
+def train(texts: Iterable[str], *, lower: bool = False) -> Tokenizer:
+    """One token for each character of the texts, in the order of code points.
 
-    Text made of characters seen here comes back exactly; any other becomes `<unk>`.
+    Decoding restores texts of these characters exactly; other characters become `<unk>`.
 
     >>> tokenizer = train(["to be"])
     >>> tokenizer.encode("be to")
@@ -20,12 +20,12 @@ def train(pieces: Iterable[str], *, lower: bool = False) -> Tokenizer:
     >>> tokenizer.decode(tokenizer.encode("be to"))
     'be to'
     """
-    tokens = [*SPECIAL_TOKENS, *sorted(characters(pieces, lower=lower))]
+    tokens = [*SPECIAL_TOKENS, *sorted(characters(texts, lower=lower))]
     vocab = {token: id for id, token in enumerate(tokens)}
-    library = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     if lower:
-        library.normalizer = normalizers.Lowercase()
-    library.pre_tokenizer = pre_tokenizers.Split(Regex(CHARACTER), "isolated")
-    library.decoder = decoders.Fuse()
-    library.add_special_tokens(special_tokens())
-    return Tokenizer(library)
+        backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(CHARACTER), "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(added_special_tokens())
+    return Tokenizer(backend)

@@ -1,4 +1,4 @@
-"""Tokenizers for pairs of texts: one for both sides, or one for each."""
+"""Tokenizers for source and target: one joint tokenizer, or one for each side."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ JOINT, SOURCE, TARGET = "tokenizer.json", "tokenizer.source.json", "tokenizer.ta
 
 @dataclass(frozen=True)
 class PairTokenizers:
-    """What reads the source and what reads the target; one and the same when they are joint.
+    """The tokenizers of source and target; the same object if the vocabulary is joint.
 
     joint       tokenizer.json
     separate    tokenizer.source.json, tokenizer.target.json
 
-    Beside each may stand the roles of its special tokens, as in tokenizer_config.source.json.
+    Special tokens are saved next to each, as in tokenizer_config.source.json.
     """
 
     source: Tokenizer
@@ -28,7 +28,7 @@ class PairTokenizers:
 
     @property
     def kind(self) -> str:
-        """The kind of both."""
+        """The kind of both tokenizers."""
         return self.target.kind
 
     @property
@@ -38,11 +38,11 @@ class PairTokenizers:
 
     @property
     def shared(self) -> bool:
-        """Whether an id means the same on both sides; Marian cuts each side by its own pieces."""
+        """Whether an id means the same on both sides (Marian: two sets of pieces, shared ids)."""
         return self.joint or self.source.has_hidden_pieces or self.target.has_hidden_pieces
 
     def save(self, folder: Path | str) -> None:
-        """Write the one file or the two."""
+        """Write one file if joint, else two."""
         if self.joint:
             self.source.save(Path(folder, JOINT))
         else:
@@ -56,7 +56,7 @@ class PairTokenizers:
         separate = source.exists() or target.exists()
         if joint.exists() and separate:
             raise CheckpointError(
-                f"{folder} has both {JOINT} and one for each side; remove one kind"
+                f"{folder} has both {JOINT} and files for source and target; remove one kind"
             )
         if separate:
             return cls(Tokenizer.load(source), Tokenizer.load(target))
@@ -65,7 +65,7 @@ class PairTokenizers:
 
 
 def train_pair(choice: Choice, rows: Callable[[], Iterator[tuple[str, str]]]) -> PairTokenizers:
-    """Learn the tokenizers of a parallel text; `rows()` begins it anew.
+    """Train the tokenizers of a parallel text; each call of `rows()` iterates from the start.
 
     The vocabulary is joint unless the choice says `{ kind = "bpe", shared = false }`.
     """

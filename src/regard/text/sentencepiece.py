@@ -1,7 +1,7 @@
 """SentencePiece's `.model` files, read without that library, and llama2.c's `tokenizer.bin`.
 
-A `.model` is a protocol buffer: the pieces with their scores, how they are used, and how text
-is normalised first. Files are not trusted: every length is checked before it is used.
+A `.model` is a protocol buffer: the pieces with their scores and types, and how text is
+normalized. Files are untrusted: every length is checked before it is used.
 """
 
 import math
@@ -17,18 +17,18 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from regard.errors import CheckpointError
 from regard.files.untrusted import check_charsmap, read_bytes
-from regard.text.tokenizer import HIDDEN, SPACE
+from regard.text.tokenizer import OTHER_SIDE, SPACE
 
-UNIGRAM, BPE = 1, 2  # trainer_spec.model_type
-NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # what a piece is for
-KINDS = {NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE}
-MARK = re.compile(r"<[a-z]+>|</s>|>>.+<<")
-LONGEST = 1 << 16  # bytes of one piece; real ones have some tens
+UNIGRAM, BPE = 1, 2  # trainer_model.model_type_type
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces
+PIECE_TYPES = {NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE}
+CONTROL_TEXT = re.compile(r"<[a-z]+>|</s>|>>.+<<")
+MAX_PIECE_LENGTH = 1 << 16  # characters; real pieces have some tens
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One piece of the vocabulary; its place in the list is its id."""
+    """One piece of the vocabulary; its index in the list is its id."""
 
     text: str
     score: float
@@ -36,148 +36,158 @@ class Piece:
 
 
 @dataclass(kw_only=True, slots=True)
-class Pieces:
-    """All that a `.model` says about how text is cut."""
+class SentencePieceModel:
+    """The content of a `.model` file that affects tokenization."""
 
     pieces: list[Piece] = field(default_factory=list)
-    model: int = UNIGRAM
-    fallback: bool = False  # what is unknown becomes its bytes, '<0xE2>'
-    suffix: bool = False  # a space belongs to the word before it
-    charsmap: bytes = b""  # which characters are replaced by which
-    prefix: bool = True  # a space is put before the text
-    squeeze: bool = True  # spaces at both ends and repeated ones go
-    escape: bool = True  # spaces are written '▁'
+    model_type: int = UNIGRAM
+    byte_fallback: bool = False  # unknown characters become bytes, '<0xE2>'
+    whitespace_suffix: bool = False  # a space belongs to the word before it
+    charsmap: bytes = b""  # precompiled_charsmap: replacements of characters
+    dummy_prefix: bool = True  # a space is added before the text
+    remove_extra_spaces: bool = True  # at both ends, and repeated ones
+    escape_spaces: bool = True  # spaces are written '▁'
 
 
-# Field numbers of the protocol buffer, and our name for what they hold.
+# Field numbers of the protocol buffer and the attributes that they set.
 SPECS = {
-    2: {3: "model", 24: "suffix", 35: "fallback"},  # trainer_spec
-    3: {2: "charsmap", 3: "prefix", 4: "squeeze", 5: "escape"},  # normalizer_spec
+    2: {3: "model_type", 24: "whitespace_suffix", 35: "byte_fallback"},  # trainer_spec
+    3: {  # normalizer_spec
+        2: "charsmap",
+        3: "dummy_prefix",
+        4: "remove_extra_spaces",
+        5: "escape_spaces",
+    },
 }
 
 
-def read_pieces(path: Path) -> Pieces:
+def read_model(path: Path) -> SentencePieceModel:
     """Read a `.model` or `.spm` file."""
     data = read_bytes(path)
     try:
-        result = Pieces()
+        model = SentencePieceModel()
         for number, value in _fields(data):
             if number == 1:
-                result.pieces.append(_piece(_bytes(value)))
+                model.pieces.append(_parse_piece(_bytes(value)))
             elif number in SPECS:
-                for inner, each in _fields(_bytes(value)):
-                    if inner in SPECS[number]:
-                        _set(result, SPECS[number][inner], each)
-        _check(result)
+                for field_number, field_value in _fields(_bytes(value)):
+                    if field_number in SPECS[number]:
+                        _set(model, SPECS[number][field_number], field_value)
+        _check(model)
     except (ValueError, struct.error) as error:
         raise CheckpointError(f"{path} is not a SentencePiece model, or damaged: {error}") from None
-    return result
+    return model
 
 
-def read_llama2c(path: Path) -> Pieces:
-    """Read llama2.c's tokenizer.bin: the length of the longest piece, then score, length, bytes.
+def read_llama2c(path: Path) -> SentencePieceModel:
+    """Read llama2.c's tokenizer.bin: maximum piece length, then score, length, bytes of each piece.
 
-    Spaces stand as they are, and the first three pieces are `<unk>`, `<s>` and `</s>`.
+    Spaces are not escaped, and the first three pieces are `<unk>`, `<s>` and `</s>`.
     """
     data = read_bytes(path)
     try:
-        (longest,) = struct.unpack_from("<i", data)
-        names, at = [], 4
-        while at < len(data):
-            score, length = struct.unpack_from("<fi", data, at)
-            if not 0 <= length <= min(longest, len(data) - at - 8) or not math.isfinite(score):
-                _fail(f"no piece at byte {at}")
-            names.append((data[at + 8 : at + 8 + length].decode(), score))
-            at += 8 + length
+        (max_length,) = struct.unpack_from("<i", data)
+        names, offset = [], 4
+        while offset < len(data):
+            score, length = struct.unpack_from("<fi", data, offset)
+            if not 0 <= length <= min(max_length, len(data) - offset - 8) or not math.isfinite(
+                score
+            ):
+                _fail(f"no valid piece at byte {offset}")
+            names.append((data[offset + 8 : offset + 8 + length].decode(), score))
+            offset += 8 + length
         pieces = [Piece("<unk>", 0.0, UNKNOWN), Piece("<s>", 0.0, CONTROL)]
         pieces.append(Piece("</s>", 0.0, CONTROL))
         for name, score in names[3:]:
-            byte = len(name) == 6 and name.startswith("<0x")
-            pieces.append(Piece(name.replace(" ", SPACE), score, BYTE if byte else NORMAL))
-        result = Pieces(pieces=pieces, model=BPE, fallback=True, squeeze=False)
-        _check(result)
+            is_byte = len(name) == 6 and name.startswith("<0x")
+            pieces.append(Piece(name.replace(" ", SPACE), score, BYTE if is_byte else NORMAL))
+        model = SentencePieceModel(
+            pieces=pieces, model_type=BPE, byte_fallback=True, remove_extra_spaces=False
+        )
+        _check(model)
     except (ValueError, struct.error) as error:
         raise CheckpointError(f"{path} is not a llama2.c tokenizer, or damaged: {error}") from None
-    return result
+    return model
 
 
-def build(spec: Pieces, order: dict[str, int] | None = None) -> tokenizers.Tokenizer:
-    """A tokenizer that cuts text as SentencePiece does.
+def build(model: SentencePieceModel, ids: dict[str, int] | None = None) -> tokenizers.Tokenizer:
+    """A tokenizer that segments text as SentencePiece does.
 
-    `order` gives the pieces other ids (Marian's vocab.json). Its pieces that `spec` lacks belong
-    to the other side of a translation: they are hidden, decoded but never found in text. Marks
-    such as '<pad>' and '>>fr<<' are on both sides.
+    `ids` gives the pieces other ids (Marian's vocab.json). Its pieces that `model` lacks belong to
+    the other language of a pair: they are decoded but never encoded. Control tokens such as
+    '<pad>' and '>>fr<<' belong to both languages.
     """
-    library = tokenizers.Tokenizer(MODELS[spec.model](spec, order))
-    added = [piece for piece in spec.pieces if piece.kind in _added(spec)]
-    prefix_once = spec.prefix and any(piece.kind == USER for piece in added)
+    backend = tokenizers.Tokenizer(BACKEND_MODELS[model.model_type](model, ids))
+    added = [piece for piece in model.pieces if piece.kind in _added_types(model)]
+    prefix_once = model.dummy_prefix and any(piece.kind == USER for piece in added)
     steps: list[Any] = []
-    if spec.charsmap:
-        steps.append(normalizers.Precompiled(spec.charsmap))
-    if spec.squeeze:
+    if model.charsmap:
+        steps.append(normalizers.Precompiled(model.charsmap))
+    if model.remove_extra_spaces:
         steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-    if spec.prefix and not prefix_once:
-        steps.append(normalizers.Prepend(SPACE if spec.escape else " "))
-    if spec.escape:
+    if model.dummy_prefix and not prefix_once:
+        steps.append(normalizers.Prepend(SPACE if model.escape_spaces else " "))
+    if model.escape_spaces:
         steps.append(normalizers.Replace(" ", SPACE))
     if steps:
-        library.normalizer = normalizers.Sequence(steps)
-    if prefix_once:  # added tokens cut the text before it is normalised; only its start counts
-        library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "first", split=False)
-    library.decoder = decoders.Sequence(
+        backend.normalizer = normalizers.Sequence(steps)
+    # Added tokens split the text before it is normalized; only its start gets the prefix.
+    if prefix_once:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "first", split=False)
+    backend.decoder = decoders.Sequence(
         [
-            decoders.Replace(HIDDEN, ""),
+            decoders.Replace(OTHER_SIDE, ""),
             decoders.Replace(SPACE, " "),
-            *([decoders.ByteFallback()] if spec.fallback else []),
+            *([decoders.ByteFallback()] if model.byte_fallback else []),
             decoders.Fuse(),
-            *([decoders.Strip(" ", 1, 0)] if spec.prefix else []),
+            *([decoders.Strip(" ", 1, 0)] if model.dummy_prefix else []),
         ]
     )
-    library.add_tokens(
+    backend.add_tokens(
         [
             AddedToken(piece.text, normalized=False, special=piece.kind != USER)
             for piece in added
-            if order is None or piece.text in order
+            if ids is None or piece.text in ids
         ]
     )
-    return library
+    return backend
 
 
-def _added(spec: Pieces) -> set[int]:
-    return {UNKNOWN, CONTROL} if spec.model == UNIGRAM else {UNKNOWN, CONTROL, USER}
+def _added_types(model: SentencePieceModel) -> set[int]:
+    return {UNKNOWN, CONTROL} if model.model_type == UNIGRAM else {UNKNOWN, CONTROL, USER}
 
 
-def _unigram(spec: Pieces, order: dict[str, int] | None) -> models.Model:
-    """Scores as they are; a piece of the user's own wins over all ways to cut it."""
-    normal = [piece.score for piece in spec.pieces if piece.kind == NORMAL]
+def _unigram(model: SentencePieceModel, ids: dict[str, int] | None) -> models.Model:
+    """Scores of the file; a user-defined piece scores higher than any segmentation of it."""
+    normal = [piece.score for piece in model.pieces if piece.kind == NORMAL]
     best = max(normal, default=0.0)
     scores = {}
-    for piece in spec.pieces:
-        own = len(piece.text) * best - 0.1
-        scores[piece.text] = own if piece.kind == USER else piece.score
-    unknown = next(piece.text for piece in spec.pieces if piece.kind == UNKNOWN)
-    if order is None:
-        names = [piece.text for piece in spec.pieces]
+    for piece in model.pieces:
+        user_score = len(piece.text) * best - 0.1
+        scores[piece.text] = user_score if piece.kind == USER else piece.score
+    unknown = next(piece.text for piece in model.pieces if piece.kind == UNKNOWN)
+    if ids is None:
+        names = [piece.text for piece in model.pieces]
         return models.Unigram(
-            [(name, scores[name]) for name in names], names.index(unknown), spec.fallback
+            [(name, scores[name]) for name in names], names.index(unknown), model.byte_fallback
         )
     lowest = min(normal, default=0.0)
     vocab = []
-    for name in sorted(order, key=lambda name: order[name]):
-        known = name in scores or MARK.fullmatch(name)
-        vocab.append((name if known else HIDDEN + name, scores.get(name, lowest)))
-    return models.Unigram(vocab, order[unknown], spec.fallback)
+    for name in sorted(ids, key=lambda name: ids[name]):
+        known = name in scores or CONTROL_TEXT.fullmatch(name)
+        vocab.append((name if known else OTHER_SIDE + name, scores.get(name, lowest)))
+    return models.Unigram(vocab, ids[unknown], model.byte_fallback)
 
 
-def _bpe(spec: Pieces, order: dict[str, int] | None) -> models.Model:
-    """Of all pairs that give a piece, the one whose piece has the best score is joined first."""
-    if order is not None:
-        _fail("a BPE model with a vocab.json of its own is not supported")
-    ids = {piece.text: id for id, piece in enumerate(spec.pieces)}
-    usable = {piece.text for piece in spec.pieces if piece.kind in (NORMAL, USER)}
+def _bpe(model: SentencePieceModel, ids: dict[str, int] | None) -> models.Model:
+    """Merges in order of the score of the piece that they produce."""
+    if ids is not None:
+        _fail("a BPE model with a separate vocab.json is not supported")
+    ids = {piece.text: id for id, piece in enumerate(model.pieces)}
+    usable = {piece.text for piece in model.pieces if piece.kind in (NORMAL, USER)}
     merges = []
-    for piece in spec.pieces:
+    for piece in model.pieces:
         if piece.kind != NORMAL:
             continue
         for cut in range(1, len(piece.text)):
@@ -185,35 +195,35 @@ def _bpe(spec: Pieces, order: dict[str, int] | None) -> models.Model:
             if left in usable and right in usable:
                 merges.append((-piece.score, ids[piece.text], cut, left, right))
     merges.sort()
-    unknown = next(piece.text for piece in spec.pieces if piece.kind == UNKNOWN)
+    unknown = next(piece.text for piece in model.pieces if piece.kind == UNKNOWN)
     return models.BPE(
         ids,
         [(left, right) for *_, left, right in merges],
         unk_token=unknown,
         fuse_unk=True,
-        byte_fallback=spec.fallback,
+        byte_fallback=model.byte_fallback,
     )
 
 
-MODELS = {UNIGRAM: _unigram, BPE: _bpe}
+BACKEND_MODELS = {UNIGRAM: _unigram, BPE: _bpe}
 
 
-def _check(spec: Pieces) -> None:
-    if spec.model not in MODELS:
-        _fail(f"model_type={spec.model} is neither unigram (1) nor bpe (2)")
-    if spec.suffix:
+def _check(model: SentencePieceModel) -> None:
+    if model.model_type not in BACKEND_MODELS:
+        _fail(f"model_type={model.model_type} is neither unigram (1) nor bpe (2)")
+    if model.whitespace_suffix:
         _fail("treat_whitespace_as_suffix is not supported")
-    if len({piece.text for piece in spec.pieces}) < len(spec.pieces):
-        _fail("a piece stands twice")
-    if not any(piece.kind == UNKNOWN for piece in spec.pieces):
-        _fail("no piece for what is unknown")
-    if spec.fallback and len([piece for piece in spec.pieces if piece.kind == BYTE]) != 256:
-        _fail("it falls back on bytes and has not all 256")
-    if spec.charsmap:
-        check_charsmap(spec.charsmap)
+    if len({piece.text for piece in model.pieces}) < len(model.pieces):
+        _fail("a piece appears twice")
+    if not any(piece.kind == UNKNOWN for piece in model.pieces):
+        _fail("it has no unknown piece")
+    if model.byte_fallback and len([piece for piece in model.pieces if piece.kind == BYTE]) != 256:
+        _fail("it uses byte_fallback but lacks some of the 256 byte pieces")
+    if model.charsmap:
+        check_charsmap(model.charsmap)
 
 
-def _piece(data: bytes) -> Piece:
+def _parse_piece(data: bytes) -> Piece:
     text, score, kind = "", 0.0, NORMAL
     for number, value in _fields(data):
         if number == 1:
@@ -221,56 +231,56 @@ def _piece(data: bytes) -> Piece:
         elif number == 2:
             (score,) = struct.unpack("<f", _bytes(value))
         elif number == 3:
-            kind = value if value in KINDS else _fail(f"a piece of kind {value!r}")
-    if not text or len(text) > LONGEST or not math.isfinite(score):
+            kind = value if value in PIECE_TYPES else _fail(f"a piece of type {value!r}")
+    if not text or len(text) > MAX_PIECE_LENGTH or not math.isfinite(score):
         _fail(f"a piece of {len(text)} characters with score {score}")
     return Piece(text, score, kind)
 
 
-def _set(spec: Pieces, name: str, value: int | bytes) -> None:
-    wanted = type(getattr(spec, name))
-    if isinstance(value, bytes) != (wanted is bytes):
-        _fail(f"{name} is of the wrong type")
-    setattr(spec, name, wanted(value))
+def _set(model: SentencePieceModel, name: str, value: int | bytes) -> None:
+    field_type = type(getattr(model, name))
+    if isinstance(value, bytes) != (field_type is bytes):
+        _fail(f"{name} has the wrong type")
+    setattr(model, name, field_type(value))
 
 
 def _bytes(value: int | bytes) -> bytes:
-    return value if isinstance(value, bytes) else _fail("a number where text must be")
+    return value if isinstance(value, bytes) else _fail("a number instead of bytes")
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protocol buffer: a tag of number and type, then a number or some bytes."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
+    """The fields of a protocol buffer: a tag of number and wire type, then an integer or bytes."""
+    offset = 0
+    while offset < len(data):
+        tag, offset = _varint(data, offset)
         number, wire = tag >> 3, tag & 7
         if wire == 0:
-            value, at = _varint(data, at)
+            value, offset = _varint(data, offset)
             yield number, value
             continue
         if wire == 2:
-            size, at = _varint(data, at)
+            size, offset = _varint(data, offset)
         elif wire in (1, 5):
             size = {1: 8, 5: 4}[wire]
         else:
-            _fail(f"wire type {wire} at byte {at}")
-        if size > len(data) - at:
-            _fail(f"{size} bytes at byte {at} of {len(data)}")
-        yield number, data[at : at + size]
-        at += size
+            _fail(f"wire type {wire} at byte {offset}")
+        if size > len(data) - offset:
+            _fail(f"{size} bytes at byte {offset} of {len(data)}")
+        yield number, data[offset : offset + size]
+        offset += size
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
-        if at >= len(data):
-            _fail("it ends inside a number")
-        value |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return value, at
-    return _fail("a number of more than ten bytes")
+        if offset >= len(data):
+            _fail("it ends inside a varint")
+        value |= (data[offset] & 0x7F) << shift
+        offset += 1
+        if data[offset - 1] < 0x80:
+            return value, offset
+    return _fail("a varint of more than ten bytes")
 
 
-def _fail(why: str) -> NoReturn:
-    raise ValueError(why)
+def _fail(problem: str) -> NoReturn:
+    raise ValueError(problem)

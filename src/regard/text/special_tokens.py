@@ -1,6 +1,6 @@
-"""What the special tokens of a vocabulary are for, whatever they are called.
+"""Special tokens of a vocabulary, whatever their text, and the template that puts them in place.
 
-Kept in Hugging Face's own format, a `tokenizer_config.json` beside the `tokenizer.json`.
+They are saved in Hugging Face's format, a `tokenizer_config.json` next to `tokenizer.json`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,16 +13,9 @@ import tokenizers
 from regard.errors import ConfigError
 from regard.files.untrusted import read_json
 
-SPECIAL_TOKENS = (
-    "<pad>",
-    "<start>",
-    "<stop>",
-    "<unk>",
-    "<mask>",
-    "<cls>",
-    "<sep>",
-)  # ids 0, 1, 2, …
-ROLES = {  # ours to Hugging Face's
+# Of vocabularies trained here; their ids are 0, 1, 2, …
+SPECIAL_TOKENS = ("<pad>", "<start>", "<stop>", "<unk>", "<mask>", "<cls>", "<sep>")
+HF_KEYS = {  # our name of a special token: Hugging Face's
     "pad": "pad_token",
     "start": "bos_token",
     "stop": "eos_token",
@@ -31,92 +24,100 @@ ROLES = {  # ours to Hugging Face's
     "cls": "cls_token",
     "sep": "sep_token",
 }
-OWN = {token[1:-1]: token for token in SPECIAL_TOKENS}  # the roles of vocabularies learned here
-MORE = {  # what a tokenizer_config.json of ours says besides, and transformers passes over
-    "first": "decoder_start_token",
-    "stops": "stop_tokens",
-    "size": "vocab_size",
-}
+DEFAULT_TOKENS = {token[1:-1]: token for token in SPECIAL_TOKENS}
+# Further keys that our tokenizer_config.json has and transformers ignores.
+DECODER_START_KEY, STOP_TOKENS_KEY, VOCAB_SIZE_KEY = (
+    "decoder_start_token",
+    "stop_tokens",
+    "vocab_size",
+)
 
 Table = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """Which token has which role: "</s>" is what ends a text, "[MASK]" what hides a word."""
+    """The texts of a vocabulary's special tokens: "stop" may be "</s>", "mask" "[MASK]"."""
 
-    tokens: Mapping[str, str] = field(default_factory=lambda: OWN)
-    first: str | None = None  # what a decoder is handed first, where that is not `start`
-    stops: tuple[str, ...] = ()  # all that end a text, where there are several
-    size: int = 0  # how many ids the model has; often a round number above that of the tokens
+    tokens: Mapping[str, str] = field(default_factory=lambda: DEFAULT_TOKENS)
+    decoder_start: str | None = None  # the first token that a decoder reads, if not `start`
+    stop_tokens: tuple[str, ...] = ()  # all end-of-sequence tokens, if there are several
+    vocab_size: int = 0  # of the model, if larger than the vocabulary (rounded up)
 
     def config(self) -> Table:
-        """These roles as a `tokenizer_config.json` says them."""
-        table: Table = {ROLES[role]: token for role, token in self.tokens.items()}
-        extra = {"first": self.first, "stops": list(self.stops), "size": self.size}
-        return table | {MORE[name]: value for name, value in extra.items() if value}
+        """The content of a `tokenizer_config.json`."""
+        table: Table = {HF_KEYS[name]: token for name, token in self.tokens.items()}
+        extra = {
+            DECODER_START_KEY: self.decoder_start,
+            STOP_TOKENS_KEY: list(self.stop_tokens),
+            VOCAB_SIZE_KEY: self.vocab_size,
+        }
+        return table | {key: value for key, value in extra.items() if value}
 
     @classmethod
-    def read(cls, library: tokenizers.Tokenizer, tables: Iterable[Table]) -> Self:
-        """From the first of several tables that names the role, else by our own names.
+    def read(cls, backend: tokenizers.Tokenizer, tables: Iterable[Table]) -> Self:
+        """From the first table that has a special token, else `SPECIAL_TOKENS` in the vocabulary.
 
-        A table is a `tokenizer_config.json` or a `special_tokens_map.json`, which name tokens,
-        or a `generation_config.json` or a `config.json`, which number them.
+        A table is a `tokenizer_config.json` or `special_tokens_map.json`, which give texts, or a
+        `generation_config.json` or `config.json`, which give ids.
         """
         tables = list(tables)
         tokens = {}
-        for role, key in ROLES.items():
-            found = [token for table in tables for token in _named(library, table, key)]
-            own = [OWN[role]] if library.token_to_id(OWN[role]) is not None else []
-            if each := [*found, *own]:
-                tokens[role] = each[0]
-        first = [token for table in tables for token in _named(library, table, MORE["first"])]
-        size = [table[MORE["size"]] for table in tables if _is_id(table.get(MORE["size"]))]
+        for name, key in HF_KEYS.items():
+            candidates = [token for table in tables for token in _tokens(backend, table, key)]
+            if backend.token_to_id(DEFAULT_TOKENS[name]) is not None:
+                candidates.append(DEFAULT_TOKENS[name])
+            if candidates:
+                tokens[name] = candidates[0]
+        starts = [token for table in tables for token in _tokens(backend, table, DECODER_START_KEY)]
+        sizes = [table[VOCAB_SIZE_KEY] for table in tables if _is_id(table.get(VOCAB_SIZE_KEY))]
         return cls(
             tokens=tokens,
-            first=first[0] if first else None,
-            stops=_stops(library, tables, tokens),
-            size=size[0] if size and size[0] > library.get_vocab_size() else 0,
+            decoder_start=starts[0] if starts else None,
+            stop_tokens=_stop_tokens(backend, tables, tokens),
+            vocab_size=sizes[0] if sizes and sizes[0] > backend.get_vocab_size() else 0,
         )
 
 
-def beside(path: Path) -> Path:
-    """Where the roles of a tokenizer are kept: `tokenizer.json` and `tokenizer_config.json`."""
+def config_path(path: Path) -> Path:
+    """The config file of a tokenizer file: `tokenizer_config.json` of `tokenizer.json`."""
     return path.with_name(f"tokenizer_config{path.name.removeprefix('tokenizer')}")
 
 
 def read_tables(folder: Path, *names: str) -> list[Table]:
-    """Those of the named JSON files that the folder has."""
+    """The content of those of the named JSON files that exist."""
     return [read_json(folder / name) for name in names if (folder / name).exists()]
 
 
-def _named(library: tokenizers.Tokenizer, table: Table, key: str) -> list[str]:
-    """The tokens of the vocabulary that a table gives for a key, by name or by number."""
-    value, number = table.get(key), table.get(f"{key}_id")
-    if isinstance(value, dict):  # an added token, with how it is found in text
+def _tokens(backend: tokenizers.Tokenizer, table: Table, key: str) -> list[str]:
+    """The tokens of the vocabulary that a table gives for `key` (texts) or `key`_id (ids)."""
+    value, ids = table.get(key), table.get(f"{key}_id")
+    if isinstance(value, dict):  # an AddedToken with its options
         value = value.get("content")
     if value is None:
-        numbers = number if isinstance(number, list) else [number]
-        each = [library.id_to_token(id) for id in numbers if _is_id(id)]
+        ids = ids if isinstance(ids, list) else [ids]
+        tokens = [backend.id_to_token(id) for id in ids if _is_id(id)]
     else:
-        each = value if isinstance(value, list) else [value]
+        tokens = value if isinstance(value, list) else [value]
     return [
-        token for token in each if isinstance(token, str) and library.token_to_id(token) is not None
+        token
+        for token in tokens
+        if isinstance(token, str) and backend.token_to_id(token) is not None
     ]
 
 
-def _stops(
-    library: tokenizers.Tokenizer, tables: list[Table], tokens: Mapping[str, str]
+def _stop_tokens(
+    backend: tokenizers.Tokenizer, tables: list[Table], tokens: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """The stop token, then any others that a table lists; nothing where it is alone."""
+    """The stop token and the others that a table lists; empty if there are no others."""
     if "stop" not in tokens:
         return ()
-    listed = [token for table in tables for token in _named(library, table, MORE["stops"])]
-    number = f"{ROLES['stop']}_id"  # generation_config.json, and config.json only without it
-    numbered = next((each for each in tables if each.get(number) is not None), {})
-    more = _named(library, {number: numbered.get(number)}, ROLES["stop"])
-    all_of_them = tuple(dict.fromkeys([tokens["stop"], *listed, *more]))
-    return all_of_them if len(all_of_them) > 1 else ()
+    listed = [token for table in tables for token in _tokens(backend, table, STOP_TOKENS_KEY)]
+    key = f"{HF_KEYS['stop']}_id"  # of generation_config.json, or of config.json without that
+    first_table = next((table for table in tables if table.get(key) is not None), {})
+    by_id = _tokens(backend, {key: first_table.get(key)}, HF_KEYS["stop"])
+    stop_tokens = tuple(dict.fromkeys([tokens["stop"], *listed, *by_id]))
+    return stop_tokens if len(stop_tokens) > 1 else ()
 
 
 def _is_id(value: object) -> TypeGuard[int]:
@@ -124,85 +125,85 @@ def _is_id(value: object) -> TypeGuard[int]:
 
 
 Part = tuple[int | str, int]  # a special id, or "A" or "B" for a text; and its segment
+Parts = tuple[Part, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame:
-    """What stands around a text, and around two of them, as the post-processor says it."""
+class Template:
+    """Where a tokenizer's post-processor puts special ids around one text and around two."""
 
-    single: tuple[Part, ...] = (("A", 0),)
-    pair: tuple[Part, ...] = (("A", 0), ("B", 1))
+    single: Parts = (("A", 0),)
+    pair: Parts = (("A", 0), ("B", 1))
 
-    def around(self, **texts: list[int]) -> tuple[list[int], list[int]]:
-        """The ids of one text or two with all that belongs around them, and their segments."""
+    def apply(self, **texts: list[int]) -> tuple[list[int], list[int]]:
+        """The ids of texts A and B with the special ids, and their segments."""
         ids: list[int] = []
         segments: list[int] = []
-        for what, segment in self.pair if "B" in texts else self.single:
-            some = texts[what] if isinstance(what, str) else [what]
-            ids += some
-            segments += [segment] * len(some)
+        for part, segment in self.pair if "B" in texts else self.single:
+            part_ids = texts[part] if isinstance(part, str) else [part]
+            ids += part_ids
+            segments += [segment] * len(part_ids)
         return ids, segments
 
     @classmethod
-    def read(cls, processor: Table | None) -> Self:
-        """Of the `post_processor` of a tokenizer.json."""
+    def from_post_processor(cls, processor: Table | None) -> Self:
+        """From the `post_processor` of a tokenizer.json."""
         if processor is None:
             return cls()
         kind = processor["type"]
-        if kind not in FRAMES:
-            raise ConfigError(f"post-processor {kind!r} is unknown; known: {', '.join(FRAMES)}")
-        single, pair = FRAMES[kind](processor)
-        if (texts := {what for what, _ in single if isinstance(what, str)}) != {"A"}:
+        if kind not in POST_PROCESSORS:
+            known = ", ".join(POST_PROCESSORS)
+            raise ConfigError(f"post-processor {kind!r} is unknown; known: {known}")
+        single, pair = POST_PROCESSORS[kind](processor)
+        if (texts := {part for part, _ in single if isinstance(part, str)}) != {"A"}:
             raise ConfigError(
-                f"the frame of one text names {', '.join(sorted(texts)) or 'none'}, not A alone"
+                "the template of a single text must contain text A only, not "
+                f"{', '.join(sorted(texts)) or 'none'}"
             )
         return cls(single=single, pair=pair)
 
 
-Parts = tuple[Part, ...]
-
-
-def _template(processor: Table) -> tuple[Parts, Parts]:
-    def parts(pieces: list[Table]) -> Parts:
-        found: list[Part] = []
+def _template_processing(processor: Table) -> tuple[Parts, Parts]:
+    def parse(pieces: list[Table]) -> Parts:
+        parts: list[Part] = []
         for piece in pieces:
-            ((what, each),) = piece.items()
-            if what == "Sequence":
-                found.append((each["id"], each["type_id"]))
+            ((kind, options),) = piece.items()
+            if kind == "Sequence":
+                parts.append((options["id"], options["type_id"]))
             else:
-                ids = processor["special_tokens"][each["id"]]["ids"]
-                found += [(id, each["type_id"]) for id in ids]
-        return tuple(found)
+                ids = processor["special_tokens"][options["id"]]["ids"]
+                parts += [(id, options["type_id"]) for id in ids]
+        return tuple(parts)
 
-    return parts(processor["single"]), parts(processor["pair"])
-
-
-def _bert(processor: Table) -> tuple[Parts, Parts]:
-    first, last = processor["cls"][1], processor["sep"][1]
-    single: Parts = ((first, 0), ("A", 0), (last, 0))
-    return single, (*single, ("B", 1), (last, 1))
+    return parse(processor["single"]), parse(processor["pair"])
 
 
-def _roberta(processor: Table) -> tuple[Parts, Parts]:
-    first, last = processor["cls"][1], processor["sep"][1]
-    single: Parts = ((first, 0), ("A", 0), (last, 0))
-    return single, (*single, (last, 0), ("B", 0), (last, 0))
+def _bert_processing(processor: Table) -> tuple[Parts, Parts]:
+    cls, sep = processor["cls"][1], processor["sep"][1]
+    single: Parts = ((cls, 0), ("A", 0), (sep, 0))
+    return single, (*single, ("B", 1), (sep, 1))
 
 
-def _bytes(processor: Table) -> tuple[Parts, Parts]:
-    return Frame().single, Frame().pair  # it moves offsets only
+def _roberta_processing(processor: Table) -> tuple[Parts, Parts]:
+    cls, sep = processor["cls"][1], processor["sep"][1]
+    single: Parts = ((cls, 0), ("A", 0), (sep, 0))
+    return single, (*single, (sep, 0), ("B", 0), (sep, 0))
+
+
+def _byte_level(processor: Table) -> tuple[Parts, Parts]:
+    return Template().single, Template().pair  # changes offsets only
 
 
 def _sequence(processor: Table) -> tuple[Parts, Parts]:
-    frames = [Frame.read(each) for each in processor["processors"]]
-    telling = [frame for frame in frames if frame != Frame()] or [Frame()]
-    return telling[0].single, telling[0].pair
+    templates = [Template.from_post_processor(step) for step in processor["processors"]]
+    template = next((step for step in templates if step != Template()), Template())
+    return template.single, template.pair
 
 
-FRAMES = {
-    "TemplateProcessing": _template,
-    "BertProcessing": _bert,
-    "RobertaProcessing": _roberta,
-    "ByteLevel": _bytes,
+POST_PROCESSORS = {
+    "TemplateProcessing": _template_processing,
+    "BertProcessing": _bert_processing,
+    "RobertaProcessing": _roberta_processing,
+    "ByteLevel": _byte_level,
     "Sequence": _sequence,
 }

@@ -1,6 +1,6 @@
-"""The tokenizer that every kind shares: text to ids and back, kept in one `tokenizer.json`.
+"""`Tokenizer`, the class of all tokenizers: text to ids and back, saved as `tokenizer.json`.
 
-How each kind learns its vocabulary lives in the module of its name.
+Each kind is trained in the module of its name.
 """
 
 import json
@@ -24,31 +24,35 @@ from regard.files.untrusted import (
     read_text,
 )
 from regard.text.special_tokens import (
-    ROLES,
+    HF_KEYS,
     SPECIAL_TOKENS,
-    Frame,
     SpecialTokens,
-    beside,
+    Template,
+    config_path,
     read_tables,
 )
 
 SPACE = "▁"  # how SentencePiece vocabularies write a space
-GLUE = "￭"  # in word vocabularies: no space on this side
-BESIDE = ("special_tokens_map.json", "generation_config.json", "config.json")  # tell roles too
-CHARACTER = r"[\s\S]"  # the pattern that splits text into single characters
-HIDDEN = "\uffff"  # begins the pieces of the other side, where two sides share their ids
+JOINER = "￭"  # in word vocabularies: no space on this side (OpenNMT's joiner)
+# Files next to a tokenizer.json that name special tokens too.
+CONFIG_FILES = ("special_tokens_map.json", "generation_config.json", "config.json")
+CHARACTER = r"[\s\S]"  # the regular expression that splits text into characters
+OTHER_SIDE = "\uffff"  # prefix of the other language's pieces, where two languages share ids
 TRIAL_TEXT = "a B 1.\n\U0010fffd"  # the last character is in no vocabulary
-KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram"}
+KINDS = {  # by the model type in tokenizer.json
+    "BPE": "bpe",
+    "WordPiece": "wordpiece",
+    "Unigram": "unigram",
+}
 
 
 class Tokenizer:
-    r"""Turns text into the ids that a model reads, and ids back into text.
+    r"""Converts text to token ids and back.
 
-        text -> normalise -> split -> ids,      decode(ids) = text, as far as the kind keeps it
+        text -> normalize -> split -> ids,      decode(encode(text)) = text, up to what a kind drops
 
-    Text never becomes a special token of a vocabulary learned here, whatever it says: "<stop>"
-    typed by a user is six ordinary characters (or unknown ones). Special ids are put in by the
-    one who needs them.
+    `encode` never returns the special tokens of a vocabulary trained here: "<stop>" in a text is
+    six ordinary (or unknown) characters. Callers insert special ids themselves.
 
     >>> from regard.text import train_tokenizer
     >>> tokenizer = train_tokenizer("word", ["to be, or not to be"])
@@ -58,25 +62,31 @@ class Tokenizer:
     'be not,'
     """
 
-    def __init__(self, library: tokenizers.Tokenizer, roles: SpecialTokens | None = None) -> None:
-        # All three are settings of one call rather than of the vocabulary, and come in with
-        # files of other origin; the first is not even stored in the file.
-        library.encode_special_tokens = True
-        library.no_padding()
-        library.no_truncation()
-        table = json.loads(library.to_str())
-        self._library = library
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_tokens: SpecialTokens | None = None
+    ) -> None:
+        # A tokenizer.json from elsewhere may set padding and truncation, which callers decide here.
+        # `encode_special_tokens` is not stored in the file.
+        backend.encode_special_tokens = True
+        backend.no_padding()
+        backend.no_truncation()
+        table = json.loads(backend.to_str())
+        self._backend = backend
         self._specials = {
             token["content"]: int(token["id"])
             for token in table["added_tokens"]
             if token["special"]
         }
         self._byte_level = '"ByteLevel"' in json.dumps([table["decoder"], table["pre_tokenizer"]])
-        self._table: NDArray[np.uint32] | None = None  # of a char vocabulary, by code point
-        self._frame = Frame.read(table["post_processor"])
-        self.special_tokens = SpecialTokens.read(library, []) if roles is None else roles
+        self._code_point_ids: NDArray[np.uint32] | None = None  # char: id by code point
+        self._template = Template.from_post_processor(table["post_processor"])
+        if special_tokens is None:
+            special_tokens = SpecialTokens.read(backend, [])
+        self.special_tokens = special_tokens
         self.kind = _kind(table)
-        self.size = max(1 + max(library.get_vocab().values(), default=-1), self.special_tokens.size)
+        self.size = max(
+            1 + max(backend.get_vocab().values(), default=-1), self.special_tokens.vocab_size
+        )
 
     def __len__(self) -> int:
         return self.size
@@ -85,173 +95,174 @@ class Tokenizer:
         return f"Tokenizer({self.kind!r}, size={self.size})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The library's own way forgets a setting.
-        return _from_json, (self._library.to_str(), self.special_tokens)
+        # Pickling the backend would lose `encode_special_tokens`.
+        return _from_json, (self._backend.to_str(), self.special_tokens)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; none of them special, save for `<unk>`."""
+        """The ids of a text, without special ids other than `<unk>`."""
         if self.kind == "char":
             return self.encode_array(text).tolist()
         return self.encode_batch([text])[0]
 
     def unknown_parts(self, text: str) -> list[str]:
-        """What of a text the vocabulary does not know and reads as `<unk>`, each once."""
-        unk, found = self.special_id("unk"), self._library.encode(text, add_special_tokens=False)
-        places = zip(found.ids, found.offsets, strict=True)
-        return list(dict.fromkeys(text[begin:end] for id, (begin, end) in places if id == unk))
+        """The distinct parts of a text that are encoded as `<unk>`."""
+        unk = self.special_id("unk")
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
+        return list(dict.fromkeys(text[begin:end] for id, (begin, end) in spans if id == unk))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts, on all cores."""
+        """The ids of several texts, computed on all cores."""
         if self.kind == "char":
             return [self.encode(text) for text in texts]
         for text in texts:
             check_text(text)
-        encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
-        """The ids of a text as an array; for characters one look into a table, fit for large files.
+        """The ids of a text as an array; for characters one vectorised table lookup.
 
         ids_i = table[code point of character i]
         """
         if self.kind != "char":
             return np.array(self.encode(text), np.uint32)
         check_text(text)
-        if self._table is None:
-            self._table = self._code_points_to_ids()
+        if self._code_point_ids is None:
+            self._code_point_ids = self._code_points_to_ids()
         codes = _code_points(text)
-        if self._library.normalizer is not None:
+        if self._backend.normalizer is not None:
             codes = self._lower(text, codes)
-        return self._table[codes]
+        return self._code_point_ids[codes]
 
     def with_special_tokens(
         self, ids: Sequence[int], pair: Sequence[int] | None = None
     ) -> tuple[list[int], list[int]]:
-        """A text, or two, with the special ids that the vocabulary's makers put around it.
+        """Add the special ids that the tokenizer's post-processor puts around one or two texts.
 
             [CLS] A [SEP],  [CLS] A [SEP] B [SEP]      BERT
             <s> A,          A </s>                     LLaMA, T5
 
-        Beside the ids stand their segments: 0 for the first text, 1 for the second where they
-        are told apart. Around a text of a vocabulary learned here stands nothing.
+        Returns the ids and their segments (Hugging Face: token_type_ids). A vocabulary trained
+        here adds nothing.
         """
         texts = {"A": list(ids)} if pair is None else {"A": list(ids), "B": list(pair)}
-        return self._frame.around(**texts)
+        return self._template.apply(**texts)
 
     @property
     def prefix_ids(self) -> list[int]:
-        """The special ids that stand before every text."""
-        parts = takewhile(lambda part: part[0] != "A", self._frame.single)
+        """The special ids that `with_special_tokens` puts before a text."""
+        parts = takewhile(lambda part: part[0] != "A", self._template.single)
         return [id for id, _ in parts if isinstance(id, int)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some ids, without the special ones."""
+        """The text of the ids; special ids are skipped."""
         ids = list(ids)
         for id in {min(ids), max(ids)} if ids else ():
             self._check_id(id)
-        text: str = self._library.decode(ids, skip_special_tokens=True)
+        text: str = self._backend.decode(ids, skip_special_tokens=True)
         return text
 
     def piece(self, id: int) -> str:
-        """What one id looks like to a reader: ' the', not 'Ġthe'; half a character as '<0xE2>'."""
+        """One token for display: ' the', not 'Ġthe'; an incomplete UTF-8 sequence as '<0xE2>'."""
         self._check_id(id)
-        token: str = self._library.id_to_token(id) or ""  # foreign vocabularies may have gaps
+        token: str = self._backend.id_to_token(id) or ""  # ids may have gaps
         if token in self._specials:
             return token
-        token = token.removeprefix(HIDDEN)
+        token = token.removeprefix(OTHER_SIDE)
         if self._byte_level:
             return _byte_level_text(token)
         if self.kind == "word":
-            return token.strip(GLUE)
+            return token.strip(JOINER)
         return token.replace(SPACE, " ") if self.kind in ("bpe", "unigram") else token
 
     def special_id(self, name: str) -> int | None:
-        """The id of the token for `name`, `<name>` or any other; None where there is none.
+        """The id of a special token, whatever its text; None if the vocabulary has none.
 
-        "start" is what a decoder is handed first: T5's is the token that also fills short rows.
+        "start" is the first id that a decoder reads (T5: the padding token).
         """
-        if name not in ROLES:
-            raise ConfigError(unknown("special token", name, ROLES))
-        if name == "start" and self.special_tokens.first is not None:
-            return self._library.token_to_id(self.special_tokens.first)
+        if name not in HF_KEYS:
+            raise ConfigError(unknown("special token", name, HF_KEYS))
+        if name == "start" and self.special_tokens.decoder_start is not None:
+            return self._backend.token_to_id(self.special_tokens.decoder_start)
         return self.hf_special_id(name)
 
     def hf_special_id(self, name: str) -> int | None:
-        """The id of the token that Hugging Face's files name for a role: "start" is the bos."""
+        """The id that Hugging Face's files give for a special token: "start" is the bos token."""
         token = self.special_tokens.tokens.get(name)
-        return None if token is None else self._library.token_to_id(token)
+        return None if token is None else self._backend.token_to_id(token)
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
-        """A copy of the tokenizer underneath, with nothing but the vocabulary's own settings."""
-        return tokenizers.Tokenizer.from_str(self._library.to_str())
+        """A copy of the underlying `tokenizers.Tokenizer`, without settings made here."""
+        return tokenizers.Tokenizer.from_str(self._backend.to_str())
 
     @property
     def pad_id(self) -> int:
-        """Fills short rows."""
-        return self._needed("pad")
+        """Padding."""
+        return self._required_id("pad")
 
     @property
     def start_id(self) -> int:
-        """Stands before the first token."""
-        return self._needed("start")
+        """Beginning of sequence (BOS)."""
+        return self._required_id("start")
 
     @property
     def stop_id(self) -> int:
-        """Stands after the last token."""
-        return self._needed("stop")
+        """End of sequence (EOS)."""
+        return self._required_id("stop")
 
     @property
     def stop_ids(self) -> list[int]:
-        """All ids that end a text; `stop_id` is the first."""
+        """All end-of-sequence ids; `stop_id` is the first."""
         ids = [
             self.special_id("stop"),
-            *map(self._library.token_to_id, self.special_tokens.stops[1:]),
+            *map(self._backend.token_to_id, self.special_tokens.stop_tokens[1:]),
         ]
         return [id for id in ids if id is not None]
 
     @property
     def unk_id(self) -> int:
-        """Stands for what the vocabulary does not know."""
-        return self._needed("unk")
+        """Unknown text."""
+        return self._required_id("unk")
 
     @property
     def mask_id(self) -> int:
-        """Stands where a token is hidden."""
-        return self._needed("mask")
+        """A masked token."""
+        return self._required_id("mask")
 
     @property
     def cls_id(self) -> int:
-        """Stands before what an encoder reads."""
-        return self._needed("cls")
+        """First token of an encoder's input."""
+        return self._required_id("cls")
 
     @property
     def sep_id(self) -> int:
-        """Stands after each part of what an encoder reads."""
-        return self._needed("sep")
+        """Separator after each text of an encoder's input."""
+        return self._required_id("sep")
 
     @property
     def special_ids(self) -> list[int]:
-        """All ids that text never becomes, in order."""
+        """All special ids, sorted."""
         return sorted(self._specials.values())
 
     def save(self, path: Path | str) -> None:
-        """Write `tokenizer.json`, and beside it the roles of special tokens not named by us."""
+        """Write `tokenizer.json`; if not `is_native`, also the special tokens in a config file."""
         path = Path(path)
-        files = {path: self._library.to_str(pretty=True)}
+        files = {path: self._backend.to_str(pretty=True)}
         if not self.is_native:
-            files[beside(path)] = json.dumps(
+            files[config_path(path)] = json.dumps(
                 self.special_tokens.config(), indent=2, ensure_ascii=False
             )
-        for each, text in files.items():
+        for file, text in files.items():
             try:
-                each.write_text(text, encoding="utf-8")
+                file.write_text(text, encoding="utf-8")
             except OSError as error:
-                raise CheckpointError(f"cannot write {each}: {error.strerror}") from error
+                raise CheckpointError(f"cannot write {file}: {error.strerror}") from error
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a `tokenizer.json`, ours or one from elsewhere, and what stands beside it."""
+        """Read an untrusted `tokenizer.json` and the config files next to it."""
         path = Path(path)
         try:
             text = read_text(path)
@@ -263,18 +274,18 @@ class Tokenizer:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
         except UnicodeDecodeError:
             raise CheckpointError(f"{path} is not a tokenizer.json: it is not UTF-8") from None
-        more = BESIDE if path.name == "tokenizer.json" else ()
-        tables = read_tables(path.parent, beside(path).name, *more)
+        config_files = CONFIG_FILES if path.name == "tokenizer.json" else ()
+        tables = read_tables(path.parent, config_path(path).name, *config_files)
         with as_checkpoint_error(f"{path} is not a tokenizer.json, or damaged"):
             check_tokenizer_json(parse_json(text))
-            library = tokenizers.Tokenizer.from_str(text)
-            found = cls(library, SpecialTokens.read(library, tables))
-            try_encoding(library)
-            return found
+            backend = tokenizers.Tokenizer.from_str(text)
+            tokenizer = cls(backend, SpecialTokens.read(backend, tables))
+            try_encoding(backend)
+            return tokenizer
 
     def fingerprint(self) -> str:
-        """The same for equal tokenizers only: the sha256 of the canonical JSON, and of roles."""
-        table = json.loads(self._library.to_str())
+        """sha256 of the canonical JSON, including special tokens that are not `is_native`."""
+        table = json.loads(self._backend.to_str())
         if not self.is_native:
             table["roles"] = self.special_tokens.config()
         text = json.dumps(table, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -282,23 +293,24 @@ class Tokenizer:
 
     @property
     def max_id(self) -> int:
-        """The highest id of a text with what stands around it; special ones may lie above."""
-        ordinary = {*self._library.get_vocab().values()} - {*self._specials.values()}
-        parts = [id for id, _ in (*self._frame.single, *self._frame.pair) if isinstance(id, int)]
-        needed = [id for id in map(self.special_id, ("start", "unk", "mask")) if id is not None]
-        return max([*ordinary - {self.hf_special_id("pad")}, *parts, *needed], default=-1)
+        """The largest id that encoding a text can produce; other special ids may be larger."""
+        ordinary = {*self._backend.get_vocab().values()} - {*self._specials.values()}
+        parts = (*self._template.single, *self._template.pair)
+        template = [id for id, _ in parts if isinstance(id, int)]
+        special = [id for id in map(self.special_id, ("start", "unk", "mask")) if id is not None]
+        return max([*ordinary - {self.hf_special_id("pad")}, *template, *special], default=-1)
 
     @property
     def has_hidden_pieces(self) -> bool:
-        """Whether some ids are pieces of the other side of a translation, never found in text."""
-        return any(token.startswith(HIDDEN) for token in self._library.get_vocab())
+        """Whether some ids belong to the other language of a pair and are never encoded."""
+        return any(token.startswith(OTHER_SIDE) for token in self._backend.get_vocab())
 
     @property
     def is_native(self) -> bool:
-        """Whether the names of the special tokens tell their roles."""
-        return self.special_tokens == SpecialTokens.read(self._library, [])
+        """Whether the special tokens are `SPECIAL_TOKENS`, as in vocabularies trained here."""
+        return self.special_tokens == SpecialTokens.read(self._backend, [])
 
-    def _needed(self, name: str) -> int:
+    def _required_id(self, name: str) -> int:
         id = self.special_id(name)
         if id is None:
             raise ConfigError(
@@ -313,23 +325,23 @@ class Tokenizer:
 
     def _code_points_to_ids(self) -> NDArray[np.uint32]:
         table = np.full(0x110000, self.unk_id, np.uint32)
-        for token, id in self._library.get_vocab().items():
+        for token, id in self._backend.get_vocab().items():
             if len(token) == 1:
                 table[ord(token)] = id
         return table
 
     def _lower(self, text: str, codes: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        # Character by character, as the library does it (Python's lower() knows the final sigma);
-        # 'İ' becomes two.
-        seen = np.zeros(0x110000, bool)
-        seen[codes] = True
-        lower = {c: self._library.normalizer.normalize_str(chr(c)) for c in np.flatnonzero(seen)}
+        # Per character, as the backend does it: str.lower() has a rule for the final sigma.
+        # 'İ' becomes two characters.
+        occurs = np.zeros(0x110000, bool)
+        occurs[codes] = True
+        lower = {c: self._backend.normalizer.normalize_str(chr(c)) for c in np.flatnonzero(occurs)}
         changed = {int(c): small for c, small in lower.items() if small != chr(c)}
         return _code_points(text.translate(changed)) if changed else codes
 
 
 def check_text(text: str) -> str:
-    """The text, if it is one: half of a surrogate pair is not a character and has no bytes."""
+    """Return the text; raise DataError if it has a lone surrogate, which UTF-8 cannot encode."""
     try:
         if not text.isascii():
             text.encode()
@@ -341,47 +353,47 @@ def check_text(text: str) -> str:
     return text
 
 
-def try_encoding(library: tokenizers.Tokenizer) -> None:
+def try_encoding(backend: tokenizers.Tokenizer) -> None:
     """Encode and decode a short text, so that a vocabulary that cannot do so fails when loaded."""
-    library.decode(library.encode(TRIAL_TEXT, add_special_tokens=False).ids)
+    backend.decode(backend.encode(TRIAL_TEXT, add_special_tokens=False).ids)
 
 
-def check_size(size: int, needed: int, what: str) -> None:
-    """Refuse a vocabulary that cannot even hold the special tokens and what else it must."""
-    least = len(SPECIAL_TOKENS) + needed
-    if not isinstance(size, int) or size < least:
+def check_size(size: int, required: int, description: str) -> None:
+    """Raise ConfigError if `size` is less than the special and the `required` tokens."""
+    minimum = len(SPECIAL_TOKENS) + required
+    if not isinstance(size, int) or size < minimum:
         raise ConfigError(
-            f"tokenizer size={size!r} must be a whole number of at least {least}:\n"
-            f"{len(SPECIAL_TOKENS)} special tokens and {what}"
+            f"tokenizer size={size!r} must be a whole number of at least {minimum}:\n"
+            f"{len(SPECIAL_TOKENS)} special tokens and {description}"
         )
 
 
-def characters(pieces: Iterable[str], *, lower: bool) -> set[str]:
-    """All characters that occur."""
-    seen: set[str] = set()
-    for piece in pieces:
-        seen.update(check_text(piece))
-    fold = normalizers.Lowercase().normalize_str
-    return set("".join(map(fold, seen))) if lower else seen
+def characters(texts: Iterable[str], *, lower: bool) -> set[str]:
+    """The set of characters in the texts, in lower case if `lower`."""
+    occurring: set[str] = set()
+    for text in texts:
+        occurring.update(check_text(text))
+    lowercase = normalizers.Lowercase().normalize_str
+    return set("".join(map(lowercase, occurring))) if lower else occurring
 
 
-def special_tokens() -> list[AddedToken]:
-    """The special tokens as the library wants them."""
+def added_special_tokens() -> list[AddedToken]:
+    """`SPECIAL_TOKENS` for a trainer of the tokenizers library."""
     return [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
 
 
-def _from_json(text: str, roles: SpecialTokens) -> Tokenizer:
-    return Tokenizer(tokenizers.Tokenizer.from_str(text), roles)
+def _from_json(text: str, special_tokens: SpecialTokens) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(text), special_tokens)
 
 
 def _kind(table: dict[str, Any]) -> str:
     model = table["model"]
     if model["type"] in KINDS:
         return KINDS[model["type"]]
-    characters = {"type": "Split", "pattern": {"Regex": CHARACTER}}
-    splits = table["pre_tokenizer"] or {}
-    one_by_one = {key: splits.get(key) for key in characters} == characters
-    return "char" if one_by_one and "<unk>" in model["vocab"] else "word"
+    by_character = {"type": "Split", "pattern": {"Regex": CHARACTER}}
+    pre_tokenizer = table["pre_tokenizer"] or {}
+    is_char = {key: pre_tokenizer.get(key) for key in by_character} == by_character
+    return "char" if is_char and "<unk>" in model["vocab"] else "word"
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:
@@ -389,13 +401,14 @@ def _code_points(text: str) -> NDArray[np.uint32]:
 
 
 def _byte_level_text(token: str) -> str:
-    # GPT-2 writes each byte as one printable character: itself where that is visible in
-    # Latin-1, and the others, in order, from U+0100 on.
+    # GPT-2 maps every byte to a printable character: bytes that are visible in Latin-1 to
+    # themselves, the others, in order, to U+0100 and up.
     raw = bytes(_BYTES[character] for character in token if character in _BYTES)
     text = raw.decode("utf-8", errors="surrogateescape")
-    return re.sub("[\udc80-\udcff]", lambda half: f"<0x{ord(half[0]) - 0xDC00:02X}>", text)
+    return re.sub("[\udc80-\udcff]", lambda byte: f"<0x{ord(byte[0]) - 0xDC00:02X}>", text)
 
 
 _VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_HIDDEN = [byte for byte in range(0x100) if byte not in _VISIBLE]
-_BYTES = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + i): b for i, b in enumerate(_HIDDEN)}
+_INVISIBLE = [byte for byte in range(0x100) if byte not in _VISIBLE]
+_BYTES = {chr(byte): byte for byte in _VISIBLE}
+_BYTES |= {chr(256 + i): byte for i, byte in enumerate(_INVISIBLE)}

@@ -1,4 +1,4 @@
-"""The table of tokenizers, and how one is learned from a stream of text of any length."""
+"""`TOKENIZERS`, the table of tokenizer trainers, and training from a stream of text."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,25 +16,23 @@ TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
     "unigram": unigram.train,
 }
 
-LIMIT = 100_000_000  # bytes of text that a tokenizer is learned from, at most
-WINDOW = 1 << 16  # characters; longer pieces are cut, so that few long ones can be sampled too
+MAX_TRAINING_BYTES = 100_000_000
+WINDOW = 1 << 16  # characters; longer texts are cut, so that a few long ones can be sampled too
 
 
-def train_tokenizer(
-    choice: Choice, pieces: Iterable[str], *, total: int | None = None
-) -> Tokenizer:
-    """Learn the tokenizer that `choice` names from text that is read once, piece by piece.
+def train_tokenizer(choice: Choice, texts: Iterable[str], *, total: int | None = None) -> Tokenizer:
+    """Train the tokenizer that `choice` names on a stream of texts, which is read once.
 
-    Of more than 100 MB of text, evenly spread pieces are taken. `total`, the bytes of all pieces
-    where that is known, only saves collecting what would be dropped again.
+    Of more than 100 MB of text, an evenly spread sample is used. `total`, the number of bytes of
+    all texts if known, only avoids collecting text that would be dropped again.
 
     >>> train_tokenizer({"kind": "bpe", "size": 300}, ["a rose is a rose is a rose"])
     Tokenizer('bpe', size=270)
     """
-    taken = sample(pieces, LIMIT, total=total)
-    if not taken:
-        raise DataError("there is no text to learn a tokenizer from; is the file empty?")
-    return make(choice, TOKENIZERS, "tokenizer", pieces=taken)
+    sampled = sample(texts, MAX_TRAINING_BYTES, total=total)
+    if not sampled:
+        raise DataError("there is no text to train a tokenizer on; is the file empty?")
+    return make(choice, TOKENIZERS, "tokenizer", texts=sampled)
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -42,32 +40,32 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     return Tokenizer.load(path)
 
 
-def sample(pieces: Iterable[str], limit: int, *, total: int | None = None) -> list[str]:
-    """At most `limit` bytes of text, every `stride`-th piece of the stream.
+def sample(texts: Iterable[str], max_bytes: int, *, total: int | None = None) -> list[str]:
+    """At most `max_bytes` of text: every `stride`-th window of the stream.
 
-    The stride is tripled, and two of three pieces dropped, whenever the limit is passed. It stays
-    odd, so that of a stream that alternates between two languages both are kept alike.
+    Whenever the limit is exceeded, the stride is tripled and two of three windows are dropped.
+    It stays odd, so that both languages of an alternating stream are sampled equally.
     """
-    stride = 1 if total is None else -(-total // limit) | 1
-    taken: list[str] = []
+    stride = 1 if total is None else -(-total // max_bytes) | 1
+    sampled: list[str] = []
     size = 0
-    for number, piece in enumerate(_windows(pieces)):
+    for number, window in enumerate(_windows(texts)):
         if number % stride:
             continue
-        taken.append(piece)
-        size += _bytes(piece)
-        while size > limit and len(taken) > 1:
-            taken = taken[::3]
+        sampled.append(window)
+        size += _byte_count(window)
+        while size > max_bytes and len(sampled) > 1:
+            sampled = sampled[::3]
             stride *= 3
-            size = sum(map(_bytes, taken))
-    return taken
+            size = sum(map(_byte_count, sampled))
+    return sampled
 
 
-def _windows(pieces: Iterable[str]) -> Iterable[str]:
-    for piece in pieces:
-        for start in range(0, len(piece), WINDOW):
-            yield piece[start : start + WINDOW]
+def _windows(texts: Iterable[str]) -> Iterable[str]:
+    for text in texts:
+        for start in range(0, len(text), WINDOW):
+            yield text[start : start + WINDOW]
 
 
-def _bytes(piece: str) -> int:
-    return len(piece) if piece.isascii() else len(check_text(piece).encode())
+def _byte_count(text: str) -> int:
+    return len(text) if text.isascii() else len(check_text(text).encode())

@@ -1,4 +1,4 @@
-"""Vocabularies kept as plain lists: GPT-2's pairs of bytes and BERT's word pieces."""
+"""Vocabulary files of older tokenizers: GPT-2's vocab.json and merges.txt, BERT's vocab.txt."""
 
 from pathlib import Path
 from typing import Any
@@ -10,44 +10,44 @@ from regard.errors import CheckpointError
 from regard.files.untrusted import check_vocab_ids, read_json, read_text
 from regard.text.special_tokens import Table
 
-# How Qwen's makers cut text before pairs are joined: unlike GPT-2, each digit stands alone, a
-# word may begin with any one mark, and contractions are found in capitals too.
+# Qwen's pre-tokenizer: unlike in GPT-2, each digit is split off, a word may begin with any one
+# punctuation mark, and contractions are recognised in upper case too.
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-QWEN = "|".join([CONTRACTION, WORD, r"\p{N}", MARKS, r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
-CUTS = {"qwen2": QWEN, "qwen3": QWEN}  # by model_type; all others are cut as in GPT-2
+PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+QWEN = "|".join([CONTRACTION, WORD, r"\p{N}", PUNCTUATION, r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+SPLIT_PATTERNS = {"qwen2": QWEN, "qwen3": QWEN}  # by model_type; all others split as GPT-2
 
 
-def byte_pairs(vocab: Path, merges: Path, settings: Table) -> tokenizers.Tokenizer:
-    """GPT-2's vocab.json and merges.txt, or encoder.json and vocab.bpe, as is RoBERTa's."""
+def read_bpe(vocab: Path, merges: Path, settings: Table) -> tokenizers.Tokenizer:
+    """Byte-level BPE (GPT-2): vocab.json and merges.txt, or encoder.json and vocab.bpe."""
     ids = read_vocab(vocab)
     if any(token.endswith("</w>") for token in ids):
         raise CheckpointError(
-            f"{vocab} marks the ends of words with </w>, as GPT-1 did, and not bytes as GPT-2;\n"
+            f"{vocab} is not byte-level BPE: it marks ends of words with </w>, as GPT-1 does;\n"
             "save it with transformers as a tokenizer.json first"
         )
     check_vocab_ids(ids.values())
-    library = tokenizers.Tokenizer(models.BPE(ids, _merges(merges)))
+    backend = tokenizers.Tokenizer(models.BPE(ids, _read_merges(merges)))
     prefix = bool(settings.get("add_prefix_space", False))
-    cut = CUTS.get(str(settings.get("model_type")))
-    if cut is None:
-        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    pattern = SPLIT_PATTERNS.get(str(settings.get("model_type")))
+    if pattern is None:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     else:
-        library.normalizer = normalizers.NFC()
+        backend.normalizer = normalizers.NFC()
         steps: list[Any] = [
-            pre_tokenizers.Split(Regex(cut), "isolated"),
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False),
         ]
-        library.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    library.decoder = decoders.ByteLevel()
-    return library
+        backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
-def word_pieces(vocab: Path, settings: Table) -> tokenizers.Tokenizer:
-    """BERT's vocab.txt, one piece in each line.
+def read_wordpiece(vocab: Path, settings: Table) -> tokenizers.Tokenizer:
+    """BERT's vocab.txt, one piece per line.
 
-    Where nothing says whether text is lowered first, it is if no piece has a capital letter.
+    Without `do_lower_case`, text is lowercased if no piece has an upper-case letter.
     """
     try:
         pieces = read_text(vocab).split("\n")
@@ -55,37 +55,37 @@ def word_pieces(vocab: Path, settings: Table) -> tokenizers.Tokenizer:
         raise CheckpointError(f"{vocab} is not UTF-8") from None
     while pieces and not pieces[-1]:
         pieces.pop()
-    ids = {piece: id for id, piece in enumerate(pieces)}  # of two lines alike the later counts
+    ids = {piece: id for id, piece in enumerate(pieces)}  # of equal lines the last counts
     lower = settings.get("do_lower_case")
     if lower is None:
         ordinary = (piece for piece in ids if not piece.startswith(("[", "<")))
         lower = all(piece == piece.lower() for piece in ordinary)
     unknown = next((name for name in ("[UNK]", "<unk>") if name in ids), None)
     if unknown is None:
-        raise CheckpointError(f"{vocab} has no piece [UNK] for what is unknown")
-    library = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unknown))
-    library.normalizer = normalizers.BertNormalizer(
+        raise CheckpointError(f"{vocab} has no unknown token [UNK]")
+    backend = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unknown))
+    backend.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
-        strip_accents=settings.get("strip_accents"),  # None: where text is lowered
+        strip_accents=settings.get("strip_accents"),  # None: if text is lowercased
         lowercase=bool(lower),
     )
-    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    library.decoder = decoders.WordPiece(prefix="##")
-    return library
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
 
 
 def read_vocab(path: Path) -> dict[str, int]:
-    """A table from tokens to ids."""
+    """Read a JSON object of tokens and their ids."""
     table = read_json(path)
     ids = list(table.values())
     if not ids or not all(type(id) is int and 0 <= id < 2**31 for id in ids):
-        raise CheckpointError(f"{path} is damaged: it must give each token its number")
+        raise CheckpointError(f"{path} is damaged: every token must have an id")
     if len(set(ids)) < len(ids):
-        raise CheckpointError(f"{path} is damaged: two tokens have one number")
+        raise CheckpointError(f"{path} is damaged: two tokens have the same id")
     return table
 
 
-def _merges(path: Path) -> list[tuple[str, str]]:
+def _read_merges(path: Path) -> list[tuple[str, str]]:
     try:
         lines = read_text(path).split("\n")
     except UnicodeDecodeError:

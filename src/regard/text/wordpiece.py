@@ -1,4 +1,4 @@
-"""WordPiece, as in BERT."""
+"""WordPiece tokenizer, as in BERT."""
 
 from collections.abc import Iterable
 
@@ -6,51 +6,56 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from regard.text.special_tokens import SPECIAL_TOKENS
-from regard.text.tokenizer import Tokenizer, check_size, check_text, special_tokens
+from regard.text.tokenizer import Tokenizer, added_special_tokens, check_size, check_text
 
-MORE = "##"  # a piece that continues a word
+CONTINUATION = "##"  # prefix of a piece that continues a word
 
 
-def train(pieces: Iterable[str], *, size: int = 8000, lower: bool = False) -> Tokenizer:
-    """Words are cut, from the left, into the longest pieces that the vocabulary has.
+def train(texts: Iterable[str], *, size: int = 8000, lower: bool = False) -> Tokenizer:
+    """Words are split greedily from the left into the longest pieces in the vocabulary.
 
         embeddings   ->   em  ##bed  ##ding  ##s
 
-    The pieces are found by joining frequent pairs, as in BPE. White space is not kept; a word
-    with an unknown letter, or of more than 100 letters, is one `<unk>`. Unlike BERT's, `lower`
-    leaves accents where they are. Schuster and Nakajima 2012; Devlin et al. 2019.
+    The vocabulary is trained by merging frequent pairs, as in BPE. White space is not restored; a
+    word with an unknown letter, or of more than 100 letters, is one `<unk>`. Unlike in BERT,
+    `lower` does not strip accents. Schuster and Nakajima 2012; Devlin et al. 2019.
     """
-    library = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
-    library.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=False)
-    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    library.decoder = decoders.WordPiece(prefix=MORE)
+    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=False)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix=CONTINUATION)
 
-    # The trainer numbers the continuing letters in a random order, and ties between pairs go by
-    # number (tokenizers 0.23). So a first round without joining collects them, and a second one
-    # is given them in a fixed order.
-    pieces = [check_text(piece) for piece in pieces]
-    letters = _learn(library, pieces, size=0).keys() - SPECIAL_TOKENS
+    # The trainer (tokenizers 0.23) gives continuing letters ids in a random order, and breaks ties
+    # between pairs by id. So a first run without merges collects them, and a second run gets them
+    # in a fixed order.
+    texts = [check_text(text) for text in texts]
+    letters = _train(backend, texts, size=0).keys() - SPECIAL_TOKENS
     check_size(size, len(letters), f"{len(letters)} letters that begin or continue words")
-    continuing = sorted(token for token in letters if token.startswith(MORE))
-    vocab = _learn(library, pieces, size=size, first=continuing)
+    continuing = sorted(token for token in letters if token.startswith(CONTINUATION))
+    vocab = _train(backend, texts, size=size, initial_tokens=continuing)
 
-    library.model = models.WordPiece(vocab, unk_token="<unk>")
-    library.add_special_tokens(special_tokens())
-    return Tokenizer(library)
+    backend.model = models.WordPiece(vocab, unk_token="<unk>")
+    backend.add_special_tokens(added_special_tokens())
+    return Tokenizer(backend)
 
 
-def _learn(
-    library: tokenizers.Tokenizer, pieces: list[str], *, size: int, first: Iterable[str] = ()
+def _train(
+    backend: tokenizers.Tokenizer,
+    texts: list[str],
+    *,
+    size: int,
+    initial_tokens: Iterable[str] = (),
 ) -> dict[str, int]:
+    """Train a copy of `backend` and return its vocabulary."""
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
-        special_tokens=[*special_tokens(), *(AddedToken(token) for token in first)],
-        continuing_subword_prefix=MORE,
+        special_tokens=[*added_special_tokens(), *map(AddedToken, initial_tokens)],
+        continuing_subword_prefix=CONTINUATION,
         show_progress=False,
     )
-    # A throwaway: training makes all that is given first into special tokens.
-    scratch = tokenizers.Tokenizer.from_str(library.to_str())
-    scratch.train_from_iterator(pieces, trainer)
-    vocab: dict[str, int] = scratch.get_vocab()
+    # Training turns the initial tokens into special tokens, hence the copy.
+    copy = tokenizers.Tokenizer.from_str(backend.to_str())
+    copy.train_from_iterator(texts, trainer)
+    vocab: dict[str, int] = copy.get_vocab()
     return vocab

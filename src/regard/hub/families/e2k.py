@@ -18,7 +18,7 @@ from regard.hub.family import CheckpointWithoutConfig, Family
 from regard.hub.weight_mapping import Rule, renamed
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.text import PairTokenizers, Tokenizer
-from regard.text.token_list import listed
+from regard.text.token_list import from_token_list
 
 KEYS = {"in_table", "out_table", "sos_idx", "eos_idx"}
 HEADS = 4
@@ -94,7 +94,7 @@ def _tokenizer(path: Path, tokens: list[str], around: str, facts: dict[str, str]
     """The letters of one side, and what stands around a text of it."""
     try:
         start, stop = (tokens[int(facts[key])] for key in ("sos_idx", "eos_idx"))
-        return listed(tokens, {"pad": tokens[0], "start": start, "stop": stop}, around)
+        return from_token_list(tokens, {"pad": tokens[0], "start": start, "stop": stop}, around)
     except (ValueError, IndexError, CheckpointError) as error:
         listing = quote(", ".join(tokens))
         raise CheckpointError(f"{path} lists a vocabulary {listing}: {error}") from None

@@ -14,7 +14,7 @@ from regard.hub.numpy_archive import names_in, open_archive
 from regard.hub.weight_mapping import Rule
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.text import PairTokenizers
-from regard.text.token_list import listed
+from regard.text.token_list import from_token_list
 
 NAMES = {
     "enc_emb": "source_embed.weight",
@@ -52,9 +52,9 @@ def open_file(path: Path) -> CheckpointWithoutConfig:
     # Their list is in order, and has one vowel once more without a stress.
     sounds = sorted([*SOUNDS, *CONSONANTS.split(), "UW"])
     letters = {"pad": "<pad>", "unk": "<unk>", "stop": "</s>"}
-    source = listed([*letters.values(), *ascii_lowercase], letters)
+    source = from_token_list([*letters.values(), *ascii_lowercase], letters)
     roles = {"pad": "<pad>", "unk": "<unk>", "start": "<s>", "stop": "</s>"}
-    target = listed([*roles.values(), *sounds], roles)
+    target = from_token_list([*roles.values(), *sounds], roles)
     tensors = open_archive(path)
     config = Seq2SeqConfig(
         vocab_size=target.size,
