@@ -201,7 +201,7 @@ def test_rewind_goes_back_within_the_last_step_and_no_further():
     for row, kept in enumerate([7, 4]):
         alone = torch.cat([ids[row : row + 1, :kept], ids[row : row + 1, 9:10]], 1)
         assert torch.equal(logits[row, 0], model(alone)[0, -1])
-    with pytest.raises(ShapeError, match="only the last step is kept"):
+    with pytest.raises(ShapeError, match="only the states of the last step are stored"):
         state.rewind(torch.tensor([7, 3]))
     with pytest.raises(ShapeError, match="cannot rewind"):
         state.rewind(torch.tensor([8, 4]))

@@ -55,7 +55,7 @@ def test_every_cell_makes_a_model_whose_steps_equal_its_forward_pass(cell):
     logits, state = model.step(ids[:, :4], model.start(3, 9), every=True)
     rest, _ = model.step(ids[:, 4:], state, every=True)
     close(torch.cat([logits, rest], 1), logits_of(model, ids))
-    assert len(state.now()[0]) == model.layers[0].kept
+    assert len(state.current()[0]) == model.layers[0].state_vectors
 
 
 def test_a_run_from_before_there_were_other_cells_is_an_lstm():
@@ -123,7 +123,7 @@ def test_rewind_goes_back_within_the_last_step_and_no_further():
     for row, kept in enumerate([6, 3]):
         alone = torch.cat([ids[row : row + 1, :kept], ids[row : row + 1, 8:]], 1)
         close(logits[row, 0], logits_of(model, alone)[0, -1])
-    with pytest.raises(ShapeError, match="only the last step is kept"):
+    with pytest.raises(ShapeError, match="only the states of the last step are stored"):
         state.rewind(torch.tensor([6, 2]))
 
 

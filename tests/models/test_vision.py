@@ -19,7 +19,7 @@ from regard.models.build import (
 )
 from regard.models.presets import PRESETS
 from regard.models.vision import Vision, VisionConfig
-from regard.nn.patch import PatchEmbedding, stretched
+from regard.nn.patch import PatchEmbedding, interpolate_positions
 from regard.nn.position import POSITIONS
 
 CLASSES = 5
@@ -83,10 +83,10 @@ def keys(x, a=-0.75):
     return a * (x**3 - 5 * x**2 + 8 * x - 4) if x < 2 else 0.0
 
 
-def test_positions_are_stretched_by_the_formula_and_the_first_stay(float64):
+def test_positions_are_interpolated_by_the_formula_and_the_first_stay(float64):
     table = torch.randn(2 + 16, 3)
     height, width = 3, 7
-    fast = stretched(table, height, width, kept=2)
+    fast = interpolate_positions(table, height, width, prefix=2)
     assert torch.equal(fast[:2], table[:2])
     square = table[2:].view(4, 4, 3)
     for row in range(height):
@@ -129,7 +129,7 @@ def test_every_parameter_receives_a_gradient(case):
         assert unused or parameter.grad.any(), name
 
 
-def test_gradients_reach_stretched_positions():
+def test_gradients_reach_interpolated_positions():
     model = made("position=learned")
     model(torch.randn(1, 2, 15, 15)).square().sum().backward()
     assert model.encoder.position.table.weight.grad.abs().sum(1).all()
@@ -195,7 +195,12 @@ def test_what_the_whole_image_looks_at_can_be_seen():
     looked = maps["encoder.blocks.1.attention"][:, :, 0, 1:]  # of the class vector, at patches
     assert looked.unflatten(-1, (4, 4)).shape == (2, 2, 4, 4)
     maps = attention_maps(model, lambda: model(torch.randn(2, 2, 15, 15)))
-    assert maps["encoder.blocks.0.attention"].shape == (2, 2, 26, 26)  # stretched or not
+    assert maps["encoder.blocks.0.attention"].shape == (
+        2,
+        2,
+        26,
+        26,
+    )  # interpolated or not
 
 
 def test_a_tiny_model_learns_a_batch_by_heart():
@@ -224,8 +229,8 @@ def test_published_sizes_come_out(name, count):
     [
         ({"patch": 5}, "patch=5 must divide image_size=12"),
         ({"cls": False}, "head.pool='mean'"),
-        ({"cls": False, "head": "pooled"}, "cls=false takes away"),
-        ({"head": "linear"}, "other heads read tokens"),
+        ({"cls": False, "head": "pooled"}, "cls=false removes"),
+        ({"head": "linear"}, "other heads predict tokens"),
         ({"channels": 0}, "channels=0 must be at least 1"),
         ({"heads": 3}, "heads=3 must divide dim=16"),
     ],
@@ -239,13 +244,13 @@ def test_images_that_do_not_fit_are_refused():
     model = Vision(TINY)
     with pytest.raises(ShapeError, match="3 channels; the model reads 2"):
         model(torch.randn(1, 3, 12, 12))
-    with pytest.raises(ShapeError, match="13 × 12 pixels cannot be cut into patches of 3"):
+    with pytest.raises(ShapeError, match="13 × 12 pixels cannot be split into patches of 3"):
         model(torch.randn(1, 2, 13, 12))
 
 
 def test_a_mean_is_over_patches_and_what_reads_the_first_vector_needs_one():
     head = {"kind": "classify", "classes": 3}
-    with pytest.raises(ConfigError, match="a mean over patches"):
+    with pytest.raises(ConfigError, match="averages the patches"):
         VisionConfig(head={**head, "pool": "mean"})
     with pytest.raises(ConfigError, match="reads the first vector"):
         VisionConfig(cls=False, head=head)

@@ -37,7 +37,7 @@ def test_a_mask_allows_what_its_definition_says(kind):
 @pytest.mark.parametrize("second", KINDS)
 def test_two_masks_allow_what_both_allow(first, second):
     if first == second == "documents":
-        with pytest.raises(ShapeError, match="two masks of documents"):
+        with pytest.raises(ShapeError, match="two document masks"):
             KINDS[first][0] & KINDS[second][0]
         return
     mask = KINDS[first][0] & KINDS[second][0]

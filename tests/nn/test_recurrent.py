@@ -337,13 +337,13 @@ def test_what_does_not_fit_is_named():
 
 
 def test_snapshots_stand_where_each_row_has_come_to():
-    state = Snapshots.first([(torch.zeros(2, 1),)])
+    state = Snapshots.initial([(torch.zeros(2, 1),)])
     seen = torch.tensor([[0.0, 1, 2, 3], [0, 10, 20, 30]]).unsqueeze(-1)
     state = state.advance([(seen,)], torch.tensor([3, 1]))
     assert state.lengths.tolist() == [3, 1]
-    assert state.now()[0][0].tolist() == [[3], [10]]
+    assert state.current()[0][0].tolist() == [[3], [10]]
     back = state.rewind(torch.tensor([1, 0]))
-    assert back.now()[0][0].tolist() == [[1], [0]]
-    assert back.select(torch.tensor([1, 0, 0])).now()[0][0].tolist() == [[0], [1], [1]]
+    assert back.current()[0][0].tolist() == [[1], [0]]
+    assert back.select(torch.tensor([1, 0, 0])).current()[0][0].tolist() == [[0], [1], [1]]
     with pytest.raises(ShapeError, match=r"from lengths \[1, 0\] to \[1, -1\]"):
         back.rewind(torch.tensor([1, -1]))

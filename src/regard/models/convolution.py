@@ -12,7 +12,7 @@ from regard.config import Choice, make
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import require_generating_head, require_readout_head
-from regard.nn.convolution import CausalConvolution, window
+from regard.nn.convolution import CausalConvolution, slice_rows
 from regard.nn.head import HEADS
 from regard.nn.recurrent import Snapshots
 from regard.nn.state import Source
@@ -106,7 +106,7 @@ class ConvolutionLanguage(LanguageModel):
         x, after = self.hidden(ids, state, counts=counts)
         if not every:
             [(h,)] = after.layers[-1:]
-            x = window(h, after.taken, 1)
+            x = slice_rows(h, after.index, 1)
         return self.head(x), after
 
     def hidden(
@@ -124,13 +124,13 @@ class ConvolutionLanguage(LanguageModel):
         assert isinstance(state, Snapshots)
         *layers, (h,) = state.layers
         pasts = [
-            window(seen, state.taken, layer.past)
+            slice_rows(seen, state.index, layer.past)
             for layer, (seen,) in zip(self._convolutions(), layers, strict=True)
         ]
         x, seen = self._run(ids, pasts)
-        shown = torch.cat([window(h, state.taken, 1), x], 1)
+        shown = torch.cat([slice_rows(h, state.index, 1), x], 1)
         if counts is None:
-            counts = torch.full_like(state.taken, ids.shape[1])
+            counts = torch.full_like(state.index, ids.shape[1])
         return x, state.advance([*((each,) for each in seen), (shown,)], counts)
 
     def _run(self, ids: Tensor, pasts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

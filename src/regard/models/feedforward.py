@@ -64,7 +64,7 @@ class Feedforward(LanguageModel):
         """Nothing read. The state is the last order - 1 vectors, so any `capacity` fits."""
         if source is not None:
             raise ConfigError("a feed-forward language model reads no source; it only continues")
-        return Snapshots.first([(self._nothing(rows),)])
+        return Snapshots.initial([(self._nothing(rows),)])
 
     def step(
         self,
@@ -77,7 +77,7 @@ class Feedforward(LanguageModel):
         """Take in one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
         if not every:
-            [(last,)] = after.now()
+            [(last,)] = after.current()
             x = self._read(last.unsqueeze(1))
         return self.head(x), after
 
@@ -90,7 +90,7 @@ class Feedforward(LanguageModel):
     ) -> tuple[Float[Tensor, "rows time dim"], Snapshots]:
         """What the head reads after each id, and the state with `ids` taken in."""
         assert isinstance(state, Snapshots)
-        [(last,)] = state.now()
+        [(last,)] = state.current()
         windows = self._windows(ids, last)
         return self._read(windows[:, 1:]), state.advance([(windows,)], counts)
 

@@ -134,7 +134,7 @@ class HMM(LanguageModel):
         """Nothing read. The state is a belief, so any `capacity` fits."""
         if source is not None:
             raise ConfigError("a hidden Markov model reads no source; it only continues text")
-        return Snapshots.first([(self.log_first.expand(rows, -1),)])
+        return Snapshots.initial([(self.log_first.expand(rows, -1),)])
 
     def step(
         self,
@@ -146,12 +146,12 @@ class HMM(LanguageModel):
     ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
         """Take in one or more ids per row; see `Language.step`."""
         assert isinstance(state, Snapshots)
-        [(belief,)] = state.now()
+        [(belief,)] = state.current()
         beliefs = self._beliefs(self._written(ids), belief)
         state = state.advance([(beliefs,)], counts)
         if every:
             return self._next(beliefs[:, 1:]), state
-        [(belief,)] = state.now()
+        [(belief,)] = state.current()
         return self._next(belief.unsqueeze(1)), state
 
     def _beliefs(self, written: Tensor, belief: Tensor) -> Float64[Tensor, "batch time states"]:

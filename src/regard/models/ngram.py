@@ -99,7 +99,7 @@ class NGram(LanguageModel):
             raise ConfigError("an n-gram model reads no source; it only continues text")
         device = self._tables()[0].keys.device
         kept = max(1, self.config.order - 1)
-        return Snapshots.first([(torch.full((rows, kept), NOWHERE, device=device),)])
+        return Snapshots.initial([(torch.full((rows, kept), NOWHERE, device=device),)])
 
     def step(
         self,
@@ -111,13 +111,13 @@ class NGram(LanguageModel):
     ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
         """Take in one or more ids per row; see `Language.step`."""
         assert isinstance(state, Snapshots)
-        [(last,)] = state.now()
+        [(last,)] = state.current()
         seen = torch.cat([last, ids], 1)
         state = state.advance([(seen.unfold(1, last.shape[1], 1),)], counts)
         if every:
             contexts = [at[:, last.shape[1] :] for at in self._contexts(seen)]
         else:
-            [(last,)] = state.now()
+            [(last,)] = state.current()
             contexts = [at[:, -1:] for at in self._contexts(last)]
         return self._log_probabilities(contexts), state
 

@@ -12,7 +12,7 @@ from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import option, require_generating_head, require_readout_head
 from regard.nn.head import HEADS
-from regard.nn.recurrent import CELLS, Cell, Recurrent, Snapshots, Vectors
+from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent, Snapshots
 from regard.nn.state import Source
 
 
@@ -96,7 +96,7 @@ class RecurrentLanguage(LanguageModel):
         require_generating_head(self.head, self.config.head)
         if self.config.bidirectional:
             raise ConfigError("bidirectional=true reads to the end first, so it cannot write on")
-        return Snapshots.first([layer.start(rows) for layer in self._cells()])
+        return Snapshots.initial([layer.start(rows) for layer in self._cells()])
 
     def step(
         self,
@@ -109,7 +109,7 @@ class RecurrentLanguage(LanguageModel):
         """Take in one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
         if not every:
-            x = self.layers.dropped(after.now()[-1][0]).unsqueeze(1)
+            x = self.layers.apply_dropout(after.current()[-1][0]).unsqueeze(1)
         return self.head(x), after
 
     def hidden(
@@ -125,10 +125,10 @@ class RecurrentLanguage(LanguageModel):
         """
         assert isinstance(state, Snapshots)
         x = self.embed(ids)
-        snapshots: list[Vectors] = []
-        for layer, before in zip(self._cells(), state.now(), strict=True):
+        snapshots: list[CellState] = []
+        for layer, before in zip(self._cells(), state.current(), strict=True):
             after = layer.loop(x, before)
-            x = self.layers.dropped(after[0])
+            x = self.layers.apply_dropout(after[0])
             both = zip(before, after, strict=True)
             snapshots.append(tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in both))
         return x, state.advance(snapshots, counts)

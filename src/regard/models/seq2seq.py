@@ -14,7 +14,7 @@ from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import SEQ2SEQ, check_rules
 from regard.nn.head import Head
-from regard.nn.recurrent import CELLS, Cell, Recurrent, Snapshots, Vectors
+from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent, Snapshots
 from regard.nn.recurrent_attention import AttentionOutput, Hard, RecurrentAttention
 from regard.nn.score import SCORES
 from regard.nn.state import Source
@@ -164,7 +164,7 @@ class EncoderDecoder(LanguageModel):
         if config.bidirectional and config.score is not None:
             self.join = nn.Linear(2 * dim, dim)
         if config.bidirectional and config.bridge:
-            kept = range(self._cells()[0].kept)
+            kept = range(self._cells()[0].state_vectors)
             self.bridge = nn.ModuleList(
                 nn.ModuleList(nn.Linear(2 * dim, dim) for _ in kept) for _ in range(layers)
             )
@@ -197,14 +197,14 @@ class EncoderDecoder(LanguageModel):
         """z after each id, and log P of where it was looked, if that was drawn."""
         begin, memory = self._read(source)
         z, _, looks = self._write(ids, begin, memory, _fused)
-        if not (self.draws and self.training):
+        if not (self.samples_attention and self.training):
             return z, None
         chances = [hop.log_prob for look in looks for hop in look if hop.log_prob is not None]
         each_hop = [torch.cat(chances[n :: self.config.hops], 1) for n in range(self.config.hops)]
         return z, torch.stack(each_hop).sum(0)
 
     @property
-    def draws(self) -> bool:
+    def samples_attention(self) -> bool:
         """Whether training samples hard attention and so needs `forward_with_log_probs`."""
         return self.config.hard == "reinforce"
 
@@ -213,7 +213,7 @@ class EncoderDecoder(LanguageModel):
         if source is None:
             raise ConfigError("an encoder-decoder needs a source to read")
         begin, memory = self._read(source)
-        return ReaderState(Snapshots.first(begin), memory)
+        return ReaderState(Snapshots.initial(begin), memory)
 
     def step(
         self,
@@ -239,7 +239,7 @@ class EncoderDecoder(LanguageModel):
     ) -> tuple[Float[Tensor, "rows time dim"], ReaderState]:
         """z after each id, and the state with `ids` taken in."""
         assert isinstance(state, ReaderState)
-        begin = state.written.now()
+        begin = state.written.current()
         z, after, _ = self._write(ids, begin, state.memory, _looped)
         snapshots = [
             tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in zip(*both, strict=True))
@@ -247,7 +247,7 @@ class EncoderDecoder(LanguageModel):
         ]
         return z, ReaderState(state.written.advance(snapshots, counts), state.memory)
 
-    def _read(self, source: Source) -> tuple[list[Vectors], Memory]:
+    def _read(self, source: Source) -> tuple[list[CellState], Memory]:
         """The states that writing begins with, and what it may look at."""
         ids, lengths = source.ids, source.lengths
         places = torch.arange(ids.shape[1], device=ids.device)
@@ -265,7 +265,7 @@ class EncoderDecoder(LanguageModel):
         memory = Memory(looks, (places < lengths.unsqueeze(1))[:, None, None])
         return self._begin(last), memory
 
-    def _begin(self, last: list[Vectors]) -> list[Vectors]:
+    def _begin(self, last: list[CellState]) -> list[CellState]:
         """s_0 of each layer, from the encoder's last states; and z_0 where it is fed."""
         if not self.config.bridge:
             begin = [cell.start(len(last[0][0])) for cell in self._cells()]
@@ -280,8 +280,8 @@ class EncoderDecoder(LanguageModel):
         return [*begin, (torch.zeros_like(begin[0][0]),)] if self.config.input_feeding else begin
 
     def _write(
-        self, ids: Tensor, begin: list[Vectors], memory: Memory, run: "Run"
-    ) -> tuple[Tensor, list[Vectors], list[list[AttentionOutput]]]:
+        self, ids: Tensor, begin: list[CellState], memory: Memory, run: "Run"
+    ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
         """z after each id, what `run` gives of each layer (one by one: all states), and looks."""
         config, e = self.config, self._dropped(self.embed(ids))
         waits = config.input_feeding or config.placement == "bahdanau"
@@ -298,8 +298,8 @@ class EncoderDecoder(LanguageModel):
         return self._dropped(z), after, looks
 
     def _at_once(
-        self, e: Tensor, begin: list[Vectors], memory: Memory, run: "Run"
-    ) -> tuple[Tensor, list[Vectors], list[list[AttentionOutput]]]:
+        self, e: Tensor, begin: list[CellState], memory: Memory, run: "Run"
+    ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
         """Layer by layer, each over all steps; and one look for all steps."""
         x, after, looks = e, [], []
         for number, (cell, before) in enumerate(zip(self._cells(), begin, strict=True)):
@@ -316,8 +316,8 @@ class EncoderDecoder(LanguageModel):
         return x, after, looks
 
     def _one_by_one(
-        self, e: Tensor, begin: list[Vectors], memory: Memory
-    ) -> tuple[Tensor, list[Vectors], list[list[AttentionOutput]]]:
+        self, e: Tensor, begin: list[CellState], memory: Memory
+    ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
         """Step by step, each through all layers, since a look decides what comes in next.
 
         What does not wait for a look is computed for all steps: the part of e in the input
@@ -327,7 +327,7 @@ class EncoderDecoder(LanguageModel):
         input_feeding, cells = self.config.input_feeding, self._cells()
         from_e, from_look = cells[0].input.weight.split(self.config.dim, 1)
         states, fed = (begin[:-1], begin[-1][0]) if input_feeding else (begin, None)
-        after: list[list[Vectors]] = []
+        after: list[list[CellState]] = []
         looks: list[list[AttentionOutput]] = []
         for x in F.linear(e, from_e, cells[0].input.bias).unbind(1):
             if fed is None:
@@ -351,9 +351,9 @@ class EncoderDecoder(LanguageModel):
         z = self.readout(torch.cat([e, stacked[-1][0], c], -1)).tanh()
         return z, stacked, looks
 
-    def _climbed(self, from_input: Tensor, states: list[Vectors]) -> list[Vectors]:
+    def _climbed(self, from_input: Tensor, states: list[CellState]) -> list[CellState]:
         """The states of all layers one step on; `from_input` is W x + b of the lowest."""
-        climbed: list[Vectors] = []
+        climbed: list[CellState] = []
         for cell, state in zip(self._cells(), states, strict=True):
             if climbed:
                 from_input = cell.input(self._dropped(climbed[-1][0]))
@@ -381,15 +381,15 @@ class EncoderDecoder(LanguageModel):
         __call__ = forward
 
 
-Run = Callable[[Cell, Tensor, Vectors], tuple[Tensor, Vectors]]
+Run = Callable[[Cell, Tensor, CellState], tuple[Tensor, CellState]]
 
 
-def _fused(cell: Cell, x: Tensor, state: Vectors) -> tuple[Tensor, Vectors]:
+def _fused(cell: Cell, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
     """h after each x, by the kernel, which keeps only the last state."""
     return cell(x, state=state)
 
 
-def _looped(cell: Cell, x: Tensor, state: Vectors) -> tuple[Tensor, Vectors]:
+def _looped(cell: Cell, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
     """h after each x, by the readable loop, which keeps all states."""
     states = cell.loop(x, state)
     return states[0], states

@@ -22,7 +22,7 @@ from regard.nn.head import HEADS
 from regard.nn.init import INITS, deepnorm_gain
 from regard.nn.mask import Mask
 from regard.nn.norm import NORMS
-from regard.nn.options import positive
+from regard.nn.options import require_positive
 from regard.nn.position import POSITIONS
 from regard.nn.residual import NormOrder, deepnorm
 from regard.nn.score import RELATIVE, SCORES
@@ -77,7 +77,7 @@ class StackConfig:
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1)")
-        positive("model", norm_eps=self.norm_eps, stream_scale=self.stream_scale)
+        require_positive("model", norm_eps=self.norm_eps, stream_scale=self.stream_scale)
         for name, table in (
             ("score", SCORES),
             ("position", POSITIONS),

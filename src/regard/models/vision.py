@@ -14,24 +14,24 @@ from regard.models.transformer import StackConfig, build_stack, norms
 from regard.nn.head import HEADS
 from regard.nn.init import INITS, deepnorm_gain
 from regard.nn.mask import Mask
-from regard.nn.patch import PatchEmbedding, stretched
+from regard.nn.patch import PatchEmbedding, interpolate_positions
 from regard.nn.position import Learned
 from regard.nn.residual import deepnorm
 
-READERS = ("classify", "pooled", "none")  # heads that read a whole image
+IMAGE_HEADS = ("classify", "pooled", "none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionConfig(StackConfig):
     """Any Vision Transformer.
 
-    Patches stand in a row, as words do: positions other than learned ones count along it.
+    Patches are a sequence, row by row; positions that are not learned count along it.
     """
 
     image_size: int = 224  # height and width in pixels
     patch: int = 16  # height and width of a patch
     channels: int = 3
-    cls: bool = True  # a learned vector in front of the patches; else head.pool is "mean"
+    cls: bool = True  # a class token before the patches; false: head.pool is "mean"
     head: Choice = "classify"  # nn.head.HEADS
 
     def __post_init__(self) -> None:
@@ -39,33 +39,33 @@ class VisionConfig(StackConfig):
         if self.image_size % self.patch:
             raise ShapeError(f"patch={self.patch} must divide image_size={self.image_size}")
         kind, options = kind_of(self.head)
-        if kind not in READERS:
-            raise ConfigError(f"{unknown('head', kind, READERS)}; other heads read tokens")
+        if kind not in IMAGE_HEADS:
+            raise ConfigError(f"{unknown('head', kind, IMAGE_HEADS)}; other heads predict tokens")
         first = kind == "pooled" or (kind == "classify" and options.get("pool", "first") == "first")
         if first and not self.cls:
             raise ConfigError(
-                f"head={kind!r} reads the first vector, which cls=false takes away;\n"
+                f"head={kind!r} reads the class token, which cls=false removes;\n"
                 "set cls=true, or head.pool='mean'"
             )
         if self.cls and options.get("pool") == "mean":
-            raise ConfigError("head.pool='mean' is a mean over patches; set cls=false beside it")
+            raise ConfigError("head.pool='mean' averages the patches; also set cls=false")
 
     @property
     def grid(self) -> int:
-        """How many patches stand beside each other."""
+        """Patches per row and per column."""
         return self.image_size // self.patch
 
     @property
     def context(self) -> int:
-        """How many vectors the encoder reads."""
+        """The sequence length: patches, and the class token."""
         return self.grid**2 + self.cls
 
 
 class Vision(nn.Module):
-    """ViT (Dosovitskiy et al. 2020): `forward` gives hidden states, `head` reads them.
+    """ViT (Dosovitskiy et al. 2020): `forward` returns hidden states, `head` makes logits of them.
 
-    An image of another size than `image_size` has more or fewer patches. Learned positions are
-    then stretched to the new grid; all other positions are asked for as many as it needs.
+    For an image of another size than `image_size`, learned position embeddings are interpolated
+    to the new grid; other positions need no change.
     """
 
     def __init__(self, config: VisionConfig) -> None:
@@ -82,18 +82,19 @@ class Vision(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch time dim"]:
-        """The hidden states of the patches, row by row, behind that of the whole image."""
+        """The hidden states of the class token and of the patches, row by row."""
         x = self.embed(images)
         positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
         height, width = (pixels // self.config.patch for pixels in images.shape[2:])
         if (height, width) == (self.config.grid, self.config.grid):
             return self.encoder(x, positions=positions, mask=Mask())
-        other: dict[str, Tensor] = {}
+        replaced: dict[str, Tensor] = {}
         if isinstance(position := self.encoder.position, Learned):
-            table, kept = position.table.weight, position.offset + self.config.cls
-            other["position.table.weight"] = stretched(table, height, width, kept=kept)
+            replaced["position.table.weight"] = interpolate_positions(
+                position.table.weight, height, width, prefix=position.offset + self.config.cls
+            )
         result: Tensor = functional_call(
-            self.encoder, other, (x,), {"positions": positions, "mask": Mask()}
+            self.encoder, replaced, (x,), {"positions": positions, "mask": Mask()}
         )
         return result
 

@@ -1,1 +1,1 @@
-"""The parts: torch modules with plain arguments, each one idea and its formula."""
+"""Building blocks: torch modules with plain arguments, each with its formula."""

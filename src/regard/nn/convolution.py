@@ -1,4 +1,4 @@
-"""Layers that look back at a few vectors, evenly spaced, and never ahead."""
+"""Dilated causal convolutions with a gate (WaveNet)."""
 
 from typing import TYPE_CHECKING
 
@@ -10,37 +10,37 @@ from regard.nn.tap import Carry
 
 
 class CausalConvolution(nn.Module):
-    r"""A layer that sums a few vectors of the past and lets a gate say how much of it counts.
+    r"""A gated, dilated, causal convolution.
 
         (W * x)_t = sum_k W_k x_{t - k dilation} + b,      k = 0 ... width - 1
         y_t       = V (tanh(W_f * x)_t * sigmoid(W_g * x)_t) + c
 
-    With dilations 1, 2, 4, ... each layer doubles how far the model sees. As in the paper's
-    figure, y is both added to the stream and handed to the read-out (residual and skip).
+    With dilations 1, 2, 4, ... each layer doubles the receptive field. As in the paper's figure,
+    y is both the residual and the skip connection.
     van den Oord et al. 2016.
     """
 
     def __init__(self, dim: int, width: int, dilation: int) -> None:
         super().__init__()
-        self.past = (width - 1) * dilation  # vectors before the first one that are looked at
+        self.past = (width - 1) * dilation  # left padding: inputs before the first output
         self.filter = nn.Conv1d(dim, dim, width, dilation=dilation)  # W_f
         self.gate = nn.Conv1d(dim, dim, width, dilation=dilation)  # W_g
         self.out = nn.Linear(dim, dim)  # V, c
         self.carry = Carry()
 
     def forward(self, seen: Float[Tensor, "batch seen dim"]) -> Float[Tensor, "batch time dim"]:
-        """y for all vectors but the first `past`, which are only looked at."""
-        across = seen.transpose(1, 2)
-        gated = self.filter(across).tanh() * self.gate(across).sigmoid()
+        """y for all inputs but the first `past`, which are only context."""
+        channels_first = seen.transpose(1, 2)
+        gated = self.filter(channels_first).tanh() * self.gate(channels_first).sigmoid()
         return self.out(gated.transpose(1, 2))
 
     if TYPE_CHECKING:
         __call__ = forward
 
 
-def window(
+def slice_rows(
     seen: Float[Tensor, "rows seen dim"], begin: Int[Tensor, " rows"], size: int
 ) -> Float[Tensor, "rows time dim"]:
-    """`size` vectors of each row, from the place where it begins."""
+    """`size` vectors of each row, from its own index `begin` on."""
     rows = torch.arange(len(seen), device=seen.device).unsqueeze(1)
     return seen[rows, begin.unsqueeze(1) + torch.arange(size, device=seen.device)]

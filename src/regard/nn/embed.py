@@ -1,4 +1,4 @@
-"""From ids to vectors."""
+"""Token and segment embeddings."""
 
 import math
 from typing import TYPE_CHECKING
@@ -10,10 +10,11 @@ from regard.errors import ConfigError
 
 
 class Embedding(nn.Module):
-    r"""x_t = s E[id_t] + S[segment_t], E and S learned; s = sqrt(dim) in 2017 and Gemma, else 1.
+    r"""x_t = s E[id_t] + S[segment_t]
 
-    BERT tells two sentences apart by S. Where the table is narrower than the model, a matrix
-    widens x (OPT 350M).
+    E and S are learned; s = sqrt(dim) in Vaswani et al. 2017 and Gemma, else 1. S is BERT's
+    embedding of sentence A or B. If `table_dim` differs from `dim`, a linear layer projects x
+    (factorised embedding, OPT 350M).
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Embedding(nn.Module):
         ids: Int[Tensor, "batch time"],
         segments: Int[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
-        """The vectors; without `segments` all is the first one."""
+        """The embeddings; without `segments` every token belongs to segment 0."""
         x: Tensor = self.token(ids)
         x = x if self.scale == 1.0 else x * self.scale
         if self.segment is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, unknown
 from regard.nn.ffn import ACTIVATIONS
 from regard.nn.loss import IGNORED, cross_entropy, linear_cross_entropy, soft_cap
-from regard.nn.options import positive
+from regard.nn.options import require_positive
 
 Hidden = Float[Tensor, "batch time dim"]
 
@@ -36,7 +36,7 @@ class Head(nn.Module):
         cap: float | None = None,
     ) -> None:
         super().__init__()
-        positive("head 'linear'", cap=cap)
+        require_positive("head 'linear'", cap=cap)
         width = dim if embed_dim is None else embed_dim
         self.scale, self.cap = dim**-0.5 if scaled else 1.0, cap
         self.project = None if width == dim else nn.Linear(dim, width, bias=False)

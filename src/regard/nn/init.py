@@ -1,4 +1,4 @@
-"""How the weights begin."""
+"""Weight initialisation."""
 
 from collections.abc import Callable
 
@@ -7,36 +7,36 @@ from torch import nn
 from regard.nn.attention import Attention
 from regard.nn.ffn import FeedForward
 from regard.nn.head import Head
-from regard.nn.options import positive
+from regard.nn.options import require_positive
 
 
 def normal(model: nn.Module, layers: int, std: float = 0.02) -> None:
-    """N(0, std), the matrices that write into the residual stream N(0, std / sqrt(2 layers)).
+    """N(0, std); output projections of attention and FFN N(0, std / sqrt(2 layers)); biases 0.
 
-    Radford et al. 2019; biases begin at 0.
+    Radford et al. 2019.
     """
-    positive("init 'normal'", std=std)
+    require_positive("init 'normal'", std=std)
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding | Head) and hasattr(module, "weight"):
             nn.init.normal_(module.weight, std=std)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
-    for out in _writers(model):
+    for out in _output_projections(model):
         nn.init.normal_(out.weight, std=std / (2 * layers) ** 0.5)
 
 
 def zero_out(model: nn.Module, layers: int, std: float = 0.02) -> None:
-    """As `normal`, but the matrices that write into the residual stream 0 (Zhang et al. 2019).
+    """As `normal`, but output projections of attention and FFN are 0 (Zhang et al. 2019).
 
-    Every block begins as the identity, so a deep stack begins as a shallow one.
+    Every block is the identity at initialisation.
     """
     normal(model, layers, std)
-    for out in _writers(model):
+    for out in _output_projections(model):
         nn.init.zeros_(out.weight)
 
 
 def xavier(model: nn.Module) -> None:
-    """Uniform with variance 2 / (fan in + fan out), tables N(0, 1 / dim): the 2017 Transformer."""
+    """Xavier uniform, variance 2 / (fan in + fan out); embeddings N(0, 1 / dim): Vaswani 2017."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -47,10 +47,10 @@ def xavier(model: nn.Module) -> None:
 
 
 def fan_in(model: nn.Module) -> None:
-    r"""N(0, 1 / fan in), queries N(0, 1 / (fan in · head_dim)), tables N(0, 1): T5.
+    r"""N(0, 1 / fan in), queries N(0, 1 / (fan in · head_dim)), embeddings N(0, 1): T5.
 
-    Its scores are not divided by sqrt(head_dim); the smaller start of the queries stands for
-    that (Raffel et al. 2020, as released).
+    T5's scores are not divided by sqrt(head_dim); the smaller initial queries replace that
+    (Raffel et al. 2020, as released).
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -66,7 +66,7 @@ def fan_in(model: nn.Module) -> None:
 
 
 def deepnorm_gain(stack: nn.Module, gain: float) -> None:
-    """DeepNorm's start: Xavier, times `gain` for values, outputs and the feed-forward."""
+    """DeepNorm: Xavier normal, times `gain` for values, output projections and the FFN."""
     for module in stack.modules():
         if isinstance(module, Attention):
             for linear in (module.query, module.key):
@@ -74,12 +74,12 @@ def deepnorm_gain(stack: nn.Module, gain: float) -> None:
             for linear in (module.value, module.out):
                 nn.init.xavier_normal_(linear.weight, gain=gain)
         elif isinstance(module, FeedForward):
-            for part in module.children():
-                if isinstance(part, nn.Linear):
-                    nn.init.xavier_normal_(part.weight, gain=gain)
+            for layer in module.children():
+                if isinstance(layer, nn.Linear):
+                    nn.init.xavier_normal_(layer.weight, gain=gain)
 
 
-def _writers(model: nn.Module) -> list[nn.Linear]:
+def _output_projections(model: nn.Module) -> list[nn.Linear]:
     attentions = [m.out for m in model.modules() if isinstance(m, Attention)]
     return attentions + [m.down for m in model.modules() if isinstance(m, FeedForward)]
 

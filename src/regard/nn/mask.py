@@ -1,4 +1,4 @@
-"""Who may look at whom. A mask is a value; kernels ask it what they need."""
+"""Attention masks: causal, prefix, sliding window, padding, packed documents."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from regard.errors import ShapeError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """A set of rules, all of which must allow a look from query i to key j.
+    """A conjunction of rules; query i may attend to key j if all of them allow it.
 
         causal       j <= i
-        prefix       … or j < prefix, so the first tokens see each other both ways
+        prefix       … or j < prefix: attention within the prefix is bidirectional
         window       |i - j| < window
         lengths      j < length of the row: the rest is padding
         documents    i and j lie in the same document of a packed row
 
-    Rules combine with `&`. Positions are absolute, so a decoding state needs no special case.
+    Masks combine with `&`. Positions are absolute, so decoding with a KV cache is no special case.
     """
 
     is_causal: bool = False
@@ -30,24 +30,24 @@ class Mask:
 
     @classmethod
     def none(cls) -> "Mask":
-        """Everybody sees everybody."""
+        """Full attention."""
         return cls()
 
     @classmethod
     def causal(cls) -> "Mask":
-        """Nobody sees the future."""
+        """No attention to later positions."""
         return cls(is_causal=True)
 
     @classmethod
     def prefix(cls, lengths: Int[Tensor, " batch"]) -> "Mask":
-        """Causal, but the first `lengths` tokens of each row see each other both ways."""
+        """Causal, but bidirectional within the first `lengths` tokens of each row."""
         return cls(is_causal=True, prefixes=lengths)
 
     @classmethod
     def window(cls, width: int) -> "Mask":
-        """Only the `width` nearest positions, the own one included, on either side."""
+        """A sliding window: keys less than `width` positions away, on either side."""
         if width < 1:
-            raise ShapeError(f"window={width} must be at least 1: a token sees itself")
+            raise ShapeError(f"window={width} must be at least 1: a token attends to itself")
         return cls(width=width)
 
     @classmethod
@@ -57,7 +57,7 @@ class Mask:
 
     @classmethod
     def documents(cls, ids: Int[Tensor, "batch seen"]) -> "Mask":
-        """Only tokens of the same document, where several are packed into one row."""
+        """Only keys of the same document, where several are packed into one row."""
         return cls(document_ids=ids)
 
     def __and__(self, other: "Mask") -> "Mask":
@@ -69,7 +69,7 @@ class Mask:
         widths = [w for w in (self.width, other.width) if w is not None]
         lengths = [n for n in (self.key_lengths, other.key_lengths) if n is not None]
         if self.document_ids is not None and other.document_ids is not None:
-            raise ShapeError("two masks of documents cannot be combined; number them once")
+            raise ShapeError("two document masks cannot be combined; number all documents in one")
         return Mask(
             is_causal=self.is_causal or other.is_causal,
             prefixes=prefixes,
@@ -80,7 +80,7 @@ class Mask:
 
     @property
     def only_causal(self) -> bool:
-        """Whether the fused kernel's own causal mode says it all."""
+        """Whether the `is_causal` flag of torch's fused kernel is enough."""
         return self.is_causal and self.prefixes is None and self._no_other_rule
 
     @property
@@ -95,29 +95,24 @@ class Mask:
     def dense(
         self, query_positions: Int[Tensor, "#batch time"], key_positions: Int[Tensor, "#batch seen"]
     ) -> Bool[Tensor, "#batch 1 #time seen"] | None:
-        """The rules as one boolean, True = may look; None where there is no rule."""
-        i, j = (
-            query_positions.unsqueeze(-1),
-            key_positions.unsqueeze(-2),
-        )  # (batch, time, 1), (batch, 1, seen)
+        """The mask as one boolean tensor, True = may attend; None where there is no rule."""
+        i = query_positions.unsqueeze(-1)  # (batch, time, 1)
+        j = key_positions.unsqueeze(-2)  # (batch, 1, seen)
         rules = []
         if self.is_causal:
-            ahead = j <= i
+            causal = j <= i
             if self.prefixes is not None:
-                ahead = ahead | (j < self.prefixes.view(-1, 1, 1))
-            rules.append(ahead)
+                causal = causal | (j < self.prefixes.view(-1, 1, 1))
+            rules.append(causal)
         if self.width is not None:
             rules.append((i - j).abs() < self.width)
         if self.key_lengths is not None:
             rules.append(j < self.key_lengths.view(-1, 1, 1))
         if self.document_ids is not None:
-            seen = self.document_ids[
-                :, : key_positions.shape[1]
-            ]  # by place in the row, since positions
-            own = seen[
-                :, seen.shape[1] - query_positions.shape[1] :
-            ]  # may begin anew in each document
-            rules.append(own.unsqueeze(-1) == seen.unsqueeze(-2))
+            # indexed by place in the row: positions may restart at 0 in each document
+            of_keys = self.document_ids[:, : key_positions.shape[1]]
+            of_queries = of_keys[:, of_keys.shape[1] - query_positions.shape[1] :]
+            rules.append(of_queries.unsqueeze(-1) == of_keys.unsqueeze(-2))
         if not rules:
             return None
         allowed = rules[0]

@@ -1,4 +1,4 @@
-"""Norms: bring a vector to a standard size, then let the model choose another."""
+"""Normalisation layers: LayerNorm and RMSNorm."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """The normed vectors; float32 inside, also under autocast."""
+        """The normalised vectors; computed in float32, also under autocast."""
         normed = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
         return normed.to(x.dtype)  # autocast gives float32
 
@@ -33,20 +33,20 @@ class RMSNorm(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """What multiplies the normed vector."""
+        """The gain g."""
         return self.weight
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """The normed vectors; float32 inside, also under autocast."""
+        """The normalised vectors; computed in float32, also under autocast."""
         wide = x if x.dtype == torch.float64 else x.float()
-        weight = self.scale.to(wide.dtype)  # the kernel wants both of one type
+        weight = self.scale.to(wide.dtype)  # the kernel needs both in one dtype
         return F.rms_norm(wide, weight.shape, weight, self.eps).to(x.dtype)
 
 
 class RMSNormPlusOne(RMSNorm):
     r"""y = x / sqrt(mean(x^2) + eps) * (1 + g)      (Gemma)
 
-    g begins at 0, so weight decay pulls the scale to 1.
+    g is initialised to 0, so weight decay pulls the gain to 1.
     """
 
     def __init__(self, dim: int, eps: float = 1e-6) -> None:

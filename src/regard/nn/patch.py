@@ -1,4 +1,4 @@
-"""From an image to vectors: patches instead of words."""
+"""Patch embeddings of images (ViT)."""
 
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,13 @@ from regard.errors import ShapeError
 
 
 class PatchEmbedding(nn.Module):
-    r"""Cut an image into squares and embed each, row by row, behind a vector for the whole.
+    r"""Split an image into square patches and embed each, row by row, after a class token.
 
         x_0 = c,    x_i = W patch_i + b
 
-    W a matrix for all patches: a convolution whose stride is its width. c is learned and stands
-    for no patch; what it has gathered after the last layer describes the image (Dosovitskiy et
-    al. 2020). Without `cls` there is no x_0.
+    W is the same for all patches: a convolution whose stride is its kernel size. The class token
+    c is learned; its output after the last layer represents the image (Dosovitskiy et al. 2020).
+    Without `cls` there is no x_0.
     """
 
     def __init__(self, channels: int, dim: int, patch: int, *, cls: bool = True) -> None:
@@ -30,14 +30,14 @@ class PatchEmbedding(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch time dim"]:
-        """The vectors."""
+        """The patch embeddings."""
         (side, _), channels = self.patch.kernel_size, self.patch.in_channels
-        _, given, height, width = images.shape
-        if given != channels:
-            raise ShapeError(f"images of {given} channels; the model reads {channels}")
+        _, image_channels, height, width = images.shape
+        if image_channels != channels:
+            raise ShapeError(f"images of {image_channels} channels; the model reads {channels}")
         if height % side or width % side:
             raise ShapeError(
-                f"an image of {height} × {width} pixels cannot be cut into patches of {side}"
+                f"an image of {height} × {width} pixels cannot be split into patches of {side}"
             )
         x: Tensor = self.patch(images).flatten(2).transpose(1, 2)  # (batch, patches, dim)
         if self.cls is None:
@@ -48,16 +48,16 @@ class PatchEmbedding(nn.Module):
         __call__ = forward
 
 
-def stretched(
-    table: Float[Tensor, "positions dim"], height: int, width: int, *, kept: int
+def interpolate_positions(
+    table: Float[Tensor, "positions dim"], height: int, width: int, *, prefix: int
 ) -> Float[Tensor, "time dim"]:
-    """Learned positions of a square of patches, for one of another size.
+    """Learned position embeddings of a square grid of patches, resized to another grid.
 
-    The last positions lie in a square; between them a bicubic curve is drawn. The `kept` before
-    them belong to no patch and stay (Dosovitskiy et al. 2020, section 3.2).
+    The grid is interpolated bicubically; the first `prefix` rows of the table belong to no patch
+    and are copied (Dosovitskiy et al. 2020, section 3.2).
     """
-    first, square = table[:kept], table[kept:]
+    first, square = table[:prefix], table[prefix:]
     side = round(len(square) ** 0.5)
     grid = square.T.unflatten(1, (side, side)).unsqueeze(0)  # (1, dim, side, side)
-    wanted = F.interpolate(grid, (height, width), mode="bicubic", align_corners=False)
-    return torch.cat((first, wanted.squeeze(0).flatten(1).T))
+    resized = F.interpolate(grid, (height, width), mode="bicubic", align_corners=False)
+    return torch.cat((first, resized.squeeze(0).flatten(1).T))

@@ -1,4 +1,4 @@
-"""Layers that read one id after the other, and what such models remember while they write."""
+"""Recurrent layers (RNN, GRU, LSTM, bidirectional) and the decoding state of recurrent models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,40 +14,41 @@ from regard.config import Choice, make
 from regard.errors import ShapeError
 from regard.nn.tap import Carry, Tap
 
-Vectors = tuple[Tensor, ...]  # what a cell keeps, (batch, dim) each: h, and whatever is behind it
-OPEN = 100.0  # its sigmoid is 1 to the last bit
+CellState = tuple[Tensor, ...]  # the state of a cell, (batch, dim) each: h, or h and c
+OPEN_GATE = 100.0  # a bias whose sigmoid is exactly 1
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """What a recurrent model remembers: its state before the last step and after each of its ids.
+    """The decoding state of a recurrent model: its states before the last step and after each id.
 
-    A state cannot be undone, only kept. So `rewind` reaches back to the beginning of the last
-    step and no further, and rows of different `counts` stand at different snapshots.
+    A recurrence cannot be inverted, so earlier states are stored. `rewind` can go back to the
+    beginning of the last step and no further; rows of different `counts` are at different
+    snapshots.
 
         snapshot     0        1        2       …  time
                   before   after x1  after x2     after all
     """
 
-    layers: list[Vectors]  # of each layer, what it keeps: (rows, time + 1, …)
+    layers: list[CellState]  # the states of each layer: (rows, time + 1, …)
     lengths: Int[Tensor, " rows"]
-    taken: Int[Tensor, " rows"]  # the snapshot each row stands at
+    index: Int[Tensor, " rows"]  # the current snapshot of each row
 
     @classmethod
-    def first(cls, layers: list[Vectors]) -> "Snapshots":
-        """The state before the first id, of which there is one snapshot."""
+    def initial(cls, layers: list[CellState]) -> "Snapshots":
+        """The state before the first id: one snapshot."""
         zeros = layers[0][0].new_zeros(len(layers[0][0]), dtype=torch.long)
         return cls([tuple(part.unsqueeze(1) for part in layer) for layer in layers], zeros, zeros)
 
-    def now(self) -> list[Vectors]:
-        """Of each layer, what it keeps at the snapshot where each row stands: (rows, …)."""
-        rows = torch.arange(len(self.taken), device=self.taken.device)
-        return [tuple(part[rows, self.taken] for part in layer) for layer in self.layers]
+    def current(self) -> list[CellState]:
+        """The state of each layer at the current snapshot of each row: (rows, …)."""
+        rows = torch.arange(len(self.index), device=self.index.device)
+        return [tuple(part[rows, self.index] for part in layer) for layer in self.layers]
 
-    def advance(self, layers: list[Vectors], counts: Int[Tensor, " rows"] | None) -> "Snapshots":
-        """The state after a step that left these snapshots; `counts` of its ids are real."""
+    def advance(self, layers: list[CellState], counts: Int[Tensor, " rows"] | None) -> "Snapshots":
+        """The state after a step with these snapshots; `counts` ids per row are real."""
         if counts is None:
-            counts = torch.full_like(self.taken, layers[0][0].shape[1] - 1)
+            counts = torch.full_like(self.index, layers[0][0].shape[1] - 1)
         return Snapshots(layers, self.lengths + counts, counts)
 
     def select(self, rows: Int[Tensor, " chosen"]) -> "Snapshots":
@@ -55,33 +56,33 @@ class Snapshots:
         return Snapshots(
             [tuple(part.index_select(0, rows) for part in layer) for layer in self.layers],
             self.lengths.index_select(0, rows),
-            self.taken.index_select(0, rows),
+            self.index.index_select(0, rows),
         )
 
     def rewind(self, lengths: Int[Tensor, " rows"]) -> "Snapshots":
-        """Forget all but the first `lengths` ids of each row, within the last step."""
-        taken = self.taken - (self.lengths - lengths)
-        if bool(((taken < 0) | (taken > self.taken)).any()):
+        """Truncate each row to its first `lengths` ids, within the last step."""
+        index = self.index - (self.lengths - lengths)
+        if bool(((index < 0) | (index > self.index)).any()):
             raise ShapeError(
                 f"cannot rewind from lengths {self.lengths.tolist()} to {lengths.tolist()}: "
-                f"only the last step is kept, {self.taken.tolist()} ids per row.\n"
-                "To go back further, start anew and step through the ids to keep."
+                f"only the states of the last step are stored, {self.index.tolist()} ids per row.\n"
+                "To go back further, call start() and step through the first ids again."
             )
-        return replace(self, lengths=lengths, taken=taken)
+        return replace(self, lengths=lengths, index=index)
 
 
 class Cell(nn.Module):
-    r"""A layer that reads one x after the other and carries what it keeps of them in a state.
+    r"""A recurrent layer.
 
         state_t = equation(W x_t + b, state_{t-1}),      state_0 = 0
 
-    The first vector of a state is h, which is what the layer shows. W and U (`input`, `hidden`)
-    hold one part below the other, as the cell says. The kernel of torch runs where it has one
-    for the equation; else, and when somebody listens at a gate, the loop over the equation.
+    The first vector of a state is the hidden state h, the output of the layer. W and U (`input`,
+    `hidden`) hold the matrices of all gates, one below the other. torch's fused kernel runs where
+    it computes the same equation; otherwise, or when a gate's tap has hooks, a loop over time.
     """
 
-    kept = 1  # vectors in a state
-    gates: tuple[str, ...] = ()  # what the equation gives beside the state; each has a tap
+    state_vectors = 1  # 1: h; 2: h and c
+    gates: tuple[str, ...] = ()  # gate values that `equation` also returns; each has a tap
     kernel: Callable[..., Any] | None = None
 
     def __init__(self, dim_in: int, dim_out: int, parts: int, *, hidden_bias: bool = False) -> None:
@@ -97,102 +98,107 @@ class Cell(nn.Module):
         for name in self.gates:
             self.add_module(f"{name}_tap", Tap())
 
-    def equation(self, from_input: Tensor, state: Vectors) -> tuple[Vectors, Vectors]:
-        """The state after one more x, of which `from_input` is W x + b; and the gates."""
+    def equation(self, from_input: Tensor, state: CellState) -> tuple[CellState, CellState]:
+        """One step: the next state from `from_input` = W x + b, and the gate values."""
         raise NotImplementedError
 
-    def start(self, rows: int) -> Vectors:
-        """The state before the first id: zeros."""
-        return (self.hidden.weight.new_zeros(rows, self.dim),) * self.kept
+    def start(self, rows: int) -> CellState:
+        """The initial state: zeros."""
+        return (self.hidden.weight.new_zeros(rows, self.dim),) * self.state_vectors
 
     def forward(
         self,
         x: Float[Tensor, "batch time dim_in"],
         lengths: Int[Tensor, " batch"] | None = None,
-        state: Vectors | None = None,
-    ) -> tuple[Float[Tensor, "batch time dim_out"], Vectors]:
-        """h after each x, and the state after the last.
+        state: CellState | None = None,
+    ) -> tuple[Float[Tensor, "batch time dim_out"], CellState]:
+        """h after each x, and the final state.
 
-        Rows may be right-padded: beyond its length a row shows zeros, and its last state is
-        the one at its real end.
+        Rows may be right-padded: h is zero beyond a row's length, and the final state of a row
+        is the one after its last real x.
         """
         state = self.start(len(x)) if state is None else state
-        run = self._looped if self.kernel is None or self._watched() else self._fused
-        if torch.compiler.is_compiling():  # it would unroll loop and kernel, and take minutes
+        run = self._loop_padded if self.kernel is None or self._has_hooks() else self._fused
+        if torch.compiler.is_compiling():  # torch.compile would unroll time, which takes minutes
             run = torch.compiler.disable(run)
         y, last = run(x, lengths, state)
         return self.state_tap(y), last
 
-    def loop(self, x: Float[Tensor, "batch time dim_in"], state: Vectors) -> Vectors:
-        """The state after each x, (batch, time, dim) each: the equation, one x at a time."""
-        states: list[Vectors] = []
-        gates: list[Vectors] = []
+    def loop(self, x: Float[Tensor, "batch time dim_in"], state: CellState) -> CellState:
+        """The state after each x, (batch, time, dim) per vector: a loop over time."""
+        states: list[CellState] = []
+        gates: list[CellState] = []
         for from_input in self.input(x).unbind(1):
-            state, opened = self.equation(from_input, state)
+            state, values = self.equation(from_input, state)
             if self.carry.has_hooks:
                 state = self.carry(torch.cat(state, -1)).split(self.dim, -1)
             states.append(state)
-            gates.append(opened)
+            gates.append(values)
         for number, name in enumerate(self.gates):
             tap = cast(Tap, getattr(self, f"{name}_tap"))
             if tap.has_hooks:
-                tap(torch.stack([opened[number] for opened in gates], 1))
-        return tuple(torch.stack(each, 1) for each in zip(*states, strict=True))
+                tap(torch.stack([values[number] for values in gates], 1))
+        return tuple(torch.stack(vectors, 1) for vectors in zip(*states, strict=True))
 
     def weights(self) -> list[Tensor]:
-        """W, U and two biases that make torch's kernel compute the equation."""
+        """W, U and the two biases with which torch's kernel computes the equation."""
         bias = self.input.bias
-        none = torch.zeros_like(bias)
-        return [self.input.weight, self.hidden.weight, bias, none]
+        return [self.input.weight, self.hidden.weight, bias, torch.zeros_like(bias)]
 
-    def _watched(self) -> bool:
+    def _has_hooks(self) -> bool:
         gates = (cast(Tap, getattr(self, f"{name}_tap")) for name in self.gates)
         return self.carry.has_hooks or any(tap.has_hooks for tap in gates)
 
-    def _looped(self, x: Tensor, lengths: Tensor | None, state: Vectors) -> tuple[Tensor, Vectors]:
+    def _loop_padded(
+        self, x: Tensor, lengths: Tensor | None, state: CellState
+    ) -> tuple[Tensor, CellState]:
         states = self.loop(x, state)
         if lengths is None:
-            return states[0], tuple(each[:, -1] for each in states)
-        rows, at = torch.arange(len(x), device=x.device), torch.arange(x.shape[1], device=x.device)
-        real = (at < lengths.unsqueeze(1)).unsqueeze(-1)
-        return states[0].where(real, 0.0), tuple(each[rows, lengths - 1] for each in states)
+            return states[0], tuple(vector[:, -1] for vector in states)
+        rows, time = (torch.arange(size, device=x.device) for size in x.shape[:2])
+        real = (time < lengths.unsqueeze(1)).unsqueeze(-1)
+        return states[0].where(real, 0.0), tuple(vector[rows, lengths - 1] for vector in states)
 
-    def _fused(self, x: Tensor, lengths: Tensor | None, state: Vectors) -> tuple[Tensor, Vectors]:
+    def _fused(
+        self, x: Tensor, lengths: Tensor | None, state: CellState
+    ) -> tuple[Tensor, CellState]:
         assert self.kernel is not None
-        if x.is_cuda and torch.is_autocast_enabled("cuda"):  # float16, whatever type is asked for
-            kind = self.hidden.weight.dtype
+        if x.is_cuda and torch.is_autocast_enabled(
+            "cuda"
+        ):  # it would run in float16, also for bfloat16
+            dtype = self.hidden.weight.dtype
             with torch.autocast("cuda", enabled=False):
-                return self._fused(x.to(kind), lengths, tuple(each.to(kind) for each in state))
+                return self._fused(x.to(dtype), lengths, tuple(v.to(dtype) for v in state))
         weights = self.weights()
-        if x.is_cuda:  # cuDNN wants its weights side by side, and warns when they are not
+        if x.is_cuda:  # cuDNN warns unless its weights are contiguous in memory
             flat = torch.cat([weight.flatten() for weight in weights])
             parts = flat.split([weight.numel() for weight in weights])
             weights = [part.view_as(w) for part, w in zip(parts, weights, strict=True)]
         options = (weights, True, 1, 0.0, self.training, False)  # one layer, in one direction
         if lengths is None:
-            y, *last = self.kernel(x, _stacked(state), *options, True)
-            return y, tuple(each[0] for each in last)
+            y, *last = self.kernel(x, _add_layer_axis(state), *options, True)
+            return y, tuple(vector[0] for vector in last)
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        order, back = packed.sorted_indices, packed.unsorted_indices
-        assert order is not None
-        assert back is not None
-        begin = _stacked(tuple(each[order] for each in state))
-        y, *last = self.kernel(packed.data, packed.batch_sizes, begin, *options)
+        by_length, original = packed.sorted_indices, packed.unsorted_indices
+        assert by_length is not None
+        assert original is not None
+        initial = _add_layer_axis(tuple(vector[by_length] for vector in state))
+        y, *last = self.kernel(packed.data, packed.batch_sizes, initial, *options)
         y, _ = pad_packed_sequence(packed._replace(data=y), True, total_length=x.shape[1])
-        return y, tuple(each[0, back] for each in last)
+        return y, tuple(vector[0, original] for vector in last)
 
     if TYPE_CHECKING:
         __call__ = forward
 
 
-def _stacked(state: Vectors) -> Tensor | Vectors:
-    """A state as the kernels take it: with an axis for layers, h alone where that is all."""
-    layered = tuple(each.unsqueeze(0) for each in state)
+def _add_layer_axis(state: CellState) -> Tensor | CellState:
+    """A state as torch's kernels expect it: (1, batch, dim), and h alone instead of (h,)."""
+    layered = tuple(vector.unsqueeze(0) for vector in state)
     return layered if len(layered) > 1 else layered[0]
 
 
 class Elman(Cell):
-    r"""A layer whose state is a bent sum of what comes in and of the state before.
+    r"""The simple recurrent network (vanilla RNN).
 
         h <- f(W x + U h + b),      f = tanh or ReLU
 
@@ -206,17 +212,17 @@ class Elman(Cell):
         self.kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}[activation]
         self.activation = {"tanh": torch.tanh, "relu": torch.relu}[activation]
 
-    def equation(self, from_input: Tensor, state: Vectors) -> tuple[Vectors, Vectors]:
+    def equation(self, from_input: Tensor, state: CellState) -> tuple[CellState, CellState]:
         """h, and no gates."""
         (h,) = state
         return (self.activation(from_input + self.hidden(h)),), ()
 
 
 class Gated(Cell):
-    r"""A layer that learns what of its state to keep: the least that a gate can be.
+    r"""An RNN with an update gate only, the step between `Elman` and `GRU`.
 
-        z  = sigmoid(W_z x + U_z h + b_z)       what to keep
-        h~ = relu(W x + U h + b)                what could take its place
+        z  = sigmoid(W_z x + U_z h + b_z)       update gate
+        h~ = relu(W x + U h + b)                candidate state
         h <- z * h + (1 - z) * h~
 
     W, U and b hold two parts, in the order z, h~.
@@ -227,7 +233,7 @@ class Gated(Cell):
     def __init__(self, dim_in: int, dim_out: int) -> None:
         super().__init__(dim_in, dim_out, parts=2)
 
-    def equation(self, from_input: Tensor, state: Vectors) -> tuple[Vectors, Vectors]:
+    def equation(self, from_input: Tensor, state: CellState) -> tuple[CellState, CellState]:
         """h; z and h~."""
         (h,) = state
         z, candidate = (from_input + self.hidden(h)).chunk(2, -1)
@@ -236,17 +242,17 @@ class Gated(Cell):
 
 
 class GRU(Cell):
-    r"""A layer that learns what of its state to keep, and what of it to look at.
+    r"""The gated recurrent unit.
 
-        r  = sigmoid(W_r x + U_r h + b_r)       what to look at
-        z  = sigmoid(W_z x + U_z h + b_z)       what to keep
-        h~ = tanh(W x + U (r * h) + b)          what could take its place
+        r  = sigmoid(W_r x + U_r h + b_r)       reset gate
+        z  = sigmoid(W_z x + U_z h + b_z)       update gate
+        h~ = tanh(W x + U (r * h) + b)          candidate state
         h <- z * h + (1 - z) * h~
 
-    W, U and b hold three parts, in the order r, z, h~. Two things are printed differently:
+    W, U and b hold three parts, in the order r, z, h~. Publications differ in two points:
 
-        reset = "after"     h~ = tanh(W x + b + r * (U h + d)), the only one with a fused kernel;
-                            U has a bias d of its own, in three parts as the kernel has it
+        reset = "after"     h~ = tanh(W x + b + r * (U h + d)), the form of torch's fused kernel;
+                            U has its own bias d, in three parts as in the kernel
         update = "write"    h <- (1 - z) * h + z * h~
 
     Cho et al. 2014; "after" as in cuDNN and torch, "write" as in Chung et al. 2014.
@@ -266,7 +272,7 @@ class GRU(Cell):
         self.reset, self.update = reset, update
         self.kernel = torch.gru if reset == "after" else None
 
-    def equation(self, from_input: Tensor, state: Vectors) -> tuple[Vectors, Vectors]:
+    def equation(self, from_input: Tensor, state: CellState) -> tuple[CellState, CellState]:
         """h; r, z and h~."""
         (h,) = state
         r, z, candidate = from_input.chunk(3, -1)
@@ -283,28 +289,28 @@ class GRU(Cell):
         return (keep * h + (1 - keep) * candidate,), (r, z, candidate)
 
     def weights(self) -> list[Tensor]:
-        """The kernel's z keeps; where ours writes, its part changes sign: 1 - σ(a) = σ(-a)."""
+        """For update = "write" the part of z is negated, since 1 - sigmoid(a) = sigmoid(-a)."""
         weights = [self.input.weight, self.hidden.weight, self.input.bias, self.hidden.bias]
         if self.update == "keep":
             return weights
-        turned = [weight.chunk(3) for weight in weights]
-        return [torch.cat([r, -z, candidate]) for r, z, candidate in turned]
+        parts = [weight.chunk(3) for weight in weights]
+        return [torch.cat([r, -z, candidate]) for r, z, candidate in parts]
 
 
 class LSTM(Cell):
-    r"""A layer that carries a cell, and learns what to forget, to write and to show.
+    r"""Long short-term memory.
 
-        i, f, o = sigmoid(W x + U h + b)        what to write, to keep, to show
-        g       = tanh(W x + U h + b)           what could be written
+        i, f, o = sigmoid(W x + U h + b)        input, forget and output gate
+        g       = tanh(W x + U h + b)           candidate
         c <- f * c + i * g
         h <- o * tanh(c)
 
-    W, U and b hold four parts, in the order i, f, g, o. The forget gate begins open, b_f = 1.
-    Without it (`forget` = false) f is 1 and has no part: the cell only ever adds, as in 1997.
+    W, U and b hold four parts, in the order i, f, g, o. The bias of the forget gate is
+    initialised to 1. With `forget` = false there is no forget gate, f = 1, as in 1997.
     Hochreiter & Schmidhuber 1997; forget gate Gers et al. 2000, its bias Jozefowicz et al. 2015.
     """
 
-    kept = 2  # h and c
+    state_vectors = 2  # h and c
     gates = ("input", "forget", "candidate", "output", "cell")
     kernel = torch.lstm
 
@@ -314,7 +320,7 @@ class LSTM(Cell):
         if forget:
             nn.init.ones_(self.input.bias[dim_out : 2 * dim_out])
 
-    def equation(self, from_input: Tensor, state: Vectors) -> tuple[Vectors, Vectors]:
+    def equation(self, from_input: Tensor, state: CellState) -> tuple[CellState, CellState]:
         """h and c; i, f, g, o and c."""
         h, c = state
         i, *f, g, o = (from_input + self.hidden(h)).split(self.dim, -1)
@@ -325,11 +331,11 @@ class LSTM(Cell):
         return (h, c), (i, keep, g, o, c)
 
     def weights(self) -> list[Tensor]:
-        """The kernel always has a forget gate; where the equation has none, it is held open."""
+        """torch's kernel always has a forget gate; without one its bias holds it at 1."""
         if self.forget:
             return super().weights()
         padded = []
-        for weight, fill in zip(super().weights(), (0.0, 0.0, OPEN, 0.0), strict=True):
+        for weight, fill in zip(super().weights(), (0.0, 0.0, OPEN_GATE, 0.0), strict=True):
             i, g, o = weight.chunk(3)
             padded.append(torch.cat([i, torch.full_like(i, fill), g, o]))
         return padded
@@ -344,7 +350,7 @@ CELLS: dict[str, Callable[..., Cell]] = {
 
 
 class Bidirectional(nn.Module):
-    r"""Two cells, of which one reads from the end; their states side by side.
+    r"""A bidirectional layer: a forward and a backward cell, their outputs concatenated.
 
         y_t = [ahead(x_1 ... x_t); back(x_T ... x_t)]
 
@@ -357,26 +363,27 @@ class Bidirectional(nn.Module):
 
     def forward(
         self, x: Float[Tensor, "batch time dim_in"], lengths: Int[Tensor, " batch"] | None = None
-    ) -> tuple[Float[Tensor, "batch time width"], Vectors]:
-        """Both h at each x, and both last states: that of `back` is the one at the first x."""
+    ) -> tuple[Float[Tensor, "batch time width"], CellState]:
+        """Both h at each x, and both final states; that of `back` is the one at the first x."""
         time = torch.arange(x.shape[1], device=x.device)
         ends = time.new_full((len(x),), x.shape[1]) if lengths is None else lengths
-        turned = (ends.unsqueeze(1) - 1 - time).remainder(x.shape[1])  # padding stays behind
+        # reverses the real part of each row; the padding stays at the end
+        reversed_time = (ends.unsqueeze(1) - 1 - time).remainder(x.shape[1])
         rows = torch.arange(len(x), device=x.device).unsqueeze(1)
         y, last = self.ahead(x, lengths)
-        y_back, last_back = self.back(x[rows, turned], lengths)
-        both = zip(last, last_back, strict=True)
-        return torch.cat([y, y_back[rows, turned]], -1), tuple(torch.cat(b, -1) for b in both)
+        y_back, last_back = self.back(x[rows, reversed_time], lengths)
+        pairs = zip(last, last_back, strict=True)
+        y = torch.cat([y, y_back[rows, reversed_time]], -1)
+        return y, tuple(torch.cat(pair, -1) for pair in pairs)
 
     if TYPE_CHECKING:
         __call__ = forward
 
 
 class Recurrent(nn.ModuleList):
-    """Cells in layers: each reads what the one below shows.
+    """A stack of recurrent layers.
 
-    What a layer hands upward is dropped out, what it hands onward in time is not
-    (Zaremba et al. 2014).
+    Dropout applies between layers, not between time steps (Zaremba et al. 2014).
     """
 
     def __init__(
@@ -389,37 +396,38 @@ class Recurrent(nn.ModuleList):
         bidirectional: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        def made(width: int) -> Cell:
+        def new_cell(width: int) -> Cell:
             return make(cell, CELLS, "cell", dim_in=width, dim_out=dim_out)
 
         widths = [dim_in] + [(1 + bidirectional) * dim_out] * (layers - 1)
         super().__init__(
-            Bidirectional(made(w), made(w)) if bidirectional else made(w) for w in widths
+            Bidirectional(new_cell(width), new_cell(width)) if bidirectional else new_cell(width)
+            for width in widths
         )
         self.dropout = dropout
 
     def forward(
         self, x: Float[Tensor, "batch time dim_in"], lengths: Int[Tensor, " batch"] | None = None
-    ) -> tuple[Float[Tensor, "batch time dim"], list[Vectors]]:
-        """What the top layer shows after each x, and the last state of every layer.
+    ) -> tuple[Float[Tensor, "batch time dim"], list[CellState]]:
+        """The outputs of the top layer, and the final state of every layer.
 
-        Rows may be right-padded: beyond its length a row shows zeros, and its last state is
-        the one at its real end.
+        Rows may be right-padded: outputs are zero beyond a row's length, and the final state of
+        a row is the one after its last real x.
         """
         if lengths is not None and not bool(((lengths > 0) & (lengths <= x.shape[1])).all()):
             raise ShapeError(
                 f"lengths {lengths.tolist()} must be at least 1 and at most {x.shape[1]}, "
                 "the number of vectors in a row"
             )
-        last: list[Vectors] = []
+        last: list[CellState] = []
         for layer in self:
             x, state = cast(Cell | Bidirectional, layer)(x, lengths)
-            x = self.dropped(x)
+            x = self.apply_dropout(x)
             last.append(state)
         return x, last
 
-    def dropped(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """What is handed upward of what a layer shows."""
+    def apply_dropout(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+        """Dropout on the output of a layer."""
         return F.dropout(x, self.dropout, self.training)
 
     if TYPE_CHECKING:

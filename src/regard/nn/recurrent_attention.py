@@ -1,4 +1,4 @@
-"""A decoder's look at the states of an encoder, before there were layers of attention."""
+"""Attention of a recurrent decoder over the states of an encoder (Bahdanau, Luong)."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -18,27 +18,27 @@ Hard = Literal["straight", "reinforce"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionOutput:
-    """What a look gives."""
+    """The context vectors, the attention weights, and log P of sampled hard attention."""
 
     context: Float[Tensor, "batch time dim"]
     weights: Float[Tensor, "batch heads time source"]
-    log_prob: Float[Tensor, "batch time"] | None  # log-probability of the places that were drawn
+    log_prob: Float[Tensor, "batch time"] | None  # None unless positions were sampled
 
 
 class RecurrentAttention(nn.Module):
-    r"""A look with the state s of a decoder at the states h_i of an encoder.
+    r"""Attention with the state s of a decoder as query over the states h_i of an encoder.
 
         a_i = softmax_i(score(s, h_i)),      c = sum_i a_i h_i
 
-    Keys and values are the states themselves. With `heads` there are several looks, each through
-    matrices of its own, as in the Transformer: c = [head_1 ... head_n] O + o, with
+    Keys and values are the encoder states themselves. With `heads` there are projections, as in
+    the Transformer: c = [head_1 ... head_n] O + o, with
 
         head_j = sum_i softmax_i(score(Q_j s, K_j h_i)) V_j h_i
 
-    `hard` looks at one place only. "straight": the one of the largest weight, with the gradient
-    of the soft look (straight-through, Bengio et al. 2013). "reinforce": one drawn by the
-    weights, of the largest weight when not training; what is differentiated is then the
-    `log_prob` of the draw, by `reinforce` (Mnih et al. 2014, Xu et al. 2015).
+    `hard` attends to one position only. "straight": the one of the largest weight, with the
+    gradient of soft attention (straight-through estimator, Bengio et al. 2013). "reinforce":
+    sampled from the weights in training, the largest weight otherwise; its gradient comes from
+    `log_prob` through `reinforce` (Mnih et al. 2014, Xu et al. 2015).
 
     Bahdanau et al. 2015, Luong et al. 2015.
     """
@@ -65,7 +65,7 @@ class RecurrentAttention(nn.Module):
         self.weights_tap = Tap()
 
     def keys_values(self, memory: Float[Tensor, "batch source dim"]) -> tuple[Tensor, Tensor]:
-        """What the states are compared by, and what is found: (batch, heads, source, head_dim)."""
+        """The keys, prepared for the score, and the values: (batch, heads, source, head_dim)."""
         k = memory if self.key is None else self.key(memory)
         v = memory if self.value is None else self.value(memory)
         return self.score.prepare(split_heads(k, self.heads)), split_heads(v, self.heads)
@@ -77,28 +77,27 @@ class RecurrentAttention(nn.Module):
         v: Float[Tensor, "batch heads source head_dim"],
         allowed: Bool[Tensor, "batch 1 1 source"],
     ) -> AttentionOutput:
-        """Look with every s at what `keys_values` gave."""
+        """Attend with every s to the keys and values of `keys_values`."""
         q = split_heads(s if self.query is None else self.query(s), self.heads)
         positions = torch.arange(max(s.shape[1], k.shape[2]), device=s.device).unsqueeze(0)
         scores = self.score(q, k, positions[:, : s.shape[1]], positions[:, : k.shape[2]])
-        weights, log_prob = self._chosen(masked_softmax(scores, allowed))
+        weights, log_prob = self._harden(masked_softmax(scores, allowed))
         context = merge_heads(weights @ v)
-        return AttentionOutput(
-            context if self.out is None else self.out(context), weights, log_prob
-        )
+        context = context if self.out is None else self.out(context)
+        return AttentionOutput(context, weights, log_prob)
 
-    def _chosen(self, soft: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The weights that are used, and the log-probability of each draw if they were drawn."""
+    def _harden(self, soft: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weights to use, soft or one-hot, and log P of the sampled positions."""
         if self.hard is None:
             return soft, None
-        drawn = self.hard == "reinforce" and self.training
+        sampled = self.hard == "reinforce" and self.training
         flat = soft.detach().flatten(0, -2)
-        place = flat.multinomial(1) if drawn else flat.argmax(-1, keepdim=True)
-        place = place.view(*soft.shape[:-1], 1)
-        one = torch.zeros_like(soft).scatter(-1, place, 1.0)
+        index = flat.multinomial(1) if sampled else flat.argmax(-1, keepdim=True)
+        index = index.view(*soft.shape[:-1], 1)
+        one_hot = torch.zeros_like(soft).scatter(-1, index, 1.0)
         if self.hard == "straight":
-            return one + (soft - soft.detach()), None
-        return one, soft.gather(-1, place).squeeze(-1).log().sum(1) if drawn else None
+            return one_hot + (soft - soft.detach()), None
+        return one_hot, soft.gather(-1, index).squeeze(-1).log().sum(1) if sampled else None
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -109,14 +108,14 @@ def reinforce(
     cost: Float[Tensor, "batch time"],
     scored: Bool[Tensor, "batch time"],
 ) -> Float[Tensor, ""]:
-    r"""A loss whose gradient, on average over the draws, is that of their expected cost.
+    r"""The REINFORCE surrogate loss: its expected gradient is that of the expected cost.
 
-        sum_t (R_t - b_t) log P(draw_t),      R_t = cost_t + cost_{t+1} + ...
+        sum_t (R_t - b_t) log P(sample_t),      R_t = cost_t + cost_{t+1} + ...
 
-    A draw answers for what it costs from then on; b_t is what that was on average in the other
-    rows, which takes away much of the noise and none of the truth. Williams 1992.
+    R_t is the return, the cost from step t on. The baseline b_t is the mean return of the other
+    rows, which reduces the variance and adds no bias. Williams 1992.
     """
-    later = cost.masked_fill(~scored, 0.0).flip(1).cumsum(1).flip(1)  # R
-    others = later.sum(0, keepdim=True) - later
-    surprise = later - others / max(1, len(later) - 1)
-    return (surprise.detach() * log_prob * scored).sum()
+    returns = cost.masked_fill(~scored, 0.0).flip(1).cumsum(1).flip(1)  # R
+    others = returns.sum(0, keepdim=True) - returns
+    advantage = returns - others / max(1, len(returns) - 1)
+    return (advantage.detach() * log_prob * scored).sum()

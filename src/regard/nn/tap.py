@@ -1,10 +1,10 @@
-"""Named places where an observer may listen."""
+"""Hook points: named identity modules where an observer reads activations."""
 
 from torch import Tensor, nn
 
 
-class Place(nn.Module):
-    """The identity, with a name."""
+class HookPoint(nn.Module):
+    """The identity; forward hooks registered on it see the tensor that passes."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` itself."""
@@ -12,17 +12,17 @@ class Place(nn.Module):
 
     @property
     def has_hooks(self) -> bool:
-        """Whether somebody listens: then a layer takes the way that shows what passes here."""
+        """Whether a forward hook is registered; a fused layer then runs its explicit path."""
         return bool(self._forward_hooks)
 
 
-class Tap(Place):
-    """What a layer computes. `explain.trace` listens here; nobody else notices."""
+class Tap(HookPoint):
+    """An activation inside a layer, which `explain.trace` records."""
 
 
-class Carry(Place):
-    """All that later positions can know of each one. `explain.gradient_flow` listens here.
+class Carry(HookPoint):
+    """Everything that later positions can depend on; `explain.gradient_flow` records it.
 
-    What attention or a convolution looks back at passes all at once, (batch, time, dim); the
-    state of a cell passes after each position, (batch, dim).
+    Attention and convolutions pass all positions at once, (batch, time, dim); a recurrent cell
+    passes its state after each position, (batch, dim).
     """

@@ -95,7 +95,7 @@ class Seq2Seq:
         smoothing = self.label_smoothing if model.training else 0.0
         ids = mixed(model, batch.ids, batch.use_prediction, batch.source)
         head: Any = model.head
-        if not (model.training and getattr(model, "draws", False)):
+        if not (model.training and getattr(model, "samples_attention", False)):
             hidden = model(ids, source=batch.source)
             return head.loss(hidden, batch.targets, smoothing=smoothing)
         hidden, log_prob = cast(Any, model).forward_with_log_probs(ids, source=batch.source)

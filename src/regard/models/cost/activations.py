@@ -47,7 +47,7 @@ def activation_bytes(model: nn.Module, time: int, *, mixed: bool) -> tuple[int, 
         ]
     for cell in model.modules():
         if isinstance(cell, Cell):  # the input, the gates and the state
-            gates = cell.input.out_features + cell.kept * cell.dim
+            gates = cell.input.out_features + cell.state_vectors * cell.dim
             outside += size * time * (cell.input.in_features + gates)
     return outside + sum(blocks), outside + inputs + max(blocks, default=0)
 

@@ -46,7 +46,9 @@ def state_size(model: nn.Module, time: int) -> StateSize:
 
 def _fixed_size(model: nn.Module, time: int) -> int:
     if isinstance(model, EncoderDecoder):
-        cells = sum(cell.kept * cell.dim for cell in model.decoder if isinstance(cell, Cell))
+        cells = sum(
+            cell.state_vectors * cell.dim for cell in model.decoder if isinstance(cell, Cell)
+        )
         memory = time * sum(2 * attention.dim for attention in recurrent_attentions(model))
         return cells + model.config.dim * model.config.input_feeding + memory
     generates = isinstance(getattr(model, "head", None), Head | GivenHead)

@@ -41,16 +41,16 @@ def llama3(
     heads: int,
     ffn_dim: int,
     *,
-    stretched: float | None = None,
+    rope_factor: float | None = None,
     tied: bool = False,
 ) -> TransformerConfig:
     """Dubey et al. 2024, table 3: 128 k tokens, eight heads of keys, slower turns.
 
-    Versions 3.1 and 3.2 are `stretched`: waves longer than 8,192 tokens are slowed down.
+    Versions 3.1 and 3.2 are `rope_factor`: waves longer than 8,192 tokens are slowed down.
     """
     position: dict[str, Any] = {"kind": "rotary", "base": 500_000.0}
-    if stretched is not None:
-        scaling = {"kind": "llama3", "factor": stretched, "original_context": 8192}
+    if rope_factor is not None:
+        scaling = {"kind": "llama3", "factor": rope_factor, "original_context": 8192}
         position["scaling"] = {**scaling, "low": 1.0, "high": 4.0}
     return llama(
         dim,
@@ -59,7 +59,7 @@ def llama3(
         ffn_dim,
         vocab_size=128_256,
         kv_heads=8,
-        context=8192 if stretched is None else 131_072,
+        context=8192 if rope_factor is None else 131_072,
         position=position,
         norm_eps=1e-5,
         tied=tied,
@@ -209,9 +209,9 @@ LLAMAS: dict[str, Callable[[], TransformerConfig]] = {
     "llama-2-70b": partial(llama2, 8192, 80, 64, 28_672, kv_heads=8),
     "llama-3-8b": partial(llama3, 4096, 32, 32, 14_336),
     "llama-3-70b": partial(llama3, 8192, 80, 64, 28_672),
-    "llama-3.1-8b": partial(llama3, 4096, 32, 32, 14_336, stretched=8.0),
-    "llama-3.2-1b": partial(llama3, 2048, 16, 32, 8192, stretched=32.0, tied=True),
-    "llama-3.2-3b": partial(llama3, 3072, 28, 24, 8192, stretched=32.0, tied=True),
+    "llama-3.1-8b": partial(llama3, 4096, 32, 32, 14_336, rope_factor=8.0),
+    "llama-3.2-1b": partial(llama3, 2048, 16, 32, 8192, rope_factor=32.0, tied=True),
+    "llama-3.2-3b": partial(llama3, 3072, 28, 24, 8192, rope_factor=32.0, tied=True),
     "tinyllama": tinyllama,
     "mistral-7b": mistral,
     "qwen2-0.5b": partial(qwen2, 896, 24, 14, 2, 4864, vocab_size=151_936, tied=True),

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ShapeError
-from regard.nn.options import positive
+from regard.nn.options import require_positive
 from regard.nn.position.base import Position
 
 
@@ -30,7 +30,7 @@ class Sinusoidal(Position):
             raise ShapeError(
                 f"sinusoidal positions need an even width (dim, or embed_dim), not dim={dim}"
             )
-        positive("position 'sinusoidal'", base=base)
+        require_positive("position 'sinusoidal'", base=base)
         self.dim, self.base, self.halves, self.each_layer = dim, base, halves, each_layer
 
     def embed(self, positions: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:

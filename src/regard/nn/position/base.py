@@ -53,7 +53,7 @@ class Position(nn.Module):
     each_layer = False  # add `embed` to the input of every layer's attention, not once
 
     def embed(self, positions: Positions) -> Float[Tensor, "#batch time dim"] | None:
-        """Vectors to add to the embeddings."""
+        """CellState to add to the embeddings."""
         return None
 
     def rotation(self, positions: Positions) -> Rotation | None:

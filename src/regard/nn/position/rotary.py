@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.config import make
 from regard.errors import ShapeError
-from regard.nn.options import positive
+from regard.nn.options import require_positive
 from regard.nn.position.base import Position, Rotation
 
 Frequencies = Float[Tensor, " pairs"]
@@ -18,13 +18,13 @@ Frequencies = Float[Tensor, " pairs"]
 
 def linear(frequency: Frequencies, factor: float) -> Frequencies:
     """Squeeze positions: t becomes t / factor (Chen et al. 2023)."""
-    positive("rotary scaling 'linear'", factor=factor)
+    require_positive("rotary scaling 'linear'", factor=factor)
     return frequency / factor
 
 
 def ntk(frequency: Frequencies, factor: float) -> Frequencies:
     """Raise the base so that the slowest pair is squeezed by `factor`, the fastest not at all."""
-    positive("rotary scaling 'ntk'", factor=factor)
+    require_positive("rotary scaling 'ntk'", factor=factor)
     pairs = len(frequency)
     exponent = torch.arange(pairs, device=frequency.device) / max(pairs - 1, 1)
     return frequency * factor**-exponent
@@ -38,7 +38,7 @@ def llama3(
     high: float = 4.0,
 ) -> Frequencies:
     """Squeeze only waves longer than the old context, with a ramp between (LLaMA 3.1)."""
-    positive("rotary scaling 'llama3'", factor=factor, original_context=original_context)
+    require_positive("rotary scaling 'llama3'", factor=factor, original_context=original_context)
     if low >= high:
         raise ShapeError(f"rotary scaling 'llama3': low={low} must be less than high={high}")
     turns = original_context * frequency / (2 * math.pi)  # in the original context
@@ -69,7 +69,7 @@ class Rotary(Position):
         super().__init__()
         if not 0 < fraction <= 1:
             raise ShapeError(f"rotary: fraction must lie in (0, 1], got {fraction}")
-        positive("position 'rotary'", base=base)
+        require_positive("position 'rotary'", base=base)
         width = int(head_dim * fraction)
         if width % 2 or width == 0:
             raise ShapeError(
