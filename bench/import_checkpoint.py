@@ -54,7 +54,7 @@ def make(folder: Path, gigabytes: float) -> None:
 
     from regard.hub.config_json import write_config
     from regard.hub.external_checkpoint import prefixed_rules
-    from regard.hub.safetensors_writer import Writer
+    from regard.hub.safetensors_writer import SafetensorsWriter
     from regard.hub.weight_mapping import plan_export
     from regard.models.build import on_meta, preset, weights
 
@@ -64,13 +64,13 @@ def make(folder: Path, gigabytes: float) -> None:
     )
     family, table = write_config(config)
     shapes = {name: weight.shape for name, weight in weights(on_meta(config)).items()}
-    moves = plan_export(prefixed_rules(family, config), shapes).moves
-    forms = {move.theirs: (torch.float32, shapes[move.ours[0]]) for move in moves}
+    mappings = plan_export(prefixed_rules(family, config), shapes).mappings
+    specs = {mapping.external: (torch.float32, shapes[mapping.internal[0]]) for mapping in mappings}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(table))
-    with Writer({folder / "model.safetensors": forms}) as writer:
-        for name, (_, shape) in forms.items():
-            writer.put(name, torch.randn(shape))
+    with SafetensorsWriter({folder / "model.safetensors": specs}) as writer:
+        for name, (_, shape) in specs.items():
+            writer.write(name, torch.randn(shape))
 
 
 def read(file: Path) -> float:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from regard.errors import CheckpointError
 from regard.files.safetensors import DTYPES, Tensors, open_tensors, read_header
-from regard.hub.safetensors_writer import Writer, split_into_shards, write_index
+from regard.hub.safetensors_writer import SafetensorsWriter, split_into_shards, write_index
 
 FLOATS = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -50,10 +50,10 @@ def test_what_the_library_writes_is_read_bit_for_bit(tmp_path):
 
 def test_what_is_written_here_the_library_reads_bit_for_bit(tmp_path):
     wanted = some_tensors()
-    forms = {name: (tensor.dtype, tensor.shape) for name, tensor in wanted.items()}
-    with Writer({tmp_path / "x.safetensors": forms}) as writer:
+    specs = {name: (tensor.dtype, tensor.shape) for name, tensor in wanted.items()}
+    with SafetensorsWriter({tmp_path / "x.safetensors": specs}) as writer:
         for name in reversed(wanted):  # any order will do
-            writer.put(name, wanted[name])
+            writer.write(name, wanted[name])
     found = load_file(tmp_path / "x.safetensors")
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
@@ -72,10 +72,10 @@ def test_a_tensor_comes_in_chunks_of_one_piece_of_memory(tmp_path, monkeypatch):
 
 
 def test_a_tensor_that_was_never_written_is_noticed(tmp_path):
-    forms = {"x": (torch.float32, torch.Size([1]))}
+    specs = {"x": (torch.float32, torch.Size([1]))}
     with (
         pytest.raises(CheckpointError, match="x was never written"),
-        Writer({tmp_path / "f": forms}),
+        SafetensorsWriter({tmp_path / "f": specs}),
     ):
         pass
 
@@ -140,11 +140,11 @@ def test_any_bytes_are_a_file_or_a_clear_error(content, tmp_path_factory):
 
 def sharded(folder):
     tensors = {f"t{i}": torch.randn(4) for i in range(5)}
-    forms = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-    files = split_into_shards(folder, forms, limit=32)
-    with Writer(files) as writer:
+    specs = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    files = split_into_shards(folder, specs, limit=32)
+    with SafetensorsWriter(files) as writer:
         for name, tensor in tensors.items():
-            writer.put(name, tensor)
+            writer.write(name, tensor)
     write_index(folder, writer.entries)
     return tensors
 
@@ -160,8 +160,8 @@ def test_shards_hold_together(tmp_path):
 
 def test_a_tensor_larger_than_a_shard_has_one_of_its_own(tmp_path):
     form = (torch.float32, torch.Size([100]))
-    forms = {"a": form, "small": (torch.float32, torch.Size([1])), "b": form}
-    files = split_into_shards(tmp_path, forms, limit=50)
+    specs = {"a": form, "small": (torch.float32, torch.Size([1])), "b": form}
+    files = split_into_shards(tmp_path, specs, limit=50)
     assert [list(group) for group in files.values()] == [["a"], ["small"], ["b"]]
 
 

@@ -1,4 +1,4 @@
-"""Runs and foreign folders for tests, without training and without another library."""
+"""Runs and checkpoint folders for tests, without training and without another library."""
 
 import json
 
@@ -49,13 +49,15 @@ def random_model(config, dtype=torch.float32):
 
 
 def make_checkpoint(path, config=None, family=None, change=None, **settings):
-    """A foreign folder with random weights; `change` may spoil the tensors first."""
+    """A checkpoint folder with random weights; `change` may spoil the tensors first."""
     config = model_config() if config is None else config
     chosen, table = write_config(config, family)
     model = random_model(config)
     ours = weights(model)
-    moves = plan_export(prefixed_rules(chosen, config), ours).moves
-    tensors = {m.theirs: m.layout.join([ours[n] for n in m.ours]).contiguous() for m in moves}
+    mappings = plan_export(prefixed_rules(chosen, config), ours).mappings
+    tensors = {
+        m.external: m.layout.join([ours[n] for n in m.internal]).contiguous() for m in mappings
+    }
     if change is not None:
         tensors = change(tensors)
     path.mkdir()

@@ -163,6 +163,6 @@ def results(theirs, ours):
         x = ours(ids, mask=Mask.lengths(LENGTHS), segments=segments)
     computed = theirs(**given)
     for name in computed.keys() & READINGS.keys():
-        wanted, found = computed[name], READINGS[name](ours.head, x)
+        wanted, actual = computed[name], READINGS[name](ours.head, x)
         by_token = wanted.shape[:2] == real.shape
-        yield name, *((wanted[real], found[real]) if by_token else (wanted, found))
+        yield name, *((wanted[real], actual[real]) if by_token else (wanted, actual))

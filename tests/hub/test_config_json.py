@@ -99,12 +99,12 @@ def test_layer_types_of_which_every_nth_is_full_are_a_window():
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        ({}, "names no model_type"),
-        ({"model_type": 3}, "names no model_type"),
+        ({}, "has no model_type"),
+        ({"model_type": 3}, "has no model_type"),
         ({"model_type": "lama"}, "did you mean 'llama'"),
-        ({"model_type": "gemma3_text"}, "another base"),
+        ({"model_type": "gemma3_text"}, "another RoPE base"),
         ({"model_type": "mixtral"}, "experts"),
-        ({**LLAMA, "quantization_config": {"bits": 4}}, "quantization_config=.*packed"),
+        ({**LLAMA, "quantization_config": {"bits": 4}}, "quantization_config=.*quantized"),
         ({**LLAMA, "hidden_act": "mish"}, "'mish'"),
         ({**LLAMA, "hidden_act": "relu2"}, "gated by activation 'relu2'"),
         ({**LLAMA, "attention_bias": True}, "attention_bias=True with mlp_bias=False"),
@@ -112,19 +112,19 @@ def test_layer_types_of_which_every_nth_is_full_are_a_window():
         ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type='dynamic'"),
         ({**LLAMA, "rope_scaling": {"type": "linear"}}, "needs factor"),
         ({**LLAMA, "rope_scaling": [1]}, "rope_scaling"),
-        ({**LLAMA, "rope_parameters": {"full_attention": {}}}, "same angles"),
+        ({**LLAMA, "rope_parameters": {"full_attention": {}}}, "same RoPE frequencies"),
         ({**LLAMA, "architectures": ["LlamaForVideo"]}, "class of a llama 'LlamaForVideo'"),
         ({**LLAMA, "architectures": 5}, "architectures=5 is not a list"),
         ({**LLAMA, "hidden_size": "big"}, "model.dim must be a whole number"),
         ({**LLAMA, "hidden_size": -64}, "dim=-64"),
         ({**LLAMA, "hidden_size": 65}, "must divide"),
-        ({**LLAMA, "hidden_act": ["silu"]}, "not one of a llama"),
-        ({**LLAMA, "rope_theta": "fast"}, "not one of a llama"),
+        ({**LLAMA, "hidden_act": ["silu"]}, "not that of a llama"),
+        ({**LLAMA, "rope_theta": "fast"}, "not that of a llama"),
         (
             {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
             "scale_attn_by_inverse_layer_idx=True is not supported",
         ),
-        ({"model_type": "gpt2", "activation_function": None}, "not one of a gpt2|activation"),
+        ({"model_type": "gpt2", "activation_function": None}, "not that of a gpt2|activation"),
         ({"model_type": "opt", "_remove_final_layer_norm": True}, "_remove_final_layer_norm"),
         (
             {"model_type": "bloom", "apply_residual_connection_post_layernorm": True},
@@ -169,7 +169,7 @@ def test_a_family_can_be_asked_for():
     config = preset("modern")
     assert write_config(config)[0].name == "llama"
     assert write_config(config, "mistral")[1]["sliding_window"] is None
-    with pytest.raises(ConfigError, match=r"(?s)gpt2 has not all.*norm = 'rms'"):
+    with pytest.raises(ConfigError, match=r"(?s)gpt2 does not support all.*norm = 'rms'"):
         write_config(config, "gpt2")
     with pytest.raises(ConfigError, match="unknown family 'gtp2'"):
         write_config(config, "gtp2")

@@ -57,8 +57,8 @@ def test_steps_with_a_state_give_the_logits_of_the_whole(opened, name, architect
     wanted = theirs(**given).logits
     state = ours.start(len(target), target.shape[1], source)
     for start, stop in ((0, 4), (4, 5), (5, 8), (8, 9)):
-        found, state = ours.step(target[:, start:stop], state, every=True)
-        assert furthest(found, wanted[:, start:stop]) < NEAR
+        actual, state = ours.step(target[:, start:stop], state, every=True)
+        assert furthest(actual, wanted[:, start:stop]) < NEAR
 
 
 @pytest.mark.parametrize(("name", "architecture"), WRITERS)
@@ -77,8 +77,8 @@ def test_greedy_tokens_are_those_of_their_generate(opened, name, architecture):
         use_cache=False,  # transformers 5.22 makes it for as many layers as the encoder has
     )
     prompts = [[start]] * len(LENGTHS)
-    found = generate(ours, prompts, parse_chain(["greedy"]), tokens=20, source=source)
-    assert found == expected[:, 1:].tolist()
+    actual = generate(ours, prompts, parse_chain(["greedy"]), tokens=20, source=source)
+    assert actual == expected[:, 1:].tolist()
 
 
 @pytest.mark.parametrize(
@@ -92,28 +92,28 @@ def test_greedy_tokens_are_those_of_their_generate(opened, name, architecture):
 def test_gradients_are_theirs(tmp_path, name, architecture):
     theirs = small(name, architecture)
     theirs.save_pretrained(tmp_path)
-    foreign = open_checkpoint(tmp_path)
-    ours = foreign.load().eval()
-    for _, wanted, found in results(theirs, ours):
+    checkpoint = open_checkpoint(tmp_path)
+    ours = checkpoint.load().eval()
+    for _, wanted, actual in results(theirs, ours):
         wanted.square().mean().backward()
-        found.square().mean().backward()
+        actual.square().mean().backward()
     parameters = dict(theirs.named_parameters())
-    for move in foreign.plan.moves:
-        gradients = [ours.get_parameter(part).grad for part in move.ours]
-        assert furthest(move.layout.join(gradients), parameters[move.theirs].grad) < NEAR
+    for mapping in checkpoint.plan.mappings:
+        gradients = [ours.get_parameter(part).grad for part in mapping.internal]
+        assert furthest(mapping.layout.join(gradients), parameters[mapping.external].grad) < NEAR
 
 
 @pytest.mark.parametrize(
     ("name", "architecture"),
-    [each for each in ENCODERS + PAIRS if each[1] != "BertForNextSentencePrediction"],
+    [case for case in ENCODERS + PAIRS if case[1] != "BertForNextSentencePrediction"],
 )
 def test_what_was_read_is_written_bit_for_bit(tmp_path, name, architecture):
     import transformers
 
     old, run, new = tmp_path / "old", tmp_path / "run", tmp_path / "new"
     small(name, architecture).save_pretrained(old)
-    foreign = import_run(old, run)
-    done = export_run(run, new, foreign.family.name)
+    checkpoint = import_run(old, run)
+    done = export_run(run, new, checkpoint.family.name)
     assert done.architecture == architecture
     if architecture != "BartForSequenceClassification":  # which wants a token of its own at the end
         assert done.difference < NEAR
@@ -124,8 +124,10 @@ def test_what_was_read_is_written_bit_for_bit(tmp_path, name, architecture):
     assert after.keys() == before.keys()
     assert all(torch.equal(after[part], before[part]) for part in before)
     again = open_checkpoint(new)
-    assert again.config == foreign.config
-    assert all(map(torch.equal, weights(again.load()).values(), weights(foreign.load()).values()))
+    assert again.config == checkpoint.config
+    assert all(
+        map(torch.equal, weights(again.load()).values(), weights(checkpoint.load()).values())
+    )
     _, report = getattr(transformers, architecture).from_pretrained(new, output_loading_info=True)
     assert not {part for parts in report.values() for part in parts if "embed_pos" not in part}
 
@@ -142,8 +144,10 @@ def test_the_first_files_of_bert_are_read_as_todays(tmp_path):
     before = open_checkpoint(tmp_path).load()
     tensors = load_file(tmp_path / "model.safetensors")
     old = {
-        re.sub(r"LayerNorm\.(weight|bias)$", lambda found: f"LayerNorm.{OLD[found[1]]}", name): each
-        for name, each in tensors.items()
+        re.sub(
+            r"LayerNorm\.(weight|bias)$", lambda match: f"LayerNorm.{OLD[match[1]]}", name
+        ): tensor
+        for name, tensor in tensors.items()
     }
     old["bert.embeddings.position_ids"] = torch.arange(32).unsqueeze(0)
     old["cls.predictions.decoder.weight"] = old["bert.embeddings.word_embeddings.weight"].clone()
@@ -175,10 +179,10 @@ def test_a_copy_of_a_tied_tensor_must_be_equal(tmp_path, name, architecture, par
     tensors = load_file(tmp_path / "model.safetensors")
     expected = weights(open_checkpoint(tmp_path).load())
     save_file(tensors | {copy: tensors[part].clone()}, tmp_path / "model.safetensors")
-    found = weights(open_checkpoint(tmp_path).load())
-    assert all(torch.equal(found[part], values) for part, values in expected.items())
+    actual = weights(open_checkpoint(tmp_path).load())
+    assert all(torch.equal(actual[part], values) for part, values in expected.items())
     save_file(tensors | {copy: tensors[part] + 1}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="should be one and the same tensor"):
+    with pytest.raises(CheckpointError, match="should be the same tensor"):
         open_checkpoint(tmp_path).load()
 
 
@@ -189,8 +193,8 @@ def test_the_sines_in_a_file_of_marian_are_ignored(tmp_path):
     for side in ("encoder", "decoder"):
         tensors[f"model.{side}.embed_positions.weight"] = torch.zeros(32, 24)
     save_file(tensors, tmp_path / "model.safetensors")
-    found = weights(open_checkpoint(tmp_path).load())
-    assert all(torch.equal(found[part], values) for part, values in expected.items())
+    actual = weights(open_checkpoint(tmp_path).load())
+    assert all(torch.equal(actual[part], values) for part, values in expected.items())
 
 
 def test_a_t5_saved_by_transformers_5_keeps_its_own_output_matrix(tmp_path):

@@ -109,7 +109,7 @@ def test_what_was_exported_can_be_imported_again(tmp_path):
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_large_model_is_written_in_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.hub.safetensors_writer.SHARD", 5000)
+    monkeypatch.setattr("regard.hub.safetensors_writer.MAX_SHARD_BYTES", 5000)
     ours = make_run(tmp_path / "run")
     export_run(tmp_path / "run", tmp_path / "theirs")
     shards = list((tmp_path / "theirs").glob("model-*-of-*.safetensors"))
@@ -128,7 +128,7 @@ def test_a_model_that_no_family_has_is_refused_and_nothing_is_left(tmp_path):
 @pytest.mark.parity
 def test_a_folder_that_computes_something_else_is_not_kept(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
-    monkeypatch.setattr(check, "LARGEST", -1.0)
+    monkeypatch.setattr(check, "TOLERANCE", -1.0)
     make_run(tmp_path / "run")
     with pytest.raises(CheckpointError, match="its outputs are off by"):
         export_run(tmp_path / "run", tmp_path / "theirs")
@@ -206,7 +206,7 @@ def test_positions_are_counted_from_the_row_after_that_of_the_padding(offset, tm
 def test_what_reads_as_another_model_is_not_written(tmp_path, monkeypatch):
     make_run(tmp_path / "run", encoder(2), "masked")
     monkeypatch.setattr(
-        "regard.training.import_export.write_tokenizers", lambda *told: {"pad_token_id": 7}
+        "regard.training.import_export.write_tokenizers", lambda *arguments: {"pad_token_id": 7}
     )
     with pytest.raises(CheckpointError):
         export_run(tmp_path / "run", tmp_path / "theirs", "roberta")

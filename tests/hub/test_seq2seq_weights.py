@@ -64,8 +64,8 @@ def write_e2k(folder, facts=FACTS, **change):
 def g2p_arrays():
     sizes = {"enc_emb": (29, DIM), "dec_emb": (74, DIM), "fc_w": (74, DIM), "fc_b": (74,)}
     for side in ("enc", "dec"):
-        sizes |= {f"{side}_w_{each}": (3 * DIM, DIM) for each in ("ih", "hh")}
-        sizes |= {f"{side}_b_{each}": (3 * DIM,) for each in ("ih", "hh")}
+        sizes |= {f"{side}_w_{kind}": (3 * DIM, DIM) for kind in ("ih", "hh")}
+        sizes |= {f"{side}_b_{kind}": (3 * DIM,) for kind in ("ih", "hh")}
     random = np.random.default_rng(1)
     return {name: random.normal(0, 0.5, size).astype("f4") for name, size in sizes.items()}
 
@@ -74,7 +74,7 @@ def write_g2p(folder, save=np.savez, **change):
     arrays = g2p_arrays() | change
     folder.mkdir(exist_ok=True)
     save(folder / "checkpoint20.npz", **arrays)
-    return {name: torch.tensor(each) for name, each in arrays.items() if each.dtype == "f4"}
+    return {name: torch.tensor(array) for name, array in arrays.items() if array.dtype == "f4"}
 
 
 def gru(arrays, side):
@@ -102,7 +102,7 @@ def test_the_alignment_is_that_of_the_attention_of_torch(tmp_path):
     run = regard.import_model(tmp_path / "e2k", tmp_path / "run")
     ((_, seen),) = run.explain("cab").items()
     assert seen.columns == ["<sos>", "c", "a", "b", "<eos>"]
-    wrote = [KANA.index(each) for each in seen.rows[:-1]]
+    wrote = [KANA.index(kana) for kana in seen.rows[:-1]]
     source = torch.tensor([[1, *map(LETTERS.index, "cab"), 2]])
     with torch.no_grad():
         _, weights = theirs(source, torch.tensor([[1, *wrote]]))
@@ -139,11 +139,11 @@ def test_a_file_is_named_alone_or_by_its_folder(tmp_path):
     for path in (tmp_path / "e2k", tmp_path / "e2k" / "model-c2k.safetensors"):
         assert is_external_checkpoint(path)
         assert open_checkpoint(path).family.name == "e2k"
-    assert g2p_en.find(tmp_path / "e2k") is None
+    assert g2p_en.find_file(tmp_path / "e2k") is None
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("facts", "message"),
     [
         (FACTS | {"sos_idx": "99"}, "vocabulary"),
         (FACTS | {"eos_idx": "two"}, "vocabulary"),
@@ -152,9 +152,9 @@ def test_a_file_is_named_alone_or_by_its_folder(tmp_path):
         (FACTS | {"in_table": FACTS["in_table"] + "\0é"}, r"e_emb.* has shape"),
     ],
 )
-def test_a_vocabulary_that_cannot_be_is_refused(facts, told, tmp_path):
+def test_a_vocabulary_that_cannot_be_is_refused(facts, message, tmp_path):
     write_e2k(tmp_path / "e2k", facts)
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=message):
         open_checkpoint(tmp_path / "e2k")
 
 
@@ -168,7 +168,7 @@ def test_a_tensor_of_another_shape_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("save", "change", "told"),
+    ("save", "change", "message"),
     [
         (np.savez_compressed, {}, "compressed"),
         (np.savez, {"fc_b": np.array([{}] * 74, object)}, "fc_b"),
@@ -176,9 +176,9 @@ def test_a_tensor_of_another_shape_is_named(tmp_path):
         (np.savez, {"fc_w": np.zeros((DIM, 74), "f4").T}, "fc_w"),
     ],
 )
-def test_arrays_that_are_not_plain_are_refused(save, change, told, tmp_path):
+def test_arrays_that_are_not_plain_are_refused(save, change, message, tmp_path):
     write_g2p(tmp_path / "g2p", save, **change)
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=message):
         open_checkpoint(tmp_path / "g2p")
 
 
@@ -194,7 +194,7 @@ def test_no_damaged_archive_gets_further_than_its_header(tmp_path):
             for entry in open_archive(path).entries.values():
                 assert 0 <= entry.start <= entry.start + entry.size <= len(whole)
     path.write_bytes(whole[: len(whole) // 2])
-    assert g2p_en.find(path) is None
+    assert g2p_en.find_file(path) is None
 
 
 def test_an_array_that_is_not_as_long_as_it_says_is_refused(tmp_path):
@@ -203,7 +203,7 @@ def test_an_array_that_is_not_as_long_as_it_says_is_refused(tmp_path):
     whole = path.read_bytes()
     for other in (b"(99, 8)", b"(19, 8)"):
         path.write_bytes(whole.replace(b"(29, 8)", other))
-        with pytest.raises(CheckpointError, match=r"enc_emb.* another size"):
+        with pytest.raises(CheckpointError, match=r"enc_emb.* does not have the size"):
             open_archive(path)
 
 

@@ -40,7 +40,7 @@ def learned(kind, lower=False):
 
 
 @cache
-def foreign(single="<s> $A", pair="<s> $A <s>:1 $B:1"):
+def pretrained(single="<s> $A", pair="<s> $A <s>:1 $B:1"):
     """Whole words, with special tokens of other names and something around every text."""
     tokens = ["<s>", "</s>", "<unk>", "[PAD]", "<|end|>", "the", "cat", "sat"]
     vocab = {token: id for id, token in enumerate(tokens)}
@@ -57,9 +57,10 @@ def foreign(single="<s> $A", pair="<s> $A <s>:1 $B:1"):
 
 def bart():
     """As BART has it: <s> … </s> around a text, and </s> before what the decoder writes."""
-    found = foreign("<s> $A </s>", "<s> $A </s> </s> $B </s>")
+    tokenizer = pretrained("<s> $A </s>", "<s> $A </s> </s> $B </s>")
     both = Tokenizer(
-        found.backend, SpecialTokens(tokens=found.special_tokens.tokens, decoder_start="</s>")
+        tokenizer.backend,
+        SpecialTokens(tokens=tokenizer.special_tokens.tokens, decoder_start="</s>"),
     )
     return PairTokenizers(both, both)
 
@@ -115,8 +116,8 @@ def test_a_family_whose_folders_transformers_reads_in_its_own_way_is_warned_of(t
 
 
 @pytest.mark.parity
-def test_a_foreign_vocabulary_goes_through_a_folder_unchanged(tmp_path):
-    ours = foreign()
+def test_a_pretrained_vocabulary_goes_through_a_folder_unchanged(tmp_path):
+    ours = pretrained()
     config = written(ours, tmp_path, model_type="llama", vocab_size=16)
     assert config["eos_token_id"] == [1, 4]
     theirs = opened(tmp_path)
@@ -140,7 +141,7 @@ def test_a_model_that_writes_what_it_read_gets_two_sides(tmp_path):
 
 
 def test_sides_that_share_ids_but_not_pieces_come_back(tmp_path):
-    source, target = foreign(), foreign()
+    source, target = pretrained(), pretrained()
     hiding = json.loads(source.backend.to_str())
     hiding["model"]["vocab"]["\uffffsat"] = hiding["model"]["vocab"].pop("sat")
     source = Tokenizer(Library.from_str(json.dumps(hiding)), source.special_tokens)
@@ -165,7 +166,7 @@ def test_sources_of_our_own_end_in_stop_in_transformers_too(tmp_path):
 
 def test_two_vocabularies_of_their_own_are_refused(tmp_path):
     pair = train_pair({"kind": "char", "shared": False}, lambda: iter([("ab", "cd")]))
-    with pytest.raises(ConfigError, match="vocabularies of their own"):
+    with pytest.raises(ConfigError, match="separate vocabularies"):
         write_tokenizers(pair, tmp_path, {"model_type": "marian"})
 
 
@@ -204,7 +205,7 @@ def test_a_tokenizer_of_as_many_ids_as_the_model_is_read_and_an_added_pad_may_li
     ("library", "id"), [(of_size(281), 280), (of_size(280, [0, 5000]), 5000)], ids=["text", "frame"]
 )
 def test_a_tokenizer_of_another_model_is_refused(tmp_path, library, id):
-    with pytest.raises(CheckpointError, match=f"it gives id {id}, and the model has 280"):
+    with pytest.raises(CheckpointError, match=f"it returns id {id}, and the model has 280"):
         beside(tmp_path / "theirs", library)
 
 
@@ -213,7 +214,7 @@ def test_each_side_of_a_pair_is_held_against_its_own_table(tmp_path):
     config = preset("transformer-base", vocab_size=20, source_vocab_size=30)
     assert check_tokenizers(PairTokenizers(large, small), config, tmp_path)
     for source, target in ((small, large), (large, large)):
-        with pytest.raises(CheckpointError, match="it gives id 29, and the model has 20"):
+        with pytest.raises(CheckpointError, match="it returns id 29, and the model has 20"):
             check_tokenizers(PairTokenizers(source, target), config, tmp_path)
 
 
@@ -226,10 +227,10 @@ def run_of(tokenizers, task="causal"):
 
 
 def test_a_prompt_begins_as_the_vocabulary_says_and_never_ends():
-    assert run_of(foreign())._prompt("the cat") == [0, 5, 6]
-    assert run_of(foreign())._prompt("") == [0]
-    assert run_of(foreign("$A </s>", "$A $B </s>"))._prompt("the cat") == [5, 6]
-    assert run_of(foreign("$A </s>", "$A $B </s>"))._prompt("") == [0]
+    assert run_of(pretrained())._prompt("the cat") == [0, 5, 6]
+    assert run_of(pretrained())._prompt("") == [0]
+    assert run_of(pretrained("$A </s>", "$A $B </s>"))._prompt("the cat") == [5, 6]
+    assert run_of(pretrained("$A </s>", "$A $B </s>"))._prompt("") == [0]
 
 
 def test_a_prompt_of_a_vocabulary_learned_here_is_its_text_alone():

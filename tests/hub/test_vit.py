@@ -90,7 +90,10 @@ def test_what_is_read_and_written_again_is_the_same_to_the_bit(tmp_path, archite
     assert read_config_as(family, table) == opened.config
     ours = weights(opened.load())
     plan = plan_export(prefixed_rules(family, opened.config), ours)
-    written = {move.theirs: move.layout.join([ours[n] for n in move.ours]) for move in plan.moves}
+    written = {
+        mapping.external: mapping.layout.join([ours[n] for n in mapping.internal])
+        for mapping in plan.mappings
+    }
     before = load_file(tmp_path / "model.safetensors")
     assert not plan.missing
     assert written.keys() == before.keys()

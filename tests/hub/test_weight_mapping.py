@@ -11,21 +11,21 @@ from regard.hub import MODEL_TYPES
 from regard.hub.config_json import read_config
 from regard.hub.external_checkpoint import prefixed_rules
 from regard.hub.weight_mapping import (
-    PLAIN,
+    CONCATENATED,
     TRANSPOSED,
-    ByHead,
+    Concatenated,
+    InterleavedByHead,
     Rule,
-    Stacked,
     matches,
+    module_rules,
     plan_export,
     plan_import,
-    renamed,
 )
 from regard.models.build import on_meta, weights
 
 RULES = [
     Rule("wte.weight", "embed.weight"),
-    *renamed({"attn": ("query", "key")}, "h.{i}.", "blocks.{i}."),
+    *module_rules({"attn": ("query", "key")}, "h.{i}.", "blocks.{i}."),
     Rule("out.weight", "head.weight"),
 ]
 
@@ -33,14 +33,14 @@ RULES = [
 def test_names_go_in_and_come_out_again():
     ours = ["embed.weight", *(f"blocks.{i}.{p}.weight" for i in (0, 11) for p in ("query", "key"))]
     plan = plan_export(RULES, ours)
-    assert [move.theirs for move in plan.moves] == [
+    assert [mapping.external for mapping in plan.mappings] == [
         "wte.weight",
         "h.0.attn.weight",
         "h.11.attn.weight",
     ]
-    back = plan_import(RULES, [move.theirs for move in plan.moves], ours)
-    assert back.moves == plan.moves
-    assert not back.unknown
+    back = plan_import(RULES, [mapping.external for mapping in plan.mappings], ours)
+    assert back.mappings == plan.mappings
+    assert not back.unexpected
     assert not back.missing
     assert not plan.missing
 
@@ -49,7 +49,7 @@ def test_what_has_no_place_is_named():
     plan = plan_import(
         RULES, ["wte.weight", "h.0.mlp.weight"], ["embed.weight", "blocks.0.key.weight"]
     )
-    assert plan.unknown == ["h.0.mlp.weight"]
+    assert plan.unexpected == ["h.0.mlp.weight"]
     assert plan.missing == ["blocks.0.key.weight"]
     assert plan_export(RULES, ["blocks.0.query.weight"]).missing == ["blocks.0.query.weight"]
 
@@ -57,8 +57,8 @@ def test_what_has_no_place_is_named():
 def test_a_second_tensor_for_the_same_place_is_a_copy():
     aliases = {"head.weight": "embed.weight"}
     plan = plan_import(RULES, ["wte.weight", "out.weight"], ["embed.weight"], aliases)
-    assert [move.theirs for move in plan.moves] == ["wte.weight"]
-    assert plan.copies == {"out.weight": "wte.weight"}
+    assert [mapping.external for mapping in plan.mappings] == ["wte.weight"]
+    assert plan.duplicates == {"out.weight": "wte.weight"}
 
 
 def test_a_dot_in_a_rule_is_a_dot():
@@ -67,7 +67,7 @@ def test_a_dot_in_a_rule_is_a_dot():
     assert not matches("h.{i}.bias", "h.3.bias.x")
 
 
-@pytest.mark.parametrize("layout", [PLAIN, TRANSPOSED, Stacked(), ByHead(2)])
+@pytest.mark.parametrize("layout", [CONCATENATED, TRANSPOSED, Concatenated(), InterleavedByHead(2)])
 @pytest.mark.parametrize("shape", [(4, 3), (4,)])
 @given(count=st.integers(1, 3))
 def test_layouts_join_what_they_split(layout, shape, count):
@@ -78,7 +78,20 @@ def test_layouts_join_what_they_split(layout, shape, count):
 
 def test_parts_of_one_head_lie_together():
     q, k, v = (torch.tensor([10 * n + r for r in range(4)]) for n in (1, 2, 3))
-    assert ByHead(2).join([q, k, v]).tolist() == [10, 11, 20, 21, 30, 31, 12, 13, 22, 23, 32, 33]
+    assert InterleavedByHead(2).join([q, k, v]).tolist() == [
+        10,
+        11,
+        20,
+        21,
+        30,
+        31,
+        12,
+        13,
+        22,
+        23,
+        32,
+        33,
+    ]
 
 
 @pytest.mark.parametrize("family", MODEL_TYPES.values(), ids=lambda family: family.name)
@@ -89,9 +102,9 @@ def test_every_head_of_every_family_has_a_rule_for_every_tensor(family):
         names = weights(on_meta(config))
         plan = plan_export(prefixed_rules(family, config), names)
         assert not plan.missing, architecture
-        theirs = [move.theirs for move in plan.moves]
+        theirs = [mapping.external for mapping in plan.mappings]
         assert len(set(theirs)) == len(theirs)
         back = plan_import(prefixed_rules(family, config), theirs, names)
         assert not back.missing
-        assert not back.unknown
-        assert not back.copies
+        assert not back.unexpected
+        assert not back.duplicates

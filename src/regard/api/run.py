@@ -64,7 +64,7 @@ from regard.tasks import TASKS
 from regard.tasks.seq2seq import Seq2Seq
 from regard.tasks.vocab_info import BLANK, framed
 from regard.text import PairTokenizers, Tokenizer
-from regard.training.import_export import ExportResult, export_run, run_config
+from regard.training.import_export import ExportResult, export_run, imported_run_config
 from regard.training.setup.device import pick_device, use_threads
 from regard.training.storage.run_folder import RunFolder
 
@@ -74,8 +74,8 @@ def load(path: Path | str, device: str = "auto") -> "Run":
     folder = RunFolder(path)
     if is_external_checkpoint(folder.path):
         checkpoint = open_checkpoint(folder.path)
-        config, tokenizers = run_config(checkpoint, folder.path.name), checkpoint.tokenizers
-        model = checkpoint.load()
+        config = imported_run_config(checkpoint, folder.path.name)
+        tokenizers, model = checkpoint.tokenizers, checkpoint.load()
     else:
         config = folder.load_config()
         tokenizers = folder.load_tokenizers(config)

@@ -146,7 +146,11 @@ def open_study(
     return Study(Path("runs", Path(str(what)).stem) if out is None else Path(out), configs)
 
 
-def import_model(source: Path | str, out: Path | str) -> Run:
-    """Import a Hugging Face checkpoint, a folder or a name on the hub, as a run, and open it."""
-    import_run(source, Path(out))
+def import_model(source: Path | str, out: Path | str, *words: str, **overrides: Any) -> Run:
+    """Import a Hugging Face checkpoint, a folder or a name on the hub, as a run, and open it.
+
+    Settings of the model that do not change the shape of a tensor may be overridden, as in
+    `import_model("llama", "runs/llama", "model.position.base=500000")`.
+    """
+    import_run(source, Path(out), merge(parse_overrides(words), overrides))
     return load(out)

@@ -1,4 +1,14 @@
-"""Weights from and for the Hugging Face world. A family is a table; these are all of them."""
+"""Read and write Hugging Face checkpoints: config.json, safetensors and tokenizer files.
+
+    external_checkpoint   open a checkpoint, check every tensor, load or copy the weights
+    config_json           config.json to a model configuration and back
+    weight_mapping        rules that map tensor names and layouts; convert_weights applies them
+    families/             one module per model family: its settings, heads and rules
+    verify_export         compare an exported model with transformers
+
+`hub` does not know run folders. `regard import` and `regard export` read and write them, so they
+are in `training/import_export.py`, which calls this package.
+"""
 
 from regard.hub.families.albert import ALBERT
 from regard.hub.families.bart import BART
@@ -17,9 +27,8 @@ from regard.hub.families.t5 import T5
 from regard.hub.families.vit import VIT
 from regard.hub.family import Family
 
-MODEL_TYPES: dict[
-    str, Family
-] = {  # by model_type; of those that can express a model, the first exports it
+# By model_type of config.json. Export takes the first family that can express a model.
+MODEL_TYPES: dict[str, Family] = {
     "gpt2": GPT2,
     "llama": LLAMA,
     "mistral": MISTRAL,

@@ -1,4 +1,4 @@
-"""From config.json to one of our configurations, and back where a family can say it."""
+"""Read a config.json into a model configuration, and write one that transformers understands."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -10,120 +10,122 @@ from regard.config import Choice, kind_of, merge, to_table
 from regard.errors import ConfigError, unknown
 from regard.files.untrusted import quote
 from regard.hub import MODEL_TYPES
-from regard.hub.family import MOST_LAYERS, Family, Table
-from regard.hub.rope_config import in_halves
+from regard.hub.family import MOST_LAYERS, Family, Settings
+from regard.hub.rope_config import with_half_split_pairs
 from regard.models.build import family_of, resolve
 from regard.models.presets import ModelConfig
 from regard.nn.head import HEADS
 from regard.nn.position import POSITIONS
 from regard.nn.score import SCORES
 
-REFUSED = {  # theirs that no family has, and why
-    "quantization_config": "its weights are packed into fewer bits; take the original ones",
+UNSUPPORTED_SETTINGS = {  # refused for every family when they are set, with the reason
+    "quantization_config": "quantized weights cannot be read; use the original checkpoint",
 }
-UNSUPPORTED = {  # model_type, and what is missing
-    "gemma3_text": "its windowed layers turn by another base than the others",
-    "gemma3": "its windowed layers turn by another base than the others",
-    "mixtral": "mixtures of experts are not built yet",
-    "qwen2_moe": "mixtures of experts are not built yet",
-    "qwen3_moe": "mixtures of experts are not built yet",
-    "mamba": "state spaces are not built yet",
-    "mamba2": "state spaces are not built yet",
+UNSUPPORTED_MODEL_TYPES = {
+    "gemma3_text": "its sliding-window layers have another RoPE base than the others",
+    "gemma3": "its sliding-window layers have another RoPE base than the others",
+    "mixtral": "mixture of experts is not implemented",
+    "qwen2_moe": "mixture of experts is not implemented",
+    "qwen3_moe": "mixture of experts is not implemented",
+    "mamba": "state space models are not implemented",
+    "mamba2": "state space models are not implemented",
 }
-INERT = {"init", "dropout", "attention_dropout", "ffn_dropout"}  # of training, not of the model
+TRAINING_ONLY = {"init", "dropout", "attention_dropout", "ffn_dropout"}  # without effect in eval
 CHOICES: dict[str, Mapping[str, Any]] = {"position": POSITIONS, "score": SCORES, "head": HEADS}
 DEPTHS = ("layers", "encoder_layers")
-FAR = 100  # how many differences another shape is worth, or a family that could not read it
-# What a strange table can cause.
-READING = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+INCOMPATIBLE = 100  # the distance to a family with another architecture, in settings
+# Errors that malformed values of a config.json can cause in `Family.read_settings`.
+READ_ERRORS = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
-def read_config(table: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
-    """The family and the configuration that a config.json describes."""
-    name = table.get("model_type")
+def read_config(hf: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
+    """The family and the model configuration that a config.json describes."""
+    name = hf.get("model_type")
     if not isinstance(name, str):
-        raise ConfigError("config.json names no model_type, so nobody knows what its tensors mean")
-    if name in UNSUPPORTED:
-        raise ConfigError(f"model_type={name!r} is not supported: {UNSUPPORTED[name]}")
+        raise ConfigError("config.json has no model_type, so its tensors cannot be interpreted")
+    if name in UNSUPPORTED_MODEL_TYPES:
+        raise ConfigError(f"model_type={name!r} is not supported: {UNSUPPORTED_MODEL_TYPES[name]}")
     if name not in MODEL_TYPES:
         raise ConfigError(unknown("model_type", name, MODEL_TYPES))
-    return MODEL_TYPES[name], read_config_as(MODEL_TYPES[name], table)
+    return MODEL_TYPES[name], read_config_as(MODEL_TYPES[name], hf)
 
 
-def read_config_as(
-    family: Family, table: Mapping[str, Any], architecture: str | None = None
-) -> Any:
-    """The configuration of a table of this family, with the head of `architecture` or its own."""
-    theirs = {**family.defaults, **table}
-    for key, reason in REFUSED.items():
-        if theirs.get(key):
-            raise ConfigError(f"{key}={quote(theirs[key])} is not supported: {reason}")
-    for key, values in family.only.items():
-        allowed = values if isinstance(values, tuple) else (values,)
-        if key in theirs and theirs[key] not in allowed:
-            known = " or ".join(map(repr, allowed))
+def read_config_as(family: Family, hf: Mapping[str, Any], architecture: str | None = None) -> Any:
+    """The configuration of a config.json of this family.
+
+    The head is that of the class `architecture`, or of the class that the file names.
+    """
+    hf = {**family.defaults, **hf}
+    for key, reason in UNSUPPORTED_SETTINGS.items():
+        if hf.get(key):
+            raise ConfigError(f"{key}={quote(hf[key])} is not supported: {reason}")
+    for key, values in family.supported_values.items():
+        supported = values if isinstance(values, tuple) else (values,)
+        if key in hf and hf[key] not in supported:
+            listed = " or ".join(map(repr, supported))
             raise ConfigError(
-                f"{key}={quote(theirs[key])} is not supported: "
-                f"of {family.name} there is {known} only"
+                f"{key}={quote(hf[key])} is not supported: only {listed} is, for {family.name}"
             )
-    if missing := [key for key in family.fields if key not in theirs]:
+    if missing := [key for key in family.fields if key not in hf]:
         raise ConfigError(f"config.json of a {family.name} has no {', '.join(missing)}")
-    ours = {name: theirs[key] for key, name in family.fields.items()}
+    settings = {name: hf[key] for key, name in family.fields.items()}
     for key, name in family.fields.items():
-        value = theirs[key]
+        value = hf[key]
         if name in DEPTHS and isinstance(value, int | float) and value > MOST_LAYERS:
             raise ConfigError(f"{key}={quote(value)} is not supported: at most {MOST_LAYERS:,}")
     try:
-        ours = merge(merge(ours, family.always), family.read(theirs))
-        ours["head"] = _head(family, theirs, architecture)
-        return canonical(resolve({"family": family.model, **ours}))
+        settings = merge(merge(settings, family.constants), family.read_settings(hf))
+        settings["head"] = _read_head(family, hf, architecture)
+        return canonical(resolve({"family": family.model_family, **settings}))
     except ConfigError:
         raise
-    except READING as error:
-        what = f"{type(error).__name__}: {quote(str(error))}"
-        raise ConfigError(f"config.json is not one of a {family.name}: {what}") from None
+    except READ_ERRORS as error:
+        problem = f"{type(error).__name__}: {quote(str(error))}"
+        raise ConfigError(f"config.json is not that of a {family.name}: {problem}") from None
 
 
-def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family, Table]:
-    """The first family (or the one named) that has all of a model's choices, and its config.json.
+def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family, Settings]:
+    """The first family (or the one named) that can express a model, and its config.json.
 
-    What is written is read again, and only an equal configuration counts, or one of a model that
-    computes the same.
+    Each candidate is read again, and accepted only if the configuration is equal or one of a
+    model that computes the same.
     """
     if family is not None and family not in MODEL_TYPES:
         raise ConfigError(unknown("family", family, MODEL_TYPES))
     families = MODEL_TYPES.values() if family is None else [MODEL_TYPES[family]]
-    obstacles: list[tuple[int, str, list[str]]] = []
-    for same in equivalent_configs(config):
-        for each in families:
-            if each.model != family_of(same):
-                obstacles.append((FAR, each.name, ["the kind of model"]))
+    failures: list[tuple[int, str, list[str]]] = []  # distance, family, differing settings
+    for equivalent in equivalent_configs(config):
+        for candidate in families:
+            if candidate.model_family != family_of(equivalent):
+                failures.append((INCOMPATIBLE, candidate.name, ["the kind of model"]))
                 continue
-            for architecture in each.heads:
-                table = _written(each, same, architecture)
-                distance, found = _differences(each, same, table)
-                if not found:
-                    return each, table
-                obstacles.append((distance, each.name, found))
-    _, nearest, listed = min(obstacles, key=lambda each: each[0])
-    who = "no family of Hugging Face's library has" if family is None else f"{family} has not"
-    choices = "".join(f"\n  {obstacle}" for obstacle in listed[:6])
-    raise ConfigError(f"{who} all choices of this model; the nearest, {nearest}, but for{choices}")
+            for architecture in candidate.heads:
+                hf = _write_candidate(candidate, equivalent, architecture)
+                distance, differences = _differences(candidate, equivalent, hf)
+                if not differences:
+                    return candidate, hf
+                failures.append((distance, candidate.name, differences))
+    _, nearest, differences = min(failures, key=lambda failure: failure[0])
+    subject = "no Hugging Face family supports" if family is None else f"{family} does not support"
+    listed = "".join(f"\n  {difference}" for difference in differences[:6])
+    raise ConfigError(
+        f"{subject} all settings of this model; the nearest, {nearest}, differs in{listed}"
+    )
 
 
 def equivalent_configs(config: Any) -> Iterator[Any]:
-    """The model itself as others would write it, then with biases where it has none: they are 0."""
+    """Configurations that compute the same: RoPE pairs as in transformers, zero biases added."""
     if not hasattr(config, "position"):
         yield config
         return
     kind, options = kind_of(config.head)
     heads = [config.head] + [{"kind": kind, **options, "bias": True}] * (kind == "linear")
     for bias, head in product(dict.fromkeys((config.bias, True)), heads):
-        yield replace(in_halves(config), bias=bias, head=head)
+        yield replace(with_half_split_pairs(config), bias=bias, head=head)
 
 
 def canonical(config: Any) -> Any:
-    """An equal configuration that says nothing which goes without saying."""
+    """An equal configuration in which every setting that has its default value is left out."""
     table = to_table(config)
     implied = {
         "kv_heads": config.heads,
@@ -138,54 +140,53 @@ def canonical(config: Any) -> Any:
         table["global_every"] = None
     if config.global_every == 1:
         table |= {"global_every": None, "window": None}
-    unsaid: Any = resolve({"family": family_of(config), **table, "ffn_dim": None})
-    if unsaid.width == config.width:
+    default_ffn: Any = resolve({"family": family_of(config), **table, "ffn_dim": None})
+    if default_ffn.width == config.width:
         table["ffn_dim"] = None
     for name, parts in CHOICES.items():
         if name in table:
-            table[name] = _plain(table[name], parts)
+            table[name] = _without_defaults(table[name], parts)
     if kind_of(table["head"])[0] not in ("linear", "masked") and "tied" in table:
-        table["tied"] = True  # there is no output matrix
+        table["tied"] = True  # without an output matrix the setting has no effect
     return resolve({"family": family_of(config), **table})
 
 
-def _plain(choice: Choice, parts: Mapping[str, Any]) -> Choice:
-    """A choice without the options that are as by default."""
+def _without_defaults(choice: Choice, parts: Mapping[str, Any]) -> Choice:
     kind, options = kind_of(choice)
     known = inspect.signature(parts[kind]).parameters if kind in parts else {}
-    told = {k: v for k, v in options.items() if k not in known or known[k].default != v}
-    return {"kind": kind, **told} if told else kind
+    changed = {k: v for k, v in options.items() if k not in known or known[k].default != v}
+    return {"kind": kind, **changed} if changed else kind
 
 
-def _head(family: Family, theirs: Table, architecture: str | None) -> Choice:
-    named = theirs.get("architectures") or list(family.heads)
-    if not isinstance(named, list):
-        raise ConfigError(f"architectures={quote(named)} is not a list of names")
-    name = architecture or named[0]
+def _read_head(family: Family, hf: Settings, architecture: str | None) -> Choice:
+    architectures = hf.get("architectures") or list(family.heads)
+    if not isinstance(architectures, list):
+        raise ConfigError(f"architectures={quote(architectures)} is not a list of names")
+    name = architecture or architectures[0]
     if name not in family.heads:
         raise ConfigError(unknown(f"class of a {family.name}", str(name), family.heads))
     choice = family.heads[name]
-    kind, options = kind_of(choice(theirs) if callable(choice) else choice)
+    kind, options = kind_of(choice(hf) if callable(choice) else choice)
     if kind in ("classify", "tag"):
-        labels = theirs.get("id2label")
-        options.setdefault("classes", len(labels) if labels else theirs.get("num_labels", 2))
+        labels = hf.get("id2label")
+        options.setdefault("classes", len(labels) if labels else hf.get("num_labels", 2))
     return {"kind": kind, **options}
 
 
-def _written(family: Family, config: Any, architecture: str) -> Table:
-    table: Table = {"model_type": family.name, "architectures": [architecture]}
-    for key, value in family.only.items():
-        table[key] = value[0] if isinstance(value, tuple) else value
+def _write_candidate(family: Family, config: Any, architecture: str) -> Settings:
+    hf: Settings = {"model_type": family.name, "architectures": [architecture]}
+    for key, value in family.supported_values.items():
+        hf[key] = value[0] if isinstance(value, tuple) else value
     for key, name in family.fields.items():
-        table[key] = EFFECTIVE[name](config) if name in EFFECTIVE else getattr(config, name)
+        hf[key] = EFFECTIVE[name](config) if name in EFFECTIVE else getattr(config, name)
     classes = kind_of(config.head)[1].get("classes")
     if classes is not None:
-        names = {str(number): f"LABEL_{number}" for number in range(classes)}
-        table |= {"id2label": names, "label2id": {name: int(n) for n, name in names.items()}}
-    return table | family.write(config)
+        names = {str(index): f"LABEL_{index}" for index in range(classes)}
+        hf |= {"id2label": names, "label2id": {name: int(n) for n, name in names.items()}}
+    return hf | family.write_settings(config)
 
 
-EFFECTIVE: dict[str, Any] = {  # what None stands for
+EFFECTIVE: dict[str, Any] = {  # the value that None stands for
     "kv_heads": lambda config: config.kv_heads or config.heads,
     "head_dim": lambda config: config.head_dim or config.dim // config.heads,
     "ffn_dim": lambda config: config.width,
@@ -194,13 +195,14 @@ EFFECTIVE: dict[str, Any] = {  # what None stands for
 }
 
 
-def _differences(family: Family, config: Any, table: Table) -> tuple[int, list[str]]:
-    """How many choices of a model are others once they were written and read, and which."""
+def _differences(family: Family, config: Any, hf: Settings) -> tuple[int, list[str]]:
+    """The number of settings that change when `hf` is read again, and a line for each."""
     try:
-        back = to_table(read_config_as(family, table))
+        reread = to_table(read_config_as(family, hf))
     except ConfigError as error:
-        return FAR, [str(error).splitlines()[0]]
-    ours = to_table(canonical(config))
-    keys = [key for key in ours if key not in INERT and ours[key] != back[key]]
-    distance = len(keys) + FAR * ("shape" in keys)
-    return distance, [f"{key} = {ours[key]!r} (there: {back[key]!r})" for key in keys]
+        return INCOMPATIBLE, [str(error).splitlines()[0]]
+    table = to_table(canonical(config))
+    keys = [key for key in table if key not in TRAINING_ONLY and table[key] != reread[key]]
+    distance = len(keys) + INCOMPATIBLE * ("shape" in keys)
+    lines = [f"{key} = {table[key]!r} ({family.name}: {reread[key]!r})" for key in keys]
+    return distance, lines

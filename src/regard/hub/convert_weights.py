@@ -1,4 +1,4 @@
-"""Tensors on their way from one layout to another, one at a time."""
+"""Convert weights between external and internal names and layouts, one tensor at a time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,75 +7,85 @@ import torch
 from torch import Tensor
 
 from regard.files.safetensors import Tensors
-from regard.hub.safetensors_writer import Form, Writer, split_into_shards, write_index
-from regard.hub.weight_mapping import PLAIN, Move
+from regard.hub.safetensors_writer import (
+    SafetensorsWriter,
+    TensorSpec,
+    split_into_shards,
+    write_index,
+)
+from regard.hub.weight_mapping import CONCATENATED, TensorMapping
 
 Shapes = Mapping[str, torch.Size]
 
 
-def parts(
-    tensors: Tensors, moves: Sequence[Move], shapes: Shapes, dtype: torch.dtype
+def read_internal(
+    tensors: Tensors, mappings: Sequence[TensorMapping], shapes: Shapes, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors, by name, each in memory of its own."""
-    for move in moves:
-        theirs = tensors.read(move.theirs)
-        ours = move.layout.split(theirs, [shapes[name] for name in move.ours])
-        for name, part in zip(move.ours, ours, strict=True):
-            own = part.to(dtype).contiguous()
-            shared = own.untyped_storage().data_ptr() == theirs.untyped_storage().data_ptr()
-            yield name, own.clone() if shared and len(ours) > 1 else own
+    """Yield the internal tensors by name; no two of them share memory."""
+    for mapping in mappings:
+        external = tensors.read(mapping.external)
+        parts = mapping.layout.split(external, [shapes[name] for name in mapping.internal])
+        for name, part in zip(mapping.internal, parts, strict=True):
+            tensor = part.to(dtype).contiguous()
+            is_view = tensor.untyped_storage().data_ptr() == external.untyped_storage().data_ptr()
+            yield name, tensor.clone() if is_view and len(parts) > 1 else tensor
 
 
-def bring(
-    tensors: Tensors, moves: Sequence[Move], shapes: Shapes, dtype: torch.dtype, path: Path
-) -> None:
-    """Write our tensors into one file; what only changes its name goes from disk to disk."""
-    forms = {name: (dtype, shapes[name]) for move in moves for name in move.ours}
-    with tensors, Writer({path: forms}) as writer:
-        for move in moves:
-            if _only_renamed(move) and tensors.entries[move.theirs].dtype == dtype:
-                writer.stream(move.ours[0], tensors.chunks(move.theirs))
-                continue
-            for name, part in parts(tensors, [move], shapes, dtype):
-                writer.put(name, part)
-
-
-def send(
+def write_internal(
     tensors: Tensors,
-    moves: Sequence[Move],
+    mappings: Sequence[TensorMapping],
+    shapes: Shapes,
+    dtype: torch.dtype,
+    path: Path,
+) -> None:
+    """Write the internal tensors into one file; those that are only renamed are copied as bytes."""
+    specs = {name: (dtype, shapes[name]) for mapping in mappings for name in mapping.internal}
+    with tensors, SafetensorsWriter({path: specs}) as writer:
+        for mapping in mappings:
+            if _is_rename(mapping) and tensors.entries[mapping.external].dtype == dtype:
+                writer.write_chunks(mapping.internal[0], tensors.chunks(mapping.external))
+                continue
+            for name, tensor in read_internal(tensors, [mapping], shapes, dtype):
+                writer.write(name, tensor)
+
+
+def write_external(
+    tensors: Tensors,
+    mappings: Sequence[TensorMapping],
     shapes: Shapes,
     folder: Path,
-    change: Callable[[str, Tensor], Tensor] | None = None,
+    transform: Callable[[str, Tensor], Tensor] | None = None,
 ) -> None:
-    """Write their tensors into a folder, in several files where they are many.
+    """Write the external tensors into a folder, sharded if they are large.
 
-    What `tensors` lacks, being known to fit the model, is a bias of zeros that only the other
-    library has. `change` may reorder each of ours before.
+    An internal tensor that is not in `tensors` is a bias that the model here lacks; zeros are
+    written for it. `transform` is applied to each internal tensor first.
     """
     dtype = next(iter(tensors.entries.values())).dtype
-    forms: dict[str, Form] = {}
-    for move in moves:
-        empty = [torch.empty(shapes[name], device="meta") for name in move.ours]
-        forms[move.theirs] = (dtype, move.layout.join(empty).shape)
-    files = split_into_shards(folder, forms)
-    with tensors, Writer(files) as writer:
-        for move in moves:
-            present = all(name in tensors.entries for name in move.ours)
-            if change is None and present and _only_renamed(move):
-                writer.stream(move.theirs, tensors.chunks(move.ours[0]))
+    specs: dict[str, TensorSpec] = {}
+    for mapping in mappings:
+        empty = [torch.empty(shapes[name], device="meta") for name in mapping.internal]
+        specs[mapping.external] = (dtype, mapping.layout.join(empty).shape)
+    files = split_into_shards(folder, specs)
+    with tensors, SafetensorsWriter(files) as writer:
+        for mapping in mappings:
+            complete = all(name in tensors.entries for name in mapping.internal)
+            if transform is None and complete and _is_rename(mapping):
+                writer.write_chunks(mapping.external, tensors.chunks(mapping.internal[0]))
                 continue
-            ours = [
-                tensors.read(name)
+            parts = {
+                name: tensors.read(name)
                 if name in tensors.entries
                 else torch.zeros(shapes[name], dtype=dtype)
-                for name in move.ours
-            ]
-            if change is not None:
-                ours = [change(name, part) for name, part in zip(move.ours, ours, strict=True)]
-            writer.put(move.theirs, move.layout.join(ours))
+                for name in mapping.internal
+            }
+            if transform is not None:
+                parts = {name: transform(name, part) for name, part in parts.items()}
+            writer.write(mapping.external, mapping.layout.join(list(parts.values())))
     if len(files) > 1:
         write_index(folder, writer.entries)
 
 
-def _only_renamed(move: Move) -> bool:
-    return move.layout == PLAIN and len(move.ours) == 1
+def _is_rename(mapping: TensorMapping) -> bool:
+    """Whether internal and external tensor differ only in their names."""
+    return mapping.layout == CONCATENATED and len(mapping.internal) == 1

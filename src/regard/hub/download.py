@@ -1,4 +1,4 @@
-"""A name on the Hugging Face hub, brought onto this machine by its own library."""
+"""Download a checkpoint from the Hugging Face hub with the huggingface_hub library."""
 
 import re
 from pathlib import Path
@@ -6,34 +6,34 @@ from pathlib import Path
 from regard.errors import CheckpointError
 from regard.files.safetensors import conversion_hint
 
-WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.spm", "merges*"]
-UNWANTED = ["*/*", "consolidated*"]  # the same weights once more, in forms of other libraries
-NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+ALLOWED_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.spm", "merges*"]
+IGNORED_FILES = ["*/*", "consolidated*"]  # copies of the same weights for other libraries
+REPOSITORY_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def fetch(name: str) -> Path:
-    """The folder where the files of a repository lie, fetched where they are not there yet."""
-    if not NAME.fullmatch(name):
-        raise CheckpointError(f"no folder at {name}, and it is no name on the hub either")
+def download(name: str) -> Path:
+    """Download a repository, unless it is in the local cache already; returns its folder."""
+    if not REPOSITORY_NAME.fullmatch(name):
+        raise CheckpointError(f"no folder at {name}, and it is not a valid name on the hub")
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
         raise CheckpointError(
-            f"no folder at {name}; to fetch it by name, install huggingface_hub:\n"
+            f"no folder at {name}; to download it by name, install huggingface_hub:\n"
             "pip install huggingface_hub"
         ) from None
     try:
-        found = snapshot_download(name, allow_patterns=WANTED, ignore_patterns=UNWANTED)
+        path = snapshot_download(name, allow_patterns=ALLOWED_FILES, ignore_patterns=IGNORED_FILES)
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"no folder at {name}, and it cannot be fetched from the hub: {reason}"
+            f"no folder at {name}, and it cannot be downloaded from the hub: {reason}"
         ) from None
-    folder = Path(found)
+    folder = Path(path)
     if not any(folder.glob("*.safetensors")):
         raise CheckpointError(
-            f"{name} has no safetensors on the hub; a pickle, which can run any code, is not read;"
-            f"\n{conversion_hint(folder, name)}"
+            f"{name} has no safetensors on the hub; pickle files can run any code and are not "
+            f"read;\n{conversion_hint(folder, name)}"
         )
     return folder

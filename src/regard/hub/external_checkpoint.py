@@ -1,7 +1,7 @@
-"""A folder of the Hugging Face world: opened, checked to the last tensor, then loaded."""
+"""Open a checkpoint of another library, check every tensor, then load it or copy its weights."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -9,121 +9,152 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.config import kind_of
+from regard.config import kind_of, merge
 from regard.errors import CheckpointError, ConfigError
 from regard.files.safetensors import PICKLE_SUFFIXES, Tensors, open_tensors, pickle_error
 from regard.files.untrusted import path_exists, quote, read_json
 from regard.hub.config_json import read_config, read_config_as
-from regard.hub.convert_weights import Shapes, bring, parts
+from regard.hub.convert_weights import Shapes, read_internal, write_internal
 from regard.hub.families import e2k, g2p_en, llama2c
-from regard.hub.family import CheckpointWithoutConfig, Family, Table
+from regard.hub.family import CheckpointWithoutConfig, Family, Settings
 from regard.hub.tokenizer_files import check_tokenizers, read_tokenizers
-from regard.hub.weight_mapping import Move, Plan, Rule, matches, plan_export, plan_import
-from regard.models.build import on_meta, weights
+from regard.hub.weight_mapping import (
+    Rule,
+    TensorMapping,
+    WeightPlan,
+    matches,
+    plan_export,
+    plan_import,
+)
+from regard.models.build import describe, on_meta, resolve, weights
 from regard.models.presets import ModelConfig
 from regard.text import PairTokenizers, Tokenizer
 
-WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
-BASES = ("none", "pooled")  # heads of a checkpoint whose names have no prefix
-TASKS = {  # what a model of this shape and head is trained for; all others: for nothing here
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+HEADS_WITHOUT_PREFIX = ("none", "pooled")  # a model without a task head has unprefixed names
+TASK_FOR_HEAD = {  # by shape and head of a model; other heads have no task here
     ("decoder", "linear"): "causal",
     ("encoder-decoder", "linear"): "seq2seq",
     ("encoder", "masked"): "masked",
     ("images", "classify"): "classify",
 }
-TIED = {"head.weight": "embed.token.weight"}  # where the output matrix is the embedding
+TIED_WEIGHTS = {"head.weight": "embed.token.weight"}  # weight tying: output matrix and embedding
 Reader = Callable[[Path], CheckpointWithoutConfig]
-READERS: tuple[tuple[Callable[[Path], Path | None], Reader], ...] = (  # of what has no config.json
-    (llama2c.find, llama2c.open_file),
-    (e2k.find, e2k.open_file),
-    (g2p_en.find, g2p_en.open_file),
+FORMATS_WITHOUT_CONFIG: tuple[tuple[Callable[[Path], Path | None], Reader], ...] = (
+    (llama2c.find_file, llama2c.open_file),
+    (e2k.find_file, e2k.open_file),
+    (g2p_en.find_file, g2p_en.open_file),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalCheckpoint:
-    """A checkpoint of another library that fits one of our models in every tensor."""
+    """A checkpoint of another library whose tensors all fit a model here."""
 
     path: Path
     family: Family
     config: ModelConfig
-    table: Table  # its config.json
+    config_json: Settings  # empty if there is none
     tensors: Tensors
-    plan: Plan
-    shapes: Shapes  # of our tensors
+    plan: WeightPlan
+    shapes: Shapes  # of the internal tensors
     tokenizers: Tokenizer | PairTokenizers | None
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of its numbers: where there are several, the one that holds them all."""
-        dtypes = (self.tensors.entries[move.theirs].dtype for move in self.plan.moves)
+        """The dtype of the weights; of several, the one that they are promoted to."""
+        dtypes = (self.tensors.entries[each.external].dtype for each in self.plan.mappings)
         return reduce(torch.promote_types, dtypes)
 
     @property
     def task(self) -> str:
-        """The task that trains such a model; "none" where there is none."""
+        """The task that trains such a model, or "none"."""
         shape = getattr(self.config, "shape", "images")
-        return TASKS.get((shape, _head(self.config)), "none")
+        return TASK_FOR_HEAD.get((shape, _head_kind(self.config)), "none")
+
+    def with_settings(self, settings: Mapping[str, Any]) -> "ExternalCheckpoint":
+        """The checkpoint with other model settings, as in `{"position": {"base": 500000}}`.
+
+        The new settings must not change the name or the shape of any tensor.
+        """
+        if not settings:
+            return self
+        config = resolve(merge(describe(self.config), settings))
+        shapes = _shapes(config)
+        problems = [f"{name} is missing" for name in shapes if name not in self.shapes]
+        for name, shape in self.shapes.items():
+            if name not in shapes:
+                problems.append(f"{name} is in the checkpoint, not in the model")
+            elif shape != shapes[name]:
+                problems.append(f"{name} has shape {tuple(shape)}, the model {tuple(shapes[name])}")
+        if problems:
+            raise ConfigError(
+                f"the tensors in {self.path} do not fit the changed settings:{_bulleted(problems)}"
+            )
+        return replace(self, config=config)
 
     def load(self) -> nn.Module:
-        """The model, its weights read straight into place."""
+        """Load the model, without a second copy of the weights in memory."""
         model = on_meta(self.config)
         with self.tensors:
-            self._check_copies()
-            state = dict(parts(self.tensors, self.plan.moves, self.shapes, self.dtype))
+            self._check_duplicates()
+            state = dict(read_internal(self.tensors, self.plan.mappings, self.shapes, self.dtype))
         model.load_state_dict(state, assign=True)
         return model
 
-    def write(self, path: Path) -> None:
-        """Write the weights under our names into one file, without a model in memory."""
+    def write_weights(self, path: Path) -> None:
+        """Write the weights with their internal names into one safetensors file, by streaming."""
         with self.tensors:
-            self._check_copies()
-        bring(self.tensors, self.plan.moves, self.shapes, self.dtype, path)
+            self._check_duplicates()
+        write_internal(self.tensors, self.plan.mappings, self.shapes, self.dtype, path)
 
-    def _check_copies(self) -> None:
-        for name, original in self.plan.copies.items():
+    def _check_duplicates(self) -> None:
+        for name, original in self.plan.duplicates.items():
             if self.tensors.equal(name, original):
                 continue
             tied = self.plan.tied & {name, original} and "tie_word_embeddings" in self.family.fields
-            way_out = ';\nif they are two, say so in config.json: "tie_word_embeddings": false'
+            hint = ';\nif the weights are not tied, set "tie_word_embeddings": false in config.json'
             raise CheckpointError(
-                f"{self.path}: {quote(name)} and {quote(original)} should be one and the same "
-                f"tensor, and differ{way_out if tied else ''}"
+                f"{self.path}: {quote(name)} and {quote(original)} should be the same tensor, "
+                f"but differ{hint if tied else ''}"
             )
 
 
 def is_external_checkpoint(path: Path) -> bool:
     """Whether a path holds a checkpoint of another library rather than a run."""
-    table = _described(path)
-    return "model_type" in table or ("train" not in table and _find(path) is not None)
+    hf = _read_config_json(path)
+    return "model_type" in hf or ("train" not in hf and _find_reader(path) is not None)
 
 
-def _find(path: Path) -> tuple[Reader, Path] | None:
-    """The file that no config.json describes, and who reads it."""
-    found = ((open_file, find(path)) for find, open_file in READERS)
-    return next(((reader, file) for reader, file in found if file is not None), None)
+def _find_reader(path: Path) -> tuple[Reader, Path] | None:
+    """The file of a format without config.json at `path`, and the function that reads it."""
+    for find_file, open_file in FORMATS_WITHOUT_CONFIG:
+        file = find_file(path)
+        if file is not None:
+            return open_file, file
+    return None
 
 
-def _head(config: Any) -> str:
-    """The kind of its head; a recurrent model has only the one."""
+def _head_kind(config: Any) -> str:
+    """The kind of a model's head; recurrent models have no such setting and a linear head."""
     return kind_of(getattr(config, "head", "linear"))[0]
 
 
-def _described(path: Path) -> Table:
-    """What config.json says, where there is one."""
+def _read_config_json(path: Path) -> Settings:
+    """The content of config.json; empty if there is none that can be read."""
     try:
         return read_json(path / "config.json")
     except CheckpointError:
         return {}
 
 
-def _bare(path: Path) -> CheckpointWithoutConfig | None:
-    """What is meant where no config.json speaks of another."""
-    if path.is_dir() and "model_type" in _described(path):
+def _open_without_config(path: Path) -> CheckpointWithoutConfig | None:
+    """Open a format without config.json; None if `path` is a folder of no such format."""
+    if path.is_dir() and "model_type" in _read_config_json(path):
         return None
-    found = _find(path)
-    if found is not None:
-        reader, file = found
+    reader_and_file = _find_reader(path)
+    if reader_and_file is not None:
+        reader, file = reader_and_file
         return reader(file)
     if path.is_dir():
         return None
@@ -133,28 +164,29 @@ def _bare(path: Path) -> CheckpointWithoutConfig | None:
 
 
 def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
-    """Open a checkpoint; nothing is loaded before everything is known to fit."""
+    """Open a checkpoint and check that every tensor fits; no weight is read yet."""
     path = Path(path)
     if not path_exists(path):
         raise CheckpointError(f"no folder at {path}")
-    bare = _bare(path)
+    without_config = _open_without_config(path)
     folder = path if path.is_dir() else path.parent
-    if bare is None:
-        table = read_json(path / "config.json")
-        family, config = read_config(table)
+    if without_config is None:
+        hf = read_json(path / "config.json")
+        family, config = read_config(hf)
         tensors = open_tensors(path)
-        if not table.get("architectures"):
-            config = _fitting(family, table, tensors) or config
-        tokenizers = read_tokenizers(folder, table)
+        if not hf.get("architectures"):
+            config = _config_with_fitting_head(family, hf, tensors) or config
+        tokenizers = read_tokenizers(folder, hf)
     else:
-        table, family, config, tensors = {}, bare.family, bare.config, bare.tensors
-        tokenizers = bare.tokenizers or read_tokenizers(folder, table)
+        hf, family = {}, without_config.family
+        config, tensors = without_config.config, without_config.tensors
+        tokenizers = without_config.tokenizers or read_tokenizers(folder, hf)
     shapes, plan = plan_weights(family, config, tensors, path)
     return ExternalCheckpoint(
         path=folder,
         family=family,
         config=config,
-        table=table,
+        config_json=hf,
         tensors=tensors,
         plan=plan,
         shapes=shapes,
@@ -164,85 +196,99 @@ def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
 
 def plan_weights(
     family: Family, config: Any, tensors: Tensors, path: Path
-) -> tuple[dict[str, torch.Size], Plan]:
-    """The shapes of our tensors and what fills them; or all that does not fit, by name."""
-    problems, shapes, plan = _planned(family, config, tensors)
+) -> tuple[Shapes, WeightPlan]:
+    """The shapes of the model's tensors and what fills them; the error lists what does not fit."""
+    problems, shapes, plan = _plan(family, config, tensors)
     if problems:
-        more = f"\n  … and {len(problems) - 5} more" if len(problems) > 5 else ""
-        listed = "".join(f"\n  {problem}" for problem in problems[:5])
         raise CheckpointError(
-            f"the tensors in {path} are not those that its config.json describes:{listed}{more}"
+            f"the tensors in {path} do not match its config.json:{_bulleted(problems)}"
         )
     return shapes, plan
 
 
 def prefixed_rules(family: Family, config: Any) -> list[Rule]:
-    """The rules of a model with full names, as they are written."""
-    prefix = "" if _head(config) in BASES else family.prefix
-    return [_below(prefix, rule) for rule in family.rules(config)]
+    """The rules of a model with full external names, as export writes them."""
+    prefix = "" if _head_kind(config) in HEADS_WITHOUT_PREFIX else family.prefix
+    return [_add_prefix(prefix, rule) for rule in family.rules(config)]
 
 
-def _below(prefix: str, rule: Rule) -> Rule:
-    of_head = rule.parts[0].startswith("head.")
-    return rule if of_head else Rule(prefix + rule.theirs, rule.ours, rule.layout)
+def _add_prefix(prefix: str, rule: Rule) -> Rule:
+    is_head = rule.internal_names[0].startswith("head.")
+    return rule if is_head else Rule(prefix + rule.external, rule.internal, rule.layout)
 
 
-def _planned(
-    family: Family, config: Any, tensors: Tensors
-) -> tuple[list[str], dict[str, torch.Size], Plan]:
+def _bulleted(problems: list[str]) -> str:
+    """The first five problems, one per line, and how many more there are."""
+    more = f"\n  … and {len(problems) - 5} more" if len(problems) > 5 else ""
+    return "".join(f"\n  {problem}" for problem in problems[:5]) + more
+
+
+def _shapes(config: ModelConfig) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in weights(on_meta(config)).items()}
+
+
+def _plan(family: Family, config: Any, tensors: Tensors) -> tuple[list[str], Shapes, WeightPlan]:
+    """All problems of a checkpoint, the shapes that the model expects, and the plan."""
     entries = tensors.entries
     if max(config.depths) > len(entries) and not getattr(config, "shared_layers", False):
-        problem = f"{max(config.depths):,} layers, of {len(entries):,} tensors in all"
-        return [problem], {}, Plan([], [])
+        problem = f"{max(config.depths):,} layers, but only {len(entries):,} tensors"
+        return [problem], {}, WeightPlan([], [])
     try:
-        shapes = {name: tensor.shape for name, tensor in weights(on_meta(config)).items()}
+        shapes = _shapes(config)
     except ConfigError:
         raise
-    except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond all bounds
-        return [str(error).splitlines()[0]], {}, Plan([], [])
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes that torch cannot represent
+        return [str(error).splitlines()[0]], {}, WeightPlan([], [])
     rules = family.rules(config)
-    # Published files have the prefix or not, whatever class they are of.
-    either = [_below(prefix, rule) for rule in rules for prefix in (family.prefix, "")]
-    aliases = {new: old for new, old in TIED.items() if new not in shapes}
-    plan = plan_import(either, entries, shapes, aliases)
-    names = {
-        part: move.theirs
-        for move in plan_export(prefixed_rules(family, config), shapes).moves
-        for part in move.ours
-    }
-    missing = dict.fromkeys(names.get(name, name) for name in plan.missing)  # packed ones once
-    problems = [f"{name} is missing" for name in missing]
-    unknown = (name for name in plan.unknown if not _ignored(family, name))
-    problems += [f"{quote(name)} is not known" for name in unknown]
-    misfits = (_misfit(move, tensors, shapes) for move in plan.moves)
+    # Published files may have or lack the prefix, whatever class they name.
+    candidates = [_add_prefix(prefix, rule) for rule in rules for prefix in (family.prefix, "")]
+    aliases = {alias: name for alias, name in TIED_WEIGHTS.items() if alias not in shapes}
+    plan = plan_import(candidates, entries, shapes, aliases)
+    problems = [f"{name} is missing" for name in _missing(plan, family, config, shapes)]
+    unexpected = (name for name in plan.unexpected if not _is_ignored(family, name))
+    problems += [f"{quote(name)} is unexpected" for name in unexpected]
+    misfits = (_misfit(mapping, tensors, shapes) for mapping in plan.mappings)
     return problems + [problem for problem in misfits if problem is not None], shapes, plan
 
 
-def _ignored(family: Family, name: str) -> bool:
-    bare = name.removeprefix(family.prefix)
-    return any(matches(pattern, each) for pattern in family.ignored for each in (name, bare))
+def _missing(plan: WeightPlan, family: Family, config: Any, shapes: Shapes) -> Iterator[str]:
+    """The external names of missing tensors; one that stores several internal ones only once."""
+    external = {
+        name: mapping.external
+        for mapping in plan_export(prefixed_rules(family, config), shapes).mappings
+        for name in mapping.internal
+    }
+    yield from dict.fromkeys(external.get(name, name) for name in plan.missing)
 
 
-def _misfit(move: Move, tensors: Tensors, shapes: Shapes) -> str | None:
-    """What is wrong with the type or the shape of one of their tensors."""
-    entry, wanted = tensors.entries[move.theirs], [shapes[name] for name in move.ours]
-    if entry.dtype not in WEIGHTS:
-        return f"{quote(move.theirs)} holds {entry.dtype}, not float32, bfloat16 or float16"
+def _is_ignored(family: Family, name: str) -> bool:
+    names = (name, name.removeprefix(family.prefix))
+    return any(matches(pattern, each) for pattern in family.ignored_tensors for each in names)
+
+
+def _misfit(mapping: TensorMapping, tensors: Tensors, shapes: Shapes) -> str | None:
+    """What is wrong with the dtype or the shape of an external tensor, if anything."""
+    name, entry = mapping.external, tensors.entries[mapping.external]
+    expected = [shapes[internal] for internal in mapping.internal]
+    if entry.dtype not in WEIGHT_DTYPES:
+        return f"{quote(name)} holds {entry.dtype}, not float32, bfloat16 or float16"
     empty = torch.empty(entry.shape, device="meta")
     try:
-        found = [part.shape for part in move.layout.split(empty, wanted)]
-    except (RuntimeError, IndexError):  # it cannot even be cut
-        found = []
-    if found == wanted:
+        actual = [part.shape for part in mapping.layout.split(empty, expected)]
+    except (RuntimeError, IndexError):  # the tensor cannot be split
+        actual = []
+    if actual == expected:
         return None
-    theirs = move.layout.join([torch.empty(shape, device="meta") for shape in wanted]).shape
-    return f"{quote(move.theirs)} has shape {tuple(entry.shape)}, the model {tuple(theirs)}"
+    joined = mapping.layout.join([torch.empty(shape, device="meta") for shape in expected])
+    return f"{quote(name)} has shape {tuple(entry.shape)}, the model {tuple(joined.shape)}"
 
 
-def _fitting(family: Family, table: Mapping[str, Any], tensors: Tensors) -> Any | None:
-    """The configuration with the first head that fits, where config.json names no class."""
+def _config_with_fitting_head(
+    family: Family, hf: Mapping[str, Any], tensors: Tensors
+) -> ModelConfig | None:
+    """The configuration with the first head that fits, for a config.json that names no class."""
     for architecture in family.heads:
-        config = read_config_as(family, table, architecture)
-        if not _planned(family, config, tensors)[0]:
+        config: ModelConfig = read_config_as(family, hf, architecture)
+        if not _plan(family, config, tensors)[0]:
             return config
     return None

@@ -1,4 +1,4 @@
-"""What there is to know of a family of foreign checkpoints: settings, heads and names."""
+"""`Family`: the settings, heads and tensor names of one model family of the Hugging Face hub."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ from regard.models.build import MOST_LAYERS as MOST_LAYERS
 from regard.models.presets import ModelConfig
 from regard.text import PairTokenizers
 
-Table = dict[str, Any]
-Change = Callable[[str, Tensor], Tensor]  # of one of our tensors, by its name
+Settings = dict[str, Any]  # the content of a config.json, or the fields of a model's configuration
+TensorTransform = Callable[[str, Tensor], Tensor]  # (internal name, tensor) to the new tensor
 
-ACTIVATIONS = {  # theirs to ours; the first of several is what is written
+ACTIVATIONS = {  # external to internal; export writes the first of several
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
@@ -32,70 +32,68 @@ GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One `model_type` of the Hugging Face world.
+    """One `model_type` of config.json: how to read and write its settings and its tensors.
 
-    `fields` are settings that only change their name, theirs to ours; `always` are ours that
-    all of the family share; `only` are theirs for which we have just this value (or one of a
-    tuple, the first of which is written), and refuse others; `defaults` are what their class
-    takes where a file leaves a setting out. What is not one to one is computed by `read`
-    (theirs, defaults filled in, to ours) and `write` (ours to theirs). `write` may be handed
-    any model: what it cannot say comes to light when the result is read again.
+    `fields` maps settings that differ only in their name, external to internal. `constants` are
+    internal settings that all models of the family share. `supported_values` lists external
+    settings of which only this value (or one of a tuple, whose first is written) can be read.
+    `defaults` are the values that transformers uses for settings that a file omits.
+    `read_settings` computes the internal settings that are not one to one from config.json with
+    its defaults filled in, `write_settings` does the reverse. `write_settings` accepts any
+    configuration; `write_config` detects what it cannot express by reading the result again.
     """
 
     name: str  # model_type in config.json
-    heads: Mapping[str, Choice | Callable[[Table], Choice]]  # class to head; first: the usual one
+    heads: Mapping[str, Choice | Callable[[Settings], Choice]]  # by class; the first is the default
     fields: Mapping[str, str]
-    rules: Callable[[Any], list[Rule]]  # of our config; names without the prefix, but for `head.…`
-    prefix: str = ""  # before the names of all but the heads, where the checkpoint has a head
-    always: Mapping[str, Any] = field(default_factory=dict)
-    only: Mapping[str, Any] = field(default_factory=dict)
+    rules: Callable[[Any], list[Rule]]  # for a configuration; without `prefix`
+    prefix: str = ""  # of all external names except those of the head, if the model has a head
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    supported_values: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()  # patterns of tensors that hold nothing to learn; prefix optional
-    read: Callable[[Table], Table] = lambda theirs: {}
-    write: Callable[[Any], Table] = lambda ours: {}
-    shift_positions: Callable[[Any, int], tuple[Any, Change]] | None = (
-        None  # see `roberta.shift_positions`
-    )
-    model: str = "transformer"  # the family of models.build that it is built as
+    ignored_tensors: tuple[str, ...] = ()  # patterns of buffers and unused weights; prefix optional
+    read_settings: Callable[[Settings], Settings] = lambda hf: {}
+    write_settings: Callable[[Any], Settings] = lambda config: {}
+    shift_positions: Callable[[Any, int], tuple[Any, TensorTransform]] | None = None  # see roberta
+    model_family: str = "transformer"  # the family in models.build
 
 
 @dataclass(frozen=True)
 class CheckpointWithoutConfig:
-    """A checkpoint that no config.json describes; its reader knows it by what lies in the file."""
+    """A checkpoint without a config.json; its format is recognised by the content of the file."""
 
     family: Family
     config: ModelConfig
     tensors: Tensors
-    tokenizers: PairTokenizers | None = None  # None: in files beside it
+    tokenizers: PairTokenizers | None = None  # None: read them from the files of the folder
 
 
-def activation(name: str) -> str:
-    """Our name of an activation."""
+def read_activation(name: str) -> str:
+    """The internal name of an external activation."""
     if name not in ACTIVATIONS:
-        raise ConfigError(
-            f"activation {name!r} has no counterpart; known: {', '.join(ACTIVATIONS)}"
-        )
+        raise ConfigError(f"activation {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
-def gated(name: str) -> str:
-    """Our name of the feed-forward that is gated by this activation of theirs."""
-    ours = activation(name)
-    if ours not in GATED:
-        raise ConfigError(f"no feed-forward here is gated by activation {name!r}")
-    return GATED[ours]
+def read_gated_ffn(name: str) -> str:
+    """The internal name of the feed-forward that is gated by this external activation."""
+    activation = read_activation(name)
+    if activation not in GATED:
+        raise ConfigError(f"a feed-forward gated by activation {name!r} is not supported")
+    return GATED[activation]
 
 
-def activation_name(ffn: str) -> str:
-    """Their name of the activation inside one of our feed-forwards, gated or not.
+def write_activation(ffn: str) -> str:
+    """The external name of the activation inside a feed-forward, gated or not.
 
-    >>> activation_name("swiglu"), activation_name("gelu_tanh")
+    >>> write_activation("swiglu"), write_activation("gelu_tanh")
     ('silu', 'gelu_new')
     """
-    ours = next((name for name, gate in GATED.items() if gate == ffn), ffn)
-    return next((theirs for theirs, each in ACTIVATIONS.items() if each == ours), ours)
+    activation = next((name for name, gated in GATED.items() if gated == ffn), ffn)
+    names = (external for external, name in ACTIVATIONS.items() if name == activation)
+    return next(names, activation)
 
 
-def gate_name(ffn: str) -> str:
-    """Their name of the activation of a gate; of a feed-forward without one, the usual."""
-    return activation_name(ffn if ffn in GATED.values() else "swiglu")
+def write_gate_activation(ffn: str) -> str:
+    """The external name of the activation of a gate; "silu" for a feed-forward without one."""
+    return write_activation(ffn if ffn in GATED.values() else "swiglu")

@@ -1,12 +1,13 @@
-"""Rotary positions as config.json writes them, in the old form and in the new.
+"""RoPE settings of config.json, in the old and in the new format.
 
     old    rope_theta, partial_rotary_factor, rope_scaling = {rope_type or type, factor, …}
     new    rope_parameters = {rope_type, rope_theta, partial_rotary_factor, factor, …}
 
-Both are read. The old one is written: every version of transformers understands it.
+Both are read. The old one is written: every version of transformers reads it.
 
-All of them turn the pairs (i, i + d/2) of a head. A model here that turns (2i, 2i + 1) is written
-with its queries and keys reordered, which changes no score: both are reordered alike.
+transformers rotates the pairs (i, i + d/2) of a head ("half-split"). A model that rotates the
+pairs (2i, 2i + 1) ("interleaved") is exported with the rows of its query and key projections
+reordered. That changes no attention score, because queries and keys are reordered alike.
 """
 
 import re
@@ -18,11 +19,11 @@ from torch import Tensor
 
 from regard.config import Choice, kind_of
 from regard.errors import ConfigError
-from regard.hub.family import Table
+from regard.hub.family import Settings
 
-TURNED = re.compile(r".*\.attention\.(query|key|q_norm|k_norm)\.\w+")
+ROTATED = re.compile(r".*\.attention\.(query|key|q_norm|k_norm)\.\w+")
 
-SCALINGS: dict[str, dict[str, str]] = {  # their rope_type: their options to ours
+SCALINGS: dict[str, dict[str, str]] = {  # rope_type: external option names to internal ones
     "default": {},
     "linear": {"factor": "factor"},
     "llama3": {
@@ -34,81 +35,82 @@ SCALINGS: dict[str, dict[str, str]] = {  # their rope_type: their options to our
 }
 
 
-def read_rotary(
-    theirs: Table,
+def read_rope(
+    hf: Settings,
     *,
     base: float = 10_000.0,
     fraction: float = 1.0,
     base_key: str = "rope_theta",
     fraction_key: str = "partial_rotary_factor",
 ) -> Choice:
-    """Our choice of position; `base` and `fraction` are what the family takes by default."""
-    table: Table = {}
+    """The `position` setting; `base` and `fraction` are the defaults of the family."""
+    rope: Settings = {}
     for key in ("rope_scaling", "rope_parameters"):
-        given = theirs.get(key) or {}
-        if not isinstance(given, dict) or any(isinstance(each, dict) for each in given.values()):
+        value = hf.get(key) or {}
+        if not isinstance(value, dict) or any(isinstance(v, dict) for v in value.values()):
             raise ConfigError(
-                f"{key}={given!r} is not supported: all layers turn by the same angles here"
+                f"{key}={value!r} is not supported: all layers have the same RoPE frequencies here"
             )
-        table |= given
-    kind = table.get("rope_type", table.get("type", "default"))
+        rope |= value
+    kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in SCALINGS:
         raise ConfigError(
-            f"rope_type={kind!r} is not supported; rotary positions can be scaled by: "
-            f"{', '.join(sorted(SCALINGS))}"
+            f"rope_type={kind!r} is not supported; known: {', '.join(sorted(SCALINGS))}"
         )
-    told = {"rope_theta": theirs.get(base_key), "partial_rotary_factor": theirs.get(fraction_key)}
-    usual: Table = {"rope_theta": base, "partial_rotary_factor": fraction}
-    usual |= {key: value for key, value in (told | table).items() if value is not None}
-    choice: Table = {
+    top_level = {"rope_theta": hf.get(base_key), "partial_rotary_factor": hf.get(fraction_key)}
+    values: Settings = {"rope_theta": base, "partial_rotary_factor": fraction}
+    values |= {key: value for key, value in (top_level | rope).items() if value is not None}
+    choice: Settings = {
         "kind": "rotary",
-        "base": float(usual["rope_theta"]),
-        "fraction": float(usual["partial_rotary_factor"]),
+        "base": float(values["rope_theta"]),
+        "fraction": float(values["partial_rotary_factor"]),
     }
     if kind != "default":
-        if missing := [key for key in SCALINGS[kind] if key not in table]:
+        if missing := [key for key in SCALINGS[kind] if key not in rope]:
             raise ConfigError(f"rope_type={kind!r} needs {', '.join(missing)}")
-        options = {ours: table[key] for key, ours in SCALINGS[kind].items()}
+        options = {name: rope[key] for key, name in SCALINGS[kind].items()}
         choice["scaling"] = {"kind": kind, **options}
     return choice
 
 
-def write_rotary(
+def write_rope(
     position: Choice, *, base_key: str = "rope_theta", fraction_key: str | None = None
-) -> Table:
-    """Their settings; nothing for other positions, and for scalings that they have not."""
+) -> Settings:
+    """The RoPE settings of config.json; empty for other positions.
+
+    A scaling that transformers does not have is left out.
+    """
     kind, options = kind_of(position)
     if kind != "rotary":
         return {}
-    table: Table = {base_key: options.get("base", 10_000.0), "rope_scaling": None}
+    hf: Settings = {base_key: options.get("base", 10_000.0), "rope_scaling": None}
     if fraction_key is not None:
-        table[fraction_key] = options.get("fraction", 1.0)
+        hf[fraction_key] = options.get("fraction", 1.0)
     scaling = options.get("scaling")
     if scaling is not None and scaling["kind"] in SCALINGS:
+        values = {"low": 1.0, "high": 4.0, **scaling}
         names = SCALINGS[scaling["kind"]]
-        defaults = {"low": 1.0, "high": 4.0}
-        values = {theirs: {**defaults, **scaling}[ours] for theirs, ours in names.items()}
-        table["rope_scaling"] = {"rope_type": scaling["kind"], **values}
-    return table
+        scaled = {external: values[name] for external, name in names.items()}
+        hf["rope_scaling"] = {"rope_type": scaling["kind"], **scaled}
+    return hf
 
 
-def interleaved(config: Any) -> bool:
-    """Whether a model turns neighbouring coordinates."""
+def is_interleaved(config: Any) -> bool:
+    """Whether a model rotates pairs of neighbouring coordinates."""
     kind, options = kind_of(config.position)
     return kind == "rotary" and options.get("interleaved", False)
 
 
-def in_halves(config: Any) -> Any:
-    """The same model, but for the order of the coordinates of its queries and keys."""
-    if not interleaved(config):
+def with_half_split_pairs(config: Any) -> Any:
+    """The configuration of the same model after `to_half_split` of all its tensors."""
+    if not is_interleaved(config):
         return config
     return replace(config, position={**config.position, "interleaved": False})
 
 
-def reordered(config: Any, name: str, tensor: Tensor) -> Tensor:
-    """One of its tensors in that order: the rows 0 1 2 3 4 5 of a head become 0 2 4 1 3 5."""
-    found = TURNED.fullmatch(name)
-    if found is None or not interleaved(config):
+def to_half_split(config: Any, name: str, tensor: Tensor) -> Tensor:
+    """Reorder a query or key tensor: rows 0 1 2 3 4 5 of a head become 0 2 4 1 3 5."""
+    if ROTATED.fullmatch(name) is None or not is_interleaved(config):
         return tensor
     head_dim = config.head_dim or config.dim // config.heads
     width = int(head_dim * kind_of(config.position)[1].get("fraction", 1.0))

@@ -1,4 +1,4 @@
-"""Safetensors files written a tensor at a time, in any order, for the disk and not for memory."""
+"""Write safetensors files tensor by tensor, in any order, without holding a model in memory."""
 
 import json
 import math
@@ -14,22 +14,26 @@ from torch import Tensor
 from regard.errors import CheckpointError
 from regard.files.safetensors import DTYPE_NAMES, Entry, as_bytes
 
-SHARD = 5_000_000_000  # bytes of a file, at most, where a model may have several
+MAX_SHARD_BYTES = 5_000_000_000
 
-Form = tuple[torch.dtype, torch.Size]
+TensorSpec = tuple[torch.dtype, torch.Size]
 
 
-class Writer:
-    """Files whose headers are known from the beginning, and whose tensors come one by one."""
+class SafetensorsWriter:
+    """Writes files whose headers are known in advance; tensors are added one at a time.
 
-    def __init__(self, files: Mapping[Path, Mapping[str, Form]]) -> None:
+    A context manager: leaving it without an error syncs the files to disk and checks that every
+    tensor was written.
+    """
+
+    def __init__(self, files: Mapping[Path, Mapping[str, TensorSpec]]) -> None:
         self.entries: dict[str, Entry] = {}
         self._headers: dict[Path, bytes] = {}
-        for path, forms in files.items():
-            header, entries = _header(path, forms)
+        for path, specs in files.items():
+            header, entries = _header(path, specs)
             self._headers[path] = header
             self.entries |= entries
-        self._left = set(self.entries)
+        self._unwritten = set(self.entries)
 
     def __enter__(self) -> Self:
         self._handles: dict[Path, int] = {}
@@ -47,86 +51,91 @@ class Writer:
         finally:
             for handle in self._handles.values():
                 os.close(handle)
-        if kind is None and self._left:
-            raise CheckpointError(f"{min(self._left)} was never written")
+        if kind is None and self._unwritten:
+            raise CheckpointError(f"tensor {min(self._unwritten)} was never written")
 
-    def put(self, name: str, tensor: Tensor) -> None:
-        """Write a tensor."""
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Write a tensor that is in memory."""
         entry = self.entries[name]
         assert (tensor.dtype, tensor.shape) == (entry.dtype, entry.shape), name
-        self.stream(name, [as_bytes(tensor.contiguous())])
+        self.write_chunks(name, [as_bytes(tensor.contiguous())])
 
-    def stream(self, name: str, chunks: Iterable[memoryview]) -> None:
-        """Write a tensor whose bytes come in pieces."""
+    def write_chunks(self, name: str, chunks: Iterable[memoryview]) -> None:
+        """Write a tensor whose bytes arrive in chunks."""
         entry = self.entries[name]
-        at = entry.start
-        handle = self._handle(entry.path)
+        offset = entry.start
+        handle = self._open(entry.path)
         for chunk in chunks:
-            at = _write(handle, chunk, at)
-        assert at == entry.start + entry.size, name
-        self._left.remove(name)
+            offset = _write_at(handle, chunk, offset)
+        assert offset == entry.start + entry.size, name
+        self._unwritten.remove(name)
 
-    def _handle(self, path: Path) -> int:
-        """An open file, its header written."""
+    def _open(self, path: Path) -> int:
+        """Return the handle of a file; the first call creates it and writes its header."""
         if path not in self._handles:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             self._handles[path] = os.open(path, flags, 0o644)
-            _write(self._handles[path], memoryview(self._headers[path]), 0)
+            _write_at(self._handles[path], memoryview(self._headers[path]), 0)
         return self._handles[path]
 
 
 def split_into_shards(
-    folder: Path, forms: Mapping[str, Form], limit: int | None = None
-) -> dict[Path, dict[str, Form]]:
-    """Spread tensors over files of at most `limit` bytes (or one larger tensor), in order."""
-    limit = SHARD if limit is None else limit
-    groups: list[dict[str, Form]] = [{}]
+    folder: Path, specs: Mapping[str, TensorSpec], limit: int | None = None
+) -> dict[Path, dict[str, TensorSpec]]:
+    """Distribute tensors, in order, over files of at most `limit` bytes (or one larger tensor)."""
+    limit = MAX_SHARD_BYTES if limit is None else limit
+    shards: list[dict[str, TensorSpec]] = [{}]
     filled = 0
-    for name, (dtype, shape) in forms.items():
+    for name, (dtype, shape) in specs.items():
         size = math.prod(shape) * dtype.itemsize
-        if groups[-1] and filled + size > limit:
-            groups.append({})
+        if shards[-1] and filled + size > limit:
+            shards.append({})
             filled = 0
-        groups[-1][name] = (dtype, shape)
+        shards[-1][name] = (dtype, shape)
         filled += size
-    if len(groups) == 1:
-        return {folder / "model.safetensors": groups[0]}
-    count = len(groups)
+    if len(shards) == 1:
+        return {folder / "model.safetensors": shards[0]}
+    count = len(shards)
     return {
-        folder / f"model-{number:05}-of-{count:05}.safetensors": group
-        for number, group in enumerate(groups, 1)
+        folder / f"model-{number:05}-of-{count:05}.safetensors": shard
+        for number, shard in enumerate(shards, 1)
     }
 
 
 def write_index(folder: Path, entries: Mapping[str, Entry]) -> None:
-    """Say which of several files holds which tensor."""
-    table = {
+    """Write model.safetensors.index.json, which maps each tensor to its shard."""
+    index = {
         "metadata": {"total_size": sum(entry.size for entry in entries.values())},
         "weight_map": {name: entry.path.name for name, entry in entries.items()},
     }
-    (folder / "model.safetensors.index.json").write_text(json.dumps(table, indent=2) + "\n")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _header(path: Path, forms: Mapping[str, Form]) -> tuple[bytes, dict[str, Entry]]:
-    facts: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers insists on it
-    offsets, at = {}, 0
-    for name, (dtype, shape) in forms.items():
-        offsets[name] = at
-        end = at + math.prod(shape) * dtype.itemsize
-        facts[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(facts, separators=(",", ":")).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)  # so that the numbers begin at a multiple of 8
-    header = len(text).to_bytes(8, "little") + text
+def _header(path: Path, specs: Mapping[str, TensorSpec]) -> tuple[bytes, dict[str, Entry]]:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers requires it
+    offsets, begin = {}, 0
+    for name, (dtype, shape) in specs.items():
+        offsets[name] = begin
+        end = begin + math.prod(shape) * dtype.itemsize
+        header[name] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)  # align the data to 8 bytes
+    content = len(text).to_bytes(8, "little") + text
     entries = {
-        name: Entry(path, dtype, shape, len(header) + offsets[name])
-        for name, (dtype, shape) in forms.items()
+        name: Entry(path, dtype, shape, len(content) + offsets[name])
+        for name, (dtype, shape) in specs.items()
     }
-    return header, entries
+    return content, entries
 
 
-def _write(handle: int, content: memoryview, at: int) -> int:
+def _write_at(handle: int, content: memoryview, offset: int) -> int:
+    """Write all of `content` at `offset`; returns the offset after it."""
     while len(content):
-        done = os.pwrite(handle, content, at)
-        content, at = content[done:], at + done
-    return at
+        written = os.pwrite(handle, content, offset)
+        content, offset = content[written:], offset + written
+    return offset

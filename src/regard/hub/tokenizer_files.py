@@ -1,4 +1,4 @@
-"""Tokenizers from and for a Hugging Face folder."""
+"""Read and write the tokenizer files of a Hugging Face folder."""
 
 import json
 import logging
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import CheckpointError, ConfigError
+from regard.hub.family import Settings
 from regard.models.transformer import TransformerConfig
 from regard.text import PairTokenizers, Tokenizer
 from regard.text.pair_tokenizers import JOINT, TARGET
@@ -14,107 +15,109 @@ from regard.text.special_tokens import HF_KEYS
 
 logger = logging.getLogger(__name__)
 
-Table = dict[str, Any]
-
-PAIRS = ("t5", "bart", "marian")  # model_type of those that read one text and write another
-ENCODERS = ("bert", "roberta", "distilbert", "albert")  # … and that read one text
-NUMBERED = {"pad": "pad_token_id", "start": "bos_token_id", "stop": "eos_token_id"}
+ENCODER_DECODERS = ("t5", "bart", "marian")  # by model_type
+ENCODERS = ("bert", "roberta", "distilbert", "albert")
+ID_KEYS = {"pad": "pad_token_id", "start": "bos_token_id", "stop": "eos_token_id"}
 
 
-def read_tokenizers(folder: Path, config: Table) -> Tokenizer | PairTokenizers | None:
-    """The tokenizer of a folder, whatever files it lies in, or those of its two sides.
+def read_tokenizers(folder: Path, config_json: Settings) -> Tokenizer | PairTokenizers | None:
+    """The tokenizer of a folder, or for an encoder-decoder the tokenizers of both sides.
 
-    None where there is no tokenizer at all, as for images. `config` is the folder's config.json.
+    None if the folder has no tokenizer files, as for images.
     """
-    found = load_pretrained(folder, config)
-    if not isinstance(found, Tokenizer):
-        return found
-    writes = config.get("is_encoder_decoder", config.get("model_type") in PAIRS)
-    only_reads = any(
-        str(name).endswith("EncoderModel") for name in config.get("architectures") or ()
+    tokenizers = load_pretrained(folder, config_json)
+    if not isinstance(tokenizers, Tokenizer):
+        return tokenizers
+    model_type, classes = config_json.get("model_type"), config_json.get("architectures") or ()
+    has_decoder = config_json.get("is_encoder_decoder", model_type in ENCODER_DECODERS)
+    encoder_only = any(str(name).endswith("EncoderModel") for name in classes)
+    return (
+        PairTokenizers(tokenizers, tokenizers) if has_decoder and not encoder_only else tokenizers
     )
-    return PairTokenizers(found, found) if writes and not only_reads else found
 
 
 def check_tokenizers(
     tokenizers: Tokenizer | PairTokenizers | None, config: Any, folder: Path
 ) -> Tokenizer | PairTokenizers | None:
-    """Them again, if the model has a vector for every id that they make of a text.
+    """Return the tokenizers after checking that the model has an embedding for every id of a text.
 
-    A special token that no text becomes may lie above, as a [PAD] that was added later does.
+    A special token that no text contains may have a larger id, such as a [PAD] added later.
     """
     if tokenizers is None or not isinstance(config, TransformerConfig):
         return tokenizers
-    size = config.vocab_size
+    vocab_size = config.vocab_size
     if isinstance(tokenizers, Tokenizer):
-        sides = [(tokenizers, size)]
+        sides = [(tokenizers, vocab_size)]
     else:
-        source = tokenizers.source, config.source_vocab_size or size
-        sides = [source, (tokenizers.target, size)]
-    for side, size in sides:
-        if side.max_id >= size:
+        source = tokenizers.source, config.source_vocab_size or vocab_size
+        sides = [source, (tokenizers.target, vocab_size)]
+    for tokenizer, size in sides:
+        if tokenizer.max_id >= size:
             raise CheckpointError(
-                f"{folder}: the tokenizer is not that of the model: it gives id {side.max_id}, "
-                f"and the model has {size} (0 to {size - 1})"
+                f"{folder}: the tokenizer does not belong to the model: it returns id "
+                f"{tokenizer.max_id}, and the model has {size} ids (0 to {size - 1})"
             )
     return tokenizers
 
 
-def write_tokenizers(tokenizers: Tokenizer | PairTokenizers, folder: Path, config: Table) -> Table:
-    """Write what `AutoTokenizer.from_pretrained` opens; what config.json must say comes back.
+def write_tokenizers(
+    tokenizers: Tokenizer | PairTokenizers, folder: Path, config_json: Settings
+) -> Settings:
+    """Write the files that `AutoTokenizer.from_pretrained` opens; returns ids for config.json.
 
-    Where two sides share their ids but not their pieces, `tokenizer.json` reads the source and
-    `tokenizer.target.json` stands beside it for the way back. `config` is what config.json says.
+    If two sides share their ids but not their pieces, `tokenizer.json` is that of the source, and
+    `tokenizer.target.json` is written so that the folder can be imported again.
     """
     if isinstance(tokenizers, Tokenizer):
-        reads = config.get("model_type") in ENCODERS
-        return _write(_dressed(tokenizers, *CLS) if reads else tokenizers, folder, config)
+        is_encoder = config_json.get("model_type") in ENCODERS
+        tokenizer = _add_template(tokenizers, *CLS) if is_encoder else tokenizers
+        return _write(tokenizer, folder, config_json)
     if not tokenizers.shared:
         raise ConfigError(
-            "source and target have vocabularies of their own, and no family that is written "
+            "source and target have separate vocabularies, and no family that can be exported "
             "has two;\ntrain with data.tokenizer.shared=true to have one"
         )
     if not tokenizers.joint:
         tokenizers.target.save(folder / TARGET)
-    numbers = _write(_dressed(tokenizers.source, *EOS), folder, config)
-    return numbers | {"decoder_start_token_id": tokenizers.target.start_id}
+    ids = _write(_add_template(tokenizers.source, *EOS), folder, config_json)
+    return ids | {"decoder_start_token_id": tokenizers.target.start_id}
 
 
-def _dressed(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
-    """What our tasks put around texts themselves, other libraries leave to the tokenizer."""
+def _add_template(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
+    """Let the tokenizer add the special tokens around a text that tasks add here."""
     return with_template(tokenizer, single, pair) if tokenizer.is_native else tokenizer
 
 
-def _write(tokenizer: Tokenizer, folder: Path, config: Table) -> Table:
-    if config.get("model_type") == "qwen2" and tokenizer.is_native:
+def _write(tokenizer: Tokenizer, folder: Path, config_json: Settings) -> Settings:
+    if config_json.get("model_type") == "qwen2" and tokenizer.is_native:
         logger.warning(
-            "AutoTokenizer of transformers 5 cuts text as Qwen's makers do in every qwen2 folder; "
+            "AutoTokenizer of transformers 5 replaces the pre-tokenizer in every qwen2 folder; "
             "open this one with PreTrainedTokenizerFast.from_pretrained"
         )
     tokenizer.save(folder / JOINT)
-    roles = tokenizer.special_tokens
-    special = {HF_KEYS[role]: token for role, token in roles.tokens.items()}
-    context = config.get("max_position_embeddings", config.get("n_positions"))
+    special_tokens = tokenizer.special_tokens
+    names = {HF_KEYS[role]: token for role, token in special_tokens.tokens.items()}
+    context = config_json.get("max_position_embeddings", config_json.get("n_positions"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **roles.config(),
+        **special_tokens.config(),
         "clean_up_tokenization_spaces": False,
-        # Text never becomes a special token of a vocabulary learned here; elsewhere it may.
+        # A tokenizer trained here never encodes text as a special token; others may.
         "split_special_tokens": tokenizer.is_native,
         **({"model_max_length": context} if isinstance(context, int) else {}),
     }
     _write_json(folder / "tokenizer_config.json", settings)
-    _write_json(folder / "special_tokens_map.json", special)
-    ids = {key: tokenizer.hf_special_id(role) for role, key in NUMBERED.items()}
-    numbers: Table = {key: id for key, id in ids.items() if id is not None}
+    _write_json(folder / "special_tokens_map.json", names)
+    ids = {key: tokenizer.hf_special_id(role) for role, key in ID_KEYS.items()}
+    config_ids: Settings = {key: id for key, id in ids.items() if id is not None}
     if len(tokenizer.stop_ids) > 1:
-        numbers[NUMBERED["stop"]] = tokenizer.stop_ids
-    return numbers
+        config_ids[ID_KEYS["stop"]] = tokenizer.stop_ids
+    return config_ids
 
 
-def _write_json(path: Path, table: Table) -> None:
+def _write_json(path: Path, value: Settings) -> None:
     try:
-        text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Whether another library opens what was written here, and computes the same."""
+"""Check that transformers opens an exported model and computes the same outputs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ from regard.errors import CheckpointError
 from regard.models.build import count_parameters
 from regard.nn.state import Source
 
-LARGEST = 1e-3  # difference of float32 outputs of a size up to 10 that the order of sums explains
-AUTO = {  # the class of transformers that opens any model of this shape and with this head
+TOLERANCE = 1e-3  # for float32 outputs up to 10; larger than rounding from another order of sums
+AUTO_CLASSES = {  # by shape and head of a model
     ("decoder", "linear"): "AutoModelForCausalLM",
     ("encoder-decoder", "linear"): "AutoModelForSeq2SeqLM",
     ("images", "classify"): "AutoModelForImageClassification",
@@ -33,100 +33,103 @@ AUTO = {  # the class of transformers that opens any model of this shape and wit
         for shape in ("decoder", "encoder", "encoder-decoder", "images")
         for kind in ("none", "pooled")
     },
-    ("encoder", "none"): "AutoModelForTextEncoding",  # as AutoModel, but for the encoder of T5
+    ("encoder", "none"): "AutoModelForTextEncoding",  # AutoModel, or the encoder of a T5
     ("encoder-decoder", "span"): "AutoModelForQuestionAnswering",
 }
-OUTPUTS = {"none": "last_hidden_state", "pooled": "pooler_output"}  # of all others: logits
+OUTPUTS = {"none": "last_hidden_state", "pooled": "pooler_output"}  # all others: logits
 
 
-def obstacle(config: Any, free: int) -> str | None:
-    """Why `compare` cannot be asked about such a model, where so many bytes of memory are free."""
+def why_not_comparable(config: Any, free_bytes: int) -> str | None:
+    """The reason why `compare` cannot run for this model; None if it can."""
     try:
         import transformers  # noqa: F401
     except ImportError:
         return "transformers is not installed"
-    if _kind(config) not in AUTO:
-        return "transformers opens no such model by itself"
+    if _shape_and_head(config) not in AUTO_CLASSES:
+        return "transformers has no auto class for such a model"
     needed = 2 * 4 * count_parameters(config)  # two models in float32
-    if needed > free:
-        return f"it needs {needed / 1e9:,.1f} GB of memory, {free / 1e9:,.1f} GB are free"
+    if needed > free_bytes:
+        return f"it needs {needed / 1e9:,.1f} GB of memory, {free_bytes / 1e9:,.1f} GB are free"
     return None
 
 
 def compare(folder: Path, config: Any, load: Callable[[], nn.Module]) -> float:
-    """The largest difference of the outputs for random input.
+    """The largest absolute difference between the outputs of both libraries for random input.
 
-    `load` makes the model that was written to the folder.
+    `load` returns the model that was exported to `folder`.
     """
     import transformers
 
-    shape, kind = _kind(config)
+    shape, kind = _shape_and_head(config)
     model: Any = load().float().eval()
-    with _quiet(transformers), torch.no_grad():
+    with _silence(transformers), torch.no_grad():
         try:
-            opener = getattr(transformers, AUTO[shape, kind])
-            theirs = opener.from_pretrained(folder, dtype=torch.float32).eval()
-            given, read = _inputs(config, shape, theirs.config)
-            found = _outputs(theirs(**given), kind)
-        except Exception as error:  # theirs to know which
-            why = str(error).strip().splitlines() or [""]
+            auto_class = getattr(transformers, AUTO_CLASSES[shape, kind])
+            hf_model = auto_class.from_pretrained(folder, dtype=torch.float32).eval()
+            inputs, forward = _random_inputs(config, shape, hf_model.config)
+            actual = _select_output(hf_model(**inputs), kind)
+        except Exception as error:  # transformers does not document which
+            message = str(error).strip().splitlines() or [""]
             raise CheckpointError(
                 f"transformers {transformers.__version__} cannot use the exported folder, so "
-                f"nothing was written:\n{type(error).__name__}: {why[0]}"
+                f"nothing was written:\n{type(error).__name__}: {message[0]}"
             ) from error
-        wanted = model.head(read(model))
-    difference = float((found - wanted).abs().max()) if found.shape == wanted.shape else torch.inf
-    if not difference <= LARGEST * max(1.0, float(wanted.abs().max()) / 10):
+        expected = model.head(forward(model))
+    same_shape = actual.shape == expected.shape
+    difference = float((actual - expected).abs().max()) if same_shape else torch.inf
+    if not difference <= TOLERANCE * max(1.0, float(expected.abs().max()) / 10):
         raise CheckpointError(
-            f"transformers opens the exported folder as {type(theirs).__name__}, but its outputs "
-            f"are off by {difference:.2g}; nothing was written"
+            f"transformers opens the exported folder as {type(hf_model).__name__}, but its "
+            f"outputs are off by {difference:.2g}; nothing was written"
         )
     return difference
 
 
-def _kind(config: Any) -> tuple[str, str]:
+def _shape_and_head(config: Any) -> tuple[str, str]:
     return getattr(config, "shape", "images"), kind_of(config.head)[0]
 
 
-def _inputs(config: Any, shape: str, theirs: Any) -> tuple[dict[str, Tensor], Any]:
-    """Random input for their model, and how ours takes the same."""
+def _random_inputs(config: Any, shape: str, hf_config: Any) -> tuple[dict[str, Tensor], Any]:
+    """Random arguments for the transformers model, and a function that runs ours on the same."""
     generator = torch.Generator().manual_seed(0)
     if shape == "images":
         size = (1, config.channels, config.image_size, config.image_size)
         images = torch.randn(size, generator=generator)
         return {"pixel_values": images}, lambda model: model(images)
     length = min(config.context, 16)
-    padding = -1 if theirs.pad_token_id is None else theirs.pad_token_id  # which they leave out
+    pad_id = -1 if hf_config.pad_token_id is None else hf_config.pad_token_id  # would be masked
 
-    def some(vocab_size: int) -> Tensor:
+    def random_ids(vocab_size: int) -> Tensor:
         ids = torch.randint(vocab_size, (1, length), generator=generator)
-        return torch.where(ids == padding, (ids + 1) % vocab_size, ids)
+        return torch.where(ids == pad_id, (ids + 1) % vocab_size, ids)
 
-    ids = some(config.vocab_size)
+    ids = random_ids(config.vocab_size)
     if shape != "encoder-decoder":
         return {"input_ids": ids}, lambda model: model(ids)
-    source = some(config.source_vocab_size or config.vocab_size)
-    both = Source(source, torch.tensor([length]))
-    return {"input_ids": source, "decoder_input_ids": ids}, lambda model: model(ids, source=both)
+    source_ids = random_ids(config.source_vocab_size or config.vocab_size)
+    source = Source(source_ids, torch.tensor([length]))
+    inputs = {"input_ids": source_ids, "decoder_input_ids": ids}
+    return inputs, lambda model: model(ids, source=source)
 
 
-def _outputs(output: Any, kind: str) -> Tensor:
+def _select_output(output: Any, kind: str) -> Tensor:
+    """The tensor that the head here computes."""
     if kind == "span":
         return torch.stack((output.start_logits, output.end_logits), -1)
-    found: Tensor = getattr(output, OUTPUTS.get(kind, "logits"))
-    return found
+    tensor: Tensor = getattr(output, OUTPUTS.get(kind, "logits"))
+    return tensor
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Inside, transformers reports nothing: what is wrong shows in what it computes."""
-    talk = transformers.utils.logging
-    level, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
-    talk.set_verbosity_error()
-    talk.disable_progress_bar()
+def _silence(transformers: Any) -> Iterator[None]:
+    """Turn off the log messages and progress bars of transformers."""
+    hf_logging = transformers.utils.logging
+    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
     try:
         yield
     finally:
-        talk.set_verbosity(level)
+        hf_logging.set_verbosity(level)
         if bars:
-            talk.enable_progress_bar()
+            hf_logging.enable_progress_bar()

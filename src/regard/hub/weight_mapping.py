@@ -1,7 +1,8 @@
-"""Renaming rules: how the tensors of another library are called and laid out, as data.
+"""Rules that map the tensor names and layouts of another library to those of a model here.
 
-A rule is read in both directions. `{i}` stands for the number of a layer, `{p}` for `weight`
-or `bias`; both stand for the same on the two sides.
+A rule works in both directions. `{i}` stands for the index of a layer, `{p}` for `weight` or
+`bias`; both have the same value on the two sides. "External" names are those of the other
+library, "internal" ones those of the model's state_dict.
 """
 
 import re
@@ -12,189 +13,197 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-HOLES = {"{i}": r"(?P<i>\d+)", "{p}": r"(?P<p>weight|bias)"}
+PLACEHOLDERS = {"{i}": r"(?P<i>\d+)", "{p}": r"(?P<p>weight|bias)"}
 
 
 @runtime_checkable
 class Layout(Protocol):
-    """How several of our tensors lie in one of theirs."""
+    """How one external tensor stores one or several internal tensors."""
 
-    def split(self, theirs: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-        """Ours, as views where that is possible; `shapes` are those that the model wants."""
+    def split(self, external: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+        """Return the internal tensors, as views where possible; the model expects `shapes`."""
 
-    def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Theirs."""
+    def join(self, internal: Sequence[Tensor]) -> Tensor:
+        """Return the external tensor."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stacked:
-    """One above the other along the first axis; a single one is itself.
+class Concatenated:
+    """Concatenation along the first axis; a single tensor is stored unchanged.
 
-    `transposed` for matrices that multiply from the right (GPT-2's Conv1D).
+    `transposed` is for weights stored as (in, out), as in GPT-2's Conv1D.
     """
 
     transposed: bool = False
 
-    def split(self, theirs: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-        """Ours."""
-        upright = theirs.T if self.transposed and theirs.ndim == 2 else theirs
-        return list(upright.split([shape[0] for shape in shapes])) if len(shapes) > 1 else [upright]
+    def split(self, external: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+        """Return the internal tensors."""
+        joined = external.T if self.transposed and external.ndim == 2 else external
+        return list(joined.split([shape[0] for shape in shapes])) if len(shapes) > 1 else [joined]
 
-    def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Theirs."""
-        joined = torch.cat(list(ours)) if len(ours) > 1 else ours[0]
+    def join(self, internal: Sequence[Tensor]) -> Tensor:
+        """Return the external tensor."""
+        joined = torch.cat(list(internal)) if len(internal) > 1 else internal[0]
         return joined.T if self.transposed and joined.ndim == 2 else joined
 
 
 @dataclass(frozen=True, slots=True)
-class ByHead:
-    """The parts of one head together, head after head: q_1 k_1 v_1 q_2 k_2 v_2 … (BLOOM, NeoX)."""
+class InterleavedByHead:
+    """Query, key and value rows grouped by head: q_1 k_1 v_1 q_2 k_2 v_2 … (BLOOM, GPT-NeoX)."""
 
     heads: int
 
-    def split(self, theirs: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-        """Ours."""
-        apart = theirs.unflatten(0, (self.heads, len(shapes), -1))
-        return [apart[:, number].flatten(0, 1) for number in range(len(shapes))]
+    def split(self, external: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+        """Return the internal tensors."""
+        grouped = external.unflatten(0, (self.heads, len(shapes), -1))
+        return [grouped[:, index].flatten(0, 1) for index in range(len(shapes))]
 
-    def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Theirs."""
-        return torch.stack([each.unflatten(0, (self.heads, -1)) for each in ours], 1).flatten(0, 2)
+    def join(self, internal: Sequence[Tensor]) -> Tensor:
+        """Return the external tensor."""
+        grouped = [tensor.unflatten(0, (self.heads, -1)) for tensor in internal]
+        return torch.stack(grouped, 1).flatten(0, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Wrapped:
-    """One tensor with an axis of length 1 before the others: a row, or a batch of one."""
+class LeadingAxis:
+    """One tensor with an additional first axis of length 1."""
 
-    def split(self, theirs: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-        """Ours."""
-        return [theirs.squeeze(0)]
+    def split(self, external: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+        """Return the internal tensor, in a list."""
+        return [external.squeeze(0)]
 
-    def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Theirs."""
-        return ours[0].unsqueeze(0)
+    def join(self, internal: Sequence[Tensor]) -> Tensor:
+        """Return the external tensor."""
+        return internal[0].unsqueeze(0)
 
 
-PLAIN = Stacked()
-TRANSPOSED = Stacked(transposed=True)
+CONCATENATED = Concatenated()
+TRANSPOSED = Concatenated(transposed=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Their name, our name or names, and how the numbers lie."""
+    """An external name pattern, the internal name pattern or patterns, and the layout."""
 
-    theirs: str
-    ours: str | tuple[str, ...]
-    layout: Layout = field(default=PLAIN)
+    external: str
+    internal: str | tuple[str, ...]
+    layout: Layout = field(default=CONCATENATED)
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """Our names."""
-        return (self.ours,) if isinstance(self.ours, str) else self.ours
+    def internal_names(self) -> tuple[str, ...]:
+        """The internal patterns, as a tuple also when there is only one."""
+        return (self.internal,) if isinstance(self.internal, str) else self.internal
 
 
-def renamed(
-    names: Mapping[str, str | tuple[str, ...]],
-    theirs: str = "",
-    ours: str = "",
-    layout: Layout = PLAIN,
+def module_rules(
+    modules: Mapping[str, str | tuple[str, ...]],
+    external_prefix: str = "",
+    internal_prefix: str = "",
+    layout: Layout = CONCATENATED,
 ) -> list[Rule]:
-    """Rules for the weights and biases of many modules: their names to ours, below a common one.
+    """Rules for the weights and biases of `modules`, a table of external to internal names.
 
-    >>> renamed({"ln_1": "attention_norm"}, "h.{i}.", "decoder.blocks.{i}.")[0].theirs
+    >>> module_rules({"ln_1": "attention_norm"}, "h.{i}.", "decoder.blocks.{i}.")[0].external
     'h.{i}.ln_1.{p}'
     """
 
-    def parts(name: str | tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{ours}{each}.{{p}}" for each in ([name] if isinstance(name, str) else name))
+    def parameters(names: str | tuple[str, ...]) -> tuple[str, ...]:
+        listed = (names,) if isinstance(names, str) else names
+        return tuple(f"{internal_prefix}{name}.{{p}}" for name in listed)
 
-    return [Rule(f"{theirs}{name}.{{p}}", parts(each), layout) for name, each in names.items()]
+    return [
+        Rule(f"{external_prefix}{external}.{{p}}", parameters(internal), layout)
+        for external, internal in modules.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """One of their tensors and those of ours that it holds, by full names."""
+class TensorMapping:
+    """One external tensor and the internal tensors that it stores, by full names."""
 
-    theirs: str
-    ours: tuple[str, ...]
+    external: str
+    internal: tuple[str, ...]
     layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What goes where, and what has no place on one of the two sides."""
+class WeightPlan:
+    """Which external tensor fills which internal ones, and the names that match nothing."""
 
-    moves: list[Move]
-    missing: list[str]  # ours that nothing fills
-    unknown: list[str] = field(default_factory=list)  # theirs that fill nothing of the model
-    copies: dict[str, str] = field(default_factory=dict)  # theirs, to the one that is the same
-    tied: set[str] = field(default_factory=set)  # theirs that an alias of ours leads to
+    mappings: list[TensorMapping]
+    missing: list[str]  # internal names that no external tensor fills
+    unexpected: list[str] = field(default_factory=list)  # external names that no rule places
+    duplicates: dict[str, str] = field(default_factory=dict)  # external, to its equal tensor
+    tied: set[str] = field(default_factory=set)  # external names of a tied output matrix
 
 
 def plan_import(
     rules: Iterable[Rule],
-    theirs: Iterable[str],
-    ours: Iterable[str],
+    external_names: Iterable[str],
+    internal_names: Iterable[str],
     aliases: Mapping[str, str] | None = None,
-) -> Plan:
-    """From their names to ours; `aliases` are further names of ours for the same tensor."""
-    wanted, patterns = set(ours), [(_pattern(rule.theirs), rule) for rule in rules]
+) -> WeightPlan:
+    """Map external names to internal ones; `aliases` are second names of an internal tensor."""
+    unfilled = set(internal_names)
+    patterns = [(_compile(rule.external), rule) for rule in rules]
     filled: dict[tuple[str, ...], str] = {}
-    plan = Plan([], [])
-    for name in theirs:
+    plan = WeightPlan([], [])
+    for name in external_names:
         for pattern, rule in patterns:
-            found = pattern.fullmatch(name)
-            if found is None:
+            match = pattern.fullmatch(name)
+            if match is None:
                 continue
-            full = tuple(_filled(part, found.groupdict()) for part in rule.parts)
-            parts = tuple((aliases or {}).get(part, part) for part in full)
-            if parts != full:
+            full = tuple(_substitute(part, match.groupdict()) for part in rule.internal_names)
+            targets = tuple((aliases or {}).get(part, part) for part in full)
+            if targets != full:
                 plan.tied.add(name)
-            if parts in filled:
-                plan.copies[name] = filled[parts]
+            if targets in filled:
+                plan.duplicates[name] = filled[targets]
                 break
-            if wanted.issuperset(parts):
-                plan.moves.append(Move(name, parts, rule.layout))
-                wanted.difference_update(parts)
-                filled[parts] = name
+            if unfilled.issuperset(targets):
+                plan.mappings.append(TensorMapping(name, targets, rule.layout))
+                unfilled.difference_update(targets)
+                filled[targets] = name
                 break
         else:
-            plan.unknown.append(name)
-    plan.missing.extend(sorted(wanted))
+            plan.unexpected.append(name)
+    plan.missing.extend(sorted(unfilled))
     return plan
 
 
-def plan_export(rules: Iterable[Rule], ours: Iterable[str]) -> Plan:
-    """From our names to theirs; `missing` are ours without a rule."""
-    left, moves = dict.fromkeys(ours), []
+def plan_export(rules: Iterable[Rule], internal_names: Iterable[str]) -> WeightPlan:
+    """Map internal names to external ones; `missing` are internal names without a rule."""
+    unmapped, mappings = dict.fromkeys(internal_names), []
     for rule in rules:
-        pattern = _pattern(rule.parts[0])
-        for name in list(left):
-            found = pattern.fullmatch(name)
-            if found is None:
+        pattern = _compile(rule.internal_names[0])
+        for name in list(unmapped):
+            match = pattern.fullmatch(name)
+            if match is None:
                 continue
-            parts = tuple(_filled(part, found.groupdict()) for part in rule.parts)
-            if all(part in left for part in parts):
-                moves.append(Move(_filled(rule.theirs, found.groupdict()), parts, rule.layout))
+            values = match.groupdict()
+            parts = tuple(_substitute(part, values) for part in rule.internal_names)
+            if all(part in unmapped for part in parts):
+                external = _substitute(rule.external, values)
+                mappings.append(TensorMapping(external, parts, rule.layout))
                 for part in parts:
-                    del left[part]
-    return Plan(moves, list(left))
+                    del unmapped[part]
+    return WeightPlan(mappings, list(unmapped))
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a name is of this pattern."""
-    return _pattern(pattern).fullmatch(name) is not None
+    """Whether a tensor name matches a pattern with placeholders."""
+    return _compile(pattern).fullmatch(name) is not None
 
 
-def _pattern(name: str) -> re.Pattern[str]:
-    escaped = re.escape(name)
-    for hole, regex in HOLES.items():
-        escaped = escaped.replace(re.escape(hole), regex, 1)
-        escaped = escaped.replace(re.escape(hole), f"(?P={hole[1]})")
+def _compile(pattern: str) -> re.Pattern[str]:
+    escaped = re.escape(pattern)
+    for placeholder, regex in PLACEHOLDERS.items():
+        escaped = escaped.replace(re.escape(placeholder), regex, 1)
+        escaped = escaped.replace(re.escape(placeholder), f"(?P={placeholder[1]})")
     return re.compile(escaped)
 
 
-def _filled(name: str, holes: Mapping[str, str]) -> str:
-    for hole, value in holes.items():
-        name = name.replace(f"{{{hole}}}", value)
-    return name
+def _substitute(pattern: str, values: Mapping[str, str]) -> str:
+    for placeholder, value in values.items():
+        pattern = pattern.replace(f"{{{placeholder}}}", value)
+    return pattern

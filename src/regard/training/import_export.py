@@ -1,5 +1,9 @@
-"""Runs from the checkpoints of other libraries, and checkpoints for other libraries from runs."""
+"""Import Hugging Face checkpoints as run folders, and export run folders as checkpoints.
 
+The checkpoint formats are in `hub`, which knows nothing of run folders.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,24 +12,24 @@ from typing import Any
 import torch
 
 from regard.config import Choice, DataConfig, RunConfig, kind_of
-from regard.errors import CheckpointError
+from regard.errors import CheckpointError, ConfigError
 from regard.files.atomic import atomic_folder, must_be_new, write_json
 from regard.files.safetensors import Tensors, read_header
 from regard.files.untrusted import path_exists, read_json
 from regard.hub.config_json import read_config_as, write_config
-from regard.hub.convert_weights import send
-from regard.hub.download import fetch
+from regard.hub.convert_weights import write_external
+from regard.hub.download import download
 from regard.hub.external_checkpoint import (
-    WEIGHTS,
+    WEIGHT_DTYPES,
     ExternalCheckpoint,
     open_checkpoint,
     prefixed_rules,
 )
 from regard.hub.families import vit
-from regard.hub.family import Change, Table
-from regard.hub.rope_config import interleaved, reordered
+from regard.hub.family import Settings, TensorTransform
+from regard.hub.rope_config import is_interleaved, to_half_split
 from regard.hub.tokenizer_files import write_tokenizers
-from regard.hub.verify_export import compare, obstacle
+from regard.hub.verify_export import compare, why_not_comparable
 from regard.hub.weight_mapping import plan_export
 from regard.models.build import describe, load_model, on_meta, resolve, weights
 from regard.pipelines import tokenizer_fingerprint
@@ -34,119 +38,155 @@ from regard.training.setup.device import environment, memory
 from regard.training.storage.checkpoint import check_tensors
 from regard.training.storage.run_folder import RunFolder
 
-NEW = "name another folder"
-GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+EXISTS_HINT = "name another folder"
+GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Where a checkpoint was written, as what, and how far the other library's logits are off."""
+    """Where and as what a model was exported, and how much transformers' outputs differ."""
 
     path: Path
     family: str
     architecture: str
     difference: float | None  # None: it was not compared
-    unchecked: str | None = None  # why not
+    unchecked: str | None = None  # the reason why not
 
 
 def open_or_download(source: Path | str) -> ExternalCheckpoint:
-    """A checkpoint at a path, or of this name on the hub."""
-    return open_checkpoint(source if path_exists(Path(source)) else fetch(str(source)))
+    """Open the checkpoint at a path, or download the one of this name from the hub."""
+    return open_checkpoint(source if path_exists(Path(source)) else download(str(source)))
 
 
-def run_config(foreign: ExternalCheckpoint, name: str) -> RunConfig:
-    """The settings of a run that begins where a foreign checkpoint ended."""
-    tokenizers = foreign.tokenizers
+def imported_run_config(checkpoint: ExternalCheckpoint, name: str) -> RunConfig:
+    """The run settings of an imported checkpoint."""
+    tokenizers = checkpoint.tokenizers
     data = DataConfig() if tokenizers is None else DataConfig(tokenizer=tokenizers.kind)
-    return RunConfig(name=name, task=_task(foreign), data=data, model=describe(foreign.config))
+    model = describe(checkpoint.config)
+    return RunConfig(name=name, task=_task(checkpoint), data=data, model=model)
 
 
-def import_run(source: Path | str, out: Path) -> ExternalCheckpoint:
-    """Make a run folder of a foreign checkpoint, file to file; all of it or nothing."""
-    must_be_new(out, NEW)
-    foreign = open_or_download(source)
-    name = foreign.path.resolve().name if path_exists(Path(source)) else str(source)
+def import_run(
+    source: Path | str, out: Path, overrides: Mapping[str, Any] | None = None
+) -> ExternalCheckpoint:
+    """Write a run folder with the weights of an external checkpoint, atomically.
+
+    `overrides` changes settings of the model that do not change the shape of any tensor, as in
+    `{"model": {"position": {"base": 500000}}}`.
+    """
+    settings = model_overrides(overrides or {})
+    must_be_new(out, EXISTS_HINT)
+    checkpoint = open_or_download(source).with_settings(settings)
+    name = checkpoint.path.resolve().name if path_exists(Path(source)) else str(source)
+    imported: Settings = {"family": checkpoint.family.name, "from": name}
     facts = environment(torch.device("cpu")) | {
         "data": None,
-        "tokenizer": tokenizer_fingerprint(foreign.tokenizers),
-        "imported": {"family": foreign.family.name, "from": name},
+        "tokenizer": tokenizer_fingerprint(checkpoint.tokenizers),
+        "imported": imported | ({"overrides": settings} if settings else {}),
     }
-    RunFolder(out).create(run_config(foreign, out.name), facts, foreign.tokenizers, foreign.write)
-    return foreign
+    config = imported_run_config(checkpoint, out.name)
+    RunFolder(out).create(config, facts, checkpoint.tokenizers, checkpoint.write_weights)
+    return checkpoint
+
+
+def model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings under `model`; any other key is refused."""
+    for key in overrides:
+        if key != "model":
+            raise ConfigError(
+                f"import changes settings of the model only, as in model.context=4096, not {key!r}"
+            )
+    settings = overrides.get("model", {})
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"model is a table, set as in model.context=…, not {settings!r}")
+    for key in ("family", "preset"):
+        if key in settings:
+            raise ConfigError(f"model.{key} cannot be changed: the checkpoint determines it")
+    return dict(settings)
 
 
 def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
-    """Write a run as a folder that transformers opens; where it is installed, see that it does."""
+    """Write a run as a folder that transformers opens, and compare the outputs if possible."""
     folder = RunFolder(run)
     config = folder.load_config()
     model: Any = resolve(config.model)
     tokenizers = folder.load_tokenizers(config)
     folder.must_have(tokenizer_fingerprint(tokenizers))
-    chosen, table = write_config(model, family)
-    change: Change | None = partial(reordered, model) if interleaved(model) else None
-    pad = tokenizers.hf_special_id("pad") if isinstance(tokenizers, Tokenizer) else None
-    if chosen.shift_positions is not None and pad is not None:
-        same, change = chosen.shift_positions(model, pad)
-        chosen, table = write_config(same, chosen.name)
-    written = read_config_as(chosen, table)
-    tensors, dtype = _weights(model, folder.model)
-    shapes = {name: weight.shape for name, weight in weights(on_meta(written)).items()}
-    plan = plan_export(prefixed_rules(chosen, written), shapes)
-    assert not plan.missing, plan.missing  # rules name every tensor of what a family can say
-    must_be_new(out, NEW)
-    unchecked = obstacle(model, memory(torch.device("cpu")))
-    with atomic_folder(out) as new:
-        send(tensors, plan.moves, shapes, new, change)
-        named = str(dtype).removeprefix("torch.")
-        _write_tables(new, table | {"dtype": named, "torch_dtype": named}, tokenizers, config)
-        if open_checkpoint(new).config != written:  # nothing is written that reads as another model
-            raise CheckpointError(f"{run} cannot be written as {chosen.name}: its ids do not fit")
+    chosen, hf = write_config(model, family)
+    transform: TensorTransform | None = None
+    if is_interleaved(model):
+        transform = partial(to_half_split, model)
+    pad_id = tokenizers.hf_special_id("pad") if isinstance(tokenizers, Tokenizer) else None
+    if chosen.shift_positions is not None and pad_id is not None:
+        shifted, transform = chosen.shift_positions(model, pad_id)
+        chosen, hf = write_config(shifted, chosen.name)
+    exported = read_config_as(chosen, hf)
+    tensors, dtype = _open_weights(model, folder.model)
+    shapes = {name: weight.shape for name, weight in weights(on_meta(exported)).items()}
+    plan = plan_export(prefixed_rules(chosen, exported), shapes)
+    assert not plan.missing, plan.missing  # the rules of a family cover all its models
+    must_be_new(out, EXISTS_HINT)
+    unchecked = why_not_comparable(model, memory(torch.device("cpu")))
+    with atomic_folder(out) as temporary:
+        write_external(tensors, plan.mappings, shapes, temporary, transform)
+        dtype_name = str(dtype).removeprefix("torch.")
+        hf |= {"dtype": dtype_name, "torch_dtype": dtype_name}
+        _write_json_files(temporary, hf, tokenizers, config)
+        if open_checkpoint(temporary).config != exported:
+            raise CheckpointError(
+                f"{run} cannot be exported as {chosen.name}: the ids of its special tokens do "
+                "not fit"
+            )
         difference = None
         if unchecked is None:
-            load = folder.kept_weights
-            difference = compare(new, model, lambda: load_model(model, load(), str(folder.model)))
-    return ExportResult(out, chosen.name, table["architectures"][0], difference, unchecked)
+
+            def load() -> torch.nn.Module:
+                return load_model(model, folder.kept_weights(), str(folder.model))
+
+            difference = compare(temporary, model, load)
+    return ExportResult(out, chosen.name, hf["architectures"][0], difference, unchecked)
 
 
-def _weights(model: Any, path: Path) -> tuple[Tensors, torch.dtype]:
-    """The weights of a run and their type, if they are those of its model and of one type."""
+def _open_weights(model: Any, path: Path) -> tuple[Tensors, torch.dtype]:
+    """Open the weights of a run after checking that they fit its model and have one dtype."""
     tensors = Tensors(read_header(path))
     entries = tensors.entries.items()
     empty = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in entries}
-    load_model(model, empty, str(path))  # or it names what does not fit
+    load_model(model, empty, str(path))  # raises an error that names what does not fit
     dtypes = {tensor.dtype for tensor in empty.values()}
-    if len(dtypes) > 1 or not dtypes <= set(WEIGHTS):
-        found, known = (", ".join(sorted(map(str, each))) for each in (dtypes, WEIGHTS))
-        raise CheckpointError(f"{path} holds {found}; a run has numbers of one type, of {known}")
+    if len(dtypes) > 1 or not dtypes <= set(WEIGHT_DTYPES):
+        actual, supported = (", ".join(sorted(map(str, d))) for d in (dtypes, WEIGHT_DTYPES))
+        raise CheckpointError(f"{path} holds {actual}; a run has one dtype, one of {supported}")
     check_tensors(path, tensors)
     return tensors, dtypes.pop()
 
 
-def _write_tables(
+def _write_json_files(
     folder: Path,
-    table: Table,
+    hf: Settings,
     tokenizers: Tokenizer | PairTokenizers | None,
     config: RunConfig,
 ) -> None:
-    table = dict.fromkeys(GENERATION[:3]) | table  # or their class would name ids of its own
+    """Write config.json and all other files beside the weights."""
+    hf = dict.fromkeys(GENERATION_KEYS[:3]) | hf  # null, or the class would use its default ids
     if tokenizers is not None:
-        table = table | write_tokenizers(tokenizers, folder, table)
+        hf = hf | write_tokenizers(tokenizers, folder, hf)
     kind, options = kind_of(config.task)
     if kind == "classify":
-        table = table | vit.labels(options["names"])
-        colours = vit.processor(table["image_size"], options["mean"], options["std"])
-        write_json(folder / "preprocessor_config.json", colours)
-    write_json(folder / "config.json", table)
+        hf = hf | vit.write_labels(options["names"])
+        processor = vit.write_processor(hf["image_size"], options["mean"], options["std"])
+        write_json(folder / "preprocessor_config.json", processor)
+    write_json(folder / "config.json", hf)
     if kind in ("causal", "seq2seq"):
-        ids = {key: table[key] for key in GENERATION if table.get(key) is not None}
+        ids = {key: hf[key] for key in GENERATION_KEYS if hf.get(key) is not None}
         write_json(folder / "generation_config.json", ids)
 
 
-def _task(foreign: ExternalCheckpoint) -> Choice:
-    """The task, told what only the checkpoint knows: of images, the classes and the colours."""
-    if foreign.task != "classify":
-        return foreign.task
-    path = foreign.path / "preprocessor_config.json"
+def _task(checkpoint: ExternalCheckpoint) -> Choice:
+    """The task; that of images with the class names and pixel statistics of the checkpoint."""
+    if checkpoint.task != "classify":
+        return checkpoint.task
+    path = checkpoint.path / "preprocessor_config.json"
     processor = read_json(path) if path.exists() else {}
-    config: Any = foreign.config
-    return vit.image_task(foreign.table, processor, config.channels)
+    config: Any = checkpoint.config
+    return vit.image_task(checkpoint.config_json, processor, config.channels)

@@ -1,14 +1,18 @@
-"""ALBERT (Lan et al. 2020): one layer used again and again, and narrow embeddings."""
+"""ALBERT (Lan et al. 2020): masked language model, classifier, tagger, span extraction.
+
+Differs from BERT: all layers share one set of weights, and the embeddings are narrower than the
+layers, with a projection between them.
+"""
 
 from typing import Any
 
 from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.hub.families import bert
-from regard.hub.family import Family, Table
-from regard.hub.weight_mapping import Rule, renamed
+from regard.hub.family import Family, Settings
+from regard.hub.weight_mapping import Rule, module_rules
 
-TABLES = {**bert.TABLES, "encoder.embedding_hidden_mapping_in": "encoder.project"}
+EMBEDDINGS = {**bert.EMBEDDINGS, "encoder.embedding_hidden_mapping_in": "encoder.project"}
 LAYER = {
     "attention.query": "attention.query",
     "attention.key": "attention.key",
@@ -37,19 +41,19 @@ HEADS = {
 
 def _rules(config: Any) -> list[Rule]:
     return [
-        *renamed(TABLES),
-        *renamed(LAYER, "encoder.albert_layer_groups.0.albert_layers.0.", "encoder.blocks.0."),
-        *renamed(HEADS.get(kind_of(config.head)[0], {})),
+        *module_rules(EMBEDDINGS),
+        *module_rules(LAYER, "encoder.albert_layer_groups.0.albert_layers.0.", "encoder.blocks.0."),
+        *module_rules(HEADS.get(kind_of(config.head)[0], {})),
     ]
 
 
-def _read(theirs: Table) -> Table:
-    if theirs["embedding_size"] == theirs["hidden_size"]:
+def _read(hf: Settings) -> Settings:
+    if hf["embedding_size"] == hf["hidden_size"]:
         raise ConfigError(
-            f"embedding_size={theirs['embedding_size']} as wide as hidden_size is not supported: "
-            "there is no matrix between embeddings and layers of one width"
+            f"embedding_size={hf['embedding_size']} equal to hidden_size is not supported: "
+            "it would need a projection between equal widths"
         )
-    return bert.read(theirs)
+    return bert.read_settings(hf)
 
 
 ALBERT = Family(
@@ -65,8 +69,8 @@ ALBERT = Family(
     fields=bert.FIELDS | {"embedding_size": "embed_dim"},
     rules=_rules,
     prefix="albert.",
-    always=bert.ALWAYS | {"shared_layers": True},
-    only={
+    constants=bert.CONSTANTS | {"shared_layers": True},
+    supported_values={
         "num_hidden_groups": 1,
         "inner_group_num": 1,
         "position_embedding_type": "absolute",
@@ -83,7 +87,7 @@ ALBERT = Family(
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     },
-    ignored=("embeddings.position_ids", "pooler.{p}"),
-    read=_read,
-    write=bert.write,
+    ignored_tensors=("embeddings.position_ids", "pooler.{p}"),
+    read_settings=_read,
+    write_settings=bert.write_settings,
 )

@@ -1,11 +1,15 @@
-"""BART (Lewis et al. 2020), whose layers and their names are also Marian's."""
+"""BART (Lewis et al. 2020): encoder-decoder for generation, classification, span extraction.
+
+Post-norm with learned positions that start at row 2, a norm after the embeddings and a bias on
+the logits. Marian shares its layers, their names and most settings.
+"""
 
 from typing import Any
 
 from regard.config import kind_of
 from regard.errors import ConfigError
-from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.weight_mapping import Rule, Wrapped, renamed
+from regard.hub.family import Family, Settings, read_activation, write_activation
+from regard.hub.weight_mapping import LeadingAxis, Rule, module_rules
 
 LAYER = {
     "self_attn.q_proj": "attention.query",
@@ -22,13 +26,16 @@ LAYER = {
     "fc2": "ffn.down",
     "final_layer_norm": "ffn_norm",
 }
-ONE = {  # vocabulary for both sides; the copies are in old files
+SHARED_EMBEDDING = {  # one vocabulary for both sides; old files hold copies
     "shared": "embed.token",
     "encoder.embed_tokens": "embed.token",
     "decoder.embed_tokens": "embed.token",
 }
-TWO = {"encoder.embed_tokens": "source_embed.token", "decoder.embed_tokens": "embed.token"}
-SIDE = {"embed_positions": "position.table", "layernorm_embedding": "embed_norm"}
+SEPARATE_EMBEDDINGS = {
+    "encoder.embed_tokens": "source_embed.token",
+    "decoder.embed_tokens": "embed.token",
+}
+STACK = {"embed_positions": "position.table", "layernorm_embedding": "embed_norm"}
 FIELDS = {
     "max_position_embeddings": "context",
     "d_model": "dim",
@@ -58,8 +65,8 @@ DEFAULTS = {
     "activation_dropout": 0.0,
     "tie_word_embeddings": True,
 }
-ALWAYS = {"shape": "encoder-decoder", "norm_order": "post"}
-ONLY = {"is_decoder": False, "normalize_before": False, "add_final_layer_norm": False}
+CONSTANTS = {"shape": "encoder-decoder", "norm_order": "post"}
+SUPPORTED_VALUES = {"is_decoder": False, "normalize_before": False, "add_final_layer_norm": False}
 HEADS = {
     "classify": {
         "classification_head.dense": "head.hidden",
@@ -67,45 +74,45 @@ HEADS = {
     },
     "span": {"qa_outputs": "head.out"},
 }
-EQUAL = ("ffn_dim", "attention_heads")  # the two sides have the same
+EQUAL = ("ffn_dim", "attention_heads")  # must agree between encoder and decoder
 
 
 def rules(config: Any) -> list[Rule]:
-    """The names of both sides and of the head."""
+    """The rules for encoder, decoder and head."""
     sides = [
         rule
         for side in ("encoder", "decoder")
         for rule in (
-            *renamed(SIDE, f"{side}.", f"{side}."),
-            *renamed(LAYER, f"{side}.layers.{{i}}.", f"{side}.blocks.{{i}}."),
+            *module_rules(STACK, f"{side}.", f"{side}."),
+            *module_rules(LAYER, f"{side}.layers.{{i}}.", f"{side}.blocks.{{i}}."),
         )
     ]
-    tables = ONE if config.source_vocab_size is None else TWO
+    shared = config.source_vocab_size is None
     return [
-        *renamed(tables),
+        *module_rules(SHARED_EMBEDDING if shared else SEPARATE_EMBEDDINGS),
         *sides,
         Rule("lm_head.weight", "head.weight"),
-        Rule("final_logits_bias", "head.bias", Wrapped()),
-        *renamed(HEADS.get(kind_of(config.head)[0], {})),
+        Rule("final_logits_bias", "head.bias", LeadingAxis()),
+        *module_rules(HEADS.get(kind_of(config.head)[0], {})),
     ]
 
 
-def read(theirs: Table) -> Table:
-    """What both families compute alike."""
+def read_settings(hf: Settings) -> Settings:
+    """The settings that BART and Marian have in common."""
     for name in EQUAL:
-        encoder, decoder = theirs[f"encoder_{name}"], theirs[f"decoder_{name}"]
+        encoder, decoder = hf[f"encoder_{name}"], hf[f"decoder_{name}"]
         if encoder != decoder:
             raise ConfigError(
                 f"encoder_{name}={encoder!r} with decoder_{name}={decoder!r} is not supported: "
-                "encoder and decoder have layers of one size"
+                "encoder and decoder layers have the same size here"
             )
-    return {"ffn": activation(theirs["activation_function"])}
+    return {"ffn": read_activation(hf["activation_function"])}
 
 
-def write(config: Any) -> Table:
-    """The same, backwards."""
+def write_settings(config: Any) -> Settings:
+    """The reverse of `read_settings`."""
     return {
-        "activation_function": activation_name(config.ffn),
+        "activation_function": write_activation(config.ffn),
         "decoder_ffn_dim": config.width,
         "decoder_attention_heads": config.heads,
         "is_encoder_decoder": True,
@@ -122,11 +129,15 @@ BART = Family(
         "BartForQuestionAnswering": "span",
     },
     fields={"vocab_size": "vocab_size", **FIELDS},
-    always={**ALWAYS, "embed_norm": True, "position": {"kind": "learned", "offset": 2}},
-    only={**ONLY, "normalize_embedding": True, "static_position_embeddings": False},
+    constants={**CONSTANTS, "embed_norm": True, "position": {"kind": "learned", "offset": 2}},
+    supported_values={
+        **SUPPORTED_VALUES,
+        "normalize_embedding": True,
+        "static_position_embeddings": False,
+    },
     defaults={"vocab_size": 50265, **DEFAULTS},
-    ignored=("encoder.version", "decoder.version"),
+    ignored_tensors=("encoder.version", "decoder.version"),
     rules=rules,
-    read=read,
-    write=write,
+    read_settings=read_settings,
+    write_settings=write_settings,
 )

@@ -1,11 +1,15 @@
-"""BERT (Devlin et al. 2018)."""
+"""BERT (Devlin et al. 2018): masked language model, next sentence, classifier, tagger, span.
+
+Post-norm encoder with learned positions, segment embeddings and a tanh pooler. RoBERTa,
+DistilBERT and ALBERT reuse parts of this module.
+"""
 
 from typing import Any
 
 from regard.config import kind_of
 from regard.errors import ConfigError
-from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.weight_mapping import Rule, renamed
+from regard.hub.family import Family, Settings, read_activation, write_activation
+from regard.hub.weight_mapping import Rule, module_rules
 
 FIELDS = {
     "vocab_size": "vocab_size",
@@ -32,14 +36,14 @@ DEFAULTS = {
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-12,
 }
-ALWAYS = {"shape": "encoder", "norm_order": "post", "embed_norm": True}
-ONLY = {
+CONSTANTS = {"shape": "encoder", "norm_order": "post", "embed_norm": True}
+SUPPORTED_VALUES = {
     "is_decoder": False,
     "add_cross_attention": False,
     "position_embedding_type": "absolute",
     "tie_word_embeddings": True,
 }
-TABLES = {
+EMBEDDINGS = {
     "embeddings.word_embeddings": "embed.token",
     "embeddings.token_type_embeddings": "embed.segment",
     "embeddings.position_embeddings": "encoder.position.table",
@@ -55,7 +59,10 @@ LAYER = {
     "output.dense": "ffn.down",
     "output.LayerNorm": "ffn_norm",
 }
-BODY = [*renamed(TABLES), *renamed(LAYER, "encoder.layer.{i}.", "encoder.blocks.{i}.")]
+BODY_RULES = [
+    *module_rules(EMBEDDINGS),
+    *module_rules(LAYER, "encoder.layer.{i}.", "encoder.blocks.{i}."),
+]
 HEADS = {
     "pooled": {"pooler.dense": "head.pool", "bert.pooler.dense": "head.pool"},
     "masked": {
@@ -74,40 +81,40 @@ HEADS = {
     "tag": {"classifier": "head.out"},
     "span": {"qa_outputs": "head.out"},
 }
-OLD = {"gamma": "weight", "beta": "bias"}  # how the first files call the parts of a norm
+OLD_NORM_NAMES = {"gamma": "weight", "beta": "bias"}  # in checkpoints converted from TensorFlow
 
 
 def _rules(config: Any) -> list[Rule]:
-    now = [*BODY, *renamed(HEADS.get(kind_of(config.head)[0], {}))]
+    rules = [*BODY_RULES, *module_rules(HEADS.get(kind_of(config.head)[0], {}))]
     old = [
-        Rule(rule.theirs.replace("{p}", was), rule.parts[0].replace("{p}", today))
-        for rule in now
-        for was, today in OLD.items()
-        if rule.theirs.endswith("LayerNorm.{p}")
+        Rule(rule.external.replace("{p}", old_name), rule.internal_names[0].replace("{p}", name))
+        for rule in rules
+        for old_name, name in OLD_NORM_NAMES.items()
+        if rule.external.endswith("LayerNorm.{p}")
     ]
-    return now + old
+    return rules + old
 
 
-def masked(theirs: Table) -> Table:
-    """The head for masked tokens: its activation is that of the layers."""
-    return {"kind": "masked", "activation": activation(theirs["hidden_act"])}
+def masked(hf: Settings) -> Settings:
+    """The masked language model head; it has the activation of the layers."""
+    return {"kind": "masked", "activation": read_activation(hf["hidden_act"])}
 
 
-def pretraining(theirs: Table) -> Table:
-    """The same, and a guess whether the second sentence follows the first."""
-    return masked(theirs) | {"next_sentence": True}
+def pretraining(hf: Settings) -> Settings:
+    """The masked language model head with next-sentence prediction."""
+    return masked(hf) | {"next_sentence": True}
 
 
-def read(theirs: Table) -> Table:
-    """The feed-forward is named by its activation; there is always a table of segments."""
-    if theirs["type_vocab_size"] < 1:
-        raise ConfigError("type_vocab_size=0 is not supported: there is a first kind of sentence")
-    return {"ffn": activation(theirs["hidden_act"])}
+def read_settings(hf: Settings) -> Settings:
+    """Read the activation; a model without segment embeddings is refused."""
+    if hf["type_vocab_size"] < 1:
+        raise ConfigError("type_vocab_size=0 is not supported: at least one segment is needed")
+    return {"ffn": read_activation(hf["hidden_act"])}
 
 
-def write(ours: Any) -> Table:
-    """The same, back."""
-    return {"hidden_act": activation_name(ours.ffn)}
+def write_settings(config: Any) -> Settings:
+    """The reverse of `read_settings`."""
+    return {"hidden_act": write_activation(config.ffn)}
 
 
 BERT = Family(
@@ -124,10 +131,10 @@ BERT = Family(
     fields=FIELDS,
     rules=_rules,
     prefix="bert.",
-    always=ALWAYS,
-    only=ONLY,
+    constants=CONSTANTS,
+    supported_values=SUPPORTED_VALUES,
     defaults=DEFAULTS,
-    ignored=("embeddings.position_ids", "pooler.dense.{p}", "cls.seq_relationship.{p}"),
-    read=read,
-    write=write,
+    ignored_tensors=("embeddings.position_ids", "pooler.dense.{p}", "cls.seq_relationship.{p}"),
+    read_settings=read_settings,
+    write_settings=write_settings,
 )

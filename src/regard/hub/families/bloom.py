@@ -1,9 +1,13 @@
-"""BLOOM (BigScience 2022)."""
+"""BLOOM (BigScience 2022): causal language model, classifier.
+
+Differs from GPT-2: ALiBi instead of learned positions, a norm after the embeddings, and query, key
+and value rows grouped by head, as in GPT-NeoX.
+"""
 
 from typing import Any
 
-from regard.hub.family import Family, Table
-from regard.hub.weight_mapping import ByHead, Rule, renamed
+from regard.hub.family import Family, Settings
+from regard.hub.weight_mapping import InterleavedByHead, Rule, module_rules
 
 LAYER = {
     "input_layernorm": "attention_norm",
@@ -12,31 +16,31 @@ LAYER = {
     "mlp.dense_h_to_4h": "ffn.up",
     "mlp.dense_4h_to_h": "ffn.down",
 }
-LOOK = {"self_attention.query_key_value": ("attention.query", "attention.key", "attention.value")}
-REST = {"word_embeddings_layernorm": "decoder.embed_norm", "ln_f": "decoder.norm"}
+QKV = {"self_attention.query_key_value": ("attention.query", "attention.key", "attention.value")}
+NORMS = {"word_embeddings_layernorm": "decoder.embed_norm", "ln_f": "decoder.norm"}
 
 
 def _rules(config: Any) -> list[Rule]:
     return [
         Rule("word_embeddings.weight", "embed.token.weight"),
-        *renamed(REST),
-        *renamed(LAYER, "h.{i}.", "decoder.blocks.{i}."),
-        *renamed(LOOK, "h.{i}.", "decoder.blocks.{i}.", ByHead(config.heads)),
+        *module_rules(NORMS),
+        *module_rules(LAYER, "h.{i}.", "decoder.blocks.{i}."),
+        *module_rules(QKV, "h.{i}.", "decoder.blocks.{i}.", InterleavedByHead(config.heads)),
         Rule("lm_head.weight", "head.weight"),
         Rule("score.weight", "head.out.weight"),
     ]
 
 
-def _read(theirs: Table) -> Table:
-    old = {ours: theirs[key] for key, ours in OLD.items() if key in theirs}
-    return {**old, "context": theirs.get("seq_length", 2048)}  # which it does not depend on
+def _read(hf: Settings) -> Settings:
+    old = {name: hf[key] for key, name in OLD_FIELDS.items() if key in hf}
+    return {**old, "context": hf.get("seq_length", 2048)}  # ALiBi has no table of this length
 
 
-def _write(config: Any) -> Table:
+def _write(config: Any) -> Settings:
     return {"seq_length": config.context}
 
 
-OLD = {"n_embed": "dim", "num_attention_heads": "heads", "num_hidden_layers": "layers"}
+OLD_FIELDS = {"n_embed": "dim", "num_attention_heads": "heads", "num_hidden_layers": "layers"}
 BLOOM = Family(
     name="bloom",
     prefix="transformer.",
@@ -55,8 +59,8 @@ BLOOM = Family(
         "attention_dropout": "attention_dropout",
         "tie_word_embeddings": "tied",
     },
-    always={"position": "alibi", "ffn": "gelu_tanh", "embed_norm": True},
-    only={"apply_residual_connection_post_layernorm": False},
+    constants={"position": "alibi", "ffn": "gelu_tanh", "embed_norm": True},
+    supported_values={"apply_residual_connection_post_layernorm": False},
     defaults={
         "vocab_size": 250880,
         "hidden_size": 64,
@@ -68,6 +72,6 @@ BLOOM = Family(
         "tie_word_embeddings": True,
     },
     rules=_rules,
-    read=_read,
-    write=_write,
+    read_settings=_read,
+    write_settings=_write,
 )

@@ -1,16 +1,17 @@
-"""DistilBERT (Sanh et al. 2019): BERT without segments and pooler, under names of its own.
+"""DistilBERT (Sanh et al. 2019): masked language model, classifier, tagger, span extraction.
 
-In training it drops nothing of what attention gives; here every branch is dropped alike.
+Differs from BERT: no segment embeddings, no pooler, and other names of settings and tensors. In
+transformers it has no dropout after attention; trained here, it has dropout after every branch.
 """
 
 from typing import Any
 
 from regard.config import kind_of
 from regard.hub.families import bert
-from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.weight_mapping import Rule, renamed
+from regard.hub.family import Family, Settings, read_activation, write_activation
+from regard.hub.weight_mapping import Rule, module_rules
 
-TABLES = {
+EMBEDDINGS = {
     "embeddings.word_embeddings": "embed.token",
     "embeddings.position_embeddings": "encoder.position.table",
     "embeddings.LayerNorm": "encoder.embed_norm",
@@ -39,22 +40,22 @@ HEADS = {
 
 def _rules(config: Any) -> list[Rule]:
     return [
-        *renamed(TABLES),
-        *renamed(LAYER, "transformer.layer.{i}.", "encoder.blocks.{i}."),
-        *renamed(HEADS.get(kind_of(config.head)[0], {})),
+        *module_rules(EMBEDDINGS),
+        *module_rules(LAYER, "transformer.layer.{i}.", "encoder.blocks.{i}."),
+        *module_rules(HEADS.get(kind_of(config.head)[0], {})),
     ]
 
 
-def _masked(theirs: Table) -> Table:
-    return {"kind": "masked", "activation": activation(theirs["activation"])}
+def _masked(hf: Settings) -> Settings:
+    return {"kind": "masked", "activation": read_activation(hf["activation"])}
 
 
-def _read(theirs: Table) -> Table:
-    return {"ffn": activation(theirs["activation"])}
+def _read(hf: Settings) -> Settings:
+    return {"ffn": read_activation(hf["activation"])}
 
 
-def _write(ours: Any) -> Table:
-    return {"activation": activation_name(ours.ffn)}
+def _write(config: Any) -> Settings:
+    return {"activation": write_activation(config.ffn)}
 
 
 DISTILBERT = Family(
@@ -78,8 +79,8 @@ DISTILBERT = Family(
     },
     rules=_rules,
     prefix="distilbert.",
-    always=bert.ALWAYS | {"norm_eps": 1e-12},
-    only={"tie_word_embeddings": True},
+    constants=bert.CONSTANTS | {"norm_eps": 1e-12},
+    supported_values={"tie_word_embeddings": True},
     defaults={
         "vocab_size": 30522,
         "max_position_embeddings": 512,
@@ -91,7 +92,7 @@ DISTILBERT = Family(
         "dropout": 0.1,
         "attention_dropout": 0.1,
     },
-    ignored=("embeddings.position_ids",),
-    read=_read,
-    write=_write,
+    ignored_tensors=("embeddings.position_ids",),
+    read_settings=_read,
+    write_settings=_write,
 )

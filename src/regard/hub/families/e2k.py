@@ -1,12 +1,12 @@
-"""e2k's network: from the letters of an English word to katakana, with attention.
+"""e2k: a GRU with attention that converts the letters of an English word to katakana.
 
-    memory  = tanh(W [ahead; back])               a GRU in both directions
+    memory  = tanh(W [ahead; back])               a bidirectional GRU
     a_t     = GRU(embed(y_{t-1}), a_{t-1})
     c_t     = attention of 4 heads, from a_t to memory
     s_t     = GRU([a_t; c_t], s_{t-1}),           logits = W s_t
 
-A safetensors file without a config.json; its metadata lists both vocabularies, by which it is
-known. How many heads it has nothing says. By Patchethium.
+A safetensors file without a config.json. It is recognised by its metadata, which lists both
+vocabularies. The number of heads is not stored in the file. By Patchethium.
 """
 
 from pathlib import Path
@@ -15,13 +15,13 @@ from regard.errors import CheckpointError
 from regard.files.safetensors import Tensors, find_single_file, read_header, read_metadata
 from regard.files.untrusted import quote
 from regard.hub.family import CheckpointWithoutConfig, Family
-from regard.hub.weight_mapping import Rule, renamed
+from regard.hub.weight_mapping import Rule, module_rules
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.text import PairTokenizers, Tokenizer
 from regard.text.token_list import from_token_list
 
-KEYS = {"in_table", "out_table", "sos_idx", "eos_idx"}
-HEADS = 4
+METADATA_KEYS = {"in_table", "out_table", "sos_idx", "eos_idx"}
+HEADS = 4  # of attention
 CELLS = {
     "encoder.{}_l0": "encoder.0.ahead.",
     "encoder.{}_l0_reverse": "encoder.0.back.",
@@ -40,41 +40,43 @@ E2K = Family(
     heads={},
     fields={},
     rules=lambda config: [
-        *renamed({"e_emb": "source_embed", "k_emb": "embed", "encoder_fc.0": "join", "fc": "head"}),
-        *renamed({"attn.out_proj": "attention.0.out"}),
+        *module_rules(
+            {"e_emb": "source_embed", "k_emb": "embed", "encoder_fc.0": "join", "fc": "head"}
+        ),
+        *module_rules({"attn.out_proj": "attention.0.out"}),
         Rule("attn.in_proj_{p}", tuple(f"attention.0.{name}.{{p}}" for name in QKV)),
         *(
-            Rule(cell.format(theirs), ours + name)
-            for cell, ours in CELLS.items()
-            for theirs, name in GRU.items()
+            Rule(cell.format(external), prefix + name)
+            for cell, prefix in CELLS.items()
+            for external, name in GRU.items()
         ),
     ],
-    model="seq2seq",
+    model_family="seq2seq",
 )
 
 
-def find(path: Path) -> Path | None:
-    """The file with such metadata that `path` is, or that lies in it."""
-    return find_single_file(path, "*.safetensors", _listing)
+def find_file(path: Path) -> Path | None:
+    """The e2k file at `path` or in the folder `path`; None if there is none."""
+    return find_single_file(path, "*.safetensors", _has_vocabularies)
 
 
-def _listing(path: Path) -> bool:
+def _has_vocabularies(path: Path) -> bool:
     try:
-        return read_metadata(path).keys() >= KEYS
-    except CheckpointError:  # whatever it is, it is no such file
+        return read_metadata(path).keys() >= METADATA_KEYS
+    except CheckpointError:  # not a safetensors file
         return False
 
 
 def open_file(path: Path) -> CheckpointWithoutConfig:
-    """What it holds."""
-    facts, tensors = read_metadata(path), Tensors(read_header(path))
-    sides = [facts[key].split("\0") for key in ("in_table", "out_table")]
+    """Read the configuration and the vocabularies, and open the tensors."""
+    metadata, tensors = read_metadata(path), Tensors(read_header(path))
+    vocabularies = [metadata[key].split("\0") for key in ("in_table", "out_table")]
     hidden = tensors.entries.get("pre_decoder.weight_hh_l0")
     if hidden is None:
-        raise CheckpointError(f"{path} has the vocabularies of e2k, and not its tensors")
+        raise CheckpointError(f"{path} has the vocabularies of e2k but not its tensors")
     config = Seq2SeqConfig(
-        vocab_size=len(sides[1]),
-        source_vocab_size=len(sides[0]),
+        vocab_size=len(vocabularies[1]),
+        source_vocab_size=len(vocabularies[0]),
         cell={"kind": "gru", "reset": "after"},
         dim=hidden.shape[-1],
         layers=2,
@@ -85,16 +87,16 @@ def open_file(path: Path) -> CheckpointWithoutConfig:
         heads=HEADS,
         tied=False,
     )
-    around = "start A stop", "A"
-    source, target = (_tokenizer(path, *side, facts) for side in zip(sides, around, strict=True))
+    source = _tokenizer(path, vocabularies[0], "start A stop", metadata)
+    target = _tokenizer(path, vocabularies[1], "A", metadata)
     return CheckpointWithoutConfig(E2K, config, tensors, PairTokenizers(source, target))
 
 
-def _tokenizer(path: Path, tokens: list[str], around: str, facts: dict[str, str]) -> Tokenizer:
-    """The letters of one side, and what stands around a text of it."""
+def _tokenizer(path: Path, tokens: list[str], template: str, metadata: dict[str, str]) -> Tokenizer:
+    """The tokenizer of one side; `template` says which special tokens surround a text."""
     try:
-        start, stop = (tokens[int(facts[key])] for key in ("sos_idx", "eos_idx"))
-        return from_token_list(tokens, {"pad": tokens[0], "start": start, "stop": stop}, around)
+        start, stop = (tokens[int(metadata[key])] for key in ("sos_idx", "eos_idx"))
+        return from_token_list(tokens, {"pad": tokens[0], "start": start, "stop": stop}, template)
     except (ValueError, IndexError, CheckpointError) as error:
-        listing = quote(", ".join(tokens))
-        raise CheckpointError(f"{path} lists a vocabulary {listing}: {error}") from None
+        listed_tokens = quote(", ".join(tokens))
+        raise CheckpointError(f"{path} lists a vocabulary {listed_tokens}: {error}") from None

@@ -1,8 +1,8 @@
-"""g2p_en's network: from the letters of an English word to its sounds, without attention.
+"""g2p_en (Park & Kim 2019): a GRU encoder-decoder from letters of a word to its phonemes.
 
-One GRU reads the letters and hands its last state to another, which writes the phonemes of the
-CMU dictionary. An archive of arrays with names but no settings; it is known by these names.
-Park & Kim 2019.
+It has no attention: the last state of the encoder is the first of the decoder, which outputs
+phonemes of the CMU dictionary. The file is a NumPy archive without settings, recognised by the
+names of its arrays.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from regard.models.seq2seq import Seq2SeqConfig
 from regard.text import PairTokenizers
 from regard.text.token_list import from_token_list
 
-NAMES = {
+ARRAYS = {
     "enc_emb": "source_embed.weight",
     "enc_w_ih": "encoder.0.input.weight",
     "enc_w_hh": "encoder.0.hidden.weight",
@@ -34,27 +34,27 @@ G2P = Family(
     name="g2p_en",
     heads={},
     fields={},
-    rules=lambda config: [Rule(theirs, ours) for theirs, ours in NAMES.items()],
-    model="seq2seq",
+    rules=lambda config: [Rule(array, name) for array, name in ARRAYS.items()],
+    model_family="seq2seq",
 )
 VOWELS = "AA AE AH AO AW AY EH ER EY IH IY OW OY UH UW"  # each with a stress of 0, 1 or 2
 CONSONANTS = "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH"
-SOUNDS = [vowel + stress for vowel in VOWELS.split() for stress in "012"]
+STRESSED_VOWELS = [vowel + stress for vowel in VOWELS.split() for stress in "012"]
 
 
-def find(path: Path) -> Path | None:
-    """The archive of these arrays that `path` is, or that lies in it."""
-    return find_single_file(path, "*.npz", lambda each: names_in(each) == {*NAMES})
+def find_file(path: Path) -> Path | None:
+    """The g2p_en archive at `path` or in the folder `path`; None if there is none."""
+    return find_single_file(path, "*.npz", lambda file: names_in(file) == {*ARRAYS})
 
 
 def open_file(path: Path) -> CheckpointWithoutConfig:
-    """What it holds; sizes and vocabularies are those of the package."""
-    # Their list is in order, and has one vowel once more without a stress.
-    sounds = sorted([*SOUNDS, *CONSONANTS.split(), "UW"])
-    letters = {"pad": "<pad>", "unk": "<unk>", "stop": "</s>"}
-    source = from_token_list([*letters.values(), *ascii_lowercase], letters)
-    roles = {"pad": "<pad>", "unk": "<unk>", "start": "<s>", "stop": "</s>"}
-    target = from_token_list([*roles.values(), *sounds], roles)
+    """Open the tensors; the vocabularies are those of the g2p_en package."""
+    # The package sorts its list and has one vowel a second time, without stress.
+    phonemes = sorted([*STRESSED_VOWELS, *CONSONANTS.split(), "UW"])
+    source_roles = {"pad": "<pad>", "unk": "<unk>", "stop": "</s>"}
+    source = from_token_list([*source_roles.values(), *ascii_lowercase], source_roles)
+    target_roles = {"pad": "<pad>", "unk": "<unk>", "start": "<s>", "stop": "</s>"}
+    target = from_token_list([*target_roles.values(), *phonemes], target_roles)
     tensors = open_archive(path)
     config = Seq2SeqConfig(
         vocab_size=target.size,

@@ -1,4 +1,9 @@
-"""Gemma and Gemma 2 (Gemma Team 2024)."""
+"""Gemma and Gemma 2 (Gemma Team 2024): causal language model, classifier, tagger.
+
+Gemma differs from LLaMA: scaled embeddings, RMS norms that multiply by 1 + weight, a GELU gate and
+tied weights. Gemma 2 adds a norm after each branch, alternating sliding windows and soft caps on
+scores and logits.
+"""
 
 from typing import Any
 
@@ -14,10 +19,10 @@ from regard.hub.families.llama import (
     rules,
     write_windows,
 )
-from regard.hub.family import Family, Table, gate_name, gated
-from regard.hub.rope_config import read_rotary, write_rotary
+from regard.hub.family import Family, Settings, read_gated_ffn, write_gate_activation
+from regard.hub.rope_config import read_rope, write_rope
 
-ALWAYS = {"norm": "rms_plus_one", "bias": False, "embed_scaled": True}
+CONSTANTS = {"norm": "rms_plus_one", "bias": False, "embed_scaled": True}
 SANDWICH = {
     **LAYER,
     "post_attention_layernorm": "attention_after",
@@ -26,35 +31,35 @@ SANDWICH = {
 }
 
 
-def _read(theirs: Table) -> Table:
-    name = theirs.get("hidden_activation") or theirs["hidden_act"]
-    # The first files said "gelu" and meant its tanh form.
-    ffn = gated("gelu_pytorch_tanh" if name == "gelu" else name)
-    return {"ffn": ffn, "position": read_rotary(theirs)}
+def _read(hf: Settings) -> Settings:
+    name = hf.get("hidden_activation") or hf["hidden_act"]
+    # The first files say "gelu" where the tanh approximation was trained.
+    ffn = read_gated_ffn("gelu_pytorch_tanh" if name == "gelu" else name)
+    return {"ffn": ffn, "position": read_rope(hf)}
 
 
-def _write(config: Any) -> Table:
-    name = gate_name(config.ffn).replace("gelu_new", "gelu_pytorch_tanh")  # as they call it
-    return {"hidden_act": name, "hidden_activation": name, **write_rotary(config.position)}
+def _write(config: Any) -> Settings:
+    name = write_gate_activation(config.ffn).replace("gelu_new", "gelu_pytorch_tanh")
+    return {"hidden_act": name, "hidden_activation": name, **write_rope(config.position)}
 
 
-def _linear(theirs: Table) -> Choice:
-    return {"kind": "linear", "cap": theirs["final_logit_softcapping"]}
+def _linear(hf: Settings) -> Choice:
+    return {"kind": "linear", "cap": hf["final_logit_softcapping"]}
 
 
-def _read_second(theirs: Table) -> Table:
-    kinds = [FULL if number % 2 else WINDOWED for number in range(theirs["num_hidden_layers"])]
+def _read_gemma2(hf: Settings) -> Settings:
+    kinds = [FULL if number % 2 else WINDOWED for number in range(hf["num_hidden_layers"])]
     score = {
         "kind": "scaled_dot",
-        "width": theirs["query_pre_attn_scalar"],
-        "cap": theirs["attn_logit_softcapping"],
+        "width": hf["query_pre_attn_scalar"],
+        "cap": hf["attn_logit_softcapping"],
     }
-    if score["width"] == theirs["head_dim"]:
+    if score["width"] == hf["head_dim"]:
         score["width"] = None
-    return {**_read(theirs), **read_windows(theirs, kinds), "score": score}
+    return {**_read(hf), **read_windows(hf, kinds), "score": score}
 
 
-def _write_second(config: Any) -> Table:
+def _write_gemma2(config: Any) -> Settings:
     score, head = kind_of(config.score)[1], kind_of(config.head)[1]
     return {
         **_write(config),
@@ -72,8 +77,8 @@ GEMMA = Family(
     prefix="model.",
     heads=heads("Gemma"),
     fields=FIELDS,
-    always=ALWAYS,
-    only={"attention_bias": False, "use_bidirectional_attention": (None, False)},
+    constants=CONSTANTS,
+    supported_values={"attention_bias": False, "use_bidirectional_attention": (None, False)},
     defaults={
         **DEFAULTS,
         "vocab_size": 256_000,
@@ -88,16 +93,16 @@ GEMMA = Family(
         "tie_word_embeddings": True,
     },
     rules=rules(LAYER),
-    read=_read,
-    write=_write,
+    read_settings=_read,
+    write_settings=_write,
 )
 GEMMA2 = Family(
     name="gemma2",
     prefix="model.",
     heads={**heads("Gemma2"), "Gemma2ForCausalLM": _linear},
     fields=FIELDS,
-    always={**ALWAYS, "norm_order": "sandwich"},
-    only=GEMMA.only,
+    constants={**CONSTANTS, "norm_order": "sandwich"},
+    supported_values=GEMMA.supported_values,
     defaults={
         **GEMMA.defaults,
         "hidden_size": 2304,
@@ -111,6 +116,6 @@ GEMMA2 = Family(
         "final_logit_softcapping": 30.0,
     },
     rules=rules(SANDWICH),
-    read=_read_second,
-    write=_write_second,
+    read_settings=_read_gemma2,
+    write_settings=_write_gemma2,
 )

@@ -1,12 +1,16 @@
-"""GPT-2 (Radford et al. 2019)."""
+"""GPT-2 (Radford et al. 2019): causal language model, classifier.
+
+Pre-norm decoder with learned positions. Its Conv1D layers store weights as (in, out), and query,
+key and value in one matrix.
+"""
 
 from typing import Any
 
-from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.weight_mapping import TRANSPOSED, Rule, renamed
+from regard.hub.family import Family, Settings, read_activation, write_activation
+from regard.hub.weight_mapping import TRANSPOSED, Rule, module_rules
 
 LAYER = {"ln_1": "attention_norm", "ln_2": "ffn_norm"}
-PRODUCTS: dict[str, str | tuple[str, ...]] = {  # matrices that multiply from the right
+CONV1D: dict[str, str | tuple[str, ...]] = {  # weights stored as (in, out)
     "attn.c_attn": ("attention.query", "attention.key", "attention.value"),
     "attn.c_proj": "attention.out",
     "mlp.c_fc": "ffn.up",
@@ -18,20 +22,20 @@ def _rules(config: Any) -> list[Rule]:
     return [
         Rule("wte.weight", "embed.token.weight"),
         Rule("wpe.weight", "decoder.position.table.weight"),
-        *renamed(LAYER, "h.{i}.", "decoder.blocks.{i}."),
-        *renamed(PRODUCTS, "h.{i}.", "decoder.blocks.{i}.", TRANSPOSED),
-        *renamed({"ln_f": "decoder.norm"}),
+        *module_rules(LAYER, "h.{i}.", "decoder.blocks.{i}."),
+        *module_rules(CONV1D, "h.{i}.", "decoder.blocks.{i}.", TRANSPOSED),
+        *module_rules({"ln_f": "decoder.norm"}),
         Rule("lm_head.weight", "head.weight"),
         Rule("score.weight", "head.out.weight"),
     ]
 
 
-def _read(theirs: Table) -> Table:
-    return {"ffn": activation(theirs["activation_function"])}
+def _read(hf: Settings) -> Settings:
+    return {"ffn": read_activation(hf["activation_function"])}
 
 
-def _write(config: Any) -> Table:
-    return {"activation_function": activation_name(config.ffn)}
+def _write(config: Any) -> Settings:
+    return {"activation_function": write_activation(config.ffn)}
 
 
 GPT2 = Family(
@@ -54,7 +58,7 @@ GPT2 = Family(
         "attn_pdrop": "attention_dropout",
         "tie_word_embeddings": "tied",
     },
-    only={
+    supported_values={
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
@@ -72,8 +76,8 @@ GPT2 = Family(
         "attn_pdrop": 0.1,
         "tie_word_embeddings": True,
     },
-    ignored=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),  # the causal mask, in old files
+    ignored_tensors=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),  # the causal mask, in old files
     rules=_rules,
-    read=_read,
-    write=_write,
+    read_settings=_read,
+    write_settings=_write,
 )

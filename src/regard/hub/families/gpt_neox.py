@@ -1,10 +1,14 @@
-"""GPT-NeoX and Pythia (Black et al. 2022, Biderman et al. 2023)."""
+"""GPT-NeoX and Pythia (Black et al. 2022, Biderman et al. 2023): causal LM, classifier.
+
+Differs from LLaMA: LayerNorm with biases, attention and feed-forward in parallel, RoPE on a
+fraction of each head, and query, key and value rows grouped by head, as in BLOOM.
+"""
 
 from typing import Any
 
-from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.rope_config import read_rotary, write_rotary
-from regard.hub.weight_mapping import ByHead, Rule, renamed
+from regard.hub.family import Family, Settings, read_activation, write_activation
+from regard.hub.rope_config import read_rope, write_rope
+from regard.hub.weight_mapping import InterleavedByHead, Rule, module_rules
 
 LAYER = {
     "input_layernorm": "attention_norm",
@@ -13,37 +17,37 @@ LAYER = {
     "mlp.dense_h_to_4h": "ffn.up",
     "mlp.dense_4h_to_h": "ffn.down",
 }
-LOOK = {"attention.query_key_value": ("attention.query", "attention.key", "attention.value")}
-ORDERS = {True: "parallel_norms", False: "pre"}  # by use_parallel_residual
+QKV = {"attention.query_key_value": ("attention.query", "attention.key", "attention.value")}
+NORM_ORDERS = {True: "parallel_norms", False: "pre"}  # by use_parallel_residual
 
 
 def _rules(config: Any) -> list[Rule]:
     return [
         Rule("embed_in.weight", "embed.token.weight"),
-        *renamed(LAYER, "layers.{i}.", "decoder.blocks.{i}."),
-        *renamed(LOOK, "layers.{i}.", "decoder.blocks.{i}.", ByHead(config.heads)),
-        *renamed({"final_layer_norm": "decoder.norm"}),
+        *module_rules(LAYER, "layers.{i}.", "decoder.blocks.{i}."),
+        *module_rules(QKV, "layers.{i}.", "decoder.blocks.{i}.", InterleavedByHead(config.heads)),
+        *module_rules({"final_layer_norm": "decoder.norm"}),
         Rule("embed_out.weight", "head.weight"),
-        Rule("lm_head.weight", "head.weight"),  # its name in the newest versions
+        Rule("lm_head.weight", "head.weight"),  # its name in transformers 5
         Rule("score.weight", "head.out.weight"),
     ]
 
 
-def _read(theirs: Table) -> Table:
+def _read(hf: Settings) -> Settings:
     return {
-        "ffn": activation(theirs["hidden_act"]),
-        "norm_order": ORDERS[theirs["use_parallel_residual"]],
-        "position": read_rotary(
-            theirs, fraction=0.25, base_key="rotary_emb_base", fraction_key="rotary_pct"
+        "ffn": read_activation(hf["hidden_act"]),
+        "norm_order": NORM_ORDERS[hf["use_parallel_residual"]],
+        "position": read_rope(
+            hf, fraction=0.25, base_key="rotary_emb_base", fraction_key="rotary_pct"
         ),
     }
 
 
-def _write(config: Any) -> Table:
+def _write(config: Any) -> Settings:
     return {
-        "hidden_act": activation_name(config.ffn),
+        "hidden_act": write_activation(config.ffn),
         "use_parallel_residual": config.norm_order == "parallel_norms",
-        **write_rotary(config.position, base_key="rotary_emb_base", fraction_key="rotary_pct"),
+        **write_rope(config.position, base_key="rotary_emb_base", fraction_key="rotary_pct"),
     }
 
 
@@ -67,7 +71,7 @@ GPT_NEOX = Family(
         "attention_dropout": "attention_dropout",
         "tie_word_embeddings": "tied",
     },
-    only={"attention_bias": True},
+    supported_values={"attention_bias": True},
     defaults={
         "vocab_size": 50432,
         "max_position_embeddings": 2048,
@@ -82,12 +86,12 @@ GPT_NEOX = Family(
         "use_parallel_residual": True,
         "tie_word_embeddings": False,
     },
-    ignored=(
+    ignored_tensors=(
         "layers.{i}.attention.bias",  # the causal mask, in old files
         "layers.{i}.attention.masked_bias",
         "layers.{i}.attention.rotary_emb.inv_freq",
     ),
     rules=_rules,
-    read=_read,
-    write=_write,
+    read_settings=_read,
+    write_settings=_write,
 )

@@ -1,4 +1,15 @@
-"""LLaMA and those built like it: Mistral, Qwen 2 and 3, Phi-3 (Touvron et al. 2023 and after)."""
+"""LLaMA (Touvron et al. 2023), Mistral, Qwen 2 and 3, Phi-3: causal LM, classifier, tagger.
+
+Pre-norm decoders with RMSNorm, RoPE, GQA and a gated feed-forward. They differ in this:
+
+    LLaMA     biases everywhere or nowhere
+    Mistral   sliding window
+    Qwen 2    biases on query, key and value; sliding window in some layers
+    Qwen 3    as Qwen 2 without biases, with norms on queries and keys
+    Phi-3     qkv and gate-up stored as one matrix each, partial RoPE
+
+Gemma and Phi reuse parts of this module.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,9 +17,9 @@ from typing import Any
 from regard.config import Choice
 from regard.errors import ConfigError
 from regard.files.untrusted import quote
-from regard.hub.family import Family, Table, gate_name, gated
-from regard.hub.rope_config import read_rotary, write_rotary
-from regard.hub.weight_mapping import Rule, renamed
+from regard.hub.family import Family, Settings, read_gated_ffn, write_gate_activation
+from regard.hub.rope_config import read_rope, write_rope
+from regard.hub.weight_mapping import Rule, module_rules
 
 LAYER = {
     "input_layernorm": "attention_norm",
@@ -23,7 +34,7 @@ LAYER = {
     "mlp.up_proj": "ffn.up",
     "mlp.down_proj": "ffn.down",
 }
-JOINED: dict[str, str | tuple[str, ...]] = {  # Phi-3 multiplies by several matrices at once
+PACKED_LAYER: dict[str, str | tuple[str, ...]] = {  # of Phi-3: fewer, larger matmuls
     "input_layernorm": "attention_norm",
     "self_attn.qkv_proj": ("attention.query", "attention.key", "attention.value"),
     "self_attn.o_proj": "attention.out",
@@ -58,25 +69,25 @@ DEFAULTS = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
-BIASES = {(False, False): False, (True, True): True}  # of attention and of the feed-forward
+BIASES = {(False, False): False, (True, True): True}  # by attention_bias and mlp_bias
 WINDOWED, FULL = "sliding_attention", "full_attention"
 
 
 def rules(
     layer: Mapping[str, str | tuple[str, ...]], norm: str = "norm"
 ) -> Callable[[Any], list[Rule]]:
-    """The names of a decoder whose layers hold these parts, `norm` being that of its end."""
-    table = [
+    """The rules of a decoder with these modules in a layer; `norm` is the final norm."""
+    decoder = [
         Rule("embed_tokens.weight", "embed.token.weight"),
-        *renamed(layer, "layers.{i}.", "decoder.blocks.{i}."),
-        *renamed({norm: "decoder.norm"}),
-        *renamed({"lm_head": "head", "score": "head.out"}),
+        *module_rules(layer, "layers.{i}.", "decoder.blocks.{i}."),
+        *module_rules({norm: "decoder.norm"}),
+        *module_rules({"lm_head": "head", "score": "head.out"}),
     ]
-    return lambda config: table
+    return lambda config: decoder
 
 
 def heads(stem: str) -> dict[str, Choice]:
-    """The classes of a decoder, by the beginning of their names."""
+    """The classes of a decoder, as in `heads("Llama")`, and their heads."""
     return {
         f"{stem}ForCausalLM": "linear",
         f"{stem}Model": "none",
@@ -85,20 +96,20 @@ def heads(stem: str) -> dict[str, Choice]:
     }
 
 
-def read(theirs: Table) -> Table:
-    """What all LLaMAs compute alike."""
-    return {"ffn": gated(theirs["hidden_act"]), "position": read_rotary(theirs)}
+def read_settings(hf: Settings) -> Settings:
+    """The settings that all families here have in common."""
+    return {"ffn": read_gated_ffn(hf["hidden_act"]), "position": read_rope(hf)}
 
 
-def write(config: Any) -> Table:
-    """The same, backwards."""
-    return {"hidden_act": gate_name(config.ffn), **write_rotary(config.position)}
+def write_settings(config: Any) -> Settings:
+    """The reverse of `read_settings`."""
+    return {"hidden_act": write_gate_activation(config.ffn), **write_rope(config.position)}
 
 
-def read_windows(theirs: Table, kinds: list[str]) -> Table:
-    """How far the layers see, from `layer_types` or, where it is not given, from `kinds`."""
-    kinds, window = check_kinds(theirs) or kinds, theirs.get("sliding_window")
-    full = [number for number, kind in enumerate(kinds) if kind == FULL]
+def read_windows(hf: Settings, kinds: list[str]) -> Settings:
+    """The sliding windows, from `layer_types` or, if it is missing, from `kinds` of layers."""
+    kinds, window = read_layer_types(hf) or kinds, hf.get("sliding_window")
+    full = [index for index, kind in enumerate(kinds) if kind == FULL]
     if window is None or len(full) == len(kinds):
         return {"window": None}
     if not full:
@@ -106,14 +117,15 @@ def read_windows(theirs: Table, kinds: list[str]) -> Table:
     every = full[0] + 1
     if full != list(range(every - 1, len(kinds), every)):
         raise ConfigError(
-            f"layer_types={quote(kinds)} is not supported: every n-th layer may see everything"
+            f"layer_types={quote(kinds)} is not supported: "
+            "full attention must be in every n-th layer"
         )
     return {"window": window, "global_every": every}
 
 
-def check_kinds(theirs: Table) -> list[str] | None:
-    """`layer_types`, where they are given: a kind for every layer."""
-    kinds, layers = theirs.get("layer_types"), theirs["num_hidden_layers"]
+def read_layer_types(hf: Settings) -> list[str] | None:
+    """`layer_types` after checking that it has one entry per layer; None if it is missing."""
+    kinds, layers = hf.get("layer_types"), hf["num_hidden_layers"]
     if kinds is None:
         return None
     known = isinstance(kinds, list) and all(kind in (WINDOWED, FULL) for kind in kinds)
@@ -125,51 +137,51 @@ def check_kinds(theirs: Table) -> list[str] | None:
     return kinds
 
 
-def write_windows(config: Any) -> Table:
-    """The same, backwards."""
+def write_windows(config: Any) -> Settings:
+    """The reverse of `read_windows`."""
     every = config.global_every
     kinds = [
-        FULL if config.window is None or (every and not (number + 1) % every) else WINDOWED
-        for number in range(config.layers)
+        FULL if config.window is None or (every and not (index + 1) % every) else WINDOWED
+        for index in range(config.layers)
     ]
     return {"sliding_window": config.window, "layer_types": kinds}
 
 
-def _read_llama(theirs: Table) -> Table:
-    biases = theirs["attention_bias"], theirs["mlp_bias"]
+def _read_llama(hf: Settings) -> Settings:
+    biases = hf["attention_bias"], hf["mlp_bias"]
     if biases not in BIASES:
         raise ConfigError(
             f"attention_bias={biases[0]!r} with mlp_bias={biases[1]!r} is not supported: "
-            "both have a bias, or none"
+            "both must be true or both false"
         )
-    return {**read(theirs), "bias": BIASES[biases]}
+    return {**read_settings(hf), "bias": BIASES[biases]}
 
 
-def _write_llama(config: Any) -> Table:
+def _write_llama(config: Any) -> Settings:
     both = config.bias is True
-    return {**write(config), "attention_bias": both, "mlp_bias": both}
+    return {**write_settings(config), "attention_bias": both, "mlp_bias": both}
 
 
-def _read_qwen(theirs: Table) -> Table:
-    layers, first = theirs["num_hidden_layers"], theirs["max_window_layers"]
-    check_kinds(theirs)
-    if not theirs["use_sliding_window"]:
-        return {**read(theirs), "window": None}
-    kinds = [WINDOWED if number >= first else FULL for number in range(layers)]
-    return {**read(theirs), **read_windows(theirs, kinds)}
+def _read_qwen(hf: Settings) -> Settings:
+    layers, first_windowed = hf["num_hidden_layers"], hf["max_window_layers"]
+    read_layer_types(hf)  # refuses a wrong list even if no layer has a window
+    if not hf["use_sliding_window"]:
+        return {**read_settings(hf), "window": None}
+    kinds = [WINDOWED if index >= first_windowed else FULL for index in range(layers)]
+    return {**read_settings(hf), **read_windows(hf, kinds)}
 
 
-def _write_qwen(config: Any) -> Table:
+def _write_qwen(config: Any) -> Settings:
     windowed = config.window is not None
     return {
-        **write(config),
+        **write_settings(config),
         **write_windows(config),
         "use_sliding_window": windowed,
         "max_window_layers": 0 if windowed else config.layers,
     }
 
 
-SHARED: dict[str, Any] = {"norm": "rms", "bias": False}
+COMMON_CONSTANTS: dict[str, Any] = {"norm": "rms", "bias": False}
 IGNORED = ("layers.{i}.self_attn.rotary_emb.inv_freq",)
 
 LLAMA = Family(
@@ -177,19 +189,19 @@ LLAMA = Family(
     prefix="model.",
     heads=heads("Llama"),
     fields=FIELDS,
-    always={"norm": "rms"},
+    constants={"norm": "rms"},
     defaults={**DEFAULTS, "attention_bias": False, "mlp_bias": False},
-    ignored=IGNORED,
+    ignored_tensors=IGNORED,
     rules=rules(LAYER),
-    read=_read_llama,
-    write=_write_llama,
+    read_settings=_read_llama,
+    write_settings=_write_llama,
 )
 MISTRAL = Family(
     name="mistral",
     prefix="model.",
     heads=heads("Mistral"),
     fields={**FIELDS, "sliding_window": "window"},
-    always=SHARED,
+    constants=COMMON_CONSTANTS,
     defaults={
         **DEFAULTS,
         "num_key_value_heads": 8,
@@ -197,17 +209,17 @@ MISTRAL = Family(
         "max_position_embeddings": 131_072,
         "sliding_window": 4096,
     },
-    ignored=IGNORED,
+    ignored_tensors=IGNORED,
     rules=rules(LAYER),
-    read=read,
-    write=write,
+    read_settings=read_settings,
+    write_settings=write_settings,
 )
 QWEN2 = Family(
     name="qwen2",
     prefix="model.",
     heads=heads("Qwen2"),
     fields=FIELDS,
-    always={**SHARED, "bias": "qkv"},
+    constants={**COMMON_CONSTANTS, "bias": "qkv"},
     defaults={
         **DEFAULTS,
         "vocab_size": 151_936,
@@ -218,32 +230,32 @@ QWEN2 = Family(
         "sliding_window": 4096,
         "max_window_layers": 28,
     },
-    ignored=IGNORED,
+    ignored_tensors=IGNORED,
     rules=rules(LAYER),
-    read=_read_qwen,
-    write=_write_qwen,
+    read_settings=_read_qwen,
+    write_settings=_write_qwen,
 )
 QWEN3 = Family(
     name="qwen3",
     prefix="model.",
     heads=heads("Qwen3"),
     fields=FIELDS,
-    always={**SHARED, "qk_norm": True},
-    only={"attention_bias": False},
+    constants={**COMMON_CONSTANTS, "qk_norm": True},
+    supported_values={"attention_bias": False},
     defaults={**QWEN2.defaults, "head_dim": 128},
     rules=rules(LAYER),
-    read=_read_qwen,
-    write=_write_qwen,
+    read_settings=_read_qwen,
+    write_settings=_write_qwen,
 )
 
 
-def _read_phi3(theirs: Table) -> Table:
-    return {**read(theirs), "window": theirs["sliding_window"]}
+def _read_phi3(hf: Settings) -> Settings:
+    return {**read_settings(hf), "window": hf["sliding_window"]}
 
 
-def _write_phi3(config: Any) -> Table:
-    rotary = write_rotary(config.position, fraction_key="partial_rotary_factor")
-    return {**write(config), **rotary, "sliding_window": config.window}
+def _write_phi3(config: Any) -> Settings:
+    rotary = write_rope(config.position, fraction_key="partial_rotary_factor")
+    return {**write_settings(config), **rotary, "sliding_window": config.window}
 
 
 PHI3 = Family(
@@ -254,7 +266,7 @@ PHI3 = Family(
         **{key: name for key, name in FIELDS.items() if key != "head_dim"},
         "resid_pdrop": "dropout",
     },
-    always=SHARED,
+    constants=COMMON_CONSTANTS,
     defaults={
         **DEFAULTS,
         "vocab_size": 32064,
@@ -265,7 +277,7 @@ PHI3 = Family(
         "resid_pdrop": 0.0,
         "sliding_window": None,
     },
-    rules=rules(JOINED),
-    read=_read_phi3,
-    write=_write_phi3,
+    rules=rules(PACKED_LAYER),
+    read_settings=_read_phi3,
+    write_settings=_write_phi3,
 )

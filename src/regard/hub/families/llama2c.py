@@ -1,10 +1,11 @@
-"""The first layout of llama2.c: seven whole numbers, then all weights in one order, no names.
+"""The first file format of llama2.c (Karpathy 2023): a LLaMA in one binary file without names.
 
     int32    dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len
-    float32  the tensors of `_order`
+    float32  the tensors in the order of `_tensor_shapes`
 
-A negative vocab_size says that the output matrix is not the embedding and follows at the end.
-There is no mark to know the file by; its size must be what the seven numbers make it.
+A negative vocab_size means that the output matrix is not tied to the embedding and follows at the
+end. The format has no magic number; a file is recognised by its size, which the seven integers
+determine. RoPE rotates interleaved pairs, unlike in transformers.
 """
 
 import math
@@ -17,11 +18,11 @@ import torch
 from regard.errors import CheckpointError
 from regard.files.safetensors import Entry, Tensors, find_single_file
 from regard.hub.family import MOST_LAYERS, CheckpointWithoutConfig, Family
-from regard.hub.weight_mapping import Rule, renamed
+from regard.hub.weight_mapping import Rule, module_rules
 from regard.models.transformer import TransformerConfig
 
 HEADER = struct.Struct("<7i")
-LARGEST = 1 << 24  # of any of the seven numbers; beyond that it is another kind of file
+MAX_SIZE = 1 << 24  # of any of the seven integers; with a larger one it is another format
 LAYER = {
     "att_norm": "attention_norm",
     "wq": "attention.query",
@@ -37,23 +38,23 @@ LLAMA2C = Family(
     name="llama2.c",
     heads={"Transformer": "linear"},
     fields={},
-    ignored=("freq_cos", "freq_sin"),
+    ignored_tensors=("freq_cos", "freq_sin"),
     rules=lambda config: [
         Rule("tok_emb.weight", "embed.token.weight"),
-        *renamed(LAYER, "layers.{i}.", "decoder.blocks.{i}."),
+        *module_rules(LAYER, "layers.{i}.", "decoder.blocks.{i}."),
         Rule("norm.weight", "decoder.norm.weight"),
         Rule("out.weight", "head.weight"),
     ],
 )
 
 
-def find(path: Path) -> Path | None:
-    """The file of this layout that `path` is, or that lies in it."""
-    return find_single_file(path, "*.bin", lambda each: _header(each) is not None)
+def find_file(path: Path) -> Path | None:
+    """The llama2.c file at `path` or in the folder `path`; None if there is none."""
+    return find_single_file(path, "*.bin", lambda file: _header(file) is not None)
 
 
 def open_file(path: Path) -> CheckpointWithoutConfig:
-    """What the file describes, and where its tensors lie."""
+    """Read the configuration and the offsets of all tensors."""
     header = _header(path)
     assert header is not None
     dim, hidden_dim, layers, heads, kv_heads, vocab_size, context = header
@@ -71,14 +72,15 @@ def open_file(path: Path) -> CheckpointWithoutConfig:
         bias=False,
         tied=vocab_size > 0,
     )
-    entries, at = {}, HEADER.size
-    for name, shape in _order(header):
-        entries[name] = Entry(path, torch.float32, torch.Size(shape), at)
-        at += entries[name].size
+    entries, offset = {}, HEADER.size
+    for name, shape in _tensor_shapes(header):
+        entries[name] = Entry(path, torch.float32, torch.Size(shape), offset)
+        offset += entries[name].size
     return CheckpointWithoutConfig(LLAMA2C, config, Tensors(entries))
 
 
-def _order(header: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _tensor_shapes(header: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each tensor, in the order of the file."""
     dim, hidden_dim, layers, heads, kv_heads, vocab_size, context = header
     head_dim = dim // heads
     shapes = {
@@ -104,7 +106,7 @@ def _order(header: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _header(path: Path) -> tuple[int, ...] | None:
-    """The seven numbers, where they are sensible and the file has the size that they imply."""
+    """The seven integers; None if they are implausible or do not match the size of the file."""
     try:
         with open(path, "rb") as file:
             content = file.read(HEADER.size)
@@ -115,9 +117,9 @@ def _header(path: Path) -> tuple[int, ...] | None:
     header = HEADER.unpack(content)
     dim, _, layers, heads, kv_heads, vocab_size, _ = header
     positive = (*header[:5], abs(vocab_size), header[6])
-    if not all(0 < number < LARGEST for number in positive) or layers > MOST_LAYERS:
+    if not all(0 < size < MAX_SIZE for size in positive) or layers > MOST_LAYERS:
         return None
     if dim % heads or heads % kv_heads:
         return None
-    size = HEADER.size + 4 * sum(math.prod(shape) for _, shape in _order(header))
+    size = HEADER.size + 4 * sum(math.prod(shape) for _, shape in _tensor_shapes(header))
     return header if path.stat().st_size == size else None

@@ -1,25 +1,29 @@
-"""Marian (Junczys-Dowmunt et al. 2018): the 2017 Transformer, as the OPUS-MT models have it."""
+"""Marian (Junczys-Dowmunt et al. 2018): the translation models of OPUS-MT.
+
+Differs from BART: sinusoidal positions, no norm after the embeddings, and possibly two
+vocabularies.
+"""
 
 from typing import Any
 
 from regard.hub.families import bart
-from regard.hub.family import Family, Table
+from regard.hub.family import Family, Settings
 
 
-def _read(theirs: Table) -> Table:
-    target = theirs["decoder_vocab_size"] or theirs["vocab_size"]
-    one = theirs["share_encoder_decoder_embeddings"]
+def _read(hf: Settings) -> Settings:
+    target = hf["decoder_vocab_size"] or hf["vocab_size"]
+    shared = hf["share_encoder_decoder_embeddings"]
     return {
-        **bart.read(theirs),
-        "vocab_size": theirs["vocab_size"] if one else target,
-        "source_vocab_size": None if one else theirs["vocab_size"],
+        **bart.read_settings(hf),
+        "vocab_size": hf["vocab_size"] if shared else target,
+        "source_vocab_size": None if shared else hf["vocab_size"],
     }
 
 
-def _write(config: Any) -> Table:
-    last = config.vocab_size - 1  # pads and starts by custom; a tokenizer may know better
+def _write(config: Any) -> Settings:
+    last = config.vocab_size - 1  # Marian's convention; the ids of a tokenizer replace it
     return {
-        **bart.write(config),
+        **bart.write_settings(config),
         "pad_token_id": last,
         "decoder_start_token_id": last,
         "vocab_size": config.source_vocab_size or config.vocab_size,
@@ -33,16 +37,20 @@ MARIAN = Family(
     prefix="model.",
     heads={"MarianMTModel": {"kind": "linear", "bias": True}, "MarianModel": "none"},
     fields=bart.FIELDS,
-    always={**bart.ALWAYS, "position": {"kind": "sinusoidal", "halves": True}},
-    only={**bart.ONLY, "normalize_embedding": False, "static_position_embeddings": True},
+    constants={**bart.CONSTANTS, "position": {"kind": "sinusoidal", "halves": True}},
+    supported_values={
+        **bart.SUPPORTED_VALUES,
+        "normalize_embedding": False,
+        "static_position_embeddings": True,
+    },
     defaults={
         "vocab_size": 58101,
         "decoder_vocab_size": None,
         "share_encoder_decoder_embeddings": True,
         **bart.DEFAULTS,
     },
-    ignored=("encoder.embed_positions.weight", "decoder.embed_positions.weight"),
+    ignored_tensors=("encoder.embed_positions.weight", "decoder.embed_positions.weight"),
     rules=bart.rules,
-    read=_read,
-    write=_write,
+    read_settings=_read,
+    write_settings=_write,
 )

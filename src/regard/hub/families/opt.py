@@ -1,9 +1,13 @@
-"""OPT (Zhang et al. 2022). The one of 350 M norms after each branch and has narrow embeddings."""
+"""OPT (Zhang et al. 2022): causal language model, classifier.
+
+Differs from GPT-2: ReLU, separate query, key and value matrices, and positions that start at
+row 2. The 350M model is post-norm and has embeddings narrower than its layers.
+"""
 
 from typing import Any
 
-from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.weight_mapping import Rule, renamed
+from regard.hub.family import Family, Settings, read_activation, write_activation
+from regard.hub.weight_mapping import Rule, module_rules
 
 LAYER = {
     "self_attn_layer_norm": "attention_norm",
@@ -15,7 +19,7 @@ LAYER = {
     "fc1": "ffn.up",
     "fc2": "ffn.down",
 }
-ORDERS = {True: "pre", False: "post"}  # by do_layer_norm_before
+NORM_ORDERS = {True: "pre", False: "post"}  # by do_layer_norm_before
 
 
 def _rules(config: Any) -> list[Rule]:
@@ -23,30 +27,30 @@ def _rules(config: Any) -> list[Rule]:
         Rule("decoder.embed_tokens.weight", "embed.token.weight"),
         Rule("decoder.project_in.weight", "embed.project.weight"),
         Rule("decoder.embed_positions.weight", "decoder.position.table.weight"),
-        *renamed(LAYER, "decoder.layers.{i}.", "decoder.blocks.{i}."),
-        *renamed({"decoder.final_layer_norm": "decoder.norm"}),
+        *module_rules(LAYER, "decoder.layers.{i}.", "decoder.blocks.{i}."),
+        *module_rules({"decoder.final_layer_norm": "decoder.norm"}),
         Rule("model.decoder.project_out.weight", "head.project.weight"),
         Rule("lm_head.weight", "head.weight"),
         Rule("score.weight", "head.out.weight"),
     ]
 
 
-def _read(theirs: Table) -> Table:
-    narrow = theirs["word_embed_proj_dim"]
-    width = theirs["hidden_size"] if narrow is None else narrow
+def _read(hf: Settings) -> Settings:
+    dim, embed_dim = hf["hidden_size"], hf["word_embed_proj_dim"]
+    embed_dim = dim if embed_dim is None else embed_dim
     return {
-        "embed_dim": width,
-        "factored": "tokens" if width != theirs["hidden_size"] else "tables",
-        "ffn": activation(theirs["activation_function"]),
-        "norm_order": ORDERS[theirs["do_layer_norm_before"]],
+        "embed_dim": embed_dim,
+        "factored": "tokens" if embed_dim != dim else "tables",
+        "ffn": read_activation(hf["activation_function"]),
+        "norm_order": NORM_ORDERS[hf["do_layer_norm_before"]],
         "position": {"kind": "learned", "offset": 2},
     }
 
 
-def _write(config: Any) -> Table:
+def _write(config: Any) -> Settings:
     return {
         "word_embed_proj_dim": config.embed_dim or config.dim,
-        "activation_function": activation_name(config.ffn),
+        "activation_function": write_activation(config.ffn),
         "do_layer_norm_before": config.norm_order == "pre",
     }
 
@@ -70,7 +74,7 @@ OPT = Family(
         "attention_dropout": "attention_dropout",
         "tie_word_embeddings": "tied",
     },
-    only={
+    supported_values={
         "_remove_final_layer_norm": False,
         "enable_bias": True,
         "layer_norm_elementwise_affine": True,
@@ -90,6 +94,6 @@ OPT = Family(
         "tie_word_embeddings": True,
     },
     rules=_rules,
-    read=_read,
-    write=_write,
+    read_settings=_read,
+    write_settings=_write,
 )

@@ -1,10 +1,14 @@
-"""Phi-1 and Phi-2 (Gunasekar et al. 2023)."""
+"""Phi-1 and Phi-2 (Gunasekar et al. 2023): causal language model, classifier, tagger.
+
+Differs from LLaMA: LayerNorm with biases, attention and feed-forward in parallel after one norm,
+no gate, and RoPE on a fraction of each head. Phi-3 is in `llama`.
+"""
 
 from typing import Any
 
 from regard.hub.families.llama import FIELDS, heads, rules
-from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.rope_config import read_rotary, write_rotary
+from regard.hub.family import Family, Settings, read_activation, write_activation
+from regard.hub.rope_config import read_rope, write_rope
 
 LAYER = {
     "input_layernorm": "attention_norm",
@@ -19,13 +23,13 @@ LAYER = {
 }
 
 
-def _read(theirs: Table) -> Table:
-    return {"ffn": activation(theirs["hidden_act"]), "position": read_rotary(theirs, fraction=0.5)}
+def _read(hf: Settings) -> Settings:
+    return {"ffn": read_activation(hf["hidden_act"]), "position": read_rope(hf, fraction=0.5)}
 
 
-def _write(config: Any) -> Table:
-    rotary = write_rotary(config.position, fraction_key="partial_rotary_factor")
-    return {"hidden_act": activation_name(config.ffn), **rotary}
+def _write(config: Any) -> Settings:
+    rotary = write_rope(config.position, fraction_key="partial_rotary_factor")
+    return {"hidden_act": write_activation(config.ffn), **rotary}
 
 
 PHI = Family(
@@ -38,7 +42,7 @@ PHI = Family(
         "resid_pdrop": "dropout",
         "qk_layernorm": "qk_norm",
     },
-    always={"norm_order": "parallel"},
+    constants={"norm_order": "parallel"},
     defaults={
         "vocab_size": 51200,
         "max_position_embeddings": 2048,
@@ -55,6 +59,6 @@ PHI = Family(
         "tie_word_embeddings": False,
     },
     rules=rules(LAYER, "final_layernorm"),
-    read=_read,
-    write=_write,
+    read_settings=_read,
+    write_settings=_write,
 )

@@ -1,8 +1,8 @@
-"""RoBERTa (Liu et al. 2019): BERT's layers, other heads, and positions counted from another row.
+"""RoBERTa (Liu et al. 2019): masked language model, classifier, tagger, span extraction.
 
-The first position has the row after the one of pad_token_id. Who pads with another id must count
-from another row; a model of ours is written with rows taken away or put before, which changes
-nothing that it computes.
+Differs from BERT: other heads, and the first position is row pad_token_id + 1 of the position
+table. Export adds or removes unused rows before it to match the tokenizer's padding id, which
+changes no output.
 """
 
 from dataclasses import replace
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from regard.config import kind_of
 from regard.hub.families import bert
-from regard.hub.family import Change, Family, Table
-from regard.hub.weight_mapping import Rule, renamed
+from regard.hub.family import Family, Settings, TensorTransform
+from regard.hub.weight_mapping import Rule, module_rules
 
-POSITIONS = bert.TABLES["embeddings.position_embeddings"] + ".weight"
+POSITIONS = bert.EMBEDDINGS["embeddings.position_embeddings"] + ".weight"
 HEADS = {
     "pooled": {"pooler.dense": "head.pool", "roberta.pooler.dense": "head.pool"},
     "masked": {
@@ -32,39 +32,39 @@ HEADS = {
 
 
 def _rules(config: Any) -> list[Rule]:
-    return [*bert.BODY, *renamed(HEADS.get(kind_of(config.head)[0], {}))]
+    return [*bert.BODY_RULES, *module_rules(HEADS.get(kind_of(config.head)[0], {}))]
 
 
-def _read(theirs: Table) -> Table:
-    offset = theirs["pad_token_id"] + 1  # the rows before are never looked at
-    return bert.read(theirs) | {
-        "context": theirs["max_position_embeddings"] - offset,
+def _read(hf: Settings) -> Settings:
+    offset = hf["pad_token_id"] + 1  # the rows before it are unused
+    return bert.read_settings(hf) | {
+        "context": hf["max_position_embeddings"] - offset,
         "position": {"kind": "learned", "offset": offset},
     }
 
 
-def _write(ours: Any) -> Table:
-    offset = kind_of(ours.position)[1].get("offset", 0)
-    return bert.write(ours) | {
-        "max_position_embeddings": ours.context + offset,
+def _write(config: Any) -> Settings:
+    offset = kind_of(config.position)[1].get("offset", 0)
+    return bert.write_settings(config) | {
+        "max_position_embeddings": config.context + offset,
         "pad_token_id": offset - 1,
     }
 
 
-def shift_positions(ours: Any, pad: int) -> tuple[Any, Change]:
-    """The same model for another id of padding, and its tensors: positions count from there.
+def shift_positions(config: Any, pad_id: int) -> tuple[Any, TensorTransform]:
+    """The configuration for another padding id, and the transform of the position table.
 
-    The rows up to it are never looked at.
+    The rows up to the padding id are unused and written as zeros.
     """
-    offset = kind_of(ours.position)[1].get("offset", 0)
+    offset = kind_of(config.position)[1].get("offset", 0)
 
-    def change(name: str, tensor: Tensor) -> Tensor:
+    def transform(name: str, tensor: Tensor) -> Tensor:
         if name != POSITIONS:
             return tensor
         used = tensor[offset:]
-        return torch.cat((used.new_zeros(pad + 1, used.shape[1]), used))
+        return torch.cat((used.new_zeros(pad_id + 1, used.shape[1]), used))
 
-    return replace(ours, position={"kind": "learned", "offset": pad + 1}), change
+    return replace(config, position={"kind": "learned", "offset": pad_id + 1}), transform
 
 
 ROBERTA = Family(
@@ -79,11 +79,11 @@ ROBERTA = Family(
     fields=bert.FIELDS,
     rules=_rules,
     prefix="roberta.",
-    always=bert.ALWAYS,
-    only=bert.ONLY,
+    constants=bert.CONSTANTS,
+    supported_values=bert.SUPPORTED_VALUES,
     defaults=bert.DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1},
-    ignored=("embeddings.position_ids", "pooler.dense.{p}"),
-    read=_read,
-    write=_write,
+    ignored_tensors=("embeddings.position_ids", "pooler.dense.{p}"),
+    read_settings=_read,
+    write_settings=_write,
     shift_positions=shift_positions,
 )

@@ -1,79 +1,85 @@
-"""T5 (Raffel et al. 2020): the first, with ReLU and one matrix for both ends, and version 1.1.
+"""T5 (Raffel et al. 2020) and T5 v1.1: encoder-decoder, or the encoder alone.
 
-Where the output matrix is the embedding's, the last hidden states are scaled; transformers 5
-writes down that they are (`scale_decoder_outputs`), others only that the matrix is the same.
+Differs from BART: RMS norms before each branch, no biases, unscaled scores and relative position
+biases. T5 has ReLU and tied weights, v1.1 a GELU gate and an output matrix. With tied weights the
+last hidden states are scaled before the output matrix; transformers 5 stores this as
+`scale_decoder_outputs`, older versions only as `tie_word_embeddings`.
 """
 
 from typing import Any
 
-from regard.hub.family import Family, Table, activation, activation_name, gated
-from regard.hub.weight_mapping import Rule, renamed
+from regard.hub.family import Family, Settings, read_activation, read_gated_ffn, write_activation
+from regard.hub.weight_mapping import Rule, module_rules
 from regard.nn.ffn import GATES
 
 ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}
-PLAIN, GATED = {"wi": "up", "wo": "down"}, {"wi_0": "gate", "wi_1": "up", "wo": "down"}
-SIDES = {  # the parts of a layer, in order
+FFN, GATED_FFN = {"wi": "up", "wo": "down"}, {"wi_0": "gate", "wi_1": "up", "wo": "down"}
+SUBLAYERS = {  # of a layer, in order
     "encoder": {"SelfAttention": "attention", "DenseReluDense": "ffn"},
     "decoder": {"SelfAttention": "attention", "EncDecAttention": "cross", "DenseReluDense": "ffn"},
 }
-ENCODER = "T5EncoderModel"
+ENCODER_CLASS = "T5EncoderModel"
 
 
 def _rules(config: Any) -> list[Rule]:
-    inside = {
+    modules = {
         "attention": ATTENTION,
         "cross": ATTENTION,
-        "ffn": GATED if config.ffn in GATES else PLAIN,
+        "ffn": GATED_FFN if config.ffn in GATES else FFN,
     }
-    rules = renamed({"shared": "embed.token", "lm_head": "head"})
-    for side, parts in SIDES.items():
-        table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        rules += renamed(
+    rules = module_rules({"shared": "embed.token", "lm_head": "head"})
+    for side, sublayers in SUBLAYERS.items():
+        relative_bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        rules += module_rules(
             {
                 f"{side}.embed_tokens": "embed.token",
-                table: f"{side}.position.table",
+                relative_bias: f"{side}.position.table",
                 f"{side}.final_layer_norm": f"{side}.norm",
             }
         )
-        for number, (theirs, ours) in enumerate(parts.items()):
-            layer, block = f"{side}.block.{{i}}.layer.{number}.", f"{side}.blocks.{{i}}."
-            rules += renamed({"layer_norm": f"{ours}_norm"}, layer, block)
-            rules += renamed(inside[ours], f"{layer}{theirs}.", f"{block}{ours}.")
+        for index, (external, part) in enumerate(sublayers.items()):
+            layer, block = f"{side}.block.{{i}}.layer.{index}.", f"{side}.blocks.{{i}}."
+            rules += module_rules({"layer_norm": f"{part}_norm"}, layer, block)
+            rules += module_rules(modules[part], f"{layer}{external}.", f"{block}{part}.")
     return rules
 
 
-def _tied(theirs: Table) -> bool:
-    return bool(theirs.get("scale_decoder_outputs", theirs["tie_word_embeddings"]))
+def _tied(hf: Settings) -> bool:
+    return bool(hf.get("scale_decoder_outputs", hf["tie_word_embeddings"]))
 
 
-def _head(theirs: Table) -> Table:
-    return {"kind": "linear", "scaled": _tied(theirs)}
+def _head(hf: Settings) -> Settings:
+    return {"kind": "linear", "scaled": _tied(hf)}
 
 
-def _read(theirs: Table) -> Table:
-    *gate, name = theirs["feed_forward_proj"].split("-")
-    name = "gelu_new" if gate and name == "gelu" else name  # what the authors' gate is
-    encoder_layers = theirs["num_layers"]
-    ours = {
-        "ffn": gated(name) if gate else activation(name),
+def _read(hf: Settings) -> Settings:
+    *gate, name = hf["feed_forward_proj"].split("-")
+    name = "gelu_new" if gate and name == "gelu" else name  # "gated-gelu" is the tanh approximation
+    encoder_layers = hf["num_layers"]
+    settings = {
+        "ffn": read_gated_ffn(name) if gate else read_activation(name),
         "position": {
             "kind": "t5",
-            "buckets": theirs["relative_attention_num_buckets"],
-            "reach": theirs["relative_attention_max_distance"],
+            "buckets": hf["relative_attention_num_buckets"],
+            "reach": hf["relative_attention_max_distance"],
         },
-        "attention_dropout": theirs["dropout_rate"],
-        "ffn_dropout": theirs["dropout_rate"],
-        "tied": _tied(theirs),
+        "attention_dropout": hf["dropout_rate"],
+        "ffn_dropout": hf["dropout_rate"],
+        "tied": _tied(hf),
     }
-    if theirs.get("architectures") == [ENCODER]:
-        return ours | {"shape": "encoder", "layers": encoder_layers}
-    layers = theirs["num_decoder_layers"] or encoder_layers
-    return ours | {"shape": "encoder-decoder", "encoder_layers": encoder_layers, "layers": layers}
+    if hf.get("architectures") == [ENCODER_CLASS]:
+        return settings | {"shape": "encoder", "layers": encoder_layers}
+    layers = hf["num_decoder_layers"] or encoder_layers
+    return settings | {
+        "shape": "encoder-decoder",
+        "encoder_layers": encoder_layers,
+        "layers": layers,
+    }
 
 
-def _write(config: Any) -> Table:
+def _write(config: Any) -> Settings:
     encoder_layers, decoder_layers = config.depths
-    name = activation_name(config.ffn)
+    name = write_activation(config.ffn)
     gate = "gated-gelu" if name == "gelu_new" else f"gated-{name}"
     options = config.position if isinstance(config.position, dict) else {}
     return {
@@ -89,7 +95,7 @@ def _write(config: Any) -> Table:
 
 T5 = Family(
     name="t5",
-    heads={"T5ForConditionalGeneration": _head, "T5Model": "none", ENCODER: "none"},
+    heads={"T5ForConditionalGeneration": _head, "T5Model": "none", ENCODER_CLASS: "none"},
     fields={
         "vocab_size": "vocab_size",
         "n_positions": "context",
@@ -100,8 +106,8 @@ T5 = Family(
         "layer_norm_epsilon": "norm_eps",
         "dropout_rate": "dropout",
     },
-    always={"norm": "rms", "bias": False, "score": "dot"},
-    only={"is_decoder": False},
+    constants={"norm": "rms", "bias": False, "score": "dot"},
+    supported_values={"is_decoder": False},
     defaults={
         "vocab_size": 32128,
         "n_positions": 512,
@@ -118,8 +124,8 @@ T5 = Family(
         "feed_forward_proj": "relu",
         "tie_word_embeddings": True,
     },
-    ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+    ignored_tensors=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
     rules=_rules,
-    read=_read,
-    write=_write,
+    read_settings=_read,
+    write_settings=_write,
 )

@@ -1,4 +1,8 @@
-"""The Vision Transformer (Dosovitskiy et al. 2020)."""
+"""ViT, the Vision Transformer (Dosovitskiy et al. 2020): image classifier, pooled features.
+
+Also reads and writes preprocessor_config.json: image size, and mean and standard deviation of the
+pixel values.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +14,8 @@ from torch import Tensor
 from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.files.untrusted import quote
-from regard.hub.family import Family, Table, activation, activation_name
-from regard.hub.weight_mapping import Rule, renamed
+from regard.hub.family import Family, Settings, read_activation, write_activation
+from regard.hub.weight_mapping import Rule, module_rules
 
 FIELDS = {
     "num_channels": "channels",
@@ -39,16 +43,16 @@ DEFAULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wrapped:
-    """Inside axes of length one, so that there are three in all."""
+class ThreeAxes:
+    """One tensor with additional first axes of length 1, three axes in all."""
 
-    def split(self, theirs: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-        """Ours."""
-        return [theirs.squeeze(0) if len(shapes[0]) == 2 else theirs.flatten()]
+    def split(self, external: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+        """Return the internal tensor, in a list."""
+        return [external.squeeze(0) if len(shapes[0]) == 2 else external.flatten()]
 
-    def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Theirs."""
-        return ours[0][(None,) * (3 - ours[0].ndim)]
+    def join(self, internal: Sequence[Tensor]) -> Tensor:
+        """Return the external tensor."""
+        return internal[0][(None,) * (3 - internal[0].ndim)]
 
 
 LAYER = {
@@ -61,7 +65,7 @@ LAYER = {
     "intermediate.dense": "ffn.up",
     "output.dense": "ffn.down",
 }
-NEWER = {  # what version 5 of the library calls them in memory
+NEW_LAYER = {  # the names in transformers 5
     "attention.q_proj": "attention.query",
     "attention.k_proj": "attention.key",
     "attention.v_proj": "attention.value",
@@ -71,109 +75,112 @@ NEWER = {  # what version 5 of the library calls them in memory
     "mlp.fc1": "ffn.up",
     "mlp.fc2": "ffn.down",
 }
-BODY = [
-    Rule("embeddings.cls_token", "embed.cls", Wrapped()),
-    Rule("embeddings.position_embeddings", "encoder.position.table.weight", Wrapped()),
-    *renamed(
+BODY_RULES = [
+    Rule("embeddings.cls_token", "embed.cls", ThreeAxes()),
+    Rule("embeddings.position_embeddings", "encoder.position.table.weight", ThreeAxes()),
+    *module_rules(
         {"embeddings.patch_embeddings.projection": "embed.patch", "layernorm": "encoder.norm"}
     ),
-    *renamed(LAYER, "encoder.layer.{i}.", "encoder.blocks.{i}."),
-    *renamed(NEWER, "layers.{i}.", "encoder.blocks.{i}."),
+    *module_rules(LAYER, "encoder.layer.{i}.", "encoder.blocks.{i}."),
+    *module_rules(NEW_LAYER, "layers.{i}.", "encoder.blocks.{i}."),
 ]
 HEADS = {"classify": {"classifier": "head.out"}, "pooled": {"pooler.dense": "head.pool"}}
 
 
 def _rules(config: Any) -> list[Rule]:
-    return [*BODY, *renamed(HEADS.get(kind_of(config.head)[0], {}))]
+    return [*BODY_RULES, *module_rules(HEADS.get(kind_of(config.head)[0], {}))]
 
 
-def _side(theirs: Table, key: str) -> int:
-    """Height and width, which may be given as one number or as two."""
-    value = theirs[key]
+def _side(hf: Settings, key: str) -> int:
+    """The side of a square, which may be given as one number or as two."""
+    value = hf[key]
     sides = set(value if isinstance(value, list | tuple) else [value])
     if len(sides) != 1 or type(side := sides.pop()) is not int:
-        raise ConfigError(f"{key}={quote(value)} is not supported: sides are equal whole numbers")
+        raise ConfigError(
+            f"{key}={quote(value)} is not supported: height and width must be equal integers"
+        )
     return side
 
 
-def _read(theirs: Table) -> Table:
-    width = theirs.get("pooler_output_size")
-    if width not in (None, theirs["hidden_size"]):
-        raise ConfigError(f"pooler_output_size={width} is not supported: the pooler is square here")
+def _read(hf: Settings) -> Settings:
+    width = hf.get("pooler_output_size")
+    if width not in (None, hf["hidden_size"]):
+        raise ConfigError(f"pooler_output_size={width} is not supported: it must equal hidden_size")
     return {
-        "image_size": _side(theirs, "image_size"),
-        "patch": _side(theirs, "patch_size"),
-        "ffn": activation(theirs["hidden_act"]),
+        "image_size": _side(hf, "image_size"),
+        "patch": _side(hf, "patch_size"),
+        "ffn": read_activation(hf["hidden_act"]),
     }
 
 
-def _write(ours: Any) -> Table:
+def _write(config: Any) -> Settings:
     return {
-        "image_size": ours.image_size,
-        "patch_size": ours.patch,
-        "encoder_stride": ours.patch,
-        "hidden_act": activation_name(ours.ffn),
+        "image_size": config.image_size,
+        "patch_size": config.patch,
+        "encoder_stride": config.patch,
+        "hidden_act": write_activation(config.ffn),
     }
 
 
-def image_task(theirs: Table, processor: Table, channels: int) -> Table:
-    """The task that goes with a classifier: the names of its classes, and how to scale colours."""
-    mean, std = _colours(processor, channels)
-    return {"kind": "classify", "names": _names(theirs), "mean": mean, "std": std}
+def image_task(hf: Settings, processor: Settings, channels: int) -> Settings:
+    """The `task` setting of a classifier: class names, mean and standard deviation of pixels."""
+    mean, std = _pixel_statistics(processor, channels)
+    return {"kind": "classify", "names": _class_names(hf), "mean": mean, "std": std}
 
 
-def _names(theirs: Table) -> list[str]:
-    labels = theirs.get("id2label") or {
-        str(number): f"LABEL_{number}" for number in range(theirs.get("num_labels", 2))
+def _class_names(hf: Settings) -> list[str]:
+    labels = hf.get("id2label") or {
+        str(index): f"LABEL_{index}" for index in range(hf.get("num_labels", 2))
     }
-    numbers = [str(number) for number in range(len(labels))]
-    if not isinstance(labels, dict) or labels.keys() != {*numbers}:
-        raise ConfigError("id2label must be a table that names the classes 0, 1, 2, … without gaps")
-    return [str(labels[number]) for number in numbers]
+    indices = [str(index) for index in range(len(labels))]
+    if not isinstance(labels, dict) or labels.keys() != {*indices}:
+        raise ConfigError("id2label must name the classes 0, 1, 2, … without gaps")
+    return [str(labels[index]) for index in indices]
 
 
-def _colours(processor: Table, channels: int) -> tuple[list[float], list[float]]:
-    """Mean and spread of colours from 0 to 1, where theirs are of colours times some factor.
+def _pixel_statistics(processor: Settings, channels: int) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of pixels in 0 to 1; those of the file apply after rescaling.
 
-    (colour · factor - mean) / std = (colour / 255 - mean / (255 factor)) / (std / (255 factor))
+    (pixel · factor - mean) / std = (pixel / 255 - mean / (255 factor)) / (std / (255 factor))
     """
     if processor.get("do_center_crop"):
-        raise ConfigError("do_center_crop=true is not supported: images are only resized here")
-    (factor,) = _numbers(processor, "rescale_factor", 1 / 255, 1)
-    unit = 255 * (factor if _switch(processor, "do_rescale") else 1)
+        raise ConfigError("do_center_crop=true is not supported: images are resized here")
+    (factor,) = _per_channel(processor, "rescale_factor", 1 / 255, 1)
+    unit = 255 * (factor if _flag(processor, "do_rescale") else 1)
     mean, std = [0.0] * channels, [1.0] * channels
-    if _switch(processor, "do_normalize"):
-        mean = _numbers(processor, "image_mean", 0.5, channels)
-        std = _numbers(processor, "image_std", 0.5, channels)
+    if _flag(processor, "do_normalize"):
+        mean = _per_channel(processor, "image_mean", 0.5, channels)
+        std = _per_channel(processor, "image_std", 0.5, channels)
     if unit <= 0 or min(std) <= 0:
         raise ConfigError(f"rescale_factor={factor} and image_std={std} must be above 0")
-    return [each / unit for each in mean], [each / unit for each in std]
+    return [value / unit for value in mean], [value / unit for value in std]
 
 
-def _numbers(processor: Table, key: str, default: float, count: int) -> list[float]:
-    """A number for each channel, which may be given as one for all."""
+def _per_channel(processor: Settings, key: str, default: float, count: int) -> list[float]:
+    """One number per channel; a single number applies to all channels."""
     value = default if processor.get(key) is None else processor[key]
-    each = value if isinstance(value, list) else [value] * count
-    if len(each) != count or not all(type(n) in (int, float) and abs(n) <= 1e6 for n in each):
+    numbers = value if isinstance(value, list) else [value] * count
+    valid = all(type(n) in (int, float) and abs(n) <= 1e6 for n in numbers)
+    if len(numbers) != count or not valid:
         raise ConfigError(f"{key}={quote(value)} must be a number for each of {count} channels")
-    return [float(n) for n in each]
+    return [float(n) for n in numbers]
 
 
-def _switch(processor: Table, key: str) -> bool:
+def _flag(processor: Settings, key: str) -> bool:
     value = processor.get(key)
     if not (value is None or isinstance(value, bool)):
         raise ConfigError(f"{key}={quote(value)} must be true or false")
     return value is not False
 
 
-def labels(names: Sequence[str]) -> Table:
-    """The names of classes as config.json has them."""
-    numbered = {str(number): name for number, name in enumerate(names)}
-    return {"id2label": numbered, "label2id": {name: int(n) for n, name in numbered.items()}}
+def write_labels(names: Sequence[str]) -> Settings:
+    """The class names as settings of config.json."""
+    id2label = {str(index): name for index, name in enumerate(names)}
+    return {"id2label": id2label, "label2id": {name: int(n) for n, name in id2label.items()}}
 
 
-def processor(size: int, mean: Sequence[float], std: Sequence[float]) -> Table:
-    """The preprocessor_config.json that makes their images those that the model has learned."""
+def write_processor(size: int, mean: Sequence[float], std: Sequence[float]) -> Settings:
+    """The content of preprocessor_config.json."""
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
@@ -189,13 +196,13 @@ def processor(size: int, mean: Sequence[float], std: Sequence[float]) -> Table:
 
 VIT = Family(
     name="vit",
-    model="vision",
+    model_family="vision",
     heads={"ViTForImageClassification": "classify", "ViTModel": "pooled"},
     fields=FIELDS,
     rules=_rules,
     prefix="vit.",
-    only={"qkv_bias": True, "pooler_act": "tanh"},
+    supported_values={"qkv_bias": True, "pooler_act": "tanh"},
     defaults=DEFAULTS,
-    read=_read,
-    write=_write,
+    read_settings=_read,
+    write_settings=_write,
 )
