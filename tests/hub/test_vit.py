@@ -13,7 +13,7 @@ from regard.errors import ConfigError
 from regard.hub import MODEL_TYPES
 from regard.hub.config_json import read_config_as, write_config
 from regard.hub.external_checkpoint import open_checkpoint, prefixed_rules
-from regard.hub.families.vit import NEWER, image_task
+from regard.hub.families.vit import NEW_LAYER, image_task
 from regard.hub.weight_mapping import plan_export
 from regard.models.build import weights
 from regard.tasks import TASKS
@@ -103,7 +103,7 @@ def test_what_is_read_and_written_again_is_the_same_to_the_bit(tmp_path, archite
 def test_names_of_the_newer_library_are_read_too(tmp_path):
     theirs = small("ViTForImageClassification")
     names = {name for name in theirs.state_dict() if ".layers.0." in name}
-    assert names == {f"vit.layers.0.{n}.{p}" for n in NEWER for p in ("weight", "bias")}
+    assert names == {f"vit.layers.0.{n}.{p}" for n in NEW_LAYER for p in ("weight", "bias")}
     theirs.config.save_pretrained(tmp_path)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     ours = open_checkpoint(tmp_path).load()
@@ -140,7 +140,7 @@ def _column(values):
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"qkv_bias": False}, "qkv_bias=False is not supported"),
         ({"image_size": [24, 32]}, "equal whole numbers"),
@@ -151,8 +151,8 @@ def _column(values):
         ({"hidden_act": "snake"}, "activation 'snake'"),
     ],
 )
-def test_what_we_do_not_have_is_refused(fields, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_we_do_not_have_is_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
         read_config_as(MODEL_TYPES["vit"], {"model_type": "vit", **fields})
 
 
@@ -175,7 +175,7 @@ NAMES = {"id2label": {"1": "dog", "0": "cat"}}
     ],
     ids=str,
 )
-def test_colours_are_scaled_as_by_their_own_processor(processor):
+def test_pixels_are_scaled_as_by_the_processor_of_transformers(processor):
     import transformers
 
     images = np.random.default_rng(0).integers(0, 256, (2, 3, 8, 8), dtype=np.uint8)
@@ -186,7 +186,7 @@ def test_colours_are_scaled_as_by_their_own_processor(processor):
 
 
 @pytest.mark.parametrize(
-    ("processor", "said"),
+    ("processor", "message"),
     [
         ({"image_mean": "x"}, "image_mean='x' must be a number for each of 3"),
         ({"image_mean": [0.5]}, "image_mean"),
@@ -201,8 +201,8 @@ def test_colours_are_scaled_as_by_their_own_processor(processor):
         ({"do_center_crop": True}, "do_center_crop=true is not supported"),
     ],
 )
-def test_colours_that_make_no_sense_are_refused(processor, said):
-    with pytest.raises(ConfigError, match=said):
+def test_pixel_statistics_that_make_no_sense_are_refused(processor, message):
+    with pytest.raises(ConfigError, match=message):
         image_task(NAMES, processor, 3)
 
 

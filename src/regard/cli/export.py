@@ -23,7 +23,7 @@ def export(
         str | None,
         Option(
             metavar="NAME",
-            help="Write it as this model_type. By default the first that has all its choices.",
+            help="Write it as this model_type. By default the first that supports all settings of the model.",
         ),
     ] = None,
     as_json: Json = False,
@@ -37,20 +37,20 @@ def export(
     with working(f"exporting {run}"):
         from regard.training.import_export import export_run
 
-        done = export_run(run, folder, family)
+        result = export_run(run, folder, family)
     if as_json:
         print_json(
             {
-                "folder": str(done.path),
-                "family": done.family,
-                "class": done.architecture,
-                "difference": done.difference,
-                "unchecked": done.unchecked,
+                "folder": str(result.path),
+                "family": result.family,
+                "class": result.architecture,
+                "difference": result.difference,
+                "unchecked": result.unchecked,
             }
         )
         return
-    print(f"{done.path}: {done.family}, {done.architecture}")
-    if done.difference is None:
-        print(f"not checked: {done.unchecked}")
+    print(f"{result.path}: {result.family}, {result.architecture}")
+    if result.difference is None:
+        print(f"not checked: {result.unchecked}")
     else:
-        print(f"checked: transformers computes the same, to {done.difference:.1e}")
+        print(f"checked: transformers computes the same, to {result.difference:.1e}")

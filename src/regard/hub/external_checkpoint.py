@@ -63,7 +63,7 @@ class ExternalCheckpoint:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights; of several, the one that they are promoted to."""
-        dtypes = (self.tensors.entries[each.external].dtype for each in self.plan.mappings)
+        dtypes = (self.tensors.entries[m.external].dtype for m in self.plan.mappings)
         return reduce(torch.promote_types, dtypes)
 
     @property
@@ -262,8 +262,8 @@ def _missing(plan: WeightPlan, family: Family, config: Any, shapes: Shapes) -> I
 
 
 def _is_ignored(family: Family, name: str) -> bool:
-    names = (name, name.removeprefix(family.prefix))
-    return any(matches(pattern, each) for pattern in family.ignored_tensors for each in names)
+    short = name.removeprefix(family.prefix)
+    return any(matches(p, name) or matches(p, short) for p in family.ignored_tensors)
 
 
 def _misfit(mapping: TensorMapping, tensors: Tensors, shapes: Shapes) -> str | None:

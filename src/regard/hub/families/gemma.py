@@ -48,7 +48,7 @@ def _linear(hf: Settings) -> Choice:
 
 
 def _read_gemma2(hf: Settings) -> Settings:
-    kinds = [FULL if number % 2 else WINDOWED for number in range(hf["num_hidden_layers"])]
+    kinds = [FULL if index % 2 else WINDOWED for index in range(hf["num_hidden_layers"])]
     score = {
         "kind": "scaled_dot",
         "width": hf["query_pre_attn_scalar"],
