@@ -72,10 +72,10 @@ def picking(chain: Chain, logits: Tensor) -> Callable[[], None]:
     """Draw, with a text of 128 ids to look back at."""
     prompts = torch.randint(VOCAB, (len(logits), READ)).tolist()
     context = SamplerContext.from_prompts(prompts, ROOM, seed=1, device=logits.device)
-    chain.pick(logits, context)  # makes the tensors of its settings
+    chain.sample(logits, context)  # makes the tensors of its settings
 
     def work() -> None:
-        chain.pick(logits, context)
+        chain.sample(logits, context)
 
     return work
 

@@ -222,6 +222,6 @@ def test_one_kernel_keeps_the_largest():
         logits[1] = logits[1].round()  # ties
         logits[2, 3:] = -torch.inf  # fewer than k are left
         logits[3] = -logits[3].abs()
-        expected = TopK(k).apply(logits, None)
+        expected = TopK(k).process(logits, None)
         assert torch.equal(kernel.top_k(logits, k), expected)
         assert torch.equal(kernel.top_k(logits.T.contiguous().T, k), expected)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.generate import SamplerContext, parse_chain
-from regard.generate.chain import NEVER, Chain, failures
+from regard.generate.chain import NOT_FAILED, Chain, failure_lengths
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -32,7 +32,7 @@ KINDS = [
 @pytest.fixture(autouse=True)
 def taken(monkeypatch):
     """The kernels are used, without a GPU too."""
-    monkeypatch.setattr("regard.generate.chain.takes", lambda logits: True)
+    monkeypatch.setattr("regard.generate.chain.supports_fused_tail", lambda logits: True)
 
 
 class Open(Chain):
@@ -42,14 +42,14 @@ class Open(Chain):
 
 
 def compare(chain, logits, turns=2):
-    assert chain.tail is not None
+    assert chain.fused_tail is not None
     prompts = [[row, 3, 5, row, 3] for row in range(len(logits))]
     one, other = (
         SamplerContext.from_prompts(prompts, turns, seed=4, device=DEVICE) for _ in range(2)
     )
     for _ in range(turns):
-        expected = Open(chain.stages).pick(logits, one)
-        found = chain.pick(logits, other)
+        expected = Open(chain.stages).sample(logits, one)
+        found = chain.sample(logits, other)
         assert found.tolist() == expected.tolist(), str(chain)
         one.append(expected)
         other.append(found)
@@ -161,11 +161,11 @@ def test_a_row_with_nothing_to_draw_from_is_noted():
     )
     chain = parse_chain(TEN, "llama.cpp")
     for _ in range(2):
-        ids = chain.pick(logits, context)
+        ids = chain.sample(logits, context)
         assert ids.max() < 3001
         assert ids.min() >= 0
         context.append(ids)
-    assert failures(context).tolist() == [1, NEVER, 1, 3, 1]
+    assert failure_lengths(context).tolist() == [1, NOT_FAILED, 1, 3, 1]
     assert context.generators.used.tolist() == [4] * 5
 
 
@@ -186,9 +186,9 @@ def test_a_row_with_nothing_to_draw_from_is_noted():
     ids=str,
 )
 def test_other_chains_are_left_as_they_are(words):
-    assert parse_chain(words).tail is None
+    assert parse_chain(words).fused_tail is None
 
 
 def test_settings_of_rows_are_left_as_they_are():
-    chain = Chain.together([parse_chain(["top_k=50"]), parse_chain(["top_k=60"])])
-    assert chain.tail is None
+    chain = Chain.per_row([parse_chain(["top_k=50"]), parse_chain(["top_k=60"])])
+    assert chain.fused_tail is None

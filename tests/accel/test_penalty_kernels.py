@@ -60,7 +60,7 @@ def both(stage, logits, context, monkeypatch):
     before, found = logits.clone(), []
     for kernel in (False, True):
         monkeypatch.setattr(penalties, "usable", lambda _, answer=kernel: answer)
-        found.append(stage.apply(logits, context))
+        found.append(stage.process(logits, context))
         assert torch.equal(logits, before)
     return found
 
@@ -99,7 +99,7 @@ def test_the_largest_penalty_is_finite(monkeypatch):
     logits = logits.nan_to_num(neginf=-1.0)
     expected, actual = both(DRY(2.0), logits, context, monkeypatch)
     assert actual.isfinite().all()
-    assert actual.min() == -penalties.LARGEST
+    assert actual.min() == -penalties.MAX_PENALTY
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -118,12 +118,12 @@ def test_what_no_kernel_can_do_is_done_without(monkeypatch):
         monkeypatch.setattr(kernels, name, None)
     logits, context = texts(50)
     for stage in (Repetition(1.5), Frequency(0.3), Presence(0.3), DRY(0.8)):
-        each = PerRow.of([stage, None] * 3 + [stage], DEVICE)
+        each = PerRow.merge([stage, None] * 3 + [stage], DEVICE)
         expected, actual = both(each, logits, context, monkeypatch)
         assert torch.equal(actual, expected)
         expected, actual = both(stage, logits.double(), context, monkeypatch)
         assert torch.equal(actual, expected)
-    monkeypatch.setattr(penalties, "LONGEST", 49)
+    monkeypatch.setattr(penalties, "MAX_KERNEL_WINDOW", 49)
     expected, actual = both(Frequency(0.3), logits, context, monkeypatch)
     assert torch.equal(actual, expected)
 
@@ -133,11 +133,11 @@ def test_the_kernels_are_recorded_in_a_graph(monkeypatch):
     logits, context = texts(50)
     stages = [Repetition(1.5), Frequency(0.3), Presence(0.2), DRY(0.8, breakers=(3,))]
     for stage in stages:
-        stage.apply(logits, context)
+        stage.process(logits, context)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = [stage.apply(logits, context) for stage in stages]
+        found = [stage.process(logits, context) for stage in stages]
     other, changed = texts(50)
     logits.copy_(other + 1)
     context.history.copy_(changed.history.flip(1))

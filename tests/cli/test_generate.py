@@ -31,8 +31,8 @@ def test_a_trace_for_programs_has_the_same_numbers(regard, text_run):
     assert regard(*words).out == f"the cat{plain['text']}\n"
     assert "".join(token["piece"] for token in traced["tokens"]) == plain["text"]
     for token in traced["tokens"]:
-        assert [step["left"] for step in token["steps"]][1:] == [6, 6]
-        assert {"id", "piece", "before", "after"} == set(token["steps"][1]["lost"][0])
+        assert [step["remaining"] for step in token["stages"]][1:] == [6, 6]
+        assert {"id", "piece", "before", "after"} == set(token["stages"][1]["top_removed"][0])
         assert 0 < token["model"] < token["drawn"] <= 1
 
 

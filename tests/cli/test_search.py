@@ -59,7 +59,7 @@ def test_an_amateur_is_heard_by_samplers_and_searches(regard, text_run, other_ru
 def test_a_translation_is_searched_too(regard, pair_run):
     beam = regard("translate", pair_run, "100 cats", "--beam", 3).out
     assert regard("translate", pair_run, "100 cats", "--search", "beam=3").out == beam
-    word = "beam={width=3, form='gnmt', length_penalty=0.6, until='likely'}"
+    word = "beam={width=3, normalization='gnmt', length_penalty=0.6, early_stopping='heuristic'}"
     assert regard("translate", pair_run, "100 cats", "--search", word).code == 0
 
 

@@ -47,6 +47,6 @@ def test_the_engine_writes_what_plain_generation_writes(case):
     ]
     given = {"tokens": 8, "stop": {0, 1}, "source": subject.source}
     plain = generate(subject.model, prompts, GREEDY, **given)
-    engine = Engine(pack(subject.model), records=True)
+    engine = Engine(pack(subject.model), capture=True)
     assert generate(engine, prompts, GREEDY, **given) == plain
     assert generate(engine, prompts, GREEDY, **given) == plain  # with the loop that was kept

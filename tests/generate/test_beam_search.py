@@ -11,7 +11,7 @@ from regard.nn.state import Source
 STOP = 0
 PROMPTS = [[1], [2, 3, 1], [3, 3]]
 POWERS = [0.0, 0.6, 1.0, 2.0, -0.5]
-FORMS = {"power": lambda n, a: n**a, "gnmt": lambda n, a: (5 + n) ** a / 6**a}
+NORMALIZATIONS = {"power": lambda n, a: n**a, "gnmt": lambda n, a: (5 + n) ** a / 6**a}
 
 
 def log_p(model, prompt, source=None):
@@ -21,7 +21,7 @@ def log_p(model, prompt, source=None):
     return logits[0, 0].double().log_softmax(-1).tolist()
 
 
-def exhaustive(model, prompt, tokens, power, form, ids_in_use):
+def exhaustive(model, prompt, tokens, power, normalization, ids_in_use):
     """Every text there is, best first."""
     scored = []
     for length in range(1, tokens + 1):
@@ -30,7 +30,7 @@ def exhaustive(model, prompt, tokens, power, form, ids_in_use):
                 continue
             total = sum(log_p(model, [*prompt, *ids[:t]])[ids[t]] for t in range(length))
             text = list(ids[:-1] if ids[-1] == STOP else ids)
-            scored.append((total / FORMS[form](length, power), text))
+            scored.append((total / NORMALIZATIONS[normalization](length, power), text))
     return sorted(scored, reverse=True)
 
 
@@ -48,15 +48,15 @@ def slow_groups(
     power=1.0,
     source=None,
     stop=(STOP,),
-    form="power",
-    until="certain",
+    normalization="power",
+    early_stopping="never",
     groups=1,
     diversity=0.0,
 ):
-    """The definition in lists; "certain" never stops early, and so cannot do so wrongly."""
+    """The definition in lists; "never" never stops early, and so cannot do so wrongly."""
 
     def score(total, length):
-        return total / FORMS[form](length, power)
+        return total / NORMALIZATIONS[normalization](length, power)
 
     live, kept, done = [[(0.0, [])]] * groups, [[] for _ in range(groups)], [False] * groups
     for length in range(1, tokens + 1):
@@ -83,13 +83,13 @@ def slow_groups(
             taken += [ids[-1] for _, ids in going]
             after.append(going)
             full = len(kept[group]) >= width
-            if until == "full":
+            if early_stopping == "full":
                 done[group] |= full
-            elif until == "likely" and full and going:
+            elif early_stopping == "heuristic" and full and going:
                 best = max(total for total, _ in going)
                 done[group] |= score(best, length) <= kept[group][width - 1][0]
         live = after
-        if until != "certain" and all(done):
+        if early_stopping != "never" and all(done):
             break
     return kept
 
@@ -108,22 +108,28 @@ def row_of(source, row):
     return Source(source.ids[row : row + 1], source.lengths[row : row + 1])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("power", POWERS)
-def test_a_beam_that_covers_the_space_finds_the_best_of_all_texts(table_model, power, form):
+def test_a_beam_that_covers_the_space_finds_the_best_of_all_texts(
+    table_model, power, normalization
+):
     model = table_model(vocab_size=64)
     model.table[:, 4:] = -torch.inf  # a space of 3^4 texts, and those that stop before
-    found = search(model, width=64, tokens=4, length_penalty=power, form=form, n_best=5)
+    found = search(
+        model, width=64, tokens=4, length_penalty=power, normalization=normalization, n_best=5
+    )
     for prompt, hypotheses in zip(PROMPTS, found, strict=True):
-        assert_found(hypotheses, exhaustive(model, prompt, 4, power, form, 4)[:5])
+        assert_found(hypotheses, exhaustive(model, prompt, 4, power, normalization, 4)[:5])
 
 
-@pytest.mark.parametrize("until", ["certain", "likely", "full"])
+@pytest.mark.parametrize("early_stopping", ["never", "heuristic", "full"])
 @pytest.mark.parametrize("power", POWERS)
-@pytest.mark.parametrize(("width", "form"), [(2, "power"), (3, "gnmt"), (5, "power")])
-def test_all_rows_at_once_find_what_the_slow_search_finds(table_model, power, width, form, until):
+@pytest.mark.parametrize(("width", "normalization"), [(2, "power"), (3, "gnmt"), (5, "power")])
+def test_all_rows_at_once_find_what_the_slow_search_finds(
+    table_model, power, width, normalization, early_stopping
+):
     model = table_model(vocab_size=7, seed=width)
-    chosen = {"form": form, "until": until}
+    chosen = {"normalization": normalization, "early_stopping": early_stopping}
     found = search(model, width=width, tokens=12, length_penalty=power, n_best=2, **chosen)
     for prompt, hypotheses in zip(PROMPTS, found, strict=True):
         assert_found(hypotheses, slow_beam(model, prompt, width, 12, power, **chosen)[:2])
@@ -133,9 +139,9 @@ def test_when_a_search_ends_makes_a_difference(table_model):
     model = table_model(vocab_size=7, spread=3.0)
     prompts = [[a, b] for a in range(1, 7) for b in range(1, 7)]
     found = []
-    for until in ("certain", "likely", "full"):
+    for early_stopping in ("never", "heuristic", "full"):
         model.fed.clear()
-        texts = search(model, prompts, width=2, tokens=20, until=until)
+        texts = search(model, prompts, width=2, tokens=20, early_stopping=early_stopping)
         found.append(([text.ids for (text,) in texts], sum(rows for rows, _ in model.fed)))
     (certain, longest), (likely, middle), (full, shortest) = found
     assert longest > middle > shortest
@@ -161,10 +167,12 @@ def test_without_a_stop_every_text_is_as_long_as_can_be(table_model):
 
 @pytest.mark.parametrize("diversity", [0.0, 0.5, 3.0])
 @pytest.mark.parametrize(("width", "groups"), [(6, 2), (6, 3), (4, 4)])
-@pytest.mark.parametrize("until", ["certain", "full"])
-def test_groups_find_what_the_slow_groups_find(table_model, width, groups, diversity, until):
+@pytest.mark.parametrize("early_stopping", ["never", "full"])
+def test_groups_find_what_the_slow_groups_find(
+    table_model, width, groups, diversity, early_stopping
+):
     model = table_model(vocab_size=7)
-    chosen = {"until": until, "groups": groups, "diversity": diversity}
+    chosen = {"early_stopping": early_stopping, "groups": groups, "diversity": diversity}
     found = search(model, width=width, tokens=8, **chosen)
     for prompt, hypotheses in zip(PROMPTS, found, strict=True):
         slow = slow_groups(model, prompt, width // groups, 8, **chosen)
@@ -194,12 +202,12 @@ def test_rows_that_finish_early_are_dropped_and_keep_their_place(table_model):
         assert_found(hypotheses, slow_beam(model, prompt, 3, 15, 0.0)[:1])
 
 
-@pytest.mark.parametrize("until", ["certain", "likely", "full"])
+@pytest.mark.parametrize("early_stopping", ["never", "heuristic", "full"])
 @pytest.mark.parametrize("seed", range(3))
-def test_one_beam_is_greedy_search(table_model, until, seed):
+def test_one_beam_is_greedy_search(table_model, early_stopping, seed):
     model = table_model(seed=seed)
     greedy = generate(model, PROMPTS, parse_chain(["greedy"]), tokens=25, stop={STOP})
-    found = search(model, width=1, tokens=25, until=until)
+    found = search(model, width=1, tokens=25, early_stopping=early_stopping)
     assert [each.ids for (each,) in found] == greedy
 
 
@@ -209,11 +217,11 @@ def test_a_text_stands_only_once_among_the_best(table_model):
         assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
 
 
-@pytest.mark.parametrize("until", ["certain", "likely", "full"])
-def test_fewer_texts_come_back_where_there_are_no_more(table_model, until):
+@pytest.mark.parametrize("early_stopping", ["never", "heuristic", "full"])
+def test_fewer_texts_come_back_where_there_are_no_more(table_model, early_stopping):
     model = table_model(vocab_size=8)
     model.table[:, 2:] = -torch.inf  # stop, or one more 1
-    found = search(model, [[1]], width=8, tokens=3, n_best=8, until=until)
+    found = search(model, [[1]], width=8, tokens=3, n_best=8, early_stopping=early_stopping)
     assert sorted(each.ids for each in found[0]) == [[], [1], [1, 1], [1, 1, 1]]
 
 
@@ -254,15 +262,15 @@ def test_an_encoder_decoder_is_searched_like_any_other():
     [
         ({"n_best": 4}, "n_best=4 must lie between 1 and the 3 beams of a group"),
         ({"width": 6, "groups": 2, "n_best": 4}, "n_best=4 .* the 3 beams of a group"),
-        ({"width": 0}, "a beam of width=0 follows no text"),
+        ({"width": 0}, "width=0 of a beam search must be at least 1"),
         ({"width": 7}, "a beam of width=7 is wider than the vocabulary of 6"),
         ({"groups": 2}, "groups=2 must divide the beam's width=3"),
         ({"groups": 0}, "groups=0"),
         ({"diversity": -1.0}, "diversity=-1.0"),
         ({"diversity": math.nan}, "diversity=nan"),
         ({"length_penalty": math.nan}, "length_penalty=nan"),
-        ({"form": "gmt"}, "form 'gmt'; did you mean 'gnmt'"),
-        ({"until": "never"}, "until 'never'"),
+        ({"normalization": "gmt"}, "normalization 'gmt'; did you mean 'gnmt'"),
+        ({"early_stopping": "always"}, "early_stopping 'always'"),
         ({"tokens": 0}, "tokens=0"),
         ({"prompts": [[]]}, "prompt 0 is empty"),
         ({"prompts": [[1] * 9]}, "a prompt of 9 ids leaves no room in the model's context of 8"),

@@ -11,11 +11,11 @@ from regard.nn.state import Source
 pytestmark = pytest.mark.parity
 
 NEAR = 1e-5  # the order of float32 sums differs
-EARLY = {"certain": "never", "likely": False, "full": True}
+EARLY = {"never": "never", "heuristic": False, "full": True}
 TOKENS = 12
-SETTINGS = [(2, 1.0, "certain"), (4, 0.6, "likely"), (5, 1.0, "full"), (5, 2.0, "likely")]
-SETTINGS += [(3, 0.0, "certain"), (3, -0.5, "likely"), (4, 1.5, "certain"), (4, 0.0, "full")]
-each_setting = pytest.mark.parametrize(("width", "power", "until"), SETTINGS)
+SETTINGS = [(2, 1.0, "never"), (4, 0.6, "heuristic"), (5, 1.0, "full"), (5, 2.0, "heuristic")]
+SETTINGS += [(3, 0.0, "never"), (3, -0.5, "heuristic"), (4, 1.5, "never"), (4, 0.0, "full")]
+each_setting = pytest.mark.parametrize(("width", "power", "early_stopping"), SETTINGS)
 
 
 @pytest.fixture(scope="module", params=["gpt2", "t5", "marian", "bart"])
@@ -32,7 +32,7 @@ def pair(request, tmp_path_factory):
     return theirs, open_checkpoint(folder).load().eval()
 
 
-def ask(theirs, ours, width, power, until):
+def ask(theirs, ours, width, power, early_stopping):
     """Three prompts, or three sources of different lengths: what they find and what we find."""
     generator = torch.Generator().manual_seed(width)
     ids = torch.randint(3, 50, (3, 6), generator=generator)
@@ -52,7 +52,7 @@ def ask(theirs, ours, width, power, until):
         num_beams=width,
         num_return_sequences=2,
         length_penalty=power,
-        early_stopping=EARLY[until],
+        early_stopping=EARLY[early_stopping],
         max_new_tokens=TOKENS,
         do_sample=False,
         eos_token_id=stop,
@@ -62,7 +62,7 @@ def ask(theirs, ours, width, power, until):
         return_dict_in_generate=True,
         output_scores=True,
     )
-    search = BeamSearch(width, power, until=until, n_best=2)
+    search = BeamSearch(width, power, early_stopping=early_stopping, n_best=2)
     found = search(ours, prompts, tokens=TOKENS, stop=stop, source=source)
     texts = []
     for row in wanted.sequences[:, len(prompts[0]) :].tolist():
@@ -72,8 +72,8 @@ def ask(theirs, ours, width, power, until):
 
 
 @each_setting
-def test_texts_and_scores_are_those_of_transformers(pair, width, power, until):
-    texts, scores, found = ask(*pair, width, power, until)
+def test_texts_and_scores_are_those_of_transformers(pair, width, power, early_stopping):
+    texts, scores, found = ask(*pair, width, power, early_stopping)
     assert [each.ids for each in found] == texts
     ours = torch.tensor([each.score for each in found])
     torch.testing.assert_close(ours, scores, rtol=NEAR, atol=NEAR)

@@ -14,7 +14,7 @@ from regard.generate import (
     parse_chain,
 )
 from regard.generate.sampler_context import RowGenerators
-from regard.generate.samplers import Ban
+from regard.generate.samplers.constraints import Ban
 
 
 def context_of(rows, seed=0):
@@ -184,12 +184,12 @@ def test_samplers_that_leave_nothing_are_named(words):
 def test_what_failed_on_a_device_is_told_when_asked():
     context, chain = context_of(2), Chain((Ban((0, 1)),))
     logits = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, -torch.inf]])
-    ids = chain.pick(logits, context)
+    ids = chain.sample(logits, context)
     assert ids[0] == 2
     assert 0 <= ids[1] < 3  # some id, so that nothing downstream falls over
     with pytest.raises(RegardError, match="row 1 has nothing to draw from: nothing is left by ban"):
-        chain.check(context, lambda row, length: logits[row : row + 1])
-    chain.check(context, lambda row, length: logits[row : row + 1])  # told once
+        chain.raise_if_failed(context, lambda row, length: logits[row : row + 1])
+    chain.raise_if_failed(context, lambda row, length: logits[row : row + 1])  # told once
 
 
 def test_whoever_left_nothing_is_named_by_the_coins_that_were_tossed():
@@ -266,7 +266,7 @@ def test_a_chain_is_its_stages_one_after_another():
         expected, apart = logits, SamplerContext.from_prompts(texts, 1, seed=case)
         for stage in chain.stages:
             expected = stage(expected, apart)
-        close(chain.logits(logits, SamplerContext.from_prompts(texts, 1, seed=case)), expected)
+        close(chain.process(logits, SamplerContext.from_prompts(texts, 1, seed=case)), expected)
 
 
 @pytest.mark.parametrize("first", LINKS)
@@ -282,9 +282,9 @@ def test_any_two_samplers_are_one_after_the_other(first):
             expected, apart = logits, SamplerContext.from_prompts(texts, 1, seed=1)
             for stage in chain.stages:
                 expected = stage(expected, apart)
-            close(chain.logits(logits, SamplerContext.from_prompts(texts, 1, seed=1)), expected)
-            joined = Chain.together([chain, parse_chain(["top_k=7"])])
-            found = joined.logits(logits, SamplerContext.from_prompts(texts, 1, seed=1))
+            close(chain.process(logits, SamplerContext.from_prompts(texts, 1, seed=1)), expected)
+            joined = Chain.per_row([chain, parse_chain(["top_k=7"])])
+            found = joined.process(logits, SamplerContext.from_prompts(texts, 1, seed=1))
             close(found[:1], expected[:1])
 
 
@@ -305,7 +305,7 @@ def test_rows_with_chains_of_their_own_are_what_they_are_alone():
         texts = [[1], [2, 3, 2], [4] * 5, [5, 6, 5, 6, 5, 6, 5]]
         together = SamplerContext.from_prompts(texts, 6, seed=seeds)
         alone = [SamplerContext.from_prompts([texts[row]], 6, seed=seeds[row]) for row in range(4)]
-        joined = Chain.together(chains)
+        joined = Chain.per_row(chains)
         for _ in range(6):
             logits = 2 * torch.randn(4, 25, generator=generator)
             ids = joined(logits, together)
@@ -325,7 +325,7 @@ def test_a_row_learns_from_its_own_stage_only(link):
     logits = 2 * torch.randn(3, 25, generator=torch.Generator().manual_seed(2))
     together = SamplerContext.from_prompts([[1], [2], [3]], 20, seed=[3, 4, 5])
     joined, alone = (
-        Chain.together(chains),
+        Chain.per_row(chains),
         [SamplerContext.from_prompts([[1 + row]], 20, seed=3 + row) for row in range(3)],
     )
     assert len(joined.stages) == 3
@@ -343,24 +343,24 @@ def test_nothing_in_a_chain_asks_what_the_numbers_are():
     words = [LINKS[name](0.6) for name in names]
     chains = [parse_chain(words, "regard"), parse_chain(["temperature=0.5", "top_p=0.5"])]
     logits = 2 * torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
-    chain = Chain.together(chains)
+    chain = Chain.per_row(chains)
     assert chain.capturable
     one, other = (SamplerContext.from_prompts([[1, 2, 1, 2], [3]], 9, seed=2) for _ in range(2))
-    pick = torch.compile(chain.pick, backend="eager", fullgraph=True)
+    pick = torch.compile(chain.sample, backend="eager", fullgraph=True)
     for context in (one, other):
         context.append(chain(logits, context))  # the first call makes tensors of settings
     for _ in range(3):
-        assert torch.equal(chain.pick(logits, one), pick(logits, other))
+        assert torch.equal(chain.sample(logits, one), pick(logits, other))
 
 
 def test_equal_chains_together_are_one_of_them():
     chain = parse_chain(["temperature=0.7", "top_k=5", "top_p=1"])
-    assert Chain.together([chain] * 3).stages == chain.stages[:2]
+    assert Chain.per_row([chain] * 3).stages == chain.stages[:2]
 
 
 def test_rows_that_stay_keep_their_settings_their_chance_and_their_memory():
     own = [["top_k=1"], ["top_p=0.9", "xtc=0.5"], ["mirostat_2={target=1, rate=0.5}"]]
-    joined = Chain.together([parse_chain(words) for words in own])
+    joined = Chain.per_row([parse_chain(words) for words in own])
     contexts = [SamplerContext.from_prompts([[1], [2], [3]], 30, seed=4) for _ in range(2)]
     logits = 2 * torch.randn(3, 30, generator=torch.Generator().manual_seed(0))
     for context in contexts:
@@ -436,6 +436,6 @@ def test_a_wrong_word_is_explained(word, message):
 def test_a_chain_is_printed_as_the_words_it_is_made_from():
     words = ["ban=[1, 2]", "dry={multiplier=0.8, breakers=[3]}", "top_p={p=0.5, min_keep=2}"]
     chain = parse_chain([*words, 'mirostat_2={target=5.0, surprise="full"}'])
-    assert parse_chain(chain.words()) == chain
+    assert parse_chain(chain.specs()) == chain
     assert str(chain).startswith("ban=[1, 2] → dry={multiplier=0.8, breakers=[3]} → top_p={p=0.5, ")
     assert str(parse_chain(["greedy"])) == "temperature=0.0 → argmax"

@@ -9,7 +9,7 @@ from regard.nn.state import Source
 
 GREEDY = parse_chain(["greedy"])
 PROMPTS = [[1], [2, 3, 4, 0, 1], [5, 5]]
-TWO = Chain.together([parse_chain(["top_k=2"]), parse_chain(["top_k=3"])])
+TWO = Chain.per_row([parse_chain(["top_k=2"]), parse_chain(["top_k=3"])])
 SOURCE = Source(torch.tensor([[4, 2, 9], [7, 0, 0], [3, 3, 0]]), torch.tensor([3, 1, 2]))
 
 

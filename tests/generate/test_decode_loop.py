@@ -7,7 +7,7 @@ from regard.accel.packed_decoder import PackedDecoder, pack
 from regard.errors import ConfigError, RegardError
 from regard.generate import Chain, Engine, generate, parse_chain, stream, stream_text
 from regard.generate.decode_loop import CudaGraphLoop, EagerLoop
-from regard.generate.stop_text import until
+from regard.generate.stop_text import truncate_at_stop
 from regard.models.transformer import Transformer, TransformerConfig
 
 CHAIN = parse_chain(["repetition=1.3", "top_k=6", "temperature=0.9"])
@@ -24,7 +24,7 @@ def small(**choices):
 
 
 def engine(model):
-    return Engine(PackedDecoder(model), records=True)
+    return Engine(PackedDecoder(model), capture=True)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 35, 90])  # 90 overflow the context
@@ -78,7 +78,7 @@ def test_the_pen_is_kept_for_a_text_of_the_same_size():
     assert isinstance(loop, CudaGraphLoop)
     generate(fast, [[3, 4]], CHAIN, tokens=9, seed=1)
     assert fast.loop is loop
-    generate(fast, [[3, 4]], parse_chain(CHAIN.words()), tokens=9, seed=1)  # equal is the same
+    generate(fast, [[3, 4]], parse_chain(CHAIN.specs()), tokens=9, seed=1)  # equal is the same
     assert fast.loop is loop
     generate(fast, [[3, 4]], CHAIN, tokens=10, seed=1)
     assert fast.loop is not loop
@@ -131,20 +131,20 @@ def test_a_stop_is_found_wherever_a_text_is_cut():
         ends = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
         cuts = sorted(chance.randrange(len(text) + 1) for _ in range(4))
         pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        shown = list(until(pieces, stops))
+        shown = list(truncate_at_stop(pieces, stops))
         assert "".join(shown) == text[: min(ends, default=(0, len(text)))[1]]
         assert all(shown)
 
 
 def test_what_cannot_begin_a_stop_is_not_held_back():
-    pieces = until(iter(["one ", "two<", "|e", "nd|>", "three"]), ["<|end|>"])
+    pieces = truncate_at_stop(iter(["one ", "two<", "|e", "nd|>", "three"]), ["<|end|>"])
     assert [next(pieces), next(pieces)] == ["one ", "two"]
     assert list(pieces) == []
 
 
 def test_an_empty_stop_text_is_refused():
     with pytest.raises(ConfigError, match="a stop text is empty"):
-        list(until(["a"], [""]))
+        list(truncate_at_stop(["a"], [""]))
 
 
 class Letters:

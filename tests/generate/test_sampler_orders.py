@@ -4,13 +4,15 @@ import torch
 import sampler_reference as reference
 from regard.errors import ConfigError
 from regard.generate import SAMPLER_ORDERS, Chain, SamplerContext, parse_chain
-from regard.generate.samplers import SAMPLERS, Temperature, TopK, TopNSigma
+from regard.generate.samplers import SAMPLERS
+from regard.generate.samplers.temperature import Temperature
+from regard.generate.samplers.truncation import TopK, TopNSigma
 
 SETTINGS = ["temperature=0.7", "top_p=0.9", "min_p=0.02", "typical=0.8", "repetition=1.2"]
 
 
 def names(chain):
-    return [word.partition("=")[0] for word in chain.words()]
+    return [word.partition("=")[0] for word in chain.specs()]
 
 
 def test_regard_has_a_place_for_every_sampler():
@@ -35,7 +37,7 @@ def test_the_order_changes_what_is_drawn():
     words = ["temperature=2.0", "top_p=0.7", "top_k=0", "min_p=0"]
     left = {
         order: parse_chain(words, order)
-        .logits(logits, SamplerContext.from_prompts([[0]], 1))
+        .process(logits, SamplerContext.from_prompts([[0]], 1))
         .isfinite()
         .sum()
         for order in SAMPLER_ORDERS
@@ -92,7 +94,7 @@ def test_exactly_k_are_kept_by_rank_or_by_id(ranked):
         if not ranked
         else (*parse_chain(["top_p=0.999"]).stages, TopK(7, exact=True))
     )
-    left = Chain(stages).logits(logits, SamplerContext.from_prompts([[0]] * 50, 1)).isfinite()
+    left = Chain(stages).process(logits, SamplerContext.from_prompts([[0]] * 50, 1)).isfinite()
     assert left.sum(-1).tolist() == [7] * 50
     for row in range(50):
         assert set(left[row].nonzero().flatten().tolist()) == set(
@@ -166,7 +168,7 @@ def test_the_order_hf_is_that_of_transformers():
         logits = 3 * torch.randn(3, 60, generator=generator)
         processors = model._get_logits_processor(settings, input_ids_seq_length=20, device="cpu")
         context = SamplerContext.from_prompts(texts.tolist(), 1)
-        found = parse_chain(ours, "hf").logits(logits, context)
+        found = parse_chain(ours, "hf").process(logits, context)
         torch.testing.assert_close(found, processors(texts, logits), rtol=1e-6, atol=1e-6)
 
 

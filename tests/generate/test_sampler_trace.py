@@ -22,26 +22,28 @@ def bits(p):
 def test_every_number_of_a_trace_by_hand():
     (token,) = traced()
     before, logits = LOGITS.softmax(-1)[0], LOGITS
-    assert [step.stage for step in token.steps] == WORDS
+    assert [step.stage for step in token.stages] == WORDS
     assert token.bits == pytest.approx(bits(before), abs=1e-5)
-    assert token.model == pytest.approx(before[token.id].item())
-    for step, stage in zip(token.steps, parse_chain(WORDS).stages, strict=True):
+    assert token.model_prob == pytest.approx(before[token.id].item())
+    for step, stage in zip(token.stages, parse_chain(WORDS).stages, strict=True):
         logits = stage(logits, SamplerContext.from_prompts([[0, 1]], 1))
         after = logits.softmax(-1)[0]
         gone = [v for v in range(8) if before[v] > 0 and after[v] == 0]
-        assert step.left == int(logits.isfinite().sum())
+        assert step.remaining == int(logits.isfinite().sum())
         assert step.removed == len(gone)
         assert step.mass == pytest.approx(1 - before[gone].sum().item(), abs=1e-6)
         assert step.bits == pytest.approx(bits(after), abs=1e-5)
-        assert [change.id for change in step.lost] == sorted(gone, key=lambda v: -before[v])[:5]
+        assert [change.id for change in step.top_removed] == sorted(gone, key=lambda v: -before[v])[
+            :5
+        ]
         stays = [v for v in range(8) if v not in gone and abs(after[v] - before[v]) > 1e-6]
         moved = sorted(stays, key=lambda v: -abs(after[v] - before[v]))[:5]
-        assert {change.id for change in step.moved} == set(moved)
-        for change in [*step.lost, *step.moved]:
+        assert {change.id for change in step.top_changed} == set(moved)
+        for change in [*step.top_removed, *step.top_changed]:
             assert change.before == pytest.approx(before[change.id].item(), abs=1e-6)
             assert change.after == pytest.approx(after[change.id].item(), abs=1e-6)
         before = after
-    assert token.drawn == pytest.approx(before[token.id].item())
+    assert token.final_prob == pytest.approx(before[token.id].item())
 
 
 def test_tracing_changes_nothing(table_model):
@@ -55,19 +57,19 @@ def test_tracing_changes_nothing(table_model):
 
 def test_a_neutral_stage_is_not_in_a_trace():
     (token,) = traced(["top_k=0", "temperature=1.0", "top_p=0.5"])
-    assert [step.stage for step in token.steps] == ["top_p=0.5"]
+    assert [step.stage for step in token.stages] == ["top_p=0.5"]
 
 
 def test_rows_of_their_own_are_traced_with_their_own_settings():
     chains = [parse_chain(["top_k=2"]), parse_chain(["top_k=3", "temperature=0.5"])]
     one, other = traced_together(chains)
-    assert [step.stage for step in one.steps] == ["top_k=2", "temperature=1"]
-    assert [step.left for step in one.steps] == [2, 2]
-    assert [step.stage for step in other.steps] == ["top_k=3", "temperature=0.5"]
+    assert [step.stage for step in one.stages] == ["top_k=2", "temperature=1"]
+    assert [step.remaining for step in one.stages] == [2, 2]
+    assert [step.stage for step in other.stages] == ["top_k=3", "temperature=0.5"]
 
 
 def traced_together(chains):
-    chain = TracedChain(Chain.together(chains).stages)
+    chain = TracedChain(Chain.per_row(chains).stages)
     chain(LOGITS.expand(2, -1), SamplerContext.from_prompts([[0], [1]], 1, seed=0))
     return chain.tokens[0]
 

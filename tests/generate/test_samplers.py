@@ -14,28 +14,16 @@ import sampler_reference as reference
 from regard.errors import ConfigError
 from regard.generate import SAMPLERS, Chain, SamplerContext, parse_chain
 from regard.generate.sampler_context import RowGenerators
-from regard.generate.samplers import (
-    DRY,
+from regard.generate.samplers.constraints import Allow, Ban, Bias, Force, MinLength
+from regard.generate.samplers.mirostat import AdaptiveP, Mirostat1, Mirostat2
+from regard.generate.samplers.penalties import DRY, Frequency, NoRepeatNGram, Presence, Repetition
+from regard.generate.samplers.temperature import DynamicTemperature, Quadratic, Temperature
+from regard.generate.samplers.truncation import (
     XTC,
-    AdaptiveP,
-    Allow,
-    Ban,
-    Bias,
-    DynamicTemperature,
     Epsilon,
     Eta,
-    Force,
-    Frequency,
-    MinLength,
     MinP,
-    Mirostat1,
-    Mirostat2,
-    NoRepeatNGram,
-    Presence,
-    Quadratic,
-    Repetition,
     TailFree,
-    Temperature,
     TopA,
     TopH,
     TopK,
@@ -327,7 +315,7 @@ def test_presence_and_frequency_by_hand():
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_neutral_value_gives_the_very_same_logits_back(name):
-    neutral = SAMPLERS[name](**SAMPLERS[name].off)
+    neutral = SAMPLERS[name](**SAMPLERS[name].neutral_settings())
     assert neutral.neutral
     assert neutral(SOME) is SOME
 
@@ -613,7 +601,7 @@ def test_a_token_that_does_not_exist_is_named(name):
 
 @pytest.mark.parametrize("name", sorted({"xtc", "adaptive_p", "force", "min_length", *LOOKS_BACK}))
 def test_a_sampler_that_needs_a_context_says_so(name):
-    with pytest.raises(ConfigError, match=f"{name} looks at the text or at chance"):
+    with pytest.raises(ConfigError, match=f"{name} uses the generated tokens or random numbers"):
         WORKING[name](SOME)
 
 

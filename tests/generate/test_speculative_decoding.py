@@ -86,8 +86,10 @@ def test_greedy_text_is_the_same_to_the_token(name, draft):
         pytest.skip("they read no source")
     settings = {"tokens": 25, "stop": {0}, **given(model)}
     wanted = generate(model, PROMPTS, GREEDY, **settings)
-    ahead = 1 if name == "rotary" else 4
-    found = speculate(model, PROMPTS, GREEDY, draft=drafted(draft, model), ahead=ahead, **settings)
+    count = 1 if name == "rotary" else 4
+    found = speculate(
+        model, PROMPTS, GREEDY, draft=drafted(draft, model), draft_tokens=count, **settings
+    )
     assert found == wanted
 
 
@@ -116,7 +118,7 @@ def test_with_a_source_a_row_ends_where_its_context_is_full():
 @pytest.mark.parametrize("words", [["greedy"], [], ["temperature=0.7", "top_p=0.9"]])
 def test_guesses_that_come_true_save_passes(words):
     chain, model = parse_chain(words), Counted(made(CONFIGS["learned"]))
-    speculate(model, [[1]], chain, draft=model.model, ahead=4, tokens=40, seed=0)
+    speculate(model, [[1]], chain, draft=model.model, draft_tokens=4, tokens=40, seed=0)
     # a perfect draft settles five ids a pass; the first pass has no guess, and reads no prompt
     assert model.passes == 1 + math.ceil(39 / 5)
 
@@ -126,10 +128,10 @@ def test_a_text_that_quotes_itself_is_looked_up():
     [text] = speculate(model, [[1, 2, 3]], GREEDY, draft=PromptLookup(), tokens=30)
     assert len(text) == 30
     assert model.passes < 20
-    assert PromptLookup(3)._after([1, 2, 3, 4, 5, 1, 2, 3]) == [4, 5, 1, 2, 3]
-    assert PromptLookup(3)._after([9, 2, 3, 7, 8, 1, 2, 3]) == [7, 8, 1, 2, 3]
-    assert PromptLookup(2)._after([3, 1, 3, 2, 3]) == [2, 3]
-    assert PromptLookup()._after([1, 2, 3]) == []
+    assert PromptLookup(3)._continuation([1, 2, 3, 4, 5, 1, 2, 3]) == [4, 5, 1, 2, 3]
+    assert PromptLookup(3)._continuation([9, 2, 3, 7, 8, 1, 2, 3]) == [7, 8, 1, 2, 3]
+    assert PromptLookup(2)._continuation([3, 1, 3, 2, 3]) == [2, 3]
+    assert PromptLookup()._continuation([1, 2, 3]) == []
 
 
 CHAINS = {
@@ -161,7 +163,7 @@ def exact(model, prompt, chain, tokens):
             steps.copy_(left.softmax(-1).gather(1, forced[:, None]).squeeze(1))
             return forced
 
-        chain.pick(logits[rows, 0], context, decide)
+        chain.sample(logits[rows, 0], context, decide)
         context.append(forced)
         texts, shares = torch.cat([texts[rows], forced[:, None]], 1), shares[rows] * steps
     ids = texts[:, len(prompt) :].tolist()
@@ -219,7 +221,7 @@ def test_a_row_draws_the_same_alone_and_in_a_batch():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ahead": 0}, "ahead=0"),
+        ({"draft_tokens": 0}, "draft_tokens=0"),
         ({"tokens": 0}, "tokens=0"),
         ({"prompts": [[1], []]}, "prompt 1 is empty"),
         ({"draft": 7}, "the draft knows 7 ids and the model 6"),
@@ -233,7 +235,7 @@ def test_what_cannot_be_speculated_is_refused(settings, message):
         settings["draft"] = made(RecurrentConfig(vocab_size=settings["draft"], dim=8))
     with pytest.raises(ConfigError, match=message):
         speculate(made(CONFIGS["learned"]), chain=GREEDY, **settings)
-    with pytest.raises(ConfigError, match="longest=0"):
+    with pytest.raises(ConfigError, match="max_ngram=0"):
         PromptLookup(0)
 
 

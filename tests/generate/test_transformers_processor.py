@@ -12,7 +12,7 @@ def test_a_processor_gives_what_the_chain_gives():
     ids = torch.randint(20, (3, 6), generator=generator)
     for _ in range(5):
         scores = torch.randn(3, 20, generator=generator)
-        expected = chain.logits(scores, SamplerContext.from_prompts(ids.tolist(), 1))
+        expected = chain.process(scores, SamplerContext.from_prompts(ids.tolist(), 1))
         torch.testing.assert_close(processor(ids, scores), expected)
         ids = torch.cat([ids, torch.randint(20, (3, 1), generator=generator)], 1)
 
@@ -26,7 +26,7 @@ def test_samplers_with_a_memory_learn_one_call_later(words):
     ids = torch.tensor([[1, 2]])
     for _ in range(30):
         scores = torch.randn(1, 40, generator=generator)
-        expected = chain.logits(scores, context)
+        expected = chain.process(scores, context)
         torch.testing.assert_close(processor(ids, scores), expected)
         drawn = chain(scores, context)
         context.append(drawn)
@@ -57,7 +57,7 @@ def test_what_ends_a_text_may_be_a_list():
 
 
 def test_words_are_no_chain():
-    with pytest.raises(RegardError, match="a chain is wanted, as parse_chain makes it"):
+    with pytest.raises(RegardError, match="chain must be a Chain, as parse_chain makes it"):
         ChainProcessor(["top_p=0.5"])
 
 

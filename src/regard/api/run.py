@@ -37,10 +37,10 @@ from regard.generate import (
     Search,
     parse_search,
     stream,
-    stream_speculated,
+    stream_speculative,
 )
-from regard.generate.decode import text_of
-from regard.generate.stop_text import until as ending
+from regard.generate.decode import detokenize_stream
+from regard.generate.stop_text import truncate_at_stop
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.models.base import Language
 from regard.models.build import load_model, resolve
@@ -176,11 +176,11 @@ class Run:
         else:
             lookup = isinstance(draft, PromptLookup)
             guesser = draft if lookup else self._compatible_model(draft, "draft")
-            written = stream_speculated(
+            written = stream_speculative(
                 model, ids, chain, draft=guesser, tokens=tokens, stop=stop, seed=seed
             )
         stops = [until] if isinstance(until, str) else until
-        return ending(text_of(written, self.tokenizer, ids), stops)
+        return truncate_at_stop(detokenize_stream(written, self.tokenizer, ids), stops)
 
     def chain(self, words: str | Sequence[str] | None = None, order: str | None = None) -> Chain:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
@@ -218,7 +218,7 @@ class Run:
         """Write a sentence, or each of several, in the other language.
 
         By a `beam` of 5 with a `length_penalty` of 1 where nothing else is said, or by a `search`
-        that says more: "beam={width=5, form='gnmt'}".
+        that says more: "beam={width=5, normalization='gnmt'}".
         """
         self._must("seq2seq", "translate")
         if search is None:

@@ -142,7 +142,7 @@ def generate(
     if json:
         found: dict[str, Any] = {"prompt": text, "text": "".join(pieces)}
         if search is None:
-            found["chain"] = chain.words()
+            found["chain"] = chain.specs()
         else:
             found["found"] = [{"text": each, "score": score} for each, score in texts]
         print_json(found | (as_table(traced, opened.tokenizer) if trace else {}))

@@ -6,7 +6,7 @@ from itertools import chain as joined
 from typing import Any, TextIO
 
 from regard.cli.output import aligned, bold, dim, harmless, width
-from regard.generate.sampler_trace import Change, Step, Token, TracedChain
+from regard.generate.sampler_trace import ProbabilityChange, StageEffect, TokenTrace, TracedChain
 from regard.text import Tokenizer
 
 NAMED = 3  # tokens that a line names
@@ -45,32 +45,35 @@ def as_table(chain: TracedChain, tokenizer: Tokenizer) -> dict[str, Any]:
     return {"tokens": [with_pieces(asdict(token)) for (token,) in chain.tokens]}
 
 
-def _token(number: int, token: Token, tokenizer: Tokenizer, out: TextIO) -> Iterator[str]:
+def _token(number: int, token: TokenTrace, tokenizer: Tokenizer, out: TextIO) -> Iterator[str]:
     margin = " " * (len(str(number)) + 2)
     name = bold(_quoted(token.id, tokenizer), out)
-    yield f"{number}  {name}   model {_percent(token.model)} %   drawn {_percent(token.drawn)} %"
+    model_prob, final_prob = _percent(token.model_prob), _percent(token.final_prob)
+    yield f"{number}  {name}   model {model_prob} %   drawn {final_prob} %"
     rows: list[tuple[str, ...]] = [("the model said", "", "", f"{token.bits:.2f} bits", "")]
-    rows += [_row(step, tokenizer) for step in token.steps]
+    rows += [_row(step, tokenizer) for step in token.stages]
     room = width() - len(margin) if out.isatty() else None
     for line in aligned(rows, right=[1, 2, 3]):
         yield margin + dim(line[:room], out)
 
 
-def _row(step: Step, tokenizer: Tokenizer) -> tuple[str, ...]:
-    left = f"{step.left:,} left"
+def _row(step: StageEffect, tokenizer: Tokenizer) -> tuple[str, ...]:
+    left = f"{step.remaining:,} left"
     mass = f"{_percent(step.mass)} %" if step.removed else ""
     return step.stage, left, mass, f"{step.bits:.2f} bits", _what(step, tokenizer)
 
 
-def _what(step: Step, tokenizer: Tokenizer) -> str:
+def _what(step: StageEffect, tokenizer: Tokenizer) -> str:
     if step.removed:
-        lost = [f"{_quoted(c.id, tokenizer)} {_percent(c.before)}" for c in step.lost[:NAMED]]
+        lost = [
+            f"{_quoted(c.id, tokenizer)} {_percent(c.before)}" for c in step.top_removed[:NAMED]
+        ]
         return f"- {step.removed:,}: " + ", ".join(lost) if lost else f"- {step.removed:,}"
-    moved = [c for c in step.moved[:NAMED] if _percent(c.before) != _percent(c.after)]
+    moved = [c for c in step.top_changed[:NAMED] if _percent(c.before) != _percent(c.after)]
     return ", ".join(_moved(change, tokenizer) for change in moved) or "nothing"
 
 
-def _moved(change: Change, tokenizer: Tokenizer) -> str:
+def _moved(change: ProbabilityChange, tokenizer: Tokenizer) -> str:
     numbers = f"{_percent(change.before)} → {_percent(change.after)}"
     return f"{_quoted(change.id, tokenizer)} {numbers}"
 

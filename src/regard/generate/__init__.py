@@ -1,18 +1,30 @@
-"""From a model and a prompt to a text: samplers, searches and decoding."""
+"""Text generation: samplers (logits processors), decoding, searches, speculative decoding.
+
+decode                  generate, stream: autoregressive decoding
+decode_loop             eager and CUDA-graph decode loops
+chain                   a chain of samplers that ends in a draw
+samplers/               temperature, top-k, nucleus (top-p), penalties, mirostat, constraints
+sampler_orders          the order of samplers, as in other systems
+search/                 beam search, contrastive search
+speculative_decoding    with a draft model or prompt lookup
+contrastive_decoding    an expert model against an amateur
+transformers_processor  a chain as a logits processor of Hugging Face transformers
+"""
 
 from regard.generate.chain import DEFAULT_SAMPLERS, Chain, draw, parse_chain
 from regard.generate.contrastive_decoding import ContrastiveDecoding
 from regard.generate.decode import generate, stream, stream_text
 from regard.generate.decode_loop import Engine
-from regard.generate.sampler_context import Sampler, SamplerContext
+from regard.generate.sampler_context import SamplerContext
 from regard.generate.sampler_orders import SAMPLER_ORDERS
 from regard.generate.sampler_trace import TracedChain
-from regard.generate.samplers import SAMPLERS, Temperature, TopK, TopP
-from regard.generate.search import SEARCHES, parse_search
-from regard.generate.search.beam_search import BeamSearch
-from regard.generate.search.contrastive_search import ContrastiveSearch
+from regard.generate.samplers import SAMPLERS
+from regard.generate.samplers.logits_processor import LogitsProcessor, Sampler
+from regard.generate.samplers.temperature import Temperature
+from regard.generate.samplers.truncation import TopK, TopP
+from regard.generate.search import SEARCHES, BeamSearch, ContrastiveSearch, parse_search
 from regard.generate.search.protocol import Hypothesis, Search
-from regard.generate.speculative_decoding import PromptLookup, speculate, stream_speculated
+from regard.generate.speculative_decoding import PromptLookup, speculate, stream_speculative
 from regard.generate.transformers_processor import ChainProcessor
 
 __all__ = [
@@ -27,6 +39,7 @@ __all__ = [
     "ContrastiveSearch",
     "Engine",
     "Hypothesis",
+    "LogitsProcessor",
     "PromptLookup",
     "Sampler",
     "SamplerContext",
@@ -41,6 +54,6 @@ __all__ = [
     "parse_search",
     "speculate",
     "stream",
-    "stream_speculated",
+    "stream_speculative",
     "stream_text",
 ]

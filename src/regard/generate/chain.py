@@ -1,9 +1,8 @@
-"""A chain of samplers that ends in a draw, and how one is written on the command line."""
+"""A chain of samplers (logits processors) that ends in a draw of the next token."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import reduce
 from typing import Any
@@ -12,24 +11,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.config import parse_entry
-from regard.errors import ConfigError, RegardError, unknown
-from regard.generate.fused_chain import Tail, takes
-from regard.generate.sampler_context import RowGenerators, Sampler, SamplerContext
-from regard.generate.sampler_orders import arranged
-from regard.generate.samplers import SAMPLERS, Temperature, name_of
+from regard.accel.kernels import usable
+from regard.errors import ConfigError, RegardError
+from regard.generate.fused_chain import FusedTail, supports_fused_tail
+from regard.generate.sampler_context import RowGenerators, SamplerContext
+from regard.generate.sampler_orders import arrange
+from regard.generate.sampler_spec import format_sampler, parse_sampler
 from regard.generate.samplers.logits_processor import (
     LogitsProcessor,
     PerRow,
-    as_stage,
-    kind,
-    pack,
-    rank,
-    unrank,
+    Sampler,
+    as_logits_processor,
+    merge_key,
+    move_removed_last,
+    sort_logits,
+    unsort_logits,
 )
+from regard.generate.samplers.temperature import Temperature
 
 DEFAULT_SAMPLERS = ("temperature=0.8", "top_p=0.95")  # where the user names no sampler
-NEVER = 2**62  # the length at which a row that is well has failed
+NOT_FAILED = 2**62  # failure length of a row that has not failed
 
 
 def draw(logits: Float[Tensor, "rows vocab"], generators: RowGenerators) -> Int[Tensor, " rows"]:
@@ -37,37 +38,37 @@ def draw(logits: Float[Tensor, "rows vocab"], generators: RowGenerators) -> Int[
 
         the first v  with  P(0) + ... + P(v)  >  u,      u uniform in [0, 1)
 
-    A removed token adds nothing to the sum and so is never the first to pass u.
+    A removed token adds nothing to the sum, and so is never the first to exceed u.
     """
     u = generators.uniform().unsqueeze(1)
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    # float64 so that no token is too rare for the sum; the Metal backend has none
-    reached = weights.cumsum(-1, dtype=u.dtype)
-    u = u * reached[:, -1:]
-    return torch.searchsorted(reached, u, right=True).squeeze(1).clamp_max(logits.shape[1] - 1)
+    # float64, so that the sum resolves rare tokens; the Metal backend has none
+    cumulative = weights.cumsum(-1, dtype=u.dtype)
+    u = u * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, u, right=True).squeeze(1).clamp_max(logits.shape[1] - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class StageTrace:
-    """What a stage was given and what it left; where they are ranked, whose they are.
+    """The logits that a stage received and returned, and the token ids where they are sorted.
 
-    Ranked ones may lack tokens that were removed before.
+    Sorted logits may lack tokens that were removed before.
     """
 
     stage: LogitsProcessor
     before: Float[Tensor, "rows some"]
     after: Float[Tensor, "rows some"]
-    order: Int[Tensor, "rows some"] | None
+    order: Int[Tensor, "rows some"] | None  # None: token-id order
     vocab: int
 
-    def by_id(self, ranked: Float[Tensor, "rows some"]) -> Float[Tensor, "rows vocab"]:
-        """Its logits in the order of ids."""
-        return ranked if self.order is None else unrank(ranked, self.order, self.vocab)
+    def by_id(self, logits: Float[Tensor, "rows some"]) -> Float[Tensor, "rows vocab"]:
+        """`before` or `after` in token-id order."""
+        return logits if self.order is None else unsort_logits(logits, self.order, self.vocab)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Samplers in the order they act, then a draw. Without any: the model's own distribution.
+    """Samplers that are applied in order, then a draw. Without samplers: the model's softmax.
 
     >>> from regard.generate import Temperature, TopK
     >>> Chain((TopK(40), Temperature(0.8)))
@@ -77,247 +78,272 @@ class Chain:
     """
 
     stages: tuple[Sampler, ...] = ()
+    active: tuple[LogitsProcessor, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
-        acting = self._acting
-        learners = [at for at, stage in enumerate(acting) if stage.learns]
-        of_rows = any(isinstance(stage, PerRow) for stage in acting)  # then each row's is checked
-        if learners and learners != [len(acting) - 1] and not of_rows:
+        active = tuple(s for s in map(as_logits_processor, self.stages) if not s.neutral)
+        object.__setattr__(self, "active", active)  # the stages that are not neutral
+        stateful = [position for position, stage in enumerate(active) if stage.stateful]
+        per_row = any(isinstance(stage, PerRow) for stage in active)  # each row's was checked
+        if stateful and stateful != [len(active) - 1] and not per_row:
             raise ConfigError(
-                f"{said(acting[learners[0]])} learns from what is drawn, and so must be the last "
-                "sampler and the only one that does"
+                f"{format_sampler(active[stateful[0]])} learns from the sampled token, and so must "
+                "be the last sampler and the only one that does"
             )
 
     @classmethod
-    def together(cls, chains: Sequence["Chain"], device: torch.device | str = "cpu") -> "Chain":
-        """One chain for a batch whose rows each have their own.
+    def per_row(cls, chains: Sequence["Chain"], device: torch.device | str = "cpu") -> "Chain":
+        """One chain for a batch whose rows have different chains.
 
-        Stages of one kind are run at once, with a setting per row; a row passes by those that
-        its own chain lacks. The order within each row's chain is kept.
+        Stages of the same kind are merged into one with a setting per row; it does not act on
+        rows whose chain lacks it. The order of each row's stages is kept.
         """
-        rows = [[as_stage(stage) for stage in chain.stages] for chain in chains]
-        rows = [[stage for stage in row if not stage.neutral] for row in rows]
-        kinds: list[Any] = reduce(_merged, [[kind(stage) for stage in row] for row in rows], [])
+        rows = [list(chain.active) for chain in chains]
+        keys: list[Any] = reduce(
+            _merge_sequences, [[merge_key(stage) for stage in row] for row in rows], []
+        )
         stages = []
-        for each in kinds:
-            column = [row.pop(0) if row and kind(row[0]) == each else None for row in rows]
+        for key in keys:
+            column = [row.pop(0) if row and merge_key(row[0]) == key else None for row in rows]
             if any(column):
-                stages.append(_joined(column, device))
+                stages.append(_merge_stages(column, device))
         return cls(tuple(stages))
 
     @property
     def greedy(self) -> bool:
-        """Whether a stage leaves a single token, so that there is nothing to draw."""
+        """Whether a stage keeps a single token, so that nothing is drawn at random."""
         return any(isinstance(stage, Temperature) and stage.greedy for stage in self.stages)
 
     @property
-    def _idle(self) -> bool:
-        """Whether its one stage does what the argmax does anyway, and nobody looks on."""
+    def _argmax_only(self) -> bool:
+        """Whether its only stage is greedy, so that the argmax alone gives the result."""
         return self.greedy and len(self.stages) == 1 and type(self) is Chain
 
     @property
-    def _acting(self) -> tuple[LogitsProcessor, ...]:
-        return tuple(stage for stage in map(as_stage, self.stages) if not stage.neutral)
-
-    @property
-    def tail(self) -> Tail | None:
-        """What kernels do at its end, where there are some for it and nobody looks on."""
-        return Tail.of(self._acting) if type(self) is Chain else None
+    def fused_tail(self) -> FusedTail | None:
+        """The last stages and the draw as fused kernels; None where there are none for them."""
+        return FusedTail.from_stages(self.active) if type(self) is Chain else None
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph may hold `pick`, once it was called in that context."""
-        return all(as_stage(stage).capturable for stage in self.stages)
+        """Whether a CUDA graph may capture `sample`, after one call in the same context."""
+        return all(as_logits_processor(stage).capturable for stage in self.stages)
 
     def __call__(
         self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
     ) -> Int[Tensor, " rows"]:
-        """The next id of each row; a row with nothing to draw from is an error."""
-        if self._idle:
-            left = widened(logits)
-            if all(map(math.isfinite, left.amax(-1).tolist())):
-                return left.argmax(-1)
-        ids = self.pick(logits, context)
-        self.check(context, lambda row, length: logits[row : row + 1])
+        """Sample the next id of each row; a row without any token left is an error."""
+        if self._argmax_only:
+            wide = at_least_float32(logits)
+            if all(map(math.isfinite, wide.amax(-1).tolist())):
+                return wide.argmax(-1)
+        ids = self.sample(logits, context)
+        self.raise_if_failed(context, lambda row, length: logits[row : row + 1])
         return ids
 
-    def pick(
+    def sample(
         self,
         logits: Float[Tensor, "rows vocab"],
         context: SamplerContext,
-        decide: Callable[[Tensor], Tensor] | None = None,
+        draw_ids: Callable[[Tensor], Tensor] | None = None,
+        *,
+        draw_kernel: bool = False,
     ) -> Int[Tensor, " rows"]:
-        """The next id of each row, without waiting for the device.
+        """Sample the next id of each row, without host synchronisation.
 
-        Rows that had nothing to draw from are noted, and `check` complains of them. `decide`
-        takes the place of the draw and the note: it is given the logits that are left.
+        Rows without any token left are recorded, and `raise_if_failed` reports them. How the id
+        is drawn is decided here and nowhere else:
+
+        1. `draw_ids`, if given: it receives the processed logits and must record failures.
+        2. The fused kernels, for the last stages and the draw, where `fused_tail` exists.
+        3. With `draw_kernel`, the draw as one kernel, where a GPU can run it.
+        4. The argmax of a greedy chain, or `draw`.
         """
-        note_used(context)
-        tail = self.tail if decide is None and takes(logits) else None
-        if tail is not None:
-            before = Chain(self._acting[: tail.begin])
-            left = before.logits(logits, context) if tail.begin else logits
-            return tail.pick(left, context, failures(context))
-        left, order, learners = widened(logits), None, []
-        for each in () if self._idle and decide is None else self.steps(logits, context):
-            left, order = each.after, each.order
-            if each.stage.learns:
-                learners.append(each)
-        left = left if order is None else unrank(left, order, logits.shape[1])
-        if decide is None:
-            note_failed(left, context)
-            ids = left.argmax(-1) if self.greedy else draw(left, context.generators)
+        record_draw_counts(context)
+        if draw_ids is None:
+            fused = self.fused_tail if supports_fused_tail(logits) else None
+            if fused is not None:
+                before = Chain(self.active[: fused.start])
+                processed = before.process(logits, context) if fused.start else logits
+                return fused.sample(processed, context, failure_lengths(context))
+            if draw_kernel and not self.greedy and usable(context.lengths):
+                draw_ids = None if self.fused_tail is not None else _draw_kernel(context)
+        processed, order, stateful = at_least_float32(logits), None, []
+        skip_stages = self._argmax_only and draw_ids is None
+        for trace in () if skip_stages else self.run_stages(logits, context):
+            processed, order = trace.after, trace.order
+            if trace.stage.stateful:
+                stateful.append(trace)
+        if order is not None:
+            processed = unsort_logits(processed, order, logits.shape[1])
+        if draw_ids is None:
+            record_failures(processed, context)
+            ids = processed.argmax(-1) if self.greedy else draw(processed, context.generators)
         else:
-            ids = decide(left)
-        for each in learners:
-            each.stage.learn(each.by_id(each.before), each.by_id(each.after), ids, context)
+            ids = draw_ids(processed)
+        for trace in stateful:
+            before_ids, after_ids = trace.by_id(trace.before), trace.by_id(trace.after)
+            trace.stage.update_state(before_ids, after_ids, ids, context)
         return ids
 
-    def logits(
+    def process(
         self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
     ) -> Float[Tensor, "rows vocab"]:
-        """What is drawn from: softmax of these, removed tokens at -inf."""
-        left, order = widened(logits), None
-        for each in self.steps(logits, context):
-            left, order = each.after, each.order
-        return left if order is None else unrank(left, order, logits.shape[1])
+        """The logits that are drawn from: after all stages, removed tokens at -inf."""
+        processed, order = at_least_float32(logits), None
+        for trace in self.run_stages(logits, context):
+            processed, order = trace.after, trace.order
+        return processed if order is None else unsort_logits(processed, order, logits.shape[1])
 
-    def steps(
+    def run_stages(
         self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
     ) -> Iterator[StageTrace]:
-        """Go through the stages that are not neutral, sorting when one first asks for an order.
+        """Apply the active stages; sort when the first one needs sorted logits.
 
-        Tokens then stay ranked, since stages keep an order; removed ones are moved to the end
-        where a stage left holes. Only a stage that must know ids puts them back. On a CPU what
-        was removed before the sort is left out of it.
+        The logits then stay sorted, since stages keep the order; where a stage left gaps,
+        removed tokens are moved to the end. Only a stage that needs token ids restores their
+        order. On a CPU, tokens that were removed before the sort are left out of it.
         """
-        logits, order, holes = widened(logits), None, False
-        stages = self._acting
-        narrow = logits.device.type == "cpu" and not torch.compiler.is_compiling()
-        narrow, vocab = narrow and not any(s.counts_all for s in stages), logits.shape[1]
+        logits, order, gaps = at_least_float32(logits), None, False
+        stages = self.active
+        skip_removed = logits.device.type == "cpu" and not torch.compiler.is_compiling()
+        skip_removed = skip_removed and not any(stage.needs_full_vocab for stage in stages)
+        vocab = logits.shape[1]
         for stage in stages:
-            if stage.by_id and order is not None:
-                logits, order, holes = unrank(logits, order, vocab), None, False
-            elif stage.needs_order and order is None:
-                logits, order = rank(logits, narrow)
-            elif stage.by_rank and order is not None and holes:
-                (logits, order), holes = pack(logits, order), False
-            call = stage.apply if order is None else stage.ranked
-            before, logits = logits, call(logits, context)
+            if stage.needs_ids and order is not None:
+                logits, order, gaps = unsort_logits(logits, order, vocab), None, False
+            elif stage.needs_sorted and order is None:
+                logits, order = sort_logits(logits, skip_removed)
+            elif stage.has_sorted_formula and order is not None and gaps:
+                (logits, order), gaps = move_removed_last(logits, order), False
+            process = stage.process if order is None else stage.process_sorted
+            before, logits = logits, process(logits, context)
             yield StageTrace(stage, before, logits, order, vocab)
-            holes = holes or stage.leaves_holes
+            gaps = gaps or stage.may_leave_gaps
 
-    def must_fit(self, rows: int) -> None:
-        """Refuse a chain made for another number of rows."""
+    def check_rows(self, rows: int) -> None:
+        """Refuse a chain that `per_row` made for another number of rows."""
         for stage in self.stages:
             if isinstance(stage, PerRow) and stage.rows != rows:
                 raise ConfigError(f"{stage.rows} chains do not match {rows} prompts")
 
-    def check(
+    def raise_if_failed(
         self, context: SamplerContext, logits: Callable[[int, int], Float[Tensor, "rows vocab"]]
     ) -> None:
-        """Complain if a row had nothing to draw from: of the model, or of the stage at fault.
+        """Raise if a row had no token left to draw from, and name the cause.
 
-        `logits` are those of a row when its text had so many ids. What a row draws behind its
-        stop is nobody's concern.
+        `logits(row, length)` must give the model's logits when the row had `length` ids. Rows
+        that had already ended with a stop id are ignored.
         """
         failed = context.state.get("failed")
         if failed is None:
             return
         for row, length in enumerate(failed.tolist()):
-            if length == NEVER or _ended(context, row, length):
+            if length == NOT_FAILED or _ended(context, row, length):
                 continue
-            failed.fill_(NEVER)
-            reason = self._reason(logits(row, length), context, row, length)
-            raise RegardError(f"row {row} has nothing to draw from: {reason}")
+            failed.fill_(NOT_FAILED)
+            cause = self._failure_cause(logits(row, length), context, row, length)
+            raise RegardError(f"row {row} has nothing to draw from: {cause}")
 
-    def _reason(self, logits: Tensor, context: SamplerContext, row: int, length: int) -> str:
-        """Why nothing was left of a row, by doing what was done to it once more."""
+    def _failure_cause(self, logits: Tensor, context: SamplerContext, row: int, length: int) -> str:
+        """Find out why no token was left in a row, by running its stages again."""
         best = float(logits.amax())
         if not math.isfinite(best):
             return f"the model's largest logit is {best}"
         rows = torch.tensor([row], device=logits.device)
-        own, now = self.select(rows), context.select(rows)
-        used, since = now.state["used"], (now.lengths - length - 1).clamp_min(0)
-        now.generators.used = used - since * (now.generators.used - used)  # each takes as many
-        now.lengths = torch.full_like(now.lengths, length)
-        for each in Chain.steps(own, logits, now):
-            if not each.after.amax().isfinite():
-                return f"nothing is left by {said(each.stage)}"
+        chain, replay = self.select(rows), context.select(rows)
+        # rewind the random numbers to those of the failed token; every token uses as many
+        used, tokens_since = replay.state["used"], (replay.lengths - length - 1).clamp_min(0)
+        replay.generators.used = used - tokens_since * (replay.generators.used - used)
+        replay.lengths = torch.full_like(replay.lengths, length)
+        for trace in Chain.run_stages(chain, logits, replay):
+            if not trace.after.amax().isfinite():
+                return f"nothing is left by {format_sampler(trace.stage)}"
         return "the samplers removed all"
 
     def select(self, rows: Int[Tensor, " some"]) -> "Chain":
-        """The chain of some rows of a batch."""
-        some = (stage.select(rows) if isinstance(stage, PerRow) else stage for stage in self.stages)
-        return replace(self, stages=tuple(some))
+        """The chain for a subset of the rows."""
+        stages = (s.select(rows) if isinstance(s, PerRow) else s for s in self.stages)
+        return replace(self, stages=tuple(stages))
 
-    def words(self) -> list[str]:
-        """The words that `parse_chain` makes this chain from."""
-        return [said(stage) for stage in self.stages]
+    def specs(self) -> list[str]:
+        """The texts that `parse_chain` makes this chain from."""
+        return [format_sampler(stage) for stage in self.stages]
 
     def __str__(self) -> str:
-        return " → ".join([*self.words(), "argmax" if self.greedy else "draw"])
+        return " → ".join([*self.specs(), "argmax" if self.greedy else "draw"])
 
 
-def note_used(context: SamplerContext) -> None:
-    """Note how many random numbers there were before a token, to come by the same again."""
+def _draw_kernel(context: SamplerContext) -> Callable[[Tensor], Tensor]:
+    """`draw` and `record_failures` as one kernel."""
+    from regard.accel.kernels import sampling as kernel
+
+    keys, used = context.generators.keys, context.generators.used
+    failed = failure_lengths(context)
+    return lambda logits: kernel.draw(logits, keys, used, context.lengths, failed)
+
+
+def record_draw_counts(context: SamplerContext) -> None:
+    """Record how many random numbers each row had used before a token, to replay it."""
     used = context.generators.used
-    context.remembered("used", lambda: torch.zeros_like(used)).copy_(used)
+    context.row_state("used", lambda: torch.zeros_like(used)).copy_(used)
 
 
-def failures(context: SamplerContext) -> Int[Tensor, " rows"]:
-    """How long each row's text was when there first was nothing to draw from, or `NEVER`."""
-    return context.remembered("failed", lambda: torch.full_like(context.lengths, NEVER))
+def failure_lengths(context: SamplerContext) -> Int[Tensor, " rows"]:
+    """How many ids each row had when it first had no token left, or `NOT_FAILED`."""
+    return context.row_state("failed", lambda: torch.full_like(context.lengths, NOT_FAILED))
 
 
-def note_failed(left: Float[Tensor, "rows vocab"], context: SamplerContext) -> None:
-    """Note the rows of which nothing is left, by the length of their text when it first was so."""
-    failed = failures(context)
-    best = left.amax(-1)
-    when = torch.where(best - best == 0, NEVER, context.lengths)  # NaN where it is not finite
-    torch.minimum(failed, when, out=failed)
+def record_failures(logits: Float[Tensor, "rows vocab"], context: SamplerContext) -> None:
+    """Record the rows that have no token left, with the number of ids they have."""
+    failed = failure_lengths(context)
+    best = logits.amax(-1)
+    # best - best is NaN where best is not finite
+    lengths = torch.where(best - best == 0, NOT_FAILED, context.lengths)
+    torch.minimum(failed, lengths, out=failed)
 
 
 def _ended(context: SamplerContext, row: int, length: int) -> bool:
-    """Whether a row had drawn its stop before its text had so many ids."""
+    """Whether a stop id is among the first `length` ids of a row, after its prompt."""
     answer = context.history[row, int(context.prompts[row]) : length].tolist()
     return not set(context.stop).isdisjoint(answer)
 
 
-def widened(logits: Tensor) -> Tensor:
-    """Logits in float32 or better."""
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Logits in float32, or in float64 if they are."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _merged(one: list[Any], other: list[Any]) -> list[Any]:
-    """A list that has both as parts, in their order."""
-    result = []
-    for same, i, j, k, m in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
-        result += one[i:j] if same == "equal" else one[i:j] + other[k:m]
-    return result
+def _merge_sequences(first: list[Any], second: list[Any]) -> list[Any]:
+    """A list that contains both lists as subsequences."""
+    merged = []
+    matcher = SequenceMatcher(None, first, second, autojunk=False)
+    for tag, i, j, k, m in matcher.get_opcodes():
+        merged += first[i:j] if tag == "equal" else first[i:j] + second[k:m]
+    return merged
 
 
-def _joined(
+def _merge_stages(
     column: Sequence[LogitsProcessor | None], device: torch.device | str
 ) -> LogitsProcessor:
-    """The stages of all rows as one; the stage itself where it is the same in all."""
+    """The stages of all rows as one; the stage itself where all rows have the same."""
     first = column[0]
     if first is not None and all(stage == first for stage in column):
         return first
-    return PerRow.of(column, device)
+    return PerRow.merge(column, device)
 
 
 def parse_chain(
-    words: str | Iterable[str] | None = None,
+    specs: str | Iterable[str] | None = None,
     order: str | None = None,
-    named: Callable[[str, str], list[int]] | None = None,
+    token_ids: Callable[[str, str], list[int]] | None = None,
 ) -> Chain:
-    """Make a chain from words like `top_p=0.9`, which act in the order they are written.
+    """Make a chain from texts like `top_p=0.9`, which are applied in the order they are given.
 
-    The value goes to the sampler's first setting; a TOML table names several. Without `words` the
-    samplers are `DEFAULT_SAMPLERS`, or those of the named `order`. With the name of
-    an `order`, they act in that of another system, which may have defaults of its own. `named`
-    gives the ids that a sampler's text stands for, as in `ban=["the"]`.
+    The value sets the sampler's first setting; a TOML table sets several. `order` names an entry
+    of `SAMPLER_ORDERS` and arranges the samplers as that system does, with its defaults. Without
+    `specs` the samplers are `DEFAULT_SAMPLERS`, or the defaults of the `order`. `token_ids` gives
+    the ids of a token that a sampler names by its text, as in `ban=["the"]`.
 
     >>> parse_chain(["temperature=0.7", "top_k=40"])
     Chain(stages=(Temperature(value=0.7), TopK(k=40, exact=False)))
@@ -326,67 +352,8 @@ def parse_chain(
     >>> print(parse_chain(["temperature=0.7", "top_k=20"], "llama.cpp"))
     top_k={k=20, exact=true} → top_p=0.95 → min_p=0.05 → temperature=0.7 → draw
     """
-    if words is None:
-        words = DEFAULT_SAMPLERS if order is None else ()
-    words = [words] if isinstance(words, str) else words
-    samplers = tuple(parse_sampler(word.strip(), named) for word in words)
-    return Chain(samplers if order is None else arranged(samplers, order))
-
-
-def parse_sampler(word: str, named: Callable[[str, str], list[int]] | None = None) -> Sampler:
-    """Make one sampler from a word like `top_p=0.9`."""
-    if word == "greedy":
-        return Temperature(0.0)
-    name, equals, _ = word.partition("=")
-    if name == "greedy":
-        raise ConfigError(f"{word!r}: greedy takes no value")
-    if name not in SAMPLERS:
-        raise ConfigError(unknown("sampler", name, [*SAMPLERS, "greedy"]))
-    if not equals:
-        raise ConfigError(f"{word!r} lacks its value; write name=value, as in top_p=0.9")
-
-    def with_ids(table: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(table.get("tokens"), str):
-            table = {**table, "tokens": [table["tokens"]]}
-        lists = {key: each for key, each in table.items() if isinstance(each, list)}
-        return table | {key: [id for each in of for id in ids(each)] for key, of in lists.items()}
-
-    def ids(token: Any) -> list[Any]:
-        if named is None or not isinstance(token, str):
-            return [token]
-        found = named(name, token)
-        if not found:
-            raise ConfigError(f"{name}: no token of this model reads {token!r}")
-        return found
-
-    return parse_entry(word, SAMPLERS[name], with_ids)
-
-
-def said(sampler: Sampler, row: int = 0) -> str:
-    """A sampler as the word it is made from: settings other than the default.
-
-    >>> from regard.generate.samplers import TopP
-    >>> said(TopP(0.5)), said(TopP(0.5, min_keep=2))
-    ('top_p=0.5', 'top_p={p=0.5, min_keep=2}')
-    """
-    stage: Any = sampler.stage if isinstance(sampler, PerRow) else sampler
-    kind_name = name_of(stage)
-    if kind_name is None or not is_dataclass(stage):
-        return str(stage)
-    first, *rest = fields(stage)
-    values = {first.name: getattr(stage, first.name)} | {
-        each.name: getattr(stage, each.name)
-        for each in rest
-        if isinstance(getattr(stage, each.name), Tensor)
-        or getattr(stage, each.name) != each.default
-    }
-    texts = {name: _toml(value, row) for name, value in values.items()}
-    if len(texts) == 1:
-        return f"{kind_name}={texts[first.name]}"
-    return f"{kind_name}={{{', '.join(f'{name}={text}' for name, text in texts.items())}}}"
-
-
-def _toml(value: Any, row: int) -> str:
-    if isinstance(value, Tensor):
-        return f"{value[row].item():.6g}"
-    return json.dumps(value)
+    if specs is None:
+        specs = DEFAULT_SAMPLERS if order is None else ()
+    specs = [specs] if isinstance(specs, str) else specs
+    samplers = tuple(parse_sampler(spec.strip(), token_ids) for spec in specs)
+    return Chain(samplers if order is None else arrange(samplers, order))

@@ -1,4 +1,4 @@
-"""Contrastive decoding: a model made of two, one of which shows what not to say."""
+"""Contrastive decoding: the log probabilities of an expert minus those of an amateur model."""
 
 from dataclasses import dataclass
 
@@ -10,18 +10,18 @@ from regard.errors import ConfigError
 from regard.models.base import Language, State
 from regard.nn.state import Source
 
-RAREST = -70.0  # log Q of a token that the amateur rules out: nothing is infinitely surprising
+MIN_LOG_Q = -70.0  # bounds log Q of tokens that the amateur gives no probability
 
 
 @dataclass(frozen=True, slots=True)
 class ContrastiveDecoding:
-    r"""Say what an expert finds likelier than an amateur does.
+    r"""Prefer tokens that an expert model finds likelier than an amateur model does.
 
         l_v = (1 + beta) log P(v) - beta log Q(v)   where  P(v) >= alpha max_u P(u)
 
     and -inf elsewhere; P is the expert's distribution, Q the amateur's. beta = 0 and alpha = 0
-    leave the expert as it is. It is a language like any other, so every sampler and every
-    search works with it. (Contrastive search is another idea: it asks one model only.)
+    give the expert alone. It is a `Language`, so that every sampler and every search works with
+    it. (Contrastive search is another method, which needs one model only.)
     Li et al. 2022; with beta O'Brien & Lewis 2023.
     """
 
@@ -48,19 +48,19 @@ class ContrastiveDecoding:
 
     @property
     def context(self) -> int | None:
-        """That of the model with the shorter one."""
-        contexts = [each.context for each in (self.expert, self.amateur) if each.context]
+        """The shorter of the two contexts."""
+        contexts = [model.context for model in (self.expert, self.amateur) if model.context]
         return min(contexts, default=None)
 
-    def start(self, rows: int, capacity: int, source: Source | None = None) -> "BothStates":
-        """The states of both, which must know the same ids."""
+    def start(self, rows: int, capacity: int, source: Source | None = None) -> "ContrastiveState":
+        """The states of both models, which must have the same vocabulary size."""
         expert, amateur = self.expert.vocab_size, self.amateur.vocab_size
         if expert != amateur:
             raise ConfigError(
                 f"the amateur knows {amateur} ids and the expert {expert}; "
                 "both must have the same vocabulary"
             )
-        return BothStates(
+        return ContrastiveState(
             self.expert.start(rows, capacity, source), self.amateur.start(rows, capacity, source)
         )
 
@@ -71,20 +71,20 @@ class ContrastiveDecoding:
         *,
         counts: Int[Tensor, " rows"] | None = None,
         every: bool = False,
-    ) -> tuple[Float[Tensor, "rows scored vocab"], "BothStates"]:
-        """Ask both; see `Language.step`."""
-        assert isinstance(state, BothStates)
+    ) -> tuple[Float[Tensor, "rows scored vocab"], "ContrastiveState"]:
+        """Run both models; see `Language.step`."""
+        assert isinstance(state, ContrastiveState)
         p, expert = self.expert.step(ids, state.expert, counts=counts, every=every)
         q, amateur = self.amateur.step(ids, state.amateur, counts=counts, every=every)
-        log_p, log_q = p.float().log_softmax(-1), q.float().log_softmax(-1).clamp_min(RAREST)
+        log_p, log_q = p.float().log_softmax(-1), q.float().log_softmax(-1).clamp_min(MIN_LOG_Q)
         logits = (1 + self.beta) * log_p - self.beta * log_q
         unlikely = log_p.exp() < self.alpha * log_p.exp().amax(-1, keepdim=True)
-        return logits.masked_fill(unlikely, -torch.inf), BothStates(expert, amateur)
+        return logits.masked_fill(unlikely, -torch.inf), ContrastiveState(expert, amateur)
 
 
 @dataclass(frozen=True, slots=True)
-class BothStates:
-    """What both models remember of the same rows."""
+class ContrastiveState:
+    """The states (KV caches) of both models for the same rows."""
 
     expert: State
     amateur: State
@@ -94,10 +94,10 @@ class BothStates:
         """How many ids each row has taken in."""
         return self.expert.lengths
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "BothStates":
+    def select(self, rows: Int[Tensor, " chosen"]) -> "ContrastiveState":
         """The states of these rows, in this order."""
-        return BothStates(self.expert.select(rows), self.amateur.select(rows))
+        return ContrastiveState(self.expert.select(rows), self.amateur.select(rows))
 
-    def rewind(self, lengths: Int[Tensor, " rows"]) -> "BothStates":
+    def rewind(self, lengths: Int[Tensor, " rows"]) -> "ContrastiveState":
         """Forget all but the first `lengths` ids of each row."""
-        return BothStates(self.expert.rewind(lengths), self.amateur.rewind(lengths))
+        return ContrastiveState(self.expert.rewind(lengths), self.amateur.rewind(lengths))

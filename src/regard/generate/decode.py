@@ -1,6 +1,9 @@
-"""Continue texts token by token, with any model that can be asked what comes next."""
+"""Autoregressive decoding: `generate` and `stream` continue prompts token by token.
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+Works with any `Language`. Speculative decoding and searches are in modules of their own.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -11,18 +14,18 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError
 from regard.generate.chain import Chain
 from regard.generate.decode_loop import CudaGraphLoop, DecodeLoop, EagerLoop, Engine
-from regard.generate.sampler_context import SamplerContext, rows_of
-from regard.generate.stop_text import until
+from regard.generate.sampler_context import SamplerContext, pad_rows
+from regard.generate.stop_text import truncate_at_stop
 from regard.models.base import Language, State
 from regard.nn.state import Source
 
 
 @runtime_checkable
-class Decoder(Protocol):
-    """Whatever turns ids back into text."""
+class Detokenizer(Protocol):
+    """Turns token ids back into text, as every tokenizer does."""
 
     def decode(self, ids: list[int]) -> str:
-        """The text of these ids; bytes that are no whole character become U+FFFD."""
+        """The text of these ids; incomplete UTF-8 sequences become U+FFFD."""
 
 
 def generate(
@@ -35,14 +38,14 @@ def generate(
     seed: int | Sequence[int] | None = None,
     source: Source | None = None,
 ) -> list[list[int]]:
-    """Continue every prompt by up to `tokens` ids; only the new ids come back, without the stop.
+    """Continue every prompt by up to `tokens` ids; return the new ids, without the stop id.
 
-    Prompts may differ in length; an empty one is an error, since nothing says what begins a
-    text. What a row becomes does not depend on the other rows, up to the last bits of its
-    logits. The model is used in the mode it is in: `model.eval()` first.
+    Prompts may differ in length and must not be empty. A row does not depend on the other rows,
+    up to rounding of its logits. The model is used in the mode it is in: call `model.eval()`
+    first.
 
-    A row that has filled the model's context forgets the older half of it and goes on from the
-    rest; with a `source` it ends there instead, since a translation is not an endless text.
+    A row that fills the model's context drops the older half and continues from the rest; with a
+    `source` it ends there instead, since a translation is not an endless text.
     """
     answers: list[list[int]] = [[] for _ in prompts]
     for ids in _decode(model, prompts, chain, tokens, stop, seed, source):
@@ -62,7 +65,7 @@ def stream(
     seed: int | Sequence[int] | None = None,
     source: Source | None = None,
 ) -> Iterator[int]:
-    """Continue one prompt, each id as it comes: the ids that `generate` gives all at once."""
+    """Continue one prompt and yield each id as it is sampled: the same ids as `generate`."""
     for (token,) in _decode(model, [prompt], chain, tokens, stop, seed, source):
         if token is not None:
             yield token
@@ -70,7 +73,7 @@ def stream(
 
 def stream_text(
     model: Language,
-    tokenizer: Decoder,
+    tokenizer: Detokenizer,
     prompt: Sequence[int],
     chain: Chain,
     *,
@@ -80,22 +83,24 @@ def stream_text(
     source: Source | None = None,
     stop_texts: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Continue one prompt, each piece of text as it comes, never half a character.
+    """Continue one prompt and yield pieces of text, never an incomplete character.
 
-    The text also ends before the first of `stop_texts`, wherever its tokens are cut.
+    The text also ends before the first of `stop_texts`, however they are tokenized.
     """
     ids = stream(model, prompt, chain, tokens=tokens, stop=stop, seed=seed, source=source)
-    return until(text_of(ids, tokenizer, prompt), stop_texts)
+    return truncate_at_stop(detokenize_stream(ids, tokenizer, prompt), stop_texts)
 
 
-def text_of(ids: Iterable[int], tokenizer: Decoder, prompt: Sequence[int]) -> Iterator[str]:
-    """The text that ids add to a prompt, piece by piece as they come.
+def detokenize_stream(
+    ids: Iterable[int], tokenizer: Detokenizer, prompt: Sequence[int]
+) -> Iterator[str]:
+    """Incremental detokenization: the text that ids add to a prompt, piece by piece.
 
-    A piece is what the newest ids add to the text before them, so that a space between two
-    words is not lost. Ids that end inside a character wait for the next ones.
+    A piece is the text that the newest ids add to the text before them, so that a space between
+    two words is not lost. Ids that end inside a character wait for the next ones.
     """
     all_ids = list(prompt)
-    begin, shown = 0, len(all_ids)  # decode from `begin`; the text up to `shown` is out
+    begin, shown = 0, len(all_ids)  # decode from `begin`; the text up to `shown` was yielded
     for token in ids:
         all_ids.append(token)
         before, text = tokenizer.decode(all_ids[begin:shown]), tokenizer.decode(all_ids[begin:])
@@ -103,7 +108,7 @@ def text_of(ids: Iterable[int], tokenizer: Decoder, prompt: Sequence[int]) -> It
             yield text[len(before) :]
             begin, shown = shown, len(all_ids)
     rest = tokenizer.decode(all_ids[begin:])[len(tokenizer.decode(all_ids[begin:shown])) :]
-    if rest:  # it ends inside a character
+    if rest:  # the text ends inside a character
         yield rest
 
 
@@ -124,100 +129,92 @@ def _decode(
     limit = model.context or max(map(len, prompts)) + tokens
     capacity = min(limit, max(map(len, prompts)) + tokens - 1)
     rows = [_Row(number, list(prompt[-limit:])) for number, prompt in enumerate(prompts)]
-    chain.must_fit(len(prompts))
-
-    def begun(device: torch.device) -> SamplerContext:
-        return SamplerContext.from_prompts(
-            prompts, tokens, seed=seed, stop=sorted(stop), device=device
-        )
-
-    first = loop = _begin(model, chain, rows, capacity, source, begun)
-    used = max(len(row.window) for row in rows)  # of the capacity; short rows pad it out
-    written, number, leaving = loop.last.unsqueeze(1), 0, False
+    chain.check_rows(len(prompts))
+    context = SamplerContext.from_prompts(
+        prompts, tokens, seed=seed, stop=sorted(stop), device=model.device
+    )
+    first = loop = _start_loop(model, chain, rows, capacity, source, context)
+    used = max(len(row.window) for row in rows)  # of the capacity; short rows are padded
+    decoded, count, shrink = loop.last.unsqueeze(1), 0, False
     try:
         while True:
-            arrived, ahead = written.T.tolist(), None
-            loop.check()
-            count = min(loop.block, capacity - used, tokens - number - len(arrived))
-            if loop.block > 1 and number and count > 0 and not leaving:  # while the host looks
-                ahead, used = loop.decode(count), used + count
-            for ids in arrived:
-                number += 1
-                found: list[int | None] = [None] * len(prompts)
+            steps_of_ids, ahead = decoded.T.tolist(), None  # the host waits for the device here
+            loop.raise_if_failed()
+            steps = min(loop.tokens_per_sync, capacity - used, tokens - count - len(steps_of_ids))
+            if loop.tokens_per_sync > 1 and count and steps > 0 and not shrink:
+                # the device decodes the next tokens while the host handles these
+                ahead, used = loop.decode(steps), used + steps
+            for ids in steps_of_ids:
+                count += 1
+                new_ids: list[int | None] = [None] * len(prompts)
                 for row, token in zip(rows, ids, strict=True):
-                    found[row.number] = row.take(token, stop)
+                    new_ids[row.number] = row.append(token, stop)
                 if not any(row.live for row in rows):
                     return
-                yield found
-            if number == tokens:
+                yield new_ids
+            if count == tokens:
                 return
             if ahead is not None:
-                written, leaving = ahead, 2 * sum(row.live for row in rows) <= len(rows)
+                decoded, shrink = ahead, 2 * sum(row.live for row in rows) <= len(rows)
                 continue
-            leaving, full = False, used == capacity
+            shrink, full = False, used == capacity
             if full and source is not None:
                 for row in rows:
                     row.live = row.live and len(row.window) <= limit
-            left = [place for place, row in enumerate(rows) if row.live]
-            if not left:
+            live = [index for index, row in enumerate(rows) if row.live]
+            if not live:
                 return
-            if 2 * len(left) <= len(rows) or (full and len(left) < len(rows)):  # worth a copy
-                keep = torch.tensor(left, device=loop.last.device)
-                rows = [rows[place] for place in left]
+            if 2 * len(live) <= len(rows) or (full and len(live) < len(rows)):
+                # few enough rows are left that copying their state pays off
+                keep = torch.tensor(live, device=loop.last.device)
+                rows = [rows[index] for index in live]
                 chain, source = chain.select(keep), source and source.select(keep)
                 loop = loop.select(keep, chain)
             if not full:
-                count = min(loop.block, capacity - used, tokens - number)
-                written, used = loop.decode(count), used + count
+                steps = min(loop.tokens_per_sync, capacity - used, tokens - count)
+                decoded, used = loop.decode(steps), used + steps
                 continue
-            # Some row is full: make room in it, and begin again from what each row still holds.
+            # A row has filled the context: drop its older half, and prefill all rows again.
             for row in rows:
                 if len(row.window) > limit:
                     del row.window[: -max(1, limit // 2)]
             used = max(len(row.window) for row in rows)
-            capacity = min(limit, used + tokens - number - 1)
-            loop = _begin(model, chain, rows, capacity, source, _going_on(loop.context))
-            written = loop.last.unsqueeze(1)
+            capacity = min(limit, used + tokens - count - 1)
+            loop = _start_loop(model, chain, rows, capacity, source, loop.context)
+            decoded = loop.last.unsqueeze(1)
     finally:
         if isinstance(model, Engine) and isinstance(first, CudaGraphLoop):
             model.loop = first
 
 
-def _begin(
+def _start_loop(
     model: Language,
     chain: Chain,
     rows: Sequence["_Row"],
     capacity: int,
     source: Source | None,
-    context_on: Callable[[torch.device], SamplerContext],
+    context: SamplerContext,
 ) -> DecodeLoop:
-    """Read the rows and draw the id that follows each; the loop writes the others."""
+    """Prefill the rows and sample the next id of each; the loop decodes the others."""
     windows = [row.window for row in rows]
-    if isinstance(model, Engine) and source is None and model.records(chain):
-        context = context_on(model.device)
-        return model.begin(chain, context, *padded(windows, model.device), capacity)
+    if isinstance(model, Engine) and source is None and model.can_capture(chain):
+        return model.start_loop(chain, context, *pad_prompts(windows, model.device), capacity)
     logits, state = prefill(model, windows, capacity, source)
-    context = context_on(logits.device)
-    drawn = chain(logits, context)
-    context.append(drawn)
-    return EagerLoop(model, chain, context, state, drawn)
-
-
-def _going_on(context: SamplerContext) -> Callable[[torch.device], SamplerContext]:
-    """The same context, wherever it is."""
-    return lambda device: context
+    ids = chain(logits, context)
+    context.append(ids)
+    return EagerLoop(model, chain, context, state, ids)
 
 
 @dataclass(slots=True)
 class _Row:
-    """One text that is being written."""
+    """One text that is being generated."""
 
-    number: int
-    window: list[int]  # the ids that the state holds, and the newest
+    number: int  # of its prompt
+    window: list[int]  # the ids that the model's state holds, and the newest
     live: bool = True
 
-    def take(self, token: int, stop: Collection[int]) -> int | None:
-        """Note the newest id, and give it back while the text has not ended."""
+    def append(self, token: int, stop: Collection[int]) -> int | None:
+        """Append the newest id; return it, or None if the text has ended."""
         self.window.append(token)
         self.live = self.live and token not in stop
         return token if self.live else None
@@ -226,24 +223,27 @@ class _Row:
 def prefill(
     model: Language, rows: Sequence[Sequence[int]], capacity: int, source: Source | None
 ) -> tuple[Float[Tensor, "rows vocab"], State]:
-    """Take in rows of different lengths at once; the logits of what follows each."""
+    """Run the model on prompts of different lengths; the logits after each, and the state.
+
+    The state of a Transformer is its KV cache.
+    """
     state = model.start(len(rows), capacity, source)
-    ids, counts = padded(rows, state.lengths.device)
+    ids, counts = pad_prompts(rows, state.lengths.device)
     ragged = min(map(len, rows)) < ids.shape[1]
     logits, state = model.step(ids, state, counts=counts if ragged else None)
     return logits[:, -1], state
 
 
-def padded(
+def pad_prompts(
     rows: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "rows time"], Int[Tensor, " rows"]]:
-    """Rows of different lengths as one tensor, and how many ids of each are real."""
-    ids = rows_of(rows, max(map(len, rows))).to(device)
+    """Prompts of different lengths as one right-padded tensor, and their lengths."""
+    ids = pad_rows(rows, max(map(len, rows))).to(device)
     return ids, torch.tensor([len(row) for row in rows], device=device)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], tokens: int, source: Source | None) -> None:
-    """Refuse what cannot be continued."""
+    """Raise if the prompts cannot be continued."""
     if not isinstance(tokens, int):
         raise ConfigError(f"tokens={tokens!r} must be a whole number")
     if tokens < 1:

@@ -1,4 +1,4 @@
-"""Write without the host: a step and a draw, recorded once as a CUDA graph and then replayed."""
+"""Decode loops: feed back the sampled ids step by step, eagerly or as a captured CUDA graph."""
 
 from collections.abc import Callable
 from typing import Protocol, cast, runtime_checkable
@@ -7,39 +7,38 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.accel.kernels import usable
-from regard.generate.chain import Chain, failures
+from regard.generate.chain import Chain
 from regard.generate.sampler_context import SamplerContext
 from regard.generate.samplers.logits_processor import PerRow
 from regard.models.base import Capturable, Language, State
 from regard.nn.state import Source
 
-BLOCK = 16  # tokens that are written before the host looks at them
+TOKENS_PER_SYNC = 16  # tokens that a CUDA graph decodes before the host reads them
 
 
 @runtime_checkable
 class DecodeLoop(Protocol):
-    """Takes in what was drawn last and draws again, for every row."""
+    """Runs decode steps for a batch of rows: feeds back the last ids and samples the next."""
 
-    block: int  # how many tokens it best writes at once
+    tokens_per_sync: int  # how many tokens it best decodes in one call
     context: SamplerContext
     state: State
-    last: Int[Tensor, " rows"]
+    last: Int[Tensor, " rows"]  # the ids sampled last, which the model has not read yet
 
-    def decode(self, count: int) -> Int[Tensor, "rows count"]:
-        """The next `count` ids of each row, for which nobody waits."""
+    def decode(self, steps: int) -> Int[Tensor, "rows steps"]:
+        """The next `steps` ids of each row."""
 
-    def check(self) -> None:
-        """Complain of a row that had nothing to draw from."""
+    def raise_if_failed(self) -> None:
+        """Raise if a row had no token left to draw from."""
 
     def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "DecodeLoop":
-        """Another loop, for some of the rows and their chain."""
+        """A loop for a subset of the rows, with their chain."""
 
 
 class EagerLoop:
-    """A loop that asks the model and the chain, token by token."""
+    """A decode loop that calls the model and the chain token by token."""
 
-    block = 1
+    tokens_per_sync = 1
 
     def __init__(
         self, model: Language, chain: Chain, context: SamplerContext, state: State, last: Tensor
@@ -47,115 +46,114 @@ class EagerLoop:
         self.model, self.chain, self.context = model, chain, context
         self.state, self.last = state, last
 
-    def decode(self, count: int) -> Int[Tensor, "rows count"]:
-        """The next `count` ids of each row."""
-        written = []
-        for _ in range(count):
-            scored, self.state = self.model.step(self.last.unsqueeze(1), self.state)
-            self.last = self.chain(scored[:, -1], self.context)
+    def decode(self, steps: int) -> Int[Tensor, "rows steps"]:
+        """The next `steps` ids of each row."""
+        decoded = []
+        for _ in range(steps):
+            logits, self.state = self.model.step(self.last.unsqueeze(1), self.state)
+            self.last = self.chain(logits[:, -1], self.context)
             self.context.append(self.last)
-            written.append(self.last)
-        return self.last.unsqueeze(1) if count == 1 else torch.stack(written, 1)
+            decoded.append(self.last)
+        return self.last.unsqueeze(1) if steps == 1 else torch.stack(decoded, 1)
 
-    def check(self) -> None:
-        """The chain has done so for every token."""
+    def raise_if_failed(self) -> None:
+        """Nothing to do: the chain raises at every token."""
 
     def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "EagerLoop":
-        """Another loop, for some of the rows and their chain."""
+        """A loop for a subset of the rows, with their chain."""
         context, state = self.context.select(rows), self.state.select(rows)
         return EagerLoop(self.model, chain, context, state, self.last[rows])
 
 
 class CudaGraphLoop:
-    """A loop whose stroke is recorded after its first use: from then on nothing waits for the host.
+    """Captures one decode step as a CUDA graph after its first run, and replays it.
 
-    All it touches stays in place, so that another text of the same size can be put there. On a
-    CPU there is no recorder: it does the same things one by one.
+    Replaying needs no host synchronisation. All tensors keep their addresses, so that the loop
+    can be reused for another text of the same size. On a CPU it runs the same steps uncaptured.
     """
 
-    block = BLOCK
+    tokens_per_sync = TOKENS_PER_SYNC
 
     def __init__(
         self, model: Language, chain: Chain, context: SamplerContext, state: State, last: Tensor
     ) -> None:
         self.model, self.chain, self.context = model, chain, context
         self.state, self.last = cast(Capturable, state).with_static_shapes(), last.clone()
-        self.decide = _decision(chain, context)
-        self.stroke: Callable[[], None] | None = None
-        self.reading: Callable[[], None] | None = None
-        self.ids = self.counts = self.read_logits = last  # until a prompt is read
+        self.replay_step: Callable[[], None] | None = None
+        self.replay_prefill: Callable[[], None] | None = None
+        self.prompt_ids = self.prompt_lengths = self.prefill_logits = last  # set by `prefill`
 
-    def decode(self, count: int) -> Int[Tensor, "rows count"]:
-        """The next `count` ids of each row."""
-        for _ in range(count):
-            if self.stroke is not None:
-                self.stroke()
+    def decode(self, steps: int) -> Int[Tensor, "rows steps"]:
+        """The next `steps` ids of each row."""
+        for _ in range(steps):
+            if self.replay_step is not None:
+                self.replay_step()
             else:
-                self._stroke()
-                self.stroke = _recorded(self._stroke, self.last.device)
-        recent = torch.arange(-count, 0, device=self.last.device)
+                self._decode_step()
+                self.replay_step = _capture(self._decode_step, self.last.device)
+        recent = torch.arange(-steps, 0, device=self.last.device)
         return self.context.history.gather(1, self.context.lengths.unsqueeze(1) + recent)
 
-    def check(self) -> None:
-        """Complain of a row that had nothing to draw from."""
-        self.chain.check(self.context, self._logits)
+    def raise_if_failed(self) -> None:
+        """Raise if a row had no token left to draw from."""
+        self.chain.raise_if_failed(self.context, self._logits_after)
 
-    def read(
+    def prefill(
         self, ids: Int[Tensor, "rows time"], counts: Int[Tensor, " rows"]
     ) -> Float[Tensor, "rows vocab"]:
-        """Read another text's prompt into the state; the logits of what follows."""
-        if self.reading is None or self.ids.shape != ids.shape:
-            self.ids, self.counts = ids.clone(), counts.clone()
-            self.reading = _recorded(self._read, ids.device)
-        self.ids.copy_(ids)
-        self.counts.copy_(counts)
-        self.reading()
-        return self.read_logits
+        """Prefill the KV cache with the prompts of another text; the logits that follow them."""
+        if self.replay_prefill is None or self.prompt_ids.shape != ids.shape:
+            self.prompt_ids, self.prompt_lengths = ids.clone(), counts.clone()
+            self.replay_prefill = _capture(self._prefill, ids.device)
+        self.prompt_ids.copy_(ids)
+        self.prompt_lengths.copy_(counts)
+        self.replay_prefill()
+        return self.prefill_logits
 
     def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "CudaGraphLoop":
-        """Another loop, for some of the rows and their chain."""
+        """A loop for a subset of the rows, with their chain; its step is captured anew."""
         context, state = self.context.select(rows), self.state.select(rows)
         return CudaGraphLoop(self.model, chain, context, state, self.last[rows])
 
-    def take(self, context: SamplerContext, last: Tensor) -> None:
-        """Go on with the text that was read."""
+    def load(self, context: SamplerContext, last: Tensor) -> None:
+        """Copy the context of the prefilled text into the captured tensors."""
         self.last.copy_(last)
-        for mine, other in zip(_tensors(self.context), _tensors(context), strict=True):
-            mine.copy_(other)
+        for target, source in zip(_tensors(self.context), _tensors(context), strict=True):
+            target.copy_(source)
 
-    def fits(self, chain: Chain, context: SamplerContext, capacity: int) -> bool:
-        """Whether another text has as many rows, as much room and the same chain."""
-        mine = self.context
+    def can_reuse(self, chain: Chain, context: SamplerContext, capacity: int) -> bool:
+        """Whether another text has the same chain, number of rows and capacity."""
+        captured = self.context
         return (
-            (chain is self.chain or (not _of_rows(chain) and chain == self.chain))
+            (chain is self.chain or (not _has_per_row_settings(chain) and chain == self.chain))
             and capacity == cast(Capturable, self.state).capacity
-            and context.history.shape == mine.history.shape
-            and context.stop == mine.stop
+            and context.history.shape == captured.history.shape
+            and context.stop == captured.stop
         )
 
-    def _logits(self, row: int, length: int) -> Float[Tensor, "rows vocab"]:
-        """What the model said after so many ids of a row, asked again."""
+    def _logits_after(self, row: int, length: int) -> Float[Tensor, "rows vocab"]:
+        """The model's logits after the first `length` ids of a row, computed again."""
         ids = self.context.history[row : row + 1, :length][:, -(self.model.context or length) :]
-        scored, _ = self.model.step(ids, self.model.start(1, ids.shape[1]))
-        return scored[:, -1]
+        logits, _ = self.model.step(ids, self.model.start(1, ids.shape[1]))
+        return logits[:, -1]
 
-    def _stroke(self) -> None:
-        scored, self.state = self.model.step(self.last.unsqueeze(1), self.state)
-        self.last.copy_(self.chain.pick(scored[:, -1], self.context, self.decide))
+    def _decode_step(self) -> None:
+        logits, self.state = self.model.step(self.last.unsqueeze(1), self.state)
+        self.last.copy_(self.chain.sample(logits[:, -1], self.context, draw_kernel=True))
         self.context.append(self.last)
 
-    def _read(self) -> None:
+    def _prefill(self) -> None:
         state = cast(Capturable, self.state).reset()
-        scored, _ = self.model.step(self.ids, state, counts=self.counts)
-        self.read_logits = scored[:, -1]
+        logits, _ = self.model.step(self.prompt_ids, state, counts=self.prompt_lengths)
+        self.prefill_logits = logits[:, -1]
 
 
 class Engine:
-    """The same `Language`, written with a recorded loop, which is kept for the next text."""
+    """A `Language` that decodes with a CUDA graph, which it keeps for the next text."""
 
-    def __init__(self, model: Language, *, records: bool | None = None) -> None:
+    def __init__(self, model: Language, *, capture: bool | None = None) -> None:
         self.model = model
-        self._records = records  # None: on a GPU
+        self._capture = capture  # None: on a GPU
         self.loop: CudaGraphLoop | None = None
 
     @property
@@ -188,13 +186,13 @@ class Engine:
         """As the model's."""
         return self.model.step(ids, state, counts=counts, every=every)
 
-    def records(self, chain: Chain, state: State | None = None) -> bool:
-        """Whether what is written with this chain can be recorded."""
+    def can_capture(self, chain: Chain, state: State | None = None) -> bool:
+        """Whether a decode step with this chain can be captured as a CUDA graph."""
         state = self.model.start(1, 1) if state is None else state
-        wanted = state.lengths.is_cuda if self._records is None else self._records
+        wanted = state.lengths.is_cuda if self._capture is None else self._capture
         return wanted and chain.capturable and isinstance(state, Capturable)
 
-    def begin(
+    def start_loop(
         self,
         chain: Chain,
         context: SamplerContext,
@@ -202,29 +200,32 @@ class Engine:
         counts: Int[Tensor, " rows"],
         capacity: int,
     ) -> CudaGraphLoop:
-        """Read a prompt and draw what follows; the loop writes the rest. It is not shared."""
+        """Prefill the prompts, sample the first ids, and return the loop for the others.
+
+        The kept loop is reused where it fits; until it is put back, no other text can take it.
+        """
         loop, self.loop = self.loop, None
-        if loop is not None and loop.fits(chain, context, capacity):
-            logits = loop.read(ids, counts)
+        if loop is not None and loop.can_reuse(chain, context, capacity):
+            logits = loop.prefill(ids, counts)
         else:
             loop, state = None, self.model.start(len(ids), capacity)
             scored, state = self.model.step(ids, state, counts=counts)
             logits = scored[:, -1]
-        last = chain.pick(logits, context, _decision(chain, context))
+        last = chain.sample(logits, context, draw_kernel=True)
         context.append(last)
         if loop is None:
             return CudaGraphLoop(self.model, chain, context, state, last)
-        loop.take(context, last)
+        loop.load(context, last)
         return loop
 
 
-def _of_rows(chain: Chain) -> bool:
-    """Whether its settings are tensors, which have no one answer to whether they are equal."""
+def _has_per_row_settings(chain: Chain) -> bool:
+    """Whether its settings are tensors, for which `==` gives no single answer."""
     return any(isinstance(stage, PerRow) for stage in chain.stages)
 
 
-def _recorded(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """The same work without the host, on a GPU where it was done before."""
+def _capture(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Capture the work as a CUDA graph and return its replay; on a CPU, the work itself."""
     if device.type != "cuda":
         return work
     torch.cuda.synchronize()
@@ -234,18 +235,8 @@ def _recorded(work: Callable[[], None], device: torch.device) -> Callable[[], No
     return graph.replay
 
 
-def _decision(chain: Chain, context: SamplerContext) -> Callable[[Tensor], Tensor] | None:
-    """The draw as one kernel instead of thirty, on a GPU; a chain with a tail has its own."""
-    if chain.greedy or not usable(context.lengths) or chain.tail is not None:
-        return None
-    from regard.accel.kernels import sampling as kernel
-
-    keys, used, failed = context.generators.keys, context.generators.used, failures(context)
-    return lambda left: kernel.draw(left, keys, used, context.lengths, failed)
-
-
 def _tensors(context: SamplerContext) -> list[Tensor]:
-    """All that changes while a text is written, in a fixed order."""
+    """All tensors that decoding changes, in a fixed order."""
     generators = context.generators
     fixed = [context.history, context.lengths, context.prompts, generators.keys, generators.used]
     return [*fixed, *(context.state[key] for key in sorted(context.state, key=str))]

@@ -1,4 +1,4 @@
-"""The end of a chain that two kernels do on a GPU, draw and all."""
+"""The last stages of a chain and its draw as two fused kernels, on a GPU."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from regard.generate.samplers.logits_processor import LogitsProcessor
 from regard.generate.samplers.temperature import Temperature
 from regard.generate.samplers.truncation import XTC, MinP, TopK, TopNSigma, TopP, Typical
 
-LARGEST_K = 512  # half of what they rank, since more may tie with the last
-WIDTHS = (torch.float32, torch.bfloat16, torch.float16)
+MAX_TOP_K = 512  # half of what the kernels sort, since more tokens may tie with the k-th
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# what a kernel calls a stage, and its settings: but for min_keep, which every kind may have
-Said = tuple[str, float, float]
-SAID: Mapping[type, Callable[[Any], Said]] = {
+# the kernel's name of a stage and its two settings; min_keep, which any stage may have, is apart
+KernelOp = tuple[str, float, float]
+KERNEL_OPS: Mapping[type, Callable[[Any], KernelOp]] = {
     TopK: lambda stage: ("exact_top_k" if stage.exact else "top_k", stage.k, 0),
     Typical: lambda stage: ("typical", stage.mass, 0),
     TopP: lambda stage: ("top_p", stage.p, 0),
@@ -31,64 +31,65 @@ SAID: Mapping[type, Callable[[Any], Said]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
-    """Stages as a kernel knows them: top-k first, or second behind what it calls `near`."""
+class FusedTail:
+    """Stages as the kernels take them: top-k first, or second after a top-n-sigma (`near`)."""
 
-    begin: int  # the stages before, which must know ids
+    start: int  # how many stages come before; they need token ids and run unfused
     ops: tuple[str, ...]
-    holes: tuple[bool, ...]  # whether one before may have removed a token and kept an unlikelier
-    numbers: tuple[tuple[float, float, float], ...]  # settings and min_keep
+    gaps: tuple[bool, ...]  # whether an earlier stage may have removed a token and kept a rarer
+    settings: tuple[tuple[float, float, float], ...]  # two settings and min_keep
 
     @classmethod
-    def of(cls, stages: Sequence[LogitsProcessor]) -> "Tail | None":
-        """The tail of these stages, none of them neutral; None if there is no kernel for it.
+    def from_stages(cls, stages: Sequence[LogitsProcessor]) -> "FusedTail | None":
+        """The fused tail of these stages, none of them neutral; None if no kernel can run it.
 
-        Only tokens that a top-k leaves are ranked. Before that there may be temperatures, which
-        change no order and so can as well come after it, and one top-n-sigma, which keeps or
-        removes the same of the k largest before and after, if it is told of the whole row.
+        The kernels sort only what a top-k keeps. Before the top-k there may be temperatures,
+        which change no order and so may as well run after it, and one top-n-sigma, which keeps
+        the same of the k largest before and after it, given the statistics of the whole row.
         """
-        begin = max((at + 1 for at, stage in enumerate(stages) if stage.by_id), default=0)
-        rest = stages[begin:]
+        start = max((at + 1 for at, stage in enumerate(stages) if stage.needs_ids), default=0)
+        rest = stages[start:]
         top_k = next((stage for stage in rest if isinstance(stage, TopK)), None)
-        if any(stage.learns for stage in stages) or not all(map(_plain, rest)):
+        if any(stage.stateful for stage in stages) or not all(map(_has_kernel, rest)):
             return None
-        if top_k is None or top_k.k > LARGEST_K:
+        if top_k is None or top_k.k > MAX_TOP_K:
             return None
         first = rest.index(top_k)
         sigmas = [stage for stage in rest[:first] if isinstance(stage, TopNSigma)]
-        warm = [stage for stage in rest[:first] if isinstance(stage, Temperature)]
-        if len(sigmas) > 1 or len(sigmas) + len(warm) < first:
+        temperatures = [stage for stage in rest[:first] if isinstance(stage, Temperature)]
+        if len(sigmas) > 1 or len(sigmas) + len(temperatures) < first:
             return None
-        acting = [*sigmas, top_k, *warm, *rest[first + 1 :]]
-        said = [SAID[type(stage)](stage) for stage in acting]
-        ops = ["near"] * len(sigmas) + [name for name, *_ in said[len(sigmas) :]]
-        holes = [any(stage.leaves_holes for stage in acting[:at]) for at in range(len(acting))]
-        numbers = [
-            (one, other, min(getattr(stage, "min_keep", 1), 2 * LARGEST_K))
-            for stage, (_, one, other) in zip(acting, said, strict=True)
+        fused = [*sigmas, top_k, *temperatures, *rest[first + 1 :]]
+        kernel_ops = [KERNEL_OPS[type(stage)](stage) for stage in fused]
+        ops = ["near"] * len(sigmas) + [name for name, *_ in kernel_ops[len(sigmas) :]]
+        gaps = [any(stage.may_leave_gaps for stage in fused[:at]) for at in range(len(fused))]
+        settings = [
+            (first_setting, second_setting, min(getattr(stage, "min_keep", 1), 2 * MAX_TOP_K))
+            for stage, (_, first_setting, second_setting) in zip(fused, kernel_ops, strict=True)
         ]
-        return cls(begin, tuple(ops), tuple(holes), tuple(numbers))
+        return cls(start, tuple(ops), tuple(gaps), tuple(settings))
 
-    def pick(
+    def sample(
         self,
         logits: Float[Tensor, "rows vocab"],
         context: SamplerContext,
         failed: Int[Tensor, " rows"],
     ) -> Int[Tensor, " rows"]:
-        """The next id of each row, from logits that have passed the stages before."""
+        """The next id of each row, from logits that the stages before have processed."""
         from regard.accel.kernels.fused_sampling import tail
 
-        numbers = context.constant(
-            ("tail", self.numbers),
-            lambda: torch.tensor(self.numbers, dtype=torch.double, device=logits.device),
+        settings = context.constant(
+            ("tail", self.settings),
+            lambda: torch.tensor(self.settings, dtype=torch.double, device=logits.device),
         )
-        generators, keeps = context.generators, tuple(least > 1 for *_, least in self.numbers)
+        generators = context.generators
+        has_min_keep = tuple(min_keep > 1 for *_, min_keep in self.settings)
         return tail(
             logits if logits.stride(1) == 1 else logits.contiguous(),
             self.ops,
-            self.holes,
-            keeps,
-            numbers,
+            self.gaps,
+            has_min_keep,
+            settings,
             generators.keys,
             generators.used,
             context.lengths,
@@ -96,13 +97,14 @@ class Tail:
         )
 
 
-def takes(logits: Float[Tensor, "rows vocab"]) -> bool:
-    """Whether the kernels can be given these."""
-    return usable(logits) and logits.dtype in WIDTHS
+def supports_fused_tail(logits: Float[Tensor, "rows vocab"]) -> bool:
+    """Whether the fused kernels can run on the device and dtype of these logits."""
+    return usable(logits) and logits.dtype in DTYPES
 
 
-def _plain(stage: LogitsProcessor) -> bool:
-    """Whether a kernel has its formula, for numbers that all rows share."""
+def _has_kernel(stage: LogitsProcessor) -> bool:
+    """Whether a kernel has its formula, with settings that all rows share."""
     greedy = isinstance(stage, Temperature) and stage.greedy
-    empty = isinstance(stage, XTC) and stage.threshold == 0  # what was removed is likely enough
-    return type(stage) in SAID and not greedy and not empty
+    # with threshold 0, XTC's kernel would take removed tokens for likely ones
+    zero_threshold = isinstance(stage, XTC) and stage.threshold == 0
+    return type(stage) in KERNEL_OPS and not greedy and not zero_threshold

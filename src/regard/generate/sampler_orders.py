@@ -1,8 +1,8 @@
-"""In which order samplers act, in the words of several systems.
+"""The order in which samplers are applied, as in regard and in other systems.
 
-The same settings in another order give another text: what top-p cuts off depends on whether
-the temperature came before it. A dialect is such an order, with the settings that the system
-has where the user gives none.
+The same settings in another order give another distribution: which tokens top-p keeps depends on
+whether the temperature was applied before it. A `SamplerOrder` is the order of one system,
+together with its default settings.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,148 +13,140 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, unknown
-from regard.generate.sampler_context import Sampler
-from regard.generate.samplers import (
-    DRY,
-    SAMPLERS,
-    XTC,
-    Frequency,
-    MinP,
-    Mirostat1,
-    Mirostat2,
-    Presence,
-    Repetition,
-    Temperature,
-    TopK,
-    TopNSigma,
-    TopP,
-    name_of,
-)
-from regard.generate.samplers.logits_processor import as_stage
+from regard.generate.samplers import SAMPLERS, sampler_name
+from regard.generate.samplers.logits_processor import Sampler, as_logits_processor
+from regard.generate.samplers.mirostat import Mirostat1, Mirostat2
+from regard.generate.samplers.penalties import DRY, Frequency, Presence, Repetition
+from regard.generate.samplers.temperature import Temperature
+from regard.generate.samplers.truncation import XTC, MinP, TopK, TopNSigma, TopP
 
 MIROSTAT = ("mirostat_1", "mirostat_2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerOrder:
-    """An order of samplers, and what a system has where nothing is said."""
+    """The order of a system's samplers, and its defaults where the user sets nothing."""
 
-    order: tuple[str, ...]
+    names: tuple[str, ...] | None = None  # None: all samplers, in the order of `SAMPLERS`
     defaults: tuple[Sampler, ...] = ()
-    window: int | None = None  # how far penalties look back where nothing is said
-    quirk: Callable[[list[Sampler]], list[Sampler]] = list
+    window: int | None = None  # how many ids penalties look back by default
+    adapt: Callable[[list[Sampler]], list[Sampler]] = list  # further habits of the system
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The names of the samplers it has, in the order in which they are applied."""
+        return tuple(SAMPLERS) if self.names is None else self.names
 
 
-class SampleSigma(TopNSigma):
-    """Top-n-sigma as text-generation-webui has it: n - 1 below, removed logits count as 0."""
+class SampleStdTopNSigma(TopNSigma):
+    """Top-n-sigma as in text-generation-webui: Bessel-corrected, removed logits count as 0."""
 
     __slots__ = ()
 
     def deviation(self, logits: Tensor) -> Tensor:
-        """The standard deviation of a sample, of all tokens."""
+        """The sample standard deviation over all tokens."""
         return logits.masked_fill(logits == -torch.inf, 0.0).std(-1, keepdim=True)
 
 
-def _llama(stages: list[Sampler]) -> list[Sampler]:
-    """Exactly k tokens; mirostat stands alone behind the temperature; one temperature only."""
+def _as_llama_cpp(stages: list[Sampler]) -> list[Sampler]:
+    """Top-k keeps exactly k; mirostat replaces all but the temperature; one temperature only."""
     stages = [replace(s, exact=True) if isinstance(s, TopK) else s for s in stages]
-    names = [name_of(stage) for stage in stages]
+    names = [sampler_name(stage) for stage in stages]
     if set(names) & set(MIROSTAT):
-        alone = {"bias", "ban", "temperature", "dynamic_temperature", *MIROSTAT}
-        stages = [s for s, name in zip(stages, names, strict=True) if name in alone]
+        used = {"bias", "ban", "temperature", "dynamic_temperature", *MIROSTAT}
+        stages = [s for s, name in zip(stages, names, strict=True) if name in used]
     if "dynamic_temperature" in names:
         stages = [stage for stage in stages if not isinstance(stage, Temperature)]
     return stages
 
 
-def _textgen(stages: list[Sampler]) -> list[Sampler]:
-    """Its own sigma; behind mirostat, which has already drawn, XTC finds nothing to exclude."""
+def _as_textgen(stages: list[Sampler]) -> list[Sampler]:
+    """Its own sigma; mirostat has already drawn a token, so that XTC after it does nothing."""
     stages = [
-        SampleSigma(s.n, min_keep=s.min_keep) if isinstance(s, TopNSigma) else s for s in stages
+        SampleStdTopNSigma(s.n, min_keep=s.min_keep) if isinstance(s, TopNSigma) else s
+        for s in stages
     ]
     if any(isinstance(stage, Mirostat1 | Mirostat2) for stage in stages):
         stages = [stage for stage in stages if not isinstance(stage, XTC)]
     return stages
 
 
-def _hf(stages: list[Sampler]) -> list[Sampler]:
+def _as_hf(stages: list[Sampler]) -> list[Sampler]:
     for stage in stages:
         if isinstance(stage, Temperature) and stage.greedy:
             raise ConfigError("the order hf refuses temperature=0; write greedy without an order")
     return stages
 
 
-_NAMED = ("ban", "allow", "min_length", "force")
+_CONSTRAINTS = ("ban", "allow", "min_length", "force")
 SAMPLER_ORDERS: dict[str, SamplerOrder] = {
-    "regard": SamplerOrder(
-        order=(
-            *("bias", "repetition", "presence", "frequency", "dry", "no_repeat_ngram", *_NAMED),
-            *("top_n_sigma", "temperature", "dynamic_temperature", "quadratic"),
-            *("top_k", "top_h", "top_p", "min_p", "top_a", "typical", "epsilon", "eta"),
-            *("tail_free", "xtc", "adaptive_p", *MIROSTAT),
-        ),
-    ),
+    "regard": SamplerOrder(),
     "hf": SamplerOrder(
-        order=(
-            *("bias", "repetition", "no_repeat_ngram", *_NAMED, "temperature", "top_h"),
+        names=(
+            *("bias", "repetition", "no_repeat_ngram", *_CONSTRAINTS, "temperature", "top_h"),
             *("top_k", "top_p", "min_p", "typical", "epsilon", "eta"),
         ),
         defaults=(TopK(50),),
-        quirk=_hf,
+        adapt=_as_hf,
     ),
     "llama.cpp": SamplerOrder(
-        order=(
+        names=(
             *("bias", "ban", "repetition", "frequency", "presence", "dry", "top_n_sigma"),
             *("top_k", "typical", "top_p", "min_p", "xtc", "temperature", "dynamic_temperature"),
             *("adaptive_p", *MIROSTAT),
         ),
         defaults=(TopK(40), TopP(0.95), MinP(0.05), Temperature(0.8)),
         window=64,
-        quirk=_llama,
+        adapt=_as_llama_cpp,
     ),
     "textgen": SamplerOrder(
-        order=(
+        names=(
             *("bias", "ban", "repetition", "presence", "frequency", "dry", "top_n_sigma"),
             *("temperature", "dynamic_temperature", "quadratic", "top_k", "top_p", "typical"),
             *("epsilon", "eta", "tail_free", "top_a", "min_p", "xtc", "no_repeat_ngram"),
             *("adaptive_p", *MIROSTAT),
         ),
         window=1024,
-        quirk=_textgen,
+        adapt=_as_textgen,
     ),
 }
 
 
-def arranged(samplers: Iterable[Sampler], order: str) -> tuple[Sampler, ...]:
-    """These samplers and a dialect's defaults, in the order in which it lets them act."""
+def arrange(samplers: Iterable[Sampler], order: str) -> tuple[Sampler, ...]:
+    """These samplers and the defaults of a `SamplerOrder`, in its order."""
     if order not in SAMPLER_ORDERS:
         raise ConfigError(unknown("order", order, SAMPLER_ORDERS))
-    dialect = SAMPLER_ORDERS[order]
-    given = [each for each in samplers if name_of(each) in dialect.order or not _neutral(each)]
-    names = [name_of(sampler) for sampler in given]
-    for sampler, name in zip(given, names, strict=True):
-        if name not in dialect.order:
+    system = SAMPLER_ORDERS[order]
+    known = system.order
+    chosen = [s for s in samplers if sampler_name(s) in known or not _is_neutral(s)]
+    names = [sampler_name(sampler) for sampler in chosen]
+    for sampler, name in zip(chosen, names, strict=True):
+        if name not in known:
             raise ConfigError(
-                f"the order {order} has no place for {name or sampler}; it knows "
-                f"{', '.join(dialect.order)}"
+                f"the order {order} has no place for {name or sampler}; it knows {', '.join(known)}"
             )
         if name != "bias" and names.count(name) > 1:
             raise ConfigError(f"{name} is given twice; in the order {order} it acts once")
-    given += [each for each in dialect.defaults if name_of(each) not in names]
-    given.sort(key=lambda sampler: dialect.order.index(str(name_of(sampler))))
-    acting = [sampler for sampler in given if not _neutral(sampler)]
-    return tuple(dialect.quirk([_windowed(sampler, dialect.window) for sampler in acting]))
+    chosen += [sampler for sampler in system.defaults if sampler_name(sampler) not in names]
+    # stateful samplers must be last, also where a sampler was added to the end of `SAMPLERS`
+    chosen.sort(key=lambda s: (_is_stateful(s), known.index(str(sampler_name(s)))))
+    active = [sampler for sampler in chosen if not _is_neutral(sampler)]
+    return tuple(system.adapt([_with_window(sampler, system.window) for sampler in active]))
 
 
-def _neutral(sampler: Sampler) -> bool:
-    return as_stage(sampler).neutral
+def _is_neutral(sampler: Sampler) -> bool:
+    return as_logits_processor(sampler).neutral
 
 
-def _windowed(sampler: Any, window: int | None) -> Sampler:
-    """A penalty that says nothing of its window looks back as far as the dialect does."""
+def _is_stateful(sampler: Sampler) -> bool:
+    return as_logits_processor(sampler).stateful
+
+
+def _with_window(sampler: Any, window: int | None) -> Sampler:
+    """The sampler; a penalty without a window of its own gets that of the system."""
     penalties = (Repetition, Presence, Frequency, DRY)
-    silent = isinstance(sampler, penalties) and sampler.window is None
-    return replace(sampler, window=window) if silent and window is not None else sampler
+    unset = isinstance(sampler, penalties) and sampler.window is None
+    return replace(sampler, window=window) if unset and window is not None else sampler
 
 
-assert all(set(dialect.order) <= set(SAMPLERS) for dialect in SAMPLER_ORDERS.values())
+assert all(set(system.order) <= set(SAMPLERS) for system in SAMPLER_ORDERS.values())

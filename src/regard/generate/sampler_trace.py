@@ -1,4 +1,4 @@
-"""What every stage of a chain did on the way to a token."""
+"""Trace what each sampler of a chain did to the distribution of every sampled token."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -8,14 +8,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.generate.chain import Chain, StageTrace, said, widened
+from regard.generate.chain import Chain, StageTrace, at_least_float32
 from regard.generate.sampler_context import SamplerContext
+from regard.generate.sampler_spec import format_sampler
 from regard.generate.samplers.logits_processor import entropy
+
+ROUNDING = 1e-6  # smaller changes of a probability are not reported
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A token whose probability a stage changed; to 0 where it removed it."""
+class ProbabilityChange:
+    """A token whose probability a stage changed; to 0 if the stage removed it."""
 
     id: int
     before: float
@@ -23,95 +26,103 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StageEffect:
     """What one stage did to one row."""
 
-    stage: str  # the word it is made from
-    left: int  # tokens that can still be drawn
-    mass: float  # the share of probability it left; 1 where it removed nothing
-    bits: float  # entropy of what is left
+    stage: str  # as `parse_sampler` takes it
+    remaining: int  # tokens that can still be drawn
+    mass: float  # the probability mass it kept; 1 if it removed nothing
+    bits: float  # entropy after the stage
     removed: int  # tokens it removed
-    lost: list[Change]  # the likeliest of them
-    moved: list[Change]  # of those it kept, the ones whose probability changed most
+    top_removed: list[ProbabilityChange]  # the likeliest of them
+    top_changed: list[ProbabilityChange]  # of the kept tokens, those that changed most
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
-    """How one token came to be drawn."""
+class TokenTrace:
+    """How one token was sampled."""
 
     id: int
-    model: float  # its probability in the eyes of the model
-    drawn: float  # its probability in the end
-    bits: float  # entropy of what the model said
-    steps: list[Step]
+    model_prob: float  # its probability according to the model
+    final_prob: float  # its probability after all stages
+    bits: float  # entropy of the model's distribution
+    stages: list[StageEffect]
 
 
 @dataclass(frozen=True, slots=True)
 class TracedChain(Chain):
-    """A chain that notes, for every token it draws, what its stages did.
+    """A chain that records, for every token it samples, what its stages did.
 
     chain = TracedChain(chain.stages)
     generate(model, prompts, chain, tokens=20)
     chain.tokens[number][row]
     """
 
-    shown: int = 5  # how many tokens a stage is shown to remove or change
-    tokens: list[list[Token]] = field(default_factory=list)
-    passed: list[StageTrace] = field(default_factory=list, repr=False)  # of the token at hand
+    shown: int = 5  # how many removed or changed tokens of a stage are recorded
+    tokens: list[list[TokenTrace]] = field(default_factory=list)
+    traces: list[StageTrace] = field(default_factory=list, repr=False)  # of the current token
 
     @property
     def capturable(self) -> bool:
-        """Never: to look is to wait for the device."""
+        """Never: recording needs host synchronisation."""
         return False
 
-    def steps(
+    def run_stages(
         self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
     ) -> Iterator[StageTrace]:
-        """Go through the stages, and keep what each was given and left."""
-        self.passed.clear()
-        for each in Chain.steps(self, logits, context):
-            self.passed.append(each)
-            yield each
+        """Apply the stages and keep the logits before and after each."""
+        self.traces.clear()
+        for trace in Chain.run_stages(self, logits, context):
+            self.traces.append(trace)
+            yield trace
 
-    def pick(
+    def sample(
         self,
         logits: Float[Tensor, "rows vocab"],
         context: SamplerContext,
-        decide: Callable[[Tensor], Tensor] | None = None,
+        draw_ids: Callable[[Tensor], Tensor] | None = None,
+        *,
+        draw_kernel: bool = False,
     ) -> Int[Tensor, " rows"]:
-        """The next id of each row, noting how it came about."""
-        ids = Chain.pick(self, logits, context, decide)
+        """Sample the next id of each row, and record how."""
+        ids = Chain.sample(self, logits, context, draw_ids, draw_kernel=draw_kernel)
         self.tokens.append([self._token(logits, row, id) for row, id in enumerate(ids.tolist())])
         return ids
 
-    def _token(self, logits: Tensor, row: int, id: int) -> Token:
-        model = widened(logits)[row]
-        p = before = model.softmax(-1)
-        steps = []
-        for each in self.passed:
-            left = each.by_id(each.after)[row]
-            after = left.softmax(-1)
-            steps.append(self._step(said(each.stage, row), before, left, after))
+    def _token(self, logits: Tensor, row: int, id: int) -> TokenTrace:
+        model_logits = at_least_float32(logits)[row]
+        model_probs = before = model_logits.softmax(-1)
+        stages = []
+        for trace in self.traces:
+            processed = trace.by_id(trace.after)[row]
+            after = processed.softmax(-1)
+            stages.append(self._effect(format_sampler(trace.stage, row), before, processed, after))
             before = after
-        return Token(id, p[id].item(), before[id].item(), _bits(model), steps)
-
-    def _step(self, stage: str, before: Tensor, left: Tensor, after: Tensor) -> Step:
-        gone = (left == -torch.inf) & (before > 0)
-        return Step(
-            stage=stage,
-            left=int((left > -torch.inf).sum()),
-            mass=before.masked_fill(gone, 0.0).sum().item(),
-            bits=_bits(left),
-            removed=int(gone.sum()),
-            lost=self._largest(before.where(gone, 0.0), before, after),
-            moved=self._largest((after - before).abs().masked_fill(gone, 0.0), before, after),
+        return TokenTrace(
+            id, model_probs[id].item(), before[id].item(), _bits(model_logits), stages
         )
 
-    def _largest(self, by: Tensor, before: Tensor, after: Tensor) -> list[Change]:
+    def _effect(self, stage: str, before: Tensor, processed: Tensor, after: Tensor) -> StageEffect:
+        removed = (processed == -torch.inf) & (before > 0)
+        change = (after - before).abs().masked_fill(removed, 0.0)
+        return StageEffect(
+            stage=stage,
+            remaining=int((processed > -torch.inf).sum()),
+            mass=before.masked_fill(removed, 0.0).sum().item(),
+            bits=_bits(processed),
+            removed=int(removed.sum()),
+            top_removed=self._largest(before.where(removed, 0.0), before, after),
+            top_changed=self._largest(change, before, after),
+        )
+
+    def _largest(self, by: Tensor, before: Tensor, after: Tensor) -> list[ProbabilityChange]:
         """The tokens with the largest `by`, as far as it is above rounding."""
         best = by.topk(min(self.shown, len(by)))
-        pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        return [Change(id, before[id].item(), after[id].item()) for x, id in pairs if x > 1e-6]
+        return [
+            ProbabilityChange(id, before[id].item(), after[id].item())
+            for size, id in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            if size > ROUNDING
+        ]
 
 
 def _bits(logits: Tensor) -> float:

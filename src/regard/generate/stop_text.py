@@ -1,37 +1,44 @@
-"""End a text where certain words come, wherever tokens are cut."""
+"""Stop texts: end a generated text before a given string, however it is tokenized."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from regard.errors import ConfigError
 
 
-def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """The pieces of a text up to the first of `stops` that is complete, which is not shown.
+def truncate_at_stop(pieces: Iterable[str], stop_texts: Sequence[str]) -> Iterator[str]:
+    """The pieces of a text up to the first complete stop text, which is not included.
 
-    What may be the beginning of a stop is held back until it is known.
+    Characters that may begin a stop text are held back until the next pieces decide.
 
-    >>> list(until(["On", "ce.\\n", "\\nTh", "e end"], ["\\n\\n"]))
+    >>> list(truncate_at_stop(["On", "ce.\\n", "\\nTh", "e end"], ["\\n\\n"]))
     ['On', 'ce.']
     """
-    if "" in stops:
+    if "" in stop_texts:
         raise ConfigError("a stop text is empty; every text would end before it begins")
-    held = ""
+    pending = ""
     for piece in pieces:
-        held += piece
-        ends = [(held.index(stop) + len(stop), held.index(stop)) for stop in stops if stop in held]
-        sure = min(ends)[1] if ends else len(held) - _begun(held, stops)
-        if sure:
-            yield held[:sure]
+        pending += piece
+        ends = [
+            (pending.index(stop) + len(stop), pending.index(stop))
+            for stop in stop_texts
+            if stop in pending
+        ]
+        safe = min(ends)[1] if ends else len(pending) - _partial_match(pending, stop_texts)
+        if safe:
+            yield pending[:safe]
         if ends:
             return
-        held = held[sure:]
-    if held:
-        yield held
+        pending = pending[safe:]
+    if pending:
+        yield pending
 
 
-def _begun(text: str, stops: Sequence[str]) -> int:
-    """How many of the last characters of a text may be the first of a stop."""
+def _partial_match(text: str, stop_texts: Sequence[str]) -> int:
+    """The length of the longest suffix of `text` that begins a stop text."""
     lengths = (
-        length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length])
+        length
+        for stop in stop_texts
+        for length in range(1, len(stop))
+        if text.endswith(stop[:length])
     )
     return max(lengths, default=0)

@@ -1,59 +1,59 @@
-"""A chain inside another library's `generate`, for those who want only the samplers."""
+"""A chain as a logits processor of Hugging Face `transformers`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.chain import Chain, StageTrace, note_failed, note_used
+from regard.generate.chain import Chain, StageTrace, record_draw_counts, record_failures
 from regard.generate.sampler_context import RowGenerators, SamplerContext
 
 
 @dataclass(slots=True)
 class ChainProcessor:
-    """A chain as a logits processor of `transformers`; it draws nothing, `generate` does.
+    """Applies the stages of a chain inside `model.generate`, which draws the token.
 
         model.generate(ids, do_sample=True, top_k=0, logits_processor=[ChainProcessor(chain)])
 
-    `top_k=0` switches off the 50 that `transformers` would add. The prompt is what the first
-    call sees; padding on the left counts as text, as for the processors of `transformers`. What
-    was drawn is known one call later, and samplers with a memory learn it then.
+    `top_k=0` switches off the default top-k of 50 of `transformers`. The ids of the first call
+    are the prompt; left padding counts as text, as for the processors of `transformers`. The
+    sampled id is known one call later, and stateful samplers are updated then.
     """
 
     chain: Chain
-    seed: int | None = None  # for samplers that toss coins
+    seed: int | None = None  # for samplers that use random numbers
     stop: Sequence[int] = ()  # ids that end a text
     context: SamplerContext | None = field(default=None, init=False)
-    passed: list[StageTrace] = field(default_factory=list, init=False)
+    traces: list[StageTrace] = field(default_factory=list, init=False)  # of the last call
 
     def __post_init__(self) -> None:
         if not isinstance(self.chain, Chain):
-            raise ConfigError(f"a chain is wanted, as parse_chain makes it, not {self.chain!r}")
+            raise ConfigError(f"chain must be a Chain, as parse_chain makes it, not {self.chain!r}")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Reshape and narrow the scores."""
+        """Process the scores (logits)."""
         rows, length = input_ids.shape
         context = self.context
-        goes_on = context is not None and torch.equal(context.history, input_ids[:, :-1])
-        if context is None or not goes_on:
+        same_text = context is not None and torch.equal(context.history, input_ids[:, :-1])
+        if context is None or not same_text:
             lengths = torch.full((rows,), length, device=input_ids.device)
             generators = RowGenerators.from_seed(self.seed, rows, input_ids.device)
-            context = SamplerContext(
-                input_ids, lengths, lengths.clone(), generators, tuple(self.stop)
-            )
+            stop = tuple(self.stop)
+            context = SamplerContext(input_ids, lengths, lengths.clone(), generators, stop)
         else:
-            for each in self.passed:
-                if each.stage.learns:
-                    before, after = each.by_id(each.before), each.by_id(each.after)
-                    each.stage.learn(before, after, input_ids[:, -1], context)
+            for trace in self.traces:
+                if trace.stage.stateful:
+                    before, after = trace.by_id(trace.before), trace.by_id(trace.after)
+                    trace.stage.update_state(before, after, input_ids[:, -1], context)
             context.history, context.lengths = input_ids, context.lengths + 1
-        note_used(context)
-        self.context, self.passed = context, list(self.chain.steps(scores, context))
-        last: Any = self.passed[-1] if self.passed else None
-        left = scores if last is None else last.by_id(last.after).to(scores.dtype)
-        note_failed(left, context)
-        self.chain.check(context, lambda row, length: scores[row : row + 1])
-        return left
+        record_draw_counts(context)
+        self.context, self.traces = context, list(self.chain.run_stages(scores, context))
+        processed = scores
+        if self.traces:
+            last = self.traces[-1]
+            processed = last.by_id(last.after).to(scores.dtype)
+        record_failures(processed, context)
+        self.chain.raise_if_failed(context, lambda row, length: scores[row : row + 1])
+        return processed

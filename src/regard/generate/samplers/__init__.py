@@ -1,90 +1,48 @@
-"""The table of all samplers: what a word of a chain may name."""
+"""The table of samplers: logits processors by the names that `-s NAME=VALUE` uses.
+
+To add a sampler to the library, write its class in one of these modules and one line in
+`SAMPLERS`. Its fields are its settings; `setting(default, neutral=...)` says at which value it
+changes nothing.
+"""
 
 from collections.abc import Callable
 
-from regard.generate.sampler_context import Sampler
-from regard.generate.samplers.constraints import Allow, Ban, Bias, Force, MinLength
-from regard.generate.samplers.mirostat import AdaptiveP, Mirostat1, Mirostat2
-from regard.generate.samplers.penalties import DRY, Frequency, NoRepeatNGram, Presence, Repetition
-from regard.generate.samplers.temperature import DynamicTemperature, Quadratic, Temperature
-from regard.generate.samplers.truncation import (
-    XTC,
-    Epsilon,
-    Eta,
-    MinP,
-    TailFree,
-    TopA,
-    TopH,
-    TopK,
-    TopNSigma,
-    TopP,
-    Typical,
-)
+from regard.generate.samplers import constraints, mirostat, penalties, temperature, truncation
+from regard.generate.samplers.logits_processor import Sampler
 
-__all__ = [
-    "DRY",
-    "SAMPLERS",
-    "XTC",
-    "AdaptiveP",
-    "Allow",
-    "Ban",
-    "Bias",
-    "DynamicTemperature",
-    "Epsilon",
-    "Eta",
-    "Force",
-    "Frequency",
-    "MinLength",
-    "MinP",
-    "Mirostat1",
-    "Mirostat2",
-    "NoRepeatNGram",
-    "Presence",
-    "Quadratic",
-    "Repetition",
-    "TailFree",
-    "Temperature",
-    "TopA",
-    "TopH",
-    "TopK",
-    "TopNSigma",
-    "TopP",
-    "Typical",
-    "name_of",
-]
-
+# In the order in which `--order regard` applies them; docs/samplers.md explains it.
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
-    "bias": Bias,
-    "ban": Ban,
-    "allow": Allow,
-    "force": Force,
-    "min_length": MinLength,
-    "repetition": Repetition,
-    "presence": Presence,
-    "frequency": Frequency,
-    "no_repeat_ngram": NoRepeatNGram,
-    "dry": DRY,
-    "temperature": Temperature,
-    "dynamic_temperature": DynamicTemperature,
-    "quadratic": Quadratic,
-    "top_n_sigma": TopNSigma,
-    "top_k": TopK,
-    "top_p": TopP,
-    "min_p": MinP,
-    "top_a": TopA,
-    "top_h": TopH,
-    "typical": Typical,
-    "epsilon": Epsilon,
-    "eta": Eta,
-    "tail_free": TailFree,
-    "xtc": XTC,
-    "mirostat_1": Mirostat1,
-    "mirostat_2": Mirostat2,
-    "adaptive_p": AdaptiveP,
+    "bias": constraints.Bias,
+    "repetition": penalties.Repetition,
+    "presence": penalties.Presence,
+    "frequency": penalties.Frequency,
+    "dry": penalties.DRY,
+    "no_repeat_ngram": penalties.NoRepeatNGram,
+    "ban": constraints.Ban,
+    "allow": constraints.Allow,
+    "min_length": constraints.MinLength,
+    "force": constraints.Force,
+    "top_n_sigma": truncation.TopNSigma,
+    "temperature": temperature.Temperature,
+    "dynamic_temperature": temperature.DynamicTemperature,
+    "quadratic": temperature.Quadratic,
+    "top_k": truncation.TopK,
+    "top_h": truncation.TopH,
+    "top_p": truncation.TopP,
+    "min_p": truncation.MinP,
+    "top_a": truncation.TopA,
+    "typical": truncation.Typical,
+    "epsilon": truncation.Epsilon,
+    "eta": truncation.Eta,
+    "tail_free": truncation.TailFree,
+    "xtc": truncation.XTC,
+    "adaptive_p": mirostat.AdaptiveP,
+    "mirostat_1": mirostat.Mirostat1,
+    "mirostat_2": mirostat.Mirostat2,
 }
 
 
-def name_of(sampler: Sampler) -> str | None:
-    """The name of a sampler in the table; a variant of one goes by its name."""
-    kinds = {sampler: name for name, sampler in SAMPLERS.items()}
-    return next((kinds[kind] for kind in type(sampler).__mro__ if kind in kinds), None)
+def sampler_name(sampler: Sampler) -> str | None:
+    """The name of a sampler in the table, or that of the class it derives from."""
+    names = {kind: name for name, kind in SAMPLERS.items()}
+    return next((names[kind] for kind in type(sampler).__mro__ if kind in names), None)

@@ -1,21 +1,20 @@
-"""Samplers that name tokens: what may, must or must not be written."""
+"""Constraint samplers: logit bias, banned, allowed and forced tokens, minimum length."""
 
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.generate.sampler_context import SamplerContext
-from regard.generate.samplers.logits_processor import STATIC, LogitsProcessor, needed
+from regard.generate.samplers.logits_processor import LogitsProcessor, require_context, setting
 
 
-def members(
+def token_mask(
     name: str, tokens: tuple[int, ...], logits: Tensor, context: SamplerContext | None
 ) -> Tensor:
-    """Which tokens of the vocabulary these are, as a mask that is made once."""
+    """A mask over the vocabulary that is True at these token ids; made once per context."""
     vocab, device = logits.shape[-1], logits.device
 
     def make() -> Tensor:
@@ -31,12 +30,12 @@ def members(
 
 @dataclass(frozen=True, slots=True)
 class Bias(LogitsProcessor):
-    """Add a number to the logits of some tokens. 0, or no tokens, changes nothing."""
+    """Logit bias: add `value` to the logits of `tokens`. 0, or no tokens, changes nothing."""
 
-    tokens: tuple[int, ...] = field(default=(), metadata=STATIC)
-    value: float = field(default=0.0, metadata=STATIC)
+    tokens: tuple[int, ...] = setting((), per_row=False)
+    value: float = setting(0.0, per_row=False)
 
-    by_id = True
+    needs_ids = True
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
@@ -47,85 +46,80 @@ class Bias(LogitsProcessor):
         """Whether it changes nothing."""
         return not self.tokens or self.value == 0
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Add."""
-        chosen = members("bias", self.tokens, logits, context)
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Add the bias."""
+        chosen = token_mask("bias", self.tokens, logits, context)
         return torch.where(chosen, logits + self.value, logits)
 
 
 @dataclass(frozen=True, slots=True)
 class Ban(LogitsProcessor):
-    """Never write these tokens. None changes nothing."""
+    """Never generate these tokens. No tokens: changes nothing."""
 
-    tokens: tuple[int, ...] = field(default=(), metadata=STATIC)
+    tokens: tuple[int, ...] = setting((), neutral=(), per_row=False)
 
-    off: ClassVar = {"tokens": ()}
-    by_id = True
+    needs_ids = True
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove them."""
-        return logits.masked_fill(members("ban", self.tokens, logits, context), -torch.inf)
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove the banned tokens."""
+        return logits.masked_fill(token_mask("ban", self.tokens, logits, context), -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class Allow(LogitsProcessor):
-    """Write these tokens only. None changes nothing: all are allowed."""
+    """Generate these tokens only. No tokens: all are allowed, nothing changes."""
 
-    tokens: tuple[int, ...] = field(default=(), metadata=STATIC)
+    tokens: tuple[int, ...] = setting((), neutral=(), per_row=False)
 
-    off: ClassVar = {"tokens": ()}
-    by_id = True
+    needs_ids = True
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove all others."""
-        allowed = members("allow", self.tokens, logits, context)
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove all other tokens."""
+        allowed = token_mask("allow", self.tokens, logits, context)
         return logits.masked_fill(~allowed, -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class Force(LogitsProcessor):
-    """Begin the answer with these tokens, whatever the model thinks of them."""
+    """Begin the answer with these tokens, whatever their probability."""
 
-    tokens: tuple[int, ...] = field(default=(), metadata=STATIC)
+    tokens: tuple[int, ...] = setting((), neutral=(), per_row=False)
 
-    off: ClassVar = {"tokens": ()}
-    by_id = True
+    needs_ids = True
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Leave nothing but the one whose turn it is."""
-        context = needed(context, "force")
-        members("force", self.tokens, logits, context)  # are they in the vocabulary?
-        wanted = context.constant(
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove all tokens but the next forced one."""
+        context = require_context(context, "force")
+        token_mask("force", self.tokens, logits, context)  # checks that they are in the vocabulary
+        forced_ids = context.constant(
             self.tokens, lambda: torch.tensor(self.tokens, device=logits.device)
         )
-        turn = context.lengths - context.prompts
-        token = wanted[turn.clamp_max(len(self.tokens) - 1)].unsqueeze(1)
-        only = torch.full_like(logits, -torch.inf).scatter_(1, token, 0.0)
-        return torch.where((turn < len(self.tokens)).unsqueeze(1), only, logits)
+        generated = context.lengths - context.prompts
+        token = forced_ids[generated.clamp_max(len(self.tokens) - 1)].unsqueeze(1)
+        forced = torch.full_like(logits, -torch.inf).scatter_(1, token, 0.0)
+        return torch.where((generated < len(self.tokens)).unsqueeze(1), forced, logits)
 
 
 @dataclass(frozen=True, slots=True)
 class MinLength(LogitsProcessor):
-    """Do not stop before the answer has so many tokens. 0 changes nothing."""
+    """Do not stop before the answer has this many tokens. 0 changes nothing."""
 
-    tokens: int = 0
-    stop: tuple[int, ...] = field(
-        default=(), kw_only=True, metadata=STATIC
-    )  # ids that end a text; none: those of the context
+    tokens: int = setting(0, neutral=0)
+    # the ids that end a text; empty: those of the context
+    stop: tuple[int, ...] = setting((), per_row=False, kw_only=True)
 
-    off: ClassVar = {"tokens": 0}
-    by_id = True
+    needs_ids = True
 
     def __post_init__(self) -> None:
         if self.tokens < 0:
             raise ConfigError(f"min_length={self.tokens} must be 0 or more tokens")
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove the stop while the answer is short."""
-        context = needed(context, "min_length")
-        ends = self.stop or context.stop
-        if not ends:
-            raise ConfigError("min_length does not know what ends a text; give it stop=[ids]")
-        stops = members("min_length", ends, logits, context)
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove the stop ids while the answer is too short."""
+        context = require_context(context, "min_length")
+        stop_ids = self.stop or context.stop
+        if not stop_ids:
+            raise ConfigError("min_length does not know which ids end a text; give it stop=[ids]")
+        stops = token_mask("min_length", stop_ids, logits, context)
         short = (context.lengths - context.prompts).unsqueeze(1) < self.tokens
         return logits.masked_fill(stops & short, -torch.inf)

@@ -1,123 +1,153 @@
-"""What the library's own samplers share: a neutral value, and the order of tokens they need.
+"""The base class of the library's samplers: a logits processor that a `Chain` can run fast.
 
-A sampler need not be a `LogitsProcessor`: any `Sampler` is a link of a chain. A stage also says how it may
-be run, so that a chain sorts once at most, never waits for the device and treats every row of a
-batch by settings of its own.
+A sampler need not be a `LogitsProcessor`: any callable that fits the `Sampler` protocol can be a
+stage of a chain. A `LogitsProcessor` also says what it needs, so that a chain sorts the logits at
+most once, runs without host synchronisation, and applies different settings to different rows of
+a batch.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import Field, dataclass, fields, is_dataclass
-from typing import Any, ClassVar, TypeGuard
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.sampler_context import Sampler, SamplerContext
+from regard.generate.sampler_context import SamplerContext
 
-STATIC = {"static": True}  # of a setting that rows cannot each have for themselves
+
+@runtime_checkable
+class Sampler(Protocol):
+    """One stage of a chain: maps logits to logits and sets those of removed tokens to -inf.
+
+    At a neutral setting it returns its argument unchanged. `context` may be None for samplers
+    that use the logits only.
+    """
+
+    def __call__(
+        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext | None = None
+    ) -> Float[Tensor, "rows vocab"]:
+        """Reshape or truncate the distribution."""
+
+
+def setting(
+    default: Any, *, neutral: Any = MISSING, per_row: bool = True, kw_only: bool = False
+) -> Any:
+    """A dataclass field that is a setting of a sampler.
+
+    `neutral` is the value at which the sampler changes nothing; where several settings have one,
+    all must be at it. `per_row=False`: all rows of a batch must share the value.
+    """
+    metadata = {"per_row": per_row} | ({} if neutral is MISSING else {"neutral": neutral})
+    return field(default=default, kw_only=kw_only, metadata=metadata)
 
 
 class LogitsProcessor:
-    """A sampler whose formula does not care whether tokens come by id or ranked.
+    """A sampler whose formula works on logits in token-id order and on sorted logits.
 
-    `apply` is the formula. Where a setting is a number, `apply` must also work with one per row,
-    as a tensor (rows, 1): a batch in which each row has its own is run that way.
+    `process` is the formula. Where a setting is a number, `process` must also work with a tensor
+    (rows, 1) of numbers: that is how a batch runs in which rows have different settings.
     """
 
     __slots__ = ()
 
-    off: ClassVar[Mapping[str, Any]] = {}  # the settings at which it is neutral
-    by_id: ClassVar[bool] = False  # it must know which token is which
-    needs_order: ClassVar[bool] = False  # it must be given tokens from likely to unlikely
-    leaves_holes: ClassVar[bool] = False  # it may remove a token and keep an unlikelier one
-    counts_all: ClassVar[bool] = False  # it asks how large the vocabulary is
-    capturable: ClassVar[bool] = True  # nothing in it waits for the device or changes shape
-    learns: ClassVar[bool] = False  # it wants to know what was drawn
+    needs_ids: ClassVar[bool] = False  # it needs logits in token-id order
+    needs_sorted: ClassVar[bool] = False  # it needs logits in descending order
+    may_leave_gaps: ClassVar[bool] = False  # it may remove a token and keep a less likely one
+    needs_full_vocab: ClassVar[bool] = False  # its formula depends on the vocabulary's size
+    capturable: ClassVar[bool] = True  # a CUDA graph may capture it: no sync, static shapes
+    stateful: ClassVar[bool] = False  # it updates state from the id that was sampled
 
     @property
-    def by_rank(self) -> bool:
-        """Whether it has a formula of its own for ranked tokens, which counts places."""
-        return type(self).ranked is not LogitsProcessor.ranked
+    def has_sorted_formula(self) -> bool:
+        """Whether it overrides `process_sorted`."""
+        return type(self).process_sorted is not LogitsProcessor.process_sorted
+
+    @classmethod
+    def neutral_settings(cls) -> dict[str, Any]:
+        """The settings at which the sampler changes nothing, from its fields' metadata."""
+        return _neutral_settings(cls)
 
     @property
     def neutral(self) -> bool:
-        """Whether it changes nothing, and so is skipped."""
-        settings = self.off.items()
+        """Whether its settings change nothing; a chain then skips it."""
+        settings = self.neutral_settings().items()
         return bool(settings) and all(getattr(self, name) == value for name, value in settings)
 
     def __call__(
         self, logits: Float[Tensor, "rows vocab"], context: SamplerContext | None = None
     ) -> Float[Tensor, "rows vocab"]:
-        """Reshape or narrow what may be drawn; the very same logits where it is neutral."""
-        return logits if self.neutral else self.apply(logits, context)
+        """Reshape or truncate the distribution; return `logits` itself if neutral."""
+        return logits if self.neutral else self.process(logits, context)
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """The formula, tokens in any order."""
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """The formula, for tokens in any order."""
         raise NotImplementedError
 
-    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """The formula on tokens from likely to unlikely, removed ones last."""
-        return self.apply(logits, context)
+    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """The formula on logits in descending order, with removed tokens last."""
+        return self.process(logits, context)
 
-    def learn(
+    def update_state(
         self,
         before: Float[Tensor, "rows vocab"],
         after: Float[Tensor, "rows vocab"],
         ids: Int[Tensor, " rows"],
         context: SamplerContext,
     ) -> None:
-        """Take note of what was drawn; most stages have no memory."""
+        """Update the state from the sampled ids; only stateful samplers override it."""
 
 
-class Ranking(LogitsProcessor):
-    """A stage that looks at tokens from likely to unlikely: it has `ranked` only."""
+class SortedLogitsProcessor(LogitsProcessor):
+    """A logits processor that implements `process_sorted` only."""
 
     __slots__ = ()
 
-    needs_order: ClassVar[bool] = True
+    needs_sorted: ClassVar[bool] = True
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Sort, look, and put back."""
-        ranked, order = rank(logits)
-        return unrank(self.ranked(ranked, context), order, logits.shape[-1])
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Sort, apply the formula, and restore token-id order."""
+        ordered, order = sort_logits(logits)
+        return unsort_logits(self.process_sorted(ordered, context), order, logits.shape[-1])
 
 
-def rank(logits: Tensor, narrow: bool = False) -> tuple[Tensor, Tensor]:
-    """Logits from large to small, equal ones by their id, and the ids they belong to.
+def sort_logits(logits: Tensor, skip_removed: bool = False) -> tuple[Tensor, Tensor]:
+    """Logits in descending order (ties by token id), and the token id of each.
 
-    `narrow` leaves out what was removed before: much less to sort, but the width depends on the
-    numbers, for which a GPU would have to be waited for.
+    `skip_removed` leaves out removed tokens where that at least halves the width. The width then
+    depends on the values, which on a GPU would need a host synchronisation.
     """
-    width = int((logits > -torch.inf).sum(-1).amax()) if narrow else logits.shape[-1]
+    width = int((logits > -torch.inf).sum(-1).amax()) if skip_removed else logits.shape[-1]
     if width > logits.shape[-1] // 2:
-        ranked, order = logits.sort(dim=-1, descending=True, stable=True)
-        return ranked, order
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+        return ordered, order
     ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
-    left, ids = (each[:, : max(width, 1)] for each in pack(logits, ids))
-    ranked, order = left.sort(dim=-1, descending=True, stable=True)
-    return ranked, ids.gather(-1, order)
+    remaining, ids = (x[:, : max(width, 1)] for x in move_removed_last(logits, ids))
+    ordered, order = remaining.sort(dim=-1, descending=True, stable=True)
+    return ordered, ids.gather(-1, order)
 
 
-def unrank(ranked: Tensor, order: Tensor, vocab: int) -> Tensor:
-    """Ranked logits back in the order of ids; what was left out is removed."""
-    return ranked.new_full((len(ranked), vocab), -torch.inf).scatter_(-1, order, ranked)
+def unsort_logits(ordered: Tensor, order: Tensor, vocab: int) -> Tensor:
+    """Sorted logits back in token-id order; tokens that were left out are removed (-inf)."""
+    return ordered.new_full((len(ordered), vocab), -torch.inf).scatter_(-1, order, ordered)
 
 
-def pack(ranked: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Move removed tokens behind the others, which stay in their order: no second sort."""
-    alive = ranked > -torch.inf
-    after = alive.cumsum(-1)
-    place = torch.where(alive, after - 1, after[..., -1:] + (~alive).cumsum(-1) - 1)
-    moved = torch.empty_like(ranked).scatter_(-1, place, ranked)
-    return moved, torch.empty_like(order).scatter_(-1, place, order)
+def move_removed_last(ordered: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Move removed tokens behind the others, whose order stays: avoids a second sort."""
+    alive = ordered > -torch.inf
+    alive_before = alive.cumsum(-1)
+    target = torch.where(alive, alive_before - 1, alive_before[..., -1:] + (~alive).cumsum(-1) - 1)
+    moved = torch.empty_like(ordered).scatter_(-1, target, ordered)
+    return moved, torch.empty_like(order).scatter_(-1, target, order)
 
 
-def cut(logits: Tensor, keep: Tensor, least: int = 1) -> Tensor:
-    """Remove all but `keep`; the `least` largest logits stay in any case."""
-    if least > 1:
-        last = logits.topk(min(least, logits.shape[-1])).values[..., -1:]
+def keep_where(logits: Tensor, keep: Tensor, min_keep: int = 1) -> Tensor:
+    """Remove all tokens but `keep`; the `min_keep` largest logits are kept in any case."""
+    if min_keep > 1:
+        last = logits.topk(min(min_keep, logits.shape[-1])).values[..., -1:]
         keep = keep | (logits >= last)
     return torch.where(keep, logits, -torch.inf)
 
@@ -127,140 +157,152 @@ def entropy(logits: Tensor) -> Tensor:
     return torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
 
 
-def by_row(setting: object) -> TypeGuard[Tensor]:
-    """Whether a number is one per row."""
-    return isinstance(setting, Tensor)
+def is_per_row(value: object) -> TypeGuard[Tensor]:
+    """Whether a setting is a tensor with one number per row."""
+    return isinstance(value, Tensor)
 
 
-def needed(context: SamplerContext | None, name: str) -> SamplerContext:
-    """The context, for a sampler that cannot do without."""
+def require_context(context: SamplerContext | None, name: str) -> SamplerContext:
+    """The context, for a sampler that cannot work without one."""
     if context is None:
-        raise ConfigError(f"{name} looks at the text or at chance; call it with a SamplerContext")
+        raise ConfigError(
+            f"{name} uses the generated tokens or random numbers; call it with a SamplerContext"
+        )
     return context
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalSampler(LogitsProcessor):
-    """A sampler that is no `LogitsProcessor`, of which nothing is known."""
+    """Wraps a sampler that is no `LogitsProcessor`; nothing about it is assumed."""
 
     sampler: Sampler
 
-    by_id = True
+    needs_ids = True
     capturable = False
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Whatever it does."""
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Call the wrapped sampler."""
         return self.sampler(logits, context)
 
 
-def as_stage(sampler: Sampler) -> LogitsProcessor:
-    """A sampler as a stage."""
+def as_logits_processor(sampler: Sampler) -> LogitsProcessor:
+    """The sampler itself, or wrapped in `ExternalSampler`."""
     return sampler if isinstance(sampler, LogitsProcessor) else ExternalSampler(sampler)
 
 
 @dataclass(frozen=True, slots=True)
 class PerRow(LogitsProcessor):
-    """One stage of a batch whose rows have settings of their own, or do without it."""
+    """One stage of a batch whose rows have different settings, or do not have the stage."""
 
-    stage: LogitsProcessor  # its numbers are tensors (rows, 1)
-    where: Bool[Tensor, "rows 1"] | None  # the rows it acts on; None: all
+    stage: LogitsProcessor  # its numeric settings are tensors (rows, 1)
+    active: Bool[Tensor, "rows 1"] | None  # the rows that have the stage; None: all
 
     @classmethod
-    def of(cls, stages: Sequence[LogitsProcessor | None], device: torch.device | str) -> "PerRow":
-        """The stages of all rows as one; None for a row that does without."""
-        some = next(stage for stage in stages if stage is not None)
-        settings = {}
-        for each in _numbers(some):
-            rest = some.off.get(each.name, getattr(some, each.name))
-            values = [rest if s is None else getattr(s, each.name) for s in stages]
-            dtype = torch.float32 if each.type is float else torch.long
-            settings[each.name] = torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
-        acts = torch.tensor([stage is not None for stage in stages], device=device).unsqueeze(1)
-        return cls(_with(some, settings), None if None not in stages else acts)
+    def merge(
+        cls, stages: Sequence[LogitsProcessor | None], device: torch.device | str
+    ) -> "PerRow":
+        """The stages of all rows as one; None for a row that does not have it."""
+        example = next(stage for stage in stages if stage is not None)
+        neutral, settings = example.neutral_settings(), {}
+        for f in _per_row_fields(example):
+            default = neutral.get(f.name, getattr(example, f.name))
+            values = [default if stage is None else getattr(stage, f.name) for stage in stages]
+            dtype = torch.float32 if f.type is float else torch.long
+            settings[f.name] = torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
+        active = torch.tensor([stage is not None for stage in stages], device=device).unsqueeze(1)
+        return cls(_copy_with(example, settings), None if None not in stages else active)
 
     @property
     def rows(self) -> int:
         """How many rows it has settings for."""
-        if self.where is not None:
-            return len(self.where)
-        return len(getattr(self.stage, _numbers(self.stage)[0].name))
+        if self.active is not None:
+            return len(self.active)
+        return len(getattr(self.stage, _per_row_fields(self.stage)[0].name))
 
     @property
-    def by_id(self) -> bool:  # type: ignore[override]
-        """As of its stage."""
-        return self.stage.by_id
+    def needs_ids(self) -> bool:  # type: ignore[override]
+        """As the wrapped stage."""
+        return self.stage.needs_ids
 
     @property
     def capturable(self) -> bool:  # type: ignore[override]
-        """As of its stage."""
+        """As the wrapped stage."""
         return self.stage.capturable
 
     @property
-    def counts_all(self) -> bool:  # type: ignore[override]
-        """As of its stage."""
-        return self.stage.counts_all
+    def needs_full_vocab(self) -> bool:  # type: ignore[override]
+        """As the wrapped stage."""
+        return self.stage.needs_full_vocab
 
     @property
-    def learns(self) -> bool:  # type: ignore[override]
-        """As of its stage."""
-        return self.stage.learns
+    def stateful(self) -> bool:  # type: ignore[override]
+        """As the wrapped stage."""
+        return self.stage.stateful
 
     @property
-    def by_rank(self) -> bool:
-        """As of its stage."""
-        return self.stage.by_rank
+    def has_sorted_formula(self) -> bool:
+        """As the wrapped stage."""
+        return self.stage.has_sorted_formula
 
     @property
-    def needs_order(self) -> bool:  # type: ignore[override]
-        """Whether its stage has a formula for ranked tokens: only that takes a tensor."""
-        return self.by_rank
+    def needs_sorted(self) -> bool:  # type: ignore[override]
+        """Whether the wrapped stage has a formula for sorted logits: only that takes tensors."""
+        return self.has_sorted_formula
 
     @property
-    def leaves_holes(self) -> bool:  # type: ignore[override]
-        """As of its stage."""
-        return self.stage.leaves_holes
+    def may_leave_gaps(self) -> bool:  # type: ignore[override]
+        """As the wrapped stage."""
+        return self.stage.may_leave_gaps
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """The formula in the rows that want it."""
-        return self._chosen(self.stage.apply(logits, context), logits)
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """The formula in the active rows."""
+        return self._in_active_rows(self.stage.process(logits, context), logits)
 
-    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """The same on ranked tokens."""
-        return self._chosen(self.stage.ranked(logits, context), logits)
+    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """The formula on sorted logits in the active rows."""
+        return self._in_active_rows(self.stage.process_sorted(logits, context), logits)
 
-    def _chosen(self, changed: Tensor, logits: Tensor) -> Tensor:
-        return changed if self.where is None else torch.where(self.where, changed, logits)
+    def _in_active_rows(self, processed: Tensor, logits: Tensor) -> Tensor:
+        return processed if self.active is None else torch.where(self.active, processed, logits)
 
-    def learn(self, before: Tensor, after: Tensor, ids: Tensor, context: SamplerContext) -> None:
-        """Take note of what was drawn."""
-        self.stage.learn(before, after, ids, context)
+    def update_state(
+        self, before: Tensor, after: Tensor, ids: Tensor, context: SamplerContext
+    ) -> None:
+        """Update the state of the wrapped stage."""
+        self.stage.update_state(before, after, ids, context)
 
     def select(self, rows: Int[Tensor, " some"]) -> "PerRow":
-        """The same stage of some rows."""
-        numbers = {each.name: getattr(self.stage, each.name)[rows] for each in _numbers(self.stage)}
-        return PerRow(_with(self.stage, numbers), None if self.where is None else self.where[rows])
+        """The same stage for a subset of the rows."""
+        settings = {f.name: getattr(self.stage, f.name)[rows] for f in _per_row_fields(self.stage)}
+        active = None if self.active is None else self.active[rows]
+        return PerRow(_copy_with(self.stage, settings), active)
 
 
-def kind(stage: LogitsProcessor) -> Hashable:
-    """What rows must agree in to share a stage: all but its numbers."""
-    numbers = [each.name for each in _numbers(stage)]
-    rest = (each.name for each in _settings(stage) if each.name not in numbers)
-    return type(stage), *(getattr(stage, name) for name in rest)
+@cache
+def _neutral_settings(kind: type[LogitsProcessor]) -> dict[str, Any]:
+    known = fields(kind) if is_dataclass(kind) else ()
+    return {f.name: f.metadata["neutral"] for f in known if "neutral" in f.metadata}
+
+
+def merge_key(stage: LogitsProcessor) -> Hashable:
+    """What two rows must have in common to share a stage: all but its per-row settings."""
+    per_row = [f.name for f in _per_row_fields(stage)]
+    shared = (f.name for f in _settings(stage) if f.name not in per_row)
+    return type(stage), *(getattr(stage, name) for name in shared)
 
 
 def _settings(stage: LogitsProcessor) -> "tuple[Field[Any], ...]":
     return fields(stage) if is_dataclass(stage) else ()
 
 
-def _numbers(stage: LogitsProcessor) -> "list[Field[Any]]":
-    numeric = (each for each in _settings(stage) if each.type in (int, float))
-    return [each for each in numeric if not each.metadata.get("static")]
+def _per_row_fields(stage: LogitsProcessor) -> "list[Field[Any]]":
+    numeric = (f for f in _settings(stage) if f.type in (int, float))
+    return [f for f in numeric if f.metadata.get("per_row", True)]
 
 
-def _with(stage: LogitsProcessor, settings: Mapping[str, Tensor]) -> LogitsProcessor:
-    """The same stage with tensors for numbers; each was checked when it was a number."""
+def _copy_with(stage: LogitsProcessor, settings: Mapping[str, Tensor]) -> LogitsProcessor:
+    """A copy with tensors for its numeric settings, which were checked as numbers."""
     copy = object.__new__(type(stage))
-    for each in _settings(stage):
-        value = settings.get(each.name, getattr(stage, each.name))
-        object.__setattr__(copy, each.name, value)
+    for f in _settings(stage):
+        object.__setattr__(copy, f.name, settings.get(f.name, getattr(stage, f.name)))
     return copy

@@ -1,7 +1,7 @@
-"""Samplers that look back at the text: what was said already is made less likely, or banned."""
+"""Penalty samplers: repetition, presence, frequency, n-gram and DRY penalties on earlier tokens."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -12,17 +12,22 @@ from torch.nn.functional import pad
 from regard.accel.kernels import usable
 from regard.errors import ConfigError
 from regard.generate.sampler_context import SamplerContext
-from regard.generate.samplers.constraints import members
-from regard.generate.samplers.logits_processor import STATIC, LogitsProcessor, by_row, needed
+from regard.generate.samplers.constraints import token_mask
+from regard.generate.samplers.logits_processor import (
+    LogitsProcessor,
+    is_per_row,
+    require_context,
+    setting,
+)
 
 Scope = Literal["text", "answer"]  # count prompt and answer, or the answer only
-Window = int | None  # how many ids to look back at; 0: all; None, not said: all, or as a dialect
-LARGEST = torch.finfo(torch.float32).max / 4
-LONGEST = 8192  # ids that a kernel can count
+Window = int | None  # how many ids to look back; 0: all; None: all, or the `SamplerOrder`'s
+MAX_PENALTY = torch.finfo(torch.float32).max / 4
+MAX_KERNEL_WINDOW = 8192  # ids that the frequency kernel can count
 
 
-def reach(context: SamplerContext, window: Window) -> int:
-    """How many ids there may be to look back at."""
+def window_size(context: SamplerContext, window: Window) -> int:
+    """The most ids that a window can hold in this context."""
     room = context.history.shape[1]
     return min(window, room) if window else room
 
@@ -30,87 +35,85 @@ def reach(context: SamplerContext, window: Window) -> int:
 def recent(
     context: SamplerContext, window: Window, scope: Scope = "text"
 ) -> tuple[Int[Tensor, "rows time"], Bool[Tensor, "rows time"]]:
-    """The last `window` ids of each row, newest last, and which of them are text."""
-    back = torch.arange(-reach(context, window), 0, device=context.history.device)
-    at = context.lengths.unsqueeze(1) + back  # (rows, last)
-    real = at >= (context.prompts.unsqueeze(1) if scope == "answer" else 0)
-    return context.history.gather(1, at.clamp_min(0)), real
+    """The last `window` ids of each row, newest last, and which of them are valid."""
+    back = torch.arange(-window_size(context, window), 0, device=context.history.device)
+    positions = context.lengths.unsqueeze(1) + back  # (rows, window)
+    valid = positions >= (context.prompts.unsqueeze(1) if scope == "answer" else 0)
+    return context.history.gather(1, positions.clamp_min(0)), valid
 
 
-def counts(
+def token_counts(
     context: SamplerContext, vocab: int, window: Window, scope: Scope, dtype: torch.dtype
 ) -> Float[Tensor, "rows vocab"]:
-    """How often each token was said."""
-    ids, real = recent(context, window, scope)
+    """How often each token occurs in the window."""
+    ids, valid = recent(context, window, scope)
     zeros = torch.zeros(len(ids), vocab, dtype=dtype, device=ids.device)
-    return zeros.scatter_add_(1, ids, real.to(dtype))
+    return zeros.scatter_add_(1, ids, valid.to(dtype))
 
 
-def one_kernel(logits: Tensor, *settings: float) -> bool:
-    """Whether a kernel can do it: on a GPU, in float32, by the same numbers for every row."""
-    return usable(logits) and logits.dtype == torch.float32 and not any(map(by_row, settings))
+def kernel_supports(logits: Tensor, *settings: float) -> bool:
+    """Whether the kernels can run: on a GPU, in float32, with the same settings for all rows."""
+    return usable(logits) and logits.dtype == torch.float32 and not any(map(is_per_row, settings))
 
 
 def check_window(name: str, window: Window) -> None:
-    """Refuse to look back by less than nothing."""
+    """Raise if the window is negative."""
     if window is not None and window < 0:
         raise ConfigError(f"{name}: window={window} must be 1 or more ids to look back, or 0: all")
 
 
 @dataclass(frozen=True, slots=True)
 class Repetition(LogitsProcessor):
-    r"""Make every token of the text less likely, once (Keskar et al. 2019).
+    r"""Repetition penalty: make tokens of the text less likely (Keskar et al. 2019).
 
         l_v <- l_v / penalty  if l_v > 0  else  l_v penalty
 
-    It depends on where zero lies: it belongs before whatever shifts the logits. penalty = 1
-    changes nothing.
+    It depends on the sign of the logits, and so belongs before samplers that shift them.
+    penalty = 1 changes nothing.
     """
 
-    penalty: float = 1.0
-    window: Window = field(default=None, kw_only=True, metadata=STATIC)
-    scope: Scope = field(default="text", kw_only=True, metadata=STATIC)
+    penalty: float = setting(1.0, neutral=1.0)
+    window: Window = setting(None, per_row=False, kw_only=True)
+    scope: Scope = setting("text", per_row=False, kw_only=True)
 
-    off: ClassVar = {"penalty": 1.0}
-    by_id = True
+    needs_ids = True
 
     def __post_init__(self) -> None:
         if not 0 < self.penalty < math.inf:
             raise ConfigError(f"repetition={self.penalty} must be above 0; 1 is none")
         check_window("repetition", self.window)
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Penalise what was said."""
-        context = needed(context, "repetition")
-        if one_kernel(logits, self.penalty):
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Penalise tokens of the text."""
+        context = require_context(context, "repetition")
+        if kernel_supports(logits, self.penalty):
             from regard.accel.kernels.penalties import repetition
 
             prompts = context.prompts if self.scope == "answer" else None
-            width = reach(context, self.window)
+            width = window_size(context, self.window)
             return repetition(
                 logits, context.history, context.lengths, prompts, width, self.penalty
             )
-        seen = counts(context, logits.shape[1], self.window, self.scope, logits.dtype) > 0
-        less = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
-        return torch.where(seen, less, logits)
+        seen = token_counts(context, logits.shape[1], self.window, self.scope, logits.dtype) > 0
+        penalised = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
+        return torch.where(seen, penalised, logits)
 
 
 @dataclass(frozen=True, slots=True)
 class Frequency(LogitsProcessor):
-    r"""Take the more from a token the more often it was said.
+    r"""Frequency penalty: proportional to how often a token occurs in the text.
 
-        l_v <- l_v - penalty (times v was said)
+        l_v <- l_v - penalty count(v)
 
-    A negative penalty favours what was said; 0 changes nothing.
+    A negative penalty favours tokens of the text; 0 changes nothing.
     """
 
-    penalty: float = 0.0
-    window: Window = field(default=None, kw_only=True, metadata=STATIC)
-    scope: Scope = field(default="text", kw_only=True, metadata=STATIC)
+    penalty: float = setting(0.0, neutral=0.0)
+    window: Window = setting(None, per_row=False, kw_only=True)
+    scope: Scope = setting("text", per_row=False, kw_only=True)
 
-    off: ClassVar = {"penalty": 0.0}
-    by_id = True
-    once: ClassVar[bool] = False  # only the first time counts
+    needs_ids = True
+    binary: ClassVar[bool] = False  # counts above 1 count as 1
 
     def __post_init__(self) -> None:
         name = type(self).__name__.lower()
@@ -118,90 +121,90 @@ class Frequency(LogitsProcessor):
             raise ConfigError(f"{name}={self.penalty} must be a finite number; 0 is none")
         check_window(name, self.window)
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Penalise what was said."""
-        context = needed(context, type(self).__name__.lower())
-        width = reach(context, self.window)
-        if one_kernel(logits, self.penalty) and width <= LONGEST:
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Penalise tokens of the text."""
+        context = require_context(context, type(self).__name__.lower())
+        width = window_size(context, self.window)
+        if kernel_supports(logits, self.penalty) and width <= MAX_KERNEL_WINDOW:
             from regard.accel.kernels.penalties import frequency
 
             history, lengths = context.history, context.lengths
             prompts = context.prompts if self.scope == "answer" else None
-            return frequency(logits, history, lengths, prompts, width, self.penalty, once=self.once)
-        said = counts(context, logits.shape[1], self.window, self.scope, logits.dtype)
-        return logits - self.penalty * (said.clamp_max(1) if self.once else said)
+            return frequency(
+                logits, history, lengths, prompts, width, self.penalty, once=self.binary
+            )
+        counts = token_counts(context, logits.shape[1], self.window, self.scope, logits.dtype)
+        return logits - self.penalty * (counts.clamp_max(1) if self.binary else counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Presence(Frequency):
-    r"""Take a fixed amount from every token of the text, once.
+    r"""Presence penalty: a fixed amount for every token that occurs in the text.
 
-        l_v <- l_v - penalty [v was said]
+        l_v <- l_v - penalty [count(v) > 0]
 
-    A negative penalty favours what was said; 0 changes nothing.
+    A negative penalty favours tokens of the text; 0 changes nothing.
     """
 
-    once = True
+    binary = True
 
 
 @dataclass(frozen=True, slots=True)
 class NoRepeatNGram(LogitsProcessor):
-    r"""Never complete an n-gram that the text already has (Paulus et al. 2018).
+    r"""Never complete an n-gram that occurs in the text (Paulus et al. 2018).
 
-        remove v  iff  t_{i-n+1} .. t_{i-1} v  stands in the text
+        remove v  iff  t_{i-n+1} .. t_{i-1} v  occurs in the text
 
     n = 0 changes nothing.
     """
 
-    size: int = field(default=0, metadata=STATIC)
+    size: int = setting(0, neutral=0, per_row=False)
 
-    off: ClassVar = {"size": 0}
-    by_id = True
+    needs_ids = True
 
     def __post_init__(self) -> None:
         if self.size < 0:
             raise ConfigError(f"no_repeat_ngram={self.size} must be 1 or more ids, or 0: off")
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove what would repeat."""
-        context = needed(context, "no_repeat_ngram")
-        history, lengths, known = context.history, context.lengths.unsqueeze(1), self.size - 1
-        starts = history.shape[1] - known  # where an n-gram may begin
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove tokens that would repeat an n-gram."""
+        context = require_context(context, "no_repeat_ngram")
+        history, lengths, prefix = context.history, context.lengths.unsqueeze(1), self.size - 1
+        starts = history.shape[1] - prefix  # how many positions an n-gram may start at
         if starts < 1:
             return logits
-        begin = torch.arange(starts, device=history.device)
-        same = begin + known < lengths  # the last of the n ids must be text
-        for i in range(known):
-            newest = history.gather(1, (lengths - known + i).clamp_min(0))
+        start = torch.arange(starts, device=history.device)
+        same = start + prefix < lengths  # the last of the n ids must be valid
+        for i in range(prefix):
+            newest = history.gather(1, (lengths - prefix + i).clamp_min(0))
             same = same & (history[:, i : i + starts] == newest)
-        ends = history[:, known : known + starts]
+        ends = history[:, prefix : prefix + starts]
         banned = torch.zeros_like(logits).scatter_add_(1, ends, same.to(logits.dtype)) > 0
         return logits.masked_fill(banned, -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class DRY(LogitsProcessor):
-    r"""Don't repeat yourself: the longer the passage a token would repeat, the larger its penalty.
+    r"""DRY (don't repeat yourself): a penalty that grows with the length of the repeated passage.
 
-        m_v = ids before an earlier v that equal the newest ids, at most since the last breaker
+        m_v = number of ids before an earlier v that equal the newest ids, since the last breaker
         l_v <- l_v - multiplier base^(m_v - allowed)      where m_v >= allowed
 
-    with the longest m_v of all earlier v. Breakers are never penalised. multiplier = 0 changes
-    nothing.
+    with the largest m_v over all earlier v. Breakers are never penalised. multiplier = 0
+    changes nothing.
     """
 
-    multiplier: float = 0.0
+    multiplier: float = setting(0.0, neutral=0.0)
     base: float = 1.75
-    allowed: int = 2  # ids that may be repeated free of charge
-    window: Window = field(
-        default=None, kw_only=True, metadata=STATIC
+    allowed: int = 2  # ids that may be repeated without a penalty
+    window: Window = setting(
+        None, per_row=False, kw_only=True
     )  # how far back, 1,024 where nothing is said; the cost grows with its square
-    breakers: tuple[int, ...] = field(
-        default=(), kw_only=True, metadata=STATIC
+    breakers: tuple[int, ...] = setting(
+        (), per_row=False, kw_only=True
     )  # ids that no passage reaches across
 
-    off: ClassVar = {"multiplier": 0.0}
-    by_id = True
+    needs_ids = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.multiplier < math.inf:
@@ -213,33 +216,33 @@ class DRY(LogitsProcessor):
         if self.window is not None and self.window < 1:
             raise ConfigError(f"dry: window={self.window} must be at least 1 id to look back")
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Penalise what would go on with a repetition."""
-        context, window = needed(context, "dry"), self.window or 1024
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Penalise tokens that would continue a repetition."""
+        context, window = require_context(context, "dry"), self.window or 1024
         breakers = None
         if self.breakers:
-            breakers = members("dry: breakers", self.breakers, logits, context)
-        if one_kernel(logits, self.multiplier, self.base, self.allowed):
+            breakers = token_mask("dry: breakers", self.breakers, logits, context)
+        if kernel_supports(logits, self.multiplier, self.base, self.allowed):
             from regard.accel.kernels.penalties import dry
 
-            history, lengths, width = context.history, context.lengths, reach(context, window)
-            numbers = self.multiplier, self.base, self.allowed, LARGEST
-            return dry(logits, history, lengths, breakers, width, *numbers)
-        ids, real = recent(context, window)
-        newest_first = ids.masked_fill(~real, -1).flip(-1)  # (rows, last)
+            history, lengths, width = context.history, context.lengths, window_size(context, window)
+            settings = self.multiplier, self.base, self.allowed, MAX_PENALTY
+            return dry(logits, history, lengths, breakers, width, *settings)
+        ids, valid = recent(context, window)
+        newest_first = ids.masked_fill(~valid, -1).flip(-1)  # (rows, window)
         span = ids.shape[1]
         earlier = pad(newest_first, (0, span), value=-1).unfold(1, span, 1)[:, 1:span]
-        same = earlier == newest_first.unsqueeze(1)  # (rows, lag, last)
-        length = (~same).to(torch.uint8).argmax(-1)  # ids that match before the first that do not
-        breaks = torch.zeros_like(real)
+        same = earlier == newest_first.unsqueeze(1)  # (rows, lag, window)
+        length = (~same).to(torch.uint8).argmax(-1)  # ids that match before the first mismatch
+        breaks = torch.zeros_like(valid)
         if breakers is not None:
             breaks = breakers[newest_first.clamp_min(0)] & (newest_first >= 0)
-        since = torch.where(breaks.any(-1), breaks.to(torch.uint8).argmax(-1), span)
-        length = length.minimum(since.unsqueeze(1))
+        since_breaker = torch.where(breaks.any(-1), breaks.to(torch.uint8).argmax(-1), span)
+        length = length.minimum(since_breaker.unsqueeze(1))
         following = newest_first[:, : span - 1]  # the token that came after the earlier passage
         growth = self.base ** (length - self.allowed).to(logits.dtype)
-        penalty = (self.multiplier * growth).clamp_max(LARGEST)
-        counted = (length >= self.allowed) & ~breaks[:, : span - 1]
-        penalty = penalty.masked_fill(~counted, 0.0)
-        worst = torch.zeros_like(logits).scatter_reduce_(1, following.clamp_min(0), penalty, "amax")
-        return logits - worst
+        penalty = (self.multiplier * growth).clamp_max(MAX_PENALTY)
+        penalised = (length >= self.allowed) & ~breaks[:, : span - 1]
+        penalty = penalty.masked_fill(~penalised, 0.0)
+        ids = following.clamp_min(0)
+        return logits - torch.zeros_like(logits).scatter_reduce_(1, ids, penalty, "amax")

@@ -1,17 +1,16 @@
-"""Samplers that reshape the distribution and remove nothing."""
+"""Temperature samplers: they rescale the logits and remove no token."""
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.generate.sampler_context import SamplerContext
-from regard.generate.samplers.logits_processor import LogitsProcessor, by_row, entropy
+from regard.generate.samplers.logits_processor import LogitsProcessor, entropy, is_per_row, setting
 
-COLDEST = 1e-6  # below, l / T leaves float32; what is left of chance there is rounding
+MIN_TEMPERATURE = 1e-6  # below it l / T overflows float32, and sampling is greedy anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +19,10 @@ class Temperature(LogitsProcessor):
 
         l_v <- l_v / T
 
-    T = 1 changes nothing. T = 0 is greedy: only the first of the largest logits is left.
+    T = 1 changes nothing. T = 0 is greedy: it keeps the first of the largest logits only.
     """
 
-    value: float = 1.0
-
-    off: ClassVar = {"value": 1.0}
+    value: float = setting(1.0, neutral=1.0)
 
     def __post_init__(self) -> None:
         if not 0 <= self.value < math.inf:
@@ -33,74 +30,70 @@ class Temperature(LogitsProcessor):
 
     @property
     def greedy(self) -> bool:
-        """Whether it leaves a single token."""
-        return self.value < COLDEST
+        """Whether it keeps a single token."""
+        return self.value < MIN_TEMPERATURE
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Divide by T."""
-        if by_row(self.value):
-            return divided(logits, self.value)
-        return coldest(logits) if self.greedy else logits / self.value
+        if is_per_row(self.value):
+            return divide(logits, self.value)
+        return keep_argmax(logits) if self.greedy else logits / self.value
 
 
-def coldest(logits: Tensor) -> Tensor:
-    """Leave the first of the largest logits."""
+def keep_argmax(logits: Tensor) -> Tensor:
+    """Keep the first of the largest logits and remove all other tokens."""
     best = logits.argmax(-1, keepdim=True)
     return torch.full_like(logits, -torch.inf).scatter(-1, best, logits.gather(-1, best))
 
 
-def divided(logits: Tensor, temperature: Tensor) -> Tensor:
-    """l / T, where T = 0 leaves the largest logit."""
-    warm = logits / temperature.clamp_min(COLDEST)
-    return torch.where(temperature < COLDEST, coldest(logits), warm)
+def divide(logits: Tensor, temperature: Tensor) -> Tensor:
+    """l / T; where T = 0, only the largest logit is kept."""
+    scaled = logits / temperature.clamp_min(MIN_TEMPERATURE)
+    return torch.where(temperature < MIN_TEMPERATURE, keep_argmax(logits), scaled)
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicTemperature(LogitsProcessor):
-    r"""Warm where the model is unsure, cool where it is sure.
+    r"""Dynamic temperature: high where the distribution has high entropy, low where it is peaked.
 
         T = low + (high - low) (H / ln n)^exponent,      l_v <- l_v / T
 
-    H is the entropy in nats and n counts the tokens that are left, so H / ln n lies in [0, 1].
-    low = high = 1 changes nothing; T = 0 is greedy; a single token stays as it is.
+    H is the entropy in nats and n the number of remaining tokens, so H / ln n lies in [0, 1].
+    low = high = 1 changes nothing; T = 0 is greedy; a single remaining token is not changed.
     """
 
-    low: float = 1.0
-    high: float = 1.0
+    low: float = setting(1.0, neutral=1.0)
+    high: float = setting(1.0, neutral=1.0)
     exponent: float = 1.0
-
-    off: ClassVar = {"low": 1.0, "high": 1.0}
 
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.high < math.inf:
             raise ConfigError(
                 f"dynamic_temperature: low={self.low} and high={self.high} must be 0 or larger, "
-                "low first"
+                "and low at most high"
             )
         if not 0 < self.exponent < math.inf:
             raise ConfigError(f"dynamic_temperature: exponent={self.exponent} must be above 0")
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Divide by T."""
         count = (logits > -torch.inf).sum(-1, keepdim=True)
-        unsure = entropy(logits) / count.clamp_min(2).to(logits.dtype).log()
-        temperature = self.low + (self.high - self.low) * unsure.clamp(0, 1) ** self.exponent
-        return torch.where(count > 1, divided(logits, temperature), logits)
+        relative = entropy(logits) / count.clamp_min(2).to(logits.dtype).log()
+        temperature = self.low + (self.high - self.low) * relative.clamp(0, 1) ** self.exponent
+        return torch.where(count > 1, divide(logits, temperature), logits)
 
 
 @dataclass(frozen=True, slots=True)
 class Quadratic(LogitsProcessor):
-    r"""Bend the logits: the likeliest come closer together, the tail falls away.
+    r"""Quadratic (smooth) sampling: bring the likeliest tokens together and lower the tail.
 
         d_v = l_v - max l,      l_v <- max l - (3 - c)/2 f d_v^2 + (c - 1)/2 f d_v^3
 
     f is the factor and c the curve: 1 is purely quadratic, 3 purely cubic. f = 0 changes nothing.
     """
 
-    factor: float = 0.0
+    factor: float = setting(0.0, neutral=0.0)
     curve: float = 1.0
-
-    off: ClassVar = {"factor": 0.0}
 
     def __post_init__(self) -> None:
         if not 0 <= self.factor < math.inf:
@@ -110,8 +103,8 @@ class Quadratic(LogitsProcessor):
                 f"quadratic: curve={self.curve} must lie in [1, 3]; beyond, unlikely tokens win"
             )
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Bend."""
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Apply the polynomial to the distance from the largest logit."""
         best = logits.amax(-1, keepdim=True)
         d = logits - best
         square, cube = (3 - self.curve) / 2 * self.factor, (self.curve - 1) / 2 * self.factor

@@ -1,12 +1,11 @@
-"""Samplers that remove tokens by what the logits say.
+"""Truncation samplers: top-k, nucleus (top-p), min-p, typical, XTC and others.
 
-Each takes softmax over what is left, keeps what ties with its threshold, and keeps at least
-`min_keep` tokens, the likeliest ones.
+They remove tokens by their logits. Each computes the softmax over the remaining tokens, keeps
+tokens that tie with its threshold, and keeps at least the `min_keep` likeliest tokens.
 """
 
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,58 +13,56 @@ from torch import Tensor
 from regard.accel.kernels import usable
 from regard.errors import ConfigError
 from regard.generate.sampler_context import SamplerContext
-from regard.generate.samplers.constraints import members
+from regard.generate.samplers.constraints import token_mask
 from regard.generate.samplers.logits_processor import (
-    STATIC,
     LogitsProcessor,
-    Ranking,
-    by_row,
-    cut,
+    SortedLogitsProcessor,
     entropy,
-    needed,
+    is_per_row,
+    keep_where,
+    require_context,
+    setting,
 )
 
-WIDEST = 1 << 16  # logits of a row that the kernel can hold
+MAX_KERNEL_VOCAB = 1 << 16  # logits of a row that the top-k kernel can hold
 
 
-def check_share(name: str, value: float, least: int) -> None:
-    """Refuse what is no share of a whole."""
+def check_fraction(name: str, value: float, min_keep: int) -> None:
+    """Raise unless the value lies in [0, 1] and `min_keep` is at least 1."""
     if not 0 <= value <= 1:
         raise ConfigError(f"{name}={value} must lie in [0, 1]")
-    check_least(name, least)
+    check_min_keep(name, min_keep)
 
 
-def check_least(name: str, least: int) -> None:
-    """Refuse to keep nothing."""
-    if least < 1:
-        raise ConfigError(f"{name}: min_keep={least} must be at least 1")
+def check_min_keep(name: str, min_keep: int) -> None:
+    """Raise unless `min_keep` is at least 1."""
+    if min_keep < 1:
+        raise ConfigError(f"{name}: min_keep={min_keep} must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class TopK(LogitsProcessor):
-    r"""Keep the k largest logits (Fan et al. 2018).
+    r"""Top-k: keep the k largest logits (Fan et al. 2018).
 
         keep v  iff  l_v >= the k-th largest logit
 
-    so tokens tied with the k-th all stay; with `exact`, only those with the lowest ids, k in
-    all. k = 0 changes nothing.
+    so all tokens tied with the k-th are kept; with `exact`, only those with the lowest ids, k
+    in total. k = 0 changes nothing.
     """
 
-    k: int = 40
-    exact: bool = field(default=False, kw_only=True, metadata=STATIC)
-
-    off: ClassVar = {"k": 0}
+    k: int = setting(40, neutral=0)
+    exact: bool = setting(False, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.k < 0:
             raise ConfigError(f"top_k={self.k} must be 1 or more tokens, or 0 for all")
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove what lies below the k-th."""
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove tokens below the k-th."""
         if self.k >= logits.shape[-1]:
             return logits
-        plain = logits.dtype == torch.float32 and not self.exact
-        if usable(logits) and plain and logits.shape[-1] <= WIDEST:
+        has_kernel = logits.dtype == torch.float32 and not self.exact
+        if usable(logits) and has_kernel and logits.shape[-1] <= MAX_KERNEL_VOCAB:
             from regard.accel.kernels.sampling import top_k
 
             return top_k(logits, self.k)
@@ -74,309 +71,296 @@ class TopK(LogitsProcessor):
         if self.exact:
             room = self.k - (logits > last).sum(-1, keepdim=True)
             keep = keep & ((logits > last) | ((logits == last).cumsum(-1) <= room))
-        return cut(logits, keep)
+        return keep_where(logits, keep)
 
-    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove what lies below the k-th."""
-        at = torch.arange(logits.shape[-1], device=logits.device)
+    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove tokens below the k-th."""
+        rank = torch.arange(logits.shape[-1], device=logits.device)
         if self.exact:
-            return cut(logits, at < self.k)
-        least = logits.masked_fill(at >= self.k, torch.inf).amin(-1, keepdim=True)
-        return cut(logits, logits >= least)
+            return keep_where(logits, rank < self.k)
+        smallest = logits.masked_fill(rank >= self.k, torch.inf).amin(-1, keepdim=True)
+        return keep_where(logits, logits >= smallest)
 
 
 @dataclass(frozen=True, slots=True)
-class TopP(Ranking):
-    r"""Nucleus sampling (Holtzman et al. 2020): keep the fewest tokens whose mass reaches p.
+class TopP(SortedLogitsProcessor):
+    r"""Nucleus (top-p): keep the fewest tokens whose mass reaches p (Holtzman et al. 2020).
 
         keep v  iff  sum of P(u) over all u ranked above v  <  p
 
-    Tokens of equal probability rank by their id. p = 0 keeps one token, p = 1 changes nothing.
+    Tokens of equal probability are ranked by id. p = 0 keeps one token, p = 1 changes nothing.
     """
 
-    p: float = 0.9
-    min_keep: int = field(default=1, kw_only=True, metadata=STATIC)
-
-    off: ClassVar = {"p": 1.0}
+    p: float = setting(0.9, neutral=1.0)
+    min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_share("top_p", self.p, self.min_keep)
+        check_fraction("top_p", self.p, self.min_keep)
 
-    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove the tail."""
         mass = logits.softmax(-1)
         keep = mass.cumsum(-1) - mass < self.p
         keep[..., :1] = True  # p = 0 keeps one
-        return cut(logits, keep, self.min_keep)
+        return keep_where(logits, keep, self.min_keep)
 
 
 @dataclass(frozen=True, slots=True)
 class MinP(LogitsProcessor):
-    r"""Keep what is at least a share m as likely as the likeliest (Nguyen et al. 2024).
+    r"""Min-p: keep tokens at least m times as likely as the likeliest (Nguyen et al. 2024).
 
         keep v  iff  P(v) >= m max P
 
-    m = 0 changes nothing, m = 1 keeps the likeliest and its ties.
+    m = 0 changes nothing, m = 1 keeps the likeliest token and its ties.
     """
 
-    m: float = 0.05
-    min_keep: int = field(default=1, kw_only=True, metadata=STATIC)
-
-    off: ClassVar = {"m": 0.0}
+    m: float = setting(0.05, neutral=0.0)
+    min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_share("min_p", self.m, self.min_keep)
+        check_fraction("min_p", self.m, self.min_keep)
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove the unlikely."""
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove tokens below the threshold."""
         p = logits.softmax(-1)
-        return cut(logits, p >= self.m * p.amax(-1, keepdim=True), self.min_keep)
+        return keep_where(logits, p >= self.m * p.amax(-1, keepdim=True), self.min_keep)
 
 
 @dataclass(frozen=True, slots=True)
 class TopA(LogitsProcessor):
-    r"""Keep what passes a bar that rises with the square of the largest probability.
+    r"""Top-a: a threshold that grows with the square of the largest probability.
 
         keep v  iff  P(v) >= a (max P)^2
 
     a = 0 changes nothing.
     """
 
-    a: float = 0.2
-    min_keep: int = field(default=1, kw_only=True, metadata=STATIC)
-
-    off: ClassVar = {"a": 0.0}
+    a: float = setting(0.2, neutral=0.0)
+    min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_share("top_a", self.a, self.min_keep)
+        check_fraction("top_a", self.a, self.min_keep)
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove the unlikely."""
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove tokens below the threshold."""
         p = logits.softmax(-1)
-        return cut(logits, p >= self.a * p.amax(-1, keepdim=True) ** 2, self.min_keep)
+        return keep_where(logits, p >= self.a * p.amax(-1, keepdim=True) ** 2, self.min_keep)
 
 
 @dataclass(frozen=True, slots=True)
 class TopNSigma(LogitsProcessor):
-    r"""Keep what lies within n standard deviations of the largest logit (Tang et al. 2024).
+    r"""Top-n-sigma: keep logits within n standard deviations of the largest (Tang et al. 2024).
 
-        keep v  iff  l_v >= max l - n sigma,      sigma over the tokens that are left
+        keep v  iff  l_v >= max l - n sigma,      sigma over the remaining tokens
 
-    A temperature before it changes nothing, another truncation does: put it first. n = 0 changes
-    nothing.
+    A temperature before it does not change which tokens it keeps, another truncation does: use
+    it first. n = 0 changes nothing.
     """
 
-    n: float = 1.0
-    min_keep: int = field(default=1, kw_only=True, metadata=STATIC)
-
-    off: ClassVar = {"n": 0.0}
+    n: float = setting(1.0, neutral=0.0)
+    min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.n < math.inf:
             raise ConfigError(f"top_n_sigma={self.n} must be 0 (off) or larger")
-        check_least("top_n_sigma", self.min_keep)
+        check_min_keep("top_n_sigma", self.min_keep)
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove what is far below."""
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove tokens far below the largest logit."""
         low = logits.amax(-1, keepdim=True) - self.n * self.deviation(logits)
-        return cut(logits, logits >= low, self.min_keep)
+        return keep_where(logits, logits >= low, self.min_keep)
 
     def deviation(self, logits: Tensor) -> Tensor:
-        """sigma = sqrt(mean of (l - mean l)^2) over the tokens that are left."""
+        """sigma = sqrt(mean of (l - mean l)^2) over the remaining tokens."""
         alive = logits > -torch.inf
         count = alive.sum(-1, keepdim=True)
         mean = logits.masked_fill(~alive, 0.0).sum(-1, keepdim=True) / count
-        away = (logits - mean).masked_fill(~alive, 0.0)
-        return (away.square().sum(-1, keepdim=True) / count).sqrt()
+        centred = (logits - mean).masked_fill(~alive, 0.0)
+        return (centred.square().sum(-1, keepdim=True) / count).sqrt()
 
 
 @dataclass(frozen=True, slots=True)
-class TopH(Ranking):
-    r"""Keep the likeliest tokens up to a share h of the entropy (Potraghloo et al. 2025).
+class TopH(SortedLogitsProcessor):
+    r"""Top-H: keep the likeliest tokens up to a fraction h of the entropy (Potraghloo et al. 2025).
 
         keep v  iff  sum of -P(u) ln P(u) over u = v and all u ranked above  <=  h H
 
-    P and H are those of the 100 likeliest tokens alone; the likeliest is always kept. h = 0
+    P and H are computed over the 100 likeliest tokens; the likeliest is always kept. h = 0
     changes nothing.
     """
 
-    h: float = 0.4
-
-    off: ClassVar = {"h": 0.0}
+    h: float = setting(0.4, neutral=0.0)
 
     def __post_init__(self) -> None:
-        check_share("top_h", self.h, 1)
+        check_fraction("top_h", self.h, 1)
 
-    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove the tail."""
         terms = torch.special.entr(logits[..., :100].softmax(-1))
         keep = torch.zeros_like(logits, dtype=torch.bool)
         keep[..., :100] = terms.cumsum(-1) <= self.h * terms.sum(-1, keepdim=True)
         keep[..., :1] = True
-        return cut(logits, keep)
+        return keep_where(logits, keep)
 
 
 @dataclass(frozen=True, slots=True)
-class TailFree(Ranking):
-    r"""Cut where the sorted probabilities stop bending (Phénix and Egan 2019).
+class TailFree(SortedLogitsProcessor):
+    r"""Tail-free: cut the flat tail of the sorted probabilities (Phénix and Egan 2019).
 
-        c_j = |second difference of P at rank j|, normalised and summed up;
-        rank 0 stays, rank j goes iff c_{j-1} > z, the last one goes
+        c_j = cumulative sum of |second difference of P at rank j|, normalised;
+        keep rank 0, remove rank j iff c_{j-1} > z, remove the last rank
 
-    z = 1 changes nothing; nor does it where fewer than three tokens are left or all are equal.
+    z = 1 changes nothing. Rows with fewer than three tokens, or with equal probabilities, are
+    not changed either.
     """
 
-    z: float = 0.95
-    min_keep: int = field(default=1, kw_only=True, metadata=STATIC)
-
-    off: ClassVar = {"z": 1.0}
+    z: float = setting(0.95, neutral=1.0)
+    min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_share("tail_free", self.z, self.min_keep)
+        check_fraction("tail_free", self.z, self.min_keep)
 
-    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove the flat tail."""
+    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove the tail."""
         if logits.shape[-1] < 3:
             return logits
         p = logits.softmax(-1)
-        last = (logits > -torch.inf).sum(-1, keepdim=True) - 1  # rank of the unlikeliest left
-        at = torch.arange(logits.shape[-1], device=logits.device)
-        bend = p.diff(dim=-1).diff(dim=-1).abs().masked_fill(at[2:] > last, 0.0)
-        total = bend.sum(-1, keepdim=True)
-        curve = bend.cumsum(-1) / total
+        last = (logits > -torch.inf).sum(-1, keepdim=True) - 1  # rank of the least likely token
+        rank = torch.arange(logits.shape[-1], device=logits.device)
+        curvature = p.diff(dim=-1).diff(dim=-1).abs().masked_fill(rank[2:] > last, 0.0)
+        total = curvature.sum(-1, keepdim=True)
+        cumulative = curvature.cumsum(-1) / total
         keep = torch.ones_like(logits, dtype=torch.bool)
-        keep[..., 1:-1] = curve <= self.z
-        return cut(logits, keep & (at < last) | (at == 0) | (total == 0), self.min_keep)
+        keep[..., 1:-1] = cumulative <= self.z
+        keep = keep & (rank < last) | (rank == 0) | (total == 0)
+        return keep_where(logits, keep, self.min_keep)
 
 
 @dataclass(frozen=True, slots=True)
 class Epsilon(LogitsProcessor):
-    r"""Keep what is at least so likely (Hewitt et al. 2022).
+    r"""Epsilon sampling: keep tokens with at least this probability (Hewitt et al. 2022).
 
         keep v  iff  P(v) >= epsilon
 
-    or the likeliest alone where nothing is. epsilon = 0 changes nothing.
+    or the likeliest token alone if there is none. epsilon = 0 changes nothing.
     """
 
-    epsilon: float = 3e-4
-    min_keep: int = field(default=1, kw_only=True, metadata=STATIC)
-
-    off: ClassVar = {"epsilon": 0.0}
+    epsilon: float = setting(3e-4, neutral=0.0)
+    min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_share("epsilon", self.epsilon, self.min_keep)
+        check_fraction("epsilon", self.epsilon, self.min_keep)
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove the unlikely."""
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove tokens below the threshold."""
         p = logits.softmax(-1)
-        bar = p.amax(-1, keepdim=True).clamp_max(self.epsilon)
-        return cut(logits, p >= bar, self.min_keep)
+        threshold = p.amax(-1, keepdim=True).clamp_max(self.epsilon)
+        return keep_where(logits, p >= threshold, self.min_keep)
 
 
 @dataclass(frozen=True, slots=True)
 class Eta(LogitsProcessor):
-    r"""An epsilon that sinks where the model is unsure (Hewitt et al. 2022).
+    r"""Eta sampling: an epsilon that decreases with the entropy (Hewitt et al. 2022).
 
         keep v  iff  P(v) >= min(epsilon, sqrt(epsilon) exp(-H))
 
-    or the likeliest alone where nothing is. epsilon = 0 changes nothing.
+    or the likeliest token alone if there is none. epsilon = 0 changes nothing.
     """
 
-    epsilon: float = 3e-4
-    min_keep: int = field(default=1, kw_only=True, metadata=STATIC)
-
-    off: ClassVar = {"epsilon": 0.0}
+    epsilon: float = setting(3e-4, neutral=0.0)
+    min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_share("eta", self.epsilon, self.min_keep)
+        check_fraction("eta", self.epsilon, self.min_keep)
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove the unlikely."""
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove tokens below the threshold."""
         p = logits.softmax(-1)
-        bar = (self.epsilon**0.5 * (-entropy(logits)).exp()).clamp_max(self.epsilon)
-        return cut(logits, p >= torch.minimum(bar, p.amax(-1, keepdim=True)), self.min_keep)
+        threshold = (self.epsilon**0.5 * (-entropy(logits)).exp()).clamp_max(self.epsilon)
+        threshold = torch.minimum(threshold, p.amax(-1, keepdim=True))
+        return keep_where(logits, p >= threshold, self.min_keep)
 
 
 @dataclass(frozen=True, slots=True)
-class Typical(Ranking):
-    r"""Keep what is about as surprising as the model expects (Meister et al. 2023).
+class Typical(SortedLogitsProcessor):
+    r"""Locally typical sampling: keep tokens with surprisal near the entropy (Meister et al. 2023).
 
         d_v = |-ln P(v) - H|,      keep v  iff  sum of P(u) over all u with d_u < d_v  <  mass
 
-    so the fewest tokens nearest to the entropy H that reach the mass, which need not be the
-    likeliest. mass = 1 changes nothing.
+    so the fewest tokens with surprisal nearest to the entropy H that reach the mass; the likeliest
+    token may be removed. mass = 1 changes nothing.
     """
 
-    mass: float = 0.95
-    min_keep: int = field(default=1, kw_only=True, metadata=STATIC)
+    mass: float = setting(0.95, neutral=1.0)
+    min_keep: int = setting(1, per_row=False, kw_only=True)
 
-    off: ClassVar = {"mass": 1.0}
-    leaves_holes = True
+    may_leave_gaps = True
 
     def __post_init__(self) -> None:
-        check_share("typical", self.mass, self.min_keep)
+        check_fraction("typical", self.mass, self.min_keep)
 
-    def ranked(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove what is too likely or too unlikely.
+    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove tokens that are too likely or too unlikely.
 
-        Surprise s rises along the ranks, so those nearer to H than v are the ranks between
-        s_v and its mirror image 2 H - s_v: two look-ups in s instead of a sort by d.
+        Surprisal s increases with the rank, so the tokens nearer to H than v are the ranks
+        between s_v and its mirror image 2 H - s_v: two binary searches in s instead of a sort
+        by d.
         """
-        surprise, expected = -logits.log_softmax(-1), entropy(logits)
-        mirror = 2 * expected - surprise
-        first = torch.searchsorted(surprise, torch.minimum(surprise, mirror), right=True)
-        behind = torch.searchsorted(surprise, torch.maximum(surprise, mirror))
-        below = torch.nn.functional.pad(logits.softmax(-1).cumsum(-1), (1, 0))
-        nearer = below.gather(-1, behind) - below.gather(-1, first)
-        distance = (surprise - expected).abs()
+        surprisal, expected = -logits.log_softmax(-1), entropy(logits)
+        mirror = 2 * expected - surprisal
+        first = torch.searchsorted(surprisal, torch.minimum(surprisal, mirror), right=True)
+        end = torch.searchsorted(surprisal, torch.maximum(surprisal, mirror))
+        cumulative = torch.nn.functional.pad(logits.softmax(-1).cumsum(-1), (1, 0))
+        nearer = cumulative.gather(-1, end) - cumulative.gather(-1, first)
+        distance = (surprisal - expected).abs()
         nearest = distance.topk(min(self.min_keep, logits.shape[-1]), largest=False).values
-        return cut(logits, (nearer < self.mass) | (distance <= nearest[..., -1:]))
+        return keep_where(logits, (nearer < self.mass) | (distance <= nearest[..., -1:]))
 
 
 @dataclass(frozen=True, slots=True)
 class XTC(LogitsProcessor):
-    r"""Now and then exclude the top choices.
+    r"""XTC: exclude top choices at random.
 
         with `probability`: of the tokens with P(v) >= threshold, if there are two or more,
         remove all but the least likely
 
-    One random number per token, whether or not anything qualifies. Nothing is removed where a
-    token of `protect` would be. probability = 0 changes nothing, nor does a threshold above 1/2.
+    It uses one random number per token, whether or not any token qualifies. A row in which a
+    token of `protect` would be removed is not changed. probability = 0 changes nothing, nor does
+    a threshold above 1/2.
     """
 
-    probability: float = 0.5
+    probability: float = setting(0.5, neutral=0.0)
     threshold: float = 0.1
-    protect: tuple[int, ...] = field(default=(), kw_only=True, metadata=STATIC)
+    protect: tuple[int, ...] = setting((), per_row=False, kw_only=True)
 
-    off: ClassVar = {"probability": 0.0}
-    leaves_holes = True
+    may_leave_gaps = True
 
     def __post_init__(self) -> None:
-        check_share("xtc", self.probability, 1)
-        check_share("xtc: threshold", self.threshold, 1)
+        check_fraction("xtc", self.probability, 1)
+        check_fraction("xtc: threshold", self.threshold, 1)
 
     @property
     def neutral(self) -> bool:
-        """Whether it changes nothing; two tokens cannot both have more than half."""
+        """Whether it changes nothing: two tokens cannot both have a probability above 1/2."""
         return self.probability == 0 or self.threshold > 0.5
 
     @property
-    def by_id(self) -> bool:  # type: ignore[override]
-        """Whether it must know which tokens to protect."""
+    def needs_ids(self) -> bool:  # type: ignore[override]
+        """Whether it needs token ids, to find the protected ones."""
         return bool(self.protect)
 
-    def apply(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Toss the coin, and remove."""
-        generators = needed(context, "xtc").generators
-        wanted = None
-        if by_row(self.probability):
-            wanted = ((self.probability > 0) & (self.threshold <= 0.5)).squeeze(1)
-        act = generators.uniform(wanted).unsqueeze(1) < self.probability
+    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+        """Remove the top choices with the given probability."""
+        generators = require_context(context, "xtc").generators
+        active_rows = None
+        if is_per_row(self.probability):
+            active_rows = ((self.probability > 0) & (self.threshold <= 0.5)).squeeze(1)
+        act = generators.uniform(active_rows).unsqueeze(1) < self.probability
         p = logits.softmax(-1)
         top = p >= self.threshold
         least = p.masked_fill(~top, torch.inf).argmin(-1, keepdim=True)
         removed = top.scatter(-1, least, False)
         if self.protect:
-            protected = members("xtc: protect", self.protect, logits, context)
+            protected = token_mask("xtc: protect", self.protect, logits, context)
             act = act & ~(removed & protected).any(-1, keepdim=True)
         return logits.masked_fill(removed & act, -torch.inf)

@@ -1,4 +1,4 @@
-"""Beam search: follow the few likeliest texts at once instead of drawing one."""
+"""Beam search: follow the `width` likeliest continuations at once instead of sampling one."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -10,80 +10,84 @@ from torch import Tensor
 
 from regard.errors import ConfigError, RegardError, unknown
 from regard.generate.decode import prefill
-from regard.generate.search.protocol import Hypothesis, longest_answer
+from regard.generate.search.protocol import Hypothesis, max_new_tokens
 from regard.models.base import Language
 from regard.nn.state import Source
 
-FORMS: dict[str, Callable[[int, float], float]] = {
+NORMALIZATIONS: dict[str, Callable[[int, float], float]] = {
     "power": lambda length, power: float(length**power),
     "gnmt": lambda length, power: float(((5 + length) / 6) ** power),
 }
-UNTIL = ("certain", "likely", "full")
+EARLY_STOPPING = ("never", "heuristic", "full")
 
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    r"""Search for the likeliest continuations of each prompt, `width` at a time.
+    r"""Search for the likeliest continuations of each prompt with `width` beams.
 
         score(y) = log P(y | prompt, source) / penalty(|y|)
 
         power    penalty(n) = n^a                 transformers, fairseq
         gnmt     penalty(n) = ((5 + n) / 6)^a     Wu et al. 2016
 
-    with a = `length_penalty`; |y| counts the generated tokens with the stop. Each step extends
-    every text by every token and keeps the `width` likeliest; a text that stops while it ranks
-    among them is set aside, and a further text takes its place. After `tokens` ids (or a full
-    context, of the longest prompt) the texts that have not stopped are scored as they are.
+    with a = `length_penalty`; |y| counts the generated tokens with the stop id. Each step extends
+    every beam by every token and keeps the `width` likeliest; a beam that ends with a stop id
+    among them becomes a finished hypothesis, and the next best one takes its place. After
+    `tokens` ids (or a full context, of the longest prompt) unfinished beams are scored as they
+    are.
 
-    log P only falls, so a live text can at best reach its present sum over the largest penalty
-    that is still to come. When a search ends is a choice:
+    log P only decreases, so that the best score a beam can reach is its log P over the largest
+    penalty still possible. `early_stopping` says when a search ends:
 
-        certain    when no live text can pass the worst of the `n_best`: nothing is cut off
-        likely     when none passes the worst of `width` ended ones at its present length
-        full       when `width` texts have ended
+        never       when no beam can still enter the `n_best`: no better hypothesis is lost
+        heuristic   when no beam at its present length beats the worst of `width` finished ones
+        full        when `width` hypotheses are finished
 
-    (in transformers `early_stopping` "never", False and True). One beam is greedy search, which
-    ends at its first stop. Fewer than `n_best` come back where the model allows no more.
+    (in transformers "never", False and True). One beam is greedy search, which ends at its first
+    stop id. Fewer than `n_best` are returned if the model allows no more.
 
-    With `groups`, as many searches of width / groups go on side by side, and a token that g
-    texts of the groups before it take at the same step ranks `diversity` * g lower (Vijayakumar
-    et al. 2018). As in the paper, and not in transformers, the score stays log P. The `n_best`
-    of the first group come first, which are those of a beam of its width.
+    Diverse beam search (Vijayakumar et al. 2018): with `groups`, as many searches of width /
+    groups beams run side by side, and the score of a token that g beams of earlier groups choose
+    at the same step is lowered by `diversity` * g for ranking. As in the paper, and not in
+    transformers, the returned score stays log P. The `n_best` of the first group come first;
+    they equal those of a beam search of its width.
     """
 
     width: int = 5
-    length_penalty: float = 1.0  # a; 0: log P as it is
-    form: str = "power"  # FORMS
-    until: str = "certain"  # UNTIL
+    length_penalty: float = 1.0  # a; 0: log P without normalization
+    normalization: str = "power"  # NORMALIZATIONS
+    early_stopping: str = "never"  # EARLY_STOPPING
     n_best: int = 1  # of each group
     groups: int = 1
     diversity: float = 0.5
 
     def __post_init__(self) -> None:
         if self.width < 1:
-            raise ConfigError(f"a beam of width={self.width} follows no text; 1 or more does")
+            raise ConfigError(f"width={self.width} of a beam search must be at least 1")
         if self.groups < 1 or self.width % self.groups:
             raise ConfigError(f"groups={self.groups} must divide the beam's width={self.width}")
-        if not 1 <= self.n_best <= self.each:
+        if not 1 <= self.n_best <= self.group_width:
             raise ConfigError(
-                f"n_best={self.n_best} must lie between 1 and the {self.each} beams of a group"
+                f"n_best={self.n_best} must lie between 1 and the {self.group_width} beams of a "
+                "group"
             )
         if not math.isfinite(self.length_penalty):
             raise ConfigError(f"length_penalty={self.length_penalty} must be a finite number")
         if not 0 <= self.diversity < math.inf:
             raise ConfigError(f"diversity={self.diversity} must be 0 (none) or larger")
-        for name, known in (("form", tuple(FORMS)), ("until", UNTIL)):
+        choices = {"normalization": tuple(NORMALIZATIONS), "early_stopping": EARLY_STOPPING}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ConfigError(unknown(f"value of {name}", getattr(self, name), known))
 
     @property
-    def each(self) -> int:
-        """The beams of one group."""
+    def group_width(self) -> int:
+        """The number of beams of one group."""
         return self.width // self.groups
 
     def penalty(self, length: int) -> float:
-        """What log P of a text of this length is divided by."""
-        return FORMS[self.form](length, self.length_penalty)
+        """The divisor of log P of a text of this length."""
+        return NORMALIZATIONS[self.normalization](length, self.length_penalty)
 
     @torch.inference_mode()
     def __call__(
@@ -95,8 +99,8 @@ class BeamSearch:
         stop: Collection[int] = (),
         source: Source | None = None,
     ) -> list[list[Hypothesis]]:
-        """The best texts of each prompt with their scores, group by group."""
-        limit = longest_answer(model, prompts, tokens, source)
+        """The best hypotheses of each prompt with their scores, group by group."""
+        limit = max_new_tokens(model, prompts, tokens, source)
         if not prompts:
             return []
         logits, state = prefill(model, prompts, max(map(len, prompts)) + limit - 1, source)
@@ -104,51 +108,53 @@ class BeamSearch:
             raise ConfigError(
                 f"a beam of width={self.width} is wider than the vocabulary of {logits.shape[1]}"
             )
-        device, each, groups = logits.device, self.each, self.groups
+        device, width, groups = logits.device, self.group_width, self.groups
         stops = torch.tensor(sorted(stop), dtype=torch.long, device=device)
-        left = torch.arange(len(prompts), device=device)  # prompts that are still searched
-        spread = left.repeat_interleave(groups)  # below, a row is a group of a prompt
-        logits, state = logits[spread], state.select(spread)
-        live = _Texts.empty(len(spread), 1, limit, 0.0, device)
-        kept = _Texts.empty(len(spread), each, limit, -torch.inf, device)
-        done = torch.zeros(len(spread), dtype=torch.bool, device=device)
-        found: list[list[Hypothesis]] = [[] for _ in prompts]
+        active = torch.arange(len(prompts), device=device)  # prompts that are still searched
+        expanded = active.repeat_interleave(groups)  # below, a row is a group of a prompt
+        logits, state = logits[expanded], state.select(expanded)
+        beams = _Beams.empty(len(expanded), 1, limit, 0.0, device)
+        finished = _Beams.empty(len(expanded), width, limit, -torch.inf, device)
+        done = torch.zeros(len(expanded), dtype=torch.bool, device=device)
+        results: list[list[Hypothesis]] = [[] for _ in prompts]
 
-        for number in range(1, limit + 1):
-            beams = live.scores.shape[1]  # one at first, then `each` or as many as there can be
-            parents, chosen, sums = self._extensions(logits, live.scores, stops)
+        for length in range(1, limit + 1):
+            # one beam at first, then `width` or as many as there can be
+            beam_count = beams.scores.shape[1]
+            parents, chosen, sums = self._extensions(logits, beams.scores, stops)
             stopped = torch.isin(chosen, stops)
-            best = live.pick(parents[:, :each], sums[:, :each] / self.penalty(number))
-            ended = best.without(~stopped[:, :each] | done[:, None])
-            kept = kept.joined(ended).best(each)
-            if number == limit:
-                cut = best.longer(chosen[:, :each]).without(stopped[:, :each] | done[:, None])
-                kept = kept.joined(cut).best(each)
+            best = beams.pick(parents[:, :width], sums[:, :width] / self.penalty(length))
+            ended = best.without(~stopped[:, :width] | done[:, None])
+            finished = finished.joined(ended).best(width)
+            if length == limit:
+                unfinished = best.extended(chosen[:, :width])
+                unfinished = unfinished.without(stopped[:, :width] | done[:, None])
+                finished = finished.joined(unfinished).best(width)
                 break
-            going = stopped.long().argsort(dim=1, stable=True)[:, :each]  # stops come last
-            parents, chosen = parents.gather(1, going), chosen.gather(1, going)
-            sums = sums.masked_fill(stopped, -torch.inf).gather(1, going)
-            live = live.pick(parents, sums).longer(chosen)
-            done |= self._done(sums.amax(1), kept.scores, number, limit)
-            over = done.view(-1, groups).all(1)
+            continuing = stopped.long().argsort(dim=1, stable=True)[:, :width]  # stops come last
+            parents, chosen = parents.gather(1, continuing), chosen.gather(1, continuing)
+            sums = sums.masked_fill(stopped, -torch.inf).gather(1, continuing)
+            beams = beams.pick(parents, sums).extended(chosen)
+            done |= self._done(sums.amax(1), finished.scores, length, limit)
+            prompt_done = done.view(-1, groups).all(1)
             rows = torch.arange(len(done), device=device)
-            if 2 * int(over.sum()) >= len(left):  # fewer to carry on is worth one more copy
-                gone = over.repeat_interleave(groups)
-                self._collect(found, left[over], kept.rows(gone))
-                left, rows = left[~over], rows[~gone]
-                live, kept, done, parents = (
-                    live.rows(rows),
-                    kept.rows(rows),
+            if 2 * int(prompt_done.sum()) >= len(active):  # fewer rows are worth a copy
+                row_done = prompt_done.repeat_interleave(groups)
+                self._collect(results, active[prompt_done], finished.rows(row_done))
+                active, rows = active[~prompt_done], rows[~row_done]
+                beams, finished, done, parents = (
+                    beams.rows(rows),
+                    finished.rows(rows),
                     done[rows],
                     parents[rows],
                 )
-            if not len(left):
-                return found
-            state = state.select((rows[:, None] * beams + parents).flatten())
-            scored, state = model.step(live.ids[..., number - 1].flatten().unsqueeze(1), state)
+            if not len(active):
+                return results
+            state = state.select((rows[:, None] * beam_count + parents).flatten())
+            scored, state = model.step(beams.ids[..., length - 1].flatten().unsqueeze(1), state)
             logits = scored[:, -1]
-        self._collect(found, left, kept)
-        return found
+        self._collect(results, active, finished)
+        return results
 
     def _extensions(
         self,
@@ -156,55 +162,57 @@ class BeamSearch:
         sums: Float[Tensor, "rows beams"],
         stops: Int[Tensor, " any"],
     ) -> tuple[Int[Tensor, "rows some"], Int[Tensor, "rows some"], Float[Tensor, "rows some"]]:
-        """The likeliest one-token extensions: of which text, by which token, with what log P.
+        """The likeliest one-token extensions: their beam, their token and their log P.
 
-        As many that every beam may stop, with every stop, and `each` still go on; a single
-        beam has no other to turn to.
+        As many that every beam may end with every stop id and `group_width` still continue; a
+        single beam ends at its first stop id, and needs one only.
         """
-        some = 1 if self.each == 1 else (1 + len(stops)) * self.each
+        width = self.group_width
+        some = 1 if width == 1 else (1 + len(stops)) * width
         before = sums.unflatten(0, (-1, self.groups))  # (prompts, groups, beams)
         by_group = logits.float().view(*before.shape, -1)
-        taken = by_group.new_zeros(len(before), logits.shape[1])  # by the groups so far
-        found = []
-        for number, own in enumerate(by_group.unbind(1)):
-            ranked = own - self.diversity * taken.unsqueeze(1) if number else own
-            parents, chosen, total = _best(own, ranked, before[:, number], some)
-            found.append((parents, chosen, total))
-            if len(found) < self.groups:
-                real = (total > -torch.inf) & ~torch.isin(chosen, stops)
-                taken.scatter_add_(1, chosen, (real & (real.cumsum(1) <= self.each)).float())
-        parts = zip(*found, strict=True)
-        parents, chosen, total = (torch.stack(part, 1).flatten(0, 1) for part in parts)
+        taken = by_group.new_zeros(len(before), logits.shape[1])  # token counts of earlier groups
+        extensions = []
+        for number, group_logits in enumerate(by_group.unbind(1)):
+            ranked = group_logits - self.diversity * taken.unsqueeze(1) if number else group_logits
+            parents, chosen, total = _best_extensions(group_logits, ranked, before[:, number], some)
+            extensions.append((parents, chosen, total))
+            if len(extensions) < self.groups:
+                possible = (total > -torch.inf) & ~torch.isin(chosen, stops)
+                counted = possible & (possible.cumsum(1) <= width)
+                taken.scatter_add_(1, chosen, counted.float())
+        columns = zip(*extensions, strict=True)
+        parents, chosen, total = (torch.stack(column, 1).flatten(0, 1) for column in columns)
         return parents, chosen, total
 
     def _done(
         self,
         best: Float[Tensor, " rows"],
-        kept: Float[Tensor, "rows texts"],
-        number: int,
+        finished: Float[Tensor, "rows texts"],
+        length: int,
         limit: int,
     ) -> Bool[Tensor, " rows"]:
-        if self.until == "full":
-            return (kept[:, -1] > -torch.inf) | (best == -torch.inf)
-        if self.until == "likely":
-            return best / self.penalty(number) <= kept[:, -1]
-        reach = limit if self.length_penalty >= 0 else number + 1
-        return best / self.penalty(reach) <= kept[:, self.n_best - 1]
+        if self.early_stopping == "full":
+            return (finished[:, -1] > -torch.inf) | (best == -torch.inf)
+        if self.early_stopping == "heuristic":
+            return best / self.penalty(length) <= finished[:, -1]
+        best_length = limit if self.length_penalty >= 0 else length + 1
+        return best / self.penalty(best_length) <= finished[:, self.n_best - 1]
 
     def _collect(
-        self, found: list[list[Hypothesis]], prompts: Int[Tensor, " some"], kept: "_Texts"
+        self, results: list[list[Hypothesis]], prompts: Int[Tensor, " some"], finished: "_Beams"
     ) -> None:
-        texts = kept.best(self.n_best).hypotheses()
+        by_group = finished.best(self.n_best).hypotheses()
         for number, prompt in enumerate(prompts.tolist()):
-            own = texts[number * self.groups : (number + 1) * self.groups]
-            found[prompt] = [text for group in own for text in group]
-            if not found[prompt]:
+            groups = by_group[number * self.groups : (number + 1) * self.groups]
+            results[prompt] = [hypothesis for group in groups for hypothesis in group]
+            if not results[prompt]:
                 raise RegardError(f"row {prompt}: the model gives no text a probability above 0")
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts:
-    """Some texts of each row; a score of -inf means that there is none."""
+class _Beams:
+    """Several texts of each row; a score of -inf marks an empty place."""
 
     ids: Int[Tensor, "rows texts room"]
     lengths: Int[Tensor, "rows texts"]
@@ -213,33 +221,33 @@ class _Texts:
     @classmethod
     def empty(
         cls, rows: int, texts: int, room: int, score: float, device: torch.device
-    ) -> "_Texts":
+    ) -> "_Beams":
         return cls(
             torch.zeros(rows, texts, room, dtype=torch.long, device=device),
             torch.zeros(rows, texts, dtype=torch.long, device=device),
             torch.full((rows, texts), score, device=device),
         )
 
-    def rows(self, chosen: Tensor) -> "_Texts":
-        return _Texts(self.ids[chosen], self.lengths[chosen], self.scores[chosen])
+    def rows(self, chosen: Tensor) -> "_Beams":
+        return _Beams(self.ids[chosen], self.lengths[chosen], self.scores[chosen])
 
-    def pick(self, which: Tensor, scores: Tensor) -> "_Texts":
+    def pick(self, which: Tensor, scores: Tensor) -> "_Beams":
         index = which.unsqueeze(-1).expand(-1, -1, self.ids.shape[-1])
-        return _Texts(self.ids.gather(1, index), self.lengths.gather(1, which), scores)
+        return _Beams(self.ids.gather(1, index), self.lengths.gather(1, which), scores)
 
-    def longer(self, chosen: Tensor) -> "_Texts":
+    def extended(self, chosen: Tensor) -> "_Beams":
         ids = self.ids.scatter(-1, self.lengths.unsqueeze(-1), chosen.unsqueeze(-1))
-        return _Texts(ids, self.lengths + 1, self.scores)
+        return _Beams(ids, self.lengths + 1, self.scores)
 
-    def without(self, removed: Tensor) -> "_Texts":
+    def without(self, removed: Tensor) -> "_Beams":
         return replace(self, scores=self.scores.masked_fill(removed, -torch.inf))
 
-    def best(self, count: int) -> "_Texts":
+    def best(self, count: int) -> "_Beams":
         scores, which = self.scores.topk(count)
         return self.pick(which, scores)
 
-    def joined(self, other: "_Texts") -> "_Texts":
-        return _Texts(
+    def joined(self, other: "_Beams") -> "_Beams":
+        return _Beams(
             torch.cat([self.ids, other.ids], 1),
             torch.cat([self.lengths, other.lengths], 1),
             torch.cat([self.scores, other.scores], 1),
@@ -257,7 +265,7 @@ class _Texts:
         ]
 
 
-def _best(
+def _best_extensions(
     logits: Float[Tensor, "rows beams vocab"],
     ranked: Float[Tensor, "rows beams vocab"],
     sums: Float[Tensor, "rows beams"],
@@ -265,12 +273,12 @@ def _best(
 ) -> tuple[Int[Tensor, "rows some"], Int[Tensor, "rows some"], Float[Tensor, "rows some"]]:
     """The best extensions by `ranked`, and their log P by `logits`.
 
-    Each text's best are taken first, so that nothing of the size of the whole vocabulary is
-    written.
+    The best of each beam are selected first, so that no log-softmax over the whole vocabulary
+    is written to memory.
     """
     best, ids = ranked.topk(min(some, ranked.shape[-1]))  # (rows, beams, some)
-    normal, sums = logits.logsumexp(-1, keepdim=True), sums.unsqueeze(-1)
-    merit = (sums + (best - normal)).flatten(1)  # (rows, beams * some)
-    total = (sums + (logits.gather(-1, ids) - normal)).flatten(1)
-    which = merit.topk(min(some, merit.shape[1])).indices
-    return which // ids.shape[-1], ids.flatten(1).gather(1, which), total.gather(1, which)
+    log_total, sums = logits.logsumexp(-1, keepdim=True), sums.unsqueeze(-1)
+    rank_score = (sums + (best - log_total)).flatten(1)  # (rows, beams * some)
+    log_prob = (sums + (logits.gather(-1, ids) - log_total)).flatten(1)
+    which = rank_score.topk(min(some, rank_score.shape[1])).indices
+    return which // ids.shape[-1], ids.flatten(1).gather(1, which), log_prob.gather(1, which)

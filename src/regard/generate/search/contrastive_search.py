@@ -1,4 +1,4 @@
-"""Contrastive search: a likely text that does not repeat itself."""
+"""Contrastive search: a likely continuation whose hidden states do not repeat."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import ConfigError, RegardError
-from regard.generate.search.protocol import Hypothesis, longest_answer
+from regard.generate.search.protocol import Hypothesis, max_new_tokens
 from regard.models.base import Hidden, Language
 from regard.nn.state import Source
 
 
 @dataclass(frozen=True, slots=True)
 class ContrastiveSearch:
-    r"""Write what is likely and at the same time unlike all that stands there already.
+    r"""Choose tokens that are likely and whose hidden state is unlike all earlier ones.
 
         v* = argmax over the k likeliest v of   (1 - alpha) P(v) - alpha max_j cos(h_v, h_j)
 
-    h_v is the hidden state that the model comes to by reading v, h_j are those of the text so
-    far, prompt included. P is that of the whole vocabulary. alpha = 0 is greedy, and so is k = 1.
-    A step reads all k candidates, and so costs what a beam of k does. The score that comes back
-    is log P of the text with its stop. Su et al. 2022.
+    h_v is the hidden state after reading v, h_j are those of the text so far with the prompt.
+    P is over the whole vocabulary. alpha = 0 is greedy, and so is k = 1. A step reads all k
+    candidates, and so costs as much as a beam search of width k. The returned score is log P of
+    the text with its stop id. Su et al. 2022.
     """
 
     k: int = 5
@@ -45,11 +45,11 @@ class ContrastiveSearch:
         stop: Collection[int] = (),
         source: Source | None = None,
     ) -> list[list[Hypothesis]]:
-        """One text for each prompt."""
+        """One hypothesis for each prompt."""
         if not isinstance(model, Hidden):
             kind = type(model).__name__
             raise ConfigError(f"contrastive search compares hidden states, and {kind} has none")
-        limit = longest_answer(model, prompts, tokens, source, unread=0)
+        limit = max_new_tokens(model, prompts, tokens, source, unread=0)
         if not prompts:
             return []
         capacity = max(map(len, prompts)) + limit
@@ -60,48 +60,49 @@ class ContrastiveSearch:
         x, state = model.hidden(ids.to(device), state, counts=counts)
         seen = F.pad(_direction(x), (0, 0, 0, capacity - x.shape[1]))  # (rows, capacity, dim)
         x = x[torch.arange(len(x), device=device), counts - 1]
-        left = list(range(len(prompts)))  # rows that have not stopped
+        active = list(range(len(prompts)))  # prompts that have not stopped
         texts: list[list[int]] = [[] for _ in prompts]
         scores = [0.0] * len(prompts)
-        for number in range(1, limit + 1):
-            log_p, ids = self._likeliest(model.head(x.unsqueeze(1)).squeeze(1), left)
-            rows = torch.arange(len(left), device=device)
-            x, ahead = model.hidden(
+        for length in range(1, limit + 1):
+            log_p, ids = self._candidates(model.head(x.unsqueeze(1)).squeeze(1), active)
+            rows = torch.arange(len(active), device=device)
+            x, candidate_state = model.hidden(
                 ids.flatten().unsqueeze(1), state.select(rows.repeat_interleave(self.k))
             )
             x = x.unflatten(0, (-1, self.k)).squeeze(2)  # (rows, k, dim)
             cosine = _direction(x) @ seen.mT  # (rows, k, capacity)
-            real = torch.arange(capacity, device=device) < state.lengths.unsqueeze(1)
-            likeness = cosine.masked_fill(~real.unsqueeze(1), -1.0).amax(-1)
-            best = ((1 - self.alpha) * log_p.exp() - self.alpha * likeness).argmax(1)
+            valid = torch.arange(capacity, device=device) < state.lengths.unsqueeze(1)
+            similarity = cosine.masked_fill(~valid.unsqueeze(1), -1.0).amax(-1)
+            best = ((1 - self.alpha) * log_p.exp() - self.alpha * similarity).argmax(1)
             x = x[rows, best]
-            chosen, gained = ids[rows, best].tolist(), log_p[rows, best].tolist()
-            for row, token, gain in zip(left, chosen, gained, strict=True):
-                scores[row] += gain
+            chosen, log_probs = ids[rows, best].tolist(), log_p[rows, best].tolist()
+            for prompt, token, log_prob in zip(active, chosen, log_probs, strict=True):
+                scores[prompt] += log_prob
                 if token not in stop:
-                    texts[row].append(token)
-            going = [at for at, token in enumerate(chosen) if token not in stop]
-            if not going or number == limit:
+                    texts[prompt].append(token)
+            continuing = [row for row, token in enumerate(chosen) if token not in stop]
+            if not continuing or length == limit:
                 break
-            left, on = [left[at] for at in going], rows[going]
+            active, keep = [active[row] for row in continuing], rows[continuing]
             seen[rows, state.lengths] = _direction(x)
-            state = ahead.select((rows * self.k + best)[on])
-            x, seen = x[on], seen[on]
-        return [[Hypothesis(*each)] for each in zip(texts, scores, strict=True)]
+            state = candidate_state.select((rows * self.k + best)[keep])
+            x, seen = x[keep], seen[keep]
+        return [[Hypothesis(text, score)] for text, score in zip(texts, scores, strict=True)]
 
-    def _likeliest(self, logits: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """log P and ids of the candidates."""
+    def _candidates(self, logits: Tensor, prompts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """log P and ids of the k likeliest tokens of each row."""
         if self.k > logits.shape[1]:
             raise ConfigError(
                 f"k={self.k} of contrastive search is more than the vocabulary's {logits.shape[1]}"
             )
-        possible = logits.amax(-1).isfinite().tolist()  # neither NaN nor nothing at all
+        possible = logits.amax(-1).isfinite().tolist()  # neither NaN nor -inf
         if not all(possible):
-            row = rows[possible.index(False)]
+            row = prompts[possible.index(False)]
             raise RegardError(f"row {row}: the model gives no text a probability above 0")
         best, ids = logits.float().log_softmax(-1).topk(self.k)
         return best, ids
 
 
 def _direction(x: Tensor) -> Tensor:
+    """Unit vectors, so that a dot product is a cosine."""
     return F.normalize(x.float(), dim=-1)

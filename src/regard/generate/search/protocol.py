@@ -1,4 +1,4 @@
-"""What a search is: it looks for one good text instead of drawing any."""
+"""The `Search` protocol: look for the best continuation instead of sampling one."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from regard.nn.state import Source
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One text that a search ended with."""
+    """One continuation that a search returns."""
 
-    ids: list[int]  # without prompt and stop
-    score: float  # what the search went by
+    ids: list[int]  # without prompt and stop id
+    score: float  # by which the search ranks
 
 
 @runtime_checkable
 class Search(Protocol):
-    """From prompts to their continuations, the best of each first. Nothing is drawn."""
+    """Finds continuations of prompts, the best of each first. Nothing is sampled."""
 
     def __call__(
         self,
@@ -31,10 +31,10 @@ class Search(Protocol):
         stop: Collection[int] = (),
         source: Source | None = None,
     ) -> list[list[Hypothesis]]:
-        """The texts found for each prompt, of up to `tokens` ids or to a full context."""
+        """The continuations of each prompt, of up to `tokens` ids or to a full context."""
 
 
-def longest_answer(
+def max_new_tokens(
     model: Language,
     prompts: Sequence[Sequence[int]],
     tokens: int,
@@ -42,9 +42,9 @@ def longest_answer(
     *,
     unread: int = 1,
 ) -> int:
-    """How many ids may follow the longest prompt: `tokens`, or what the context has room for.
+    """How many ids may follow the longest prompt: `tokens`, or the room left in the context.
 
-    The `unread` last ids of an answer are never taken in, and so need no room.
+    The model never reads the last `unread` ids of an answer, and so they need no room.
     """
     check_prompts(prompts, tokens, source)
     if model.context is None:
