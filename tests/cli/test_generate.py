@@ -33,7 +33,7 @@ def test_a_trace_for_programs_has_the_same_numbers(regard, text_run):
     for token in traced["tokens"]:
         assert [step["remaining"] for step in token["stages"]][1:] == [6, 6]
         assert {"id", "piece", "before", "after"} == set(token["stages"][1]["top_removed"][0])
-        assert 0 < token["model"] < token["drawn"] <= 1
+        assert 0 < token["model_prob"] < token["final_prob"] <= 1
 
 
 def test_what_a_run_cannot_read_is_told(regard, text_run):
