@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from regard.data.images import Images, as_pixels, classes_in, image_pixels, read_idx, resized
+from regard.data.images import Images, as_pixels, class_folders, image_pixels, read_idx, resize
 from regard.data.loader import RowLoader
 from regard.data.sources import open_data
 from regard.errors import ConfigError, DataError
@@ -48,7 +48,7 @@ def test_idx_files_are_found_and_read(mnist):
     assert (found.name, found.class_names, found.channels) == ("digits", ("0", "1", "2"), 1)
     assert found.description == "20 images, 4 × 6 pixels, grey, 3 classes"
     assert found.labels.tolist()[:4] == [0, 1, 2, 0]
-    squeezed = resized(parts["train"][[3, 5], None], 4)
+    squeezed = resize(parts["train"][[3, 5], None], 4)
     assert np.array_equal(found.read(np.array([3, 5]), 4), squeezed)
     train, held = found.split(0.1, seed=1)
     assert (len(train), len(held)) == (20, 5)  # its own test part
@@ -95,12 +95,12 @@ def _fewer(path):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_cut, r"holds 473 bytes after its head, which promises 20 × 6 × 4"),
-        (_longer, "holds 481 bytes"),
+        (_cut, r"has 473 bytes of data, and its header says 20 × 6 × 4"),
+        (_longer, "has 481 bytes"),
         (_half_zipped, "is damaged"),
         (_magic, "begins with 00 00 0d 03; an IDX file of bytes with 3 axes begins with 00 00 08"),
         (_empty, "begins with"),
-        (_huge, "promises 4294967295"),
+        (_huge, "header says 4294967295"),
         (_fewer, "19 images, but 20 labels"),
     ],
 )
@@ -114,7 +114,7 @@ def test_damaged_idx_files_are_refused_by_name(mnist, damage, said):
 
 def test_images_without_labels_are_refused(mnist):
     (mnist[0] / "train-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match="has no labels beside it; expected train-labels-idx1"):
+    with pytest.raises(DataError, match="has no labels next to it; expected train-labels-idx1"):
         open_data(str(mnist[0]))
 
 
@@ -167,7 +167,7 @@ def test_a_number_stands_for_a_named_class_but_not_for_another_number(tmp_path):
     found = open_data(save(tmp_path / "a.npz", x=pixels(4, 3, 3), y=np.array([0, 1, 1, 0])))
     assert found.with_class_names(["cat", "dog", "cow"]).labels.tolist() == [0, 1, 1, 0]
     assert found.with_class_names(["1", "0"]).labels.tolist() == [1, 0, 0, 1]
-    with pytest.raises(DataError, match="a class '0' that was not learned"):
+    with pytest.raises(DataError, match="a class '0' that the model does not know"):
         found.with_class_names(["1", "2"])
 
 
@@ -180,18 +180,18 @@ def test_a_test_part_alone_can_be_judged(mnist):
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"z": np.zeros(3)}, "needs arrays 'x' and 'y' or .* it holds: z"),
-        ({"x": pixels(4, 3, 3)}, "it holds: x"),
+        ({"z": np.zeros(3)}, "needs arrays 'x' and 'y' or .* it has: z"),
+        ({"x": pixels(4, 3, 3)}, "it has: x"),
         ({"x": pixels(4, 3, 3), "y": np.zeros(3, int)}, "4 images, but 3 labels"),
-        ({"x": pixels(4, 9), "y": np.arange(4)}, r"this array is \(4, 9\)"),
+        ({"x": pixels(4, 9), "y": np.arange(4)}, r"this array has shape \(4, 9\)"),
         ({"x": pixels(4, 9, 9, 2), "y": np.arange(4)}, "1 or 3 channels"),
-        ({"x": pixels(4, 3, 3), "y": np.zeros(4)}, "labels are whole numbers or words"),
+        ({"x": pixels(4, 3, 3), "y": np.zeros(4)}, "labels must be integers or strings"),
         ({"x": pixels(4, 3, 3), "y": np.zeros(4, int)}, "one class only, '0'"),
-        ({"x": pixels(0, 3, 3), "y": np.zeros(0, int)}, "holds no images"),
+        ({"x": pixels(0, 3, 3), "y": np.zeros(0, int)}, "has no images"),
         ({"x": np.full((4, 3, 3), 300), "y": np.arange(4)}, "values from 300 to 300"),
         ({"x": np.full((4, 3, 3), np.nan), "y": np.arange(4)}, "finite numbers"),
-        ({"x": np.array([None, {}]), "y": np.arange(2)}, "holds objects"),
-        ({"x": pixels(4, 3, 3), "y": np.array([{}, 1, 2, 3])}, "holds objects"),
+        ({"x": np.array([None, {}]), "y": np.arange(2)}, "has object arrays"),
+        ({"x": pixels(4, 3, 3), "y": np.array([{}, 1, 2, 3])}, "has object arrays"),
         (
             {
                 "x": pixels(4, 3, 3),
@@ -199,7 +199,7 @@ def test_a_test_part_alone_can_be_judged(mnist):
                 "x_test": pixels(1, 3, 3),
                 "y_test": np.array([9]),
             },
-            "has a class '9' that was not learned",
+            "has a class '9' that the model does not know",
         ),
     ],
 )
@@ -212,14 +212,14 @@ def test_arrays_that_cannot_be_used_are_refused(tmp_path, arrays, said):
 def test_a_file_that_is_no_archive_is_refused(tmp_path, content):
     path = tmp_path / "bad.npz"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"bad.npz is not a whole .npz archive"):
+    with pytest.raises(DataError, match=r"bad.npz is damaged or not an .npz archive"):
         open_data(str(path))
 
 
 def test_a_single_array_is_no_archive(tmp_path):
     with (tmp_path / "bad.npz").open("wb") as file:
         np.save(file, pixels(4, 3, 3))
-    with pytest.raises(DataError, match=r"bad.npz is not a whole .npz archive"):
+    with pytest.raises(DataError, match=r"bad.npz is damaged or not an .npz archive"):
         open_data(str(tmp_path / "bad.npz"))
 
 
@@ -335,7 +335,7 @@ def test_a_folder_of_text_with_some_pictures_is_text(zoo):
 
 def test_without_pillow_the_way_out_is_told(zoo, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"needs Pillow .* pip install 'regard\[images\]'"):
+    with pytest.raises(DataError, match=r"needs Pillow.* pip install 'regard\[images\]'"):
         open_data(str(zoo))
 
 
@@ -368,12 +368,12 @@ def test_an_archive_that_promises_too_much_or_is_locked_is_refused(tmp_path):
         archive.writestr("x.npy", whole)
         archive.writestr("y.npy", whole)
     content = bytearray((tmp_path / "huge.npz").read_bytes())
-    with pytest.raises(DataError, match=r"huge\.npz is not a whole"):
+    with pytest.raises(DataError, match=r"huge\.npz is damaged or not"):
         open_data(str(tmp_path / "huge.npz"))
     content[6] |= 1  # "encrypted", in the local header and in the directory
     content[content.index(b"PK\x01\x02") + 8] |= 1
     (tmp_path / "locked.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"locked\.npz is not a whole"):
+    with pytest.raises(DataError, match=r"locked\.npz is damaged or not"):
         open_data(str(tmp_path / "locked.npz"))
 
 
@@ -389,7 +389,7 @@ def test_what_may_not_be_looked_at_is_no_image(tmp_path, monkeypatch):
         return look(path, *words, **options)
 
     monkeypatch.setattr(os, "stat", stat)
-    assert {name: len(files) for name, files in classes_in(tmp_path).items()} == {
+    assert {name: len(files) for name, files in class_folders(tmp_path).items()} == {
         "cats": 1,
         "dogs": 1,
     }

@@ -122,7 +122,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path, name, content, message):
 
 def test_a_csv_that_names_no_columns_is_refused_where_labels_are_asked_for(tmp_path):
     path = write(tmp_path, "a.csv", "x,y\n1,2\n")
-    with pytest.raises(DataError, match=r"names no columns of texts and of labels.*'x, y'"):
+    with pytest.raises(DataError, match=r"has no columns for text and label.*'x, y'"):
         open_data(str(path), kind="labels")
 
 
@@ -154,7 +154,7 @@ def test_classes_go_by_their_names_or_by_their_numbers():
     assert data.with_class_names(["yes", "no"]).rows[1] == (("text 1",), (0,))
     numbered = LabelledText("labels", "n", "", [(("a",), (0,)), (("b",), (1,))], ("0", "1"))
     assert numbered.with_class_names(["no", "yes"]).class_names == ("no", "yes")
-    with pytest.raises(DataError, match="many has a class 'no' that was not learned"):
+    with pytest.raises(DataError, match="many has a class 'no' that the model does not know"):
         data.with_class_names(["good", "bad"])
 
 

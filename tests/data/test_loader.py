@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from regard.data.loader import (
     PairLoader,
     TextLoader,
-    _ladder,
+    _bucket_widths,
     permute,
     prefetch,
     sequential_blocks,
@@ -75,7 +75,7 @@ def test_permute_looks_shuffled():
 def test_every_block_of_a_text_is_visited_once_an_epoch():
     loader = TextLoader(text_of(1003), context=10, batch=9, seed=1)
     assert loader.blocks == 99
-    assert loader.per_epoch == 11
+    assert loader.steps_per_epoch == 11
     offsets, orders = set(), set()
     for epoch in range(20):
         rows = np.concatenate([loader.examples(epoch * 11 + i) for i in range(11)])
@@ -151,10 +151,10 @@ def test_the_loader_gives_its_text_in_order():
 
 
 def test_the_ladder_of_widths_is_fixed():
-    assert _ladder(200) == [8, 16, 24, 32, 40, 56, 72, 96, 120, 152, 192, 200]
-    assert _ladder(8) == [8]
-    assert _ladder(5) == [5]
-    long = _ladder(4096)
+    assert _bucket_widths(200) == [8, 16, 24, 32, 40, 56, 72, 96, 120, 152, 192, 200]
+    assert _bucket_widths(8) == [8]
+    assert _bucket_widths(5) == [5]
+    long = _bucket_widths(4096)
     assert all(big / small <= 1.5 for small, big in pairwise(long[2:]))
 
 
@@ -166,8 +166,8 @@ def test_every_pair_is_visited_once_an_epoch(options):
     widths, batches = set(), set()
     for epoch in range(3):
         counts, shapes, order = np.zeros(1000, int), set(), []
-        for step in range(loader.per_epoch):
-            rows = loader.examples(epoch * loader.per_epoch + step)
+        for step in range(loader.steps_per_epoch):
+            rows = loader.examples(epoch * loader.steps_per_epoch + step)
             assert (needed[rows.indices] <= rows.width).all()
             shapes.add((len(rows.indices), rows.width))
             np.add.at(counts, rows.indices, 1)
@@ -179,7 +179,9 @@ def test_every_pair_is_visited_once_an_epoch(options):
         assert len(shapes) == len(loader.buckets)
         widths.add(tuple(order))
     assert len(widths) == 3  # another order of buckets …
-    assert len(batches) > 2 * loader.per_epoch  # … and of the pairs inside them in every epoch
+    assert (
+        len(batches) > 2 * loader.steps_per_epoch
+    )  # … and of the pairs inside them in every epoch
 
 
 def test_a_bucket_has_as_many_rows_as_fill_the_tokens():
@@ -196,7 +198,7 @@ def test_pairs_of_like_length_stand_together():
     loader = PairLoader(store, 512, 1, longest=64)
     needed = np.maximum(store.source_lengths, store.target_lengths) + 1
     used = total = 0
-    for step in range(loader.per_epoch):
+    for step in range(loader.steps_per_epoch):
         rows = loader.examples(step)
         used += needed[rows.indices].sum()
         total += len(rows.indices) * rows.width
@@ -205,11 +207,11 @@ def test_pairs_of_like_length_stand_together():
 
 def test_few_long_pairs_are_joined_by_shorter_ones_not_repeated():
     loader = PairLoader(pairs_of([4] * 100 + [30], [4] * 100 + [30]), None, 1, longest=64, batch=10)
-    steps = [loader.examples(step) for step in range(loader.per_epoch)]
+    steps = [loader.examples(step) for step in range(loader.steps_per_epoch)]
     wide = next(rows for rows in steps if 100 in rows.indices)
     assert wide.width == 32
     assert len(set(wide.indices.tolist())) == 10
-    assert loader.per_epoch == 11  # 101 pairs
+    assert loader.steps_per_epoch == 11  # 101 pairs
 
 
 def test_a_step_of_pairs_is_a_pure_function_of_seed_and_number():
@@ -231,9 +233,9 @@ def test_pairs_too_long_are_dropped_and_counted():
     assert len(loader) == 2
     seen = {int(i) for step in range(10) for i in loader.examples(step).indices}
     assert seen == {0, 1}
-    with pytest.raises(DataError, match=r"all 2 pairs need more than 8 places.*needs 10"):
+    with pytest.raises(DataError, match=r"all 2 pairs need more than 8 positions.*needs 10"):
         PairLoader(pairs_of([9, 20], [1, 1]), None, 1, longest=8, batch=2)
-    with pytest.raises(ConfigError, match="how large is a step"):
+    with pytest.raises(ConfigError, match="no batch size"):
         PairLoader(pairs_of([9], [1]), None, 1, longest=16)
 
 

@@ -180,8 +180,8 @@ def test_a_large_file_is_read_once_and_again_only_when_it_changes(tmp_path, monk
     os.utime(path, (1_000_000_000, 1_000_000_000))
     first = open_data(str(path)).fingerprint()
     reads = []
-    real = files._read
-    monkeypatch.setattr(files, "_read", lambda *given: reads.append(1) or real(*given))
+    real = files._scan_stream
+    monkeypatch.setattr(files, "_scan_stream", lambda *given: reads.append(1) or real(*given))
     assert open_data(str(path)).fingerprint() == first
     assert not reads
     put(path, "LINE\n" * 300_000)
@@ -311,7 +311,7 @@ def test_held_out_pairs_share_no_source_with_the_others():
     assert sorted(kept + held) == sorted(rows)
     assert (train.count, valid.count) == (len(kept), len(held))
     assert 60 < len(held) < 140
-    assert train.description == f"pairs, 1,000 rows, made; {len(kept)} to learn from"
+    assert train.description == f"pairs, 1,000 rows, made; {len(kept)} for training"
     assert valid.description == f"{len(held)} of the 1,000 pairs"
     assert not {source for source, _ in kept} & {source for source, _ in held}
     again = opened.split(0.1, seed=3)[1]

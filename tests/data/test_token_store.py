@@ -44,8 +44,8 @@ def test_each_of_several_documents_is_followed_by_a_stop(tokenizer):
 
 
 def test_a_document_of_many_pieces_has_one_stop(tokenizer, monkeypatch):
-    monkeypatch.setattr(store, "_PIECE", 8)
-    monkeypatch.setattr(store, "_PIECES", 2)
+    monkeypatch.setattr(store, "_CHUNK_BYTES", 8)
+    monkeypatch.setattr(store, "_CHUNKS", 2)
     opened = text_store(made("x" * 50, "y" * 30), tokenizer)
     assert opened.tokens.tolist() == [120] * 50 + [256] + [121] * 30 + [256]
 

@@ -209,7 +209,7 @@ def test_a_network_that_reads_both_ways_is_no_language_model(tmp_path):
 def test_a_class_that_was_not_learned_is_named(place):
     other = place / "strange.jsonl"
     other.write_text('{"text": "a", "label": "odd"}\n{"text": "b", "label": "good"}\n')
-    with pytest.raises(DataError, match="strange has a class 'odd' that was not learned"):
+    with pytest.raises(DataError, match="strange has a class 'odd' that the model does not know"):
         regard.load(place / "label").evaluate(str(other))
 
 

@@ -88,7 +88,7 @@ def test_held_out_pairs_that_are_learned_from_too_are_told_with_their_count(
     said = invoke(capsys, "train", "train.tsv", "data.validation=dev.tsv", *PAIR_WORDS)
     assert said.code == 0, said.err
     # five of them and one twice; the same source with another target is no copy
-    assert "overlap: 6 of the 8 pairs are among those learned from" in said.err
+    assert "overlap: 6 of the 8 pairs are in the training data" in said.err
 
 
 def test_pairs_held_out_by_us_do_not_overlap(capsys, tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ def test_text_held_out_that_is_learned_from_too_is_told(capsys, tmp_path, monkey
             (tmp_path / name / f"{number}.txt").write_text(f"file {number + shift}\n" * 20)
     said = invoke(capsys, "train", "train", *words)
     assert said.code == 0, said.err
-    assert "overlap: 2 of the 4 files are among those learned from" in said.err
+    assert "overlap: 2 of the 4 files are in the training data" in said.err
 
 
 def image_file(path, count, classes, seed):

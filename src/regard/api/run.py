@@ -16,7 +16,7 @@ from regard.config import (
     RunConfig,
     kind_of,
 )
-from regard.data.images import as_pixels, image_pixels, resized
+from regard.data.images import as_pixels, image_pixels, resize
 from regard.data.sources import Data, LabelledText, Pairs, Series, open_data
 from regard.errors import ConfigError
 from regard.explain.attention import (
@@ -281,7 +281,7 @@ class Run:
         if isinstance(image, str | Path):
             pixels = image_pixels(Path(image), size, channels)
         else:
-            pixels = resized(as_pixels(np.array(image)[None], "the image"), size)
+            pixels = resize(as_pixels(np.array(image)[None], "the image"), size)
         images = task.normal(torch.from_numpy(pixels)).to(self.device)
         (found,) = classify(model, images, task.names, top)
         return found

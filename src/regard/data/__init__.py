@@ -1,1 +1,1 @@
-"""From a path to batches of ids: sources, stores of tokens, loaders; no model is known here."""
+"""From a path to the examples of a batch: data sets, token stores, loaders; no models."""

@@ -1,4 +1,4 @@
-"""What a training step is given: tensors only, every mask and target already made."""
+"""Batches: dataclasses of tensors with all inputs, masks and targets of one step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -14,53 +14,55 @@ T = TypeVar("T")
 
 
 class _Tensors:
-    """A dataclass of tensors, and of others like it."""
+    """A dataclass whose fields are tensors, None, or dataclasses of tensors."""
 
     __slots__ = ()
 
     def to(self: T, device: torch.device | str) -> T:
-        """The same on another device."""
+        """A copy on another device."""
         return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True, slots=True)
 class TextBatch(_Tensors):
-    """Blocks of text and what follows each token; a target of -1 is not scored."""
+    """Blocks of text and the next token of every position; targets of -1 are ignored."""
 
     ids: Int[Tensor, "batch time"]
     targets: Int[Tensor, "batch time"]
-    use_prediction: Bool[Tensor, "batch time"] | None = None  # scheduled sampling
+    # Scheduled sampling: where the model reads its own prediction instead of `ids`.
+    use_prediction: Bool[Tensor, "batch time"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PairBatch(_Tensors):
-    """Source sentences, shifted target sentences, and what each target token is followed by."""
+    """Source sentences, shifted target sentences (teacher forcing), and the next target tokens."""
 
     source: Source
     ids: Int[Tensor, "batch time"]
     targets: Int[Tensor, "batch time"]
-    use_prediction: Bool[Tensor, "batch time"] | None = None  # scheduled sampling
+    # Scheduled sampling: where the model reads its own prediction instead of `ids`.
+    use_prediction: Bool[Tensor, "batch time"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedBatch(_Tensors):
-    """Rows of text in which some tokens are hidden, and what stood there; -1 is not scored.
+    """Rows of text with masked tokens, and the original tokens as targets; -1 is ignored.
 
     The number of `masked_positions` per row is fixed, so shapes never change.
     """
 
     ids: Int[Tensor, "batch time"]
-    documents: Int[Tensor, "batch time"]  # which one of its row a token is of; 0 is padding
-    positions: Int[Tensor, "batch time"]  # counted in each document from 0
+    documents: Int[Tensor, "batch time"]  # which document of the row; 0 is padding
+    positions: Int[Tensor, "batch time"]  # in the document
     masked_positions: Int[Tensor, "batch masked"]
     targets: Int[Tensor, "batch masked"]
-    segments: Int[Tensor, "batch time"] | None = None  # of pairs: 0 in A, 1 in B, …
-    next_sentence_targets: Int[Tensor, " batch"] | None = None  # 0: B follows A
+    segments: Int[Tensor, "batch time"] | None = None  # of pairs: 0 in A, 1 in B
+    next_sentence_targets: Int[Tensor, " batch"] | None = None  # of pairs: 0 if B follows A, else 1
 
 
 @dataclass(frozen=True, slots=True)
 class ImageBatch(_Tensors):
-    """Images as a model reads them, and the class of each."""
+    """Normalized images and their classes."""
 
     images: Float[Tensor, "batch channels height width"]
     targets: Int[Tensor, " batch"]
@@ -68,7 +70,7 @@ class ImageBatch(_Tensors):
 
 @dataclass(frozen=True, slots=True)
 class LabelBatch(_Tensors):
-    """Right-padded texts, and the class of each."""
+    """Right-padded texts and their classes."""
 
     ids: Int[Tensor, "batch time"]
     lengths: Int[Tensor, " batch"]
@@ -77,7 +79,7 @@ class LabelBatch(_Tensors):
 
 @dataclass(frozen=True, slots=True)
 class TagBatch(_Tensors):
-    """Right-padded texts, and the class of each word at its last token; -1 is not scored."""
+    """Right-padded texts, and the class of each word at its last token; -1 is ignored."""
 
     ids: Int[Tensor, "batch time"]
     lengths: Int[Tensor, " batch"]
@@ -86,38 +88,38 @@ class TagBatch(_Tensors):
 
 @dataclass(frozen=True, slots=True)
 class SeriesBatch(_Tensors):
-    """Series of numbers; each number is what the ones before it are to foretell."""
+    """Time series; each value is to be forecast from the values before it."""
 
     series: Float[Tensor, "batch time"]
 
     @property
     def targets(self) -> Float[Tensor, "batch time"]:
-        """What is foretold: the same numbers."""
+        """The values to forecast: the series itself."""
         return self.series
 
 
 Batch = TextBatch | PairBatch | MaskedBatch | ImageBatch | LabelBatch | TagBatch | SeriesBatch
 
 
-def map_tensors(batch: T, change: Callable[[Tensor], Tensor]) -> T:
-    """The same with every tensor changed."""
+def map_tensors(batch: T, function: Callable[[Tensor], Tensor]) -> T:
+    """A copy of the batch with `function` applied to every tensor."""
 
-    def changed(value: Any) -> Any:
+    def apply(value: Any) -> Any:
         if value is None:
             return None
-        return change(value) if isinstance(value, Tensor) else map_tensors(value, change)
+        return function(value) if isinstance(value, Tensor) else map_tensors(value, function)
 
     names = [field.name for field in fields(batch)]  # type: ignore[arg-type]
-    return replace(batch, **{name: changed(getattr(batch, name)) for name in names})  # type: ignore[type-var]
+    return replace(batch, **{name: apply(getattr(batch, name)) for name in names})  # type: ignore[type-var]
 
 
 def tensors(batch: Batch) -> list[Tensor]:
-    """All that a batch holds, in order."""
-    found: list[Tensor] = []
-    map_tensors(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
+    """All tensors of a batch, in the order of its fields."""
+    collected: list[Tensor] = []
+    map_tensors(batch, lambda tensor: collected.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return collected
 
 
 def pin_memory(batch: Batch) -> Batch:
-    """The same in memory from which a GPU can copy while it computes."""
+    """A copy of the batch in pinned memory, from which a GPU can copy asynchronously."""
     return map_tensors(batch, Tensor.pin_memory)

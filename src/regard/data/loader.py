@@ -1,6 +1,6 @@
-"""Which examples a step sees: a closed form of (seed, step), so that resuming needs no state.
+"""Loaders: which examples a step trains on, as a function of (seed, step).
 
-Nothing here knows what a batch looks like; tasks collate what is chosen here.
+Resuming therefore needs no loader state. Tasks collate the examples to batches.
 """
 
 import threading
@@ -22,35 +22,35 @@ _ROUNDS = 6
 
 
 def permute(index: NDArray[Any], size: int, key: int) -> NDArray[np.int64]:
-    r"""Where each index goes in a shuffle of range(size) that is never written down.
+    r"""The images of `index` under a pseudo-random permutation of range(size), without storing it.
 
-    A Feistel network shuffles the numbers of 2 b bits: with halves l and r of b bits,
+    A Feistel network permutes the integers of 2 b bits: with halves l and r of b bits,
 
         (l, r) -> (r, l XOR hash_i(r)),      i = 1 .. rounds
 
-    each round of which can be undone, whatever the hash. b is the smallest for which
-    2^(2b) >= size; who lands outside of range(size) walks on until inside.
+    each round is invertible for any hash. b is the smallest with 2^(2b) >= size; a value outside
+    range(size) is permuted again until it is inside (cycle walking).
     """
     bits = max(1, ((size - 1).bit_length() + 1) // 2)
     shift, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
-    keys = [np.uint64(shuffle_key(key, turn)) for turn in range(_ROUNDS)]
+    keys = [np.uint64(shuffle_key(key, number)) for number in range(_ROUNDS)]
 
-    def shuffled(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def encrypt(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = x >> shift, x & mask
-        for each in keys:
-            left, right = right, left ^ (_mixed(right ^ each) & mask)
+        for round_key in keys:
+            left, right = right, left ^ (_mix(right ^ round_key) & mask)
         return left << shift | right
 
-    x = shuffled(np.asarray(index).ravel().astype(np.uint64))
+    x = encrypt(np.asarray(index).ravel().astype(np.uint64))
     while (outside := x >= size).any():
-        x[outside] = shuffled(x[outside])
+        x[outside] = encrypt(x[outside])
     return x.astype(np.int64).reshape(np.shape(index))
 
 
-def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Make every bit of the result depend on every bit of x: multiply by odd numbers, fold."""
-    for odd in (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)):
-        x = x * odd
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A hash in which every bit of the result depends on every bit of x."""
+    for multiplier in (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)):
+        x = x * multiplier
         x = x ^ (x >> np.uint64(32))
     return x
 
@@ -58,14 +58,14 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 class TextLoader:
     """Blocks of a text in shuffled order.
 
-    In epoch e the text is cut from an offset o_e on into blocks, which are visited in the order
+    In epoch e the text is cut into blocks from an offset o_e on, which are visited in the order
     of that epoch's permutation p_e:
 
         example g = tokens[o_e + context p_e(g mod blocks) :][: context + 1],     e = g div blocks
 
-    and step s has the examples s·batch … (s + 1)·batch - 1, so a batch may run on into the next
-    epoch. The offsets make the blocks of one epoch differ from those of another. `reserved` places
-    of the context are not for text.
+    and step s has the examples s·batch … (s + 1)·batch - 1, so a batch may extend into the next
+    epoch. The offsets make the blocks of different epochs differ. `reserved` positions of the
+    context are left for special tokens.
     """
 
     def __init__(
@@ -80,30 +80,30 @@ class TextLoader:
             )
         context -= reserved
         self.tokens, self.context, self.batch, self.seed = store.tokens, context, batch, seed
-        self.blocks = max(1, length // context - 1)  # in every epoch, whatever its offset
+        self.blocks = max(1, length // context - 1)  # per epoch, whatever its offset
         self._offsets = min(context, length - self.blocks * context)
 
     @property
-    def per_epoch(self) -> float:
-        """How many steps visit every block once."""
+    def steps_per_epoch(self) -> float:
+        """Steps per epoch, as a fraction."""
         return self.blocks / self.batch
 
     def starts(self, step: int) -> NDArray[np.int64]:
-        """Where in the text the blocks of a step begin, counted in tokens."""
+        """The token offsets at which the blocks of a step begin."""
         numbers = np.arange(step * self.batch, (step + 1) * self.batch)
         starts = np.empty_like(numbers)
         epochs = numbers // self.blocks
         for epoch in range(epochs[0], epochs[-1] + 1):
-            here = epochs == epoch
+            in_epoch = epochs == epoch
             block = permute(
-                numbers[here] % self.blocks, self.blocks, shuffle_key(self.seed, epoch, 0)
+                numbers[in_epoch] % self.blocks, self.blocks, shuffle_key(self.seed, epoch, 0)
             )
             offset = shuffle_key(self.seed, epoch, 1) % self._offsets
-            starts[here] = offset + self.context * block
+            starts[in_epoch] = offset + self.context * block
         return starts
 
     def examples(self, step: int) -> NDArray[np.int64]:
-        """The ids of a step, (batch, context + 1): what is read, and one further to predict."""
+        """The ids of a step, (batch, context + 1): inputs, and the target of the last one."""
         starts = self.starts(step)
         return self.tokens[starts[:, None] + np.arange(self.context + 1)].astype(np.int64)
 
@@ -115,7 +115,7 @@ class TextLoader:
 
 
 class RowLoader:
-    """Single examples, such as images, in an order that each epoch shuffles anew.
+    """Single examples, such as images, shuffled in every epoch.
 
         example g = p_e(g mod count),     e = g div count
 
@@ -126,14 +126,14 @@ class RowLoader:
         self.count, self.batch, self.seed = count, batch, seed
 
     def examples(self, step: int) -> NDArray[np.int64]:
-        """The rows of a step."""
+        """The example numbers of a step."""
         numbers = np.arange(step * self.batch, (step + 1) * self.batch)
         rows = np.empty_like(numbers)
         epochs = numbers // self.count
         for epoch in range(epochs[0], epochs[-1] + 1):
-            here = epochs == epoch
-            rows[here] = permute(
-                numbers[here] % self.count, self.count, shuffle_key(self.seed, epoch)
+            in_epoch = epochs == epoch
+            rows[in_epoch] = permute(
+                numbers[in_epoch] % self.count, self.count, shuffle_key(self.seed, epoch)
             )
         return rows
 
@@ -141,28 +141,28 @@ class RowLoader:
 def sequential_blocks(
     tokens: NDArray[Any], context: int, batch: int, limit_tokens: int | None = None
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Ids and targets, each (rows, context), in which every token but the first is a target once.
+    """Ids and targets, each (rows, context); every token except the first is a target once.
 
-    At most `limit_tokens` targets, and at most `batch` rows at a time; what is missing at the
-    end of the last row is filled with id 0 and target -1. A text shorter than one block will do.
+    At most `limit_tokens` targets, and at most `batch` rows at a time. The last row is padded with
+    id 0 and target -1. The text may be shorter than one block.
     """
     count = len(tokens) - 1  # targets
     if count < 1:
         raise DataError(f"the text has {len(tokens)} tokens; there is nothing to predict")
     count = count if limit_tokens is None else min(count, limit_tokens)
     for start in range(0, count, context * batch):
-        here = min(count - start, context * batch)
-        rows = -(-here // context)
+        size = min(count - start, context * batch)
+        rows = -(-size // context)
         ids = np.zeros(rows * context, np.int64)
         targets = np.full(rows * context, -1, np.int64)
-        ids[:here] = tokens[start : start + here]
-        targets[:here] = tokens[start + 1 : start + here + 1]
+        ids[:size] = tokens[start : start + size]
+        targets[:size] = tokens[start + 1 : start + size + 1]
         yield ids.reshape(rows, context), targets.reshape(rows, context)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Which pairs make a batch, and how wide it is with room for start or stop."""
+class PairIndices:
+    """The pairs of a batch, and its width (with the start or stop token)."""
 
     indices: NDArray[np.int64]
     width: int
@@ -172,7 +172,7 @@ class Rows:
 class _Bucket:
     width: int
     rows: int
-    begin: int  # its pairs, as a stretch of the pairs ordered by length
+    begin: int  # its pairs, as a range of the pairs ordered by length
     end: int
 
     @property
@@ -181,17 +181,18 @@ class _Bucket:
 
 
 class PairLoader:
-    """Pairs of about equal length together, in batches of few, fixed shapes.
+    """Batches of pairs of similar length (bucketing), in a few fixed shapes.
 
-    A pair needs max(source, target) + 1 places and goes to the smallest width of a fixed ladder
-    that holds it; all batches of a bucket have the same rows, about `tokens` / width (or `batch`).
-    The last batch of a bucket is filled with the longest pairs of the next narrower one, and of
-    the narrowest by beginning again. With n_b batches in bucket b, an epoch has sum_b n_b steps:
+    A pair needs max(source, target) + 1 positions and belongs to the smallest of a fixed list of
+    widths that fits; all batches of a bucket have the same number of rows, about `tokens` / width
+    (or `batch`). The last batch of a bucket is filled with the longest pairs of the next narrower
+    bucket, that of the narrowest from its own beginning. With n_b batches in bucket b, an epoch has
+    sum_b n_b steps:
 
         step s -> epoch e and number k = s mod sum n;  p_e(k) names bucket b and its batch j;
         its rows are  p_{e,b}(j·rows … (j + 1)·rows - 1),  modulo the size of the bucket
 
-    Pairs that need more than `longest` places are left out and counted in `dropped`.
+    Pairs that need more than `longest` positions are left out and counted in `dropped`.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class PairLoader:
         batch: int | None = None,
     ) -> None:
         if tokens is None and batch is None:
-            raise ConfigError("give train.tokens or train.batch: how large is a step?")
+            raise ConfigError("no batch size; give train.tokens or train.batch")
         self.seed = seed
         needed = np.maximum(store.source_lengths, store.target_lengths) + 1
         order = np.argsort(needed, kind="stable")
@@ -212,45 +213,48 @@ class PairLoader:
         self.dropped = len(order) - fitting
         if not fitting:
             raise DataError(
-                f"all {len(order)} pairs need more than {longest} places; the shortest needs"
+                f"all {len(order)} pairs need more than {longest} positions; the shortest needs"
                 f" {int(needed.min())}\nraise model.context, or give shorter sentences"
             )
         self._order = order[:fitting]
         self.buckets = _buckets(needed[self._order], longest, tokens, batch)
-        self._first = np.cumsum([0, *(bucket.batches for bucket in self.buckets)])
+        self._first_batch = np.cumsum([0, *(bucket.batches for bucket in self.buckets)])
 
     @property
-    def per_epoch(self) -> int:
-        """How many steps visit every pair."""
-        return int(self._first[-1])
+    def steps_per_epoch(self) -> int:
+        """Steps per epoch."""
+        return int(self._first_batch[-1])
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def examples(self, step: int) -> Rows:
+    def examples(self, step: int) -> PairIndices:
         """The pairs of a step."""
-        epoch, number = divmod(step, self.per_epoch)
-        slot = int(permute(np.array([number]), self.per_epoch, shuffle_key(self.seed, epoch))[0])
-        which = int(np.searchsorted(self._first, slot, side="right")) - 1
-        bucket, size = self.buckets[which], self.buckets[which].end - self.buckets[which].begin
-        start = (slot - int(self._first[which])) * bucket.rows
-        places = np.arange(start, start + bucket.rows) % size
-        chosen = bucket.begin + permute(places, size, shuffle_key(self.seed, epoch, which))
-        return Rows(self._order[chosen], bucket.width)
+        epoch, number = divmod(step, self.steps_per_epoch)
+        batch = int(
+            permute(np.array([number]), self.steps_per_epoch, shuffle_key(self.seed, epoch))[0]
+        )
+        index = int(np.searchsorted(self._first_batch, batch, side="right")) - 1
+        bucket = self.buckets[index]
+        size = bucket.end - bucket.begin
+        start = (batch - int(self._first_batch[index])) * bucket.rows
+        numbers = np.arange(start, start + bucket.rows) % size
+        chosen = bucket.begin + permute(numbers, size, shuffle_key(self.seed, epoch, index))
+        return PairIndices(self._order[chosen], bucket.width)
 
-    def sequential(self, limit: int | None = None) -> Iterator[Rows]:
-        """Every pair once, shortest first, for evaluation; or a fixed sample of `limit` pairs."""
-        places = np.arange(len(self._order))
-        if limit is not None and limit < len(places):
-            places = np.sort(permute(places[:limit], len(places), shuffle_key(self.seed)))
+    def sequential(self, limit: int | None = None) -> Iterator[PairIndices]:
+        """Every pair once, or a fixed sample of `limit` pairs, shortest first, for evaluation."""
+        numbers = np.arange(len(self._order))
+        if limit is not None and limit < len(numbers):
+            numbers = np.sort(permute(numbers[:limit], len(numbers), shuffle_key(self.seed)))
         for bucket in self.buckets:
-            here = places[(places >= bucket.begin) & (places < bucket.end)]
-            for start in range(0, len(here), bucket.rows):
-                yield Rows(self._order[here[start : start + bucket.rows]], bucket.width)
+            in_bucket = numbers[(numbers >= bucket.begin) & (numbers < bucket.end)]
+            for start in range(0, len(in_bucket), bucket.rows):
+                yield PairIndices(self._order[in_bucket[start : start + bucket.rows]], bucket.width)
 
 
-def _ladder(longest: int) -> list[int]:
-    """Widths: multiples of 8, each about a quarter more than the one before, up to `longest`."""
+def _bucket_widths(longest: int) -> list[int]:
+    """Multiples of 8, each about a quarter more than the one before, up to `longest`."""
     widths, width = [], 8
     while width < longest:
         widths.append(width)
@@ -261,15 +265,15 @@ def _ladder(longest: int) -> list[int]:
 def _buckets(
     needed: NDArray[np.int64], longest: int, tokens: int | None, batch: int | None
 ) -> list[_Bucket]:
-    """Cut pairs in order of length into buckets, the widest first; `needed` is sorted."""
+    """Divide pairs into buckets by the positions that they need; `needed` is sorted."""
     buckets: list[_Bucket] = []
-    widths = [0, *_ladder(longest)]
+    widths = [0, *_bucket_widths(longest)]
     end = len(needed)
     for narrower, width in reversed(list(pairwise(widths))):
-        own = end - int(np.searchsorted(needed[:end], narrower, side="right"))
-        if own:
+        count = end - int(np.searchsorted(needed[:end], narrower, side="right"))
+        if count:
             rows = batch if batch is not None else max(1, (tokens or 0) // width)
-            begin = max(0, end - -(-own // rows) * rows)
+            begin = max(0, end - -(-count // rows) * rows)
             buckets.insert(0, _Bucket(width, rows, begin, end))
             end = begin
     return buckets
@@ -281,35 +285,35 @@ class _Failure:
 
 
 def prefetch(make: Callable[[int], T], start: int, stop: int, ahead: int = 2) -> Iterator[T]:
-    """make(start), …, make(stop - 1), made by a thread that stays at most `ahead` in front.
+    """Yield make(start), …, make(stop - 1), computed by a thread at most `ahead` items in advance.
 
-    What `make` raises is raised here, in its turn. The thread ends with the iteration, also
-    when that is left early.
+    An exception of `make` is raised in place of its item. The thread ends with the iteration, also
+    when that ends early.
     """
-    made: SimpleQueue[T | _Failure] = SimpleQueue()
-    free, left = threading.Semaphore(ahead), threading.Event()
+    queue: SimpleQueue[T | _Failure] = SimpleQueue()
+    free, stopped = threading.Semaphore(ahead), threading.Event()
 
     def work() -> None:
         for step in range(start, stop):
             free.acquire()
-            if left.is_set():
+            if stopped.is_set():
                 return
             try:
-                made.put(make(step))
-            except BaseException as error:  # whatever it is, it belongs to the consumer
-                made.put(_Failure(error))
+                queue.put(make(step))
+            except BaseException as error:  # raised in the consumer
+                queue.put(_Failure(error))
                 return
 
     thread = threading.Thread(target=work, name="prefetch", daemon=True)
     thread.start()
     try:
         for _ in range(start, stop):
-            item = made.get()
+            item = queue.get()
             free.release()
             if isinstance(item, _Failure):
                 raise item.error
             yield item
     finally:
-        left.set()
+        stopped.set()
         free.release()
         thread.join()

@@ -13,7 +13,7 @@ _FRENCH_TENS = str.split(". dix vingt trente quarante cinquante soixante")
 
 
 def english(number: int) -> str:
-    """A number as Americans write it: no "and", a hyphen between tens and units.
+    """A number in American English: no "and", a hyphen between tens and units.
 
     >>> english(999_201)
     'nine hundred ninety-nine thousand two hundred one'

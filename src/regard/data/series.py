@@ -1,4 +1,4 @@
-"""Numbers in the order of time: a series, or several beside each other."""
+"""Time series: one or several columns of numbers."""
 
 import csv
 import hashlib
@@ -13,74 +13,71 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.pairs import lines, shown
 from regard.data.text import stem
-from regard.data.text_files import open_bytes, scan
+from regard.data.text_files import open_bytes, preview, read_lines, scan
+from regard.data.validation_split import check_fraction
 from regard.errors import ConfigError, DataError, unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Columns of numbers, each row later than the one before it."""
+    """Columns of numbers; rows are in the order of time."""
 
     kind: ClassVar[Literal["series"]] = "series"
     name: str
     description: str
     values: NDArray[np.float64] = field(repr=False)  # (time, columns)
-    column_names: tuple[str, ...]  # of the columns
+    column_names: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.values)
 
     def column(self, name: str | None) -> NDArray[np.float64]:
-        """The numbers of this column; without a name, of the last."""
+        """The values of a column, by default of the last."""
         if name is not None and name not in self.column_names:
             raise ConfigError(f"{self.name}: {unknown('column', name, self.column_names)}")
         return self.values[:, -1 if name is None else self.column_names.index(name)]
 
     def split(self, fraction: float) -> tuple["Series", "Series"]:
-        """What is learned from, and the last `fraction` share: the future of it."""
-        if not 0 < fraction < 1:
-            raise ConfigError(
-                f"validation_fraction={fraction} must lie between 0 and 1, as 0.1 does"
-            )
-        many = min(max(1, round(fraction * len(self))), len(self) - 1)
-        if many < 1:
-            raise DataError(f"{self.name} has {len(self)} row; there is nothing to hold out")
-        kept = len(self) - many
-        told = f"{self.description}; the first {kept:,}"
+        """The rows for training, and the last `fraction` of the rows for validation."""
+        check_fraction(fraction)
+        count = min(max(1, round(fraction * len(self))), len(self) - 1)
+        if count < 1:
+            raise DataError(f"{self.name} has {len(self)} row; none is left for validation")
+        train = len(self) - count
+        description = f"{self.description}; the first {train:,}"
         return (
-            replace(self, values=self.values[:kept], description=told),
-            replace(self, values=self.values[kept:], description=f"the last {many:,} rows"),
+            replace(self, values=self.values[:train], description=description),
+            replace(self, values=self.values[train:], description=f"the last {count:,} rows"),
         )
 
-    def note_overlap(self, learned: "Series") -> "Series":
-        """This series to judge by."""
+    def note_overlap(self, train: "Series") -> "Series":
+        """This series; overlap is not checked."""
         return self
 
     def fingerprint(self) -> str:
-        """A sha256 that is equal for equal content."""
+        """A sha256 of the content."""
         digest = hashlib.sha256("\n".join(self.column_names).encode())
         digest.update(np.ascontiguousarray(self.values).tobytes())
         return digest.hexdigest()
 
 
-def from_columns(name: str, how: str, columns: Mapping[str, Sequence[float]]) -> Series:
-    """Series that are already in memory."""
+def from_columns(name: str, note: str, columns: Mapping[str, Sequence[float]]) -> Series:
+    """Series in memory; `note` is added to the description."""
     values = np.array(list(columns.values()), dtype=np.float64).T
-    many = f"{len(columns)} columns" if len(columns) > 1 else "1 column"
-    return Series(name, f"series, {len(values):,} rows, {many}{how}", values, tuple(columns))
+    count = f"{len(columns)} columns" if len(columns) > 1 else "1 column"
+    return Series(name, f"series, {len(values):,} rows, {count}{note}", values, tuple(columns))
 
 
 def is_series(path: Path) -> bool:
-    """Whether there is a number in the second line of a table."""
-    found = lines(path, scan(path))
-    next(found)
-    return any(_number(cell) is not None for cell in next(found, "").split(","))
+    """Whether the second line of a table has a number."""
+    lines = read_lines(path, scan(path))
+    next(lines)
+    return any(_number(cell) is not None for cell in next(lines, "").split(","))
 
 
 def from_csv(path: Path) -> Series:
-    """A .csv file whose first line names its columns; those that hold no numbers are left out."""
+    """A .csv file whose first line names its columns; those without numbers are left out."""
     scan(path)
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as stream:
         reader = csv.reader(stream, strict=True)
@@ -90,27 +87,28 @@ def from_csv(path: Path) -> Series:
         except csv.Error as error:
             raise DataError(f"{path}, line {reader.line_num} is not CSV: {error}") from None
     if not rows or len(set(header)) < len(header):
-        wrong = "two columns of the same name" if rows else "no row after its first line"
-        raise DataError(f"{path} has {wrong}; the first line names the columns")
-    kept = [place for place, cell in enumerate(rows[0][1]) if _number(cell) is not None]
-    columns: dict[str, list[float]] = {header[place]: [] for place in kept if place < len(header)}
+        problem = "two columns of the same name" if rows else "no row after its first line"
+        raise DataError(f"{path} has {problem}; the first line names the columns")
+    numeric = [index for index, cell in enumerate(rows[0][1]) if _number(cell) is not None]
+    columns: dict[str, list[float]] = {header[i]: [] for i in numeric if i < len(header)}
     if not columns:
-        raise DataError(f"{path} has no column of numbers: {shown(', '.join(rows[0][1]))}")
+        raise DataError(f"{path} has no column of numbers: {preview(', '.join(rows[0][1]))}")
     for line, row in rows:
         if len(row) != len(header):
             raise DataError(
                 f"{path}, line {line} has {len(row)} columns, the first line {len(header)}"
             )
-        for place in kept:
-            value = _number(row[place])
+        for index in numeric:
+            value = _number(row[index])
             if value is None:
                 raise DataError(
-                    f"{path}, line {line}: {header[place]} is {row[place]!r}, not a number;\n"
-                    "fill in what is missing, or leave the column out"
+                    f"{path}, line {line}: {header[index]} is {row[index]!r}, not a number;\n"
+                    "fill in missing values, or remove the column"
                 )
-            columns[header[place]].append(value)
-    left = [name for name in header if name not in columns]
-    return from_columns(stem(path), f"; left out: {', '.join(left)}" if left else "", columns)
+            columns[header[index]].append(value)
+    ignored = [name for name in header if name not in columns]
+    note = f"; left out: {', '.join(ignored)}" if ignored else ""
+    return from_columns(stem(path), note, columns)
 
 
 def _number(cell: str) -> float | None:

@@ -78,7 +78,7 @@ def _open(path: Choice | None, source: str | None, target: str | None, kind: str
             )
         if any(images.IDX.fullmatch(each.name) for each in place.iterdir()):
             return images.from_idx(place)
-        if any(map(images.classes_in, (place, place / "train"))):
+        if any(map(images.class_folders, (place, place / "train"))):
             return images.from_folder(place)
         return _folder(place)
     endings = [ending.lower() for ending in place.suffixes if ending.lower() != ".gz"]
@@ -87,8 +87,8 @@ def _open(path: Choice | None, source: str | None, target: str | None, kind: str
         return labelled.from_conll(place)
     if ending == ".npz":
         return images.from_npz(place)
-    if kind == "labels" or (ending in labelled.TABLES and labelled.has_labels(place)):
-        return labelled.TABLES.get(ending, labelled.from_tsv)(place)
+    if kind == "labels" or (ending in labelled.READERS and labelled.has_labels(place)):
+        return labelled.READERS.get(ending, labelled.from_tsv)(place)
     if kind == "series" or (ending == ".csv" and series.is_series(place)):
         return series.from_csv(place)
     if ending == ".tsv":

@@ -1,4 +1,4 @@
-"""Documents of text, read in pieces, so that a file may be larger than memory."""
+"""Documents of text, read in chunks, so that a file may be larger than memory."""
 
 import hashlib
 import json
@@ -8,70 +8,71 @@ from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar
 
-from regard.data.text_files import NotText, open_bytes, scan
-from regard.errors import ConfigError, DataError
+from regard.data.text_files import NotTextError, open_bytes, scan
+from regard.data.validation_split import check_fraction
+from regard.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A span of bytes of a file (of the unzipped file, if it is gzip), or of bytes in memory."""
+    """A byte range of a file (after decompression, if it is gzip) or of bytes in memory."""
 
     origin: Path | bytes = field(repr=False)
     digest: str  # sha256 of all bytes of the origin
     start: int
     stop: int
-    ends: bool = True  # False: `split` cut it, and it goes on elsewhere
+    ends: bool = True  # False if `split` cut it here
 
     @property
     def size(self) -> int:
-        """How many bytes."""
+        """Number of bytes."""
         return self.stop - self.start
 
     def chunks(self, limit: int) -> Iterator[tuple[bytes, bool]]:
-        """At most `limit` bytes at a time, whole lines if possible, and whether it was the last."""
+        """Chunks of at most `limit` bytes, whole lines if possible, and whether it is the last."""
         with open_bytes(self.origin) as stream:
             stream.seek(self.start)
-            left, rest = self.size, b""
-            while left:
-                data = stream.read(min(left, limit - len(rest)))
+            remaining, rest = self.size, b""
+            while remaining:
+                data = stream.read(min(remaining, limit - len(rest)))
                 if not data:
                     raise DataError(f"{self.origin!s} became shorter while it was being read")
-                left -= len(data)
+                remaining -= len(data)
                 data = rest + data
-                cut = _last_cut(data) if left else len(data)
+                cut = _last_cut(data) if remaining else len(data)
                 if cut:
-                    yield data[:cut], not left
+                    yield data[:cut], not remaining
                 rest = data[cut:]
 
-    def cut(self, at: int) -> tuple["Document", "Document"]:
-        """The two parts before and after byte `at`, or the character that byte belongs to."""
-        at += self.start
+    def cut(self, offset: int) -> tuple["Document", "Document"]:
+        """The parts before and after byte `offset`, or the character that it belongs to."""
+        offset += self.start
         with open_bytes(self.origin) as stream:
-            first = max(self.start, at - 3)  # a character has at most four bytes
+            first = max(self.start, offset - 3)  # a character has at most four bytes
             stream.seek(first)
-            near = stream.read(at - first + 1)
-        while at > first and _inside_character(near[at - first]):
-            at -= 1
-        return replace(self, stop=at, ends=False), replace(self, start=at)
+            data = stream.read(offset - first + 1)
+        while offset > first and _is_continuation(data[offset - first]):
+            offset -= 1
+        return replace(self, stop=offset, ends=False), replace(self, start=offset)
 
 
-def _inside_character(byte: int) -> bool:
+def _is_continuation(byte: int) -> bool:
     return byte & 0b1100_0000 == 0b1000_0000
 
 
 def _last_cut(data: bytes) -> int:
-    """After the last newline; without one, before the last character, which may be incomplete."""
+    """The offset after the last newline; without one, before the last (incomplete?) character."""
     if newline := data.rfind(b"\n") + 1:
         return newline
-    at = len(data) - 1
-    while at and _inside_character(data[at]):
-        at -= 1
-    return at
+    offset = len(data) - 1
+    while offset and _is_continuation(data[offset]):
+        offset -= 1
+    return offset
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text to model: one or many documents, and what was detected about them."""
+    """One or several documents of text, and a description of what was found."""
 
     kind: ClassVar[str] = "text"
     name: str
@@ -81,13 +82,13 @@ class Text:
 
     @property
     def size(self) -> int:
-        """How many bytes of text there are, before any folding of case."""
+        """Bytes of text, before conversion to lower case."""
         return sum(document.size for document in self.documents)
 
     def chunks(self, limit: int = 1 << 20) -> Iterator[tuple[str, bool]]:
-        """The text in pieces of at most `limit` bytes (8 or more), each with `ends_document`.
+        """The text in chunks of at most `limit` bytes (8 or more), each with `ends_document`.
 
-        A piece ends after a newline where there is one, else between two characters.
+        A chunk ends after a newline if it has one, else between two characters.
         """
         for document in self.documents:
             for data, last in document.chunks(limit):
@@ -99,116 +100,111 @@ class Text:
                 yield text.lower() if self.lower else text, last and document.ends
 
     def split(self, fraction: float) -> tuple["Text", "Text"]:
-        """The text to learn from, and the last `fraction` share of its bytes for validation.
+        """Text for training, and the last `fraction` of its bytes for validation.
 
             train = the first floor(size (1 - fraction)) bytes
 
         computed exactly for `fraction` as written (0.1 is one tenth, not the nearest float), and
-        moved back to the start of a character where it would cut one.
+        moved back to the start of a character.
         """
-        if not 0 < fraction < 1:
-            raise ConfigError(
-                f"validation_fraction={fraction} must lie between 0 and 1, as 0.1 does"
-            )
-        left = int(self.size * (1 - Fraction(str(fraction))))
+        check_fraction(fraction)
+        remaining = int(self.size * (1 - Fraction(str(fraction))))
         train: list[Document] = []
         rest = list(self.documents)
-        while rest and left >= rest[0].size:
-            left -= rest[0].size
+        while rest and remaining >= rest[0].size:
+            remaining -= rest[0].size
             train.append(rest.pop(0))
-        if rest and left:
-            before, after = rest[0].cut(left)
+        if rest and remaining:
+            before, after = rest[0].cut(remaining)
             train += [before] if before.size else []
             rest[0] = after
         if not train or not rest:
             raise DataError(
-                f"{self.name}: {self.size} bytes are too few to hold out a share of {fraction};"
-                "\ngive more text, or a validation file of its own"
+                f"{self.name}: {self.size} bytes are too few for a validation fraction of "
+                f"{fraction};\ngive more text, or a separate validation file"
             )
-        first, last = (sum(each.size for each in part) for part in (train, rest))
-        kept, held = f"{self.description}; the first {first:,} bytes", f"the last {last:,} bytes"
+        first, last = (sum(document.size for document in part) for part in (train, rest))
+        description = f"{self.description}; the first {first:,} bytes"
         return (
-            replace(self, description=kept, documents=tuple(train)),
-            replace(self, description=held, documents=tuple(rest)),
+            replace(self, description=description, documents=tuple(train)),
+            replace(self, description=f"the last {last:,} bytes", documents=tuple(rest)),
         )
 
     def lowercase(self) -> "Text":
-        """The same text with case folded."""
+        """The same text in lower case."""
         return replace(self, lower=True, description=f"{self.description}, in lower case")
 
-    def note_overlap(self, learned: "Text") -> "Text":
-        """This text to judge by; how many of its documents are learned from too is told."""
-        known = {each.digest for each in learned.documents}
-        count = sum(each.digest in known for each in self.documents)
+    def note_overlap(self, train: "Text") -> "Text":
+        """This validation text; the description says how many files are in the training data."""
+        train_digests = {document.digest for document in train.documents}
+        count = sum(document.digest in train_digests for document in self.documents)
         if not count:
             return self
-        told = (
-            f"overlap: {count:,} of the {len(self.documents):,} files are among those learned from"
-        )
-        return replace(self, description=f"{self.description}; {told}")
+        note = f"overlap: {count:,} of the {len(self.documents):,} files are in the training data"
+        return replace(self, description=f"{self.description}; {note}")
 
     def fingerprint(self) -> str:
-        """A sha256 that is equal for equal content cut into the same documents."""
-        spans = [(each.digest, each.start, each.stop, each.ends) for each in self.documents]
+        """A sha256 of the content and its division into documents."""
+        spans = [(doc.digest, doc.start, doc.stop, doc.ends) for doc in self.documents]
         return hashlib.sha256(json.dumps([self.lower, spans]).encode()).hexdigest()
 
 
 def from_strings(name: str, description: str, documents: Iterable[str]) -> Text:
-    """Text that is already in memory."""
+    """Text in memory."""
     contents = [document.encode() for document in documents if document]
     spans = (
         Document(content, hashlib.sha256(content).hexdigest(), 0, len(content))
         for content in contents
     )
-    size = human(sum(map(len, contents)))
+    size = format_bytes(sum(map(len, contents)))
     return Text(name, f"{description}, {size}", tuple(spans))
 
 
 def from_file(path: Path) -> Text:
     """One file is one document."""
-    found = scan(path)
-    document = Document(path, found.digest, found.start, found.stop)
-    mark = "; skipped: its byte order mark" if found.start else ""
-    return Text(stem(path), f"text, 1 file, {human(document.size)}{mark}", (document,))
+    scanned = scan(path)
+    document = Document(path, scanned.digest, scanned.start, scanned.stop)
+    bom = "; skipped: its byte order mark" if scanned.start else ""
+    return Text(stem(path), f"text, 1 file, {format_bytes(document.size)}{bom}", (document,))
 
 
 def from_files(name: str, paths: Iterable[Path], skipped: dict[str, list[str]]) -> Text:
-    """Many files, each a document; those that are not text are counted in the description.
+    """Several files, each a document; the description counts those that are not text.
 
-    `skipped` holds what the caller has already left out, by reason.
+    `skipped` are the names of files that the caller has skipped, by reason.
     """
     documents = []
     for path in paths:
         try:
-            found = scan(path)
-        except NotText as error:
+            scanned = scan(path)
+        except NotTextError as error:
             skipped.setdefault(error.reason, []).append(path.name)
         else:
-            documents.append(Document(path, found.digest, found.start, found.stop))
-    left_out = ", ".join(
+            documents.append(Document(path, scanned.digest, scanned.start, scanned.stop))
+    skipped_note = ", ".join(
         f"{len(names)} {reason} ({names[0]}{', …' if len(names) > 1 else ''})"
         for reason, names in sorted(skipped.items())
     )
     if not documents:
         raise DataError(
-            f"{name} holds no text files; skipped: {left_out or 'nothing, it is empty'}\n"
-            "(images are learned from a folder for each class, or from IDX or NPZ files)"
+            f"{name} holds no text files; skipped: {skipped_note or 'nothing, it is empty'}\n"
+            "(images need a folder for each class, or IDX or NPZ files)"
         )
-    size = human(sum(document.size for document in documents))
+    size = format_bytes(sum(document.size for document in documents))
     files = "1 file" if len(documents) == 1 else f"{len(documents):,} files"
-    description = f"text, {files}, {size}" + (f"; skipped: {left_out}" if left_out else "")
+    description = f"text, {files}, {size}" + (f"; skipped: {skipped_note}" if skipped_note else "")
     return Text(name, description, tuple(documents))
 
 
 def stem(path: Path) -> str:
-    """The name of a file without its endings: train.de.gz is train."""
+    """The name of a file without its suffixes: train.de.gz is train."""
     return path.name.split(".")[0] or path.name
 
 
-def human(size: int) -> str:
-    """A number of bytes as people write it.
+def format_bytes(size: int) -> str:
+    """A number of bytes with a unit.
 
-    >>> human(1_115_394)
+    >>> format_bytes(1_115_394)
     '1.1 MB'
     """
     amount, units = float(size), iter(["bytes", "kB", "MB", "GB"])

@@ -1,7 +1,6 @@
-"""The user's files as bytes: opened (gzip or not), checked to be text, and remembered.
+"""The user's text files: opened (gzip or not), checked to be UTF-8 text, and hashed.
 
-What a file is made of is found by reading it once; the cache folder keeps the answer, so that
-a second start on a large file costs nothing.
+A file is read once for that; the cache folder keeps the result for large files.
 """
 
 import codecs
@@ -12,6 +11,7 @@ import json
 import stat
 import time
 import zlib
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -22,9 +22,9 @@ from regard.files.atomic import write_json
 from regard.files.cache import cache_folder
 
 _CHUNK = 1 << 20
-_RACY = 2_000_000_000  # ns: a file this young may change again without its time changing
+_MIN_AGE = 2_000_000_000  # ns: a younger file may change again within the same mtime
 
-_BINARY = {  # how files that are certainly not text begin
+_MAGIC = {  # the first bytes of files that are not text
     b"\x80\x02": "a pickle",
     b"\x80\x03": "a pickle",
     b"\x80\x04": "a pickle",
@@ -38,8 +38,8 @@ _BINARY = {  # how files that are certainly not text begin
 }
 
 
-class NotText(DataError):
-    """A file that cannot be read as text; `reason` says why in two words."""
+class NotTextError(DataError):
+    """A file that cannot be read as text; `reason` says why in one or two words."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class NotText(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one reading of a file found: where its text starts and stops, and a hash of it."""
+    """The byte range of a file's text and the hash of the file."""
 
     digest: str  # sha256 of the (unzipped) bytes
     start: int  # 3 after a byte order mark, else 0
@@ -56,51 +56,65 @@ class Scan:
 
 
 def open_bytes(origin: Path | bytes) -> BinaryIO:
-    """Open a file, unzipping it if its first bytes say gzip, or bytes that are already here."""
+    """Open a file, decompressing it if it is gzip, or bytes in memory."""
     if isinstance(origin, bytes):
         return io.BytesIO(origin)
     try:
         with origin.open("rb") as stream:
-            zipped = stream.read(2) == b"\x1f\x8b"
-        return cast(BinaryIO, gzip.open(origin, "rb")) if zipped else origin.open("rb")
+            is_gzip = stream.read(2) == b"\x1f\x8b"
+        return cast(BinaryIO, gzip.open(origin, "rb")) if is_gzip else origin.open("rb")
     except OSError as error:
-        raise NotText(f"{origin} cannot be read: {error.strerror}", "unreadable") from None
+        raise NotTextError(f"{origin} cannot be read: {error.strerror}", "unreadable") from None
 
 
 def scan(path: Path) -> Scan:
-    """Read a file once and say what it holds, or raise `NotText` naming line and byte.
+    """Read and check a file; `NotTextError` names the line and byte that is not text.
 
     Text is UTF-8 without NUL bytes and with at least one character that is not white space.
     """
     try:
-        facts = path.stat()
+        status = path.stat()
     except FileNotFoundError:
-        raise NotText(f"no file {path}", "missing") from None
+        raise NotTextError(f"no file {path}", "missing") from None
     except OSError as error:
-        raise NotText(f"{path} cannot be read: {error.strerror}", "unreadable") from None
-    if stat.S_ISDIR(facts.st_mode):
-        raise NotText(f"{path} is a folder; a file is needed here", "a folder")
-    if not stat.S_ISREG(facts.st_mode):
+        raise NotTextError(f"{path} cannot be read: {error.strerror}", "unreadable") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise NotTextError(f"{path} is a folder, not a file", "a folder")
+    if not stat.S_ISREG(status.st_mode):
         message = f"{path} is a pipe or a device, not a file; write its content to a file first"
-        raise NotText(message, "not a file")
+        raise NotTextError(message, "not a file")
     key = str(path.absolute())
-    now = [facts.st_size, facts.st_mtime_ns, facts.st_ino]
-    large = facts.st_size >= _CHUNK  # a small file is read sooner than looked up
-    if large and (known := _remembered().get(key)) and known[:3] == now:
-        return Scan(*known[3:])
+    current = [status.st_size, status.st_mtime_ns, status.st_ino]
+    large = status.st_size >= _CHUNK  # reading a small file is faster than the cache
+    if large and (entry := _cached_scans().get(key)) and entry[:3] == current:
+        return Scan(*entry[3:])
     try:
         with open_bytes(path) as stream:
-            found = _read(path, stream)
+            scanned = _scan_stream(path, stream)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise NotText(f"{path} is a damaged gzip file: {error}", "damaged gzip") from None
+        raise NotTextError(f"{path} is a damaged gzip file: {error}", "damaged gzip") from None
     except OSError as error:
-        raise NotText(f"{path} cannot be read: {error.strerror}", "unreadable") from None
-    if large and time.time_ns() - facts.st_mtime_ns > _RACY:
-        _remember(key, [*now, *astuple(found)])
-    return found
+        raise NotTextError(f"{path} cannot be read: {error.strerror}", "unreadable") from None
+    if large and time.time_ns() - status.st_mtime_ns > _MIN_AGE:
+        _cache_scan(key, [*current, *astuple(scanned)])
+    return scanned
 
 
-def _read(path: Path, stream: BinaryIO) -> Scan:
+def read_lines(path: Path, scanned: Scan) -> Iterator[str]:
+    """The lines of a scanned file, without line ends."""
+    # Split at \n only: str.splitlines also splits at the Unicode separators inside a sentence.
+    with open_bytes(path) as stream:
+        stream.seek(scanned.start)
+        for line in stream:
+            yield line.decode("utf-8").rstrip("\r\n")
+
+
+def preview(line: str) -> str:
+    """The beginning of a line, quoted, for a message."""
+    return repr(line if len(line) <= 60 else line[:59] + "…")
+
+
+def _scan_stream(path: Path, stream: BinaryIO) -> Scan:
     digest = hashlib.sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, line, start, blank = 0, 1, 0, True
@@ -108,20 +122,20 @@ def _read(path: Path, stream: BinaryIO) -> Scan:
         data = stream.read(_CHUNK)
         if offset == 0:
             start = 3 if data.startswith(codecs.BOM_UTF8) else 0
-            _refuse_known_binary(path, data)
+            _check_magic(path, data)
         if (nul := data.find(b"\0")) >= 0:
             number = line + data.count(b"\n", 0, nul)
             message = f"{path} is binary, not text: byte {offset + nul} (line {number}) is NUL"
-            raise NotText(message, "binary")
-        waiting = len(decoder.getstate()[0])  # the first bytes of a character cut by the chunk
+            raise NotTextError(message, "binary")
+        pending = len(decoder.getstate()[0])  # bytes of a character that began in the last chunk
         try:
             text = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
-            byte = offset - waiting + error.start
+            byte = offset - pending + error.start
             number = line + error.object.count(b"\n", 0, error.start)
-            wrong = error.object[error.start]
-            raise NotText(
-                f"{path} is not UTF-8: byte {byte} (line {number}) is 0x{wrong:02x}"
+            value = error.object[error.start]
+            raise NotTextError(
+                f"{path} is not UTF-8: byte {byte} (line {number}) is 0x{value:02x}"
                 f"\nconvert it first, as in: iconv -f latin1 -t utf-8 {path.name} > new.txt",
                 "not UTF-8",
             ) from None
@@ -132,29 +146,31 @@ def _read(path: Path, stream: BinaryIO) -> Scan:
         offset += len(data)
         line += data.count(b"\n")
     if blank:
-        what = "is empty" if offset == start else f"holds only white space ({offset} bytes)"
-        raise NotText(f"{path} {what}; there is nothing to learn from", "empty")
+        problem = "is empty" if offset == start else f"holds only white space ({offset} bytes)"
+        raise NotTextError(f"{path} {problem}; there is no text to train on", "empty")
     return Scan(digest.hexdigest(), start, offset)
 
 
-def _refuse_known_binary(path: Path, data: bytes) -> None:
-    for magic, what in _BINARY.items():
+def _check_magic(path: Path, data: bytes) -> None:
+    for magic, file_type in _MAGIC.items():
         if data.startswith(magic):
-            way_out = "save it as UTF-8" if what == "UTF-16" else "give a text file, or gzip of one"
-            raise NotText(f"{path} is {what}, not UTF-8 text; {way_out}", "binary")
+            advice = (
+                "save it as UTF-8" if file_type == "UTF-16" else "give a text file, or gzip of one"
+            )
+            raise NotTextError(f"{path} is {file_type}, not UTF-8 text; {advice}", "binary")
 
 
-def _remembered() -> dict[str, list[Any]]:
+def _cached_scans() -> dict[str, list[Any]]:
     try:
-        known = json.loads((cache_folder() / "scans.json").read_bytes())
+        scans = json.loads((cache_folder() / "scans.json").read_bytes())
     except (OSError, ValueError):
         return {}
-    return known if isinstance(known, dict) else {}
+    return scans if isinstance(scans, dict) else {}
 
 
-def _remember(key: str, entry: list[Any]) -> None:
-    # A cache that cannot be written is no reason to stop: the file is read again next time.
+def _cache_scan(key: str, entry: list[Any]) -> None:
+    # Without a writable cache, the file is read again next time.
     with suppress(OSError):
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "scans.json", _remembered() | {key: entry}, sync=False)
+        write_json(folder / "scans.json", _cached_scans() | {key: entry}, sync=False)

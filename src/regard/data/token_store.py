@@ -18,17 +18,17 @@ from regard.errors import DataError
 from regard.files.cache import cache_key, cached_folder
 
 T = TypeVar("T")
-_PIECE = 1 << 16  # bytes of text that become tokens in one go, …
-_PIECES = 32  # … and how many at once, for a tokenizer that works on several cores
-_ROWS = 4096  # pairs at once
+_CHUNK_BYTES = 1 << 16  # of text per call of the tokenizer
+_CHUNKS = 32  # encoded together, on several cores
+_ROWS = 4096  # pairs encoded together
 
 
 class Tokenizer(Protocol):
-    """What a store asks of a tokenizer."""
+    """The part of a tokenizer that a store needs."""
 
     @property
     def size(self) -> int:
-        """How many ids there are."""
+        """Number of ids."""
 
     @property
     def kind(self) -> str:
@@ -36,21 +36,21 @@ class Tokenizer(Protocol):
 
     @property
     def stop_id(self) -> int:
-        """What ends a document."""
+        """End of a document (EOS)."""
 
     def encode_batch(self, texts: list[str], /) -> list[list[int]]:
-        """The ids of several texts, on several cores if it can."""
+        """The ids of several texts, if possible on several cores."""
 
     def encode_array(self, text: str, /) -> NDArray[np.uint32]:
-        """The ids of one text, without a Python number for each."""
+        """The ids of one text as an array."""
 
     def fingerprint(self) -> str:
-        """A hash of everything its ids depend on."""
+        """A hash of everything that its ids depend on."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStore:
-    """A text as one long array of ids, and how many bytes of text they stand for."""
+    """A text as one array of ids, and the number of bytes that it encodes."""
 
     tokens: NDArray[Any] = field(repr=False)
     bytes: int
@@ -62,7 +62,7 @@ class TokenStore:
 
 @dataclass(frozen=True, slots=True)
 class PairStore:
-    """Pairs as ids, without start or stop: row i of a side is ids[offsets[i] : offsets[i + 1]]."""
+    """Pairs as ids, without start or stop; row i of a side is ids[offsets[i] : offsets[i + 1]]."""
 
     source_ids: NDArray[Any] = field(repr=False)
     source_offsets: NDArray[np.int64] = field(repr=False)
@@ -83,12 +83,12 @@ class PairStore:
 
     @property
     def source_lengths(self) -> NDArray[np.int64]:
-        """How many ids each source has."""
+        """Number of ids of each source."""
         return np.diff(self.source_offsets)
 
     @property
     def target_lengths(self) -> NDArray[np.int64]:
-        """How many ids each target has."""
+        """Number of ids of each target."""
         return np.diff(self.target_offsets)
 
 
@@ -99,32 +99,37 @@ def text_store(
     separator: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TokenStore:
-    """The ids of a text, from the cache if they were made before.
+    """The ids of a text, from the cache if it has them.
 
-    Where there are several documents, each is followed by the ids `separator` (by default the
-    tokenizer's `stop_id`). `progress` is called with the bytes done and the bytes in all.
+    If there are several documents, each is followed by the ids `separator` (by default the
+    tokenizer's `stop_id`). `progress` is called with the bytes encoded so far and in total.
     """
-    given = [] if separator is None else ["-".join(map(str, separator))]
-    key = cache_key("text", text.fingerprint(), tokenizer.fingerprint(), *given)
+    key_parts = [] if separator is None else ["-".join(map(str, separator))]
+    key = cache_key("text", text.fingerprint(), tokenizer.fingerprint(), *key_parts)
 
     def write(folder: Path) -> dict[str, Any]:
         return {"bytes": _write_text(folder / "tokens.bin", text, tokenizer, separator, progress)}
 
     folder, index = cached_folder("tokens", key, write)
-    tokens = _map(folder / "tokens.bin", _dtype(tokenizer))
+    tokens = _memory_map(folder / "tokens.bin", _dtype(tokenizer))
     return TokenStore(tokens, index["bytes"], key)
 
 
 def pair_store(pairs: Pairs, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> PairStore:
-    """The ids of both sides of all pairs, from the cache if they were made before."""
+    """The ids of both sides of all pairs, from the cache if it has them."""
     tokenizers = {"source": source_tokenizer, "target": target_tokenizer}
     key = cache_key(
-        "pairs", pairs.fingerprint(), *(each.fingerprint() for each in tokenizers.values())
+        "pairs",
+        pairs.fingerprint(),
+        *(tokenizer.fingerprint() for tokenizer in tokenizers.values()),
     )
     folder, _ = cached_folder("tokens", key, lambda folder: _write_pairs(folder, pairs, tokenizers))
     source, target = (
-        (_map(folder / f"{side}.bin", _dtype(each)), _map(folder / f"{side}-offsets.bin", np.int64))
-        for side, each in tokenizers.items()
+        (
+            _memory_map(folder / f"{side}.bin", _dtype(tokenizer)),
+            _memory_map(folder / f"{side}-offsets.bin", np.int64),
+        )
+        for side, tokenizer in tokenizers.items()
     )
     return PairStore(*source, *target, key)
 
@@ -137,20 +142,20 @@ def _write_text(
     progress: Callable[[int, int], None] | None,
 ) -> int:
     dtype, size, total = _dtype(tokenizer), 0, text.size
-    separated = len(text.documents) > 1
+    has_separators = len(text.documents) > 1
     with path.open("wb") as file:
-        for pieces in _batches(text.chunks(_PIECE), _PIECES):
-            texts = [piece for piece, _ in pieces]
-            for ids, (piece, ends) in zip(_encode(tokenizer, texts), pieces, strict=True):
+        for chunks in _batches(text.chunks(_CHUNK_BYTES), _CHUNKS):
+            texts = [chunk for chunk, _ in chunks]
+            for ids, (chunk, ends) in zip(_encode(tokenizer, texts), chunks, strict=True):
                 file.write(np.asarray(ids, dtype).tobytes())
-                if separated and ends:
-                    last = [tokenizer.stop_id] if separator is None else separator
-                    file.write(np.asarray(last, dtype).tobytes())
-                size += len(piece.encode())
+                if has_separators and ends:
+                    separator_ids = [tokenizer.stop_id] if separator is None else separator
+                    file.write(np.asarray(separator_ids, dtype).tobytes())
+                size += len(chunk.encode())
             if progress is not None:
-                progress(min(size, total), total)  # folding case may change the number of bytes
+                progress(min(size, total), total)  # lower case may have more bytes
         if not file.tell():
-            raise DataError(f"{text.name} gives no tokens at all")
+            raise DataError(f"{text.name} gives no tokens")
     return size
 
 
@@ -173,7 +178,7 @@ def _write_pairs(folder: Path, pairs: Pairs, tokenizers: dict[str, Tokenizer]) -
             ):
                 encoded = tokenizer.encode_batch(list(sentences))
                 lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-                flat = [each for ids in encoded for each in ids]
+                flat = [id for ids in encoded for id in ids]
                 files[side].write(np.asarray(flat, _dtype(tokenizer)).tobytes())
                 offsets[side].write((ends[side] + np.cumsum(lengths)).tobytes())
                 ends[side] += len(flat)
@@ -183,7 +188,7 @@ def _write_pairs(folder: Path, pairs: Pairs, tokenizers: dict[str, Tokenizer]) -
     return {}
 
 
-def _map(path: Path, dtype: Any) -> NDArray[Any]:
+def _memory_map(path: Path, dtype: Any) -> NDArray[Any]:
     # An empty file cannot be mapped.
     return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
 

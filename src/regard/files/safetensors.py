@@ -184,7 +184,8 @@ def open_tensors(folder: Path) -> Tensors:
 def pickle_error(path: Path) -> CheckpointError:
     """The error for pickled weights, with instructions for converting them."""
     return CheckpointError(
-        f"{path} is a pickle, which can run any code and is not read;\n{conversion_hint(path.parent)}"
+        f"{path} is a pickle, which can run any code and is not read;\n"
+        f"{conversion_hint(path.parent)}"
     )
 
 

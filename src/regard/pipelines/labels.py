@@ -12,7 +12,7 @@ from torch import nn
 from regard.config import Choice, RunConfig, make, merge
 from regard.data.batch import Batch
 from regard.data.labels import LabelKind, LabelledText
-from regard.data.loader import PairLoader, Rows
+from regard.data.loader import PairIndices, PairLoader
 from regard.data.token_store import PairStore
 from regard.errors import ConfigError
 from regard.models.bag import BagConfig
@@ -182,7 +182,9 @@ def _loader(config: RunConfig, model: ModelConfig, store: PairStore) -> PairLoad
     return PairLoader(store, tokens, settings.seed, longest=longest, batch=batch)
 
 
-def _batch(task: Label, store: PairStore, rows: Rows, config: RunConfig, number: int) -> Batch:
+def _batch(
+    task: Label, store: PairStore, rows: PairIndices, config: RunConfig, number: int
+) -> Batch:
     texts = [store.source(row) for row in rows.indices]
     classes = [store.target(row) for row in rows.indices]
     return task.collate((texts, classes, rows.width - 1), generator_of(config, number))

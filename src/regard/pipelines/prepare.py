@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from regard.config import Choice, RunConfig, kind_of, make, to_table
 from regard.data.batch import Batch
-from regard.data.loader import PairLoader, Rows
+from regard.data.loader import PairIndices, PairLoader
 from regard.data.sources import Data, Images, LabelledText, Pairs, Series, Text, open_data
 from regard.data.token_store import PairStore, pair_store
 from regard.errors import ConfigError, DataError, unknown
@@ -342,7 +342,9 @@ def _pair_loader(config: RunConfig, model: ModelConfig, task: Task, store: PairS
     return PairLoader(store, tokens, settings.seed, longest=longest, batch=batch)
 
 
-def _collate(config: RunConfig, task: Task, store: PairStore, rows: Rows, number: int) -> Batch:
+def _collate(
+    config: RunConfig, task: Task, store: PairStore, rows: PairIndices, number: int
+) -> Batch:
     sources = [store.source(row) for row in rows.indices]
     targets = [store.target(row) for row in rows.indices]
     return task.collate((sources, targets, rows.width), generator_of(config, number))

@@ -1,0 +1,30 @@
+"""Which rows of a data set are for validation: a function of (seed, content of the row)."""
+
+import hashlib
+from collections.abc import Sequence
+
+from regard.errors import ConfigError, DataError
+
+
+def check_fraction(fraction: float) -> None:
+    """Raise ConfigError if `fraction` is not between 0 and 1."""
+    if not 0 < fraction < 1:
+        raise ConfigError(f"validation_fraction={fraction} must lie between 0 and 1, as 0.1 does")
+
+
+def row_hash(seed: int, text: str) -> int:
+    """A 64-bit hash; rows whose hash is below the threshold are for validation."""
+    content = f"{seed} {text}".encode()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+
+def hash_threshold(hashes: Sequence[int], fraction: float, all_equal_message: str) -> int:
+    """The hash below which about `fraction` of the rows lie, at least one on each side.
+
+    If all hashes are equal, that is impossible: a DataError with `all_equal_message`.
+    """
+    check_fraction(fraction)
+    lowest, highest = min(hashes), max(hashes)
+    if lowest == highest:
+        raise DataError(all_equal_message)
+    return min(max(int(fraction * 2**64), lowest + 1), highest)
