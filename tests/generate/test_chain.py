@@ -5,6 +5,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.errors import ConfigError, RegardError
 from regard.generate import (
     SAMPLER_ORDERS,
+    SAMPLERS,
     Chain,
     SamplerContext,
     Temperature,
@@ -14,6 +15,7 @@ from regard.generate import (
     parse_chain,
 )
 from regard.generate.sampler_context import RowGenerators
+from regard.generate.sampler_spec import format_sampler
 from regard.generate.samplers.constraints import Ban
 
 
@@ -251,6 +253,11 @@ LINKS = {
     "ban": lambda x: f"ban=[{int(20 * x)}]",
     "mirostat_1": lambda x: f"mirostat_1={4 * x}",
     "mirostat_2": lambda x: f"mirostat_2={4 * x}",
+}
+NOT_MIXED = {"allow", "force", "min_length", "adaptive_p"}  # they leave other samplers no choice
+LINKS |= {  # of any other sampler, its defaults
+    name: lambda x, name=name: format_sampler(SAMPLERS[name]())
+    for name in SAMPLERS.keys() - LINKS.keys() - NOT_MIXED
 }
 
 

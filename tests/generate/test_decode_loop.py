@@ -71,7 +71,7 @@ def test_each_row_may_have_its_own_seed():
     assert together == alone
 
 
-def test_the_pen_is_kept_for_a_text_of_the_same_size():
+def test_the_cuda_graph_is_kept_for_a_text_of_the_same_size():
     fast = engine(small())
     generate(fast, [[1, 2]], CHAIN, tokens=9, seed=1)
     loop = fast.loop
@@ -110,7 +110,7 @@ def test_rows_that_have_ended_are_no_longer_asked(monkeypatch):
     assert rows == sorted(rows, reverse=True)
 
 
-def test_a_chain_that_cannot_be_recorded_is_written_plainly(monkeypatch):
+def test_a_chain_that_cannot_be_captured_is_decoded_eagerly(monkeypatch):
     model = small()
     made = []
     begin = EagerLoop.__init__

@@ -4,7 +4,9 @@ import torch
 import sampler_reference as reference
 from regard.errors import ConfigError
 from regard.generate import SAMPLER_ORDERS, Chain, SamplerContext, parse_chain
+from regard.generate.sampler_orders import arrange
 from regard.generate.samplers import SAMPLERS
+from regard.generate.samplers.mirostat import Mirostat2
 from regard.generate.samplers.temperature import Temperature
 from regard.generate.samplers.truncation import TopK, TopNSigma
 
@@ -15,8 +17,16 @@ def names(chain):
     return [word.partition("=")[0] for word in chain.specs()]
 
 
-def test_regard_has_a_place_for_every_sampler():
-    assert set(SAMPLER_ORDERS["regard"].order) == set(SAMPLERS)
+class Fresh:
+    def __call__(self, logits, context=None):
+        return logits
+
+
+def test_regard_has_a_place_for_every_sampler_also_for_one_that_was_added(monkeypatch):
+    assert SAMPLER_ORDERS["regard"].order == tuple(SAMPLERS)
+    monkeypatch.setitem(SAMPLERS, "fresh", Fresh)
+    samplers = [Fresh(), Mirostat2(3.0), Temperature(0.5)]
+    assert arrange(samplers, "regard") == (samplers[2], samplers[0], samplers[1])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +146,7 @@ def test_sigma_differs_between_llama_and_textgen():
         (["temperature=0"], "hf", "the order hf refuses temperature=0"),
     ],
 )
-def test_what_does_not_fit_a_dialect_is_explained(words, order, message):
+def test_what_does_not_fit_an_order_is_explained(words, order, message):
     with pytest.raises(ConfigError, match=message):
         parse_chain(words, order)
 
@@ -172,7 +182,7 @@ def test_the_order_hf_is_that_of_transformers():
         torch.testing.assert_close(found, processors(texts, logits), rtol=1e-6, atol=1e-6)
 
 
-def test_greedy_comes_after_the_penalties_in_every_dialect():
+def test_greedy_comes_after_the_penalties_in_every_order():
     for order in SAMPLER_ORDERS.keys() - {"hf"}:
         chain = parse_chain(["greedy", "repetition=1.5"], order)
         stages = [type(stage) for stage in chain.stages]

@@ -34,9 +34,10 @@ from regard.generate.samplers.truncation import (
 
 CASES = 300
 LOGITS = st.lists(st.floats(-9, 9), min_size=1, max_size=12)
-SOME = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0]])
+LOGITS_OF_8 = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0]])
 TEXT = [0, 1, 2, 5, 0, 1, 2, 0, 1]
-WORKING = {
+# a sampler that is not named here is tested with its defaults
+EXAMPLES = {name: kind() for name, kind in SAMPLERS.items()} | {
     "bias": Bias((1, 3), 0.7),
     "ban": Ban((1, 3)),
     "allow": Allow((0, 2, 5)),
@@ -65,16 +66,16 @@ WORKING = {
     "mirostat_2": Mirostat2(1.0),
     "adaptive_p": AdaptiveP(0.4),
 }
-NAMES_TOKENS = {"bias", "ban", "allow", "force", "min_length"}
-LOOKS_BACK = {"repetition", "presence", "frequency", "no_repeat_ngram", "dry"}
-DROPS_THE_BEST = {"typical", "xtc", "adaptive_p", *NAMES_TOKENS, *LOOKS_BACK}
+CONSTRAINTS = {"bias", "ban", "allow", "force", "min_length"}
+PENALTIES = {"repetition", "presence", "frequency", "no_repeat_ngram", "dry"}
+DROPS_THE_BEST = {"typical", "xtc", "adaptive_p", *CONSTRAINTS, *PENALTIES}
 
 
 def rows(*logits):
     return torch.tensor(logits, dtype=torch.double)
 
 
-def about(*texts, seed=0, answer=0):
+def context_of(*texts, seed=0, answer=0):
     """The context of these texts, of which the last `answer` ids were generated."""
     context = SamplerContext.from_prompts(texts, 1, seed=seed)
     context.prompts -= answer
@@ -82,22 +83,32 @@ def about(*texts, seed=0, answer=0):
 
 
 def kept(sampler, logits, context=None):
-    return sampler(logits, about(*[TEXT] * len(logits)) if context is None else context).isfinite()
+    return sampler(
+        logits, context_of(*[TEXT] * len(logits)) if context is None else context
+    ).isfinite()
 
 
-def ids_kept(sampler, logits=SOME, context=None):
+def ids_kept(sampler, logits=LOGITS_OF_8, context=None):
     return kept(sampler, logits, context)[0].nonzero().flatten().tolist()
 
 
-def test_every_sampler_of_the_table_is_tested_here():
-    assert set(SAMPLERS) == set(WORKING)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_has_an_example_that_changes_something(name):
+    assert not EXAMPLES[name].neutral, (
+        f"the defaults of {name} change nothing: add an example of it to EXAMPLES in {__file__}"
+    )
 
 
 def test_every_sampler_is_in_the_document():
-    text = (Path(__file__).parents[2] / "docs" / "samplers.md").read_text(encoding="utf-8")
-    table = text.partition("| name |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|[^|]*\|", table, re.M)))) == set(
-        SAMPLERS
+    path = Path(__file__).parents[2] / "docs" / "samplers.md"
+    table = path.read_text(encoding="utf-8").partition("| name |")[2].partition("\n\n")[0]
+    first_column = "".join(re.findall(r"^\|[^|]*\|", table, re.M))
+    documented = set(re.findall(r"`(\w+)`", first_column))
+    assert documented >= set(SAMPLERS), (
+        f"add a row to the table of {path} for: {sorted(set(SAMPLERS) - documented)}"
+    )
+    assert documented <= set(SAMPLERS), (
+        f"the table of {path} names what is no sampler: {sorted(documented - set(SAMPLERS))}"
     )
 
 
@@ -138,7 +149,7 @@ def test_a_truncation_keeps_what_its_definition_says(name):
     logits, numbers = hard_cases(len(name))
     for row in range(CASES):
         sampler, definition, *settings = TRUNCATIONS[name](*numbers[row].tolist())
-        found = ids_kept(sampler, logits[row : row + 1], about([0]))
+        found = ids_kept(sampler, logits[row : row + 1], context_of([0]))
         assert set(found) == definition(logits[row].tolist(), *settings), (row, settings)
 
 
@@ -164,11 +175,11 @@ def test_a_reshaping_follows_its_formula(name):
     logits, numbers = hard_cases(len(name))
     for row in range(CASES):
         sampler, expected = RESHAPINGS[name](logits[row].tolist(), *numbers[row].tolist())
-        found = sampler(logits[row : row + 1], about([0]))
+        found = sampler(logits[row : row + 1], context_of([0]))
         torch.testing.assert_close(found, rows(expected), rtol=1e-9, atol=1e-9)
 
 
-LOOKING_BACK = {  # a sampler and its definition; the definition is told the text in the window
+PENALTY_CASES = {  # a sampler and its definition; the definition is told the text in the window
     "repetition": lambda x, n: (
         Repetition(x + 0.5, window=n),
         lambda row, text: reference.repetition(row, x + 0.5, text[-n:] if n else text),
@@ -196,7 +207,7 @@ LOOKING_BACK = {  # a sampler and its definition; the definition is told the tex
 }
 
 
-@pytest.mark.parametrize("name", LOOKING_BACK)
+@pytest.mark.parametrize("name", PENALTY_CASES)
 def test_a_penalty_follows_its_formula(name):
     logits, numbers = hard_cases(len(name), vocab=6)
     generator = torch.Generator().manual_seed(len(name))
@@ -204,8 +215,8 @@ def test_a_penalty_follows_its_formula(name):
     for row in range(CASES):
         length, kinds = 1 + row % 30, 2 + row % 4  # few kinds of token, so that much is repeated
         text = torch.randint(kinds, (length,), generator=generator).tolist()
-        sampler, definition = LOOKING_BACK[name](numbers[row, 0].item(), row % 7)
-        context = about(text, text[:1] * (length + 2))  # beside a longer one
+        sampler, definition = PENALTY_CASES[name](numbers[row, 0].item(), row % 7)
+        context = context_of(text, text[:1] * (length + 2))  # beside a longer one
         found = sampler(logits[[row, row]], context)
         expected = rows(definition(logits[row].tolist(), text))
         torch.testing.assert_close(found[:1], expected, rtol=1e-9, atol=1e-9)
@@ -248,7 +259,7 @@ def test_penalties_agree_with_transformers():
     generator = torch.Generator().manual_seed(0)
     for case in range(CASES):
         texts = torch.randint(5, (2, 1 + case % 25), generator=generator)
-        logits, context = torch.randn(2, 8, generator=generator), about(*texts.tolist())
+        logits, context = torch.randn(2, 8, generator=generator), context_of(*texts.tolist())
         x, n = 0.5 + case / CASES, 1 + case % 4
         for ours, theirs in [
             (Repetition(x), peer.RepetitionPenaltyLogitsProcessor(x)),
@@ -298,18 +309,18 @@ DRY_RESULT = [2.0, 1.5, 0.2, 0.5, 0.0, -0.5, -1.0, -3.0]
         (Repetition(1.2), [1.666667, 1.25, 0.833333, 0.5, 0.0, -0.6, -1.0, -3.0]),
         (DRY(0.8), DRY_RESULT),
         (DRY(0.8, breakers=(5,)), DRY_RESULT),
-        (DRY(0.8, breakers=(1,)), SOME[0].tolist()),
+        (DRY(0.8, breakers=(1,)), LOGITS_OF_8[0].tolist()),
     ],
 )
 def test_eight_logits_by_hand(sampler, logits):
     # the expected numbers have six digits
     torch.testing.assert_close(
-        sampler(SOME, about(TEXT))[0], torch.tensor(logits), rtol=0, atol=1e-6
+        sampler(LOGITS_OF_8, context_of(TEXT))[0], torch.tensor(logits), rtol=0, atol=1e-6
     )
 
 
 def test_presence_and_frequency_by_hand():
-    changed = Presence(0.25)(Frequency(0.5)(SOME, about(TEXT)), about(TEXT))
+    changed = Presence(0.25)(Frequency(0.5)(LOGITS_OF_8, context_of(TEXT)), context_of(TEXT))
     assert changed[0].tolist() == [0.25, -0.25, -0.25, 0.5, 0.0, -1.25, -1.0, -3.0]
 
 
@@ -317,7 +328,7 @@ def test_presence_and_frequency_by_hand():
 def test_a_neutral_value_gives_the_very_same_logits_back(name):
     neutral = SAMPLERS[name](**SAMPLERS[name].neutral_settings())
     assert neutral.neutral
-    assert neutral(SOME) is SOME
+    assert neutral(LOGITS_OF_8) is LOGITS_OF_8
 
 
 @pytest.mark.parametrize("name", sorted(set(SAMPLERS) - DROPS_THE_BEST))
@@ -325,51 +336,53 @@ def test_a_neutral_value_gives_the_very_same_logits_back(name):
 @given(logits=LOGITS)
 def test_the_largest_logit_survives(name, logits):
     logits = rows(logits)
-    assert kept(WORKING[name], logits)[0, logits.argmax()]
+    assert kept(EXAMPLES[name], logits)[0, logits.argmax()]
 
 
 @pytest.mark.parametrize("name", sorted(set(SAMPLERS) - {"ban", "allow", "force", "min_length"}))
 @settings(max_examples=25)
 @given(logits=st.lists(st.floats(-9, 9), min_size=8, max_size=12))
 def test_something_is_left_to_draw(name, logits):
-    assert kept(WORKING[name], rows(logits)).any()
+    assert kept(EXAMPLES[name], rows(logits)).any()
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_row_is_treated_as_if_it_were_alone(name):
     logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(0))
     texts = [[1, 2, 3, 1, 2], [4], [5] * 9, [0, 1, 0, 1, 0], [7, 8]]
-    context = about(*texts)
-    together = WORKING[name](logits, context)
+    context = context_of(*texts)
+    together = EXAMPLES[name](logits, context)
     for row in range(5):
-        alone = about(texts[row])
+        alone = context_of(texts[row])
         alone.generators = RowGenerators.from_seed(0, 5).select(torch.tensor([row]))
-        assert torch.equal(together[row], WORKING[name](logits[row : row + 1], alone)[0])
+        assert torch.equal(together[row], EXAMPLES[name](logits[row : row + 1], alone)[0])
 
 
-@pytest.mark.parametrize("name", sorted(set(SAMPLERS) - NAMES_TOKENS - LOOKS_BACK))
+@pytest.mark.parametrize("name", sorted(set(SAMPLERS) - CONSTRAINTS - PENALTIES))
 def test_a_removed_token_stays_removed_and_has_no_mass(name):
     logits = rows([2.0, -torch.inf, 1.5, 1.0, -torch.inf, -1.0])
     left = [0, 2, 3, 5]
-    result = WORKING[name](logits, about([0]))
+    result = EXAMPLES[name](logits, context_of([0]))
     assert result[0, [1, 4]].tolist() == [-torch.inf] * 2
     if name != "mirostat_1":  # it asks for the size of the vocabulary
         torch.testing.assert_close(
-            result[:, left], WORKING[name](logits[:, left], about([0])), rtol=0, atol=1e-12
+            result[:, left], EXAMPLES[name](logits[:, left], context_of([0])), rtol=0, atol=1e-12
         )
 
 
-@pytest.mark.parametrize("name", sorted(NAMES_TOKENS - {"force"} | LOOKS_BACK))
+@pytest.mark.parametrize("name", sorted(CONSTRAINTS - {"force"} | PENALTIES))
 def test_what_was_removed_is_not_brought_back(name):
     logits = torch.full((1, 8), -torch.inf)
     logits[0, 7] = 1.0
-    assert not kept(WORKING[name], logits)[0, :7].any()
+    assert not kept(EXAMPLES[name], logits)[0, :7].any()
 
 
-@pytest.mark.parametrize("name", sorted(set(SAMPLERS) - NAMES_TOKENS - LOOKS_BACK))
+@pytest.mark.parametrize("name", sorted(set(SAMPLERS) - CONSTRAINTS - PENALTIES))
 def test_renaming_the_tokens_renames_the_result(name):
     order = torch.randperm(8, generator=torch.Generator().manual_seed(1))
-    one, other = (WORKING[name](logits, about([0])) for logits in (SOME, SOME[:, order]))
+    one, other = (
+        EXAMPLES[name](logits, context_of([0])) for logits in (LOGITS_OF_8, LOGITS_OF_8[:, order])
+    )
     torch.testing.assert_close(one[:, order], other, rtol=0, atol=2e-6)  # sums in another order
 
 
@@ -457,7 +470,7 @@ def test_a_tail_without_a_bend_is_not_cut():
 
 
 def test_xtc_tosses_one_coin_per_token_whatever_qualifies():
-    context = about([0], [0], seed=3)
+    context = context_of([0], [0], seed=3)
     logits = torch.tensor([[9.0, 0.0, 0.0], [1.0, 1.0, 1.0]])  # one top choice; three
     acted = sum(kept(XTC(0.3, 0.2), logits, context)[1].sum().item() == 1 for _ in range(1000))
     assert context.generators.used.tolist() == [1000, 1000]
@@ -470,17 +483,17 @@ def test_xtc_leaves_alone_what_would_cost_a_protected_token():
 
 
 def test_penalties_may_count_the_answer_only():
-    context = about(TEXT, answer=2)  # 0 1
+    context = context_of(TEXT, answer=2)  # 0 1
     for sampler, expected in [
         (Presence(1.0, scope="answer"), [1.0, 0.5, 1.0]),
         (Frequency(1.0, scope="answer"), [1.0, 0.5, 1.0]),
         (Repetition(2.0, scope="answer"), [1.0, 0.75, 1.0]),
     ]:
-        assert sampler(SOME, context)[0, :3].tolist() == expected
+        assert sampler(LOGITS_OF_8, context)[0, :3].tolist() == expected
 
 
 def test_bias_ban_and_allow_do_what_they_say():
-    assert Bias((0, 7), 1.5)(SOME)[0].tolist() == [3.5, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5]
+    assert Bias((0, 7), 1.5)(LOGITS_OF_8)[0].tolist() == [3.5, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5]
     assert ids_kept(Ban((0, 7))) == [1, 2, 3, 4, 5, 6]
     assert ids_kept(Allow((0, 7))) == [0, 7]
 
@@ -488,26 +501,26 @@ def test_bias_ban_and_allow_do_what_they_say():
 def test_an_answer_begins_with_what_is_forced():
     force = Force((6, 4))
     for said, left in [(0, [6]), (1, [4]), (2, list(range(8)))]:
-        assert ids_kept(force, SOME, about(TEXT, answer=said)) == left
-    removed = SOME.masked_fill(SOME[0, 6] == SOME, -torch.inf)
-    assert ids_kept(force, removed, about(TEXT)) == [6]
+        assert ids_kept(force, LOGITS_OF_8, context_of(TEXT, answer=said)) == left
+    removed = LOGITS_OF_8.masked_fill(LOGITS_OF_8[0, 6] == LOGITS_OF_8, -torch.inf)
+    assert ids_kept(force, removed, context_of(TEXT)) == [6]
 
 
 def test_an_answer_does_not_stop_before_its_least_length():
     least = MinLength(2, stop=(3, 5))
     for said, left in [(1, [0, 1, 2, 4, 6, 7]), (2, list(range(8)))]:
-        assert ids_kept(least, SOME, about(TEXT, answer=said)) == left
-    context = about(TEXT)
+        assert ids_kept(least, LOGITS_OF_8, context_of(TEXT, answer=said)) == left
+    context = context_of(TEXT)
     context.stop = (0,)
-    assert ids_kept(MinLength(1), SOME, context) == [1, 2, 3, 4, 5, 6, 7]
+    assert ids_kept(MinLength(1), LOGITS_OF_8, context) == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(("surprise", "told"), [("truncated", 0), ("full", 1)])
 @pytest.mark.parametrize("kind", [Mirostat1, Mirostat2])
 def test_mirostat_follows_the_surprise_of_what_was_drawn(kind, surprise, told):
-    sampler, context, mu = kind(1.2, 0.3, surprise=surprise), about([0], seed=5), 2.4
+    sampler, context, mu = kind(1.2, 0.3, surprise=surprise), context_of([0], seed=5), 2.4
     keeps = {Mirostat1: reference.mirostat_1, Mirostat2: reference.mirostat_2}[kind]
-    logits = SOME.double()
+    logits = LOGITS_OF_8.double()
     for _ in range(50):
         left = ids_kept(sampler, logits, context)
         assert set(left) == keeps(logits[0].tolist(), mu)
@@ -519,19 +532,21 @@ def test_mirostat_follows_the_surprise_of_what_was_drawn(kind, surprise, told):
 
 def test_mirostat_reaches_its_target():
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(0)) * 2
-    context, chain = about([0], seed=1), Chain((Mirostat2(3.0, 0.1, surprise="full"),))
+    context, chain = context_of([0], seed=1), Chain((Mirostat2(3.0, 0.1, surprise="full"),))
     bits = -logits.log_softmax(-1)[0] / math.log(2)
     drawn = torch.cat([chain(logits, context) for _ in range(1000)])
     assert bits[drawn].mean() == pytest.approx(3.0, abs=0.1)  # the mean of 1000 draws
 
 
 def test_adaptive_p_keeps_a_running_mean_of_what_it_draws():
-    sampler, context = AdaptiveP(0.3, 0.8), about([0], seed=5)
-    total, weight, probs = 0.3 / 0.2, 1 / 0.2, reference.softmax(SOME[0].tolist())
+    sampler, context = AdaptiveP(0.3, 0.8), context_of([0], seed=5)
+    total, weight, probs = 0.3 / 0.2, 1 / 0.2, reference.softmax(LOGITS_OF_8[0].tolist())
     for _ in range(50):
-        expected = rows(reference.adaptive_p(SOME[0].tolist(), 0.3, total / weight))
-        torch.testing.assert_close(sampler(SOME.double(), context), expected, rtol=0, atol=1e-9)
-        (drawn,) = Chain((sampler,))(SOME.double(), context).tolist()
+        expected = rows(reference.adaptive_p(LOGITS_OF_8[0].tolist(), 0.3, total / weight))
+        torch.testing.assert_close(
+            sampler(LOGITS_OF_8.double(), context), expected, rtol=0, atol=1e-9
+        )
+        (drawn,) = Chain((sampler,))(LOGITS_OF_8.double(), context).tolist()
         total, weight = 0.8 * total + probs[drawn], 0.8 * weight + 1
 
 
@@ -591,24 +606,24 @@ def test_a_token_beside_the_point_must_exist_too(word, token):
         chain(torch.zeros(1, 8), SamplerContext.from_prompts([[1, 2]], 1))
 
 
-@pytest.mark.parametrize("name", sorted(NAMES_TOKENS))
+@pytest.mark.parametrize("name", sorted(CONSTRAINTS))
 def test_a_token_that_does_not_exist_is_named(name):
     settings = {"tokens": (8,)} if name != "min_length" else {"tokens": 1, "stop": (8,)}
     settings |= {"value": 1.0} if name == "bias" else {}
     with pytest.raises(ConfigError, match=f"{name}: token 8 is not in the vocabulary of 8"):
-        SAMPLERS[name](**settings)(SOME, about(TEXT))
+        SAMPLERS[name](**settings)(LOGITS_OF_8, context_of(TEXT))
 
 
-@pytest.mark.parametrize("name", sorted({"xtc", "adaptive_p", "force", "min_length", *LOOKS_BACK}))
+@pytest.mark.parametrize("name", sorted({"xtc", "adaptive_p", "force", "min_length", *PENALTIES}))
 def test_a_sampler_that_needs_a_context_says_so(name):
     with pytest.raises(ConfigError, match=f"{name} uses the generated tokens or random numbers"):
-        WORKING[name](SOME)
+        EXAMPLES[name](LOGITS_OF_8)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_first_setting_is_the_one_a_plain_word_sets(name):
     first = fields(SAMPLERS[name])[0]
-    value = getattr(WORKING[name], first.name)
+    value = getattr(EXAMPLES[name], first.name)
     (sampler,) = parse_chain(
         [f"{name}={list(value) if isinstance(value, tuple) else value}"]
     ).stages
