@@ -279,8 +279,8 @@ class PerRow(LogitsProcessor):
 
 
 @cache
-def _neutral_settings(kind: type[LogitsProcessor]) -> dict[str, Any]:
-    known = fields(kind) if is_dataclass(kind) else ()
+def _neutral_settings(kind: type[Any]) -> dict[str, Any]:
+    known: tuple[Field[Any], ...] = fields(kind) if is_dataclass(kind) else ()
     return {f.name: f.metadata["neutral"] for f in known if "neutral" in f.metadata}
 
 
