@@ -143,7 +143,7 @@ def number_of(key):
 
 @triton.jit
 def uniform(key, count):
-    """A number of `generate.context.Generators`."""
+    """A number of `generate.sampler_context.RowGenerators`."""
     mixed = key + count * -7046029254386353131
     mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685

@@ -357,7 +357,7 @@ def tail(
     lengths: Int[Tensor, " rows"],
     failed: Int[Tensor, " rows"],
 ) -> Int[Tensor, " rows"]:
-    """One token per row, by what `generate.fused_chain.Tail` says.
+    """One token per row, by what `generate.fused_chain.FusedTail` says.
 
     No more than `MOST` tokens are ranked: of more that tie with the k-th, those with the lowest
     ids. A row with nothing to draw from is noted in `failed`, as by `draw`.

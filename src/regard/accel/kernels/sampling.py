@@ -24,7 +24,7 @@ def _some(logits, start, vocab, PIECES: tl.constexpr, PIECE: tl.constexpr):
 def _draw_kernel(
     logits, keys, used, lengths, failed, ids, vocab, PIECES: tl.constexpr, PIECE: tl.constexpr
 ):
-    """As `generate.chain.draw`, with the numbers of `generate.context.Generators`."""
+    """As `generate.chain.draw`, with the numbers of `generate.sampler_context.RowGenerators`."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocab
     count = tl.load(used + row)
