@@ -30,10 +30,10 @@ from regard.config import parse_overrides
 from regard.models.build import build_model
 from regard.pipelines import evaluate, prepare_training
 from regard.tasks import Objective
-from regard.training.ema import EMA
+from regard.training.optim import EMA
 from regard.training.loop import train
 from regard.training.optim import optimizers
-from regard.training.schedule import cosine, schedule
+from regard.training.optim import cosine, schedule
 from regard.training.setup.configure import configure
 
 GOAL, TURN, LOOK = 1.88, 20, 100

@@ -33,11 +33,11 @@ from regard.data.loader import prefetch
 from regard.models.build import build_model
 from regard.pipelines import evaluate, prepare_training
 from regard.tasks import Objective
-from regard.training.ema import EMA
+from regard.training.optim import EMA
 from regard.training.loop import train
 from regard.training.optim import optimizers
 from regard.training.parallel.strategy import SingleProcess
-from regard.training.schedule import schedule
+from regard.training.optim import schedule
 from regard.training.setup.configure import configure
 
 GOAL = 1.4697

@@ -31,7 +31,7 @@ from regard.nn.score import SCORES
 from regard.tasks import TASKS
 from regard.text import TOKENIZERS
 from regard.training.optim import OPTIMIZERS
-from regard.training.schedule import SCHEDULES, schedule
+from regard.training.optim import SCHEDULES, schedule
 from regard.training.setup.configure import configure, configure_study, recipes
 
 ROOT = Path(__file__).parents[1]

@@ -39,7 +39,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """How the weights are found."""
+    """How a model is trained."""
 
     steps: int = 1000
     batch: int | None = None  # rows per step, or …
@@ -47,9 +47,9 @@ class TrainConfig:
     accumulate: int = 1  # micro-batches per step
     lr: float = 1e-3
     optimizer: Choice = "adamw"  # training.optim.OPTIMIZERS
-    schedule: Choice = "cosine"  # training.schedule.SCHEDULES
+    schedule: Choice = "cosine"  # training.optim.SCHEDULES
     clip: float = 1.0  # largest gradient norm; 0: off
-    ema: float = 0.0  # decay of the running mean of the weights; 0: off
+    ema: float = 0.0  # decay of the exponential moving average of the weights; 0: off
     seed: int = 1
     evaluate_every: int | None = None  # None: ten times a run
     evaluate_tokens: int = 200_000  # at most so many targets during training
@@ -57,16 +57,15 @@ class TrainConfig:
     keep: int = 3  # newest checkpoints kept, beside the best
     patience: int | None = None  # stop after so many evaluations without a better one
     best: str = "loss"  # the validation metric that picks model.safetensors; "last": the newest
-    start: str | None = None  # a run folder whose weights to begin from
-    baseline: bool = True  # of text, count n-grams first, to say by how much the model beats them
+    start: str | None = None  # a run folder whose weights to start from
+    baseline: bool = True  # for text, evaluate an n-gram baseline first
+    log: list[str] = field(default_factory=list)  # taps, as globs: see training.taps
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
-    activation_checkpointing: bool = (
-        False  # the inside of every block, in the backward pass: saves memory
-    )
-    threads: int | None = None  # of a CPU; None: no more than there are cores to be had
-    shard: Literal["auto", "none", "full"] = "auto"  # weights over the ranks; auto: if they must
-    timeout: int = 600  # seconds that ranks wait for each other before they give up
+    activation_checkpointing: bool = False  # recompute blocks in backward, to save memory
+    threads: int | None = None  # of the CPU; None: at most the usable cores
+    shard: Literal["auto", "none", "full"] = "auto"  # FSDP; auto: if the weights need it
+    timeout: int = 600  # seconds that ranks wait for each other
     trackers: list[Choice] = field(default_factory=list)  # training.tracking.trackers.TRACKERS
 
 

@@ -117,7 +117,7 @@ def test_a_better_model_that_does_not_fit_leaves_the_one_before(data, disk, whol
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:the clock stopped watching")
+@pytest.mark.filterwarnings("ignore:tracker the clock was removed")
 def test_a_disk_that_becomes_read_only_keeps_what_it_has(data, disk, whole):
     folder = disk.path / "run"
 

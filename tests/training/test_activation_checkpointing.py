@@ -136,7 +136,7 @@ def test_a_model_without_blocks_is_refused_before_there_is_a_folder(data, tmp_pa
     given = config(data / "cats.txt", over, activation_checkpointing=True)
     given.model.pop("heads")
     with pytest.raises(
-        ConfigError, match=r"train\.activation_checkpointing=true goes block by block"
+        ConfigError, match=r"train\.activation_checkpointing=true works block by block"
     ):
         list(begin(given, tmp_path / "run"))
     assert not (tmp_path / "run").exists()

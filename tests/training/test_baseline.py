@@ -25,7 +25,7 @@ def test_what_is_to_beat_is_the_formulas_loss_on_the_same_targets(
     data, tmp_path, monkeypatch, most
 ):
     monkeypatch.setattr(baseline, "ORDER", 3)
-    monkeypatch.setattr(baseline, "MOST_TOKENS", most)
+    monkeypatch.setattr(baseline, "MAX_TOKENS", most)
     settings = config(data / "cats.txt", steps=1)
     (counted,) = run(settings, tmp_path / "run")
     material = prepare_training(settings)

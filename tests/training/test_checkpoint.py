@@ -16,12 +16,12 @@ from regard.files.disk_space import check_room
 from regard.training.storage import checkpoint
 from regard.training.storage.checkpoint import (
     drop_after,
+    find_valid,
     latest,
     prune,
     read_tensors,
     save,
     verify,
-    whole,
     write_tensors,
 )
 
@@ -120,11 +120,11 @@ def test_a_kill_while_a_checkpoint_is_removed_leaves_no_half_of_it(folder, remov
 
 
 def test_a_step_is_whole_or_it_is_none(folder):
-    assert whole(folder, 3).step == 3
-    assert whole(folder, 4) is None
-    assert whole(folder, None) is None
+    assert find_valid(folder, 3).step == 3
+    assert find_valid(folder, 4) is None
+    assert find_valid(folder, None) is None
     (folder / "step-3" / "state.json").unlink()
-    assert whole(folder, 3) is None
+    assert find_valid(folder, 3) is None
 
 
 class Killed(BaseException):

@@ -50,11 +50,11 @@ def test_a_model_says_whether_it_asks_the_host_for_lengths(name, fields, monkeyp
         model(ids, source=Source(ids, lengths))
     else:
         model(ids, lengths=lengths)
-    assert device.packs(model) == bool(asked)
+    assert device.packs_sequences(model) == bool(asked)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_need_and_have(monkeypatch):
-    monkeypatch.setattr(device, "memory", lambda place: 16_000_000)
+    monkeypatch.setattr(device, "free_memory", lambda place: 16_000_000)
     cpu = torch.device("cpu")
     device.check_memory(1_000_000, TrainConfig(), cpu)  # 4 bytes, 4 copies: it just fits
     for parameters, ema in ((1_000_001, 0.0), (1_000_000, 0.9)):
@@ -65,7 +65,7 @@ def test_a_model_that_does_not_fit_is_refused_with_need_and_have(monkeypatch):
 
 
 def test_a_preset_that_does_not_fit_is_refused_before_the_data_is_read(monkeypatch, tmp_path):
-    monkeypatch.setattr(device, "memory", lambda place: 8_000_000_000)
+    monkeypatch.setattr(device, "free_memory", lambda place: 8_000_000_000)
     over = {"model": {"preset": "gpt2-xl", "dim": 1600, "layers": 48, "heads": 25}}
     with pytest.raises(ConfigError, match=r"need [\d.]+ GB to train .*; cpu has 8\.0 GB") as raised:
         list(begin(config("no-such-file.txt", over), tmp_path / "run"))
@@ -75,7 +75,7 @@ def test_a_preset_that_does_not_fit_is_refused_before_the_data_is_read(monkeypat
 
 
 def test_free_memory_is_a_plausible_number():
-    assert 1e8 < device.memory(torch.device("cpu")) < 1e14
+    assert 1e8 < device.free_memory(torch.device("cpu")) < 1e14
 
 
 def test_auto_takes_what_is_there_and_the_rest_is_refused(monkeypatch):
@@ -83,7 +83,9 @@ def test_auto_takes_what_is_there_and_the_rest_is_refused(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert device.pick_device("auto") == torch.device("cpu")
     for name in ("cuda", "mps"):
-        with pytest.raises(ConfigError, match=f"device={name} is not to be had here"):
+        with pytest.raises(
+            ConfigError, match=f"device={name}: torch finds no {name.upper()} device"
+        ):
             device.pick_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert device.pick_device("auto") == torch.device("cuda")
@@ -124,8 +126,12 @@ def test_compilation_is_the_default_only_on_cuda(asked, place, wanted):
         ("cuda", {"activation_checkpointing": True}, False),
     ],
 )
-def test_steps_are_replayed_where_they_are_compiled_for_cuda(place, over, wanted):
-    assert device.captures(TrainConfig(**over), torch.device(place)) is wanted
+def test_steps_are_captured_where_they_are_compiled_for_cuda(place, over, wanted):
+    place, model = torch.device(place), torch.nn.Linear(1, 1)
+    assert device.captures_graphs(TrainConfig(**over), place, model, ranks=1) is wanted
+    assert not device.captures_graphs(TrainConfig(**over), place, model, ranks=2)
+    model.packs = True
+    assert not device.captures_graphs(TrainConfig(**over), place, model, ranks=1)
 
 
 def test_the_environment_of_a_run_is_told():
@@ -158,7 +164,7 @@ def threads():
 def test_there_are_no_more_threads_than_a_container_may_use_cores(
     limit, wanted, expected, threads, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(device, "GROUP", tmp_path)
+    monkeypatch.setattr(device, "CGROUP", tmp_path)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     if limit is not None:
         (tmp_path / "cpu.max").write_text(f"{limit}\n")
@@ -181,14 +187,16 @@ ILLEGAL = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
 
 def test_bfloat16_that_kills_the_process_is_refused_before_it_does(monkeypatch):
     bfloat16 = RunConfig(name="test", device="cpu", train=TrainConfig(precision="bfloat16"))
-    monkeypatch.setattr(device, "BFLOAT16", "")
+    monkeypatch.setattr(device, "BFLOAT16_TEST", "")
     assert device.ready_device(bfloat16) == torch.device("cpu")
-    monkeypatch.setattr(device, "BFLOAT16", ILLEGAL)
+    monkeypatch.setattr(device, "BFLOAT16_TEST", ILLEGAL)
     with pytest.raises(ConfigError, match=r"bfloat16 does not work on this CPU: .* with -4\nleave"):
         device.ready_device(bfloat16)
     device.ready_device(RunConfig(name="test", device="cpu"))  # nobody asked for it
 
 
 def test_the_trial_of_bfloat16_fails_for_no_reason_but_the_cpu():
-    tried = subprocess.run([sys.executable, "-c", device.BFLOAT16], capture_output=True, text=True)
+    tried = subprocess.run(
+        [sys.executable, "-c", device.BFLOAT16_TEST], capture_output=True, text=True
+    )
     assert tried.returncode <= 0, tried.stderr

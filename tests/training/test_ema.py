@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.training.ema import EMA
+from regard.training.optim import EMA
 
 
 def model():

@@ -66,7 +66,10 @@ ROWS = {
     "an evaluation that is a list": ('{"step": 1, "validation": [1]}\n', None),
     "an evaluation in words": ('{"step": 1, "validation": {"loss": "low"}}\n', None),
     "an evaluation in an evaluation": ('{"step": 1, "validation": {"validation": {}}}\n', None),
-    "a long line": (ROW.replace(" ", " " * 100_000), None),
+    "taps": ('{"step": 1, "taps": {"a.q": {"mean": 0.5, "norm": null}}}\n', 1),
+    "taps without tables": ('{"step": 1, "taps": {"a.q": 0.5}}\n', None),
+    "taps in words": ('{"step": 1, "taps": {"a.q": {"mean": "low"}}}\n', None),
+    "a long line": (ROW.replace(" ", " " * 1_000_000), None),
     "bytes": ("\udcff\n", None),
 }
 
@@ -87,7 +90,7 @@ def test_cutting_back_touches_only_what_grows(folder):
     folder.metrics.write_text(2 * ROW)
     kept = folder.config.read_bytes()
     sizes = {"metrics.jsonl": len(ROW), "samples.txt": 9, "config.json": 0, "../../new": 0}
-    folder.cut_back(sizes)
+    folder.truncate_logs(sizes)
     assert folder.metrics.read_text() == ROW
     assert folder.samples.read_text() == ""
     assert folder.config.read_bytes() == kept
@@ -98,7 +101,7 @@ def test_an_evaluation_without_the_measure_that_counts_is_not_the_best(folder):
     folder.metrics.write_text(
         '{"step": 1, "validation": {}}\n{"step": 2, "validation": {"loss": 2.5}}\n'
     )
-    assert folder.kept_metrics() == {"loss": 2.5}
+    assert folder.best_metrics() == {"loss": 2.5}
 
 
 def test_an_existing_folder_is_not_written_over(folder, tokenizer):
@@ -187,14 +190,14 @@ def test_what_a_kill_left_half_written_is_swept_away(folder):
 
 def test_logs_are_cut_back_and_never_grow(folder):
     folder.append({"step": 1})
-    folder.add_sample(1, "abc")
-    sizes = folder.sizes()
+    folder.append_sample(1, "abc")
+    sizes = folder.log_sizes()
     folder.append({"step": 2})
-    folder.add_sample(2, "def")
-    folder.cut_back(sizes)
+    folder.append_sample(2, "def")
+    folder.truncate_logs(sizes)
     assert folder.rows() == [{"step": 1}]
     assert folder.samples.read_text() == "--- step 1\nabc\n"
-    folder.cut_back({"metrics.jsonl": 10_000})
+    folder.truncate_logs({"metrics.jsonl": 10_000})
     assert folder.rows() == [{"step": 1}]
 
 

@@ -13,7 +13,7 @@ from regard.training.optim import (
     is_hidden,
     load_state_tensors,
     optimizers,
-    orthogonal,
+    orthogonalize,
     state_tensors,
 )
 from regard.training.storage.checkpoint import read_tensors, write_tensors
@@ -27,7 +27,7 @@ SHAPES = [(32, 32), (64, 16), (16, 64), (7, 5), (1, 9)]
 def test_orthogonal_makes_every_singular_value_about_one(shape, scale):
     u, s, vh = torch.linalg.svd(torch.randn(20, *shape), full_matrices=False)
     s = s.clamp_min(0.02 * s.max())  # five steps do not lift what is next to nothing
-    values = torch.linalg.svdvals(orthogonal(scale * (u * s.unsqueeze(-2)) @ vh))
+    values = torch.linalg.svdvals(orthogonalize(scale * (u * s.unsqueeze(-2)) @ vh))
     assert values.min() > 0.6
     assert values.max() < 1.3
 
@@ -36,7 +36,7 @@ def test_orthogonal_makes_every_singular_value_about_one(shape, scale):
 def test_orthogonal_keeps_the_singular_vectors(shape):
     x = torch.randn(3, *shape, dtype=torch.float64)
     u, _, vh = torch.linalg.svd(x, full_matrices=False)
-    inner = u.mT @ orthogonal(x) @ vh.mT  # would be the identity if all values were 1
+    inner = u.mT @ orthogonalize(x) @ vh.mT  # would be the identity if all values were 1
     off = inner - torch.diag_embed(inner.diagonal(dim1=-2, dim2=-1))
     assert off.abs().max() < 1e-9
 
@@ -44,12 +44,12 @@ def test_orthogonal_keeps_the_singular_vectors(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_many_matrices_are_made_orthogonal_as_each_alone(shape):
     many = torch.randn(5, *shape, dtype=torch.float64)
-    alone = torch.cat([orthogonal(each.unsqueeze(0)) for each in many])
-    torch.testing.assert_close(orthogonal(many), alone, rtol=0, atol=1e-12)
+    alone = torch.cat([orthogonalize(each.unsqueeze(0)) for each in many])
+    torch.testing.assert_close(orthogonalize(many), alone, rtol=0, atol=1e-12)
 
 
 def test_nothing_becomes_nothing():
-    assert not orthogonal(torch.zeros(1, 4, 6)).any()
+    assert not orthogonalize(torch.zeros(1, 4, 6)).any()
 
 
 def slow_orthogonal(x):

@@ -146,7 +146,7 @@ def one_of_one():
 def test_an_evaluation_of_parts_may_come_before_the_first_step(half, one_of_one):
     batch, cpu = text_batch(), torch.device("cpu")
     torch.manual_seed(1)
-    strategy = Sharded(Objective(tiny(), Causal()), one_of_one, cpu, batch, half=half)
+    strategy = Sharded(Objective(tiny(), Causal()), one_of_one, cpu, batch, bfloat16=half)
     assert all(p.grad is None for p in strategy.objective.parameters())
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         judged = strategy.with_full_weights(lambda model: Causal().loss(model, batch))
@@ -156,7 +156,7 @@ def test_an_evaluation_of_parts_may_come_before_the_first_step(half, one_of_one)
 def test_in_bfloat16_positions_are_not_rounded(one_of_one):
     batch, cpu = text_batch(), torch.device("cpu")
     objective = Objective(tiny(position="rotary"), Causal())
-    strategy = Sharded(objective, one_of_one, cpu, batch, half=True)
+    strategy = Sharded(objective, one_of_one, cpu, batch, bfloat16=True)
     seen = []
     (block,) = strategy.blocks
     block.attention.register_forward_pre_hook(

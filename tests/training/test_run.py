@@ -242,7 +242,9 @@ def test_changed_data_is_refused_and_the_same_elsewhere_is_not(kind, tmp_path, d
 )
 def test_what_the_weights_depend_on_cannot_change_on_the_way(copied, key, value):
     before = RunFolder(copied).config.read_text()
-    with pytest.raises(ConfigError, match=rf"{key}.* cannot change when a run goes on") as raised:
+    with pytest.raises(
+        ConfigError, match=rf"{key}.* cannot change when a run is resumed"
+    ) as raised:
         go_on(copied, overrides={key: value})
     assert f"train.start={copied}" in str(raised.value)
     assert RunFolder(copied).config.read_text() == before
@@ -471,7 +473,7 @@ def test_counts_beat_chance_by_far(data, tmp_path):
 def test_a_model_that_counts_has_nothing_to_resume(data, tmp_path):
     list(begin(other(data, NGRAM), tmp_path / "run"))
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(ConfigError, match="has counted all of its data"):
+    with pytest.raises(ConfigError, match="is fitted to all of its data"):
         go_on(tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
 
@@ -502,4 +504,5 @@ def test_python_resumes_too(copied):
 
 def test_the_saved_settings_make_the_same_settings_again(whole):
     found = RunFolder(whole / "pairs.tsv").load_config()
-    assert to_table(found) == json.loads((whole / "pairs.tsv" / "config.json").read_text())
+    table = json.loads((whole / "pairs.tsv" / "config.json").read_text())
+    assert {"format": 2, **to_table(found)} == table

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from regard.errors import ConfigError
-from regard.training.schedule import SCHEDULES, schedule
+from regard.training.optim import SCHEDULES, schedule
 
 STEPS, WARMUP = 100, 10
 

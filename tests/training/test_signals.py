@@ -70,10 +70,10 @@ def test_outside_of_the_main_thread_nothing_is_handled():
 @pytest.mark.parametrize("asked", ASKING)
 def test_where_there_is_haste_a_signal_is_noted_and_ends_what_is_done(asked):
     with Interrupts() as interrupts:
-        with pytest.raises(Interrupted), interrupts.hasty():
+        with pytest.raises(Interrupted), interrupts.raising():
             signal.raise_signal(asked)
         assert interrupts.received == asked
-        with pytest.raises(Interrupted), interrupts.hasty():  # as it came before
+        with pytest.raises(Interrupted), interrupts.raising():  # as it came before
             raise AssertionError
         if asked != signal.SIGINT:
             signal.raise_signal(asked)  # no more haste

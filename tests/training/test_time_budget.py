@@ -29,7 +29,7 @@ def seconds(monkeypatch):
         asked.append((candidate.model["dim"], compiled))
         return 0.25 if compiled else 1.0
 
-    monkeypatch.setattr(size, "_seconds", told)
+    monkeypatch.setattr(size, "_seconds_per_step", told)
     return asked
 
 
@@ -69,7 +69,7 @@ def test_a_compiled_step_is_timed_for_the_chosen_size_only(data, seconds):
 
 def test_only_the_steps_are_chosen_where_the_model_is_given(data, seconds):
     given = config(data / "pairs.tsv")
-    chosen = fit_to_minutes(given, 3, model_too=False)
+    chosen = fit_to_minutes(given, 3, choose_model=False)
     assert chosen.train.steps == 162
     assert chosen.model["dim"] == given.model["dim"]
 
@@ -103,7 +103,7 @@ def test_compiling_is_no_part_of_the_time_of_a_step(data, monkeypatch):
     rows = lambda number: TextBatch(ids[:, : number + 1], ids[:, : number + 1])  # noqa: E731
     material = replace(material, batch=rows)
     given = replace(given, model=describe(material.model))
-    found = size._seconds(given, material, torch.device("cpu"), compiled=True)
+    found = size._seconds_per_step(given, material, torch.device("cpu"), compiled=True)
     assert found == pytest.approx(0.001 * given.train.accumulate)
     assert len(compiled) == 1
 
@@ -123,5 +123,5 @@ def test_of_several_ranks_each_has_its_share_of_a_step(accumulate, rows, data, m
         return train(objective, batches, *words, **options)
 
     monkeypatch.setattr(size, "train", watched)
-    size._seconds(given, material, torch.device("cpu"), compiled=False)
-    assert seen == rows * (1 + size.PROBE_STEPS)
+    size._seconds_per_step(given, material, torch.device("cpu"), compiled=False)
+    assert seen == rows * (1 + size.TIMED_STEPS)

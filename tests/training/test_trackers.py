@@ -179,7 +179,9 @@ class Mine:
 def test_who_fails_to_watch_does_not_stop_the_run(data, tmp_path, monkeypatch):
     monkeypatch.setitem(trackers.TRACKERS, "mine", Mine)
     settings = config(data, trackers=[{"kind": "mine", "fails_at": 3}], **EARLY)
-    with pytest.warns(UserWarning, match="mine stopped watching: the dashboard is gone") as warned:
+    with pytest.warns(
+        UserWarning, match="tracker mine was removed after an error: the dash"
+    ) as warned:
         list(run.begin(settings, tmp_path / "run"))
     assert len(warned) == 1
     assert logged(tmp_path / "run")[-1][0] == 12
@@ -188,7 +190,7 @@ def test_who_fails_to_watch_does_not_stop_the_run(data, tmp_path, monkeypatch):
 def test_who_cannot_begin_is_a_mistake_of_the_settings(data, tmp_path, monkeypatch):
     monkeypatch.setitem(trackers.TRACKERS, "mine", lambda: 1 / 0)
     with pytest.raises(
-        ConfigError, match=r"train\.trackers=mine could not begin: division by zero"
+        ConfigError, match=r"train\.trackers=mine could not start: division by zero"
     ):
         list(run.begin(config(data, trackers=["mine"]), tmp_path / "run"))
 

@@ -29,7 +29,7 @@ from regard.nn.position import POSITIONS
 from regard.nn.score import SCORES
 from regard.training.setup.configure import RECIPES, recipes
 from regard.training.storage.run_folder import RunFolder
-from regard.training.tracking.history import kept
+from regard.training.tracking.history import stored_parameters
 
 SIZES = (
     *("dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim", "embed_dim"),
@@ -109,7 +109,7 @@ def info(what: str | Path, *words: str, **overrides: Any) -> ModelInfo:
     name, over = str(what), merge(parse_overrides(words), overrides)
     kind, config, metrics, notes = _find(name, over)
     counted = cost(config)
-    stored = kept(RunFolder(name)) if kind == "run" and not over else 0
+    stored = stored_parameters(RunFolder(name)) if kind == "run" and not over else 0
     return ModelInfo(
         name=name,
         kind=kind,
@@ -189,7 +189,7 @@ def _find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], 
         return "checkpoint", open_checkpoint(Path(what)).config, {}, []
     folder = RunFolder(what)
     run = build(RunConfig, merge(to_table(folder.load_config()), over))
-    metrics = folder.kept_metrics()
+    metrics = folder.best_metrics()
     return "run", resolve(run.model), metrics, [] if metrics else ["not evaluated yet"]
 
 

@@ -7,7 +7,7 @@ from regard.explain.gradient import GradientFlow
 from regard.explain.render.curves import Curve, Panel, draw_curves
 from regard.explain.render.picture import Picture
 from regard.pipelines.by_length import ByLength
-from regard.training.tracking.history import History, thinned
+from regard.training.tracking.history import History, downsample
 
 MAX_POINTS = 120  # of a training curve
 MAX_DOTS = 80  # of a gradient curve
@@ -16,12 +16,16 @@ DERIVED = ("perplexity",)  # follows from the loss
 
 
 def history_curves(names: Sequence[str], histories: Sequence[History]) -> Picture:
-    """A panel per metric: training loss and validation metrics over steps, a curve per run."""
+    """A panel per metric over the steps, a curve per run.
+
+    The metrics are the training loss, those of the validation data and the logged taps.
+    """
     metrics = dict.fromkeys(
-        name for history in histories for name in history.held_out if name not in DERIVED
+        name for history in histories for name in history.validation if name not in DERIVED
     )
     if any(history.losses for history in histories):
         metrics = {"loss": None, **metrics}
+    metrics |= dict.fromkeys(name for history in histories for name in history.taps)
     if not metrics:
         raise ConfigError("nothing to draw: none of these runs has logged a step yet")
     panels = []
@@ -29,8 +33,8 @@ def history_curves(names: Sequence[str], histories: Sequence[History]) -> Pictur
         curves = [
             Curve(
                 run,
-                thinned(history.losses, MAX_POINTS) if metric == "loss" else [],
-                history.held_out.get(metric, []),
+                downsample(history.losses, MAX_POINTS) if metric == "loss" else [],
+                history.validation.get(metric) or history.taps.get(metric, []),
             )
             for run, history in enumerate(histories)
         ]

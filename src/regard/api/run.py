@@ -79,8 +79,8 @@ def load(path: Path | str, device: str = "auto") -> "Run":
     else:
         config = folder.load_config()
         tokenizers = folder.load_tokenizers(config)
-        folder.must_have(tokenizer_fingerprint(tokenizers))
-        model = load_model(resolve(config.model), folder.kept_weights(), str(folder.model))
+        folder.check_tokenizer(tokenizer_fingerprint(tokenizers))
+        model = load_model(resolve(config.model), folder.load_weights(), str(folder.model))
     target = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
     return Run(folder, config, model.to(target).eval(), tokenizers, target)
 
@@ -112,7 +112,7 @@ class Run:
     @property
     def metrics(self) -> dict[str, float]:
         """The validation metrics of the saved model; empty for an external checkpoint."""
-        return {} if is_external_checkpoint(self.folder.path) else self.folder.kept_metrics()
+        return {} if is_external_checkpoint(self.folder.path) else self.folder.best_metrics()
 
     def export(self, out: Path | str, *, family: str | None = None) -> ExportResult:
         """Write the run as a folder that Hugging Face transformers opens."""
@@ -374,7 +374,7 @@ class Run:
         if config.data.path is None and config.data.source is None:
             raise ConfigError("this run was not trained here; name data to judge it by")
         train, held = open_split(config)
-        self.folder.must_be_of(data_fingerprint(train, held))
+        self.folder.check_data(data_fingerprint(train, held))
         return held
 
     def explain(

@@ -185,7 +185,9 @@ def _costs(found: "Sequence[History]") -> list[tuple[str, ...]]:
 
 def _counting(found: "Sequence[History]") -> list[tuple[str, ...]]:
     """What n-grams of the same text get, where any run has counted them."""
-    bits = [None if run.counted is None else run.counted.metrics["bits_per_byte"] for run in found]
+    bits = [
+        None if run.baseline is None else run.baseline.metrics["bits_per_byte"] for run in found
+    ]
     if not any(bits):
         return []
     return [("bits_per_byte", *("-" if each is None else number(each) for each in bits))]
@@ -223,7 +225,7 @@ def _table(name: str, run: "History") -> dict[str, Any]:
         "targets": run.targets,
         "seconds": run.seconds,
         "flops": run.flops,
-        "baseline": None if run.counted is None else asdict(run.counted),
+        "baseline": None if run.baseline is None else asdict(run.baseline),
     }
 
 
@@ -232,11 +234,14 @@ def _table(name: str, run: "History") -> dict[str, Any]:
 
 def _picture(names: Sequence[str], found: "Sequence[History]") -> "Picture":
     from regard.explain.render.curves import Curve, Panel, draw_curves
-    from regard.training.tracking.history import thinned
+    from regard.training.tracking.history import downsample
 
-    measures = dict.fromkeys(name for run in found for name in run.held_out if name not in FOLLOWS)
+    measures = dict.fromkeys(
+        name for run in found for name in run.validation if name not in FOLLOWS
+    )
     if any(run.losses for run in found):
         measures = {"loss": None, **measures}
+    measures |= dict.fromkeys(name for run in found for name in run.taps)
     if not measures:
         raise ConfigError("nothing to draw: none of these runs has logged a step yet")
     panels = []
@@ -244,8 +249,8 @@ def _picture(names: Sequence[str], found: "Sequence[History]") -> "Picture":
         curves = [
             Curve(
                 at,
-                thinned(run.losses, MOST_POINTS) if measure == "loss" else [],
-                run.held_out.get(measure, []),
+                downsample(run.losses, MOST_POINTS) if measure == "loss" else [],
+                run.validation.get(measure) or run.taps.get(measure, []),
             )
             for at, run in enumerate(found)
         ]

@@ -27,6 +27,7 @@ from regard.training.parallel import launch
 from regard.training.setup.device import pick_device
 
 SAMPLE_LINES = 6
+TAP_LINES = 8
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_SECONDS = 10.0  # between two lines of progress
 LABEL = 11  # cells of the names at the left, as in `RunStarted.description`
@@ -86,6 +87,8 @@ class Lines(Silent):
                 done = "" if latest is None else f" of {latest.steps:,}  loss {latest.loss:.3f}"
                 best = "  best so far" if event.best else ""
                 self._say(f"step {event.step:,}{done}  held out: {named}{best}")
+                for line in tap_lines(event):
+                    self._say(f"  {line}")
             case RunFinished():
                 pass
 
@@ -160,6 +163,8 @@ class Picture(Silent):
             parts += [self._bar(self.latest), Text()]
         parts.append(self._numbers())
         if self.evaluated:
+            parts += [Text(line, "dim") for line in tap_lines(self.evaluated[-1])[:TAP_LINES]]
+        if self.evaluated:
             parts += [Text(), *self._sample(self.evaluated[-1])]
         return Group(*parts)
 
@@ -216,6 +221,18 @@ class Picture(Silent):
         shown += [Text()] * (self.tallest - len(shown))
         title = Text(f"what it writes at step {event.step:,}", "dim")
         return [title, *(Text.assemble(("│ ", "cyan"), line) for line in shown)]
+
+
+def tap_lines(event: Evaluated) -> list[str]:
+    """A line for every tap that `train.log` names: its mean, norm and share of zeros."""
+    length = max(map(len, event.taps), default=0)
+    return [
+        f"{name:<{length}}  "
+        + "  ".join(
+            f"{key} {'-' if value is None else number(value)}" for key, value in row.items()
+        )
+        for name, row in event.taps.items()
+    ]
 
 
 def display() -> Silent:

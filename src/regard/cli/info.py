@@ -51,12 +51,12 @@ def info(
         from regard.models.cost import cost
         from regard.models.presets import PUBLISHED
         from regard.training.storage.run_folder import RunFolder
-        from regard.training.tracking.history import kept
+        from regard.training.tracking.history import stored_parameters
 
         over = parse_overrides(words)
         kind, config, metrics, notes = find(what, over)
         counted = cost(config)
-        numbers = kept(RunFolder(what)) if kind == "run" and not over else 0
+        numbers = stored_parameters(RunFolder(what)) if kind == "run" and not over else 0
         published = PUBLISHED.get(what) if kind == "preset" and not over else None
     if as_json:
         table = {**asdict(counted), "parameters": counted.parameters or numbers}
@@ -253,7 +253,7 @@ def find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], l
         return "checkpoint", open_checkpoint(Path(what)).config, {}, []
     folder = RunFolder(what)
     run = build(RunConfig, merge(to_table(folder.load_config()), over))
-    kept = folder.kept_metrics()
+    kept = folder.best_metrics()
     return "run", resolve(run.model), kept, [] if kept else ["not evaluated yet"]
 
 

@@ -13,7 +13,7 @@ from regard.tasks import TASKS
 from regard.training.baseline import read_baseline
 from regard.training.events import BaselineEvaluated, Event, RunFinished
 from regard.training.storage.run_folder import RunFolder
-from regard.training.tracking.history import kept
+from regard.training.tracking.history import stored_parameters
 
 EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
 EXAMPLES |= {"forecast": "--steps 24"}
@@ -46,7 +46,7 @@ def report(ended: RunFinished, *, as_json: bool) -> None:
     config = folder.load_config()
     more = ", since it got no better" if ended.stopped_early else ""
     if is_closed_form(config.model["family"]):
-        more = f", {how_large(0, kept(folder))}"
+        more = f", {how_large(0, stored_parameters(folder))}"
     say(f"\ndone in {clock(ended.seconds)}{more}; held out, the model that was kept:")
     for line in aligned([(name, number(value)) for name, value in ended.metrics.items()], [1]):
         print(f"  {line}", flush=True)

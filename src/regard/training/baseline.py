@@ -1,12 +1,13 @@
-"""What counting gets from the same text: the least that a network has to beat."""
+"""The n-gram baseline: a language model of counts, fitted to the same text before training."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import cast
 
 import torch
 
-from regard.config import build
+from regard.config import RunConfig, build
 from regard.data.batch import TextBatch
 from regard.errors import CheckpointError, ConfigError
 from regard.files.atomic import write_json
@@ -16,43 +17,56 @@ from regard.pipelines.base import TrainingData
 from regard.tasks import Causal
 from regard.text import Tokenizer
 from regard.training.events import BaselineEvaluated
+from regard.training.parallel.ranks import Ranks
 from regard.training.storage.run_folder import RunFolder
 
-ORDER = 6  # with these discounts longer grams are no better on a text of a few million tokens
-MOST_TOKENS = 2_000_000  # counted in a second or two
-Texts = Iterable[TextBatch]
+ORDER = 6  # longer n-grams are not better on a text of a few million tokens
+MAX_TOKENS = 2_000_000  # fitted in a second or two
+TextBatches = Iterable[TextBatch]
 
 
-def count(material: TrainingData, folder: RunFolder, limit: int) -> BaselineEvaluated:
-    """Count n-grams (modified Kneser–Ney) of the text, judge them as the model is, keep that.
+def evaluate_baseline(
+    config: RunConfig, data: TrainingData, folder: RunFolder, ranks: Ranks
+) -> Iterator[BaselineEvaluated]:
+    """Fit and evaluate the n-gram baseline of a run on text, on rank 0; write baseline.json."""
+    if not config.train.baseline or not isinstance(data.task, Causal):
+        return
+    fit = partial(fit_baseline, data, folder, config.train.evaluate_tokens)
+    baseline = ranks.all_or_fail(fit if ranks.is_rank0 else lambda: None)
+    if baseline is not None:
+        yield baseline
 
-    Of a long text the beginning is counted; `limit` held-out targets are judged, as in training.
+
+def fit_baseline(data: TrainingData, folder: RunFolder, limit: int) -> BaselineEvaluated:
+    """Fit an n-gram model (modified Kneser–Ney) to the text, and evaluate it like the model.
+
+    Only the first tokens of a long text are used; `limit` validation targets are scored.
     """
-    task, tokenizer = material.task, material.tokenizers
+    task, tokenizer = data.task, data.tokenizers
     assert isinstance(task, Causal)
     assert isinstance(tokenizer, Tokenizer)
     model = NGram(NGramConfig(vocab_size=tokenizer.size, order=ORDER, smoothing="kneser_ney"))
-    learned = list(_first(cast(Texts, material.all_batches()), MOST_TOKENS))
-    model.fit(learned)
-    judged = cast(Texts, material.validation_batches(limit))
-    scores = torch.cat([model.scores(each.ids, each.targets) for each in judged])
-    tokens = sum(int(task.count(each)) for each in learned)
-    counted = BaselineEvaluated(ORDER, tokens, task.measured(-float(scores.mean())))
-    write_json(folder.baseline, asdict(counted))
-    return counted
+    train_batches = list(_take(cast(TextBatches, data.all_batches()), MAX_TOKENS))
+    model.fit(train_batches)
+    batches = cast(TextBatches, data.validation_batches(limit))
+    scores = torch.cat([model.scores(batch.ids, batch.targets) for batch in batches])
+    tokens = sum(int(task.count(batch)) for batch in train_batches)
+    baseline = BaselineEvaluated(ORDER, tokens, task.measured(-float(scores.mean())))
+    write_json(folder.baseline, asdict(baseline))
+    return baseline
 
 
 def read_baseline(folder: RunFolder) -> BaselineEvaluated | None:
-    """What was counted when a run began; None where nothing was."""
+    """The baseline that was evaluated when the run began, if any."""
     try:
-        counted = build(BaselineEvaluated, read_json(folder.baseline))
+        baseline = build(BaselineEvaluated, read_json(folder.baseline))
     except (CheckpointError, ConfigError):
         return None
-    return counted if isinstance(counted.metrics.get("bits_per_byte"), float) else None
+    return baseline if isinstance(baseline.metrics.get("bits_per_byte"), float) else None
 
 
-def _first(batches: Texts, tokens: int) -> Iterator[TextBatch]:
-    """The first batches, until there are so many tokens."""
+def _take(batches: TextBatches, tokens: int) -> Iterator[TextBatch]:
+    """The first batches, up to this number of tokens."""
     for batch in batches:
         if tokens <= 0:
             return

@@ -1,34 +1,37 @@
-"""What happens in a run, for whoever wants to show it."""
+"""The events that a run yields while it goes on; nothing here imports torch."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from regard.config import RunConfig
 
+TapStatistics = Mapping[str, Mapping[str, float | None]]  # tap → mean, norm, zeros
+
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """The data is ready and the model is made."""
+    """The data is prepared and the model is built."""
 
     folder: Path
     config: RunConfig
     description: list[str]
     parameters: int
-    step: int  # 0, or where a resumed run goes on
+    step: int  # 0, or the checkpoint that a resumed run starts from
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineEvaluated:
-    """Before the first step: how well n-grams of the same text do."""
+    """The n-gram baseline of the same text was fitted and evaluated, before the first step."""
 
     order: int
-    tokens: int  # that were counted
-    metrics: dict[str, float]  # of held-out text
+    tokens: int  # that it was fitted to
+    metrics: dict[str, float]  # of the validation text
 
 
 @dataclass(frozen=True, slots=True)
 class StepLogged:
-    """Some steps were taken."""
+    """Steps were taken and logged."""
 
     step: int
     steps: int
@@ -41,17 +44,18 @@ class StepLogged:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The held-out data was looked at."""
+    """The model was evaluated on the validation data."""
 
     step: int
     metrics: dict[str, float]
     best: bool
     sample: str
+    taps: TapStatistics = field(default_factory=dict)  # of `train.log`
 
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """The run is finished; `metrics` are those of the model that was kept."""
+    """The run is finished; `metrics` are those of the model in `model.safetensors`."""
 
     folder: Path
     step: int

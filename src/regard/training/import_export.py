@@ -34,7 +34,7 @@ from regard.hub.weight_mapping import plan_export
 from regard.models.build import describe, load_model, on_meta, resolve, weights
 from regard.pipelines import tokenizer_fingerprint
 from regard.text import PairTokenizers, Tokenizer
-from regard.training.setup.device import environment, memory
+from regard.training.setup.device import environment, free_memory
 from regard.training.storage.checkpoint import check_tensors
 from regard.training.storage.run_folder import RunFolder
 
@@ -111,7 +111,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
     config = folder.load_config()
     model: Any = resolve(config.model)
     tokenizers = folder.load_tokenizers(config)
-    folder.must_have(tokenizer_fingerprint(tokenizers))
+    folder.check_tokenizer(tokenizer_fingerprint(tokenizers))
     chosen, hf = write_config(model, family)
     transform: TensorTransform | None = None
     if is_interleaved(model):
@@ -126,7 +126,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
     plan = plan_export(prefixed_rules(chosen, exported), shapes)
     assert not plan.missing, plan.missing  # the rules of a family cover all its models
     must_be_new(out, EXISTS_HINT)
-    unchecked = why_not_comparable(model, memory(torch.device("cpu")))
+    unchecked = why_not_comparable(model, free_memory(torch.device("cpu")))
     with atomic_folder(out) as temporary:
         write_external(tensors, plan.mappings, shapes, temporary, transform)
         dtype_name = str(dtype).removeprefix("torch.")
@@ -141,7 +141,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
         if unchecked is None:
 
             def load() -> torch.nn.Module:
-                return load_model(model, folder.kept_weights(), str(folder.model))
+                return load_model(model, folder.load_weights(), str(folder.model))
 
             difference = compare(temporary, model, load)
     return ExportResult(out, chosen.name, hf["architectures"][0], difference, unchecked)

@@ -1,54 +1,76 @@
-"""Metrics of every step, written without making the device wait at every step."""
+"""The log of a run: metrics of every step, skipped steps, and checks for non-finite values.
 
+The training loop leaves weights and optimizer unchanged in a step whose loss or gradient is not
+finite. The host learns of it here, when it writes the log.
+"""
+
+import logging
+import math
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from regard.errors import DivergedError
 from regard.training.events import StepLogged
 from regard.training.loop import Step
-from regard.training.nonfinite import Skips
 from regard.training.storage.run_folder import RunFolder
 
 FLUSH_STEPS, FLUSH_SECONDS = 64, 0.5
+MAX_SKIPPED = 3  # consecutive non-finite steps that end the training
+
+logger = logging.getLogger(__name__)
 
 
 class Log:
-    """Keeps steps as tensors until it is worth waiting for the device, then writes them all."""
+    """Keeps steps as tensors until it is worth waiting for the device, then writes them all.
 
-    def __init__(self, folder: RunFolder, steps: int, skips: Skips) -> None:
-        self.folder, self.steps, self.skips = folder, steps, skips
+    `example_ids` says which examples a micro-batch reads; `accumulate` of them make a step.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        steps: int,
+        example_ids: Callable[[int], list[int]],
+        accumulate: int,
+    ) -> None:
+        self.folder, self.steps = folder, steps
+        self.example_ids, self.accumulate = example_ids, accumulate
         self.pending: list[Step] = []
-        self.at = time.perf_counter()
-        self.speed: float | None = None
-        self.pace: float | None = None  # seconds per step
-        self.smooth: float | None = None
+        self.flushed_at = time.perf_counter()
+        self.targets_per_second: float | None = None
+        self.seconds_per_step: float | None = None
+        self.smoothed_loss: float | None = None
+        self.skipped_in_a_row = 0
 
     def add(self, step: Step) -> None:
-        """Take in a step."""
+        """Add a step without waiting for its values."""
         self.pending.append(step)
 
     @property
     def due(self) -> bool:
-        """Whether it is time to write: by this rank's clock, so ranks must agree on it."""
-        waited = time.perf_counter() - self.at
+        """Whether to write now; it depends on this rank's clock, so ranks must agree on it."""
+        waited = time.perf_counter() - self.flushed_at
         return waited >= FLUSH_SECONDS or len(self.pending) >= FLUSH_STEPS
 
     def flush(self) -> StepLogged | None:
-        """Write all pending steps, and tell of them; too many skipped in a row end the training."""
+        """Write all pending steps; raises `DivergedError` after too many non-finite ones."""
         if not self.pending:
             return None
-        rows = torch.stack(
+        values = torch.stack(
             [
                 torch.stack([s.loss.float(), s.grad_norm.float(), s.targets.float(), s.skipped])
                 for s in self.pending
             ]
         ).tolist()
-        seconds = time.perf_counter() - self.at
-        targets = sum(row[2] for row in rows)
-        self.speed = _mixed(self.speed, targets / seconds)
-        self.pace = _mixed(self.pace, seconds / len(rows))
-        for step, (loss, norm, count, skipped) in zip(self.pending, rows, strict=True):
+        seconds = time.perf_counter() - self.flushed_at
+        targets = sum(row[2] for row in values)
+        self.targets_per_second = _smooth(self.targets_per_second, targets / seconds)
+        self.seconds_per_step = _smooth(self.seconds_per_step, seconds / len(values))
+        for step, (loss, norm, count, skipped) in zip(self.pending, values, strict=True):
             row: dict[str, Any] = {
                 "step": step.number + 1,
                 "loss": loss,
@@ -59,22 +81,69 @@ class Log:
             if skipped:
                 row |= {"loss": None, "grad_norm": None, "skipped": True}
             self.folder.append(row)
-            self.skips.see(step.number, loss, norm, step.lr, skipped=bool(skipped))
-            if not skipped:
-                self.smooth = _mixed(self.smooth, loss)
+            if skipped:
+                self._skip(step, loss, norm)
+            else:
+                self.skipped_in_a_row = 0
+                self.smoothed_loss = _smooth(self.smoothed_loss, loss)
         last = self.pending[-1]
         self.pending = []
-        self.at = time.perf_counter()
+        self.flushed_at = time.perf_counter()
+        logger.info("step %d, loss %.6g", last.number + 1, self.smoothed_loss or math.nan)
         return StepLogged(
             last.number + 1,
             self.steps,
-            float("nan") if self.smooth is None else self.smooth,
+            float("nan") if self.smoothed_loss is None else self.smoothed_loss,
             last.lr,
-            rows[-1][1],
-            self.speed,
-            self.pace * (self.steps - last.number - 1),
+            values[-1][1],
+            self.targets_per_second,
+            self.seconds_per_step * (self.steps - last.number - 1),
+        )
+
+    def _skip(self, step: Step, loss: float, norm: float) -> None:
+        """Record what a skipped step has read; too many in a row end the training."""
+        number = step.number
+        micro_batches = range(number * self.accumulate, (number + 1) * self.accumulate)
+        self.folder.append_skipped(
+            {
+                "step": number + 1,
+                "loss": _json(loss),
+                "grad_norm": _json(norm),
+                "samples": [i for batch in micro_batches for i in self.example_ids(batch)],
+            }
+        )
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= MAX_SKIPPED:
+            raise DivergedError(
+                f"loss or gradient was not finite in {MAX_SKIPPED} steps in a row, up to step "
+                f"{number + 1:,}; these steps did not change the weights\n"
+                f"the examples they read are listed in {self.folder.skipped}\n"
+                f"{_way_out(self.folder)} (now {step.lr:.2g})"
+            )
+
+
+def check_finite(folder: RunFolder, step: int, *groups: Mapping[str, Tensor]) -> None:
+    """Refuse to evaluate or save non-finite weights: the previous checkpoint is worth more."""
+    named = ((name, tensor) for group in groups for name, tensor in group.items())
+    broken = [name for name, tensor in named if not tensor.isfinite().all()]
+    if broken:
+        more = f" and {len(broken) - 1} more are" if len(broken) > 1 else " is"
+        raise DivergedError(
+            f"{broken[0]}{more} not finite at step {step:,}; nothing was saved\n{_way_out(folder)}"
         )
 
 
-def _mixed(old: float | None, new: float) -> float:
-    return new if old is None else 0.7 * old + 0.3 * new
+def _way_out(folder: RunFolder) -> str:
+    return (
+        f"resume from the last checkpoint with a lower learning rate: "
+        f"regard resume {folder.path} train.lr=…"
+    )
+
+
+def _json(value: float) -> float | str:
+    """JSON has no non-finite numbers: they are written as words."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _smooth(average: float | None, value: float) -> float:
+    return value if average is None else 0.7 * average + 0.3 * value

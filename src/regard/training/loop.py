@@ -1,4 +1,4 @@
-"""The training loop: a generator that learns while it is iterated."""
+"""The training loop: a generator that takes one optimizer step per iteration."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,14 +17,14 @@ from regard.training.parallel.strategy import ParallelStrategy, SingleProcess
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What happened in one step, as tensors: nobody waits for the device here."""
+    """The results of one step, as tensors: nothing here waits for the device."""
 
     number: int
     loss: Tensor  # mean over the step's targets
     grad_norm: Tensor
     lr: float
     targets: Tensor
-    skipped: Tensor  # 1.0 where loss or gradient was not finite and the weights were left alone
+    skipped: Tensor  # 1.0 if loss or gradient was not finite and the weights were not changed
 
 
 def train(
@@ -41,31 +41,32 @@ def train(
     strategy: ParallelStrategy | None = None,
     capture: bool = False,
 ) -> Iterator[Step]:
-    """Take one optimizer step per `accumulate` batches; yield what happened, for as long as asked.
+    """Take one optimizer step per `accumulate` micro-batches and yield its results.
 
-    The gradient is that of sum(loss) / sum(targets) over the whole step, so splitting a batch
-    into micro-batches changes nothing but memory. Logging, evaluation, checkpoints and
-    stopping belong to whoever iterates. The optimizers must heed `found_inf`, as ours and
-    torch's fused ones do. Of several ranks, each has its own batches, and sums and norms are
-    over all; their strategy averages gradients, hence the factor. On CUDA, `capture` replays
-    steps from graphs, which frees small models from the time it takes to launch them.
+    Gradient accumulation is exact: the gradient is that of sum(loss) / sum(targets) over the
+    whole step, so splitting a batch into micro-batches only saves memory. Logging, evaluation,
+    checkpoints and stopping are up to the caller. The optimizers must honour `found_inf`, as
+    ours and torch's fused ones do. With several ranks each has its own batches; sums and norms
+    are over all ranks, and their strategy averages gradients, hence the factor `ranks.size`.
+    With `capture`, steps are captured as CUDA graphs and replayed, which saves small models the
+    time to launch kernels.
     """
     strategy = SingleProcess(objective) if strategy is None else strategy
     ranks, device = strategy.ranks, next(objective.parameters()).device
-    parts = [part for optimizer in optimizers for part in optimizer.param_groups]
+    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
 
-    def update(group: Sequence[Batch]) -> tuple[Tensor, ...]:
-        counts = torch.stack([objective.task.count(batch) for batch in group])
-        targets = ranks.sum(counts.sum()).clamp_min(1)
+    def update(micro_batches: Sequence[Batch]) -> tuple[Tensor, ...]:
+        counts = torch.stack([objective.task.count(batch) for batch in micro_batches])
+        targets = strategy.all_reduce_sum(counts.sum()).clamp_min(1)
         total = torch.zeros((), device=device)
-        for place, batch in enumerate(group, 1):
-            with strategy.syncing(place == len(group)):
+        for index, batch in enumerate(micro_batches, 1):
+            with strategy.sync_gradients(index == len(micro_batches)):
                 with autocast():
-                    summed = strategy.loss(batch)
-                (summed * ranks.size / targets).backward()
-            total += summed.detach()
-        total = ranks.sum(total)
-        norm = strategy.clip(clip)
+                    loss = strategy.loss(batch)
+                (loss * ranks.size / targets).backward()
+            total += loss.detach()
+        total = strategy.all_reduce_sum(total)
+        norm = strategy.clip_gradients(clip)
         skipped = (~(torch.isfinite(norm) & torch.isfinite(total))).float()
         for optimizer in optimizers:
             optimizer.found_inf = skipped  # type: ignore[attr-defined]
@@ -73,31 +74,31 @@ def train(
             optimizer.zero_grad(set_to_none=True)
         return total / targets, norm, targets, skipped
 
-    act: Update = update
+    run_update: Update = update
     if capture:
-        act = Captured(update)
-        for part in parts:
-            part["lr"] = torch.tensor(part["lr"], device=device)
+        run_update = Captured(update)
+        for group in param_groups:
+            group["lr"] = torch.tensor(group["lr"], device=device)
     stream = iter(batches)
     number = start
-    while group := list(islice(stream, accumulate)):
-        if not objective.model.training:  # whoever iterates may have evaluated
+    while micro_batches := list(islice(stream, accumulate)):
+        if not objective.model.training:  # the caller may have evaluated
             objective.train()
-        for part in parts:
-            if isinstance(part["lr"], Tensor):
-                part["lr"].fill_(lr(number))
+        for group in param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr(number))
             else:
-                part["lr"] = lr(number)
-        _seed(step_seed(seed, number, ranks.rank), device)  # so dropout is a function of them
-        mean, norm, targets, skipped = act(group)
+                group["lr"] = lr(number)
+        _seed_generators(step_seed(seed, number, ranks.rank), device)  # for dropout
+        mean, norm, targets, skipped = run_update(micro_batches)
         yield Step(number, mean, norm, lr(number), targets, skipped)
         number += 1
 
 
-def _seed(value: int, device: torch.device) -> None:
-    """As `torch.manual_seed`, which takes 0.3 ms, for the devices in use."""
-    torch.default_generator.manual_seed(value)
+def _seed_generators(seed: int, device: torch.device) -> None:
+    """`torch.manual_seed` for the CPU and `device` only: seeding all devices takes 0.3 ms."""
+    torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.manual_seed(value)
+        torch.cuda.manual_seed(seed)
     elif device.type == "mps":
-        torch.mps.manual_seed(value)
+        torch.mps.manual_seed(seed)

@@ -1,6 +1,8 @@
-"""Optimizers: AdamW for everything, or Muon for the matrices between the layers."""
+"""What changes the weights: optimizers (AdamW, Muon), learning-rate schedules, the EMA."""
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -11,37 +13,41 @@ from regard.config import Choice, make
 from regard.errors import ConfigError
 
 Parameters = list[tuple[str, nn.Parameter]]
+Schedule = Callable[[int], float]  # from the step, counted from 0, to a factor of the learning rate
 
 
-class Parts(Protocol):
-    """Matrices of which this process has some rows, and others the rest."""
+class ShardedMatrices(Protocol):
+    """Matrices whose rows are sharded over the ranks."""
 
-    def shape(self, param: nn.Parameter) -> torch.Size:
-        """The shape of the whole."""
+    def full_shape(self, param: nn.Parameter) -> torch.Size:
+        """The shape of the unsharded matrix."""
 
-    def gather(
-        self, rows: Float[Tensor, "many own columns"], shape: torch.Size
-    ) -> Float[Tensor, "many rows columns"]:
-        """All rows of matrices of one shape."""
+    def all_gather(
+        self, rows: Float[Tensor, "matrices local_rows columns"], shape: torch.Size
+    ) -> Float[Tensor, "matrices rows columns"]:
+        """All rows of several matrices of one shape."""
 
-    def own(self, whole: Float[Tensor, "many rows columns"]) -> Float[Tensor, "many own columns"]:
-        """This process's rows of them."""
+    def local_rows(
+        self, full: Float[Tensor, "matrices rows columns"]
+    ) -> Float[Tensor, "matrices local_rows columns"]:
+        """The rows of this rank."""
 
 
 class Muon(torch.optim.Optimizer):
-    r"""Momentum whose update is made orthogonal (Jordan et al. 2024).
+    r"""Momentum whose update is orthogonalized (Jordan et al. 2024).
 
         M <- m M + (1 - m) G,    U = (1 - m) G + m M,    W <- (1 - lr decay) W - lr s orth(U)
 
     orth replaces the singular values by about 1, by five Newton–Schulz steps; s = 0.2 sqrt(max
-    side), so that an update is as large as AdamW's and both share one lr (Liu et al. 2025).
-    With `found_inf` set on the optimizer the step is skipped on the device, as torch's fused
-    AdamW does: nobody has to wait to learn whether the gradient was finite. Where a rank has
-    only rows of each matrix, `parts` puts U together, and every rank makes all of it orthogonal.
+    side), so that an update is as large as AdamW's and both share one learning rate (Liu et al.
+    2025). With `found_inf` set on the optimizer the step is skipped on the device, as torch's
+    fused AdamW does: no host synchronisation is needed to learn whether the gradient was finite.
+    Where a rank has only some rows of each matrix, `shards` gathers U, and every rank
+    orthogonalizes all of it.
     """
 
     found_inf: Tensor | None = None
-    parts: Parts | None = None
+    shards: ShardedMatrices | None = None
 
     def __init__(
         self,
@@ -54,17 +60,17 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every matrix; those of one shape are made orthogonal together."""
+        """Update every matrix; those of one shape are orthogonalized in one batch."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = {}
             for param in group["params"]:
                 if param.grad is not None:
-                    shape = param.shape if self.parts is None else self.parts.shape(param)
+                    shape = param.shape if self.shards is None else self.shards.full_shape(param)
                     by_shape.setdefault(shape, []).append(param)
             for shape, params in by_shape.items():
-                self._step_alike(params, shape, group)
+                self._step_one_shape(params, shape, group)
 
-    def _step_alike(
+    def _step_one_shape(
         self, params: list[nn.Parameter], shape: torch.Size, group: dict[str, Any]
     ) -> None:
         states = [self.state[param] for param in params]
@@ -73,7 +79,7 @@ class Muon(torch.optim.Optimizer):
                 state["momentum"] = torch.zeros_like(param)
         grads = [param.grad for param in params if param.grad is not None]
         keep = 1.0 if self.found_inf is None else 1.0 - self.found_inf
-        if self.found_inf is not None:  # NaN times 0 is NaN: choose, do not multiply
+        if self.found_inf is not None:  # where, since NaN times 0 is NaN
             grads = [torch.where(self.found_inf > 0, 0.0, grad) for grad in grads]
         rest = (1 - group["momentum"]) * keep
         momenta = [state["momentum"] for state in states]
@@ -82,17 +88,17 @@ class Muon(torch.optim.Optimizer):
         update = torch.stack(
             [g.lerp(m, group["momentum"]) for g, m in zip(grads, momenta, strict=True)]
         )
-        if self.parts is None:
-            update = orthogonal(update)
+        if self.shards is None:
+            update = orthogonalize(update)
         else:
-            update = self.parts.own(orthogonal(self.parts.gather(update, shape)))
+            update = self.shards.local_rows(orthogonalize(self.shards.all_gather(update, shape)))
         update = update * (0.2 * max(shape) ** 0.5 * group["lr"] * keep)
         decay = 1 - group["lr"] * group["weight_decay"] * keep
         for param, change in zip(params, update, strict=True):
             param.mul_(decay).sub_(change)
 
 
-def orthogonal(x: Float[Tensor, "many rows columns"], steps: int = 5) -> Tensor:
+def orthogonalize(x: Float[Tensor, "matrices rows columns"], steps: int = 5) -> Tensor:
     r"""The nearest matrices with singular values near 1, by Newton–Schulz: X <- aX + (bA + cA²)X.
 
     A = X Xᵀ; a, b, c are those of Jordan et al. 2024, tuned for speed rather than exactness:
@@ -117,7 +123,7 @@ def adamw(
     beta2: float = 0.99,
     decay: float = 0.1,
 ) -> list[torch.optim.Optimizer]:
-    """AdamW (Loshchilov & Hutter 2019), fused; vectors are not decayed."""
+    """AdamW (Loshchilov & Hutter 2019), fused; no weight decay for biases and norm gains."""
     matrices = [p for _, p in parameters if p.dim() >= 2]
     vectors = [p for _, p in parameters if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -127,7 +133,7 @@ def adamw(
             lr=lr,
             betas=(beta1, beta2),
             fused=True,
-            capturable=parameters[0][1].is_cuda,  # in a graph
+            capturable=parameters[0][1].is_cuda,  # in a CUDA graph
         )
     ]
 
@@ -140,7 +146,7 @@ def muon(
     beta2: float = 0.99,
     decay: float = 0.1,
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for tables, head, norms and biases."""
+    """Muon for the matrices inside the blocks, AdamW for embeddings, head, norms and biases."""
     hidden = [p for n, p in parameters if p.dim() == 2 and is_hidden(n)]
     others = [(n, p) for n, p in parameters if not (p.dim() == 2 and is_hidden(n))]
     return [
@@ -150,7 +156,7 @@ def muon(
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a parameter is a matrix between two hidden layers, by its name."""
+    """Whether the name of a parameter is that of a matrix between two hidden layers."""
     inside = ".blocks." in name or name.startswith("layers.")
     return inside and name.endswith(".weight") and "relative" not in name
 
@@ -159,20 +165,20 @@ OPTIMIZERS: dict[str, Callable[..., list[torch.optim.Optimizer]]] = {"adamw": ad
 
 
 def optimizers(choice: Choice, model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """The optimizers of this name for all that learns in a model."""
+    """Build the optimizers of this name for the trainable parameters of a model."""
     parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     try:
         return make(choice, OPTIMIZERS, "optimizer", parameters=parameters, lr=lr)
     except ConfigError:
         raise
-    except ValueError as error:  # torch's own checks of betas and decay
+    except ValueError as error:  # torch checks betas and decay
         raise ConfigError(f"train.optimizer: {error}") from None
 
 
 def state_tensors(
     model: nn.Module, all_optimizers: list[torch.optim.Optimizer]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Everything the optimizers remember, as named tensors."""
+    """The state of the optimizers as named tensors: PARAMETER/KEY."""
     names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
     for optimizer in all_optimizers:
         for param, state in optimizer.state.items():
@@ -183,7 +189,7 @@ def state_tensors(
 def load_state_tensors(
     model: nn.Module, all_optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]
 ) -> None:
-    """Give the optimizers back what `state_tensors` saved."""
+    """Restore the state that `state_tensors` saved."""
     names = {param: name for name, param in model.named_parameters()}
     saved: dict[str, dict[str, Tensor]] = {}
     for full, value in tensors.items():
@@ -195,3 +201,109 @@ def load_state_tensors(
                 for key, value in saved.get(names[param], {}).items():
                     device = "cpu" if value.dim() == 0 and not group.get("fused") else param.device
                     optimizer.state[param][key] = value.to(device)
+
+
+def _after_warmup(warmup: int, then: Schedule) -> Schedule:
+    """Linear warm-up, then `then`."""
+    if warmup < 0:
+        raise ConfigError(f"schedule: warmup={warmup} must be at least 0")
+    return lambda step: (step + 1) / warmup if step < warmup else then(step)
+
+
+def constant(steps: int, warmup: int = 0) -> Schedule:
+    """1, after a linear warm-up: (s + 1) / warmup at step s, counted from 0."""
+    return _after_warmup(warmup, lambda step: 1.0)
+
+
+def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
+    """Linear decay from 1 after warm-up to `floor` at the end: 1 - (1 - floor) u.
+
+    u = (s - warmup) / (steps - warmup), at step s counted from 0.
+    """
+    span = max(steps - warmup, 1)
+    return _after_warmup(warmup, lambda step: 1 - (1 - floor) * min((step - warmup) / span, 1))
+
+
+def cosine(steps: int, warmup: int = 0, floor: float = 0.1) -> Schedule:
+    """Cosine decay from 1 to `floor`: floor + (1 - floor) (1 + cos(pi u)) / 2, u as in `linear`.
+
+    Loshchilov & Hutter 2017, without their restarts.
+    """
+    span = max(steps - warmup, 1)
+
+    def decay(step: int) -> float:
+        u = min((step - warmup) / span, 1)
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * u))
+
+    return _after_warmup(warmup, decay)
+
+
+def inverse_sqrt(steps: int, warmup: int = 4000) -> Schedule:
+    """min(t / warmup, sqrt(warmup / t)), t = s + 1: Vaswani et al. 2017, its peak scaled to 1."""
+    peak = max(warmup, 1)
+    return lambda step: min((step + 1) / peak, math.sqrt(peak / (step + 1)))
+
+
+def stable_decay(steps: int, warmup: int = 0, decay: float = 0.2, floor: float = 0.0) -> Schedule:
+    """Warm-up, constant, then linear decay over the last `decay` of the steps (Hu et al. 2024)."""
+    first = steps - int(decay * steps)
+    span = max(steps - first, 1)
+    return _after_warmup(warmup, lambda step: 1 - (1 - floor) * min(max(step - first, 0) / span, 1))
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "constant": constant,
+    "linear": linear,
+    "cosine": cosine,
+    "inverse_sqrt": inverse_sqrt,
+    "stable_decay": stable_decay,
+}
+
+
+def schedule(choice: Choice, steps: int) -> Schedule:
+    """Build the learning-rate schedule of this name for a run of `steps` steps."""
+    return make(choice, SCHEDULES, "schedule", steps=steps)
+
+
+class EMA:
+    r"""An exponential moving average (EMA) of the weights, often better than the weights.
+
+        a <- d a + (1 - d) w  after every step,      d = min(decay, (1 + n) / (10 + n)) at step n
+
+    The ramp of d lets a short run forget its first steps (as in Szegedy et al. 2016's released
+    code). With decay 0 there is no EMA: `tensors` is empty and `applied` changes nothing.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.names = [name for name, _ in model.named_parameters()]
+        self.weights: list[Tensor] = [param.data for param in model.parameters()]
+        self.means = [weight.clone() for weight in self.weights] if decay else []
+
+    def update(self, step: int) -> None:
+        """Average in the weights after `step`."""
+        if self.decay:
+            decay = min(self.decay, (1 + step) / (10 + step))
+            torch._foreach_lerp_(self.means, self.weights, 1 - decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, the model has the averaged weights."""
+        if not self.decay:
+            yield
+            return
+        trained = [weight.clone() for weight in self.weights]
+        torch._foreach_copy_(self.weights, self.means)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(self.weights, trained)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The averages by parameter name; empty with decay 0."""
+        return dict(zip(self.names, self.means, strict=True)) if self.decay else {}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore saved averages; a parameter without one restarts from its weight."""
+        for name, mean, weight in zip(self.names, self.means, self.weights, strict=False):
+            mean.copy_(tensors.get(name, weight))

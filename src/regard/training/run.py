@@ -1,72 +1,50 @@
-"""A run from beginning to end: everything is wired here, once, in plain sight.
+"""Train a run from beginning to end.
 
-`begin` and `resume` are generators of events; whoever iterates shows them. Nothing is printed.
+`begin` and `resume` are generators of events; the caller displays them. Nothing is printed.
 """
 
-import logging
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from signal import Signals
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from regard.config import RunConfig, TrainConfig, merge, to_table
-from regard.config import build as build_config
-from regard.data.batch import Batch, pin_memory
+from regard.config import RunConfig, build, merge, to_table
 from regard.data.loader import prefetch
-from regard.errors import ConfigError, Stopped
-from regard.files.disk_space import check_room
-from regard.models.build import (
-    build_model,
-    count_parameters,
-    describe,
-    on_meta,
-    weights,
-)
-from regard.pipelines import (
-    evaluate,
-    prepare_training,
-    smallest_model,
-    tokenizer_fingerprint,
-)
+from regard.models.build import build_model, count_parameters, describe, is_closed_form, weights
+from regard.pipelines import evaluate, prepare_training, tokenizer_fingerprint
 from regard.pipelines.base import Progress, TrainingData
-from regard.tasks import Causal, Objective
-from regard.training.baseline import count
-from regard.training.ema import EMA
+from regard.training.baseline import evaluate_baseline
 from regard.training.events import Evaluated, Event, RunFinished, RunStarted
 from regard.training.log import Log
-from regard.training.loop import train
-from regard.training.nonfinite import Skips
-from regard.training.optim import optimizers
+from regard.training.loop import Step, train
+from regard.training.optim import EMA, optimizers, schedule
 from regard.training.parallel import launch
-from regard.training.parallel.ranks import LaunchPlan, Ranks, give, joined, receive
-from regard.training.parallel.strategy import make_strategy, should_shard
-from regard.training.schedule import schedule
-from regard.training.setup.device import (
-    autocast,
-    captures,
-    check_memory,
-    checkpoint_activations,
-    compiles,
-    environment,
-    packs,
-    ready_device,
+from regard.training.parallel.ranks import (
+    LaunchPlan,
+    Ranks,
+    process_group,
+    receive_plan,
+    send_plan,
 )
-from regard.training.setup.resume_checks import must_be_as_saved, must_have_more, must_stay
-from regard.training.setup.setting_checks import check_settings
+from regard.training.parallel.strategy import make_strategy, should_shard
+from regard.training.setup.device import autocast, captures_graphs, environment, ready_device
+from regard.training.setup.resume_checks import check_fixed_settings, check_resumable, is_finished
+from regard.training.setup.setting_checks import (
+    check_before_data,
+    check_disk,
+    check_model,
+    intervals,
+)
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
-from regard.training.storage.run_folder import ReadOnly, RunFolder
-from regard.training.tracking.trackers import check_trackers, watching
-from regard.training.train_state import TrainState, start_from
-
-logger = logging.getLogger(__name__)
+from regard.training.storage.run_folder import ReadOnlyFolder, RunFolder
+from regard.training.tracking.trackers import tracked
+from regard.training.train_state import TrainState, load_initial_weights
 
 
 def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> Iterator[Event]:
@@ -75,39 +53,26 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
         yield from run_worker()
         return
     folder = RunFolder(path)
-    if launch.attempt() and folder.is_of(launch.launch()):
+    if launch.attempt() and folder.belongs_to(launch.launch()):
         yield from resume(path, progress=progress)
         return
     folder.must_be_new()
-    check_trackers(config.train.trackers)
+    device = check_before_data(config)
     tokenizers = None
     if config.train.start is not None:
         start = RunFolder(config.train.start)
         tokenizers = start.load_tokenizers(start.load_config())
-    device = ready_device(config)
-    if "preset" in config.model:  # refuse the impossible before the data is read
-        check_memory(count_parameters(smallest_model(config)), config.train, device)
-    check_settings(config)
-    material = prepare_training(config, tokenizers, progress)
-    config = replace(config, model=describe(material.model), task=material.task_choice)
-    parameters = count_parameters(material.model)
-    check_memory(parameters, config.train, device)
-    _check_room(path, config, parameters)
-    if config.train.activation_checkpointing:
-        checkpoint_activations(
-            on_meta(material.model)
-        )  # what cannot be done leaves no folder behind
-    if config.train.start is not None:
-        # weights that do not fit leave no folder behind
-        start_from(config, on_meta(material.model))
+    data = prepare_training(config, tokenizers, progress)
+    config = replace(config, model=describe(data.model), task=data.task_choice)
+    check_model(config, data.model, device, path)
     facts = environment(device) | {
-        "data": material.fingerprint,
-        "tokenizer": tokenizer_fingerprint(material.tokenizers),
+        "data": data.fingerprint,
+        "tokenizer": tokenizer_fingerprint(data.tokenizers),
         "launch": launch.launch(),
     }
-    folder.create(config, facts, material.tokenizers)
+    folder.create(config, facts, data.tokenizers)
     with folder.locked():
-        yield from _lead(config, material, folder, device, None)
+        yield from _run_rank0(config, data, folder, device, None)
 
 
 def resume(
@@ -117,225 +82,174 @@ def resume(
     step: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Event]:
-    """Go on with a run from its newest checkpoint (or that of `step`), bit for bit."""
+    """Continue a run from its newest checkpoint (or that of `step`), bit for bit."""
     if launch.rank():
         yield from run_worker()
         return
     folder = RunFolder(path)
     before = folder.load_config()
-    if before.data.path is None and before.data.source is None:
-        raise ConfigError(
-            f"{path} was not trained here, so there is nothing to go on with;\n"
-            f"train it on your own data: regard train DATA train.start={path}"
-        )
-    config = build_config(RunConfig, merge(to_table(before), overrides or {}))
-    must_stay(before, config, path)
+    config = build(RunConfig, merge(to_table(before), overrides or {}))
+    check_fixed_settings(before, config, path)
     with folder.locked():
-        if launch.attempt() and folder.is_of(launch.launch()):
-            step = None  # an earlier attempt has gone on from there
-        newest = checkpoint.latest(folder.checkpoints, step)
-        try:
-            must_have_more(folder, config, newest)
-        except ConfigError:
-            if not launch.attempt():
-                raise
-            give(None)  # a rank died after the end
-            yield RunFinished(path, config.train.steps, folder.kept_metrics(), 0.0)
+        if launch.attempt() and folder.belongs_to(launch.launch()):
+            step = None  # an earlier attempt has continued from there
+        saved = checkpoint.latest(folder.checkpoints, step)
+        if launch.attempt() and is_finished(folder, config, saved):
+            send_plan(None)  # a rank was lost after the last step
+            yield RunFinished(path, config.train.steps, folder.best_metrics(), 0.0)
             return
-        if newest is not None:
-            must_be_as_saved(folder, config, newest)
-        check_settings(config)
-        material = prepare_training(config, folder.load_tokenizers(config), progress)
-        folder.must_have(tokenizer_fingerprint(material.tokenizers))
-        folder.must_be_of(material.fingerprint)
-        _check_room(path, config, count_parameters(material.model))
-        yield from _lead(config, material, folder, ready_device(config), newest)
+        check_resumable(folder, config, saved)
+        device = check_before_data(config)
+        data = prepare_training(config, folder.load_tokenizers(config), progress)
+        folder.check_tokenizer(tokenizer_fingerprint(data.tokenizers))
+        folder.check_data(data.fingerprint)
+        check_disk(path, config, count_parameters(data.model))
+        yield from _run_rank0(config, data, folder, device, saved)
 
 
-def _lead(
+def _run_rank0(
     config: RunConfig,
-    material: TrainingData,
+    data: TrainingData,
     folder: RunFolder,
     device: torch.device,
-    newest: checkpoint.Checkpoint | None,
+    saved: checkpoint.Checkpoint | None,
 ) -> Iterator[Event]:
-    """Train alone, or as rank 0 of several, which are told what to do."""
-    order = LaunchPlan(
+    """Train in one process, or as rank 0, which sends the other ranks the launch plan."""
+    plan = LaunchPlan(
         folder=str(folder.path),
         config=to_table(config),
-        step=None if newest is None else newest.step,
-        shard=should_shard(count_parameters(material.model), config.train, device),
+        step=None if saved is None else saved.step,
+        shard=should_shard(count_parameters(data.model), config.train, device),
         device=device.type,
         timeout=config.train.timeout,
     )
-    with watching(folder, config, order.step or 0), joined(order, give(order)) as ranks:
-        ranks.all_or_fail(lambda: None)  # the others make their material ready
-        yield from _run(config, material, folder, device, newest, ranks, shard=order.shard)
+    with tracked(folder, config, plan.step or 0), process_group(plan, send_plan(plan)) as ranks:
+        ranks.all_or_fail(lambda: None)  # wait until the other ranks have prepared the data
+        yield from _train(config, data, folder, device, saved, ranks, shard=plan.shard)
 
 
 def run_worker() -> Iterator[Event]:
-    """Train as another rank than 0: do what that one says, when it has prepared the data."""
-    order, store = receive()
-    if order is None:
+    """Train as rank > 0: wait for rank 0's launch plan, prepare the same data, join the run."""
+    plan, store = receive_plan()
+    if plan is None:
         return
-    config, folder = build_config(RunConfig, order.config), ReadOnly(order.folder)
-    with joined(order, store) as ranks:
-        device, material = ranks.all_or_fail(
-            lambda: (
-                ready_device(config),
-                prepare_training(config, folder.load_tokenizers(config)),
-            )
-        )
-        newest = None
-        if order.step is not None:
-            newest = checkpoint.of_step(folder.checkpoints, order.step)
-        yield from _run(config, material, folder, device, newest, ranks, shard=order.shard)
+    config, folder = build(RunConfig, plan.config), ReadOnlyFolder(plan.folder)
+
+    def prepare() -> tuple[torch.device, TrainingData]:
+        return ready_device(config), prepare_training(config, folder.load_tokenizers(config))
+
+    with process_group(plan, store) as ranks:
+        device, data = ranks.all_or_fail(prepare)
+        saved = None if plan.step is None else checkpoint.of_step(folder.checkpoints, plan.step)
+        yield from _train(config, data, folder, device, saved, ranks, shard=plan.shard)
 
 
-def _rhythm(settings: TrainConfig) -> tuple[int, int]:
-    """After how many steps each to evaluate and to save."""
-    every = settings.evaluate_every or -(-settings.steps // 10)
-    return every, settings.save_every or every
-
-
-def _check_room(path: Path, config: RunConfig, parameters: int) -> None:
-    """Refuse a run that would fill the disk: with the newest checkpoints, the best and the next."""
-    settings = config.train
-    saves = -(-settings.steps // _rhythm(settings)[1])
-    checkpoints = min(settings.keep + 2, saves)
-    check_room(path, parameters, checkpoints=checkpoints, averaged=settings.ema > 0)
-
-
-def _run(
+def _train(
     config: RunConfig,
-    material: TrainingData,
+    data: TrainingData,
     folder: RunFolder,
     device: torch.device,
-    newest: checkpoint.Checkpoint | None,
+    saved: checkpoint.Checkpoint | None,
     ranks: Ranks,
     *,
     shard: bool,
 ) -> Iterator[Event]:
-    settings = config.train
+    """Build the model and train it step by step; log, evaluate, save and stop on the way."""
+    settings, start = config.train, 0 if saved is None else saved.step
     torch.manual_seed(settings.seed)
-    model = build_model(material.model)
-    device = torch.device("cpu") if hasattr(model, "fit") else device  # counting is in float64
+    model = build_model(data.model)
     parameters = sum(p.numel() for p in model.parameters())
-    start = 0 if newest is None else newest.step
-    yield RunStarted(folder.path, config, material.description, parameters, start)
-    if settings.start is not None and newest is None:
-        ranks.all_or_fail(partial(start_from, config, model))
-    if hasattr(model, "count_words") and newest is None:
-        ranks.all_or_fail(lambda: cast(Any, model).count_words(material.all_batches()))
-    if hasattr(model, "fit"):
-        if ranks.is_rank0:
-            yield from _fit(model, material, folder, device)
+    yield RunStarted(folder.path, config, data.description, parameters, start)
+    if saved is None:
+        ranks.all_or_fail(partial(_initialize, model, config, data))
+    if is_closed_form(config.model["family"]):
+        yield from _fit(model, data, folder) if ranks.is_rank0 else ()
         return
 
-    if settings.activation_checkpointing:
-        checkpoint_activations(model)
-    objective = Objective(model, material.task)
-    cast_up = autocast(settings, device)
-    strategy = make_strategy(
-        objective, ranks, device, material.batch, shard=shard, half=cast_up is not nullcontext
-    )
+    strategy = make_strategy(model, data, settings, ranks, device, shard=shard)
     all_optimizers = optimizers(settings.optimizer, strategy.local_model, settings.lr)
     strategy.attach(all_optimizers)
-    state = TrainState(
-        config=config,
-        material=material,
-        folder=folder,
-        device=device,
-        strategy=strategy,
-        optimizers=all_optimizers,
-        ema=EMA(strategy.local_model, settings.ema),
-        autocast=cast_up,
-    )
-    if newest is None:
-        ranks.on_rank0(partial(folder.cut_back, dict.fromkeys(folder.sizes(), 0)))
-    else:
-        state.restore(newest)
-    ranks.on_rank0(partial(folder.save_config, config))  # only now is it known to fit
+    ema = EMA(strategy.local_model, settings.ema)
+    state = TrainState(config, data, folder, device, strategy, all_optimizers, ema)
+    state.restore(saved)
+    if saved is None:
+        yield from evaluate_baseline(config, data, folder, ranks)
 
-    if settings.baseline and newest is None and isinstance(material.task, Causal):
-        counting = partial(count, material, folder, settings.evaluate_tokens)
-        counted = ranks.all_or_fail(counting if ranks.is_rank0 else lambda: None)
-        if counted is not None:
-            yield counted
+    log = Log(folder, settings.steps, data.example_ids, settings.accumulate)
+    evaluate_every, save_every = intervals(settings)
+    started, done = time.perf_counter(), start
+    with Interrupts() as interrupts:
+        if state.evaluation_pending:
+            yield from state.evaluate(start)
+        for step in () if state.stopped_early else _steps(state, start):
+            done = step.number + 1
+            last = done == settings.steps
+            evaluating = last or done % evaluate_every == 0
+            ema.update(step.number)
+            log.add(step)
+            signal, flushing = strategy.all_reduce_max(
+                interrupts.received or 0, evaluating or log.due
+            )
+            if flushing and (event := ranks.all_or_fail(log.flush)) is not None:
+                yield event
+            if evaluating:
+                # with shards all ranks evaluate, and must all finish
+                finish = last or strategy.is_sharded
+                yield from state.evaluate(done, None if finish else interrupts)
+                (signal,) = strategy.all_reduce_max(interrupts.received or 0)
+            stopping = evaluating and state.stopped_early
+            if last or done % save_every == 0 or stopping or signal:
+                ranks.all_or_fail(log.flush)
+                state.save(done)
+            if signal and not last:
+                raise interrupts.stopped(signal, done, settings.steps, folder.path)
+            if stopping:
+                break
+    seconds = time.perf_counter() - started
+    yield RunFinished(folder.path, done, state.best.metrics, seconds, state.stopped_early)
 
-    factor = schedule(settings.schedule, settings.steps)
-    if compiles(settings, device):
-        strategy.compile()
-    every, save_every = _rhythm(settings)
-    own_batch, accumulate = ranks.split_batches(material.batch, settings.accumulate)
 
-    def batch_of(number: int) -> Batch:
-        return pin_memory(own_batch(number)) if device.type == "cuda" else own_batch(number)
-
+def _steps(state: TrainState, start: int) -> Iterator[Step]:
+    """The training steps `start` … `train.steps - 1` of this rank; batches are prefetched."""
+    settings, data, device, strategy = state.config.train, state.data, state.device, state.strategy
+    ranks, factor = strategy.ranks, schedule(settings.schedule, settings.steps)
+    accumulate = ranks.local_accumulate(settings.accumulate)
+    pin = device.type == "cuda"
+    batch_of = partial(ranks.local_batch, data.batch, settings.accumulate, pin=pin)
     batches = prefetch(batch_of, start * accumulate, settings.steps * accumulate)
-    steps = train(
-        objective,
+    model = strategy.objective.model
+    return train(
+        strategy.objective,
         (batch.to(device) for batch in batches),
-        all_optimizers,
-        lambda number: settings.lr * factor(number),
+        state.optimizers,
+        lambda step: settings.lr * factor(step),
         accumulate=accumulate,
         clip=settings.clip,
         seed=settings.seed,
         start=start,
-        autocast=cast_up,
+        autocast=autocast(settings, device),
         strategy=strategy,
-        capture=captures(settings, device) and ranks.size == 1 and not packs(model),
-    )
-    log = Log(folder, settings.steps, Skips(folder, material.example_ids, settings.accumulate))
-    began = time.perf_counter()
-    done = start
-    with Interrupts() as interrupts:
-        if state.evaluation_pending:
-            yield from state.evaluate(start)
-        for step in () if state.stopped_early else steps:
-            done = step.number + 1
-            state.ema.update(step.number)
-            last = done == settings.steps
-            judging = last or done % every == 0
-            log.add(step)
-            stopping, due = ranks.all_reduce_max(interrupts.received or 0, judging or log.due)
-            event = ranks.all_or_fail(log.flush) if due else None
-            if event is not None:
-                logger.info("step %d, loss %.6g", event.step, event.loss)
-                yield event
-            if judging:
-                # of shards, all ranks evaluate, and must do it to the end
-                patient = last or strategy.sharded
-                yield from state.evaluate(done, None if patient else interrupts)
-                (stopping,) = ranks.all_reduce_max(interrupts.received or 0)
-            if last or done % save_every == 0 or state.stopped_early or stopping:
-                ranks.all_or_fail(log.flush)
-                state.save(done)
-            if stopping and not last:
-                interrupts.received = Signals(stopping)  # whichever rank it was sent to
-                raise Stopped(
-                    f"stopped by {interrupts.received.name} at step {done:,} of "
-                    f"{settings.steps:,}, and saved;\ngo on with: regard resume {folder.path}",
-                    interrupts.exit_code,
-                )
-            if state.stopped_early:
-                break
-    yield RunFinished(
-        folder.path, done, state.best.metrics, time.perf_counter() - began, state.stopped_early
+        capture=captures_graphs(settings, device, model, ranks=ranks.size),
     )
 
 
-def _fit(
-    model: nn.Module, material: TrainingData, folder: RunFolder, device: torch.device
-) -> Iterator[Event]:
-    """Models that count need no steps: look at everything once, judge, save."""
-    began = time.perf_counter()
-    folder.cut_back(dict.fromkeys(folder.sizes(), 0))
-    cast(Any, model).fit(material.all_batches())
-    metrics = evaluate.losses(material, model, device)
-    sample = evaluate.sample(material, model, 1)
+def _initialize(model: nn.Module, config: RunConfig, data: TrainingData) -> None:
+    """Start from the weights of `train.start`, and count words for models that need them."""
+    if config.train.start is not None:
+        load_initial_weights(config, model)
+    if hasattr(model, "count_words"):
+        cast(Any, model).count_words(data.all_batches())
+
+
+def _fit(model: nn.Module, data: TrainingData, folder: RunFolder) -> Iterator[Event]:
+    """Fit a closed-form model, such as an n-gram model, to all data at once, on the CPU."""
+    started = time.perf_counter()
+    folder.truncate_logs(dict.fromkeys(folder.log_sizes(), 0))
+    cast(Any, model).fit(data.all_batches())
+    metrics = evaluate.losses(data, model, torch.device("cpu"))
+    sample = evaluate.sample(data, model, 1)
     folder.append({"step": 1, "validation": metrics})
-    folder.add_sample(1, sample)
-    checkpoint.write_tensors(folder.model, weights(model))  # last: where it is, all is done
+    folder.append_sample(1, sample)
+    checkpoint.write_tensors(folder.model, weights(model))  # last: it marks the run as finished
     yield Evaluated(1, metrics, True, sample)
-    yield RunFinished(folder.path, 1, metrics, time.perf_counter() - began)
+    yield RunFinished(folder.path, 1, metrics, time.perf_counter() - started)

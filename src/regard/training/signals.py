@@ -7,6 +7,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -81,8 +82,17 @@ class Interrupts:
         """130 for Ctrl-C, 75 (try again later) for a scheduler's signal."""
         return 130 if self.received == signal.SIGINT else 75
 
+    def stopped(self, number: int, step: int, steps: int, folder: Path) -> Stopped:
+        """The error that ends a run after signal `number`, which any rank may have received."""
+        self.received = signal.Signals(number)
+        return Stopped(
+            f"stopped by {self.received.name} at step {step:,} of {steps:,}, and saved;\n"
+            f"resume with: regard resume {folder}",
+            self.exit_code,
+        )
+
     @contextmanager
-    def hasty(self) -> Iterator[None]:
+    def raising(self) -> Iterator[None]:
         """Inside, a signal is noted and raises `Interrupted`, as does one that came before."""
         self._hasty = True
         try:

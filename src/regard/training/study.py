@@ -10,7 +10,7 @@ from regard.pipelines.base import Progress
 from regard.training.events import Event
 from regard.training.parallel import launch
 from regard.training.run import begin, resume
-from regard.training.setup.resume_checks import must_have_more
+from regard.training.setup.resume_checks import is_finished
 from regard.training.storage import checkpoint
 from regard.training.storage.run_folder import RunFolder
 
@@ -29,7 +29,7 @@ def left_to_train(runs: Mapping[str, RunConfig], place: Path) -> list[str]:
         folder = RunFolder(place / name)
         if folder.path.exists():
             _must_be_as_asked(folder, config)
-        if not folder.path.exists() or not _finished(folder):
+        if not folder.path.exists() or not _is_complete(folder):
             left.append(name)
     return left
 
@@ -43,12 +43,8 @@ def train_or_go_on(
     return begin(config, path, progress)
 
 
-def _finished(folder: RunFolder) -> bool:
-    try:
-        must_have_more(folder, folder.load_config(), checkpoint.latest(folder.checkpoints))
-    except ConfigError:
-        return True
-    return False
+def _is_complete(folder: RunFolder) -> bool:
+    return is_finished(folder, folder.load_config(), checkpoint.latest(folder.checkpoints))
 
 
 def _must_be_as_asked(folder: RunFolder, config: RunConfig) -> None:

@@ -1,8 +1,8 @@
-"""Where a run stands: what has been learned, how it is judged, saved and taken up again."""
+"""The state of a run between two steps: what is evaluated, saved and restored."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -16,31 +16,33 @@ from regard.models.build import load_weights, weights
 from regard.pipelines import evaluate
 from regard.pipelines.base import TrainingData
 from regard.tasks.metrics import better
-from regard.training.ema import EMA
-from regard.training.events import Evaluated, Event
-from regard.training.nonfinite import must_be_finite
-from regard.training.optim import load_state_tensors, state_tensors
+from regard.training.events import Evaluated, Event, TapStatistics
+from regard.training.log import check_finite
+from regard.training.optim import EMA, load_state_tensors, state_tensors
 from regard.training.parallel import launch
 from regard.training.parallel.strategy import ParallelStrategy
-from regard.training.setup.resume_checks import lasting
+from regard.training.setup.device import autocast
+from regard.training.setup.resume_checks import fixed_settings
 from regard.training.signals import Interrupted, Interrupts
 from regard.training.storage import checkpoint
 from regard.training.storage.run_folder import RunFolder
+from regard.training.taps import tap_statistics
 
 logger = logging.getLogger(__name__)
+Results = tuple[dict[str, float], str, TapStatistics]  # metrics, a sample, statistics of taps
 
 
 @dataclass(slots=True)
 class Best:
-    """The best evaluation so far, and how many came after it."""
+    """The best evaluation so far."""
 
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    since: int = 0
+    since: int = 0  # evaluations after it
     sha256: str | None = None  # of model.safetensors
 
-    def sees(self, step: int, metrics: dict[str, float], name: str) -> bool:
-        """Take in an evaluation; whether it is the best one by the metric of this name."""
+    def update(self, step: int, metrics: dict[str, float], name: str) -> bool:
+        """Compare an evaluation with the best one by the metric `name`; whether it is better."""
         is_best = (
             name == "last" or self.step is None or better(name, metrics[name], self.metrics[name])
         )
@@ -50,143 +52,156 @@ class Best:
             self.since += 1
         return is_best
 
-    def restored(self, folder: RunFolder) -> "Best":
-        """The best at a checkpoint, though model.safetensors may be of a step after it.
+    def restore_model(self, folder: RunFolder) -> "Best":
+        """Make model.safetensors that of the best evaluation before a checkpoint.
 
-        Then it is taken from its own checkpoint; without one, the next to be judged is the best.
+        If it was overwritten by a later step, it is copied from the checkpoint of the best one;
+        if that was removed, the next evaluation becomes the best.
         """
         if folder.model.exists() and checkpoint.sha256(folder.model) == self.sha256:
             return self
-        kept = checkpoint.whole(folder.checkpoints, self.step)
-        if kept is None:
+        saved = checkpoint.find_valid(folder.checkpoints, self.step)
+        if saved is None:
             return Best()
-        tensors = {**kept.tensors("model"), **kept.tensors("ema")}
+        tensors = {**saved.tensors("model"), **saved.tensors("ema")}
         checkpoint.write_tensors(folder.model, tensors)
         return self
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class TrainState:
-    """What a run has between two steps, on one of its ranks; all of them must ask alike."""
+    """Model, optimizers and EMA on one rank; all ranks must call the same methods."""
 
     config: RunConfig
-    material: TrainingData
+    data: TrainingData
     folder: RunFolder
     device: torch.device
     strategy: ParallelStrategy
     optimizers: list[torch.optim.Optimizer]
     ema: EMA
-    autocast: Callable[[], AbstractContextManager[Any]]
     best: Best = field(default_factory=Best)
-    evaluation_pending: bool = (
-        False  # whether the evaluation after the last step is still to be made
-    )
+    evaluation_pending: bool = False  # a signal postponed the evaluation after the last step
 
     @property
     def stopped_early(self) -> bool:
-        """Whether so many evaluations in a row were no better that the run should end."""
+        """Whether `train.patience` evaluations in a row were not better than the best."""
         patience = self.config.train.patience
         return patience is not None and self.best.since >= patience
 
-    def restore(self, newest: checkpoint.Checkpoint) -> None:
-        """Go on from a checkpoint; what the run did after it is undone."""
+    def restore(self, saved: checkpoint.Checkpoint | None) -> None:
+        """Load model, optimizers and EMA from a checkpoint and truncate the logs to its step.
+
+        Without a checkpoint only the logs are truncated. Then config.json is written, since the
+        settings are now known to fit.
+        """
+        folder, ranks = self.folder, self.strategy.ranks
+        if saved is None:
+            ranks.on_rank0(partial(folder.truncate_logs, dict.fromkeys(folder.log_sizes(), 0)))
+        else:
+            self._load(saved)
+        ranks.on_rank0(partial(folder.save_config, self.config))
+
+    def _load(self, saved: checkpoint.Checkpoint) -> None:
         strategy, folder, ranks = self.strategy, self.folder, self.strategy.ranks
-        state = ranks.all_or_fail(newest.state)
+        state = ranks.all_or_fail(saved.state)
         self.evaluation_pending = state.get("evaluation_pending", False)
         self.best = Best(**state["best"])
 
         def read() -> None:
-            strategy.load(newest.tensors("model", *strategy.cut), str(newest.path))
-            remembered = newest.tensors("optimizer", *strategy.cut)
-            load_state_tensors(strategy.local_model, self.optimizers, remembered)
-            self.ema.load(newest.tensors("ema", *strategy.cut))
+            strategy.load(saved.tensors("model", *strategy.shard), str(saved.path))
+            optimizer_state = saved.tensors("optimizer", *strategy.shard)
+            load_state_tensors(strategy.local_model, self.optimizers, optimizer_state)
+            self.ema.load(saved.tensors("ema", *strategy.shard))
 
-        def undo() -> None:
-            checkpoint.drop_after(folder.checkpoints, newest.step)
-            folder.claim(launch.launch())
-            folder.cut_back(state["sizes"])
-            self.best = self.best.restored(folder)
+        def discard_later_steps() -> None:
+            checkpoint.drop_after(folder.checkpoints, saved.step)
+            folder.set_launch(launch.launch())
+            folder.truncate_logs(state["sizes"])
+            self.best = self.best.restore_model(folder)
 
         ranks.all_or_fail(read)
-        ranks.on_rank0(undo)  # all have read what may be removed now
+        ranks.on_rank0(discard_later_steps)  # after every rank has read
         self.best = Best(**ranks.broadcast(asdict(self.best)))
 
     def save(self, step: int) -> None:
-        """Write a checkpoint: of shards all ranks do, else the first alone."""
+        """Write a checkpoint: every rank writes its shards; unsharded weights rank 0 alone."""
         strategy, folder, ranks = self.strategy, self.folder, self.strategy.ranks
         tensors = {
-            "model": strategy.part(),
+            "model": strategy.local_weights(),
             "optimizer": dict(state_tensors(strategy.local_model, self.optimizers)),
             "ema": self.ema.tensors(),
         }
         state = {
             "best": asdict(self.best),
-            "sizes": folder.sizes(),
-            "config": lasting(self.config),
-            "data": self.material.fingerprint,
+            "sizes": folder.log_sizes(),
+            "config": fixed_settings(self.config),
+            "data": self.data.fingerprint,
             "evaluation_pending": self.evaluation_pending,
         }
-        ranks.all_or_fail(partial(must_be_finite, folder, step, *tensors.values()))
+        ranks.all_or_fail(partial(check_finite, folder, step, *tensors.values()))
         place, keep = folder.checkpoints, self.config.train.keep
-        if strategy.sharded:
+        if strategy.is_sharded:
             checkpoint.save(place, step, tensors, state, ranks)
         else:
             ranks.on_rank0(partial(checkpoint.save, place, step, tensors, state))
         ranks.on_rank0(partial(checkpoint.prune, place, keep, self.best.step))
         logger.info("saved step %d", step)
 
-    def evaluate(self, step: int, hasty: Interrupts | None = None) -> Iterator[Event]:
-        """Evaluate after a step; where `hasty`, a signal puts it off: saving is more urgent."""
-        settings, strategy, folder = self.config.train, self.strategy, self.folder
+    def evaluate(self, step: int, interrupts: Interrupts | None = None) -> Iterator[Event]:
+        """Evaluate with the EMA weights, and save the model if it is the best so far.
+
+        With `interrupts`, a signal postpones the evaluation: saving a checkpoint comes first.
+        """
+        strategy, folder = self.strategy, self.folder
         ranks = strategy.ranks
-
-        def judged(model: nn.Module) -> tuple[dict[str, float], str] | None:
-            try:
-                with nullcontext() if hasty is None else hasty.hasty():
-                    metrics = evaluate.losses(
-                        self.material, model, self.device, settings.evaluate_tokens
-                    )
-                    return metrics, evaluate.sample(self.material, model, settings.seed)
-            except Interrupted:
-                return None
-
-        kept = (strategy.part(), self.ema.tensors())
-        ranks.all_or_fail(partial(must_be_finite, folder, step, *kept))
-        with self.ema.applied(), self.autocast():
-            found: tuple[dict[str, float], str] | None = ranks.broadcast(
-                ranks.all_or_fail(partial(strategy.with_full_weights, judged))
+        tensors = (strategy.local_weights(), self.ema.tensors())
+        ranks.all_or_fail(partial(check_finite, folder, step, *tensors))
+        with self.ema.applied(), autocast(self.config.train, self.device)():
+            measure = partial(self._measure, interrupts)
+            results: Results | None = ranks.broadcast(
+                ranks.all_or_fail(partial(strategy.with_full_weights, measure))
             )
-            self.evaluation_pending = found is None
-            if found is None:
+            self.evaluation_pending = results is None
+            if results is None:
                 return
-            metrics, sample = found
-            is_best = self.best.sees(step, metrics, settings.best)
+            metrics, sample, taps = results
+            is_best = self.best.update(step, metrics, self.config.train.best)
             if is_best:
-                best_weights = strategy.whole()
+                best_weights = strategy.full_weights()
                 ranks.on_rank0(partial(checkpoint.write_tensors, folder.model, best_weights))
                 if ranks.is_rank0:
                     self.best.sha256 = checkpoint.sha256(folder.model)
 
-        def tell() -> None:
-            folder.append({"step": step, "validation": metrics})
+        def write_logs() -> None:
+            folder.append({"step": step, "validation": metrics} | ({"taps": taps} if taps else {}))
             fault("log")
-            folder.add_sample(step, sample)
+            folder.append_sample(step, sample)
 
-        ranks.on_rank0(tell)
-        yield Evaluated(step, metrics, is_best, sample)
+        ranks.on_rank0(write_logs)
+        yield Evaluated(step, metrics, is_best, sample, taps)
+
+    def _measure(self, interrupts: Interrupts | None, model: nn.Module) -> Results | None:
+        """Evaluate the full model; None if a signal interrupted it."""
+        settings, data = self.config.train, self.data
+        try:
+            with nullcontext() if interrupts is None else interrupts.raising():
+                metrics = evaluate.losses(data, model, self.device, settings.evaluate_tokens)
+                sample = evaluate.sample(data, model, settings.seed)
+                batches = data.validation_batches(settings.evaluate_tokens)
+                return metrics, sample, tap_statistics(model, data.task, batches, settings.log)
+        except Interrupted:
+            return None
 
 
-def start_from(config: RunConfig, model: nn.Module) -> None:
-    """Begin with the weights that another run ended with; a head for something else is new."""
+def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
+    """Load the weights of the run `train.start`; a head for another task keeps its own."""
     start = RunFolder(cast(str, config.train.start))
-    tensors = start.kept_weights()
-    if _goal(start.load_config()) != _goal(config):
-        own = {name: each for name, each in weights(model).items() if name.startswith("head.")}
-        kept = {name: each for name, each in tensors.items() if not name.startswith("head.")}
-        tensors = kept | own
+    tensors = start.load_weights()
+    if _head_and_classes(start.load_config()) != _head_and_classes(config):
+        head = {name: w for name, w in weights(model).items() if name.startswith("head.")}
+        tensors = {name: w for name, w in tensors.items() if not name.startswith("head.")} | head
     load_weights(model, tensors, str(start.model))
 
 
-def _goal(config: RunConfig) -> tuple[Any, Any]:
-    """What the head of a run reads off, and the names of its classes."""
+def _head_and_classes(config: RunConfig) -> tuple[Any, Any]:
     return config.model.get("head"), kind_of(config.task)[1].get("names")

@@ -1,9 +1,9 @@
-"""An objective as one or several ranks learn it: wrapped from outside, the model knows nothing.
+"""How the ranks share the training of one objective: wrapped from outside, the model is unchanged.
 
-alone       the objective itself
-replicated  every rank has all weights; gradients are averaged (DDP, Li et al. 2020)
-sharded     every rank keeps its rows of each weight, gradient and moment, and borrows the
-            others' while it computes, block by block (FSDP2, Zhao et al. 2023)
+SingleProcess  one process, no communication
+Replicated     every rank has all weights; gradients are averaged (DDP, Li et al. 2020)
+Sharded        every rank stores its rows of each weight, gradient and optimizer state, and
+               gathers the weights of one block at a time (FSDP2, Zhao et al. 2023)
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,103 +22,130 @@ from regard.errors import CheckpointError
 from regard.models.build import load_weights, weights
 from regard.models.cost import training_bytes
 from regard.nn.block import Block
+from regard.pipelines.base import TrainingData
 from regard.tasks.base import Objective
 from regard.training.optim import Muon
 from regard.training.parallel import launch
-from regard.training.parallel.ranks import ALONE, Ranks, unscored
-from regard.training.setup.device import memory
+from regard.training.parallel.ranks import SINGLE, Ranks, unscored
+from regard.training.setup.device import (
+    autocast,
+    checkpoint_activations,
+    compiles,
+    free_memory,
+)
 
 T = TypeVar("T")
 
 
 class ParallelStrategy:
-    """An objective that one process learns, and what differs where there are several."""
+    """Everything in training that depends on the number of ranks; here, for one."""
 
-    cut = (0, 1)  # of how many parts of every tensor this rank keeps which
+    shard = (0, 1)  # which part of every tensor this rank stores, of how many
 
-    def __init__(self, objective: Objective, ranks: Ranks = ALONE) -> None:
+    def __init__(self, objective: Objective, ranks: Ranks = SINGLE) -> None:
         self.objective, self.ranks = objective, ranks
-        self.local_model: nn.Module = objective.model  # the parameters that this rank updates
+        self.local_model: nn.Module = objective.model  # holds the parameters this rank updates
         self.loss: Callable[[Batch], Tensor] = objective
 
     @property
-    def sharded(self) -> bool:
-        """Whether this rank keeps a part of each tensor only."""
-        return self.cut[1] > 1
+    def is_sharded(self) -> bool:
+        """Whether this rank stores only a part of each tensor."""
+        return self.shard[1] > 1
 
     def compile(self) -> None:
-        """Compile the loss: a function, so that no parameter's name changes."""
-        self.loss = compiled(self.loss)
+        """Compile the loss: a function, so that no parameter name changes."""
+        self.loss = compile_function(self.loss)
 
     def attach(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Tell optimizers what they must know of the other ranks."""
+        """Give the optimizers what they need to know about the other ranks."""
 
-    def syncing(self, now: bool) -> AbstractContextManager[object]:
-        """Inside, gradients are summed over the ranks only if it is time."""
+    def sync_gradients(self, now: bool) -> AbstractContextManager[object]:
+        """Inside, the backward pass all-reduces gradients only with `now`.
+
+        With gradient accumulation that is the last micro-batch of a step.
+        """
         return nullcontext()
 
-    def clip(self, limit: float) -> Tensor:
-        """Cut the gradient to this norm, if not 0; its norm before."""
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks."""
+        return tensor
+
+    def all_reduce_max(self, *numbers: int) -> tuple[int, ...]:
+        """For each number its maximum over all ranks."""
+        return numbers
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Clip the gradient to this norm, unless it is 0; returns the norm before clipping."""
         parameters = [p for p in self.local_model.parameters() if p.requires_grad]
-        return torch.nn.utils.clip_grad_norm_(parameters, limit if limit else torch.inf)
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm if max_norm else torch.inf)
 
     def with_full_weights(self, function: Callable[[nn.Module], T]) -> T | None:
-        """What a function finds in the whole model; None on a rank that is not needed for it."""
+        """Call a function on the unsharded model; None on ranks that are not needed for it."""
         return function(self.objective.model) if self.ranks.is_rank0 else None
 
-    def part(self) -> dict[str, Tensor]:
-        """The weights that this rank keeps."""
+    def local_weights(self) -> dict[str, Tensor]:
+        """The weights, or parts of weights, that this rank stores."""
         return weights(self.objective.model)
 
-    def whole(self) -> dict[str, Tensor]:
-        """All weights, on rank 0; all ranks must ask."""
+    def full_weights(self) -> dict[str, Tensor]:
+        """All weights, on rank 0; every rank must call this."""
         return weights(self.objective.model)
 
     def load(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Take saved weights, of which this rank has its part."""
+        """Load saved weights, of which this rank gets its part."""
         load_weights(self.objective.model, tensors, where)
 
 
 class SingleProcess(ParallelStrategy):
-    """One process trains the whole model: no wrapper, no communication."""
+    """One process trains the whole model."""
 
 
-class Replicated(ParallelStrategy):
+class _Distributed(ParallelStrategy):
+    """Several ranks: sums and maxima are collectives."""
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        return self.ranks.all_reduce_sum(tensor)
+
+    def all_reduce_max(self, *numbers: int) -> tuple[int, ...]:
+        return tuple(self.ranks.all_reduce_max(*numbers))
+
+
+class Replicated(_Distributed):
     """Distributed data parallel (DDP): every rank has all weights."""
 
     def __init__(self, objective: Objective, ranks: Ranks, batch: Batch) -> None:
         super().__init__(objective, ranks)
         row = unscored(batch).to(next(objective.parameters()).device)
-        _freeze_idle(objective, row)
+        _freeze_unused(objective, row)
         self.loss = self.wrapped = DistributedDataParallel(objective, gradient_as_bucket_view=True)
-        # DDP orders its sums by how the first gradients arrive. Let these be worth nothing, so
-        # that a run which goes on sums as one which begins does: to the last bit.
-        _rehearse(self.wrapped, row)
+        # DDP orders its all-reduces by the arrival of the first gradients. A first step with zero
+        # gradients makes a resumed run use the same order as an uninterrupted one, to the bit.
+        _dry_run(self.wrapped, row)
 
-    def syncing(self, now: bool) -> AbstractContextManager[object]:
-        """Gradients meet in the backward pass, unless told otherwise before the forward pass."""
+    def sync_gradients(self, now: bool) -> AbstractContextManager[object]:
+        """Use DDP's `no_sync`, which must surround the forward pass too."""
         return nullcontext() if now else self.wrapped.no_sync()
 
 
-def _rehearse(wrapped: nn.Module, row: Batch) -> None:
-    """Take the way of a step with a row that does not count."""
+def _dry_run(wrapped: nn.Module, row: Batch) -> None:
+    """Run forward and backward on a row without scored targets."""
     wrapped(row).backward()
     wrapped.zero_grad(set_to_none=True)
 
 
-def _freeze_idle(objective: Objective, batch: Batch) -> None:
-    """Let what the loss does not depend on not wait for a gradient, as DDP would for ever."""
+def _freeze_unused(objective: Objective, batch: Batch) -> None:
+    """Freeze parameters that the loss does not depend on: DDP would wait for their gradients."""
     parameters = [p for p in objective.parameters() if p.requires_grad]
     grads = torch.autograd.grad(objective(batch), parameters, allow_unused=True)
     for p, grad in zip(parameters, grads, strict=True):
         p.requires_grad_(grad is not None)
 
 
-class Sharded(ParallelStrategy):
-    """Fully sharded data parallel (FSDP2): every rank keeps its rows.
+class Sharded(_Distributed):
+    """Fully sharded data parallel (FSDP2): every rank stores its rows of each parameter.
 
-    Optimizers, running means and checkpoints see those rows as plain tensors under the names
-    of the whole; but for Muon, they work element by element.
+    Optimizers, EMA and checkpoints see those rows as plain tensors under the names of the full
+    parameters; all of them but Muon work element by element.
     """
 
     def __init__(
@@ -128,10 +155,10 @@ class Sharded(ParallelStrategy):
         device: torch.device,
         batch: Batch,
         *,
-        half: bool,
+        bfloat16: bool,
     ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import (  # two thirds of a second, which few need
+        from torch.distributed.fsdp import (  # importing this takes two thirds of a second
             MixedPrecisionPolicy,
             fully_shard,
         )
@@ -139,53 +166,53 @@ class Sharded(ParallelStrategy):
         super().__init__(objective, ranks)
         mesh = init_device_mesh(device.type, (ranks.size,))
         policy = MixedPrecisionPolicy()
-        if half:
-            # what blocks are handed stays as it is: bfloat16 would round the turns of positions
+        if bfloat16:
+            # the inputs of blocks keep their dtype: bfloat16 would round the rotary positions
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         self.blocks = [part for part in objective.modules() if isinstance(part, Block)]
         self.groups: list[Any] = [
             fully_shard(part, mesh=mesh, mp_policy=policy) for part in (*self.blocks, objective)
         ]
-        self.cut = (ranks.rank, ranks.size)
-        self.whole_parameters: dict[str, Any] = dict(objective.model.named_parameters())
-        self.local_model = self.rows = Rows(self.whole_parameters, ranks)
-        # FSDP learns at the first step which group is the outermost. Let it not be an evaluation,
-        # which goes past the objective.
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            _rehearse(objective, unscored(batch).to(device))
+        self.shard = (ranks.rank, ranks.size)
+        self.sharded_parameters: dict[str, Any] = dict(objective.model.named_parameters())
+        self.local_model = self.rows = LocalRows(self.sharded_parameters, ranks)
+        # FSDP decides at its first forward pass which group is the outermost. That must not be an
+        # evaluation, which calls the model and not the objective.
+        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+            _dry_run(objective, unscored(batch).to(device))
 
     def compile(self) -> None:
-        """Compile block by block: between them weights come and go."""
+        """Compile block by block: between blocks, weights are gathered and freed."""
         for block in self.blocks:
-            block.forward = _while_training(block)  # type: ignore[method-assign]
+            block.forward = _compiled_in_training(block)  # type: ignore[method-assign]
 
     def attach(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Muon looks at whole matrices."""
+        """Muon orthogonalizes full matrices, so it must gather their rows."""
         for optimizer in optimizers:
             if isinstance(optimizer, Muon):
-                optimizer.parts = self.rows
+                optimizer.shards = self.rows
 
-    def syncing(self, now: bool) -> AbstractContextManager[object]:
-        """Gradients of several micro-batches are kept whole until the last."""
+    def sync_gradients(self, now: bool) -> AbstractContextManager[object]:
+        """Accumulate unsharded gradients until the last micro-batch."""
         self.groups[-1].set_requires_gradient_sync(now)
         return nullcontext()
 
-    def clip(self, limit: float) -> Tensor:
-        """Give each row its gradient, and cut it by the norm over all ranks."""
-        for (_, own), p in zip(
-            self.local_model.named_parameters(), self.whole_parameters.values(), strict=True
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Move gradients to the local rows, and clip them by the norm over all ranks."""
+        for (_, local), p in zip(
+            self.local_model.named_parameters(), self.sharded_parameters.values(), strict=True
         ):
-            own.grad, p.grad = None if p.grad is None else p.grad.to_local(), None
+            local.grad, p.grad = None if p.grad is None else p.grad.to_local(), None
         parameters = [p for p in self.local_model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])  # type: ignore[misc]
-        norm = self.ranks.sum(norm.square()).sqrt()
-        torch.nn.utils.clip_grads_with_norm_(parameters, limit if limit else torch.inf, norm)
+        norm = self.ranks.all_reduce_sum(norm.square()).sqrt()
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm if max_norm else torch.inf, norm)
         return norm
 
     def with_full_weights(self, function: Callable[[nn.Module], T]) -> T | None:
-        """Borrow all weights at once: a function may look anywhere, in any order.
+        """Gather all weights at once, since a function may use them in any order.
 
-        All ranks look, or they would not agree any more on what to borrow next.
+        All ranks call it: otherwise they would not agree on the next collective.
         """
         for group in self.groups:
             group.set_reshard_after_forward(False, recurse=False)
@@ -197,112 +224,126 @@ class Sharded(ParallelStrategy):
                 group.reshard()
                 group.set_reshard_after_forward(group is not self.groups[-1], recurse=False)
 
-    def part(self) -> dict[str, Tensor]:
-        """This rank's rows."""
+    def local_weights(self) -> dict[str, Tensor]:
+        """The rows of this rank."""
         return {name: p.detach() for name, p in self.local_model.named_parameters()}
 
-    def whole(self) -> dict[str, Tensor]:
-        """The rows of all ranks put together, tensor by tensor."""
+    def full_weights(self) -> dict[str, Tensor]:
+        """Gather one tensor at a time."""
         result = {}
-        for name, p in self.whole_parameters.items():
+        for name, p in self.sharded_parameters.items():
             tensor = p.detach().full_tensor()
             if self.ranks.is_rank0:
                 result[name] = tensor.cpu()
         return result
 
     def load(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Take this rank's rows."""
-        own = self.part()
-        for name in own.keys() | tensors.keys():
-            if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
+        """Load the rows of this rank."""
+        local = self.local_weights()
+        for name in local.keys() | tensors.keys():
+            if name not in local or name not in tensors or local[name].shape != tensors[name].shape:
                 raise CheckpointError(f"{name} in {where} does not fit the model")
-            own[name].copy_(tensors[name])
+            local[name].copy_(tensors[name])
 
 
-class Rows(nn.Module):
-    """A rank's rows of the parameters of a model, by the names that these have there."""
+class LocalRows(nn.Module):
+    """One rank's rows of the sharded parameters of a model, under the names they have there."""
 
-    def __init__(self, whole: Mapping[str, Any], ranks: Ranks) -> None:
+    def __init__(self, sharded: Mapping[str, Any], ranks: Ranks) -> None:
         super().__init__()
         self.ranks = ranks
-        self.named = {
+        self.rows = {
             name: nn.Parameter(p.data.to_local(), requires_grad=p.requires_grad)
-            for name, p in whole.items()
+            for name, p in sharded.items()
         }
-        self.shapes = {self.named[name]: p.shape for name, p in whole.items()}
+        self.shapes = {self.rows[name]: p.shape for name, p in sharded.items()}
 
-    def named_parameters(self, *words: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """All of them; dots in their names keep torch from registering them itself."""
-        yield from self.named.items()
+    def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """All of them; torch cannot register parameters whose names have dots."""
+        yield from self.rows.items()
 
-    def shape(self, param: nn.Parameter) -> torch.Size:
-        """The shape of the whole."""
+    def full_shape(self, param: nn.Parameter) -> torch.Size:
+        """The shape of the unsharded parameter."""
         return self.shapes[param]
 
-    def gather(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        """All rows of matrices of one shape, in one exchange; as many from each rank, so padded."""
-        each = -(-shape[0] // self.ranks.size)
-        padded = F.pad(rows, (0, 0, 0, each - rows.shape[1])).contiguous()
-        found = [torch.empty_like(padded) for _ in range(self.ranks.size)]
-        dist.all_gather(found, padded)
-        return torch.cat(found, 1)[:, : shape[0]]
+    def all_gather(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        """All rows of several matrices of one shape, in one collective.
 
-    def own(self, whole: Tensor) -> Tensor:
-        """This rank's rows of them."""
-        each = -(-whole.shape[1] // self.ranks.size)
-        return whole[:, each * self.ranks.rank : each * (self.ranks.rank + 1)]
+        Every rank must contribute equally many rows, so they are padded.
+        """
+        per_rank = -(-shape[0] // self.ranks.size)
+        padded = F.pad(rows, (0, 0, 0, per_rank - rows.shape[1])).contiguous()
+        gathered = [torch.empty_like(padded) for _ in range(self.ranks.size)]
+        dist.all_gather(gathered, padded)
+        return torch.cat(gathered, 1)[:, : shape[0]]
+
+    def local_rows(self, full: Tensor) -> Tensor:
+        """The rows of this rank."""
+        per_rank = -(-full.shape[1] // self.ranks.size)
+        return full[:, per_rank * self.ranks.rank : per_rank * (self.ranks.rank + 1)]
 
 
-def _while_training(block: Block) -> Callable[..., Any]:
-    """Compiled for the one shape of training; judging and writing have many."""
-    eager, fast = block.forward, compiled(block.forward)
+def _compiled_in_training(block: Block) -> Callable[..., Any]:
+    """Compiled for the one shape of training; evaluation has many shapes and runs eager."""
+    eager, compiled = block.forward, compile_function(block.forward)
 
-    def forward(*words: Any, **options: Any) -> Any:
-        return (fast if block.training else eager)(*words, **options)
+    def forward(*args: Any, **options: Any) -> Any:
+        return (compiled if block.training else eager)(*args, **options)
 
     return forward
 
 
-def compiled(function: Callable[..., T]) -> Callable[..., T]:
-    """A function, compiled for one shape.
+def compile_function(function: Callable[..., T]) -> Callable[..., T]:
+    """Compile a function for static shapes.
 
-    While torch compiles it looks at the gradients too, in this thread alone: other threads forget
-    the type that autocast was told, and refuse what indexes in bfloat16 (torch 2.11).
+    torch traces the backward pass too. Other autograd threads do not see the autocast dtype and
+    refuse operations that index in bfloat16 (torch 2.11), so autograd stays in this thread.
     """
-    from regard.accel.inductor_pass import Faster  # it brings the compiler, which few need
+    from regard.accel.inductor_pass import Faster  # imports the compiler, which takes long
 
-    fast = torch.compile(function, dynamic=False, options={"post_grad_custom_post_pass": Faster()})
+    compiled = torch.compile(
+        function, dynamic=False, options={"post_grad_custom_post_pass": Faster()}
+    )
 
-    def call(*words: Any, **options: Any) -> T:
+    def call(*args: Any, **options: Any) -> T:
         with torch.autograd.set_multithreading_enabled(False):
-            return fast(*words, **options)
+            return compiled(*args, **options)
 
     return call
 
 
 def should_shard(parameters: int, config: TrainConfig, device: torch.device) -> bool:
-    """Whether ranks keep parts of the weights: where asked to, or where they would fill them.
+    """Whether to shard the weights over the ranks: if asked to, or if they need it.
 
-    `auto` leaves half of a rank's memory to what is computed.
+    `train.shard=auto` leaves half of a rank's memory to activations.
     """
     if launch.size() == 1 or config.shard == "none":
         return False
     needed = training_bytes(parameters, ema=config.ema > 0)
-    return config.shard == "full" or 2 * needed > memory(device)
+    return config.shard == "full" or 2 * needed > free_memory(device)
 
 
 def make_strategy(
-    objective: Objective,
+    model: nn.Module,
+    data: TrainingData,
+    settings: TrainConfig,
     ranks: Ranks,
     device: torch.device,
-    batch: Callable[[int], Batch],
     *,
     shard: bool,
-    half: bool,
 ) -> ParallelStrategy:
-    """The strategy for so many ranks, on its device."""
+    """Move a model to its device, with its task, ready to be trained on this number of ranks."""
+    if settings.activation_checkpointing:
+        checkpoint_activations(model)
+    objective = Objective(model, data.task)
+    strategy: ParallelStrategy
     if ranks.size == 1:
-        return SingleProcess(objective.to(device))
-    if shard:
-        return Sharded(objective, ranks, device, batch(0), half=half)
-    return Replicated(objective.to(device), ranks, batch(0))
+        strategy = SingleProcess(objective.to(device))
+    elif shard:
+        bfloat16 = autocast(settings, device) is not nullcontext
+        strategy = Sharded(objective, ranks, device, data.batch(0), bfloat16=bfloat16)
+    else:
+        strategy = Replicated(objective.to(device), ranks, data.batch(0))
+    if compiles(settings, device):
+        strategy.compile()
+    return strategy

@@ -104,7 +104,7 @@ def _settle(base: dict[str, Any], over: dict[str, Any], file: Path | None) -> Ru
         raise ConfigError(f"minutes must be a number, and less than a year, not {minutes!r}")
     sizes = {"dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim"}
     pinned = {"preset", "family", *sizes} & set(over.get("model", {}))
-    return fit_to_minutes(config, minutes, model_too=not pinned and config.train.start is None)
+    return fit_to_minutes(config, minutes, choose_model=not pinned and config.train.start is None)
 
 
 def _must_be_right(file: Path, config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""Where and how a model runs: device, threads, precision, memory, compilation."""
+"""Where and how a model runs: device, threads, mixed precision, memory, compile, CUDA graphs."""
 
 import math
 import os
@@ -22,9 +22,9 @@ from regard.models.cost import training_bytes
 from regard.nn.block import Block
 from regard.training.parallel import launch
 
-GROUP = Path("/sys/fs/cgroup")  # what a container may use (cgroup v2)
-MOST_THREADS = 1024  # torch takes any number, and dies of a large one
-BFLOAT16 = """
+CGROUP = Path("/sys/fs/cgroup")  # the limits of a container (cgroup v2)
+MAX_THREADS = 1024  # torch accepts any number, and crashes with a large one
+BFLOAT16_TEST = """
 import torch
 from torch import nn
 for width in (8, 64, 100):
@@ -36,34 +36,37 @@ for width in (8, 64, 100):
 
 
 def ready_device(config: RunConfig) -> torch.device:
-    """The device of a run, with its threads set and its precision known to work."""
+    """The device of a run; sets the number of threads and checks that its precision works."""
     device = pick_device(config.device)
     if launch.size() > 1:
         _use_gpu_of_rank(device)
     use_threads(config.train.threads)
     if device.type == "cpu" and config.train.precision == "bfloat16":
-        _must_do_bfloat16()
+        _check_bfloat16()
     return device
 
 
 def pick_device(wanted: str) -> torch.device:
-    """The device of this name; `auto` takes the fastest there is."""
-    there = {
+    """The device of this name; `auto` takes the fastest available one."""
+    available = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
     }
     if wanted == "auto":
-        wanted = next(name for name in ("cuda", "mps", "cpu") if there[name])
-    if wanted not in there:
-        raise ConfigError(unknown("device", wanted, ["auto", *there]))
-    if not there[wanted]:
-        raise ConfigError(f"device={wanted} is not to be had here; try device=auto or device=cpu")
+        wanted = next(name for name in ("cuda", "mps", "cpu") if available[name])
+    if wanted not in available:
+        raise ConfigError(unknown("device", wanted, ["auto", *available]))
+    if not available[wanted]:
+        raise ConfigError(
+            f"device={wanted}: torch finds no {wanted.upper()} device; "
+            "use device=cpu or device=auto"
+        )
     return torch.device(wanted)
 
 
 def _use_gpu_of_rank(device: torch.device) -> None:
-    """Give each of several ranks a GPU of its own."""
+    """Give each rank its own GPU."""
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"several ranks train on cpu or cuda, not on device={device.type}")
     if device.type == "cuda":
@@ -76,110 +79,110 @@ def _use_gpu_of_rank(device: torch.device) -> None:
 
 
 def use_threads(wanted: int | None) -> None:
-    """Compute with so many threads; by default with no more than there are cores to be had.
+    """Set torch's number of threads; by default at most the number of usable cores.
 
-    torch counts the cores of the machine. A container may be allowed the time of a few of them
-    only, and threads beyond those wait for each other.
+    torch counts the cores of the machine. A container may be limited to the time of a few of
+    them, and further threads would wait for each other.
     """
-    if wanted is not None and not 1 <= wanted <= MOST_THREADS:
-        raise ConfigError(f"train.threads={wanted} must lie between 1 and {MOST_THREADS:,}")
-    torch.set_num_threads(min(torch.get_num_threads(), _cores()) if wanted is None else wanted)
+    if wanted is not None and not 1 <= wanted <= MAX_THREADS:
+        raise ConfigError(f"train.threads={wanted} must lie between 1 and {MAX_THREADS:,}")
+    torch.set_num_threads(
+        min(torch.get_num_threads(), _usable_cores()) if wanted is None else wanted
+    )
 
 
-def _cores() -> int:
-    """How many cores the time of this container is worth; where nothing limits it, all of them."""
+def _usable_cores() -> int:
+    """The CPU quota of this container in cores; without a quota, all cores."""
     try:
-        quota, period = map(int, (GROUP / "cpu.max").read_text().split())
+        quota, period = map(int, (CGROUP / "cpu.max").read_text().split())
         return math.ceil(quota / period)
-    except (OSError, ValueError):  # no such group, or no limit: "max 100000"
+    except (OSError, ValueError):  # no cgroup, or no limit: "max 100000"
         return os.cpu_count() or 1
 
 
-def _must_do_bfloat16() -> None:
-    """Try it in a process of its own: some CPUs, virtual ones above all, die of it."""
-    tried = subprocess.run([sys.executable, "-c", BFLOAT16], capture_output=True, check=False)
-    if tried.returncode:
+def _check_bfloat16() -> None:
+    """Test bfloat16 in a subprocess: it crashes some CPUs, mostly virtual ones."""
+    test = subprocess.run([sys.executable, "-c", BFLOAT16_TEST], capture_output=True, check=False)
+    if test.returncode:
         raise ConfigError(
-            f"train.precision=bfloat16 does not work on this CPU: a trial ended with "
-            f"{tried.returncode}\nleave it out, or give train.precision=float32"
+            f"train.precision=bfloat16 does not work on this CPU: a test exited with "
+            f"{test.returncode}\nleave it out, or set train.precision=float32"
         )
 
 
 def autocast(
     config: TrainConfig, device: torch.device
 ) -> Callable[[], AbstractContextManager[Any]]:
-    """bfloat16 arithmetic where asked for, and by default on CUDA; the weights stay float32."""
-    wanted = config.precision
-    if wanted == "auto":
-        wanted = "bfloat16" if device.type == "cuda" else "float32"
-    if wanted == "float32":
+    """Mixed precision: bfloat16 on CUDA by default, float32 elsewhere; the weights stay float32."""
+    precision = config.precision
+    if precision == "auto":
+        precision = "bfloat16" if device.type == "cuda" else "float32"
+    if precision == "float32":
         return nullcontext
     return partial(torch.autocast, device.type, dtype=torch.bfloat16)
 
 
 def compiles(config: TrainConfig, device: torch.device) -> bool:
-    """Whether to compile: by default on CUDA only, where it pays within a minute or so."""
+    """Whether to compile: by default on CUDA only, where it pays off within about a minute."""
     return config.compile == "on" or (config.compile == "auto" and device.type == "cuda")
 
 
-def captures(config: TrainConfig, device: torch.device) -> bool:
-    """Whether to replay steps from CUDA graphs: where they are compiled.
+def captures_graphs(
+    config: TrainConfig, device: torch.device, model: nn.Module, *, ranks: int
+) -> bool:
+    """Whether steps are captured as CUDA graphs: compiled ones, of one process.
 
-    Winding random numbers back, as `recompute` does, cannot be recorded; nor does a model for
-    which memory is short wait for its launches.
+    Not with activation checkpointing, which resets random generators while it recomputes, and not
+    for models that pack sequences, which need the lengths on the host.
     """
-    return (
-        device.type == "cuda" and compiles(config, device) and not config.activation_checkpointing
-    )
+    capturable = not config.activation_checkpointing and not packs_sequences(model)
+    return device.type == "cuda" and compiles(config, device) and ranks == 1 and capturable
 
 
-def packs(model: nn.Module) -> bool:
-    """Whether a model packs rows of different lengths, for which the host must know them.
-
-    What asks the host cannot be recorded as a CUDA graph.
-    """
+def packs_sequences(model: nn.Module) -> bool:
+    """Whether a model packs rows of different lengths, as `pack_padded_sequence` does."""
     return bool(getattr(model, "packs", False))
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Keep only what enters each block; the backward pass computes what was inside it again.
+    """Activation checkpointing: store only the input of each block, recompute the rest in backward.
 
-    Less memory for about a third more arithmetic (Chen et al. 2016). Random numbers are wound
-    back, so dropout falls on the same units, and the gradients are equal.
+    Less memory for about a third more arithmetic (Chen et al. 2016). Random generators are reset
+    for the recomputation, so dropout masks and gradients are the same.
     """
     blocks = [part for part in model.modules() if isinstance(part, Block)]
     if not blocks:
         raise ConfigError(
-            "train.activation_checkpointing=true goes block by block, and this model has no "
+            "train.activation_checkpointing=true works block by block, and this model has no "
             "blocks; leave it out"
         )
-    for block in blocks:  # of the object, not the class: names of parameters stay as they are
+    for block in blocks:  # a wrapper module would change parameter names
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
 
 
-def memory(device: torch.device) -> int:
-    """How many bytes are free on a device."""
+def free_memory(device: torch.device) -> int:
+    """The free memory of a device in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         lines = dict(line.split(":") for line in meminfo.read_text().splitlines() if ":" in line)
-        return int(min(int(lines["MemAvailable"].split()[0]) * 1024, _group_memory()))
+        return int(min(int(lines["MemAvailable"].split()[0]) * 1024, _cgroup_memory()))
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _group_memory() -> float:
-    """What a container leaves free, where one sets a limit."""
+def _cgroup_memory() -> float:
+    """The free memory of this container; infinite without a limit."""
     try:
-        most, used = ((GROUP / f"memory.{name}").read_text() for name in ("max", "current"))
-        return int(most) - int(used)
-    except (OSError, ValueError):  # no such group, or no limit: "max"
+        limit, used = ((CGROUP / f"memory.{name}").read_text() for name in ("max", "current"))
+        return int(limit) - int(used)
+    except (OSError, ValueError):  # no cgroup, or no limit: "max"
         return math.inf
 
 
 def check_memory(parameters: int, config: TrainConfig, device: torch.device) -> None:
-    """Refuse a model whose weights, gradients and optimizer state alone do not fit."""
-    needed, free = training_bytes(parameters, ema=config.ema > 0), memory(device)
+    """Refuse a model whose weights, gradients and optimizer state do not fit into memory."""
+    needed, free = training_bytes(parameters, ema=config.ema > 0), free_memory(device)
     if config.shard != "none":
         needed //= launch.size()
     if needed > free:
@@ -191,7 +194,7 @@ def check_memory(parameters: int, config: TrainConfig, device: torch.device) -> 
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a run was made with."""
+    """The versions and hardware of a run."""
     return {
         "regard": version("regard") if _installed() else "source",
         "python": sys.version.split()[0],

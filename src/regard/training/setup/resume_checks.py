@@ -1,4 +1,4 @@
-"""What must hold for a run to go on: the same choices, and something left to do."""
+"""Checks before a run is resumed: the same model, optimizer and data, and steps left to take."""
 
 from pathlib import Path
 from typing import Any
@@ -10,32 +10,8 @@ from regard.training.storage.checkpoint import Checkpoint
 from regard.training.storage.run_folder import RunFolder
 
 
-def must_stay(before: RunConfig, after: RunConfig, path: Path) -> None:
-    """Refuse to change what the weights and the optimizer's memory depend on."""
-    new = lasting(after)
-    for key, old in lasting(before).items():
-        if old != new[key]:
-            raise ConfigError(
-                f"{key} cannot change when a run goes on;\n"
-                f"begin a new one, with train.start={path} to begin from these weights"
-            )
-
-
-def must_be_as_saved(folder: RunFolder, config: RunConfig, newest: Checkpoint) -> None:
-    """Refuse a config.json that was edited in what the checkpoint depends on."""
-    saved, now = _state(newest)["config"], lasting(config)
-    if not isinstance(saved, dict):  # an older checkpoint: a hash of all settings
-        return
-    for key, value in saved.items():
-        if value != now[key]:
-            raise CheckpointError(
-                f"{key} in {folder.config} is not what the checkpoint of step {newest.step:,} was "
-                f"trained with\nput it back, or begin a new run with train.start={folder.path}"
-            )
-
-
-def lasting(config: RunConfig) -> dict[str, Any]:
-    """What stays as it is for as long as a run lasts, as JSON has it."""
+def fixed_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings that cannot change between two sessions of a run, as JSON values."""
     table: dict[str, Any] = to_table(
         {
             "task": kind_of(config.task)[0],
@@ -49,31 +25,70 @@ def lasting(config: RunConfig) -> dict[str, Any]:
     return table
 
 
-def must_have_more(folder: RunFolder, config: RunConfig, newest: Checkpoint | None) -> None:
-    """Refuse to go on with a run that has come to its end."""
-    steps, patience = config.train.steps, config.train.patience
-    if newest is None:
-        if is_closed_form(config.model["family"]) and folder.model.exists():
-            raise ConfigError(f"{folder.path} has counted all of its data; there is no more to do")
-        return
-    if newest.step >= steps:
+def check_fixed_settings(before: RunConfig, after: RunConfig, path: Path) -> None:
+    """Refuse to resume with other settings of what weights and optimizer state depend on."""
+    if before.data.path is None and before.data.source is None:
         raise ConfigError(
-            f"{folder.path} is at step {newest.step:,} already, and train.steps={steps};\n"
-            f"to train on, say for how long: train.steps={2 * newest.step}"
+            f"{path} was imported, not trained here, so there is no training to resume;\n"
+            f"train it on your own data: regard train DATA train.start={path}"
         )
-    since = _state(newest)["best"]["since"]
+    new = fixed_settings(after)
+    for key, old in fixed_settings(before).items():
+        if old != new[key]:
+            raise ConfigError(
+                f"{key} cannot change when a run is resumed;\n"
+                f"begin a new one, with train.start={path} to start from these weights"
+            )
+
+
+def check_resumable(folder: RunFolder, config: RunConfig, saved: Checkpoint | None) -> None:
+    """Refuse to resume a finished run, or from a checkpoint that other settings have written."""
+    check_unfinished(folder, config, saved)
+    if saved is None:
+        return
+    now = fixed_settings(config)
+    for key, value in _read_state(saved)["config"].items():
+        if value != now[key]:
+            raise CheckpointError(
+                f"{key} in {folder.config} is not what the checkpoint of step {saved.step:,} was "
+                f"trained with\nput it back, or begin a new run with train.start={folder.path}"
+            )
+
+
+def check_unfinished(folder: RunFolder, config: RunConfig, saved: Checkpoint | None) -> None:
+    """Refuse to resume a run that has finished."""
+    steps, patience = config.train.steps, config.train.patience
+    if saved is None:
+        if is_closed_form(config.model["family"]) and folder.model.exists():
+            raise ConfigError(f"{folder.path} is fitted to all of its data; it has no more steps")
+        return
+    if saved.step >= steps:
+        raise ConfigError(
+            f"{folder.path} is at step {saved.step:,} already, and train.steps={steps};\n"
+            f"to train longer, raise it: train.steps={2 * saved.step}"
+        )
+    since = _read_state(saved)["best"]["since"]
     if patience is not None and since >= patience:
         raise ConfigError(
-            f"{folder.path} stopped early at step {newest.step:,}: {since} evaluations in a row "
-            f"were no better\nto train on, raise train.patience (now {patience}) or give "
+            f"{folder.path} stopped early at step {saved.step:,}: {since} evaluations in a row "
+            f"were not better\nto train longer, raise train.patience (now {patience}) or set "
             "train.patience=none"
         )
 
 
-def _state(newest: Checkpoint) -> dict[str, Any]:
-    state = newest.state()
+def is_finished(folder: RunFolder, config: RunConfig, saved: Checkpoint | None) -> bool:
+    """Whether no step is left to take."""
+    try:
+        check_unfinished(folder, config, saved)
+    except ConfigError:
+        return True
+    return False
+
+
+def _read_state(saved: Checkpoint) -> dict[str, Any]:
+    state = saved.state()
     if absent := [key for key in ("best", "config", "sizes") if key not in state]:
         raise CheckpointError(
-            f"{newest.path / 'state.json'} lacks {', '.join(absent)}: another version wrote it"
+            f"{saved.path / 'state.json'} lacks {', '.join(absent)}: another version wrote it"
         )
     return state

@@ -1,16 +1,71 @@
-"""Checks of the settings of a run that can be made before its data is read."""
+"""Checks of a run before it trains: what can be refused is refused before a folder is made."""
 
 import math
+from pathlib import Path
 
+import torch
 from torch import nn
 
 from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError
+from regard.files.disk_space import check_room
+from regard.models.build import count_parameters, on_meta
+from regard.models.presets import ModelConfig
 from regard.pipelines import smallest_model
 from regard.pipelines.base import DEFAULT_TOKENS, rows_per_step
-from regard.training.optim import optimizers
-from regard.training.schedule import schedule
-from regard.training.setup.device import memory, pick_device
+from regard.training.optim import optimizers, schedule
+from regard.training.setup.device import (
+    check_memory,
+    checkpoint_activations,
+    free_memory,
+    pick_device,
+    ready_device,
+)
+from regard.training.taps import find_taps
+from regard.training.tracking.trackers import check_trackers
+from regard.training.train_state import load_initial_weights
+
+
+def check_before_data(config: RunConfig) -> torch.device:
+    """Refuse what can be refused before the data is read; the device of the run."""
+    check_trackers(config.train.trackers)
+    device = ready_device(config)
+    if "preset" in config.model:
+        check_memory(count_parameters(smallest_model(config)), config.train, device)
+    check_settings(config)
+    return device
+
+
+def check_model(config: RunConfig, model: ModelConfig, device: torch.device, path: Path) -> None:
+    """Refuse a model that does not fit into memory, onto the disk or to the settings."""
+    parameters = count_parameters(model)
+    check_memory(parameters, config.train, device)
+    check_disk(path, config, parameters)
+    check_taps(config, model)
+    if config.train.activation_checkpointing:
+        checkpoint_activations(on_meta(model))
+    if config.train.start is not None:
+        load_initial_weights(config, on_meta(model))
+
+
+def check_taps(config: RunConfig, model: ModelConfig) -> None:
+    """Refuse a pattern of `train.log` that matches no tap."""
+    if config.train.log:
+        find_taps(on_meta(model), config.train.log)
+
+
+def check_disk(path: Path, config: RunConfig, parameters: int) -> None:
+    """Refuse a run whose checkpoints do not fit on the disk: the newest, the best and the next."""
+    settings = config.train
+    saves = -(-settings.steps // intervals(settings)[1])
+    checkpoints = min(settings.keep + 2, saves)
+    check_room(path, parameters, checkpoints=checkpoints, averaged=settings.ema > 0)
+
+
+def intervals(settings: TrainConfig) -> tuple[int, int]:
+    """After how many steps to evaluate, and after how many to save."""
+    evaluate_every = settings.evaluate_every or -(-settings.steps // 10)
+    return evaluate_every, settings.save_every or evaluate_every
 
 
 def check_settings(config: RunConfig) -> None:
@@ -63,7 +118,7 @@ def _check_step_memory(config: RunConfig) -> None:
     context, dim = model.context, getattr(model, "dim", 1)
     rows = rows_per_step(config.train, context)
     device = pick_device(config.device)
-    needed, free = 4 * dim * context * rows // config.train.accumulate, memory(device)
+    needed, free = 4 * dim * context * rows // config.train.accumulate, free_memory(device)
     if needed > free:
         raise ConfigError(
             f"{rows:,} rows of {context:,} tokens a step need {needed / 1e9:,.1f} GB for one layer "

@@ -1,7 +1,8 @@
-"""`minutes=N`: size the model and the steps to this machine, by a short measured probe."""
+"""`minutes=N`: choose the model size and the number of steps for this machine by timing steps."""
 
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import chain, cycle, islice
 
 import torch
@@ -22,7 +23,7 @@ from regard.training.parallel.ranks import Ranks
 from regard.training.parallel.strategy import SingleProcess
 from regard.training.setup.device import (
     autocast,
-    captures,
+    captures_graphs,
     checkpoint_activations,
     compiles,
     ready_device,
@@ -31,95 +32,92 @@ from regard.training.setup.setting_checks import check_settings
 
 SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
 HEAD_DIM = 32
-TOKENS_PER_PARAMETER = 5  # a quarter of what Hoffmann et al. 2022 find best: size pays early
-FEWEST_STEPS = 50
-PROBE_STEPS = 4
+TOKENS_PER_PARAMETER = 5  # a quarter of the optimum of Hoffmann et al. 2022: size pays off early
+MIN_STEPS = 50
+TIMED_STEPS = 4
 
 
-def fit_to_minutes(config: RunConfig, minutes: float, *, model_too: bool = True) -> RunConfig:
-    """The largest of a few sizes that can be trained well in the time, and steps to fill it.
+def fit_to_minutes(config: RunConfig, minutes: float, *, choose_model: bool = True) -> RunConfig:
+    """Choose the largest model that can be trained well in the time, and as many steps as fit.
 
-    Each size is timed for a few real steps, smallest first. A size is worth its time while it
-    can see a few tokens per parameter. Without `model_too` only the steps are chosen. Where
-    steps are compiled, the size that was chosen is timed once more: to compile each would take
-    longer than to train some.
+    A few real steps of each size are timed, smallest first. A larger size is taken as long as
+    the time allows a few tokens per parameter. Without `choose_model` only the steps are chosen.
+    Compiled steps are timed for the chosen size only: compiling takes longer than these steps.
     """
     if minutes <= 0:
         raise ConfigError(f"minutes={minutes:g} must be more than 0")
     check_settings(config)
-    material = prepare_training(config)
-    table = describe(material.model)
-    if is_closed_form(table["family"]):  # a model that counts takes the time it takes
+    data = prepare_training(config)
+    table = describe(data.model)
+    if is_closed_form(table["family"]):  # there are no steps to choose
         return config
     device = ready_device(config)
     tokens = sum(
-        _tokens(material.batch(number), material.model.context)
-        for number in range(config.train.accumulate)
+        _tokens(data.batch(number), data.model.context) for number in range(config.train.accumulate)
     )
-    budget = 0.9 * 60 * minutes  # evaluations and checkpoints take the rest
+    budget = 0.9 * 60 * minutes  # the rest is for evaluations and checkpoints
 
-    def filled(candidate: RunConfig, *, compiled: bool) -> RunConfig:
-        seconds = _seconds(candidate, material, device, compiled=compiled)
-        steps = max(FEWEST_STEPS, int(budget / seconds))
+    def with_steps(candidate: RunConfig, *, compiled: bool) -> RunConfig:
+        seconds = _seconds_per_step(candidate, data, device, compiled=compiled)
+        steps = max(MIN_STEPS, int(budget / seconds))
         return replace(candidate, train=replace(config.train, steps=steps))
 
     chosen: RunConfig | None = None
-    for size in SIZES if model_too and "layers" in table else [None]:
+    for size in SIZES if choose_model and "layers" in table else [None]:
         model = table
         if size is not None:
             model = {**table, "dim": size[0], "layers": size[1]}
         if size is not None and "heads" in table:
             model["heads"] = size[0] // HEAD_DIM
-        candidate = filled(replace(config, model=model), compiled=False)
+        candidate = with_steps(replace(config, model=model), compiled=False)
         enough = TOKENS_PER_PARAMETER * count_parameters(resolve(model))
         if chosen is not None and candidate.train.steps * tokens < enough:
             break
         chosen = candidate
     assert chosen is not None
-    return filled(chosen, compiled=True) if compiles(config.train, device) else chosen
+    return with_steps(chosen, compiled=True) if compiles(config.train, device) else chosen
 
 
 def _tokens(batch: Batch, context: int) -> int:
-    """What a model learns from in a batch: all tokens where a few are hidden, or all patches."""
+    """The tokens that a model learns from in a batch: targets, all read tokens, or patches."""
     if isinstance(batch, ImageBatch):
         return len(batch.targets) * context
     read = batch.documents > 0 if isinstance(batch, MaskedBatch) else batch.targets != IGNORED
     return int(read.sum())
 
 
-def _seconds(
-    config: RunConfig, material: TrainingData, device: torch.device, *, compiled: bool
+def _seconds_per_step(
+    config: RunConfig, data: TrainingData, device: torch.device, *, compiled: bool
 ) -> float:
-    """The seconds of a step, after some to warm up: one, or enough to compile every shape.
+    """The seconds of a step after a warm-up: one step, or enough to compile every shape.
 
-    Of several ranks, those of rank 0's share; what they tell each other is not counted.
+    With several ranks, of rank 0's share; communication is not counted.
     """
+    settings, ranks = config.train, Ranks(size=launch.size())
     model = build_model(resolve(config.model)).to(device)
-    settings = config.train
     if settings.activation_checkpointing:
         checkpoint_activations(model)
-    objective = Objective(model, material.task)
+    objective = Objective(model, data.task)
     strategy = SingleProcess(objective)
     if compiled:
         strategy.compile()
-    batch_of, accumulate = Ranks(size=launch.size()).split_batches(
-        material.batch, settings.accumulate
-    )
-    batches = [batch_of(number).to(device) for number in range(PROBE_STEPS * accumulate)]
-    warm = (WARM + 1) * PROBE_STEPS if compiled else 1
+    accumulate = ranks.local_accumulate(settings.accumulate)
+    batch_of = partial(ranks.local_batch, data.batch, settings.accumulate)
+    batches = [batch_of(number).to(device) for number in range(TIMED_STEPS * accumulate)]
+    warm_up = (WARM + 1) * TIMED_STEPS if compiled else 1
     steps = train(
         objective,
-        chain(islice(cycle(batches), warm * accumulate), batches),
+        chain(islice(cycle(batches), warm_up * accumulate), batches),
         optimizers(settings.optimizer, model, settings.lr),
         lambda step: settings.lr,
         accumulate=accumulate,
         autocast=autocast(settings, device),
         strategy=strategy,
-        capture=compiled and captures(settings, device),
+        capture=compiled and captures_graphs(settings, device, model, ranks=ranks.size),
     )
-    for step in islice(steps, warm):
+    for step in islice(steps, warm_up):
         float(step.loss)  # wait for the device
-    begin = time.perf_counter()
+    started = time.perf_counter()
     for step in steps:
         float(step.loss)
-    return (time.perf_counter() - begin) / PROBE_STEPS
+    return (time.perf_counter() - started) / TIMED_STEPS

@@ -35,7 +35,7 @@ from regard.files.disk_space import disk_message
 from regard.files.fault_injection import fault
 from regard.files.safetensors import Tensors, as_bytes, is_shard_name
 from regard.files.untrusted import open_regular_file, parse_json, read_json, read_text
-from regard.training.parallel.ranks import ALONE, Ranks
+from regard.training.parallel.ranks import SINGLE, Ranks
 
 FORMAT = 1
 
@@ -66,7 +66,7 @@ def save(
     step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
 ) -> Checkpoint:
     """Write a checkpoint of `step`; until the last rename nothing of it counts.
 
@@ -75,7 +75,7 @@ def save(
     final = folder / f"step-{step}"
     aside = Path(ranks.broadcast(str(temporary_path(final))))
     parts = {name: [f"{name}-{rank}" for rank in range(ranks.size)] for name in tensors}
-    needed = int(ranks.sum(torch.tensor(sum(map(_bytes, tensors.values())))))
+    needed = int(ranks.all_reduce_sum(torch.tensor(sum(map(_bytes, tensors.values())))))
     facts: dict[str, dict[str, Any]] = {}  # size and hash of each file
 
     def note(path: Path) -> None:
@@ -145,7 +145,7 @@ def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
         problem = verify(path)
         if problem is None:
             return Checkpoint(path, number)
-        good = next(whole_before(folder, number), None)
+        good = next(valid_steps_before(folder, number), None)
         way_out = (
             f"the one of step {good} is whole: regard resume {folder.parent} --step {good}"
             if good is not None
@@ -187,7 +187,7 @@ def verify(path: Path) -> str | None:
     return None
 
 
-def whole_before(folder: Path, step: int) -> Iterator[int]:
+def valid_steps_before(folder: Path, step: int) -> Iterator[int]:
     """The steps before this one whose checkpoints verify, newest first."""
     return (n for n in _steps(folder) if n < step and verify(folder / f"step-{n}") is None)
 
@@ -197,7 +197,7 @@ def of_step(folder: Path, step: int) -> Checkpoint:
     return Checkpoint(folder / f"step-{step}", step)
 
 
-def whole(folder: Path, step: int | None) -> Checkpoint | None:
+def find_valid(folder: Path, step: int | None) -> Checkpoint | None:
     """The checkpoint of a step, if there is one and it verifies."""
     path = folder / f"step-{step}"
     return None if step is None or verify(path) else Checkpoint(path, step)

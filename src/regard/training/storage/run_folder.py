@@ -1,4 +1,4 @@
-"""A run on disk.
+"""The folder of a run.
 
 config.json · model.safetensors · tokenizer.json · metrics.jsonl · environment.json
 checkpoints/step-N/ · samples.txt · skipped.jsonl · clock.json · baseline.json · lock
@@ -23,10 +23,11 @@ from regard.pipelines import has_tokenizer, load_tokenizers
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.parallel.launch import attempt, launch
-from regard.training.storage.checkpoint import read_tensors, whole_before
+from regard.training.storage.checkpoint import read_tensors, valid_steps_before
 from regard.training.storage.lock import locked
 
-LONGEST_ROW = 100_000  # bytes of a line of metrics
+FORMAT = 2  # of config.json; raise it when a setting is renamed
+MAX_ROW = 1_000_000  # bytes of a line of metrics.jsonl
 
 
 class RunFolder:
@@ -44,10 +45,10 @@ class RunFolder:
         self.clock = self.path / "clock.json"
         self.baseline = self.path / "baseline.json"
         self.lock = self.path / "lock"
-        self.trackers: list[Callable[[dict[str, Any]], None]] = []  # who else sees each row
+        self.trackers: list[Callable[[dict[str, Any]], None]] = []  # called with every row
 
     def must_be_new(self) -> None:
-        """Refuse a folder that exists: no run is ever written over."""
+        """Refuse a folder that exists: no run is ever overwritten."""
         way_out = f"continue it with `regard resume {self.path}`, or name another with --out"
         must_be_new(self.path, way_out)
 
@@ -58,9 +59,9 @@ class RunFolder:
         tokenizers: Tokenizer | PairTokenizers | None,
         write_model: Callable[[Path], None] | None = None,
     ) -> None:
-        """Begin a new run here, written aside and then renamed: a kill leaves all of it or none.
+        """Create the folder atomically: a kill leaves all of it or nothing.
 
-        `write_model` writes the weights of one that is not to be trained first.
+        `write_model` writes the weights of an imported model.
         """
         self.must_be_new()
         with atomic_folder(self.path) as path:
@@ -79,7 +80,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside, no other process trains here; the system unlocks when this one dies."""
+        """Inside, no other process trains here; the system releases the lock of a dead process."""
         with locked(self.lock):
             for folder in (self.path, self.checkpoints):
                 remove_leftovers(folder, locked=True)
@@ -88,40 +89,47 @@ class RunFolder:
             yield
 
     def save_config(self, config: RunConfig) -> None:
-        """Keep the resolved settings."""
-        write_json(self.config, to_table(config))
+        """Write the resolved settings."""
+        write_json(self.config, {"format": FORMAT, **to_table(config)})
 
     def load_config(self) -> RunConfig:
-        """The settings of the run, as it resolved them."""
+        """The resolved settings of the run."""
         table = self._json(self.config)
         if "model_type" in table:
             raise CheckpointError(
                 f"{self.path} is a checkpoint of another library;\n"
                 f"`regard import {self.path} RUN` makes a run of it"
             )
+        if (version := table.pop("format", None)) != FORMAT:
+            known = "has no format" if version is None else f"has format {version!r}"
+            raise CheckpointError(
+                f"{self.config} {known}, so another version of regard wrote it, and its settings "
+                f"have other names; this one reads format {FORMAT}: train the run again, or use "
+                "the version that wrote it"
+            )
         return build(RunConfig, table)
 
-    def is_of(self, launch: str | None) -> bool:
-        """Whether this launch of `torchrun` began the run or went on with it, an attempt ago."""
+    def belongs_to(self, launch: str | None) -> bool:
+        """Whether an earlier attempt of this launch of `torchrun` began or resumed the run."""
         return self.environment.exists() and self.load_environment().get("launch") == launch
 
-    def claim(self, launch: str | None) -> None:
-        """Note which launch of `torchrun`, if any, has gone on with the run."""
+    def set_launch(self, launch: str | None) -> None:
+        """Record which launch of `torchrun`, if any, resumes the run."""
         if launch is not None:
             write_json(self.environment, self.load_environment() | {"launch": launch})
 
     def load_environment(self) -> dict[str, Any]:
-        """What the run was made with, data and tokenizer fingerprints included."""
+        """Versions, hardware, and the fingerprints of data and tokenizer."""
         return self._json(self.environment)
 
     def load_tokenizers(self, config: RunConfig) -> PairTokenizers | Tokenizer | None:
-        """The tokenizers of the run; None where it began without one, as a run on images does."""
+        """The tokenizers of the run; None if it has none, as a run on images."""
         without = self.load_environment().get("tokenizer") == "none"
         if without and not has_tokenizer(self.path):
             return None
         return load_tokenizers(self.path, config)
 
-    def must_have(self, tokenizer: str) -> None:
+    def check_tokenizer(self, tokenizer: str) -> None:
         """Refuse a tokenizer with another fingerprint than the run began with."""
         if tokenizer != self._json(self.environment).get("tokenizer"):
             raise CheckpointError(
@@ -129,70 +137,72 @@ class RunFolder:
                 "longer mean what the model learned"
             )
 
-    def must_be_of(self, data: str) -> None:
+    def check_data(self, data: str) -> None:
         """Refuse data with another fingerprint than the run began with."""
         if data != self._json(self.environment).get("data"):
-            given = self.load_config().data
+            settings = self.load_config().data
             raise DataError(
-                f"the data has changed since the run began: {given.path or given.source}\n"
+                f"the data has changed since the run began: {settings.path or settings.source}\n"
                 "put the old file back, or begin a new run with regard train"
             )
 
-    def kept_metrics(self) -> dict[str, float]:
-        """The validation metrics of the model that was kept."""
+    def best_metrics(self) -> dict[str, float]:
+        """The validation metrics of the best model, which is in model.safetensors."""
         name = self.load_config().train.best
         rows = [row["validation"] for row in self.rows() if "validation" in row]
         rows = rows[-1:] if name == "last" else [row for row in rows if name in row]
         if not rows:
             return {}
-        first, *others = rows
-        for each in others:
-            first = each if better(name, each[name], first[name]) else first
-        return dict(first)
+        best, *others = rows
+        for row in others:
+            best = row if better(name, row[name], best[name]) else best
+        return dict(best)
 
-    def kept_weights(self) -> dict[str, Tensor]:
-        """The weights of the model that was kept; where they are damaged, how to get them again."""
+    def load_weights(self) -> dict[str, Tensor]:
+        """The weights of the best model; an error says how to restore damaged ones."""
         try:
             return read_tensors(self.model)
         except CheckpointError as error:
-            good = next(whole_before(self.checkpoints, self.load_config().train.steps), None)
-            if good is None and self.model.exists():
+            steps = self.load_config().train.steps
+            valid = next(valid_steps_before(self.checkpoints, steps), None)
+            if valid is None and self.model.exists():
                 raise
-            if good is None:
-                how = "none were saved yet; to train on"
-                raise CheckpointError(f"{error}; {how}: regard resume {self.path}") from None
+            if valid is None:
+                raise CheckpointError(
+                    f"{error}; none were saved yet; to continue training: regard resume {self.path}"
+                ) from None
             raise CheckpointError(
-                f"{error}\nto make it again: regard resume {self.path} --step {good}"
+                f"{error}\nto make it again: regard resume {self.path} --step {valid}"
             ) from None
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a row of metrics."""
-        self._add(self.metrics, json.dumps(row) + "\n")
-        for watch in self.trackers:
-            watch(row)
+        """Append a row to metrics.jsonl and send it to the trackers."""
+        self._append(self.metrics, json.dumps(row) + "\n")
+        for track in self.trackers:
+            track(row)
 
-    def add_sample(self, step: int, sample: str) -> None:
-        """Add what the model writes after `step`."""
-        self._add(self.samples, f"--- step {step}\n{sample}\n")
+    def append_sample(self, step: int, sample: str) -> None:
+        """Append a sample of the model's output after `step` to samples.txt."""
+        self._append(self.samples, f"--- step {step}\n{sample}\n")
 
-    def add_skip(self, row: dict[str, Any]) -> None:
-        """Add a step that taught nothing, and what it read."""
-        self._add(self.skipped, json.dumps(row) + "\n")
+    def append_skipped(self, row: dict[str, Any]) -> None:
+        """Append a skipped step, and the examples it read, to skipped.jsonl."""
+        self._append(self.skipped, json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows of metrics; a last line without an end is still being written."""
-        found = []
+        """All rows of metrics.jsonl; an incomplete last line is still being written."""
+        rows = []
         try:
             with open_regular_file(self.metrics) as file:
-                for line in iter(partial(file.readline, LONGEST_ROW), b""):
-                    if line.endswith(b"\n") or len(line) == LONGEST_ROW:
-                        found.append(_row(line))
+                for line in iter(partial(file.readline, MAX_ROW), b""):
+                    if line.endswith(b"\n") or len(line) == MAX_ROW:
+                        rows.append(_parse_row(line))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.metrics} is damaged: {error}") from None
-        return found
+        return rows
 
-    def sizes(self) -> dict[str, int]:
-        """How long the growing files are on the disk, so that a resumed run can cut them back."""
+    def log_sizes(self) -> dict[str, int]:
+        """The sizes of the log files on disk, to which a resumed run truncates them."""
         sizes = {}
         for path in (self.metrics, self.samples):
             with open(path, "rb") as file:
@@ -200,14 +210,14 @@ class RunFolder:
                 sizes[path.name] = path.stat().st_size
         return sizes
 
-    def cut_back(self, sizes: dict[str, int]) -> None:
-        """Drop what was logged after a checkpoint."""
-        for name in sizes.keys() & {self.metrics.name, self.samples.name}:  # and of no other file
+    def truncate_logs(self, sizes: dict[str, int]) -> None:
+        """Remove what was logged after a checkpoint."""
+        for name in sizes.keys() & {self.metrics.name, self.samples.name}:  # never another file
             with open(self.path / name, "a") as file:
-                size = min(sizes[name], file.tell())  # never longer: that would add zero bytes
+                size = min(sizes[name], file.tell())  # never longer, which would append zero bytes
                 file.truncate(size)
 
-    def _add(self, path: Path, text: str) -> None:
+    def _append(self, path: Path, text: str) -> None:
         try:
             with open(path, "a", encoding="utf-8") as file:
                 file.write(text)
@@ -220,43 +230,48 @@ class RunFolder:
         return read_json(path)
 
 
-def _row(line: bytes) -> dict[str, Any]:
-    """A line of metrics: a step, and numbers by name or, under `validation`, those held out."""
+def _parse_row(line: bytes) -> dict[str, Any]:
+    """A line of metrics.jsonl: a step, numbers by name, and the tables `validation` and `taps`."""
     row = parse_json(line.decode())
-    if isinstance(row, dict) and "step" in row and all(_is_value(*each) for each in row.items()):
+    if isinstance(row, dict) and "step" in row and all(_is_valid(*item) for item in row.items()):
         return row
     raise ValueError(f"{quote(line.decode())} is no row of metrics")
 
 
-def _is_value(name: str, value: Any) -> bool:
+def _is_valid(name: str, value: Any) -> bool:
     if name == "validation":
-        return isinstance(value, dict) and all(_is_value("", each) for each in value.values())
-    whole = isinstance(value, int) and abs(value) < 1 << 63
+        return isinstance(value, dict) and all(_is_valid("", number) for number in value.values())
+    if name == "taps":
+        return isinstance(value, dict) and all(
+            isinstance(table, dict) and all(_is_valid("tap", number) for number in table.values())
+            for table in value.values()
+        )
+    is_integer = isinstance(value, int) and abs(value) < 1 << 63
     if name in ("step", "targets"):
-        return whole
-    return whole or isinstance(value, float) or (value is None and name != "")
+        return is_integer
+    return is_integer or isinstance(value, float) or (value is None and name != "")
 
 
-class ReadOnly(RunFolder):
-    """The folder of a run as the other ranks see it: rank 0 alone writes."""
+class ReadOnlyFolder(RunFolder):
+    """The folder as ranks > 0 use it: only rank 0 writes."""
 
     def save_config(self, config: RunConfig) -> None:
-        """Leave it alone."""
+        """Do nothing."""
 
     def append(self, row: dict[str, Any]) -> None:
-        """Leave it alone."""
+        """Do nothing."""
 
-    def cut_back(self, sizes: dict[str, int]) -> None:
-        """Leave it alone."""
+    def truncate_logs(self, sizes: dict[str, int]) -> None:
+        """Do nothing."""
 
-    def _add(self, path: Path, text: str) -> None:
+    def _append(self, path: Path, text: str) -> None:
         pass
 
 
 def new_folder(name: str) -> Path:
-    """The first free of runs/NAME, runs/NAME-2, …, or the one that this launch began before."""
+    """The first free of runs/NAME, runs/NAME-2, …, or the one that this launch created before."""
     number, path = 1, Path("runs", name)
-    while path.exists() and not (attempt() and RunFolder(path).is_of(launch())):
+    while path.exists() and not (attempt() and RunFolder(path).belongs_to(launch())):
         number += 1
         path = Path("runs", f"{name}-{number}")
     return path

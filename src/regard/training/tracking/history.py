@@ -1,4 +1,4 @@
-"""What a run has become so far: how good it is, what it cost, and its curves."""
+"""What a run has logged so far: its metrics, its cost and its curves."""
 
 import math
 from collections.abc import Sequence
@@ -16,58 +16,68 @@ from regard.training.baseline import read_baseline
 from regard.training.events import BaselineEvaluated
 from regard.training.storage.run_folder import RunFolder
 
-LARGEST = 1e100  # of the numbers that are told; what is more, or no number, is left out
+MAX_VALUE = 1e100  # larger numbers in logs are left out of curves
 Points = list[tuple[int, float]]  # step and value
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A run as its folder tells it, finished or not."""
+    """The log of a run, finished or not."""
 
     path: Path
     config: RunConfig
-    metrics: dict[str, float]  # held out, of the model that was kept
-    parameters: int  # of a model that counts, the numbers it keeps
+    metrics: dict[str, float]  # on the validation data, of the best model
+    parameters: int  # of a closed-form model, the numbers in its file
     step: int  # the last one that was logged
-    targets: int  # learned from
-    seconds: float | None  # of training and judging; None where nobody took the time
-    flops: float | None  # None where padding or masking makes it a guess
+    targets: int  # trained on
+    seconds: float | None  # of training and evaluation; None if unknown
+    flops: float | None  # None where it depends on padding or masking
     losses: Points  # of every step
-    held_out: dict[str, Points]  # of every metric
-    counted: BaselineEvaluated | None  # what n-grams of the same text get, where that was asked for
+    validation: dict[str, Points]  # of every metric
+    taps: dict[str, Points]  # of every statistic of `train.log`, as TAP.STATISTIC
+    baseline: BaselineEvaluated | None
 
 
 def read_history(path: Path | str) -> History:
-    """Read what a run has logged; it may still be going on."""
+    """Read what a run has logged; it may still be training."""
     folder = RunFolder(path)
     config = folder.load_config()
     rows = folder.rows()
-    counted = cost(resolve(config.model))
+    model_cost = cost(resolve(config.model))
     targets = sum(row.get("targets", 0) for row in rows)
-    held_out: dict[str, Points] = {}
+    validation: dict[str, Points] = {}
+    taps: dict[str, Points] = {}
     for row in rows:
         for name, value in row.get("validation", {}).items():
-            if _is_number(value):
-                held_out.setdefault(name, []).append((row["step"], value))
+            _add_point(validation, name, row["step"], value)
+        for tap, statistics in row.get("taps", {}).items():
+            for name, value in statistics.items():
+                _add_point(taps, f"{tap}.{name}", row["step"], value)
     tokens = _tokens_per_target(config)
-    flops = None if tokens is None else targets * tokens * counted.training_flops_per_token
+    flops = None if tokens is None else targets * tokens * model_cost.training_flops_per_token
     return History(
         path=folder.path,
         config=config,
-        metrics=folder.kept_metrics(),
-        parameters=counted.parameters or kept(folder),
+        metrics=folder.best_metrics(),
+        parameters=model_cost.parameters or stored_parameters(folder),
         step=max((row["step"] for row in rows), default=0),
         targets=targets,
-        seconds=spent(folder),
+        seconds=read_seconds(folder),
         flops=flops or None,
         losses=[(row["step"], row["loss"]) for row in rows if _is_number(row.get("loss"))],
-        held_out=held_out,
-        counted=read_baseline(folder),
+        validation=validation,
+        taps=taps,
+        baseline=read_baseline(folder),
     )
 
 
-def spent(folder: RunFolder) -> float | None:
-    """How many seconds went into a run, over all its sessions."""
+def _add_point(curves: dict[str, Points], name: str, step: int, value: Any) -> None:
+    if _is_number(value):
+        curves.setdefault(name, []).append((step, value))
+
+
+def read_seconds(folder: RunFolder) -> float | None:
+    """The seconds that a run has taken, over all its sessions."""
     try:
         seconds: Any = read_json(folder.clock).get("seconds")
     except CheckpointError:
@@ -75,18 +85,18 @@ def spent(folder: RunFolder) -> float | None:
     return float(seconds) if _is_number(seconds) else None
 
 
-def kept(folder: RunFolder) -> int:
-    """How many numbers a model that counts has kept; none where it has not counted yet."""
+def stored_parameters(folder: RunFolder) -> int:
+    """The number of values in model.safetensors; 0 if it does not exist yet."""
     try:
-        return sum(math.prod(each.shape) for each in read_header(folder.model).values())
+        return sum(math.prod(entry.shape) for entry in read_header(folder.model).values())
     except OSError:
         return 0
 
 
-def thinned(points: Points, most: int) -> Points:
-    """Points so few that a picture can show them, each the mean of its neighbours.
+def downsample(points: Points, most: int) -> Points:
+    """At most `most` points, each the mean of neighbouring ones.
 
-    >>> thinned([(1, 4.0), (2, 2.0), (3, 1.0)], most=2)
+    >>> downsample([(1, 4.0), (2, 2.0), (3, 1.0)], most=2)
     [(2, 3.0), (3, 1.0)]
     """
     size = -(-len(points) // most)
@@ -99,11 +109,11 @@ def _mean(points: Sequence[tuple[int, float]]) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < LARGEST
+    return isinstance(value, int | float) and abs(value) < MAX_VALUE
 
 
 def _tokens_per_target(config: RunConfig) -> int | None:
-    """How many tokens a model reads for a target; None where that varies from row to row."""
+    """How many tokens a model reads per target; None where that varies from row to row."""
     if kind_of(config.task)[0] == "causal":
         return 1
     if config.model.get("family") == "vision":

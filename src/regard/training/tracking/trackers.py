@@ -1,7 +1,7 @@
-"""Handing on what a run logs: to TensorBoard, wandb or trackio, each imported when asked for.
+"""Experiment trackers: TensorBoard, wandb and trackio, each imported only when it is used.
 
-`metrics.jsonl` is written always, and whatever happens to those who watch. Nobody logs in: all of
-them write to this machine unless their own settings in the environment say otherwise.
+`metrics.jsonl` is always written, whatever happens to the trackers. None of them logs in: they
+write to this machine unless their own environment variables say otherwise.
 """
 
 import io
@@ -20,38 +20,40 @@ from regard.errors import CheckpointError, ConfigError, unknown
 from regard.files.atomic import write_json
 from regard.files.untrusted import read_json
 from regard.training.storage.run_folder import RunFolder
-from regard.training.tracking.history import spent
+from regard.training.tracking.history import read_seconds
 
-GIVEN = ("folder", "config", "start")  # what a tracker may ask for; the rest are its options
-CLOCK_SECONDS = 10.0  # between two looks at the clock that are kept
+FACTS = ("folder", "config", "start")  # arguments a tracker may take; the rest are its options
+CLOCK_SECONDS = 10.0  # between two writes of clock.json
 
 Row = Mapping[str, Any]
 
 
 class Tracker(Protocol):
-    """Whoever sees the rows of `metrics.jsonl` as they are written."""
+    """Called with every row of `metrics.jsonl` as it is written."""
 
     def __call__(self, row: Row) -> None:
-        """Take in a row: of a step, or of an evaluation."""
+        """Record a row: a step, or an evaluation."""
 
     def close(self) -> None:
-        """The run goes no further, for now or for good."""
+        """End this session of the run."""
 
 
 def scalars(row: Row) -> dict[str, float]:
     """The numbers of a row by the names that dashboards show.
 
-    >>> scalars({"step": 3, "loss": 1.5, "lr": 0.1})
-    {'train/loss': 1.5, 'train/lr': 0.1}
+    >>> scalars({"step": 3, "loss": 1.5, "rate": 0.1})
+    {'train/loss': 1.5, 'train/rate': 0.1}
+    >>> scalars({"step": 3, "validation": {"loss": 2.0}, "taps": {"layers.0.state": {"mean": 0.5}}})
+    {'validation/loss': 2.0, 'taps/layers.0.state/mean': 0.5}
     """
-    group, found = "train", row
     if "validation" in row:
-        group, found = "validation", row["validation"]
-    return {
-        f"{group}/{name}": value
-        for name, value in found.items()
-        if name not in ("step", "skipped") and value is not None
-    }
+        named = {f"validation/{name}": value for name, value in row["validation"].items()}
+        for tap, statistics in row.get("taps", {}).items():
+            named |= {f"taps/{tap}/{name}": value for name, value in statistics.items()}
+    else:
+        hidden = ("step", "skipped")
+        named = {f"train/{name}": value for name, value in row.items() if name not in hidden}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 class TensorBoard:
@@ -62,52 +64,52 @@ class TensorBoard:
     def __init__(self, folder: RunFolder, start: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # what was seen after the checkpoint that a run goes on from is seen again: forget it
+        # steps after the checkpoint that a run resumes from are logged again: remove the old ones
         self.writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=start + 1)
 
     def __call__(self, row: Row) -> None:
-        """Add its numbers."""
+        """Add its scalars."""
         for name, value in scalars(row).items():
             self.writer.add_scalar(name, value, row["step"])
-        self.writer.flush()  # nothing that a checkpoint covers may be lost in a kill
+        self.writer.flush()  # a kill must not lose rows before the last checkpoint
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write buffered rows."""
         self.writer.close()
 
 
-class _Once:
-    """Hands on each row once: what was sent cannot be taken back, and a resumed run repeats steps.
+class _SendOnce:
+    """Sends each row once: services cannot delete rows, and a resumed run repeats steps.
 
-    Repeated steps are equal to the last bit, so to skip them loses nothing. How far it got, and
-    the name the run goes by over there, are kept in RUN/KIND.json.
+    Repeated steps are equal to the bit, so skipping them loses nothing. The last row that was
+    sent, and the id of the run at the service, are in RUN/PACKAGE.json.
     """
 
     package: ClassVar[str]
 
     def __init__(self, folder: RunFolder) -> None:
-        self.note = folder.path / f"{self.package}.json"
-        kept: dict[str, Any] = {}
+        self.state_file = folder.path / f"{self.package}.json"
+        saved: dict[str, Any] = {}
         with suppress(CheckpointError):
-            kept = read_json(self.note)
-        self.id = str(kept.get("id", secrets.token_hex(4)))
-        self.sent = tuple(kept.get("sent", (0, False)))
+            saved = read_json(self.state_file)
+        self.id = str(saved.get("id", secrets.token_hex(4)))
+        self.sent = tuple(saved.get("sent", (0, False)))
 
     def __call__(self, row: Row) -> None:
-        """Send its numbers, unless they were sent before."""
-        mark = (int(row["step"]), "validation" in row)
-        if mark > self.sent:
-            self.sent = mark
-            # before it is sent: one row less rather than one twice
-            write_json(self.note, {"id": self.id, "sent": mark}, sync=False)
-            self.send(scalars(row), mark[0])
+        """Send its scalars, unless they were sent before."""
+        position = (int(row["step"]), "validation" in row)
+        if position > self.sent:
+            self.sent = position
+            # before sending: a kill may lose a row but never duplicates one
+            write_json(self.state_file, {"id": self.id, "sent": position}, sync=False)
+            self.send(scalars(row), position[0])
 
     def send(self, values: dict[str, float], step: int) -> None:
-        """Hand on some numbers."""
+        """Send the scalars of a step."""
         raise NotImplementedError
 
 
-class Wandb(_Once):
+class Wandb(_SendOnce):
     """Weights & Biases, offline unless WANDB_MODE says otherwise; `wandb sync` sends it later."""
 
     package = "wandb"
@@ -128,16 +130,16 @@ class Wandb(_Once):
         )
 
     def send(self, values: dict[str, float], step: int) -> None:
-        """Log them."""
+        """Log the scalars of a step."""
         self.run.log(values, step=step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write buffered rows."""
         self.run.finish()
 
 
-class Trackio(_Once):
-    """trackio's own folder on this machine; `trackio show` opens it."""
+class Trackio(_SendOnce):
+    """trackio's folder on this machine; `trackio show` opens it."""
 
     package = "trackio"
 
@@ -145,7 +147,7 @@ class Trackio(_Once):
         super().__init__(folder)
         import trackio
 
-        with redirect_stdout(io.StringIO()):  # it greets
+        with redirect_stdout(io.StringIO()):  # it prints
             self.run = trackio.init(
                 project=project,
                 name=f"{config.name}-{self.id}",
@@ -155,11 +157,11 @@ class Trackio(_Once):
             )
 
     def send(self, values: dict[str, float], step: int) -> None:
-        """Log them."""
+        """Log the scalars of a step."""
         self.run.log(values, step=step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write buffered rows."""
         import trackio
 
         with redirect_stdout(io.StringIO()):
@@ -174,33 +176,32 @@ TRACKERS: dict[str, Callable[..., Tracker]] = {
 
 
 class Clock:
-    """Keeps how long a run took, over all its sessions, in RUN/clock.json."""
+    """Writes how long a run has taken, over all its sessions, to RUN/clock.json."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self.folder, self.before = folder, spent(folder) or 0.0
-        self.began = self.kept = time.monotonic()
+        self.folder, self.before = folder, read_seconds(folder) or 0.0
+        self.started = self.written = time.monotonic()
 
     def __call__(self, row: Row) -> None:
-        """Look at the clock now and then."""
-        if time.monotonic() - self.kept >= CLOCK_SECONDS:
+        """Write the time every few seconds."""
+        if time.monotonic() - self.written >= CLOCK_SECONDS:
             self.close()
 
     def close(self) -> None:
-        """Keep what it shows."""
-        self.kept = time.monotonic()
-        with suppress(OSError):  # a full disk ends the run, not its clock
-            write_json(
-                self.folder.clock, {"seconds": self.before + self.kept - self.began}, sync=False
-            )
+        """Write the time."""
+        self.written = time.monotonic()
+        seconds = self.before + self.written - self.started
+        with suppress(OSError):  # a full disk must not end the run here
+            write_json(self.folder.clock, {"seconds": seconds}, sync=False)
 
 
 def check_trackers(choices: list[Choice]) -> None:
-    """Refuse what nobody knows, and a package that is not installed, before anything is written."""
+    """Refuse unknown trackers, unknown options and packages that are not installed."""
     for choice in choices:
         kind, options = kind_of(choice)
         if kind not in TRACKERS:
             raise ConfigError(f"train.trackers: {unknown('tracker', kind, TRACKERS)}")
-        known = [name for name in signature(TRACKERS[kind]).parameters if name not in GIVEN]
+        known = [name for name in signature(TRACKERS[kind]).parameters if name not in FACTS]
         for name in options:
             if name not in known:
                 raise ConfigError(f"train.trackers={kind}: {unknown('option', name, known)}")
@@ -213,40 +214,40 @@ def check_trackers(choices: list[Choice]) -> None:
 
 
 @contextmanager
-def watching(folder: RunFolder, config: RunConfig, start: int) -> Iterator[None]:
-    """Inside, all who are asked to watch see each row of the run, which goes on after `start`."""
+def tracked(folder: RunFolder, config: RunConfig, start: int) -> Iterator[None]:
+    """Inside, the trackers get every row of the run, which resumes after step `start`."""
     check_trackers(config.train.trackers)
-    given = dict(zip(GIVEN, (folder, config, start), strict=True))
+    facts = dict(zip(FACTS, (folder, config, start), strict=True))
     trackers: dict[str, Tracker] = {"the clock": Clock(folder)}
     try:
         for choice in config.train.trackers:
             kind = kind_of(choice)[0]
             try:
-                trackers[kind] = make(choice, TRACKERS, "tracker", **given)
+                trackers[kind] = make(choice, TRACKERS, "tracker", **facts)
             except ConfigError:
                 raise
             except Exception as error:
-                raise ConfigError(f"train.trackers={kind} could not begin: {error}") from error
-        folder.trackers = [_careful(name, each) for name, each in trackers.items()]
+                raise ConfigError(f"train.trackers={kind} could not start: {error}") from error
+        folder.trackers = [_warn_on_error(name, tracker) for name, tracker in trackers.items()]
         yield
     finally:
         folder.trackers = []
-        for name, each in trackers.items():
-            _careful(name, each.close)()
+        for name, tracker in trackers.items():
+            _warn_on_error(name, tracker.close)()
 
 
-def _careful(name: str, act: Callable[..., None]) -> Callable[..., None]:
-    """The same, but a failure is a warning, once: nobody who watches may stop a run."""
+def _warn_on_error(name: str, function: Callable[..., None]) -> Callable[..., None]:
+    """Turn the first error of a tracker into a warning and disable it: training continues."""
     failed = False
 
-    def careful(*given: Any) -> None:
+    def call(*args: Any) -> None:
         nonlocal failed
         if failed:
             return
         try:
-            act(*given)
+            function(*args)
         except Exception as error:
             failed = True
-            warnings.warn(f"{name} stopped watching: {error}", stacklevel=2)
+            warnings.warn(f"tracker {name} was removed after an error: {error}", stacklevel=2)
 
-    return careful
+    return call

@@ -1,0 +1,77 @@
+"""`train.log`: statistics of taps, the named places inside a model, at every evaluation."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from regard.data.batch import Batch
+from regard.errors import ConfigError
+from regard.explain.trace import trace
+from regard.nn.tap import Tap
+from regard.tasks import Task
+from regard.training.events import TapStatistics
+
+SHOWN = 40  # names in an error message
+_SUFFIX = "_tap"
+
+
+def find_taps(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """The paths of the taps that match any of the patterns, in the order of the model.
+
+    A pattern is a glob over the path with or without its suffix `_tap`: `layers.*.forget_gate`
+    matches `layers.0.forget_gate_tap`. One that matches nothing is an error.
+    """
+    taps = [name for name, part in model.named_modules() if isinstance(part, Tap)]
+    for pattern in patterns:
+        if not any(_matches(name, pattern) for name in taps):
+            names = [name.removesuffix(_SUFFIX) for name in taps]
+            more = [f"… ({len(names)} in all)"] if len(names) > SHOWN else []
+            known = ", ".join([*names[:SHOWN], *more]) or "none"
+            raise ConfigError(f"train.log={pattern!r} matches no tap of this model; taps: {known}")
+    return [name for name in taps if any(_matches(name, pattern) for pattern in patterns)]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name.removesuffix(_SUFFIX), pattern)
+
+
+@torch.no_grad()
+def tap_statistics(
+    model: nn.Module, task: Task, batches: Iterator[Batch], patterns: Sequence[str]
+) -> TapStatistics:
+    """Run the first of `batches` through the model; statistics of what passes the matching taps.
+
+    Measured in evaluation mode, with the EMA weights if `train.ema` is set, over all values of
+    the tensor that passes the tap, padding included; of a tap that is passed several times, the
+    last tensor. A tap that the loss does not pass is left out.
+
+    mean    the mean of all values
+    norm    the L2 norm of the vectors along the last axis, averaged over them
+    zeros   the share of values that are exactly 0
+    """
+    names = find_taps(model, patterns)
+    if not names:
+        return {}
+    model.eval()
+    with ExitStack() as stack:
+        traces = [(name, stack.enter_context(trace(model, name))) for name in names]
+        task.loss(model, next(batches).to(next(model.parameters()).device))
+    return {
+        name.removesuffix(_SUFFIX): statistics(seen[name]) for name, seen in traces if name in seen
+    }
+
+
+def statistics(x: Tensor) -> dict[str, float | None]:
+    """Mean, norm and share of zeros; None instead of what is not finite."""
+    x = x.detach().float()
+    values = {
+        "mean": x.mean(),
+        "norm": torch.linalg.vector_norm(x, dim=-1).mean(),
+        "zeros": (x == 0).float().mean(),
+    }
+    numbers = {name: float(value) for name, value in values.items()}
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
