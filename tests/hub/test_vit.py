@@ -143,9 +143,9 @@ def _column(values):
     ("fields", "message"),
     [
         ({"qkv_bias": False}, "qkv_bias=False is not supported"),
-        ({"image_size": [24, 32]}, "equal whole numbers"),
-        ({"image_size": float("inf")}, "equal whole numbers"),
-        ({"patch_size": 16.5}, "equal whole numbers"),
+        ({"image_size": [24, 32]}, "equal integers"),
+        ({"image_size": float("inf")}, "equal integers"),
+        ({"patch_size": 16.5}, "equal integers"),
         ({"pooler_output_size": 7}, "pooler_output_size=7"),
         ({"patch_size": 5}, "patch=5 must divide image_size=224"),
         ({"hidden_act": "snake"}, "activation 'snake'"),
@@ -210,5 +210,5 @@ def test_classes_are_named_by_their_numbers():
     assert image_task(NAMES, {}, 3)["names"] == ["cat", "dog"]
     assert image_task({"num_labels": 3}, {}, 3)["names"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
     for labels in (["cat", "dog"], {"0": "cat", "5": "dog"}, {"a": "cat"}):
-        with pytest.raises(ConfigError, match="id2label must be a table"):
+        with pytest.raises(ConfigError, match="id2label must name the classes"):
             image_task({"id2label": labels}, {}, 3)

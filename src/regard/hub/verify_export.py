@@ -90,7 +90,7 @@ def _shape_and_head(config: Any) -> tuple[str, str]:
 
 
 def _random_inputs(config: Any, shape: str, hf_config: Any) -> tuple[dict[str, Tensor], Any]:
-    """Random arguments for the transformers model, and a function that runs our model on the same."""
+    """Random arguments for the transformers model, and a function that runs our model."""
     generator = torch.Generator().manual_seed(0)
     if shape == "images":
         size = (1, config.channels, config.image_size, config.image_size)
