@@ -126,19 +126,19 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     (
         ("score", lambda score: kind(score) in RELATIVE),
         ("position", lambda position: kind(position) == "rotary"),
-        r"score=.* compares queries with distances, position=.*rotary.* turns them first.*"
+        r"score=.* compares queries with distances, but position=.*rotary.* rotates them first.*"
         r"\nset position='none', or score='scaled_dot'",
     ),
     (
         ("score", lambda score: kind(score) in MIXING),
         ("position", lambda position: kind(position) == "rotary"),
-        r"score=.* has a matrix between query and key, position=.*rotary.* turns both first.*"
-        r"\nchoose a position that turns nothing, or score='scaled_dot'",
+        r"score=.* has a matrix between query and key, but position=.*rotary.* rotates both first.*"
+        r"\nchoose a position without rotation, or score='scaled_dot'",
     ),
     (
         ("init", lambda init: kind(init) == "zero_out"),
         ("norm_order", lambda norm_order: norm_order in ("none", "deepnorm")),
-        r"init='zero_out' does not go with norm_order='\w+': .*;\n"
+        r"init='zero_out' cannot be combined with norm_order='\w+': .*;\n"
         r"set norm_order='pre', or init='normal'",
     ),
     (
@@ -159,14 +159,14 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     (
         ("norm_order", lambda norm_order: norm_order.startswith("parallel")),
         ("shape", lambda shape: shape == "encoder-decoder"),
-        r"norm_order='parallel\w*' has no place for cross-attention; "
+        r"norm_order='parallel\w*' has no cross-attention; "
         r"shape='encoder-decoder' needs pre",
     ),
     (
         ("head", lambda head: said(head) in READS_FIRST),
         ("shape", lambda shape: shape != "encoder"),
-        r"head=.* reads the first vector, which in shape='[\w-]+' has seen nothing but its own "
-        r"token;\nset shape='encoder', or pool='last' of head 'classify'",
+        r"head=.* reads the first position, which in a causal model \(shape='[\w-]+'\) depends on "
+        r"the first token only;\nset shape='encoder', or pool='last' of head 'classify'",
     ),
 ]
 

@@ -80,7 +80,7 @@ def test_it_equals_the_formula(layers, width):
 @pytest.mark.parametrize("width", [2, 3])
 def test_the_last_layer_sees_as_far_as_is_said_and_no_further(width):
     model, ids = small(dim=8, width=width), some_ids()
-    sight = model.config.sight
+    sight = model.config.receptive_field
     assert sight == {2: 4, 3: 7}[width]
     for at in range(9):
         changed = ids.clone()
@@ -123,5 +123,5 @@ def test_wrong_settings_are_named(wrong, message):
 
 
 def test_a_source_is_refused():
-    with pytest.raises(ConfigError, match="reads no source"):
+    with pytest.raises(ConfigError, match="takes no source"):
         small().start(1, 5, source=Source(torch.zeros(1, 1).long(), torch.ones(1).long()))

@@ -90,5 +90,5 @@ def test_wrong_settings_are_named(wrong, message):
 
 
 def test_a_source_is_refused():
-    with pytest.raises(ConfigError, match="reads no source"):
+    with pytest.raises(ConfigError, match="takes no source"):
         small().start(1, 5, source=Source(torch.zeros(1, 1).long(), torch.ones(1).long()))

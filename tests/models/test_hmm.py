@@ -73,7 +73,7 @@ def test_a_round_of_baum_and_welch_expects_what_all_paths_say():
     expected = slow(model).improved(
         [row[:length] for row, length in zip(ids.tolist(), lengths, strict=True)]
     )
-    written = model.improve([(ids[:2], torch.tensor([6, 2])), (ids[2:], torch.tensor([5, 3]))])
+    written = model.em_step([(ids[:2], torch.tensor([6, 2])), (ids[2:], torch.tensor([5, 3]))])
     close(model.log_first.exp(), expected.first)
     close(model.log_move.exp(), expected.move)
     close(model.log_write.exp(), expected.write)
@@ -86,7 +86,7 @@ def test_the_likelihood_never_falls(seed):
     texts, history = [(ids, torch.full((20,), 15))], []
     for _ in range(40):
         history.append(model.likelihood(ids).sum())
-        model.improve(texts)
+        model.em_step(texts)
     gains = torch.stack(history).diff()
     assert gains.min() > -1e-9  # sums of 300 logarithms
     assert gains[:5].min() > 1e-3
@@ -96,7 +96,7 @@ def test_a_long_row_does_not_vanish():
     model, ids = hmm(peaked=20.0), rows(1, 3000)
     assert model.likelihood(ids).exp() == 0  # no float holds it
     assert model.likelihood(ids).isfinite().all()
-    model.improve([(ids, torch.tensor([3000]))])
+    model.em_step([(ids, torch.tensor([3000]))])
     assert all(each.exp().isfinite().all() for each in model.state_dict().values())
 
 
@@ -107,7 +107,7 @@ def test_fit_reads_each_row_to_its_last_target():
     again.fit([text(ids[row : row + 1, :length]) for row, length in enumerate(lengths)])
     for name, value in model.state_dict().items():
         close(value.exp(), again.state_dict()[name].exp())
-    written = hmm().improve([(ids, torch.tensor(lengths))]) + 1 / VOCAB
+    written = hmm().em_step([(ids, torch.tensor(lengths))]) + 1 / VOCAB
     close(model.log_write.exp(), written / written.sum(-1, keepdim=True))
 
 
@@ -153,7 +153,7 @@ def test_what_cannot_be_learned_is_said():
     model, ids = hmm(), rows()
     with pytest.raises(DataError, match="no scored target"):
         model.fit([TextBatch(ids, torch.full_like(ids, -1))])
-    with pytest.raises(ConfigError, match="reads no source"):
+    with pytest.raises(ConfigError, match="takes no source"):
         model.start(1, 5, source=Source(torch.zeros(1, 1).long(), torch.ones(1).long()))
     with pytest.raises(ConfigError, match="states=0 must be at least 1"):
         HMMConfig(vocab_size=VOCAB, states=0)
@@ -172,6 +172,6 @@ def test_likelihood_states_and_rounds_equal_hmmlearn():
     _, path = theirs.decode(flat, lengths)
     assert model.viterbi(ids).flatten().tolist() == path.tolist()
     theirs.fit(flat, lengths)
-    model.improve([(ids, torch.tensor(lengths))])
+    model.em_step([(ids, torch.tensor(lengths))])
     close(model.log_move.exp(), theirs.transmat_)
     close(model.log_write.exp(), theirs.emissionprob_)

@@ -260,5 +260,5 @@ def test_what_cannot_be_counted_is_said():
         model.fit([TextBatch(ids, ids)])
     with pytest.raises(DataError, match="id 9 must be at least 0 and below vocab_size=5"):
         model.fit([TextBatch(ids, torch.tensor([[1, 2, 9]]))])
-    with pytest.raises(ConfigError, match="reads no source"):
+    with pytest.raises(ConfigError, match="takes no source"):
         model.start(1, 5, source=Source(torch.zeros(1, 1).long(), torch.ones(1).long()))

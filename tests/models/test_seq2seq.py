@@ -116,7 +116,7 @@ def test_without_attention_the_last_state_is_all_that_is_known_of_the_source():
     model = small(bidirectional=False)
     _, source = something()
     _, states = model.encoder(model.embed(source.ids), source.lengths)
-    begin, memory = model._read(source)
+    begin, memory = model._encode(source)
     assert memory.hops == []
     for layer, expected in zip(begin, states, strict=True):
         for ours, theirs in zip(layer, expected, strict=True):
@@ -156,9 +156,9 @@ def test_attention_maps_hold_all_steps_and_no_padding(placement):
 def test_a_hop_looks_with_what_the_one_before_has_found():
     model = small(score="general", hops=2)
     _, source = something()
-    _, memory = model._read(source)
+    _, memory = model._encode(source)
     q = torch.randn(3, 4, DIM)
-    first, second = model._look(q, memory)
+    first, second = model._attend(q, memory)
     again = model.attention[1](q + first.context, *memory.hops[1], memory.allowed)
     assert torch.equal(second.context, again.context)
     assert not torch.equal(second.weights, first.weights)
@@ -194,7 +194,7 @@ def test_reinforce_finds_the_gradient_of_the_expected_loss():
     batch = PairBatch(many, ids.expand(rows, -1), target.expand(rows, -1))
     estimate = gradient(task.loss(model, batch) / rows)
 
-    begin, memory = model._read(source)
+    begin, memory = model._encode(source)
     (k, v), s = memory.hops[0], model.decoder[0](model.embed(ids), state=begin[0])[0]
     chances = (s.unsqueeze(1) @ k.transpose(-1, -2)).softmax(-1).flatten()
     costs = []
@@ -228,9 +228,9 @@ def test_draws_learn_from_scored_steps_alone():
 @pytest.mark.parametrize(
     ("choices", "reason"),
     [
-        ({"bridge": False}, "leaves nothing of the source to write from"),
+        ({"bridge": False}, "the decoder does not see the source"),
         ({"layers": 2, "encoder_layers": 1}, "there are 2 and 1;\nleave out encoder_layers"),
-        ({"score": "shaw"}, "compares positions of one sequence, and a decoder looks at"),
+        ({"score": "shaw"}, "compares positions within one sequence, but a decoder attends"),
         ({"score": "dott"}, "unknown score 'dott'; did you mean 'dot'"),
         ({"score": "dot", "placement": "between"}, "between two layers .* layers=1; set"),
         ({"input_feeding": True}, "input_feeding=true feeds the attentional vector"),
@@ -238,8 +238,8 @@ def test_draws_learn_from_scored_steps_alone():
             {"score": "dot", "placement": "bahdanau", "input_feeding": True},
             "leave out input_feeding",
         ),
-        ({"hops": 2}, "say how to look, and there is no attention"),
-        ({"score": "location", "heads": 2}, "heads=2 have would learn nothing"),
+        ({"hops": 2}, "configure attention, and there is none"),
+        ({"score": "location", "heads": 2}, "heads=2 would get no gradient"),
         ({"cell": "lsmt"}, "unknown cell 'lsmt'; did you mean 'lstm'"),
         ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
         ({"hops": 0}, "hops=0 must be at least 1"),
@@ -253,7 +253,7 @@ def test_what_does_not_go_together_is_refused_with_the_reason(choices, reason):
 def test_heads_must_divide_the_width_and_a_source_must_be_there():
     with pytest.raises(ShapeError, match="heads=3 must divide dim=8"):
         small(score="dot", heads=3)
-    with pytest.raises(ConfigError, match="needs a source to read"):
+    with pytest.raises(ConfigError, match="needs a source"):
         small().start(1, 4)
 
 

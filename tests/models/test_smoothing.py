@@ -10,7 +10,7 @@ import count_reference as reference
 from regard.data.batch import TextBatch
 from regard.errors import ConfigError
 from regard.models.ngram import NGram, NGramConfig
-from regard.models.smoothing import USUAL
+from regard.models.smoothing import DEFAULT_DISCOUNTS
 
 HERE = Path(__file__).parent
 
@@ -33,7 +33,9 @@ def test_modified_kneser_ney_equals_kenlm():
     with (HERE / "kenlm.arpa").open() as file:
         arpa = reference.Arpa(file)
     assert len(arpa.log) == 494
-    assert model.smoothing.discounts[-1].tolist() == list(USUAL)  # kenlm could not tell either
+    assert model.smoothing.discounts[-1].tolist() == list(
+        DEFAULT_DISCOUNTS
+    )  # kenlm could not tell either
     heads = ["<unk>", *words[1:]]  # what never follows: there an unknown word, here the beginning
     for row in rows[:20]:
         p = model.probabilities(torch.tensor([row[:-1]]))[0]
@@ -67,7 +69,7 @@ def test_discounts_that_would_leave_nothing_are_replaced():
     # n1 = n2 = 3, n3 = 6: D(2) = 2 - 3 * 1/3 * 6/3 = 0
     rows = [[w] * (count + 1) for w, count in enumerate([1] * 3 + [2] * 3 + [3] * 6)]
     model = counted(rows, 13, 1, "kneser_ney")
-    assert model.smoothing.discounts[0].tolist() == list(USUAL)
+    assert model.smoothing.discounts[0].tolist() == list(DEFAULT_DISCOUNTS)
     assert model(torch.tensor([[0]])).isfinite().all()
 
 

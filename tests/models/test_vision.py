@@ -252,6 +252,6 @@ def test_a_mean_is_over_patches_and_what_reads_the_first_vector_needs_one():
     head = {"kind": "classify", "classes": 3}
     with pytest.raises(ConfigError, match="averages the patches"):
         VisionConfig(head={**head, "pool": "mean"})
-    with pytest.raises(ConfigError, match="reads the first vector"):
+    with pytest.raises(ConfigError, match="reads the class token"):
         VisionConfig(cls=False, head=head)
     assert VisionConfig(cls=False, head={**head, "pool": "last"}).context == 196

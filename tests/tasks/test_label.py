@@ -196,14 +196,14 @@ def test_what_cannot_be_read_or_written_is_refused():
 
     with pytest.raises(ConfigError, match="NGram models have no head for classes"):
         reader({"preset": "ngram"}, Label(), classes=3, vocab_size=11)
-    with pytest.raises(ConfigError, match=r"bidirectional=true has seen all of one direction only"):
+    with pytest.raises(ConfigError, match=r"bidirectional=true only one direction has read the whole"):
         preset("lstm", bidirectional=True, head={"kind": "classify", "pool": "last"})
     with pytest.raises(ConfigError, match=r"unknown head 'masked'; known: classify, linear, tag"):
         preset("convolution", head="masked")
     for name in ("lstm", "convolution", "decoder"):
         model = made(name, Label())
-        with pytest.raises(ConfigError, match="reads, it does not write tokens"):
+        with pytest.raises(ConfigError, match="it does not predict the next token"):
             model.start(1, 4)
     both = build_model(resolve({**READERS["both ways"], "tied": False}))
-    with pytest.raises(ConfigError, match="reads to the end first, so it cannot write on"):
+    with pytest.raises(ConfigError, match="a bidirectional model cannot generate"):
         both.start(1, 4)

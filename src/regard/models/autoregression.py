@@ -1,4 +1,4 @@
-"""The next number of a series as a weighted sum of the few before it. No gradients, only `fit`."""
+"""Linear autoregression AR(p) of time series, a closed-form model: `fit`, no gradients."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from regard.errors import ConfigError, DataError, ShapeError
 
 
 @runtime_checkable
-class Numbers(Protocol):
-    """Series of numbers."""
+class SeriesBatch(Protocol):
+    """A batch of time series."""
 
     @property
     def series(self) -> Float[Tensor, "batch time"]:
-        """One in each row."""
+        """One series per row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoregressionConfig:
     """AR(p), where p is `order`."""
 
-    shape: ClassVar[str] = "series"  # it reads numbers, not ids
-    order: int = 24  # the next number depends on so many before it
+    shape: ClassVar[str] = "series"  # a time series instead of ids
+    order: int = 24  # p, the number of lags
 
     @property
     def context(self) -> int:
-        """How many numbers it looks at."""
+        """The number of lags."""
         return self.order
 
     def __post_init__(self) -> None:
@@ -38,15 +38,14 @@ class AutoregressionConfig:
 
 
 class Autoregression(nn.Module):
-    r"""The next number is a weighted sum of the last ones.
+    r"""AR(p): the next value is a linear function of the last p values.
 
-        x_t = bias + sum_i weight_i x_t-i + noise,      i = 1 … order
+        x_t = bias + sum_i weight_i x_t-i + noise,      i = 1 … p
 
-    The weights are those of the least squared error, one step ahead, over all of the series.
-    Yule 1927.
+    The weights are the least-squares solution for one-step-ahead prediction. Yule 1927.
     """
 
-    weight: Float64[Tensor, " order"]  # of the newest number first
+    weight: Float64[Tensor, " order"]  # of the most recent value first
     bias: Float64[Tensor, ""]
 
     def __init__(self, config: AutoregressionConfig) -> None:
@@ -56,30 +55,29 @@ class Autoregression(nn.Module):
         self.register_buffer("weight", torch.zeros(config.order, dtype=torch.float64))
         self.register_buffer("bias", torch.zeros((), dtype=torch.float64))
 
-    def fit(self, batches: Iterable[Numbers]) -> None:
-        """Find the weights from series in one pass.
+    def fit(self, batches: Iterable[SeriesBatch]) -> None:
+        """Solve the least-squares problem in one pass over the series.
 
-        Of what was seen only the R of QR is kept, which has the same squared errors.
+        Only R of the QR decomposition is stored, which determines the same squared errors.
         """
         size = self.config.order + 2
-        kept = self.weight.new_zeros(size, size)
+        r = self.weight.new_zeros(size, size)
         for batch in batches:
             series = batch.series
             if series.shape[1] <= self.config.order:
                 continue  # too short for one prediction
             rows = series.to(self.weight).unfold(1, self.config.order + 1, 1).flatten(0, 1)
             rows = torch.cat([torch.ones_like(rows[:, :1]), rows], 1)  # 1, oldest … newest, next
-            kept = torch.linalg.qr(torch.cat([kept, rows]), mode="r").R
-        if not kept.any():
+            r = torch.linalg.qr(torch.cat([r, rows]), mode="r").R
+        if not r.any():
             raise DataError(
                 f"order={self.config.order} needs series of {self.config.order + 1} numbers or more"
             )
-        # where several weights do equally well, the smallest
-        found = torch.linalg.pinv(kept[:, :-1]) @ kept[:, -1]
-        self.bias, self.weight = found[0], found[1:].flip(0)
+        solution = torch.linalg.pinv(r[:, :-1]) @ r[:, -1]  # the minimum-norm solution
+        self.bias, self.weight = solution[0], solution[1:].flip(0)
 
     def forward(self, series: Float[Tensor, "batch time"]) -> Float64[Tensor, "batch places"]:
-        """The number after each place that has `order` numbers up to it: one step ahead."""
+        """One-step-ahead predictions, from the first `order` values of each row on."""
         order = self.config.order
         if series.shape[1] < order:
             raise ShapeError(f"{series.shape[1]} numbers are fewer than order={order}")
@@ -88,7 +86,7 @@ class Autoregression(nn.Module):
     def forecast(
         self, series: Float[Tensor, "batch time"], steps: int
     ) -> Float64[Tensor, "batch places"]:
-        """The next `steps` numbers: each prediction is fed back as if it had been seen."""
+        """The next `steps` values; predictions are fed back as inputs."""
         seen = series.to(self.weight)
         for _ in range(steps):
             seen = torch.cat([seen, self(seen[:, -self.config.order :])], 1)

@@ -1,4 +1,4 @@
-"""The bag of words: how often each word occurs, and a linear classifier of that."""
+"""The bag of words: a linear classifier of word counts."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,11 @@ from regard.nn.head import HEADS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BagConfig:
-    """A weight for each word and class."""
+    """A bag-of-words classifier."""
 
     vocab_size: int
-    head: Choice = "classify"  # over counts; with pool="mean" over shares of the text
-    context: int = 512  # words of a text that are counted, from its beginning
+    head: Choice = "classify"  # on counts; with pool="mean" on relative frequencies
+    context: int = 512  # a text is truncated to so many words
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context"):
@@ -27,22 +27,20 @@ class BagConfig:
         kind, options = kind_of(self.head)
         if kind != "classify" or options.get("pool", "first") not in ("first", "mean"):
             raise ConfigError(
-                f"head={self.head!r} reads a sequence, and a bag has no order; "
+                f"head={self.head!r} needs a sequence, and a bag of words has no order; "
                 "set head='classify', with pool='first' or 'mean'"
             )
 
     @property
     def shape(self) -> str:
-        """What tasks ask for."""
+        """The shape that the label task needs."""
         return "bag"
 
 
 class Bag(nn.Module):
-    r"""A text as the counts of its words, whose order is lost.
+    r"""A linear classifier of word counts; the order of words is lost.
 
-        c_w = how often w occurs,    logits = W c + b
-
-    The baseline that models which read in order must beat.
+    c_w = how often w occurs,    logits = W c + b
     """
 
     def __init__(self, config: BagConfig) -> None:
@@ -50,12 +48,12 @@ class Bag(nn.Module):
         self.config = config
         self.head: Any = make(config.head, HEADS, "head", dim=config.vocab_size)
         for parameter in self.head.parameters():
-            nn.init.zeros_(parameter)  # a word that was never seen says nothing
+            nn.init.zeros_(parameter)  # a word that does not occur in training keeps weight 0
 
     def forward(
         self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch 1 vocab"]:
-        """The counts, as one vector for the whole text; `lengths` says how many ids are real."""
+        """The counts, one vector per text; the first `lengths` ids of each row are real."""
         real = torch.ones_like(ids, dtype=self.head.out.weight.dtype)
         if lengths is not None:
             real *= torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)

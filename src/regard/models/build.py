@@ -1,4 +1,4 @@
-"""From a table of settings to a model, and from a model to its weights and back."""
+"""Building models from settings, and loading and saving their weights."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ from regard.models.vision import Vision, VisionConfig
 FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "transformer": (TransformerConfig, Transformer),
     "recurrent": (RecurrentConfig, RecurrentLanguage),
-    "lstm": (RecurrentConfig, RecurrentLanguage),  # as runs say from before there were other cells
+    "lstm": (RecurrentConfig, RecurrentLanguage),  # the name in runs before there were other cells
     "seq2seq": (Seq2SeqConfig, EncoderDecoder),
     "feedforward": (FeedforwardConfig, Feedforward),
     "convolution": (ConvolutionConfig, ConvolutionLanguage),
@@ -37,12 +37,12 @@ FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "autoregression": (AutoregressionConfig, Autoregression),
     "vision": (VisionConfig, Vision),
 }
-# Beyond these a model is a slip of the finger, and only to count its weights would take forever.
-MOST_LAYERS, LARGEST = 10_000, 1 << 24
+# Larger values are typing errors, and counting the parameters of such a model would take hours.
+MOST_LAYERS, LARGEST_SIZE = 10_000, 1 << 24
 
 
 def preset(name: str, **fields: Any) -> ModelConfig:
-    """The configuration of this name, with some fields changed.
+    """The configuration of a preset, with some fields changed.
 
     >>> preset("gpt2", position="alibi").position
     'alibi'
@@ -51,10 +51,10 @@ def preset(name: str, **fields: Any) -> ModelConfig:
 
 
 def resolve(table: Mapping[str, Any], **facts: Any) -> ModelConfig:
-    """The configuration that a table describes: `preset` or `family`, then fields over it.
+    """The configuration that a table describes: a `preset` or a `family`, and overriding fields.
 
-    `facts` are what only the data can tell, such as the size of the vocabulary; each family
-    takes those that it has a field for.
+    `facts` come from the data, such as `vocab_size`; those for which the family has no field are
+    ignored.
     """
     fields = dict(table)
     name, family = fields.pop("preset", None), fields.pop("family", None)
@@ -69,15 +69,13 @@ def resolve(table: Mapping[str, Any], **facts: Any) -> ModelConfig:
         raise ConfigError(unknown("family of models", str(family), FAMILIES))
     cls = FAMILIES[family][0]
     known = {field.name for field in dataclasses.fields(cls)}
-    taken = {name: fact for name, fact in facts.items() if name in known}
-    resolved: ModelConfig = build(cls, merge(merge(base, fields), taken), "model")
+    used_facts = {name: fact for name, fact in facts.items() if name in known}
+    resolved: ModelConfig = build(cls, merge(merge(base, fields), used_facts), "model")
     for key in known:
-        most = MOST_LAYERS if key in ("layers", "encoder_layers") else LARGEST
+        most = MOST_LAYERS if key in ("layers", "encoder_layers") else LARGEST_SIZE
         size = getattr(resolved, key)
         if isinstance(size, int) and size > most:
-            raise ConfigError(
-                f"model.{key}={size} is more than anybody has built: at most {most:,}"
-            )
+            raise ConfigError(f"model.{key}={size} is too large: at most {most:,} is supported")
     return resolved
 
 
@@ -87,12 +85,12 @@ def family_of(config: ModelConfig) -> str:
 
 
 def is_closed_form(family: str) -> bool:
-    """Whether models of this family are fitted to a text as a whole, not trained step by step."""
+    """Whether models of this family are fitted in closed form (`fit`), not by gradient descent."""
     return hasattr(FAMILIES[family][1], "fit")
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    """The table from which `resolve` makes an equal configuration, with nothing left to default."""
+    """The table from which `resolve` makes an equal configuration; every field is explicit."""
     return {"family": family_of(config), **to_table(config)}
 
 
@@ -101,8 +99,8 @@ def build_model(config: ModelConfig) -> nn.Module:
     return FAMILIES[family_of(config)][1](config)
 
 
-class _Undrawn(TorchFunctionMode):
-    """Inside, no weight is drawn: on the meta device a draw would import torch's compiler first."""
+class _SkipInit(TorchFunctionMode):
+    """Skips `torch.nn.init`: on the meta device it does nothing but import torch's compiler."""
 
     def __torch_function__(
         self,
@@ -111,46 +109,46 @@ class _Undrawn(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = kwargs or {}
+        kwargs = kwargs or {}
         if getattr(function, "__module__", None) == "torch.nn.init":
-            return args[0] if args else given["tensor"]
-        return function(*args, **given)
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
 
 
 def on_meta(config: ModelConfig) -> nn.Module:
-    """A model with names and shapes but without numbers: nothing is allocated or drawn."""
-    with torch.device("meta"), _Undrawn():
+    """A model on the meta device: names and shapes of weights, nothing allocated or initialised."""
+    with torch.device("meta"), _SkipInit():
         return build_model(config)
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """How many numbers a model learns, without making it."""
+    """The number of parameters, counted on the meta device."""
     return sum(p.numel() for p in on_meta(config).parameters())
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every number that makes this model what it is, once, by name."""
-    shared = dict(model.named_parameters())
-    kept = model.state_dict(keep_vars=True)
-    buffers = {n: b for n, b in kept.items() if not isinstance(b, nn.Parameter)}
-    return {name: tensor.detach() for name, tensor in (shared | buffers).items()}
+    """All parameters and persistent buffers by name; a tied parameter once."""
+    parameters = dict(model.named_parameters())
+    state = model.state_dict(keep_vars=True)
+    buffers = {n: b for n, b in state.items() if not isinstance(b, nn.Parameter)}
+    return {name: tensor.detach() for name, tensor in (parameters | buffers).items()}
 
 
 def load_model(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> nn.Module:
-    """A model of saved weights. They become its own: nothing is copied, and their type stays."""
+    """A model with saved weights, which are assigned, not copied, and keep their dtype."""
     model = on_meta(config)
     if hasattr(model, "fit"):
         model = build_model(config)
         load_weights(model, tensors, where)
     else:
-        _must_fit(model, tensors, where)
+        _check_weights(model, tensors, where)
         model.load_state_dict(dict(tensors), assign=True)
     return model
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Put saved weights into a model; a name or shape that does not fit refuses them all."""
-    _must_fit(model, tensors, where)
+    """Copy saved weights into a model; all names and shapes are checked first."""
+    _check_weights(model, tensors, where)
     if hasattr(model, "fit"):
         model.load_state_dict(dict(tensors))
         return
@@ -159,15 +157,15 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
             tensor.copy_(tensors[name])
 
 
-def _must_fit(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
-    own = weights(model)
-    counted = hasattr(model, "fit")  # then its tables have the size of what was counted
-    problems = [f"{name} is missing" for name in own if name not in tensors]
-    problems += [f"{name} is not of this model" for name in tensors if name not in own]
+def _check_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+    expected = weights(model)
+    any_shape = hasattr(model, "fit")  # tables of a closed-form model have the size of the data
+    problems = [f"{name} is missing" for name in expected if name not in tensors]
+    problems += [f"{name} is not of this model" for name in tensors if name not in expected]
     problems += [
-        f"{name} has shape {tuple(tensors[name].shape)}, the model {tuple(own[name].shape)}"
-        for name in own
-        if not counted and name in tensors and tensors[name].shape != own[name].shape
+        f"{name} has shape {tuple(tensors[name].shape)}, the model {tuple(weight.shape)}"
+        for name, weight in expected.items()
+        if not any_shape and name in tensors and tensors[name].shape != weight.shape
     ]
     if problems:
         more = f"\n  … and {len(problems) - 5} more" if len(problems) > 5 else ""

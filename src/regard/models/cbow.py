@@ -1,4 +1,4 @@
-"""Word vectors: the middle word from the mean of the vectors around it."""
+"""Word vectors: CBOW with negative sampling (word2vec)."""
 
 import math
 from collections.abc import Iterable
@@ -15,19 +15,19 @@ from regard.models.counts import Blocks
 from regard.nn.head import IGNORED, Head
 from regard.nn.loss import linear_cross_entropy
 
-POWER = 0.75  # of the counts from which noise is drawn
-DRAWN = 32  # noise words of a row
+POWER = 0.75  # exponent of the unigram counts in the noise distribution
+NOISE_SAMPLES = 32  # per row
 
 
-class NoiseHead(Head):
-    r"""Learn to tell the word that stood there from k others, drawn at random.
+class NegativeSamplingHead(Head):
+    r"""Negative sampling: classify the true word against k words of a noise distribution Q.
 
         loss = - log σ(u_w · h) - k mean_n log σ(- u_n · h),     n ~ Q(n) ∝ (1 + count(n))^0.75
 
-    The words of a row share 32 draws of n: in expectation the same as k draws for each word, in
-    a fraction of the time. The best u gives u_w · h = log P(w | C) - log k Q(w) (Levy & Goldberg
-    2014), so what is judged is P(w | C) = softmax_w(u_w · h + log Q(w)), as comparable as that
-    of a whole softmax. Mikolov et al. 2013, there without the 1.
+    The words of a row share 32 samples of n: the same expectation as k samples for each word, in
+    a fraction of the time. The optimal u gives u_w · h = log P(w | C) - log k Q(w) (Levy &
+    Goldberg 2014), so evaluation uses P(w | C) = softmax_w(u_w · h + log Q(w)), which is
+    comparable with a full softmax. Mikolov et al. 2013, there without the 1.
     """
 
     log_noise: Tensor
@@ -48,34 +48,34 @@ class NoiseHead(Head):
         *,
         smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
-        """Summed over `targets`, of which -1 is not scored; cross-entropy where nobody learns."""
+        """Summed over `targets` other than -1; in evaluation the cross-entropy of P(w | C)."""
         if not self.training:
             return linear_cross_entropy(x, self.weight, self.log_noise, targets)
         if smoothing:
             raise ConfigError(
-                f"task.label_smoothing={smoothing} smooths a whole softmax; set model.negatives=0"
+                f"task.label_smoothing={smoothing} needs a full softmax; set model.negatives=0"
             )
-        drawn = torch.multinomial(self.log_noise.exp(), len(x) * DRAWN, replacement=True)
-        noise = F.embedding(drawn.view(len(x), DRAWN), self.weight)
-        own = (x * F.embedding(targets.clamp_min(0), self.weight)).sum(-1)
-        others = F.logsigmoid(-x @ noise.mT).mean(-1)
-        each = F.logsigmoid(own) + self.negatives * others
-        return -(each * (targets != IGNORED)).sum()
+        sampled = torch.multinomial(self.log_noise.exp(), len(x) * NOISE_SAMPLES, replacement=True)
+        noise = F.embedding(sampled.view(len(x), NOISE_SAMPLES), self.weight)
+        positive = (x * F.embedding(targets.clamp_min(0), self.weight)).sum(-1)
+        negative = F.logsigmoid(-x @ noise.mT).mean(-1)
+        log_likelihood = F.logsigmoid(positive) + self.negatives * negative
+        return -(log_likelihood * (targets != IGNORED)).sum()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CBOWConfig:
-    """A vector for each word, learned from what stands around it."""
+    """A continuous bag-of-words model."""
 
     vocab_size: int
     dim: int = 100
-    window: int = 5  # words that are looked at, to either side
-    negatives: int = 5  # noise words that each word is told from; 0: the whole softmax
-    context: int = 64  # words of a training row; windows end where it does
+    window: int = 5  # context words on either side
+    negatives: int = 5  # noise words per word; 0: full softmax
+    context: int = 64  # words of a training row; windows do not cross its ends
 
     @property
     def shape(self) -> str:
-        """What the task of this name needs."""
+        """The shape that the CBOW task needs."""
         return "cbow"
 
     def __post_init__(self) -> None:
@@ -86,13 +86,13 @@ class CBOWConfig:
 
 
 class CBOW(nn.Module):
-    r"""A continuous bag of words: which word stands in the middle of these?
+    r"""Continuous bag of words: predict the middle word from the mean of its neighbours' vectors.
 
         h_t = mean of v_c over c in C,    C = {id_{t-w} .. id_{t+w}} without id_t
         P(id_t = w | C) = softmax_w(u_w · h_t)
 
-    v is `embed`, u the matrix of `head`. This is attention that looks at all neighbours alike:
-    the order of words is lost, and a word has one vector wherever it stands. Mikolov et al. 2013.
+    v is `embed`, u the matrix of `head`. This is attention with equal weights: the order of words
+    is lost, and a word has one vector in every context. Mikolov et al. 2013.
     """
 
     def __init__(self, config: CBOWConfig) -> None:
@@ -102,25 +102,25 @@ class CBOW(nn.Module):
         nn.init.normal_(self.embed.weight, std=config.dim**-0.5)
         self.head = Head(config.dim, config.vocab_size)
         if config.negatives:
-            self.head = NoiseHead(config.dim, config.vocab_size, config.negatives)
+            self.head = NegativeSamplingHead(config.dim, config.vocab_size, config.negatives)
 
     def forward(
         self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch time dim"]:
-        """The mean of the vectors around each id; `lengths` says how many of a row are real."""
-        at = torch.arange(ids.shape[1], device=ids.device)
-        apart = (at.unsqueeze(1) - at).abs()
+        """The mean vector of the neighbours of each id; the first `lengths` ids are real."""
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        distance = (positions.unsqueeze(1) - positions).abs()
         x: Tensor = self.embed(ids)
-        near = ((apart > 0) & (apart <= self.config.window)).to(x.dtype)
+        near = ((distance > 0) & (distance <= self.config.window)).to(x.dtype)
         count = near.sum(1, keepdim=True)
         if lengths is not None:
-            real = (at < lengths.unsqueeze(1)).unsqueeze(-1).to(x.dtype)
+            real = (positions < lengths.unsqueeze(1)).unsqueeze(-1).to(x.dtype)
             x, count = x * real, near @ real
         return near @ x / count.clamp_min(1)
 
     def count_words(self, batches: Iterable[Blocks]) -> None:
-        """Count the words to learn from, before the first step: noise is drawn by them."""
-        if not isinstance(self.head, NoiseHead):
+        """Set the noise distribution from the word counts of the training data, before training."""
+        if not isinstance(self.head, NegativeSamplingHead):
             return
         counts = torch.ones(self.config.vocab_size, dtype=torch.float64)
         for batch in batches:

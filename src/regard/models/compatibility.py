@@ -1,4 +1,4 @@
-"""Choices that do not go together, each with the reason and the way out."""
+"""Rules for settings that cannot be combined, each with the reason and what to set instead."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -10,11 +10,11 @@ from regard.nn.head import HEADS, Head
 from regard.nn.position import POSITIONS, Position
 from regard.nn.score import MIXING, RELATIVE
 
-Rule = tuple[Callable[[Any], bool], str]  # whether a config breaks it, and what to tell then
+Rule = tuple[Callable[[Any], bool], str]  # whether a config breaks it, and the message
 
 
 def option(choice: Choice, table: Mapping[str, Callable[..., Any]], name: str) -> Any:
-    """An option of a choice, or else its default; None where there is no such option.
+    """The value of an option of a choice, or its default; None if there is no such option.
 
     >>> option({"kind": "learned", "offset": 2}, POSITIONS, "offset")
     2
@@ -22,51 +22,53 @@ def option(choice: Choice, table: Mapping[str, Callable[..., Any]], name: str) -
     0
     """
     kind, options = kind_of(choice)
-    taken = inspect.signature(table[kind]).parameters.get(name)
-    return options.get(name, None if taken is None else taken.default)
+    parameter = inspect.signature(table[kind]).parameters.get(name)
+    return options.get(name, None if parameter is None else parameter.default)
 
 
 def with_defaults(choice: Choice, table: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """A choice with all its options, those that were not given too.
+    """A choice with all its options, defaults included.
 
     >>> with_defaults("learned", POSITIONS)
     {'kind': 'learned', 'offset': 0, 'each_layer': False}
     """
     kind, options = kind_of(choice)
-    taken = inspect.signature(table[kind]).parameters.values()
-    defaults = {each.name: each.default for each in taken if each.default is not each.empty}
+    parameters = inspect.signature(table[kind]).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     return {"kind": kind, **defaults, **options}
 
 
 def check_rules(config: Any, rules: tuple[Rule, ...]) -> None:
-    """Raise the reason of the first rule that `config` breaks."""
+    """Raise `ConfigError` with the message of the first rule that `config` breaks."""
     for broken, reason in rules:
         if broken(config):
             raise ConfigError(reason.format(c=config))
 
 
-READOUTS = ("linear", "classify", "tag")  # heads that need nothing but hidden states
+READOUTS = ("linear", "classify", "tag")  # heads that only need hidden states
 
 
 def require_readout_head(head: Choice) -> None:
-    """Refuse a head that only a Transformer has the parts for."""
+    """Raise `ConfigError` for a head that only a Transformer supports."""
     kind, _ = kind_of(head)
     if kind not in READOUTS:
         raise ConfigError(unknown("head", kind, READOUTS))
 
 
 def require_generating_head(head: Any, choice: Choice) -> None:
-    """Refuse to generate with a head that does not read tokens off."""
+    """Raise `ConfigError` if the head does not predict tokens."""
     if not isinstance(head, Head):
-        raise ConfigError(f"head={choice!r} reads, it does not write tokens")
+        raise ConfigError(f"head={choice!r} cannot generate: it does not predict the next token")
 
 
-def _turns(position: Choice) -> bool:
-    part = POSITIONS[kind_of(position)[0]]
-    return getattr(part, "rotation", Position.rotation) is not Position.rotation
+def _rotates(position: Choice) -> bool:
+    """Whether a position rotates queries and keys (RoPE)."""
+    cls = POSITIONS[kind_of(position)[0]]
+    return getattr(cls, "rotation", Position.rotation) is not Position.rotation
 
 
 def _reads_first(head: Choice) -> bool:
+    """Whether a head reads the first position only."""
     return (
         kind_of(head)[0] == "pooled"
         or option(head, HEADS, "pool") == "first"
@@ -89,26 +91,26 @@ STACK: tuple[Rule, ...] = (
         "leave it out",
     ),
     (
-        lambda c: kind_of(c.score)[0] in RELATIVE and _turns(c.position),
-        "score={c.score!r} compares queries with distances, position={c.position!r} turns them "
-        "first, so that the result would depend on more than the distance;\n"
+        lambda c: kind_of(c.score)[0] in RELATIVE and _rotates(c.position),
+        "score={c.score!r} compares queries with distances, but position={c.position!r} rotates "
+        "them first: scores would depend on absolute positions;\n"
         "set position='none', or score='scaled_dot'",
     ),
     (
-        lambda c: kind_of(c.score)[0] in MIXING and _turns(c.position),
-        "score={c.score!r} has a matrix between query and key, position={c.position!r} turns both "
-        "first, so that the result would depend on more than the distance;\n"
-        "choose a position that turns nothing, or score='scaled_dot'",
+        lambda c: kind_of(c.score)[0] in MIXING and _rotates(c.position),
+        "score={c.score!r} has a matrix between query and key, but position={c.position!r} "
+        "rotates both first: scores would depend on absolute positions;\n"
+        "choose a position without rotation, or score='scaled_dot'",
     ),
     (
         lambda c: kind_of(c.score)[0] == "location",
-        "score='location' looks at places, whatever is there, so the matrices of keys would learn "
-        "nothing;\nit is for recurrent decoders (model.family=seq2seq); here take another score",
+        "score='location' does not depend on the keys, so the key projections would get no "
+        "gradient;\nit is for recurrent decoders (model.family=seq2seq); choose another score",
     ),
     (
         lambda c: kind_of(c.init)[0] == "zero_out" and c.norm_order in ("none", "deepnorm"),
-        "init='zero_out' does not go with norm_order={c.norm_order!r}: without a residual stream "
-        "nothing would be left, and deepnorm begins in its own way;\n"
+        "init='zero_out' cannot be combined with norm_order={c.norm_order!r}: without a residual "
+        "connection the output would be 0, and deepnorm has its own initialisation;\n"
         "set norm_order='pre', or init='normal'",
     ),
 )
@@ -128,44 +130,45 @@ TRANSFORMER: tuple[Rule, ...] = (
     ),
     (
         lambda c: c.norm_order.startswith("parallel") and c.shape == "encoder-decoder",
-        "norm_order={c.norm_order!r} has no place for cross-attention; "
+        "norm_order={c.norm_order!r} has no cross-attention; "
         "shape='encoder-decoder' needs pre, post, sandwich, deepnorm or none",
     ),
     (
         lambda c: c.factored != "tables" and c.embed_dim is None,
-        "factored={c.factored!r} says what embed_dim narrows; give an embed_dim, or leave it out",
+        "factored={c.factored!r} needs embed_dim, the width of the factorised embedding; "
+        "set embed_dim, or leave out factored",
     ),
     (
         lambda c: c.shape != "encoder" and _reads_first(c.head),
-        "head={c.head!r} reads the first vector, which in shape={c.shape!r} has seen nothing but "
-        "its own token;\nset shape='encoder', or pool='last' of head 'classify'",
+        "head={c.head!r} reads the first position, which in a causal model (shape={c.shape!r}) "
+        "depends on the first token only;\nset shape='encoder', or pool='last' of head 'classify'",
     ),
 )
 
 SEQ2SEQ: tuple[Rule, ...] = (
     (
         lambda c: c.heads is not None and c.score is not None and kind_of(c.score)[0] == "location",
-        "score='location' looks at places, whatever is there, so the matrices of keys that "
-        "heads={c.heads} have would learn nothing;\nleave out heads, or take another attention",
+        "score='location' does not depend on the keys, so the key projections of "
+        "heads={c.heads} would get no gradient;\nleave out heads, or choose another score",
     ),
     (
         lambda c: c.score is None and not c.bridge,
-        "bridge=false without attention leaves nothing of the source to write from; "
-        "set bridge=true, or choose an attention",
+        "with bridge=false and no attention the decoder does not see the source; "
+        "set bridge=true, or choose a score",
     ),
     (
         lambda c: c.bridge and c.depths[0] != c.depths[1],
-        "bridge=true hands each layer of the decoder the state of one of the encoder, and there "
-        "are {c.layers} and {c.encoder_layers};\nleave out encoder_layers, or set bridge=false",
+        "bridge=true initialises each decoder layer from one encoder layer, but there are "
+        "{c.layers} and {c.encoder_layers};\nleave out encoder_layers, or set bridge=false",
     ),
     (
         lambda c: c.score is not None and kind_of(c.score)[0] in RELATIVE,
-        "score={c.score!r} compares positions of one sequence, and a decoder looks at "
+        "score={c.score!r} compares positions within one sequence, but a decoder attends to "
         "another; choose additive, content, dot, general, location or scaled_dot",
     ),
     (
         lambda c: c.placement == "between" and c.score is not None and c.layers < 2,
-        "placement='between' looks between two layers of the decoder, and layers={c.layers}; "
+        "placement='between' attends between two layers of the decoder, but layers={c.layers}; "
         "set layers=2 or more, or placement='luong'",
     ),
     (
@@ -175,7 +178,7 @@ SEQ2SEQ: tuple[Rule, ...] = (
     ),
     (
         lambda c: c.score is None and (c.heads is not None or c.hops != 1 or c.hard is not None),
-        "heads, hops and hard say how to look, and there is no attention; choose one, as in "
+        "heads, hops and hard configure attention, and there is none; choose a score, as in "
         "score='additive', or leave them out",
     ),
 )

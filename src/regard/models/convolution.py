@@ -1,4 +1,4 @@
-"""Language models that look back by causal convolutions, each layer twice as far."""
+"""A language model of dilated causal convolutions (WaveNet)."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -17,43 +17,44 @@ from regard.nn.head import HEADS
 from regard.nn.recurrent import Snapshots
 from regard.nn.state import Source
 
-MOST_LAYERS = 20  # the last one then looks back half a million ids
+MOST_LAYERS = 20  # a receptive field of about a million ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvolutionConfig:
-    """A stack of causal convolutions, dilated 1, 2, 4, …, that predicts the next id."""
+    """A stack of causal convolutions with dilations 1, 2, 4, …"""
 
     vocab_size: int
     dim: int = 128
     layers: int = 8
-    width: int = 2  # vectors that a convolution sums
+    width: int = 2  # kernel size
     dropout: float = 0.0
-    context: int = 256  # ids per training block; generating has no limit
-    head: Choice = "linear"  # models.rules.READOUTS
+    context: int = 256  # ids per training block; generation has no limit
+    head: Choice = "linear"  # models.compatibility.READOUTS
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "context"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         if self.width < 2:
-            raise ConfigError(f"width={self.width} must be at least 2: one vector is no past")
+            raise ConfigError(f"width={self.width} must be at least 2 to see the ids before")
         if self.layers > MOST_LAYERS:
             raise ConfigError(
-                f"layers={self.layers} must be at most {MOST_LAYERS}: each looks twice as far back"
+                f"layers={self.layers} must be at most {MOST_LAYERS}: "
+                "each doubles the receptive field"
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
         require_readout_head(self.head)
 
     @property
-    def sight(self) -> int:
-        """How many ids the next one depends on."""
+    def receptive_field(self) -> int:
+        """The number of ids that the next one depends on."""
         return 1 + (self.width - 1) * (2**self.layers - 1)
 
 
 class ConvolutionLanguage(LanguageModel):
-    r"""A language model that sees as many ids as its convolutions reach.
+    r"""A convolutional language model with residual and skip connections.
 
         x = E[ids];    y_l = convolution_l(x),  x <- x + y_l,      l = 1 ... L, dilation 2^(l - 1)
         h = relu(M relu(y_1 + ... + y_L) + m),    logits = W h
@@ -78,21 +79,23 @@ class ConvolutionLanguage(LanguageModel):
     def forward(
         self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch time dim"]:
-        """h after each id; `head` makes logits of it.
+        """The hidden states; `head` makes logits of them.
 
-        Rows may be right-padded: what comes after their `lengths` changes nothing before.
+        Rows may be right-padded; `lengths` is not needed, since padding cannot reach back.
         """
-        x, _ = self._run(ids, self._nothing(len(ids)))
+        x, _ = self._run(ids, self._zero_pasts(len(ids)))
         return x
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
-        """Zeros: of each layer the vectors it looks back at, and h. Any `capacity` fits."""
+        """Zeros: the left context of each layer, and h; independent of `capacity`."""
         if source is not None:
-            raise ConfigError("a convolutional language model reads no source; it only continues")
+            raise ConfigError(
+                "a convolutional language model takes no source; an encoder-decoder does"
+            )
         require_generating_head(self.head, self.config.head)
         h = self.embed.weight.new_zeros(rows, 1, self.config.dim)
-        none = torch.zeros(rows, dtype=torch.long, device=h.device)
-        return Snapshots([*((past,) for past in self._nothing(rows)), (h,)], none, none)
+        zeros = torch.zeros(rows, dtype=torch.long, device=h.device)
+        return Snapshots([*((past,) for past in self._zero_pasts(rows)), (h,)], zeros, zeros)
 
     def step(
         self,
@@ -102,7 +105,7 @@ class ConvolutionLanguage(LanguageModel):
         counts: Int[Tensor, " rows"] | None = None,
         every: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
-        """Take in one or more ids per row; see `Language.step`."""
+        """Read one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
         if not every:
             [(h,)] = after.layers[-1:]
@@ -116,10 +119,10 @@ class ConvolutionLanguage(LanguageModel):
         *,
         counts: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "rows time dim"], Snapshots]:
-        """h after each id, and the state with `ids` taken in.
+        """The hidden states, and the state after `ids`.
 
-        A layer keeps what it has seen, the vectors before the step and those of it. What it
-        looks back at is a window of these, which begins where the row stands.
+        The state of a layer is its inputs, those before the step and those of the step. The left
+        context of the next step is a slice of them, at each row's current snapshot.
         """
         assert isinstance(state, Snapshots)
         *layers, (h,) = state.layers
@@ -128,13 +131,13 @@ class ConvolutionLanguage(LanguageModel):
             for layer, (seen,) in zip(self._convolutions(), layers, strict=True)
         ]
         x, seen = self._run(ids, pasts)
-        shown = torch.cat([slice_rows(h, state.index, 1), x], 1)
+        h = torch.cat([slice_rows(h, state.index, 1), x], 1)
         if counts is None:
             counts = torch.full_like(state.index, ids.shape[1])
-        return x, state.advance([*((each,) for each in seen), (shown,)], counts)
+        return x, state.advance([*((inputs,) for inputs in seen), (h,)], counts)
 
     def _run(self, ids: Tensor, pasts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """h after each id, and what each layer has seen."""
+        """The hidden states, and the inputs of each layer."""
         x = self.embed(ids)
         skips, seen = torch.zeros_like(x), []
         for layer, past in zip(self._convolutions(), pasts, strict=True):
@@ -144,8 +147,8 @@ class ConvolutionLanguage(LanguageModel):
             x, skips = x + y, skips + y
         return F.relu(self.mix(F.relu(skips))), seen
 
-    def _nothing(self, rows: int) -> list[Tensor]:
-        """What each layer looks back at before the beginning of a text: zeros."""
+    def _zero_pasts(self, rows: int) -> list[Tensor]:
+        """The left context of each layer at the beginning of a text: zeros."""
         empty = self.embed.weight.new_zeros
         return [empty(rows, layer.past, self.config.dim) for layer in self._convolutions()]
 

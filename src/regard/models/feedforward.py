@@ -1,4 +1,4 @@
-"""The first neural language model: the next id from the few before it, by one hidden layer."""
+"""Bengio's feed-forward neural language model: a neural n-gram."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,14 +17,14 @@ from regard.nn.tap import Carry
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedforwardConfig:
-    """A hidden layer over the vectors of the last `order - 1` ids."""
+    """A hidden layer over the embeddings of the last `order - 1` ids."""
 
     vocab_size: int
     order: int = 9  # the next id depends on the order - 1 ids before it
-    dim: int = 64  # of the vector of an id
+    dim: int = 64  # of the embeddings
     hidden_dim: int = 256
-    direct: bool = True  # the vectors also reach the output past the hidden layer
-    context: int = 256  # ids per training block; generating has no limit
+    direct: bool = True  # direct connections from the embeddings to the output
+    context: int = 256  # ids per training block; generation has no limit
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "hidden_dim", "context"):
@@ -35,14 +35,14 @@ class FeedforwardConfig:
 
 
 class Feedforward(LanguageModel):
-    r"""A language model that looks at the vectors of the last few ids, side by side.
+    r"""A feed-forward language model over the concatenated embeddings of the last few ids.
 
         x = [C[id_{t-n+1}]; ...; C[id_t]]
         y = b + W x + U tanh(d + H x)
 
-    n is order - 1, C the table of vectors, W x the direct connection, which may be left out.
-    `forward` gives [tanh(d + H x); x] and the head multiplies by [U W], so both are one product.
-    Before the beginning of a text the vectors are zero. Bengio et al. 2003.
+    n is order - 1, C the embedding table, W x the optional direct connection. `forward` returns
+    [tanh(d + H x); x] and the head multiplies by [U W] in one matmul. Before the beginning of a
+    text the embeddings are zero. Bengio et al. 2003.
     """
 
     def __init__(self, config: FeedforwardConfig) -> None:
@@ -52,19 +52,21 @@ class Feedforward(LanguageModel):
         self.embed = nn.Embedding(config.vocab_size, config.dim)  # C
         self.carry = Carry()
         self.hidden_layer = nn.Linear(width, config.hidden_dim)  # H, d
-        shown = config.hidden_dim + config.direct * width
-        self.head = Head(shown, config.vocab_size, bias=True)  # U, W, b
+        features = config.hidden_dim + config.direct * width
+        self.head = Head(features, config.vocab_size, bias=True)  # U, W, b
 
     def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time dim"]:
-        """What the head reads after each id."""
-        windows = self._windows(ids, self._nothing(len(ids)))
-        return self._read(windows[:, 1:])
+        """The input of the head after each id."""
+        windows = self._windows(ids, self._zeros(len(ids)))
+        return self._features(windows[:, 1:])
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
-        """Nothing read. The state is the last order - 1 vectors, so any `capacity` fits."""
+        """The state is the last order - 1 embeddings; its size does not depend on `capacity`."""
         if source is not None:
-            raise ConfigError("a feed-forward language model reads no source; it only continues")
-        return Snapshots.initial([(self._nothing(rows),)])
+            raise ConfigError(
+                "a feed-forward language model takes no source; an encoder-decoder does"
+            )
+        return Snapshots.initial([(self._zeros(rows),)])
 
     def step(
         self,
@@ -74,11 +76,11 @@ class Feedforward(LanguageModel):
         counts: Int[Tensor, " rows"] | None = None,
         every: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
-        """Take in one or more ids per row; see `Language.step`."""
+        """Read one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
         if not every:
             [(last,)] = after.current()
-            x = self._read(last.unsqueeze(1))
+            x = self._features(last.unsqueeze(1))
         return self.head(x), after
 
     def hidden(
@@ -88,24 +90,24 @@ class Feedforward(LanguageModel):
         *,
         counts: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "rows time dim"], Snapshots]:
-        """What the head reads after each id, and the state with `ids` taken in."""
+        """The input of the head after each id, and the state after `ids`."""
         assert isinstance(state, Snapshots)
         [(last,)] = state.current()
         windows = self._windows(ids, last)
-        return self._read(windows[:, 1:]), state.advance([(windows,)], counts)
+        return self._features(windows[:, 1:]), state.advance([(windows,)], counts)
 
-    def _nothing(self, rows: int) -> Tensor:
+    def _zeros(self, rows: int) -> Tensor:
         return self.embed.weight.new_zeros(rows, self.config.order - 1, self.config.dim)
 
     def _windows(self, ids: Tensor, before: Tensor) -> Tensor:
-        """The last order - 1 vectors before these ids and after each of them."""
+        """The last order - 1 embeddings before these ids and after each of them."""
         seen = torch.cat([before, self.carry(self.embed(ids))], 1)
         return seen.unfold(1, before.shape[1], 1).transpose(2, 3)
 
-    def _read(self, windows: Tensor) -> Tensor:
+    def _features(self, windows: Tensor) -> Tensor:
         x = windows.flatten(-2)
-        shown = self.hidden_layer(x).tanh()
-        return torch.cat([shown, x], -1) if self.config.direct else shown
+        hidden = self.hidden_layer(x).tanh()
+        return torch.cat([hidden, x], -1) if self.config.direct else hidden
 
     if TYPE_CHECKING:
         __call__ = forward

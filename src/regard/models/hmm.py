@@ -1,4 +1,4 @@
-"""A chain that cannot be seen, and what it writes. No gradients, only `fit`."""
+"""The hidden Markov model, fitted by Baum-Welch: no gradients."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import ConfigError, DataError
 from regard.models.base import LanguageModel, State
-from regard.models.counts import Blocks, rows_of
+from regard.models.counts import Blocks, flatten_rows
 from regard.nn.head import GivenHead
 from regard.nn.recurrent import Snapshots
 from regard.nn.state import Source
@@ -19,12 +19,12 @@ from regard.nn.state import Source
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HMMConfig:
-    """A chain of hidden states, each with its own habits of writing."""
+    """A hidden Markov model with discrete emissions."""
 
     vocab_size: int
     states: int = 32
-    rounds: int = 20  # of Baum and Welch's, each over the whole text
-    context: int = 256  # ids per block of the text that is read
+    rounds: int = 20  # EM iterations (Baum-Welch), each over the whole text
+    context: int = 256  # ids per block of the training text
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "states", "rounds", "context"):
@@ -33,18 +33,19 @@ class HMMConfig:
 
 
 class HMM(LanguageModel):
-    r"""A hidden state moves on at every id, and writes it.
+    r"""A hidden Markov model: initial, transition and emission probabilities pi, A and B.
 
-        P(x, z) = first(z_1) write(z_1, x_1) prod_t move(z_t-1, z_t) write(z_t, x_t)
+        P(x, z) = pi(z_1) B(z_1, x_1) prod_t A(z_t-1, z_t) B(z_t, x_t)
 
-    What is known of the state before an id is a belief, b_t(j) = P(z_t = j | x_1 … x_t-1):
+    The predictive distribution of the state is the belief b_t(j) = P(z_t = j | x_1 … x_t-1):
 
-        P(x_t | x_1 … x_t-1) = sum_j b_t(j) write(j, x_t)                    the forward algorithm
-        b_t+1(k) = sum_j b_t(j) write(j, x_t) move(j, k) / P(x_t | x_1 … x_t-1)
+        P(x_t | x_1 … x_t-1) = sum_j b_t(j) B(j, x_t)                        the forward algorithm
+        b_t+1(k) = sum_j b_t(j) B(j, x_t) A(j, k) / P(x_t | x_1 … x_t-1)
 
-    Everything is kept as logarithms, in float64. Baum et al. 1970; Rabiner 1989.
+    pi, A and B are stored as `log_first`, `log_move` and `log_write`, in float64. Baum et al.
+    1970; Rabiner 1989.
 
-    `forward` gives log-probabilities, so the head has nothing to add.
+    `forward` returns log-probabilities, so the head is the identity.
     """
 
     log_first: Float64[Tensor, " states"]
@@ -57,83 +58,84 @@ class HMM(LanguageModel):
         self.head = GivenHead()
         states, vocab = config.states, config.vocab_size
         for name, size in [("first", [states]), ("move", [states] * 2), ("write", [states, vocab])]:
-            # any distribution as likely as any other: states that are alike would stay so
-            drawn = nn.init.uniform_(torch.empty(size, dtype=torch.float64), 1e-9, 1.0)
-            self.register_buffer(f"log_{name}", _normalised((-drawn.log()).log()))
+            # uniform on the simplex; EM would never separate equal states
+            sample = nn.init.uniform_(torch.empty(size, dtype=torch.float64), 1e-9, 1.0)
+            self.register_buffer(f"log_{name}", _normalise((-sample.log()).log()))
 
     def fit(self, batches: Iterable[Blocks]) -> None:
-        """Go through the text `rounds` times, from what is believed now.
+        """Run `rounds` EM iterations from the current parameters.
 
-        At the end each state is taken to have written one id more, a bit of each in the
-        vocabulary: what it never wrote is unlikely, not impossible.
+        At the end a pseudo-count of 1 / V is added to every emission count, so that unseen
+        emissions are unlikely, not impossible.
         """
         texts = [_text(batch, self.config.vocab_size, self.log_first.device) for batch in batches]
         texts = [(ids, lengths) for ids, lengths in texts if ids.numel()]
         if not texts:
-            raise DataError("there is no scored target to learn; give fit() at least one batch")
+            raise DataError("the training data has no scored target; give fit() at least one batch")
         for _ in range(self.config.rounds):
-            written = self.improve(texts)
-        self.log_write = _normalised((written + 1 / self.config.vocab_size).log())
+            emissions = self.em_step(texts)
+        self.log_write = _normalise((emissions + 1 / self.config.vocab_size).log())
 
-    def improve(self, texts: Iterable[tuple[Tensor, Tensor]]) -> Float64[Tensor, "states vocab"]:
-        """One round of Baum and Welch's: no text becomes less likely by it on the whole.
+    def em_step(self, texts: Iterable[tuple[Tensor, Tensor]]) -> Float64[Tensor, "states vocab"]:
+        """One iteration of Baum-Welch; the likelihood of the texts does not decrease.
 
-            first(j) ~ sum P(z_1 = j | x),    move(j, k) ~ sum_t P(z_t = j, z_t+1 = k | x)
-            write(j, v) ~ sum over x_t = v of P(z_t = j | x)
+            pi(j) ~ sum P(z_1 = j | x),    A(j, k) ~ sum_t P(z_t = j, z_t+1 = k | x)
+            B(j, v) ~ sum over x_t = v of P(z_t = j | x)
 
-        `texts` are right-padded ids, (batch, time), and the length of each row. Gives the last sum.
+        `texts` are right-padded ids, (batch, time), and the length of each row. Returns the
+        expected emission counts.
         """
-        first, move, write = (torch.zeros_like(each.exp()) for each in self._logs())
+        first, move, write = (torch.zeros_like(logs.exp()) for logs in self._logs())
         for ids, lengths in texts:
             real = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(-1)
-            written = self._written(ids).where(real.unsqueeze(-1), 0.0)  # padding says nothing
-            now = self._beliefs(written, self._first(ids))[:, :-1] + written
-            later = self._later(written, real)
-            at = (now + later).softmax(-1) * real.unsqueeze(-1)  # (batch, time, states)
-            first += at[:, 0].sum(0)
-            write.index_add_(1, ids.flatten(), at.flatten(0, 1).T)
-            after = written + later
+            emission = self._emission(ids).where(real.unsqueeze(-1), 0.0)  # 1 for padding
+            forward = self._beliefs(emission, self._initial_belief(ids))[:, :-1] + emission
+            backward = self._backward(emission, real)
+            posterior = (forward + backward).softmax(-1) * real.unsqueeze(-1)
+            first += posterior[:, 0].sum(0)
+            write.index_add_(1, ids.flatten(), posterior.flatten(0, 1).T)
+            after = emission + backward  # (batch, time, states)
             for t in range(1, ids.shape[1]):
-                pair = now[:, t - 1].unsqueeze(-1) + self.log_move + after[:, t].unsqueeze(-2)
+                pair = forward[:, t - 1].unsqueeze(-1) + self.log_move + after[:, t].unsqueeze(-2)
                 pair = pair.flatten(1).softmax(-1).view_as(pair)  # (batch, states, states)
                 move += pair[real[:, t]].sum(0)
         self.log_first, self.log_move, self.log_write = (
-            # of a state that was never visited nothing is learned
-            _normalised(new.log().where(new.sum(-1, keepdim=True) > 0, old))
+            # a state that was never visited keeps its parameters
+            _normalise(new.log().where(new.sum(-1, keepdim=True) > 0, old))
             for new, old in zip((first, move, write), self._logs(), strict=True)
         )
         return write
 
     def likelihood(self, ids: Int[Tensor, "batch time"]) -> Float64[Tensor, " batch"]:
-        """log P of each row, whatever the states were: the forward algorithm."""
-        written = self._written(ids)
-        belief = self._beliefs(written, self._first(ids))[:, :-1]
-        return (belief + written).logsumexp(-1).sum(-1)
+        """log P of each row, summed over all state sequences: the forward algorithm."""
+        emission = self._emission(ids)
+        belief = self._beliefs(emission, self._initial_belief(ids))[:, :-1]
+        return (belief + emission).logsumexp(-1).sum(-1)
 
     def viterbi(self, ids: Int[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
-        """The likeliest states of each row, all of them taken together. Viterbi 1967.
+        """The most likely state sequence of each row. Viterbi 1967.
 
-        best_t(k) = max_j best_t-1(j) move(j, k) write(k, x_t), and which j that was
+        best_t(k) = max_j best_t-1(j) A(j, k) B(k, x_t), with a pointer to the best j
         """
-        written = self._written(ids)
-        best, came = self.log_first + written[:, 0], []
-        for each in written.unbind(1)[1:]:
+        emissions = self._emission(ids)
+        best, pointers = self.log_first + emissions[:, 0], []
+        for emission in emissions.unbind(1)[1:]:
             best, previous = (best.unsqueeze(-1) + self.log_move).max(1)
-            best = best + each
-            came.append(previous)
+            best = best + emission
+            pointers.append(previous)
         path = [best.argmax(-1)]
-        for previous in reversed(came):
+        for previous in reversed(pointers):
             path.append(previous.gather(1, path[-1].unsqueeze(-1)).squeeze(-1))
         return torch.stack(path[::-1], 1)
 
     def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
-        """log P of every id that may come next, after each id of each row."""
-        return self._next(self._beliefs(self._written(ids), self._first(ids))[:, 1:])
+        """log P of every next id, after each id of each row."""
+        return self._predict(self._beliefs(self._emission(ids), self._initial_belief(ids))[:, 1:])
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
-        """Nothing read. The state is a belief, so any `capacity` fits."""
+        """The state is the belief; its size does not depend on `capacity`."""
         if source is not None:
-            raise ConfigError("a hidden Markov model reads no source; it only continues text")
+            raise ConfigError("a hidden Markov model takes no source; an encoder-decoder does")
         return Snapshots.initial([(self.log_first.expand(rows, -1),)])
 
     def step(
@@ -144,40 +146,40 @@ class HMM(LanguageModel):
         counts: Int[Tensor, " rows"] | None = None,
         every: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
-        """Take in one or more ids per row; see `Language.step`."""
+        """Read one or more ids per row; see `Language.step`."""
         assert isinstance(state, Snapshots)
         [(belief,)] = state.current()
-        beliefs = self._beliefs(self._written(ids), belief)
+        beliefs = self._beliefs(self._emission(ids), belief)
         state = state.advance([(beliefs,)], counts)
         if every:
-            return self._next(beliefs[:, 1:]), state
+            return self._predict(beliefs[:, 1:]), state
         [(belief,)] = state.current()
-        return self._next(belief.unsqueeze(1)), state
+        return self._predict(belief.unsqueeze(1)), state
 
-    def _beliefs(self, written: Tensor, belief: Tensor) -> Float64[Tensor, "batch time states"]:
-        """log P of the state that writes next, before the first id and after each."""
+    def _beliefs(self, emissions: Tensor, belief: Tensor) -> Float64[Tensor, "batch time states"]:
+        """log P of the next state, before the first id and after each."""
         beliefs = [belief]
-        for each in written.unbind(1):
-            belief = _multiplied(_normalised(belief + each), self.log_move)
+        for emission in emissions.unbind(1):
+            belief = _log_matmul(_normalise(belief + emission), self.log_move)
             beliefs.append(belief)
         return torch.stack(beliefs, 1)
 
-    def _later(self, written: Tensor, real: Tensor) -> Float64[Tensor, "batch time states"]:
-        """log P of what comes after each id, given its state: the backward algorithm."""
-        later = [torch.zeros_like(written[:, 0])]
-        for t in range(written.shape[1] - 1, 0, -1):
-            before = _multiplied(later[-1] + written[:, t], self.log_move.T)
-            later.append(before.where(real[:, t].unsqueeze(-1), 0.0))
-        return torch.stack(later[::-1], 1)
+    def _backward(self, emissions: Tensor, real: Tensor) -> Float64[Tensor, "batch time states"]:
+        """log P of the ids after each position, given its state: the backward algorithm."""
+        backward = [torch.zeros_like(emissions[:, 0])]
+        for t in range(emissions.shape[1] - 1, 0, -1):
+            before = _log_matmul(backward[-1] + emissions[:, t], self.log_move.T)
+            backward.append(before.where(real[:, t].unsqueeze(-1), 0.0))
+        return torch.stack(backward[::-1], 1)
 
-    def _next(self, beliefs: Tensor) -> Tensor:
-        return _multiplied(beliefs, self.log_write).float()
+    def _predict(self, beliefs: Tensor) -> Tensor:
+        return _log_matmul(beliefs, self.log_write).float()
 
-    def _written(self, ids: Tensor) -> Float64[Tensor, "batch time states"]:
-        """log P of each id, of every state."""
+    def _emission(self, ids: Tensor) -> Float64[Tensor, "batch time states"]:
+        """log P of each id, given each state."""
         return self.log_write.T[ids]
 
-    def _first(self, ids: Tensor) -> Tensor:
+    def _initial_belief(self, ids: Tensor) -> Tensor:
         return self.log_first.expand(len(ids), -1)
 
     def _logs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,19 +189,19 @@ class HMM(LanguageModel):
         __call__ = forward
 
 
-def _normalised(logs: Tensor) -> Tensor:
+def _normalise(logs: Tensor) -> Tensor:
     return logs - logs.logsumexp(-1, keepdim=True)
 
 
-def _multiplied(logs: Tensor, matrix: Tensor) -> Tensor:
-    """log of (e^logs e^matrix): what is largest is taken out before, and put back after."""
-    most = logs.amax(-1, keepdim=True)
-    return ((logs - most).exp() @ matrix.exp()).log() + most
+def _log_matmul(logs: Tensor, matrix: Tensor) -> Tensor:
+    """log(exp(logs) exp(matrix)), shifted by the maximum for numerical stability."""
+    largest = logs.amax(-1, keepdim=True)
+    return ((logs - largest).exp() @ matrix.exp()).log() + largest
 
 
 def _text(batch: Blocks, vocab_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The rows of a batch, each with its last target: right-padded ids, and how many are real."""
-    tokens, place, _ = rows_of(batch, vocab_size)
+    """The rows of a batch with their last targets: right-padded ids, and their lengths."""
+    tokens, place, _ = flatten_rows(batch, vocab_size)
     ends = [*(place == 0).nonzero()[0].tolist(), len(tokens)]
     lengths = torch.tensor(ends, device=device).diff()
     if not len(lengths):

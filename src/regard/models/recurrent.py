@@ -1,4 +1,4 @@
-"""Language models that read one id after the other and remember in a state of fixed size."""
+"""Recurrent language models: RNN, GRU, LSTM, unidirectional or bidirectional."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -18,17 +18,17 @@ from regard.nn.state import Source
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentConfig:
-    """A stack of recurrent layers: predicts the next id, or what its head says."""
+    """A stack of recurrent layers with a language modelling, classification or tagging head."""
 
     vocab_size: int
     cell: Choice = "lstm"  # nn.recurrent.CELLS
     dim: int = 256  # of the embedding and of every layer
     layers: int = 2
-    bidirectional: bool = False  # also from the end: for heads that read a whole text
+    bidirectional: bool = False  # for classification and tagging heads
     dropout: float = 0.0
     tied: bool = True  # output matrix = embedding matrix
-    context: int = 256  # ids per training block; generating has no limit
-    head: Choice = "linear"  # models.rules.READOUTS
+    context: int = 256  # ids per training block; generation has no limit
+    head: Choice = "linear"  # models.compatibility.READOUTS
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "context"):
@@ -42,18 +42,18 @@ class RecurrentConfig:
         require_readout_head(self.head)
         if self.bidirectional and option(self.head, HEADS, "pool") in ("first", "last"):
             raise ConfigError(
-                f"head={self.head!r} reads one vector, in which bidirectional=true has seen all "
-                "of one direction only;\nset head.pool to 'ends', 'mean' or 'max'"
+                f"head={self.head!r} reads one position, where with bidirectional=true only one "
+                "direction has read the whole text;\nset head.pool to 'ends', 'mean' or 'max'"
             )
 
     @property
     def shape(self) -> str:
-        """What a state has seen: all before it (decoder), or all of a text (encoder)."""
+        """Causal (decoder) or bidirectional (encoder)."""
         return "encoder" if self.bidirectional else "decoder"
 
 
 class RecurrentLanguage(LanguageModel):
-    r"""A language model whose only memory is the state of its recurrent layers.
+    r"""A recurrent language model.
 
     x_t = E[id_t],    h_t = cell_L(... cell_1(x_1 ... x_t)),    logits_t = W h_t
     """
@@ -62,7 +62,9 @@ class RecurrentLanguage(LanguageModel):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.dim)
-        nn.init.normal_(self.embed.weight, std=config.dim**-0.5)  # as W it gives logits near 1
+        nn.init.normal_(
+            self.embed.weight, std=config.dim**-0.5
+        )  # logits of a tied W are then near 1
         self.layers = Recurrent(
             config.cell,
             config.dim,
@@ -72,30 +74,30 @@ class RecurrentLanguage(LanguageModel):
             dropout=config.dropout,
         )
         self.packs = config.bidirectional  # the backward direction starts at each row's length
-        shown = (1 + config.bidirectional) * config.dim
-        tied = self.embed if config.tied and shown == config.dim else None
+        width = (1 + config.bidirectional) * config.dim
+        tied = self.embed if config.tied and width == config.dim else None
         self.head: Any = make(
-            config.head, HEADS, "head", dim=shown, vocab_size=config.vocab_size, tied=tied
+            config.head, HEADS, "head", dim=width, vocab_size=config.vocab_size, tied=tied
         )
 
     def forward(
         self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch time dim"]:
-        """The top layer's h after each id; `head` makes logits of it.
+        """The hidden states of the top layer; `head` makes logits of them.
 
-        Where rows are right-padded, `lengths` says how many ids of each are real. Read ahead,
-        what comes after them changes nothing before.
+        Rows may be right-padded: `lengths` gives the number of real ids, which only a
+        bidirectional model needs.
         """
         x, _ = self.layers(self.embed(ids), lengths if self.config.bidirectional else None)
         return x
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
-        """Zeros. A state of fixed size has room for any `capacity`."""
+        """A zero state; its size does not depend on `capacity`."""
         if source is not None:
-            raise ConfigError("a recurrent language model reads no source; it only continues text")
+            raise ConfigError("a recurrent language model takes no source; an encoder-decoder does")
         require_generating_head(self.head, self.config.head)
         if self.config.bidirectional:
-            raise ConfigError("bidirectional=true reads to the end first, so it cannot write on")
+            raise ConfigError("a bidirectional model cannot generate; set bidirectional=false")
         return Snapshots.initial([layer.start(rows) for layer in self._cells()])
 
     def step(
@@ -106,7 +108,7 @@ class RecurrentLanguage(LanguageModel):
         counts: Int[Tensor, " rows"] | None = None,
         every: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
-        """Take in one or more ids per row; see `Language.step`."""
+        """Read one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
         if not every:
             x = self.layers.apply_dropout(after.current()[-1][0]).unsqueeze(1)
@@ -119,9 +121,9 @@ class RecurrentLanguage(LanguageModel):
         *,
         counts: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "rows time dim"], Snapshots]:
-        """The top layer's h after each id, and the state with `ids` taken in.
+        """The hidden states of the top layer, and the state after `ids`.
 
-        The readable loop runs here, since the fused kernel shows only the last state.
+        The loop over time runs here, since the fused kernel returns only the final state.
         """
         assert isinstance(state, Snapshots)
         x = self.embed(ids)
@@ -129,8 +131,8 @@ class RecurrentLanguage(LanguageModel):
         for layer, before in zip(self._cells(), state.current(), strict=True):
             after = layer.loop(x, before)
             x = self.layers.apply_dropout(after[0])
-            both = zip(before, after, strict=True)
-            snapshots.append(tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in both))
+            pairs = zip(before, after, strict=True)
+            snapshots.append(tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in pairs))
         return x, state.advance(snapshots, counts)
 
     def _cells(self) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""Recurrent models that read one sequence and write another, with attention or without."""
+"""Recurrent encoder-decoders (seq2seq), with attention or without."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from regard.nn.state import Source
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seq2SeqConfig:
-    """Two stacks of recurrent layers: one reads, the other writes and may look back."""
+    """A recurrent encoder and a recurrent decoder, which may attend to the encoder states."""
 
     vocab_size: int
     source_vocab_size: int | None = None  # None: one vocabulary for both sides
@@ -30,18 +30,18 @@ class Seq2SeqConfig:
     dim: int = 256  # of the embeddings and of every layer
     layers: int = 1  # of the decoder
     encoder_layers: int | None = None  # None: as many as `layers`
-    bidirectional: bool = True  # the encoder also reads from the end
-    reversed_source: bool = False  # it reads the last id first
-    bridge: bool = True  # the decoder begins where the encoder ended; else at zeros
-    score: Choice | None = None  # nn.score.SCORES; None: the bridge is all there is
+    bidirectional: bool = True  # of the encoder
+    reversed_source: bool = False  # the encoder reads the source backwards
+    bridge: bool = True  # initialise the decoder with the encoder's final state, else with zeros
+    score: Choice | None = None  # of attention: nn.score.SCORES; None: no attention
     placement: Literal["bahdanau", "luong", "between"] = "luong"  # see `EncoderDecoder`
-    input_feeding: bool = False  # luong: what was last read off joins the next input
-    heads: int | None = None  # looks with matrices of their own; None: one, at the states as such
-    hops: int = 1  # looks in a row, each with what the one before has found
-    hard: Hard | None = None  # look at one place only; nn.glimpse
-    dropout: float = 0.0  # of embeddings, between layers, and of what the head reads
+    input_feeding: bool = False  # luong: the last attentional vector joins the next input
+    heads: int | None = None  # multi-head with projections; None: one, on the states themselves
+    hops: int = 1  # attention layers in sequence, each adds the last context to its query
+    hard: Hard | None = None  # attend to one position only: nn.recurrent_attention
+    dropout: float = 0.0  # of embeddings, between layers, and of the head's input
     tied: bool = True  # output matrix = embedding matrix of the target
-    context: int = 256  # ids of a training pair; generating has no limit
+    context: int = 256  # ids of a training pair; generation has no limit
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "source_vocab_size", "dim", "layers", "encoder_layers"):
@@ -60,12 +60,12 @@ class Seq2SeqConfig:
 
     @property
     def shape(self) -> str:
-        """What tasks ask of a model: it reads a source."""
+        """The shape that the seq2seq task needs."""
         return "encoder-decoder"
 
     @property
     def depths(self) -> tuple[int, int]:
-        """How many layers the encoder and the decoder have."""
+        """The number of encoder and decoder layers."""
         return self.layers if self.encoder_layers is None else self.encoder_layers, self.layers
 
 
@@ -76,67 +76,67 @@ def _at_least_one(name: str, value: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What was read: for each hop keys and values, (rows, heads, source, head_dim)."""
+    """The keys and values of the source for each hop, (rows, heads, source, head_dim)."""
 
     hops: list[tuple[Tensor, Tensor]]
-    allowed: Bool[Tensor, "rows 1 1 source"]  # what of the source is not padding
+    allowed: Bool[Tensor, "rows 1 1 source"]  # False on padding
 
     def select(self, rows: Int[Tensor, " chosen"]) -> "Memory":
-        """That of these rows."""
+        """The memory of these rows, in this order."""
         hops = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.hops]
         return Memory(hops, self.allowed.index_select(0, rows))
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderState:
-    """What writing remembers: the states of the decoder, and what was read."""
+class Seq2SeqState:
+    """The decoding state: the states of the decoder, and the keys and values of the source."""
 
-    written: Snapshots  # of each layer, then what is fed back
+    decoder: Snapshots  # of each layer, then the fed-back attentional vector
     memory: Memory
 
     @property
     def lengths(self) -> Int[Tensor, " rows"]:
-        """How many ids each row has taken in."""
-        return self.written.lengths
+        """The number of ids that each row has read."""
+        return self.decoder.lengths
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "ReaderState":
+    def select(self, rows: Int[Tensor, " chosen"]) -> "Seq2SeqState":
         """The state of these rows, in this order."""
-        return ReaderState(self.written.select(rows), self.memory.select(rows))
+        return Seq2SeqState(self.decoder.select(rows), self.memory.select(rows))
 
-    def rewind(self, lengths: Int[Tensor, " rows"]) -> "ReaderState":
-        """Forget all but the first `lengths` ids of each row, within the last step."""
-        return replace(self, written=self.written.rewind(lengths))
+    def rewind(self, lengths: Int[Tensor, " rows"]) -> "Seq2SeqState":
+        """Truncate each row to its first `lengths` ids, within the last step."""
+        return replace(self, decoder=self.decoder.rewind(lengths))
 
 
 class EncoderDecoder(LanguageModel):
-    r"""Read a sequence into states h_1 ... h_S, then write another from states s_1, s_2, ...
+    r"""Encode the source into states h_1 ... h_S, decode the target from states s_1, s_2, ...
 
-        h_i = encoder(x_1 ... x_i),                       both ways: h_i = tanh(J [->h_i; <-h_i])
-        s_0 = the encoder's last state,                   both ways: s_0 = tanh(B [->h_S; <-h_1])
-        c_t = sum_i softmax_i(score(q_t, h_i)) h_i        where there is attention
+        h_i = encoder(x_1 ... x_i),                  bidirectional: h_i = tanh(J [->h_i; <-h_i])
+        s_0 = the encoder's final state,             bidirectional: s_0 = tanh(B [->h_S; <-h_1])
+        c_t = sum_i softmax_i(score(q_t, h_i)) h_i        with attention
         logits_t = W z_t + b
 
-    where to look from and what c_t enters is the placement (e_t the embedding of y_{t-1}):
+    The placement defines the query q_t and where the context c_t enters (e_t is the embedding of
+    y_{t-1}, the true target in training: teacher forcing):
 
         none        s_t = cell(s_{t-1}, e_t)                           z_t = s_t
         bahdanau    s_t = cell(s_{t-1}, [e_t; c_t]),  q_t = s_{t-1}    z_t = tanh(R [e_t; s_t; c_t])
         luong       s_t = cell(s_{t-1}, e_t),         q_t = s_t        z_t = tanh(R [s_t; c_t])
-        … input_feeding   s_t = cell(s_{t-1}, [e_t; z_{t-1}])
+        … with input feeding    s_t = cell(s_{t-1}, [e_t; z_{t-1}])
         between     q_t = s_t of the lowest layer, [q_t; c_t] enters the one above, z_t = s_t
 
-    With several layers q and s are those of the top one, and the input is the lowest one's.
-    With several hops, q is q + c of the hop before, and c_t is the last one's.
+    With several layers q and s are those of the top layer, and the input enters the lowest.
+    With several hops, q is q + c of the hop before, and c_t is that of the last hop.
 
-    Where no c_t enters a state that the next q_t depends on, all steps are computed at once.
-    Bahdanau's R is followed by a maxout of twice the width instead of tanh, and his J and B by
-    nothing and by the backward state alone; here all h have the width of s, so that any score
-    can compare them.
+    Where no state depends on c_t, all steps are computed in parallel. The paper of Bahdanau et
+    al. has a maxout of twice the width instead of R's tanh, no J, and a B of the backward state
+    alone; here h and s have the same width, so that any score can compare them.
 
     Sutskever et al. 2014, Cho et al. 2014; Bahdanau et al. 2015; Luong et al. 2015; "between"
     as in Wu et al. 2016; hops Sukhbaatar et al. 2015.
     """
 
-    packs = True  # sources of different lengths
+    packs = True  # sources of different lengths as packed sequences
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
@@ -154,19 +154,20 @@ class EncoderDecoder(LanguageModel):
             bidirectional=config.bidirectional,
             dropout=config.dropout,
         )
-        wide = {"between": 1, "bahdanau": 0, "luong": 0 if config.input_feeding else None}
-        widened = None if config.score is None else wide[config.placement]
+        # the layer whose input is concatenated with the context or the attentional vector
+        wide_layers = {"between": 1, "bahdanau": 0, "luong": 0 if config.input_feeding else None}
+        wide_layer = None if config.score is None else wide_layers[config.placement]
         self.decoder = nn.ModuleList(
-            make(config.cell, CELLS, "cell", dim_in=dim + dim * (n == widened), dim_out=dim)
+            make(config.cell, CELLS, "cell", dim_in=dim + dim * (n == wide_layer), dim_out=dim)
             for n in range(layers)
         )
         self.join, self.bridge, self.readout = None, None, None
         if config.bidirectional and config.score is not None:
             self.join = nn.Linear(2 * dim, dim)
         if config.bidirectional and config.bridge:
-            kept = range(self._cells()[0].state_vectors)
+            vectors = range(self._cells()[0].state_vectors)
             self.bridge = nn.ModuleList(
-                nn.ModuleList(nn.Linear(2 * dim, dim) for _ in kept) for _ in range(layers)
+                nn.ModuleList(nn.Linear(2 * dim, dim) for _ in vectors) for _ in range(layers)
             )
         self.attention = nn.ModuleList(
             RecurrentAttention(
@@ -188,32 +189,33 @@ class EncoderDecoder(LanguageModel):
     def forward(
         self, ids: Int[Tensor, "batch time"], *, source: Source
     ) -> Float[Tensor, "batch time dim"]:
-        """z after each id; `head` makes logits of it."""
+        """z after each target id (teacher forcing); `head` makes logits of it."""
         return self.forward_with_log_probs(ids, source=source)[0]
 
     def forward_with_log_probs(
         self, ids: Int[Tensor, "batch time"], *, source: Source
     ) -> tuple[Float[Tensor, "batch time dim"], Float[Tensor, "batch time"] | None]:
-        """z after each id, and log P of where it was looked, if that was drawn."""
-        begin, memory = self._read(source)
-        z, _, looks = self._write(ids, begin, memory, _fused)
+        """z after each id, and log P of the sampled positions of hard attention (else None)."""
+        initial, memory = self._encode(source)
+        z, _, attended = self._decode(ids, initial, memory, _run_fused)
         if not (self.samples_attention and self.training):
             return z, None
-        chances = [hop.log_prob for look in looks for hop in look if hop.log_prob is not None]
-        each_hop = [torch.cat(chances[n :: self.config.hops], 1) for n in range(self.config.hops)]
-        return z, torch.stack(each_hop).sum(0)
+        hops = self.config.hops
+        log_probs = [hop.log_prob for step in attended for hop in step if hop.log_prob is not None]
+        per_hop = [torch.cat(log_probs[n::hops], 1) for n in range(hops)]
+        return z, torch.stack(per_hop).sum(0)
 
     @property
     def samples_attention(self) -> bool:
         """Whether training samples hard attention and so needs `forward_with_log_probs`."""
         return self.config.hard == "reinforce"
 
-    def start(self, rows: int, capacity: int, source: Source | None = None) -> ReaderState:
-        """Read the source. A state of fixed size has room for any `capacity`."""
+    def start(self, rows: int, capacity: int, source: Source | None = None) -> Seq2SeqState:
+        """Encode the source. The size of the state does not depend on `capacity`."""
         if source is None:
-            raise ConfigError("an encoder-decoder needs a source to read")
-        begin, memory = self._read(source)
-        return ReaderState(Snapshots.initial(begin), memory)
+            raise ConfigError("an encoder-decoder needs a source")
+        initial, memory = self._encode(source)
+        return Seq2SeqState(Snapshots.initial(initial), memory)
 
     def step(
         self,
@@ -222,8 +224,8 @@ class EncoderDecoder(LanguageModel):
         *,
         counts: Int[Tensor, " rows"] | None = None,
         every: bool = False,
-    ) -> tuple[Float[Tensor, "rows scored vocab"], ReaderState]:
-        """Take in one or more ids per row; see `Language.step`."""
+    ) -> tuple[Float[Tensor, "rows scored vocab"], Seq2SeqState]:
+        """Read one or more ids per row; see `Language.step`."""
         z, after = self.hidden(ids, state, counts=counts)
         if not every:
             rows = torch.arange(len(z), device=z.device)
@@ -236,145 +238,149 @@ class EncoderDecoder(LanguageModel):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-    ) -> tuple[Float[Tensor, "rows time dim"], ReaderState]:
-        """z after each id, and the state with `ids` taken in."""
-        assert isinstance(state, ReaderState)
-        begin = state.written.current()
-        z, after, _ = self._write(ids, begin, state.memory, _looped)
+    ) -> tuple[Float[Tensor, "rows time dim"], Seq2SeqState]:
+        """z after each id, and the state after `ids`."""
+        assert isinstance(state, Seq2SeqState)
+        before = state.decoder.current()
+        z, after, _ = self._decode(ids, before, state.memory, _run_loop)
         snapshots = [
-            tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in zip(*both, strict=True))
-            for both in zip(begin, after, strict=True)
+            tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in zip(*layer, strict=True))
+            for layer in zip(before, after, strict=True)
         ]
-        return z, ReaderState(state.written.advance(snapshots, counts), state.memory)
+        return z, Seq2SeqState(state.decoder.advance(snapshots, counts), state.memory)
 
-    def _read(self, source: Source) -> tuple[list[CellState], Memory]:
-        """The states that writing begins with, and what it may look at."""
+    def _encode(self, source: Source) -> tuple[list[CellState], Memory]:
+        """The initial states of the decoder, and the keys and values of the source."""
         ids, lengths = source.ids, source.lengths
-        places = torch.arange(ids.shape[1], device=ids.device)
+        positions = torch.arange(ids.shape[1], device=ids.device)
         rows = torch.arange(len(ids), device=ids.device).unsqueeze(1)
-        turned = (lengths.unsqueeze(1) - 1 - places).remainder(ids.shape[1])  # padding stays behind
+        # reverses the real part of each row; the padding stays at the end
+        backwards = (lengths.unsqueeze(1) - 1 - positions).remainder(ids.shape[1])
         if self.config.reversed_source:
-            ids = ids[rows, turned]
+            ids = ids[rows, backwards]
         embed = self.embed if self.source_embed is None else self.source_embed
-        h, last = self.encoder(self._dropped(embed(ids)), lengths)
+        h, last = self.encoder(self._dropout(embed(ids)), lengths)
         if self.config.reversed_source:
-            h = h[rows, turned]
+            h = h[rows, backwards]
         if self.join is not None:
             h = self.join(h).tanh()
-        looks = [glimpse.keys_values(h) for glimpse in self._looks()]
-        memory = Memory(looks, (places < lengths.unsqueeze(1))[:, None, None])
-        return self._begin(last), memory
+        hops = [attention.keys_values(h) for attention in self._attentions()]
+        memory = Memory(hops, (positions < lengths.unsqueeze(1))[:, None, None])
+        return self._initial_states(last), memory
 
-    def _begin(self, last: list[CellState]) -> list[CellState]:
-        """s_0 of each layer, from the encoder's last states; and z_0 where it is fed."""
+    def _initial_states(self, last: list[CellState]) -> list[CellState]:
+        """s_0 of each layer from the encoder's final states, and z_0 = 0 with input feeding."""
         if not self.config.bridge:
-            begin = [cell.start(len(last[0][0])) for cell in self._cells()]
+            states = [cell.start(len(last[0][0])) for cell in self._cells()]
         elif self.bridge is None:
-            begin = last
+            states = last
         else:
-            linears = cast(Sequence[Sequence[nn.Linear]], self.bridge)
-            begin = [
-                tuple(linear(each).tanh() for linear, each in zip(both, layer, strict=True))
-                for both, layer in zip(linears, last, strict=True)
+            bridges = cast(Sequence[Sequence[nn.Linear]], self.bridge)
+            states = [
+                tuple(linear(vector).tanh() for linear, vector in zip(bridge, state, strict=True))
+                for bridge, state in zip(bridges, last, strict=True)
             ]
-        return [*begin, (torch.zeros_like(begin[0][0]),)] if self.config.input_feeding else begin
+        return [*states, (torch.zeros_like(states[0][0]),)] if self.config.input_feeding else states
 
-    def _write(
-        self, ids: Tensor, begin: list[CellState], memory: Memory, run: "Run"
+    def _decode(
+        self, ids: Tensor, initial: list[CellState], memory: Memory, run: "Run"
     ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
-        """z after each id, what `run` gives of each layer (one by one: all states), and looks."""
-        config, e = self.config, self._dropped(self.embed(ids))
-        waits = config.input_feeding or config.placement == "bahdanau"
-        if config.score is None or not waits:
-            z, after, looks = self._at_once(e, begin, memory, run)
+        """z after each id, the states that `run` returns per layer, and the attention of each step.
+
+        Step by step the states of all steps are returned, whatever `run` is.
+        """
+        config, e = self.config, self._dropout(self.embed(ids))
+        sequential = config.input_feeding or config.placement == "bahdanau"
+        if config.score is None or not sequential:
+            z, after, attended = self._decode_parallel(e, initial, memory, run)
         else:
-            step = self._one_by_one
-            if torch.compiler.is_compiling():  # it would unroll the loop, and take minutes
-                step = torch.compiler.disable(step)
-            z, after, looks = step(e, begin, memory)
-        for number, glimpse in enumerate(self._looks()):
-            if glimpse.weights_tap.has_hooks:  # one tensor for all steps
-                glimpse.weights_tap(torch.cat([look[number].weights for look in looks], 2))
-        return self._dropped(z), after, looks
+            decode = self._decode_stepwise
+            if torch.compiler.is_compiling():  # torch.compile would unroll time for minutes
+                decode = torch.compiler.disable(decode)
+            z, after, attended = decode(e, initial, memory)
+        for hop, attention in enumerate(self._attentions()):
+            if attention.weights_tap.has_hooks:  # one tensor for all steps
+                attention.weights_tap(torch.cat([step[hop].weights for step in attended], 2))
+        return self._dropout(z), after, attended
 
-    def _at_once(
-        self, e: Tensor, begin: list[CellState], memory: Memory, run: "Run"
+    def _decode_parallel(
+        self, e: Tensor, initial: list[CellState], memory: Memory, run: "Run"
     ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
-        """Layer by layer, each over all steps; and one look for all steps."""
-        x, after, looks = e, [], []
-        for number, (cell, before) in enumerate(zip(self._cells(), begin, strict=True)):
+        """Layer by layer, each over all steps at once, with one attention over all steps."""
+        x, after, attended = e, [], []
+        for number, (cell, before) in enumerate(zip(self._cells(), initial, strict=True)):
             if number:
-                x = self._dropped(x)
+                x = self._dropout(x)
             if number == 1 and self.config.placement == "between" and len(self.attention):
-                looks.append(self._look(x, memory))
-                x = torch.cat([x, looks[0][-1].context], -1)
+                attended.append(self._attend(x, memory))
+                x = torch.cat([x, attended[0][-1].context], -1)
             x, states = run(cell, x, before)
             after.append(states)
         if self.readout is not None:
-            looks.append(self._look(x, memory))
-            x = self.readout(torch.cat([x, looks[0][-1].context], -1)).tanh()
-        return x, after, looks
+            attended.append(self._attend(x, memory))
+            x = self.readout(torch.cat([x, attended[0][-1].context], -1)).tanh()
+        return x, after, attended
 
-    def _one_by_one(
-        self, e: Tensor, begin: list[CellState], memory: Memory
+    def _decode_stepwise(
+        self, e: Tensor, initial: list[CellState], memory: Memory
     ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
-        """Step by step, each through all layers, since a look decides what comes in next.
+        """Step by step through all layers: the next input depends on the attention of this step.
 
-        What does not wait for a look is computed for all steps: the part of e in the input
+        What does not depend on attention is computed for all steps: the part of e in the input
         and, for Bahdanau, z.
         """
         assert self.readout is not None
         input_feeding, cells = self.config.input_feeding, self._cells()
-        from_e, from_look = cells[0].input.weight.split(self.config.dim, 1)
-        states, fed = (begin[:-1], begin[-1][0]) if input_feeding else (begin, None)
+        e_weight, context_weight = cells[0].input.weight.split(self.config.dim, 1)
+        states, fed = (initial[:-1], initial[-1][0]) if input_feeding else (initial, None)
         after: list[list[CellState]] = []
-        looks: list[list[AttentionOutput]] = []
-        for x in F.linear(e, from_e, cells[0].input.bias).unbind(1):
+        attended: list[list[AttentionOutput]] = []
+        for x in F.linear(e, e_weight, cells[0].input.bias).unbind(1):
             if fed is None:
-                looks.append(self._look(states[-1][0].unsqueeze(1), memory))
-            join = looks[-1][-1].context.squeeze(1) if fed is None else fed
-            x = x + F.linear(join, from_look)
-            states = self._climbed(x, states)
+                attended.append(self._attend(states[-1][0].unsqueeze(1), memory))
+            joined = attended[-1][-1].context.squeeze(1) if fed is None else fed
+            x = x + F.linear(joined, context_weight)
+            states = self._step_cells(x, states)
             if fed is not None:
                 s = states[-1][0]
-                looks.append(self._look(s.unsqueeze(1), memory))
-                c = looks[-1][-1].context.squeeze(1)
+                attended.append(self._attend(s.unsqueeze(1), memory))
+                c = attended[-1][-1].context.squeeze(1)
                 fed = self.readout(torch.cat([s, c], -1)).tanh()
             after.append([*states, (fed,)] if fed is not None else states)
         stacked = [
-            tuple(torch.stack(each, 1) for each in zip(*layer, strict=True))
+            tuple(torch.stack(vectors, 1) for vectors in zip(*layer, strict=True))
             for layer in zip(*after, strict=True)
         ]
         if fed is not None:
-            return stacked[-1][0], stacked, looks
-        c = torch.cat([look[-1].context for look in looks], 1)
+            return stacked[-1][0], stacked, attended
+        c = torch.cat([step[-1].context for step in attended], 1)
         z = self.readout(torch.cat([e, stacked[-1][0], c], -1)).tanh()
-        return z, stacked, looks
+        return z, stacked, attended
 
-    def _climbed(self, from_input: Tensor, states: list[CellState]) -> list[CellState]:
-        """The states of all layers one step on; `from_input` is W x + b of the lowest."""
-        climbed: list[CellState] = []
+    def _step_cells(self, from_input: Tensor, states: list[CellState]) -> list[CellState]:
+        """The next states of all layers; `from_input` is W x + b of the lowest."""
+        next_states: list[CellState] = []
         for cell, state in zip(self._cells(), states, strict=True):
-            if climbed:
-                from_input = cell.input(self._dropped(climbed[-1][0]))
-            climbed.append(cell.equation(from_input, state)[0])
-        return climbed
+            if next_states:
+                from_input = cell.input(self._dropout(next_states[-1][0]))
+            next_states.append(cell.equation(from_input, state)[0])
+        return next_states
 
-    def _look(self, q: Tensor, memory: Memory) -> list[AttentionOutput]:
-        """What each hop finds."""
+    def _attend(self, q: Tensor, memory: Memory) -> list[AttentionOutput]:
+        """The output of each attention hop."""
         hops: list[AttentionOutput] = []
-        for glimpse, (k, v) in zip(self._looks(), memory.hops, strict=True):
-            hops.append(glimpse(q, k, v, memory.allowed))
+        for attention, (k, v) in zip(self._attentions(), memory.hops, strict=True):
+            hops.append(attention(q, k, v, memory.allowed))
             q = q + hops[-1].context
         return hops
 
-    def _dropped(self, x: Tensor) -> Tensor:
+    def _dropout(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.config.dropout, self.training)
 
     def _cells(self) -> list[Cell]:
         return cast(list[Cell], list(self.decoder))
 
-    def _looks(self) -> list[RecurrentAttention]:
+    def _attentions(self) -> list[RecurrentAttention]:
         return cast(list[RecurrentAttention], list(self.attention))
 
     if TYPE_CHECKING:
@@ -384,18 +390,18 @@ class EncoderDecoder(LanguageModel):
 Run = Callable[[Cell, Tensor, CellState], tuple[Tensor, CellState]]
 
 
-def _fused(cell: Cell, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
-    """h after each x, by the kernel, which keeps only the last state."""
+def _run_fused(cell: Cell, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
+    """h after each x and the final state, by the fused kernel where there is one."""
     return cell(x, state=state)
 
 
-def _looped(cell: Cell, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
-    """h after each x, by the readable loop, which keeps all states."""
+def _run_loop(cell: Cell, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
+    """h after each x and all states, by the loop over time."""
     states = cell.loop(x, state)
     return states[0], states
 
 
 def _embedding(vocab_size: int, dim: int) -> nn.Embedding:
     embed = nn.Embedding(vocab_size, dim)
-    nn.init.normal_(embed.weight, std=dim**-0.5)  # as an output matrix it gives logits near 1
+    nn.init.normal_(embed.weight, std=dim**-0.5)  # logits of a tied matrix are then near 1
     return embed

@@ -1,4 +1,4 @@
-"""How counts become probabilities: what was seen gives up a share, and who is given it."""
+"""Smoothing of n-gram counts: Witten-Bell, additive (Laplace, Lidstone), Kneser-Ney."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -12,22 +12,23 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.models.counts import Table
 
-USUAL = (0.5, 1.0, 1.5)  # discounts of grams seen once, twice and more often, of no text at all
+DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)  # of counts 1, 2 and 3+, where they cannot be estimated
 
-Parts = tuple[Float64[Tensor, " found"], Float64[Tensor, " rows"]]
+Smoothed = tuple[Float64[Tensor, " found"], Float64[Tensor, " rows"]]  # p(hw), g(h)
 
 
 class Smoothing(nn.Module):
-    """P(w | h) = share(hw) + rest(h) P(w | h'): h' is h without its oldest id.
+    """P(w | h) = p(hw) + g(h) P(w | h'): h' is the history h without its oldest id.
 
-    `forward` gives the share of each gram found and the rest of each row's context. A context
-    that was never seen says what the shorter one says, and below the unigram all ids are alike.
+    `forward` returns the discounted probability p(hw) of each seen n-gram and the interpolation
+    weight g(h) of each row's history. An unseen history backs off to the shorter one; below the
+    unigram the distribution is uniform.
     """
 
-    even = False  # whether the rest goes to all ids alike, not to the shorter context
+    uniform_backoff = False  # g(h) weighs the uniform distribution instead of P(w | h')
 
     def fit(self, tables: Sequence[Table], vocab_size: int) -> None:
-        """Make of the counts what this smoothing counts; most take them as they are."""
+        """Estimate discounts and replace counts by continuation counts, where needed."""
 
     def forward(
         self,
@@ -35,8 +36,8 @@ class Smoothing(nn.Module):
         count: Float64[Tensor, " found"],
         row: Int[Tensor, " found"],
         total: Float64[Tensor, " rows"],
-    ) -> Parts:
-        """`row` is whose context a gram was found after, `total` its counts' sum, at least 1."""
+    ) -> Smoothed:
+        """`row` is the row of each n-gram, `total` the count of each row's history, at least 1."""
         raise NotImplementedError
 
     if TYPE_CHECKING:
@@ -44,30 +45,30 @@ class Smoothing(nn.Module):
 
 
 class WittenBell(Smoothing):
-    """The more often a context was followed by something new, the less it is trusted.
+    """Interpolated Witten-Bell smoothing.
 
-        share(hw) = c(hw) / (c(h) + t(h)),      rest(h) = t(h) / (c(h) + t(h))
+        p(hw) = c(hw) / (c(h) + t(h)),      g(h) = t(h) / (c(h) + t(h))
 
-    c(h) = sum_w c(hw), and t(h) counts the different ids that followed h. Witten & Bell 1991,
-    interpolated as in Chen & Goodman 1998.
+    c(h) = sum_w c(hw), and t(h) is the number of distinct ids that followed h. Witten & Bell
+    1991, interpolated as in Chen & Goodman 1998.
     """
 
-    def forward(self, order: int, count: Tensor, row: Tensor, total: Tensor) -> Parts:
-        """What was seen, and one more for each different id."""
+    def forward(self, order: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
+        """p and g of Witten-Bell."""
         t = torch.zeros_like(total).index_add_(0, row, count.sign())
         return count / (total + t)[row], t / (total + t)
 
 
 class AddK(Smoothing):
-    """Every id is taken to have followed every context k times more than it did.
+    """Additive smoothing.
 
         P(w | h) = (c(hw) + k) / (c(h) + k V)
 
-    Laplace 1814 with k = 1; Lidstone 1920. The shorter context is asked only where h was
-    never seen; the formula alone would then say 1 / V.
+    Laplace 1814 with k = 1; Lidstone 1920. An unseen history backs off to the shorter one; the
+    formula alone would give 1 / V.
     """
 
-    even = True
+    uniform_backoff = True
 
     def __init__(self, vocab_size: int, k: float = 1.0) -> None:
         super().__init__()
@@ -75,55 +76,58 @@ class AddK(Smoothing):
             raise ConfigError(f"smoothing 'add_k': k={k} must be above 0 and finite")
         self.added = k * vocab_size
 
-    def forward(self, order: int, count: Tensor, row: Tensor, total: Tensor) -> Parts:
-        """What was seen, and k V beside it."""
+    def forward(self, order: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
+        """p and g of additive smoothing."""
         return count / (total + self.added)[row], self.added / (total + self.added)
 
 
 class KneserNey(Smoothing):
-    """A shorter context matters only where the longer is new, so it counts new things only.
+    """Modified, interpolated Kneser-Ney smoothing: absolute discounting of continuation counts.
 
-        share(hw) = (a(hw) - D(a(hw))) / a(h),      rest(h) = sum_w D(a(hw)) / a(h)
+        p(hw) = (a(hw) - D(a(hw))) / a(h),      g(h) = sum_w D(a(hw)) / a(h)
         D(1), D(2), D(3 or more) = 1 - 2 Y n2/n1,  2 - 3 Y n3/n2,  3 - 4 Y n4/n3
         Y = n1 / (n1 + 2 n2)
 
-    a(hw) is the count in the longest grams; below, it is the number of different ids seen before
-    hw, or the count where there never was one: rows begin with it. a(h) = sum_w a(hw), and n_j
-    is how many grams of this length have a = j. Where these are too few to tell, as among the
-    characters of a text, D is 1/2, 1 and 3/2. Kneser & Ney 1995, modified by Chen & Goodman 1999.
+    a(hw) is the count at the highest order; at lower orders it is the continuation count, the
+    number of distinct ids seen before hw, or the count where hw only begins rows.
+    a(h) = sum_w a(hw), and n_j is the number of n-grams of this order with a = j. Where the n_j
+    cannot give valid discounts, as for characters, D is 1/2, 1 and 3/2. Kneser & Ney 1995,
+    modified by Chen & Goodman 1999.
     """
 
     discounts: Float64[Tensor, "order 3"]
 
     def __init__(self, order: int) -> None:
         super().__init__()
-        self.register_buffer("discounts", torch.tensor([USUAL] * order, dtype=torch.float64))
+        self.register_buffer(
+            "discounts", torch.tensor([DEFAULT_DISCOUNTS] * order, dtype=torch.float64)
+        )
 
     def fit(self, tables: Sequence[Table], vocab_size: int) -> None:
-        """Count in all but the last table what came before, and find the discounts of each."""
-        shorter = torch.zeros_like(tables[0].keys)  # where each gram's end, one less, stands
+        """Replace all but the highest-order counts by continuation counts; estimate discounts."""
+        shorter = torch.zeros_like(tables[0].keys)  # index of each n-gram without its oldest id
         for table, longer in pairwise(tables):
             context, word = longer.keys // vocab_size, longer.keys % vocab_size
             shorter = table.find(shorter[context] * vocab_size + word)
-            before = torch.bincount(shorter[longer.counts > 0], minlength=len(table.keys))
-            table.counts = before.where(before > 0, table.counts)
-        found = [_discounts(table.counts) for table in tables]
-        self.discounts = torch.tensor(found, dtype=torch.float64, device=shorter.device)
+            continuations = torch.bincount(shorter[longer.counts > 0], minlength=len(table.keys))
+            table.counts = continuations.where(continuations > 0, table.counts)
+        discounts = [_estimate_discounts(table.counts) for table in tables]
+        self.discounts = torch.tensor(discounts, dtype=torch.float64, device=shorter.device)
 
-    def forward(self, order: int, count: Tensor, row: Tensor, total: Tensor) -> Parts:
-        """What was seen, less a discount; and the discounts."""
+    def forward(self, order: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
+        """p and g of Kneser-Ney."""
         discount = F.pad(self.discounts[order], (1, 0))[count.long().clamp_max(3)]
-        rest = torch.zeros_like(total).index_add_(0, row, discount)
-        return (count - discount) / total[row], rest / total
+        discounted = torch.zeros_like(total).index_add_(0, row, discount)
+        return (count - discount) / total[row], discounted / total
 
 
-def _discounts(counts: Int[Tensor, " grams"]) -> tuple[float, float, float]:
+def _estimate_discounts(counts: Int[Tensor, " grams"]) -> tuple[float, float, float]:
     n1, n2, n3, n4 = torch.bincount(counts.clamp_max(5), minlength=6)[1:5].tolist()
     if min(n1, n2, n3) == 0:
-        return USUAL
+        return DEFAULT_DISCOUNTS
     y = n1 / (n1 + 2 * n2)
-    found = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
-    return found if min(found) > 0 else USUAL  # else what is new after it could not be at all
+    discounts = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
+    return discounts if min(discounts) > 0 else DEFAULT_DISCOUNTS  # 0 leaves no mass to unseen ids
 
 
 SMOOTHINGS: dict[str, Callable[..., Smoothing]] = {

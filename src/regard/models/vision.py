@@ -1,4 +1,4 @@
-"""The Vision Transformer: patches of an image in front of the same encoder."""
+"""The Vision Transformer: patch embeddings and a Transformer encoder."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
