@@ -196,7 +196,7 @@ def test_what_cannot_be_read_or_written_is_refused():
 
     with pytest.raises(ConfigError, match="NGram models have no head for classes"):
         reader({"preset": "ngram"}, Label(), classes=3, vocab_size=11)
-    with pytest.raises(ConfigError, match=r"bidirectional=true only one direction has read the whole"):
+    with pytest.raises(ConfigError, match="only one direction has read the whole text"):
         preset("lstm", bidirectional=True, head={"kind": "classify", "pool": "last"})
     with pytest.raises(ConfigError, match=r"unknown head 'masked'; known: classify, linear, tag"):
         preset("convolution", head="masked")
