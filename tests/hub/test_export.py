@@ -252,7 +252,7 @@ def test_a_model_too_large_to_be_compared_is_written_and_that_is_said(
     tmp_path, monkeypatch, capsys
 ):
     pytest.importorskip("transformers")
-    monkeypatch.setattr("regard.training.import_export.memory", lambda device: 1000)
+    monkeypatch.setattr("regard.training.import_export.free_memory", lambda device: 1000)
     make_run(tmp_path / "run")
     with pytest.raises(SystemExit) as ended:
         main(["export", str(tmp_path / "run"), str(tmp_path / "theirs")])
