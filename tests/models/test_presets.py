@@ -10,12 +10,12 @@ import pytest
 from regard.config import kind_of
 from regard.hub.config_json import canonical, read_config
 from regard.models.build import count_parameters, preset
-from regard.models.presets import PRESETS, PUBLISHED, SHORT
+from regard.models.presets import ALIASES, PRESETS, PUBLISHED
 
 OURS = {"modern", "tiny-decoder", "tiny-encoder", "tiny-encoder-decoder", "tiny-vit"}
 OURS |= {"bahdanau", "luong"}  # their papers give no count
 OURS |= {"bag", "bengio", "cbow", "convolution", "elman", "gated", "gru", "hmm", "lstm", "ngram"}
-ALL = [name for name in PRESETS if name not in SHORT]
+ALL = [name for name in PRESETS if name not in ALIASES]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "presets.md"
 
 
@@ -125,7 +125,7 @@ def test_the_survey_says_the_same_or_its_paper_differs(name):
 
 
 def test_a_short_name_is_the_beginning_of_what_it_means():
-    assert all(name.startswith(short) for short, name in SHORT.items())
+    assert all(name.startswith(short) for short, name in ALIASES.items())
     assert PRESETS["llama"]() == PRESETS["llama-7b"]()
 
 

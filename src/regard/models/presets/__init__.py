@@ -1,4 +1,4 @@
-"""Published and useful configurations, by name. A preset is a function that cites its source."""
+"""Presets: published and useful configurations by name; each cites its source."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,7 @@ from regard.models.convolution import ConvolutionConfig
 from regard.models.feedforward import FeedforwardConfig
 from regard.models.hmm import HMMConfig
 from regard.models.ngram import NGramConfig
-from regard.models.presets import classical as before
-from regard.models.presets import gpt, vaswani, vit
+from regard.models.presets import classical, gpt, vaswani, vit
 from regard.models.presets.bert import ENCODERS
 from regard.models.presets.decoders import DECODERS
 from regard.models.presets.llama import LLAMAS
@@ -56,10 +55,10 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "tiny-vit": vit.tiny_vit,
     **RECURRENT,
     **SEQ2SEQ,
-    "bag": before.bag,
-    "cbow": before.cbow,
-    "ngram": before.ngram,
-    "hmm": before.hmm,
+    "bag": classical.bag,
+    "cbow": classical.cbow,
+    "ngram": classical.ngram,
+    "hmm": classical.hmm,
     **ENCODERS,
     **ENCODER_DECODERS,
     **DECODERS,
@@ -67,7 +66,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     **SURVEY,
 }
 
-SHORT = {  # a family's name alone means the size that everybody means
+ALIASES = {  # the name of a family alone is an alias of its most common size
     "transformer": "transformer-base",
     "bert": "bert-base",
     "roberta": "roberta-base",
@@ -97,7 +96,7 @@ SHORT = {  # a family's name alone means the size that everybody means
     "gopher": "gopher-280b",
     "chinchilla": "chinchilla-70b",
 }
-PRESETS |= {short: PRESETS[name] for short, name in SHORT.items()}
-PUBLISHED |= {short: PUBLISHED[name] for short, name in SHORT.items()}
+PRESETS |= {alias: PRESETS[name] for alias, name in ALIASES.items()}
+PUBLISHED |= {alias: PUBLISHED[name] for alias, name in ALIASES.items()}
 
-__all__ = ["PRESETS", "PUBLISHED", "SHORT", "ModelConfig", "Published"]
+__all__ = ["ALIASES", "PRESETS", "PUBLISHED", "ModelConfig", "Published"]

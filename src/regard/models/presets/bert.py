@@ -1,4 +1,4 @@
-"""Encoders that read both ways: BERT and its kin, as trained to fill in masked words."""
+"""Bidirectional encoders for masked language modelling: BERT, RoBERTa, DistilBERT, ALBERT."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,10 +8,10 @@ from regard.models.transformer import TransformerConfig
 
 
 def bert(dim: int = 768, layers: int = 12, heads: int = 12) -> TransformerConfig:
-    """Devlin et al. 2018, section 3: post-norm, learned positions, two kinds of sentences.
+    """Devlin et al. 2018, section 3: post-norm, learned positions, two segments.
 
-    The head is the one that fills in masked words; `head = { kind = "masked", next_sentence =
-    true }` adds the one that BERT also trained, `head = "pooled"` is what many build upon.
+    The head predicts masked tokens; `head = { kind = "masked", next_sentence = true }` adds BERT's
+    next-sentence prediction, `head = "pooled"` is BERT's pooler.
     """
     return TransformerConfig(
         vocab_size=30_522,
@@ -31,9 +31,9 @@ def bert(dim: int = 768, layers: int = 12, heads: int = 12) -> TransformerConfig
 
 
 def roberta(dim: int = 768, layers: int = 12, heads: int = 12) -> TransformerConfig:
-    """Liu et al. 2019, table 9: BERT with byte-level BPE and one kind of sentence.
+    """Liu et al. 2019, table 9: BERT with byte-level BPE and one segment.
 
-    Two rows of the position table are never used: positions begin after the padding's.
+    The first two rows of the position table are unused: positions start after the padding id.
     """
     return replace(
         bert(dim, layers, heads),
@@ -52,7 +52,7 @@ def distilbert() -> TransformerConfig:
 def albert(
     dim: int = 768, layers: int = 12, heads: int = 12, dropout: float = 0.0
 ) -> TransformerConfig:
-    """Lan et al. 2019, table 1: one block for all layers, tables of width 128 (version 2)."""
+    """Lan et al. 2019, table 1: shared layers, factorised embeddings of width 128 (version 2)."""
     return replace(
         bert(dim, layers, heads),
         vocab_size=30_000,

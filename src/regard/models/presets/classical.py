@@ -1,4 +1,4 @@
-"""Models from before the Transformer."""
+"""Classical models: bag of words, CBOW, n-gram, hidden Markov model."""
 
 from regard.models.bag import BagConfig
 from regard.models.cbow import CBOWConfig
@@ -7,7 +7,7 @@ from regard.models.ngram import NGramConfig
 
 
 def bag() -> BagConfig:
-    """A linear classifier of two classes, on the counts of words."""
+    """A linear classifier of word counts, with two classes."""
     return BagConfig(vocab_size=20_000, head={"kind": "classify", "classes": 2})
 
 
@@ -17,7 +17,7 @@ def cbow() -> CBOWConfig:
 
 
 def ngram() -> NGramConfig:
-    """Shannon's chain with a memory of three tokens, interpolated (Witten & Bell 1991)."""
+    """A 4-gram model with interpolated Witten-Bell smoothing (Witten & Bell 1991)."""
     return NGramConfig(vocab_size=256, order=4)
 
 

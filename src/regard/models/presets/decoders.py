@@ -12,8 +12,8 @@ def neox(
 ) -> TransformerConfig:
     """Black et al. 2022, section 2.1, and Pythia (Biderman et al. 2023, table 1).
 
-    Attention and feed-forward side by side, a quarter of each head turned, nothing tied.
-    GPT-NeoX-20B was released with the tanh form of GELU, Pythia with GELU itself.
+    Parallel attention and feed-forward, RoPE on a quarter of each head, untied embeddings.
+    GPT-NeoX-20B was released with the tanh approximation of GELU, Pythia with GELU itself.
     """
     return TransformerConfig(
         vocab_size=vocab_size,
@@ -29,7 +29,7 @@ def neox(
 
 
 def opt(dim: int, layers: int, heads: int) -> TransformerConfig:
-    """Zhang et al. 2022, table 1: GPT-3 with ReLU; positions begin at the third row."""
+    """Zhang et al. 2022, table 1: GPT-3 with ReLU; positions start at row 2 of their table."""
     return TransformerConfig(
         vocab_size=50_272,
         dim=dim,
@@ -43,12 +43,12 @@ def opt(dim: int, layers: int, heads: int) -> TransformerConfig:
 
 
 def opt_350m() -> TransformerConfig:
-    """The one OPT that is post-norm, with tables of half its width (as released)."""
+    """The only post-norm OPT, with embeddings of half its width (as released)."""
     return replace(opt(1024, 24, 16), norm_order="post", embed_dim=512, factored="tokens")
 
 
 def bloom(dim: int, layers: int, heads: int) -> TransformerConfig:
-    """Le Scao et al. 2022, table 3 and section 3.2: ALiBi, and a norm after the embedding."""
+    """Le Scao et al. 2022, table 3 and section 3.2: ALiBi, and LayerNorm after the embedding."""
     return TransformerConfig(
         vocab_size=250_880,
         dim=dim,

@@ -1,4 +1,4 @@
-"""Decoders: GPT-1, the GPT-2 sizes, a small modern one, and one for a laptop."""
+"""Decoders: GPT-1, GPT-2, GPT-2 with modern parts, and a tiny one for a CPU."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def gpt2_xl() -> TransformerConfig:
 
 
 def modern() -> TransformerConfig:
-    """What changed since GPT-2, at its small size: rotary, RMSNorm, SwiGLU, grouped queries."""
+    """GPT-2 small with RoPE, RMSNorm, SwiGLU and grouped-query attention (GQA)."""
     return replace(
         gpt2(), kv_heads=4, position="rotary", norm="rms", norm_eps=1e-6, ffn="swiglu", bias=False
     )
@@ -56,8 +56,8 @@ def modern() -> TransformerConfig:
 def tiny_decoder() -> TransformerConfig:
     """A decoder that a laptop's CPU trains in minutes.
 
-    LayerNorm without bias, squared ReLU and interleaved pairs learn as well at this size and
-    are a third faster on a CPU than RMSNorm (not fused there), SwiGLU and half-split pairs.
+    LayerNorm without bias, squared ReLU and interleaved RoPE reach the same loss at this size and
+    are a third faster on a CPU than RMSNorm (not fused there), SwiGLU and half-split RoPE.
     """
     return replace(
         modern(),

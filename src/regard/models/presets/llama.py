@@ -1,4 +1,4 @@
-"""LLaMA and those built like it: TinyLlama, Mistral, Qwen, Gemma, Phi, GLM-4."""
+"""LLaMA and similar decoders: TinyLlama, Mistral, Qwen, Gemma, Phi, GLM-4."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +9,7 @@ from regard.models.transformer import TransformerConfig
 
 
 def llama(dim: int, layers: int, heads: int, ffn_dim: int, **others: Any) -> TransformerConfig:
-    """Touvron et al. 2023a, table 2: pre-norm by RMSNorm, SwiGLU, rotary positions, no biases."""
+    """Touvron et al. 2023a, table 2: pre-norm with RMSNorm, SwiGLU, RoPE, no biases."""
     config = TransformerConfig(
         vocab_size=32_000,
         dim=dim,
@@ -30,7 +30,7 @@ def llama(dim: int, layers: int, heads: int, ffn_dim: int, **others: Any) -> Tra
 def llama2(
     dim: int, layers: int, heads: int, ffn_dim: int, kv_heads: int | None = None
 ) -> TransformerConfig:
-    """Touvron et al. 2023b, table 1: twice the context; grouped queries in the largest."""
+    """Touvron et al. 2023b, table 1: twice the context; GQA in the largest."""
     sizes = (dim, layers, heads, ffn_dim)
     return llama(*sizes, kv_heads=kv_heads, context=4096, norm_eps=1e-5)
 
@@ -44,9 +44,9 @@ def llama3(
     rope_factor: float | None = None,
     tied: bool = False,
 ) -> TransformerConfig:
-    """Dubey et al. 2024, table 3: 128 k tokens, eight heads of keys, slower turns.
+    """Dubey et al. 2024, table 3: a vocabulary of 128 k, 8 KV heads, RoPE base 500,000.
 
-    Versions 3.1 and 3.2 are `rope_factor`: waves longer than 8,192 tokens are slowed down.
+    Versions 3.1 and 3.2 scale RoPE by `rope_factor`, for wavelengths beyond 8,192 tokens.
     """
     position: dict[str, Any] = {"kind": "rotary", "base": 500_000.0}
     if rope_factor is not None:
@@ -67,12 +67,12 @@ def llama3(
 
 
 def tinyllama() -> TransformerConfig:
-    """Zhang et al. 2024, section 2: a small LLaMA 2 with four heads of keys, half the context."""
+    """Zhang et al. 2024, section 2: a small LLaMA 2 with 4 KV heads, half the context."""
     return llama(2048, 22, 32, 5632, kv_heads=4, norm_eps=1e-5)
 
 
 def mistral() -> TransformerConfig:
-    """Jiang et al. 2023, table 1: LLaMA with grouped queries and a window of 4,096."""
+    """Jiang et al. 2023, table 1: LLaMA with GQA and a sliding window of 4,096."""
     return llama(4096, 32, 32, 14_336, kv_heads=8, context=32_768, window=4096, norm_eps=1e-5)
 
 
@@ -104,7 +104,7 @@ def qwen2(
 def qwen3(
     dim: int, layers: int, heads: int, ffn_dim: int, *, tied: bool = False
 ) -> TransformerConfig:
-    """Yang et al. 2025, table 1: a norm of each query and key instead of the biases."""
+    """Yang et al. 2025, table 1: QK-norm instead of the biases."""
     return replace(
         qwen2(dim, layers, heads, 8, ffn_dim, vocab_size=151_936, tied=tied),
         head_dim=128,
@@ -115,7 +115,7 @@ def qwen3(
 
 
 def gemma(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> TransformerConfig:
-    """Gemma Team 2024a, table 1: wide heads, GeGLU, embeddings times sqrt(dim), 256 k tokens."""
+    """Gemma Team 2024a, table 1: wide heads, GeGLU, embeddings times sqrt(dim), 256 k ids."""
     return llama(
         dim,
         layers,
@@ -142,8 +142,8 @@ def gemma2(
     head_dim: int = 256,
     width: int | None = None,
 ) -> TransformerConfig:
-    """Gemma Team 2024b, table 1: norms before and after, bent scores and logits, and a window
-    of 4,096 in every other layer. `width` is what the scores are scaled by.
+    """Gemma Team 2024b, table 1: norms before and after each branch, soft-capped scores and
+    logits, a sliding window in every other layer. Scores are divided by sqrt(`width`).
     """
     score: dict[str, Any] = {"kind": "scaled_dot", "cap": 50.0}
     return replace(
@@ -158,8 +158,8 @@ def gemma2(
 
 
 def phi(dim: int, layers: int, fraction: float) -> TransformerConfig:
-    """Gunasekar et al. 2023, section 2, and Li et al. 2023: attention beside the feed-forward,
-    part of each head turned, biases everywhere, at the output too.
+    """Gunasekar et al. 2023, section 2, and Li et al. 2023: parallel attention and
+    feed-forward, RoPE on part of each head, biases everywhere, also of the logits.
     """
     return TransformerConfig(
         vocab_size=51_200,
@@ -176,14 +176,14 @@ def phi(dim: int, layers: int, fraction: float) -> TransformerConfig:
 
 
 def phi3_mini() -> TransformerConfig:
-    """Abdin et al. 2024, section 2: LLaMA's block; the window as released with 4 k of context."""
+    """Abdin et al. 2024, section 2: LLaMA's block, sliding window as released with 4 k context."""
     sizes = (3072, 32, 32, 8192)
     return llama(*sizes, vocab_size=32_064, context=4096, window=2047, norm_eps=1e-5)
 
 
 def glm4_9b() -> TransformerConfig:
-    """Zeng et al. 2024, section 2: half of each head turned in neighbouring pairs, biases of
-    queries, keys and values only, two heads of keys.
+    """Zeng et al. 2024, section 2: interleaved RoPE on half of each head, biases of queries,
+    keys and values only, 2 KV heads.
     """
     return llama(
         4096,

@@ -1,14 +1,14 @@
-"""How many parameters the authors of a preset say it has, beside which ours stand."""
+"""Published parameter counts of the presets, with which the tests compare ours."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A count, who says so, and why ours is another where it is.
+    """A parameter count, its source, and the reason where ours differs.
 
-    A count to the last digit is that of the released weights, and ours must equal it; a round
-    one is what the paper says, and ours must lie within a hundredth of it.
+    An exact count is that of the released weights, and ours must equal it; a rounded one is from
+    a paper, and ours must lie within 1 % of it.
     """
 
     count: int
@@ -17,14 +17,14 @@ class Published:
 
     @property
     def exact(self) -> bool:
-        """Whether the count is given to the last digit."""
+        """Whether the count is not rounded."""
         return self.count % 100_000 != 0
 
 
 M, B = 1_000_000, 1_000_000_000
 RELEASED = "released weights"
 COUNTED = "counted by transformers from the released configuration"
-LOGITS_BIAS = "the bias of the logits is learned here, a constant there"
+LOGITS_BIAS = "the bias of the logits is a parameter here, a buffer there"
 SINES = f"the released weights also store the sines of both sides; {LOGITS_BIAS}"
 
 PUBLISHED: dict[str, Published] = {
@@ -37,7 +37,7 @@ PUBLISHED: dict[str, Published] = {
     "transformer-base": Published(
         65 * M,
         "Vaswani et al. 2017, table 3",
-        "the table's own sizes with 37 k shared sub-words give 63.1 M; the big model agrees",
+        "the sizes in the table with 37 k shared sub-words give 63.1 M; the big model agrees",
     ),
     "transformer-big": Published(213 * M, "Vaswani et al. 2017, table 3"),
     "bert-base": Published(109_514_298, f"{RELEASED}, bert-base-uncased, masked words only"),

@@ -1,4 +1,4 @@
-"""Neural language models from before the Transformer; the recurrent ones are of one size."""
+"""Feed-forward, convolutional and recurrent language models; the recurrent ones have one size."""
 
 from collections.abc import Callable
 
@@ -8,12 +8,12 @@ from regard.models.recurrent import RecurrentConfig
 
 
 def bengio() -> FeedforwardConfig:
-    """The first neural language model, over the last eight ids (Bengio et al. 2003)."""
+    """The feed-forward neural language model over the last eight ids (Bengio et al. 2003)."""
     return FeedforwardConfig(vocab_size=256)
 
 
 def convolution() -> ConvolutionConfig:
-    """Eight gated convolutions that see 256 ids (WaveNet, van den Oord et al. 2016)."""
+    """Eight gated convolutions, receptive field 256 (WaveNet, van den Oord et al. 2016)."""
     return ConvolutionConfig(vocab_size=256)
 
 
@@ -23,12 +23,12 @@ def elman() -> RecurrentConfig:
 
 
 def gated() -> RecurrentConfig:
-    """A two-layer network with one gate, the step between Elman's and the GRU."""
+    """A two-layer RNN with an update gate, the step between Elman's and the GRU."""
     return RecurrentConfig(vocab_size=256, cell="gated")
 
 
 def gru() -> RecurrentConfig:
-    """A two-layer GRU language model (Cho et al. 2014), in the form that has a fused kernel."""
+    """A two-layer GRU language model (Cho et al. 2014), in the form of torch's fused kernel."""
     return RecurrentConfig(vocab_size=256, cell={"kind": "gru", "reset": "after"})
 
 

@@ -1,4 +1,4 @@
-"""Recurrent models that translate, from before the Transformer."""
+"""Recurrent encoder-decoders for translation."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,9 @@ from regard.models.seq2seq import Seq2SeqConfig
 
 
 def sutskever() -> Seq2SeqConfig:
-    """Four layers that read the source from its end, and four that write (Sutskever et al. 2014).
+    """Four encoder and four decoder layers, the source reversed (Sutskever et al. 2014).
 
-    The paper's vocabularies are words, 160,000 of the source and 80,000 of the target.
+    The vocabularies are words, 160,000 of the source and 80,000 of the target.
     """
     return Seq2SeqConfig(
         vocab_size=80_000,
@@ -22,7 +22,7 @@ def sutskever() -> Seq2SeqConfig:
 
 
 def bahdanau() -> Seq2SeqConfig:
-    """GRUs that read both ways and look by the additive score (RNNsearch, Bahdanau et al. 2015).
+    """RNNsearch: a bidirectional GRU encoder and additive attention (Bahdanau et al. 2015).
 
     The paper's layers are 1000 wide and its embeddings 620; here both have one width.
     """
@@ -38,9 +38,9 @@ def bahdanau() -> Seq2SeqConfig:
 
 
 def luong() -> Seq2SeqConfig:
-    """LSTMs that look by the general score and feed what they found (Luong et al. 2015).
+    """LSTMs with the general score and input feeding (Luong et al. 2015).
 
-    The paper's best single model also narrows the look to a window around a predicted place.
+    The paper's best single model has local attention, within a predicted window; this is global.
     """
     return Seq2SeqConfig(
         vocab_size=50_000,

@@ -1,6 +1,6 @@
-"""The large models that surveys list in one table, each as its own paper describes it.
+"""Large language models of the surveys, each as in its own paper.
 
-Where a paper is silent the docstring says what was taken instead.
+Where a paper does not state a choice, the docstring gives the one made here.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ def _gpt(dim: int, layers: int, heads: int, vocab_size: int, context: int) -> Tr
 
 
 def gpt3() -> TransformerConfig:
-    """Brown et al. 2020, table 2.1: GPT-2, larger. Its layers see in turn everything and a
-    sparse band, whose width is not published; here all see everything.
+    """Brown et al. 2020, table 2.1: GPT-2, larger. Its layers alternate dense and banded sparse
+    attention, whose width is not published; here all layers are dense.
     """
     return _gpt(12_288, 96, 96, 50_257, 2048)
 
@@ -32,8 +32,8 @@ def pangu_alpha() -> TransformerConfig:
 
 
 def mt_nlg() -> TransformerConfig:
-    """Smith et al. 2022, section 3. The survey leaves norm, positions and activation open;
-    these are those of GPT-2, on whose code it was trained.
+    """Smith et al. 2022, section 3. The survey does not state norm, positions and activation;
+    they are those of GPT-2, on whose code it was trained.
     """
     return _gpt(20_480, 105, 128, 50_257, 2048)
 
@@ -51,8 +51,8 @@ def galactica() -> TransformerConfig:
 def palm() -> TransformerConfig:
     """Chowdhery et al. 2022, table 1 and section 2.
 
-    Beyond the survey's row: attention beside the feed-forward, one head of keys for all
-    queries, heads of 256, and logits divided by sqrt(dim).
+    Beyond the survey: parallel attention and feed-forward, multi-query attention, heads of 256,
+    and logits divided by sqrt(dim).
     """
     return TransformerConfig(
         vocab_size=256_000,
@@ -74,7 +74,7 @@ def palm() -> TransformerConfig:
 def gopher(dim: int = 16_384, heads: int = 128) -> TransformerConfig:
     """Rae et al. 2021, table 1 and section 3.1: RMSNorm, and Transformer-XL's positions.
 
-    Activation and biases are not stated; these are GPT-2's, and so are norms before.
+    Activation, biases and norm order are not stated; they are GPT-2's.
     """
     return TransformerConfig(
         vocab_size=32_000,
@@ -99,7 +99,7 @@ def chinchilla() -> TransformerConfig:
 def lamda() -> TransformerConfig:
     """Thoppilan et al. 2022, section 3: gated GELU, T5's relative attention.
 
-    The norm is not stated; with T5's attention, T5's RMSNorm was taken, and no biases.
+    Norm and biases are not stated; as in T5, RMSNorm and no biases.
     """
     return TransformerConfig(
         vocab_size=32_000,
@@ -118,10 +118,10 @@ def lamda() -> TransformerConfig:
 
 
 def glm_130b() -> TransformerConfig:
-    """Zeng et al. 2022, section 2 and appendix: DeepNorm, rotary positions, GeGLU.
+    """Zeng et al. 2022, section 2 and appendix: DeepNorm, RoPE, GeGLU.
 
-    The stream weighs (2 layers)^(1/2), not DeepNorm's (2 layers)^(1/4). It is trained with a
-    prefix that sees itself both ways: give `Mask.prefix`.
+    The residual scale is (2 layers)^(1/2), not DeepNorm's (2 layers)^(1/4). It is trained as a
+    prefix LM: pass `Mask.prefix`.
     """
     layers = 70
     return TransformerConfig(

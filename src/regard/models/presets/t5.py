@@ -8,10 +8,10 @@ from regard.models.transformer import TransformerConfig
 
 
 def t5(dim: int, layers: int, heads: int, ffn_dim: int, head_dim: int = 64) -> TransformerConfig:
-    """Raffel et al. 2020, section 3.7: relative positions, RMSNorm, no biases, scores unscaled.
+    """Raffel et al. 2020, section 3.7: relative positions, RMSNorm, no biases, unscaled scores.
 
-    The smaller start of the queries stands for the scale. `context` is the length it was
-    trained with; its positions have no end.
+    Smaller initial queries replace the scale. `context` is the training length; the relative
+    positions have no limit.
     """
     return TransformerConfig(
         vocab_size=32_128,
@@ -35,15 +35,15 @@ def t5(dim: int, layers: int, heads: int, ffn_dim: int, head_dim: int = 64) -> T
 
 
 def t5_v1_1(dim: int, layers: int, heads: int, ffn_dim: int) -> TransformerConfig:
-    """T5 version 1.1 (Raffel et al., released 2020; Shazeer 2020): gated, and not tied."""
+    """T5 version 1.1 (Raffel et al., released 2020; Shazeer 2020): GeGLU, untied embeddings."""
     return replace(
         t5(dim, layers, heads, ffn_dim), ffn="geglu_tanh", tied=False, head="linear", dropout=0.0
     )
 
 
 def bart(dim: int, layers: int, heads: int) -> TransformerConfig:
-    """Lewis et al. 2019, section 2: the 2017 Transformer with GELU, learned positions, a norm
-    after the embedding; positions begin at the third row of their table.
+    """Lewis et al. 2019, section 2: the 2017 Transformer with GELU, learned positions and
+    LayerNorm after the embedding; positions start at row 2 of their table.
     """
     return TransformerConfig(
         vocab_size=50_265,
@@ -61,8 +61,8 @@ def bart(dim: int, layers: int, heads: int) -> TransformerConfig:
 
 
 def marian(vocab_size: int) -> TransformerConfig:
-    """Marian's base Transformer (Junczys-Dowmunt et al. 2018) as OPUS-MT trained it by the
-    thousand (Tiedemann & Thottingal 2020): SiLU, sines before cosines.
+    """Marian's base Transformer (Junczys-Dowmunt et al. 2018) as in OPUS-MT (Tiedemann &
+    Thottingal 2020): SiLU, sines before cosines.
     """
     return TransformerConfig(
         vocab_size=vocab_size,

@@ -1,4 +1,4 @@
-"""Vision Transformers (Dosovitskiy et al. 2020), and one for a laptop."""
+"""Vision Transformers (Dosovitskiy et al. 2020), and a tiny one for a CPU."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from regard.models.vision import VisionConfig
 
 
 def _vit(dim: int, layers: int, heads: int, patch: int) -> VisionConfig:
-    """Table 1 of the paper, with the linear head of its models tuned on ImageNet's 1,000 classes.
+    """Table 1 of the paper, with the linear head of the models fine-tuned on ImageNet-1k.
 
     Images of 224 × 224, as in pre-training; GELU and norms with eps 1e-6 as in the authors' code.
     """
@@ -36,10 +36,10 @@ def vit_h14() -> VisionConfig:
 
 
 def tiny_vit() -> VisionConfig:
-    """One that a laptop's CPU trains in minutes on images as small as MNIST's.
+    """A ViT that a laptop's CPU trains in minutes on images as small as MNIST's.
 
-    Few large patches and a wide stream: in as many seconds on a CPU it learns more than one of
-    49 patches, 64 wide. All patches are read, by their mean.
+    16 patches and dim 96 reach a lower loss in the same CPU time than 49 patches and dim 64. The
+    head averages the patches.
     """
     return replace(
         _vit(96, 4, 3, 7),
