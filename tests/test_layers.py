@@ -106,6 +106,26 @@ def test_parts_that_must_not_know_each_other_do_not(module):
             )
 
 
+COMMAND_LINE_IMPORTS = (
+    "regard.api",  # everything a command does
+    "regard.cli",
+    "regard.config",  # parsing of `key=value`
+    "regard.errors",
+    "regard.explain.render",  # drawing of results
+)
+
+
+@every_module
+def test_the_command_line_calls_the_python_api_only(module):
+    if within(module, "regard.cli"):
+        wrong = [
+            name
+            for name in imports(module)
+            if within(name, "regard") and not within(name, *COMMAND_LINE_IMPORTS)
+        ]
+        assert not wrong
+
+
 @every_module
 def test_nothing_that_runs_code_from_a_file_is_used(module):
     for name in imports(module):

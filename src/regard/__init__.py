@@ -8,18 +8,39 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.api import Run, import_model, load, resume, train
-    from regard.models.build import preset
+    from regard.api import (
+        Run,
+        Study,
+        compare,
+        diff,
+        export,
+        import_model,
+        info,
+        load,
+        plan,
+        preset,
+        resume,
+        train,
+    )
 
-__all__ = ["Run", "import_model", "load", "preset", "resume", "train"]
+__all__ = [
+    "Run",
+    "Study",
+    "compare",
+    "diff",
+    "export",
+    "import_model",
+    "info",
+    "load",
+    "plan",
+    "preset",
+    "resume",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch only when something is asked for: `regard --help` has no need of it."""
-    if name == "preset":
-        from regard.models.build import preset
-
-        return preset
+    """Import torch only when one of these names is first used: `regard --help` does not need it."""
     if name in __all__:
         from regard import api
 

@@ -50,7 +50,7 @@ def test_the_metrics_are_drawn_over_the_length(regard, pair_run, tmp_path):
     assert (said.code, said.err.splitlines()[-1]) == (0, "curves: curve.svg")
     svg = ElementTree.fromstring((tmp_path / "curve.svg").read_text())
     told = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"pairs", "exact match", "chrf", "letters read"} <= set(told)
+    assert {"pairs", "exact match", "chrf", "source length in letters"} <= set(told)
 
 
 def test_what_belongs_to_lengths_is_refused_without_them(regard, pair_run):
@@ -85,7 +85,7 @@ def test_runs_are_compared_by_length_on_any_data(regard, pair_run, tmp_path):
     assert [each["by_length"] for each in found["runs"]] == [one, one]
     said = regard(*words, "--out", "both.svg")
     assert "bleu, by words\n  2" in said.out
-    assert "words read" in (tmp_path / "both.svg").read_text()
+    assert "source length in words" in (tmp_path / "both.svg").read_text()
 
 
 def test_hostile_texts_stay_text_on_a_page(regard, pair_run, tmp_path):

@@ -71,7 +71,7 @@ def test_metrics_cost_and_differing_choices_stand_side_by_side(regard, runs):
     assert "model.dim" not in found
     assert "data.tokenizer" not in found
     titles = [line for line in said.out.splitlines() if line and not line.startswith(" ")]
-    assert titles == ["held out", "cost", "choices"]
+    assert titles == ["validation", "cost", "choices"]
 
 
 def test_as_json_it_is_one_object(regard, runs):
@@ -133,7 +133,7 @@ def test_curves_are_drawn_as_png(regard, runs, tmp_path):
 def test_a_picture_of_another_kind_or_in_the_way_is_refused(regard, runs, tmp_path):
     said = regard("compare", *runs, "--out", "curves.pdf")
     assert (said.code, said.out) == (2, "")
-    assert ".svg, .png, .html" in said.err
+    assert ".svg or .png or .html" in said.err
     (tmp_path / "mine.svg").write_text("mine")
     assert "--force" in regard("compare", *runs, "--out", "mine.svg").err
     assert (tmp_path / "mine.svg").read_text() == "mine"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from regard.api.settings import choices
-from regard.cli.display import Lines, Picture
+from regard.api.settings import override_words
+from regard.cli.display import LineDisplay, LiveDisplay
 from regard.config import RunConfig, build, merge, parse_overrides, to_table
 from regard.training.events import Evaluated, RunFinished, RunStarted, StepLogged
 from regard.training.storage.run_folder import RunFolder
@@ -29,13 +29,13 @@ def progressed(step):
 def drawn(picture, columns=80):
     stream = io.StringIO()
     picture.console = Console(file=stream, width=columns, force_terminal=True)
-    picture.console.print(picture.view())
+    picture.console.print(picture.panel())
     return stream.getvalue()
 
 
 def test_the_picture_tells_how_far_how_well_how_fast_and_what_it_writes(begun):
-    picture = Picture()
-    picture.begun = begun
+    picture = LiveDisplay()
+    picture.started = begun
     assert "first steps" in drawn(picture)
     picture.show(progressed(50))
     picture.show(Evaluated(50, {"loss": 1.75}, True, "to be or not"))
@@ -48,19 +48,19 @@ def test_the_picture_tells_how_far_how_well_how_fast_and_what_it_writes(begun):
 
 @pytest.mark.parametrize("columns", [20, 40, 200])
 def test_the_picture_fits_any_terminal(begun, columns):
-    picture = Picture()
-    picture.begun = begun
+    picture = LiveDisplay()
+    picture.started = begun
     picture.show(progressed(50))
     picture.show(Evaluated(50, {"loss": 1.75}, True, "word " * 100))
     plain = Console(file=io.StringIO(), width=columns)
     picture.console = plain
-    plain.print(picture.view())
+    plain.print(picture.panel())
     assert all(len(line) <= columns for line in plain.file.getvalue().splitlines())
 
 
 def test_a_sample_cannot_draw_on_the_terminal(begun):
-    picture = Picture()
-    picture.begun = begun
+    picture = LiveDisplay()
+    picture.started = begun
     picture.show(Evaluated(50, {"loss": 1.75}, True, "[bold]x[/bold]\x1b[2J\x07\r\u202e[/nothing]"))
     seen = drawn(picture)
     assert "[bold]x[/bold][2J[/nothing]" in seen
@@ -72,7 +72,7 @@ def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, 
     now = 0.0
     monkeypatch.setattr("regard.cli.display.time.monotonic", lambda: now)
     monkeypatch.setattr("regard.cli.output.settings.quiet", False)
-    lines = Lines()
+    lines = LineDisplay()
     lines.show(begun)
     said = capsys.readouterr().err
     assert said.startswith("data       a text\n")
@@ -82,14 +82,14 @@ def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, 
     lines.show(progressed(20))
     assert capsys.readouterr().err.startswith("step 20 of 100  loss 1.500")
     lines.show(Evaluated(20, {"loss": 1.75}, True, "x"))
-    assert "held out: loss 1.7500" in capsys.readouterr().err
+    assert "validation: loss 1.7500" in capsys.readouterr().err
 
 
 def test_the_choices_that_are_told_make_the_same_run_again(text_run, pair_run):
     for folder in (text_run, pair_run):
         config = RunFolder(folder).load_config()
         config = replace(config, train=replace(config.train, start="a 'quoted' name, 1"))
-        words = shlex.split(" ".join(word for group in choices(config) for word in group))
+        words = shlex.split(" ".join(word for group in override_words(config) for word in group))
         places = ("path", "source", "target", "validation")
         known = {
             "name": config.name,

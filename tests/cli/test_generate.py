@@ -12,8 +12,8 @@ def test_a_trace_tells_what_every_sampler_did(regard, text_run):
     assert len(blocks) == 3
     for number, block in enumerate(blocks, 1):
         head, model, *stages = block.splitlines()
-        assert re.fullmatch(rf"{number}  '.*'   model [\d.]+ %   drawn [\d.]+ %", head)
-        assert re.fullmatch(r" +the model said +[\d.]+ bits", model)
+        assert re.fullmatch(rf"{number}  '.*'   model [\d.]+ %   sampled [\d.]+ %", head)
+        assert re.fullmatch(r" +model +[\d.]+ bits", model)
         assert [line.split()[0] for line in stages] == [
             "repetition=1.3",
             "top_k=6",
@@ -38,7 +38,7 @@ def test_a_trace_for_programs_has_the_same_numbers(regard, text_run):
 
 def test_what_a_run_cannot_read_is_told(regard, text_run):
     said = regard("generate", text_run, "the ø\x1b cat", "-n", 1)
-    assert "read as unknown, since the run has not learned it: 'ø', '\\x1b'" in said.err
+    assert "not in the run's vocabulary, read as unknown tokens: 'ø', '\\x1b'" in said.err
     assert "unknown" not in regard("generate", text_run, "the cat", "-n", 1).err
 
 
@@ -76,7 +76,7 @@ def test_a_beam_draws_nothing_that_could_be_traced(regard, text_run):
     for words in (["--trace"], ["--order", "hf"], ["--seed", 0], ["-s", "greedy"]):
         said = regard("generate", text_run, "the", "--beam", 2, *words)
         assert said.code == 2
-        assert "--beam and --search draw nothing" in said.err
+        assert "--beam and --search do not sample" in said.err
     said = regard("generate", text_run, "the", "--beam", 2, "-n", 3, "--json")
     assert "chain" not in json.loads(said.out)
 
@@ -86,12 +86,12 @@ def test_a_run_writes_with_weights_of_eight_bits(regard, text_run, materials):
     assert len(regard(*words, "--int8").out) > len("the\n")
     said = regard("generate", text_run, "the", "--int8", "--beam", 2)
     assert said.code == 2
-    assert "draw nothing; leave out --int8" in said.err
+    assert "do not sample; leave out --int8" in said.err
     counting = regard("train", materials / "cats.txt", "model.preset=ngram", "--out", "counted")
     assert counting.code == 0
     said = regard("generate", "counted", "the", "--int8")
     assert said.code == 2
-    assert "int8 is not for this kind of model" in said.err
+    assert "int8 is not supported by this kind of model" in said.err
 
 
 def test_what_is_wrong_is_told_before_anything_is_written(regard, text_run):
@@ -104,4 +104,4 @@ def test_what_is_wrong_is_told_before_anything_is_written(regard, text_run):
 def test_a_text_that_cannot_be_written_is_not_forced(regard, text_run):
     said = regard("generate", text_run, "the", "-s", 'force=["a€"]')
     assert said.code == 2
-    assert "force='a€': the run cannot write '€'" in said.err
+    assert "force='a€': '€' is not in the vocabulary" in said.err

@@ -73,5 +73,5 @@ def test_mistakes_are_told(regard, text_run, lstm_run, ngram_run):
     assert "1 layers, 0 to 0" in told(lstm_run, TEXT, "--gradients", "--layer", 3)
     assert "closed-form" in told(ngram_run, TEXT, "--gradients")
     assert "at least 2 are needed" in told(lstm_run, "t", "--gradients")
-    assert "--head is of attention" in told(text_run, TEXT, "--gradients", "--head", 0)
-    assert "2 runs: attention is shown of one" in told(text_run, lstm_run, TEXT)
+    assert "--head selects attention" in told(text_run, TEXT, "--gradients", "--head", 0)
+    assert "2 runs: attention is shown of one run" in told(text_run, lstm_run, TEXT)

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from hub.runs import make_checkpoint
-from regard.cli.info import can_draw
-from regard.explain.render.diagram import diagram as draw
+from regard.cli.info import supports_box_characters
+from regard.explain.render.diagram import diagram
 from regard.models.build import family_of, preset
 from regard.models.presets import PRESETS
 
@@ -44,8 +44,8 @@ def test_info_shows_every_kind_of_model_in_eighty_columns(regard, name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_can_be_drawn_in_lines_and_in_ascii(name):
     config = preset(name)
-    lines = draw(family_of(config), config)
-    plain = draw(family_of(config), config, ascii=True)
+    lines = diagram(family_of(config), config)
+    plain = diagram(family_of(config), config, ascii=True)
     assert max(map(len, lines)) <= 78  # two more for the margin
     assert "".join(plain).isascii()
     assert [len(line) for line in plain] == [len(line) for line in lines]
@@ -53,7 +53,7 @@ def test_every_preset_can_be_drawn_in_lines_and_in_ascii(name):
 
 def drawn(name, **fields):
     config = preset(name, **fields)
-    return [line.strip(" │") for line in draw(family_of(config), config)]
+    return [line.strip(" │") for line in diagram(family_of(config), config)]
 
 
 def test_a_drawing_has_the_parts_in_their_order():
@@ -78,7 +78,7 @@ def test_a_drawing_shows_where_the_norms_stand():
 @pytest.mark.parametrize("layers", [1, 6])
 def test_the_memory_leads_from_the_encoder_into_cross_attention(layers):
     config = preset("transformer-base", encoder_layers=layers, norm_order="pre")
-    lines = draw("transformer", config)
+    lines = diagram("transformer", config)
     (target,) = (line for line in lines if "──▶│ cross-attention" in line)
     (start,) = (line for line in lines if "memory ──" in line)
     corner = target.index("┌" if "┌──│──│──▶" in target else "└")
@@ -102,11 +102,11 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_that_has_no_lines_gets_ascii(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    assert can_draw(Terminal("utf-8"))
-    assert not can_draw(Terminal("ascii"))
-    assert not can_draw(Terminal("latin-1"))
+    assert supports_box_characters(Terminal("utf-8"))
+    assert not supports_box_characters(Terminal("ascii"))
+    assert not supports_box_characters(Terminal("latin-1"))
     monkeypatch.setenv("TERM", "dumb")
-    assert not can_draw(Terminal("utf-8"))
+    assert not supports_box_characters(Terminal("utf-8"))
 
 
 def test_info_shows_the_published_count_beside_ours(regard):
@@ -128,8 +128,8 @@ def test_what_is_changed_has_no_published_count(regard):
 
 def test_info_tells_what_windows_still_see(regard):
     said = regard("info", "mistral-7b").out
-    assert "within the windows" in said
-    assert "within the windows" not in regard("info", "gpt2").out
+    assert "in sliding windows" in said
+    assert "in sliding windows" not in regard("info", "gpt2").out
 
 
 def test_info_changes_a_preset(regard):
@@ -142,7 +142,7 @@ def test_info_of_a_run_tells_its_metrics(regard, text_run):
     rows = [json.loads(line) for line in (text_run / "metrics.jsonl").read_text().splitlines()]
     losses = [row["validation"]["loss"] for row in rows if "validation" in row]
     assert found["metrics"]["loss"] == min(losses)
-    assert "held out" in regard("info", text_run).out
+    assert "validation" in regard("info", text_run).out
 
 
 def test_info_of_a_recipe(regard):

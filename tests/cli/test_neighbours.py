@@ -22,7 +22,7 @@ def test_a_text_and_the_task_are_enough(regard, materials):
     assert "model      cbow, " in said.err
     assert "regard neighbours run some words" in said.err
     assert "accuracy" in regard("evaluate", "run").out
-    assert "logits of the word in the middle" in regard("info", "run").out
+    assert "logits of the middle word" in regard("info", "run").out
 
 
 def test_a_line_for_each_neighbour_under_what_was_asked(regard, vectors):
@@ -53,9 +53,9 @@ def test_a_word_is_compared_with_itself_where_it_stands_twice(regard, materials,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["catt"], "'catt' is no word of this run's vocabulary; did you mean cat"),
+        (["catt"], "'catt' is not in this run's vocabulary; did you mean cat"),
         (["cat", "dogs", "--in", "cat cat"], "--in compares one word with itself, not cat dogs"),
-        (["cat", "--in", "a cat"], "'cat' stands 1 times in the text"),
+        (["cat", "--in", "a cat"], "'cat' occurs 1 times in the text"),
         (["cat", "+"], "a word is missing"),
     ],
 )
@@ -69,4 +69,4 @@ def test_a_model_that_counts_has_no_vectors(regard, materials):
     regard("train", materials / "cats.txt", "model.preset=ngram", "--out", "run")
     said = regard("neighbours", "run", "cat")
     assert said.code == 2
-    assert "NGram, has no vector for each word" in said.err
+    assert "NGram, has no embedding" in said.err

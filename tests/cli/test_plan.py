@@ -8,7 +8,7 @@ import pytest
 def test_a_plan_tells_memory_speed_and_what_it_assumes(regard):
     said = regard("plan", "llama-7b", "--gpus", 8, "--memory", 80)
     assert (said.code, said.err) == (0, "")
-    for title in ("memory of each GPU", "training", "best", "generating", "assumed"):
+    for title in ("memory per GPU", "training", "best", "generation", "assumptions"):
         assert f"\n{title}" in said.out
     assert "FSDP: 5 rows on each GPU at a time" in said.out
     assert "host memory: 215.6 GB a machine" in said.out  # 8 ranks, 4 bytes a parameter
@@ -58,13 +58,13 @@ def test_a_run_can_be_planned(regard, text_run):
         (["gpt2", "--gpus", 0], "gpus=0 must be a number above 0"),
         (["gpt2", "--memory", "nan"], "memory=nan must be a number above 0"),
         (["gpt2", "--peak", "inf"], "peak=inf must be a number above 0"),
-        (["gpt2", "--tokens", "inf"], "--tokens inf must be a number above 0"),
+        (["gpt2", "--tokens", "inf"], "tokens=inf must be a number above 0"),
         (["gpt2", "--card", "h1000"], "did you mean 'h100'"),
-        (["gpt2", "--tokens", -1], "--tokens -1"),
+        (["gpt2", "--tokens", -1], "tokens=-1"),
         (["gpt2", "--rows", 10**6], "at most"),
         (["ngram"], "only a Transformer can be planned"),
-        (["llama-65b", "--gpus", 4, "--memory", 240], "it would with --gpus 11"),
-        (["llama-65b", "--gpus", 64], "and gathers 130.6 GB more for an evaluation"),
+        (["llama-65b", "--gpus", 4, "--memory", 240], "it fits on 11 GPUs"),
+        (["llama-65b", "--gpus", 64], "and gathers 130.6 GB of weights for an evaluation"),
         (["llama-65b"], "a row of 2,048 tokens"),
         (["llama-3.1-8b", "--gpus", 64], "smaller model.context"),
     ],

@@ -73,7 +73,7 @@ def test_a_translation_is_searched_too(regard, pair_run):
         (["--search", "beam=3", "--beam", 3], "--beam or --search"),
         (["--search", "beam=3", "--draft", "prompt-lookup"], "--draft"),
         (["--search", "beam=3", "--seed", 1], "--seed"),
-        (["--beam", 3, "--until", "a"], "draw nothing; leave out --until"),
+        (["--beam", 3, "--until", "a"], "do not sample; leave out --until"),
     ],
 )
 def test_a_search_that_cannot_be_is_named(regard, text_run, words, message):
@@ -86,7 +86,7 @@ def test_a_search_that_cannot_be_is_named(regard, text_run, words, message):
 def test_a_search_that_ends_with_the_context_says_so(regard, text_run):
     said = regard("generate", text_run, "the", "--beam", 2, "-n", 900)
     assert said.code == 0
-    assert "a search ends where the model's context of" in said.err
+    assert "a search ends at the model's context of" in said.err
     assert "context" not in regard("generate", text_run, "the", "--beam", 2, "-n", 3).err
 
 

@@ -58,7 +58,7 @@ def test_a_study_trains_all_of_its_runs_and_puts_them_beside_each_other(regard, 
     runs = json.loads(again.out)["runs"]
     assert [run["name"] for run in runs] == ["counted", "gru", "lstm"]
     assert all("bits_per_byte" in run["metrics"] for run in runs)
-    assert again.err.count("finished before") == 3
+    assert again.err.count("already finished") == 3
 
     other = regard("train", recipe, "train.steps=4")
     assert other.code == 2
@@ -75,10 +75,10 @@ def test_a_study_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(regard,
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.returncode == 130, said
-    assert "with the whole study: the same command again" in said
+    assert "or continue the whole study: run the same command again" in said
     said = regard("train", recipe, *words, "--out", "all")
     assert said.code == 0, said.err
-    assert "gru, 2 of 3: finished before" in said.err
+    assert "gru, 2 of 3: already finished" in said.err
     assert "lstm, 3 of 3\n" in said.err
     assert "from       step" in said.err
     assert regard("train", recipe, *words, "--out", "peace").code == 0

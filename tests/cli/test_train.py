@@ -21,7 +21,7 @@ def test_train_tells_what_it_found_and_chose_and_what_to_do_next(regard, materia
     assert "data " in said.err
     assert "model.dim=16" in said.err
     assert "train.optimizer=muon" in said.err  # chosen for the data, and can be overridden
-    assert said.err.count("held out: loss") == 4
+    assert said.err.count("validation: loss") == 4
     assert "regard generate runs/cats" in said.err
     assert "regard resume runs/cats" in said.err
 
@@ -59,16 +59,16 @@ def test_a_model_that_counts_is_trained_too(regard, materials):
 
 
 @pytest.mark.parametrize("family", ["ngram", "hmm"])
-def test_a_model_that_is_fitted_tells_how_many_numbers_it_keeps(regard, materials, family):
+def test_a_closed_form_model_says_how_many_parameters_it_has(regard, materials, family):
     words = [f"model.family={family}", "model.context=32", "--out", "fitted"]
     said = regard("train", materials / "cats.txt", *words)
-    assert f"model      {family}, fitted to the data, on cpu" in said.err
+    assert f"model      {family}, closed-form, on cpu" in said.err
     kept = json.loads(regard("compare", "fitted", "--json").out)["runs"][0]["parameters"]
     assert kept > 0
-    assert f", {kept:,} numbers kept; held out" in said.err
-    assert regard("info", "fitted").out.startswith(f"fitted  run, {family}, {kept:,} numbers kept")
+    assert f", {kept:,} parameters; validation" in said.err
+    assert regard("info", "fitted").out.startswith(f"fitted  run, {family}, {kept:,} parameters")
     assert json.loads(regard("info", "fitted", "--json").out)["parameters"] == kept
-    assert regard("info", family).out.startswith(f"{family}  preset, {family}, fitted to the data")
+    assert regard("info", family).out.startswith(f"{family}  preset, {family}, closed-form")
 
 
 def test_a_folder_of_many_files_is_told_of_before_it_is_looked_at(regard, tmp_path, monkeypatch):
@@ -79,8 +79,8 @@ def test_a_folder_of_many_files_is_told_of_before_it_is_looked_at(regard, tmp_pa
     for name in ("a.txt", "b/c.txt", "b/d/e.txt", ".f", ".git/g", "b/.h/i"):
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / name).write_text("text")
-    for most, told in ((3, ""), (2, f"looking at more than 2 files in {tmp_path / 'mine'}; ")):
-        monkeypatch.setattr(sys.modules["regard.cli.train"], "MANY", most)
+    for most, told in ((3, ""), (2, f"reading more than 2 files in {tmp_path / 'mine'}; ")):
+        monkeypatch.setattr(sys.modules["regard.cli.train"], "MANY_FILES", most)
         said = regard("train", "mine/b/..")
         assert said.err.endswith("regard: looked\n")
         assert said.err.startswith(told or "regard: ")
@@ -95,7 +95,7 @@ def test_minutes_says_that_it_measures(regard, materials, monkeypatch):
     words = [word for word in TEXT_WORDS if not word.startswith("train.steps")]
     said = regard("train", materials / "cats.txt", *words, "minutes=1")
     assert said.code == 0
-    assert said.err.startswith("trying a few sizes")
+    assert said.err.startswith("measuring the training speed")
 
 
 def test_resume_extends_a_run(regard, text_run, tmp_path):

@@ -94,7 +94,7 @@ def test_a_mistake_keeps_its_traceback_only_with_debug(regard):
 def test_what_nobody_expected_keeps_its_traceback(monkeypatch):
     from regard.cli import main
 
-    monkeypatch.setattr("regard.models.build.resolve", lambda *_: 1 / 0)
+    monkeypatch.setattr("regard.api.model_info.resolve", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["info", "gpt2"])
 

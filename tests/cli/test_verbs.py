@@ -76,7 +76,7 @@ def test_quickstart_trains_judges_shows_and_says_what_next(regard, tmp_path, mon
         "train.steps=2",
     )
     assert said.code == 0, said.err
-    assert "numbers it never saw" in said.out
+    assert "validation numbers are exactly right" in said.out
     assert said.out.count("\n  ✗") + said.out.count("\n  ✓") == 5
     assert "<stop>" in said.out
     assert "regard translate runs/quickstart" in said.err

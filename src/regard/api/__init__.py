@@ -8,48 +8,130 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regard.api.comparison import Comparison, compare, run_names, takes_steps
+    from regard.api.model_info import ModelDiff, ModelInfo, diff, info, presets
+    from regard.api.pictures import by_length_curves, gradient_curves, history_curves
+    from regard.api.planning import Plan, plan
+    from regard.api.process import device_of, rank, run_worker, stoppable, world_size
     from regard.api.run import Run, load
+    from regard.api.settings import override_words
     from regard.api.training import (
+        ImportedRun,
+        RunSummary,
         Study,
         configure,
+        export,
+        import_checkpoint,
         import_model,
         open_study,
         resume,
         resume_events,
+        summarize,
         train,
         train_events,
     )
+    from regard.explain.attention import AttentionMap
+    from regard.explain.gradient import GradientFlow
+    from regard.generate import SAMPLERS, PromptLookup
+    from regard.generate.sampler_trace import TracedChain
+    from regard.models.build import preset
+    from regard.pipelines.base import Progress
+    from regard.pipelines.by_length import ByLength
+    from regard.text import Tokenizer
+    from regard.training.events import (
+        BaselineEvaluated,
+        Evaluated,
+        Event,
+        RunFinished,
+        RunStarted,
+        StepLogged,
+    )
+    from regard.training.tracking.history import History
 
-MODULES = {
-    "regard.api.run": ["Run", "load"],
-    "regard.api.training": [
-        "Study",
-        "configure",
-        "import_model",
-        "open_study",
-        "resume",
-        "resume_events",
-        "train",
+_NAMES = {
+    "regard.api.comparison": ("Comparison", "compare", "run_names", "takes_steps"),
+    "regard.api.model_info": ("ModelDiff", "ModelInfo", "diff", "info", "presets"),
+    "regard.api.pictures": ("by_length_curves", "gradient_curves", "history_curves"),
+    "regard.api.planning": ("Plan", "plan"),
+    "regard.api.process": ("device_of", "rank", "run_worker", "stoppable", "world_size"),
+    "regard.api.run": ("Run", "load"),
+    "regard.api.settings": ("override_words",),
+    "regard.api.training": (
+        *("ImportedRun", "RunSummary", "Study", "configure", "export", "import_checkpoint"),
+        *("import_model", "open_study", "resume", "resume_events", "summarize", "train"),
         "train_events",
-    ],
+    ),
+    "regard.explain.attention": ("AttentionMap",),
+    "regard.explain.gradient": ("GradientFlow",),
+    "regard.generate": ("SAMPLERS", "PromptLookup"),
+    "regard.generate.sampler_trace": ("TracedChain",),
+    "regard.models.build": ("preset",),
+    "regard.pipelines.base": ("Progress",),
+    "regard.pipelines.by_length": ("ByLength",),
+    "regard.text": ("Tokenizer",),
+    "regard.training.events": (
+        *("BaselineEvaluated", "Evaluated", "Event", "RunFinished", "RunStarted", "StepLogged"),
+    ),
+    "regard.training.tracking.history": ("History",),
 }
-MODULE_OF = {name: module for module, names in MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "SAMPLERS",
+    "AttentionMap",
+    "BaselineEvaluated",
+    "ByLength",
+    "Comparison",
+    "Evaluated",
+    "Event",
+    "GradientFlow",
+    "History",
+    "ImportedRun",
+    "ModelDiff",
+    "ModelInfo",
+    "Plan",
+    "Progress",
+    "PromptLookup",
     "Run",
+    "RunFinished",
+    "RunStarted",
+    "RunSummary",
+    "StepLogged",
     "Study",
+    "Tokenizer",
+    "TracedChain",
+    "by_length_curves",
+    "compare",
     "configure",
+    "device_of",
+    "diff",
+    "export",
+    "gradient_curves",
+    "history_curves",
+    "import_checkpoint",
     "import_model",
+    "info",
     "load",
     "open_study",
+    "override_words",
+    "plan",
+    "preset",
+    "presets",
+    "rank",
     "resume",
     "resume_events",
+    "run_names",
+    "run_worker",
+    "stoppable",
+    "summarize",
+    "takes_steps",
     "train",
     "train_events",
+    "world_size",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in MODULE_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'regard.api' has no attribute {name!r}")
-    return getattr(import_module(MODULE_OF[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)

@@ -31,6 +31,15 @@ class Comparison:
         return _columns([history.metrics for history in self.histories])
 
     @property
+    def taps(self) -> dict[str, tuple[float | None, ...]]:
+        """The last value of every statistic that `train.log` asked for, one value per run."""
+        last = [
+            {name: points[-1][1] for name, points in history.taps.items()}
+            for history in self.histories
+        ]
+        return _columns(last)
+
+    @property
     def notes(self) -> list[str]:
         """What must be known before the runs' metrics are compared."""
         configs = [history.config for history in self.histories]

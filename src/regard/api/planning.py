@@ -45,6 +45,11 @@ class Plan:
     host_bytes: int  # of one machine
     generation: GenerationMemory
 
+    @property
+    def between_machines(self) -> bool:
+        """Whether the GPUs are in several machines, so that the network is the link."""
+        return self.cluster.gpus > GPUS_PER_MACHINE
+
     def seconds(self, strategy: TrainingPlan) -> float | None:
         """How long training takes; None where the model does not fit."""
         return self.tokens / strategy.tokens_per_second if strategy.rows else None
@@ -124,4 +129,4 @@ def _too_large(what: str, cost: Cost, cluster: Cluster, rows: int | None) -> str
     needed = gpus_needed(cost, cluster)
     if needed is None:
         return f"{message}no number of GPUs helps; use GPUs with more memory or {advice}"
-    return f"{message}it fits on {needed} GPUs: gpus={needed}"
+    return f"{message}it fits on {needed} GPUs"

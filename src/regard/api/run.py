@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -187,6 +188,7 @@ class Run:
 
         `order` names the library whose order and defaults apply: hf, llama.cpp, textgen.
         """
+        self._must("causal", "generate")
         return chain_for(self.tokenizer, words, order)
 
     def search(
@@ -376,6 +378,13 @@ class Run:
         train, held = open_split(config)
         self.folder.check_data(data_fingerprint(train, held))
         return held
+
+    def validation_pairs(self, limit: int | None = None) -> list[tuple[str, str]]:
+        """The first source and target sentences of the run's validation data."""
+        data = self._held_out(())
+        if not isinstance(data, Pairs):
+            raise ConfigError(f"the validation data of {self.folder.path} is not pairs")
+        return list(islice(data.rows(), limit))
 
     def explain(
         self, text: str, *, layer: int | None = None, pattern: str | None = None

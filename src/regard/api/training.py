@@ -1,4 +1,4 @@
-"""Train, resume and import: what makes a run."""
+"""Train, resume, import and export runs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -6,15 +6,27 @@ from pathlib import Path
 from typing import Any
 
 from regard.api.run import Run, load
-from regard.config import RunConfig, build, check_overrides, merge, parse_overrides, to_table
+from regard.config import (
+    RunConfig,
+    build,
+    check_overrides,
+    kind_of,
+    merge,
+    parse_overrides,
+    to_table,
+)
+from regard.models.build import count_parameters, is_closed_form
 from regard.pipelines.base import Progress
+from regard.tasks import TASKS
 from regard.training import run as training_run
-from regard.training.events import Event, RunStarted
-from regard.training.import_export import import_run
+from regard.training.baseline import read_baseline
+from regard.training.events import BaselineEvaluated, Event, RunStarted
+from regard.training.import_export import ExportResult, export_run, import_run
 from regard.training.parallel import launch
 from regard.training.setup import configure as settings
-from regard.training.storage.run_folder import new_folder
+from regard.training.storage.run_folder import RunFolder, new_folder
 from regard.training.study import left_to_train, train_or_go_on
+from regard.training.tracking.history import stored_parameters
 
 OnEvent = Callable[[Event], None]
 
@@ -146,11 +158,74 @@ def open_study(
     return Study(Path("runs", Path(str(what)).stem) if out is None else Path(out), configs)
 
 
-def import_model(source: Path | str, out: Path | str, *words: str, **overrides: Any) -> Run:
-    """Import a Hugging Face checkpoint, a folder or a name on the hub, as a run, and open it.
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a finished run was trained for, and what it is compared with."""
+
+    config: RunConfig
+    baseline: BaselineEvaluated | None  # the n-gram baseline, where it was computed
+    is_closed_form: bool
+    stored_values: int  # of a closed-form model
+    verb: str  # the command that uses the model: "generate", "translate", …
+    data_kind: str  # "text", "pairs", "images", …
+
+
+def summarize(path: Path | str) -> RunSummary:
+    """Read the summary of a run folder; no weights are loaded."""
+    folder = RunFolder(path)
+    config = folder.load_config()
+    closed_form = is_closed_form(config.model["family"])
+    task = TASKS[kind_of(config.task)[0]]
+    return RunSummary(
+        config=config,
+        baseline=read_baseline(folder),
+        is_closed_form=closed_form,
+        stored_values=stored_parameters(folder) if closed_form else 0,
+        verb=task.verb,
+        data_kind=task.learns,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRun:
+    """A run that was made from a checkpoint of another library."""
+
+    path: Path
+    family: str
+    parameters: int
+    dtype: str
+    task: str
+    tokenizer: str | None
+    verb: str | None  # the command that uses the model; None where no task fits its head
+
+
+def import_checkpoint(
+    source: Path | str, out: Path | str, *words: str, **overrides: Any
+) -> ImportedRun:
+    """Import a Hugging Face checkpoint, a folder or a name on the hub, as a run folder.
 
     Settings of the model that do not change the shape of a tensor may be overridden, as in
-    `import_model("llama", "runs/llama", "model.position.base=500000")`.
+    `import_checkpoint("llama", "runs/llama", "model.position.base=500000")`.
     """
-    import_run(source, Path(out), merge(parse_overrides(words), overrides))
+    checkpoint = import_run(source, Path(out), merge(parse_overrides(words), overrides))
+    task = TASKS.get(checkpoint.task)
+    return ImportedRun(
+        path=Path(out),
+        family=checkpoint.family.name,
+        parameters=count_parameters(checkpoint.config),
+        dtype=str(checkpoint.dtype).removeprefix("torch."),
+        task=checkpoint.task,
+        tokenizer=getattr(checkpoint.tokenizers, "kind", None),
+        verb=None if task is None else task.verb,
+    )
+
+
+def import_model(source: Path | str, out: Path | str, *words: str, **overrides: Any) -> Run:
+    """Import a Hugging Face checkpoint as a run, and open it; see `import_checkpoint`."""
+    import_checkpoint(source, out, *words, **overrides)
     return load(out)
+
+
+def export(run: Path | str, out: Path | str, *, family: str | None = None) -> ExportResult:
+    """Write a run as a folder that Hugging Face transformers opens."""
+    return export_run(Path(run), Path(out), family)

@@ -1,6 +1,6 @@
-"""The command line: one plain function per file; this file puts them together.
+"""The command line: one module per command; this one assembles them.
 
-Nothing here or at the top of a verb's file imports torch, so that `--help` answers at once.
+No module imports torch at its top, so that `--help` is fast.
 """
 
 import sys
@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import typer
 
+from regard import api
 from regard.cli.compare import compare
 from regard.cli.diff import diff
 from regard.cli.evaluate import evaluate
@@ -19,7 +20,7 @@ from regard.cli.generate import as_sampler, generate
 from regard.cli.import_ import import_
 from regard.cli.info import info
 from regard.cli.neighbours import neighbours
-from regard.cli.options import verb
+from regard.cli.options import with_common_options
 from regard.cli.output import settings
 from regard.cli.overview import overview
 from regard.cli.plan import plan
@@ -29,7 +30,6 @@ from regard.cli.resume import resume
 from regard.cli.train import train
 from regard.cli.translate import translate
 from regard.errors import RegardError
-from regard.training.parallel.launch import rank
 
 __all__ = ["app", "main"]
 
@@ -57,46 +57,47 @@ for command in (
     compare,
     plan,
 ):
-    app.command(command.__name__.rstrip("_"))(verb(command))  # `import` is a word of Python
+    name = command.__name__.rstrip("_")  # `import` is a Python keyword
+    app.command(name)(with_common_options(command))
 
-# Some versions of typer carry their own click, others import it: this is the one in use.
+# Some versions of typer vendor click, others import it: this is the class in use.
 UsageError = cast(type[Exception], typer.BadParameter.__base__)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run a verb and exit. The user's mistakes are a few lines on stderr; ours a traceback."""
+    """Run a command and exit. A `RegardError` prints its message, other errors a traceback."""
     settings.quiet = settings.debug = False
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a letter the terminal cannot show is no reason to stop
+        if hasattr(stream, "reconfigure"):  # for characters the terminal cannot show
             stream.reconfigure(errors="replace")
     try:
-        code = app(words, prog_name="regard", standalone_mode=False)  # typer makes Ctrl-C 130
-        sys.stdout.flush()  # here, where a closed pipe is still ours to handle
+        code = app(words, prog_name="regard", standalone_mode=False)  # Ctrl-C gives 130
+        sys.stdout.flush()  # so that a closed pipe raises here
     except UsageError as error:
-        code = _complain(*_usage(error, sys.argv[1:] if words is None else words))
+        code = _print_error(*_usage_message(error, sys.argv[1:] if words is None else words))
     except RegardError as error:
         if settings.debug:
             traceback.print_exc()
-        code = _complain(str(error), error.exit_code)
+        code = _print_error(str(error), error.exit_code)
     except BrokenPipeError:
         sys.stdout = None  # so that nothing is flushed at exit
         code = 1
     sys.exit(code)
 
 
-def _complain(message: str, code: int) -> int:
-    if not rank():  # the others have the same to say
+def _print_error(message: str, code: int) -> int:
+    if not api.rank():  # other ranks have the same error
         print(f"regard: {message}", file=sys.stderr)
     return code
 
 
-def _usage(error: Any, words: Sequence[str]) -> tuple[str, int]:
-    """What was wrong with the words themselves, and where to read about the right ones."""
+def _usage_message(error: Any, words: Sequence[str]) -> tuple[str, int]:
+    """The message of a usage error, with the command's help, and the exit code."""
     message = error.format_message().rstrip(".")
-    where = error.ctx.command_path if error.ctx is not None else "regard"
+    command = error.ctx.command_path if error.ctx is not None else "regard"
     option = getattr(error, "option_name", None)
-    if where == "regard generate" and option is not None:
-        instead = as_sampler(option, words)
-        if instead is not None:
-            message = f"no such option: {option}; it is a sampler, so write {instead}"
-    return f"{message[:1].lower()}{message[1:]}\ntry: {where} --help", error.exit_code
+    if command == "regard generate" and option is not None:
+        sampler = as_sampler(option, words)
+        if sampler is not None:
+            message = f"no such option: {option}; it is a sampler, so write {sampler}"
+    return f"{message[:1].lower()}{message[1:]}\ntry: {command} --help", error.exit_code

@@ -1,7 +1,7 @@
 """`regard compare`."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -9,23 +9,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from regard.cli.by_length import as_curves, as_groups, as_table
-from regard.cli.diff import Values, differing, print_beside, resolved, wrapped
-from regard.cli.explain import must_be_writable, write
-from regard.cli.info import amount
-from regard.cli.options import Json, named_data
-from regard.cli.output import aligned, bold, clock, harmless, number, print_json, say, working
+from regard import api
+from regard.api.units import with_prefix
+from regard.cli.by_length import as_groups, as_table
+from regard.cli.diff import print_columns, wrap_values
+from regard.cli.options import Json, parse_data
+from regard.cli.output import (
+    align_columns,
+    bold,
+    check_output_file,
+    format_duration,
+    format_number,
+    print_json,
+    print_status,
+    spinner,
+    strip_control,
+    write_file,
+)
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
+    from regard.api import Comparison, History
     from regard.explain.render.picture import Picture
-    from regard.pipelines.by_length import ByLength
-    from regard.training.tracking.history import History
 
-MOST_BESIDE = 4  # runs in columns; a terminal has room for more only in lines
-MOST_POINTS = 120  # of a curve: a picture has no room for more
-UNITS = {"loss": "nats a target", "bits_per_byte": "bits a byte", "accuracy": "share right"}
-FOLLOWS = ("perplexity",)  # from the loss, so that its curve tells nothing new
+MAX_COLUMNS = 4  # runs side by side; more are printed as rows
+SUFFIXES = (".svg", ".png", ".html")
 STYLE = """body { font: 14px sans-serif; margin: 2em; color: #222; background: #fff }
 table { border-collapse: collapse; margin-top: 1em }
 th, td { text-align: right; padding: 2px 14px 2px 0 }
@@ -44,12 +52,12 @@ def compare(
         Path | None,
         Option(metavar="FILE", help="Draw the curves: .svg, .png, or .html with the table."),
     ] = None,
-    force: Annotated[bool, Option("--force", help="Write over an existing FILE.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     text: Annotated[
-        str | None, Option(metavar="TEXT", help="What each run makes of this sentence.")
+        str | None, Option(metavar="TEXT", help="Translate this sentence with each run.")
     ] = None,
     by_length: Annotated[
-        bool, Option("--by-length", help="What each writes, apart for short and long sources.")
+        bool, Option("--by-length", help="Evaluate each run separately by source length.")
     ] = False,
     data: Annotated[
         list[str],
@@ -57,7 +65,7 @@ def compare(
     ] = [],  # noqa: B006 -- typer copies it
     as_json: Json = False,
 ) -> None:
-    """Put runs beside each other: how good, at what cost, what was chosen differently.
+    """Compare runs: validation metrics, cost, and the settings that differ.
 
     \b
     regard compare runs/my runs/my-2
@@ -67,212 +75,130 @@ def compare(
     regard compare runs/lstm runs/attention --by-length --out lengths.svg
     """
     if data and not by_length:
-        raise ConfigError("--data is what --by-length judges by; give both")
+        raise ConfigError("--data is the data of --by-length; give both")
     if out is not None:
-        must_be_writable(out, force, tuple(WRITERS))
-    with working("reading"):
-        from regard.training.tracking.history import read_history
-
-        found = [read_history(run) for run in runs]
-        names = _names(runs)
-        metrics = _beside([each.metrics for each in found])
-        chosen = differing(*map(_settings, found))
-    written, lengths = _tried(runs, text, by_length, data)
-    groups: Groups = {
-        "held out": [
-            (key, *("-" if value is None else number(value) for value in values))
-            for key, values in metrics.items()
-        ],
-        "counting": _counting(found),
-        "cost": _costs(found),
-        "choices": wrapped(chosen),
-    }
-    tried: Groups = as_groups(lengths) if lengths else {}
-    if text is not None:  # quoted, so that it is no other title and does nothing to a terminal
-        tried[repr(text)] = wrapped({"written": tuple(map(harmless, written))})
-    groups |= tried
+        check_output_file(out, force, SUFFIXES)
+    with spinner("reading the runs"):
+        comparison = api.compare(*runs, text=text, by_length=by_length, data=parse_data(data))
+        groups = _groups(comparison)
+        extra = as_groups(comparison.by_length) if comparison.by_length else {}
+        if text is not None:  # quoted, so that it differs from the other titles
+            translations = tuple(map(strip_control, comparison.translations))
+            extra[repr(text)] = wrap_values({"translation": translations})
+        groups |= extra
     if out is not None:
-        picture = as_curves(names, lengths) if lengths else _picture(names, found)
-        write(out, WRITERS[out.suffix](picture, names, groups))
+        write_file(out, _encode(comparison.picture(), out.suffix, comparison.names, groups))
     if as_json:
-        tables = [_table(name, each) for name, each in zip(names, found, strict=True)]
-        for table, each in zip(tables, written, strict=False):
-            table["written"] = each
-        for table, length in zip(tables, lengths, strict=False):
-            table["by_length"] = as_table(length)
-        print_json({"runs": tables, "choices": chosen})
-    elif len(runs) > MOST_BESIDE:
-        _print_lines(names, [row for title in ("held out", "cost") for row in groups[title]])
-        for title in tried:
+        _print_json(comparison)
+    elif len(runs) > MAX_COLUMNS:
+        metrics_and_cost = [*groups["validation"], *groups["cost"]]
+        _print_rows(comparison.names, metrics_and_cost)
+        for title in extra:
             print(f"\n{bold(title, sys.stdout)}")
-            _print_lines(names, groups[title])
+            _print_rows(comparison.names, groups[title])
     else:
-        print_beside(names, groups)
-    for note in _notes(found):
-        say(note)
+        print_columns(comparison.names, groups)
+    for note in comparison.notes:
+        print_status(note)
     if out is not None:
-        say(f"curves: {out}")
+        print_status(f"curves: {out}")
 
 
-def _tried(
-    runs: Sequence[Path], text: str | None, by_length: bool, data: Sequence[str]
-) -> "tuple[list[str], list[ByLength]]":
-    """What each run writes for a text, and how good it is by length; only what is asked for."""
-    written: list[str] = []
-    lengths: list[ByLength] = []
-    for run in runs if text is not None or by_length else ():
-        with working(f"asking {run}"):
-            from regard.api import load
-
-            opened = load(run)
-            if text is not None:
-                written.append(opened.translate(text))
-            if by_length:
-                lengths.append(opened.evaluate_by_length(*named_data(data)))
-    return written, lengths
-
-
-def _names(runs: Sequence[Path]) -> list[str]:
-    """The names of the folders, or the whole paths where two would have the same."""
-    short = [run.resolve().name for run in runs]
-    return short if len(set(short)) == len(short) else [str(run) for run in runs]
-
-
-def _beside(tables: Sequence[Mapping[str, Any]]) -> dict[str, Values]:
-    keys = dict.fromkeys(key for table in tables for key in table)
-    return {key: tuple(table.get(key) for table in tables) for key in keys}
-
-
-def _settings(history: "History") -> dict[str, Any]:
-    """All choices of a run by the words that set them."""
-    from regard.config import to_table
-    from regard.models.build import resolve
-
-    config = history.config
-    tables = {
-        "model": resolved(resolve(config.model)),
-        "train": to_table(config.train) if _steps_count(history) else {},
-        "data": to_table(config.data),
+def _groups(comparison: "Comparison") -> Groups:
+    """The rows of the table under their titles."""
+    histories = comparison.histories
+    return {
+        "validation": [
+            (key, *map(_number_or_dash, values)) for key, values in comparison.metrics.items()
+        ],
+        "n-gram baseline": _baselines(histories),
+        "cost": _costs(histories),
+        "choices": wrap_values(comparison.settings),
+        "taps": [(key, *map(_number_or_dash, values)) for key, values in comparison.taps.items()],
     }
-    found = {f"{part}.{key}": each for part, table in tables.items() for key, each in table.items()}
-    return {"task": config.task, **found, "device": config.device}
 
 
-def _steps_count(run: "History") -> bool:
-    """Whether a run learns step by step: one that counts does not, nor one from elsewhere."""
-    from regard.models.build import is_closed_form
-
-    there = run.config.data.path is not None or run.config.data.source is not None
-    return there and not is_closed_form(run.config.model["family"])
+def _number_or_dash(value: float | None) -> str:
+    return "-" if value is None else format_number(value)
 
 
-def _costs(found: "Sequence[History]") -> list[tuple[str, ...]]:
-    def steps(run: "History") -> str:
-        wanted = run.config.train.steps
-        if not _steps_count(run):
+def _baselines(histories: "Sequence[History]") -> list[tuple[str, ...]]:
+    """Bits per byte of the n-gram baseline, where any run has computed it."""
+    bits = [
+        None if history.baseline is None else history.baseline.metrics["bits_per_byte"]
+        for history in histories
+    ]
+    return [("bits_per_byte", *map(_number_or_dash, bits))] if any(bits) else []
+
+
+def _costs(histories: "Sequence[History]") -> list[tuple[str, ...]]:
+    def steps(history: "History") -> str:
+        planned = history.config.train.steps
+        if not api.takes_steps(history):
             return "-"
-        return f"{run.step:,}" if run.step >= wanted else f"{run.step:,} of {wanted:,}"
+        done = history.step >= planned
+        return f"{history.step:,}" if done else f"{history.step:,} of {planned:,}"
+
+    def seconds(history: "History") -> str:
+        return "-" if history.seconds is None else format_duration(history.seconds)
+
+    def flops(history: "History") -> str:
+        return "-" if history.flops is None else with_prefix(history.flops, "")
 
     rows: dict[str, Callable[[History], str]] = {
-        "parameters": lambda run: f"{run.parameters:,}",
+        "parameters": lambda history: f"{history.parameters:,}",
         "steps": steps,
-        "targets": lambda run: f"{run.targets:,}",
-        "time": lambda run: "-" if run.seconds is None else clock(run.seconds),
-        "FLOPs": lambda run: "-" if run.flops is None else amount(run.flops, ""),
+        "targets": lambda history: f"{history.targets:,}",
+        "time": seconds,
+        "FLOPs": flops,
     }
-    return [(name, *map(told, found)) for name, told in rows.items()]
+    return [(name, *map(cell, histories)) for name, cell in rows.items()]
 
 
-def _counting(found: "Sequence[History]") -> list[tuple[str, ...]]:
-    """What n-grams of the same text get, where any run has counted them."""
-    bits = [
-        None if run.baseline is None else run.baseline.metrics["bits_per_byte"] for run in found
-    ]
-    if not any(bits):
-        return []
-    return [("bits_per_byte", *("-" if each is None else number(each) for each in bits))]
-
-
-def _notes(found: "Sequence[History]") -> list[str]:
-    """What must be known before one number is held against another."""
-    from regard.config import kind_of
-
-    notes = []
-    if len({kind_of(run.config.task)[0] for run in found}) > 1:
-        notes.append("these runs have different tasks: their losses are not of the same thing")
-    elif len({str(run.config.data.path or run.config.data.source) for run in found}) > 1:
-        notes.append("these runs were judged on different data")
-    elif len({str(run.config.data.tokenizer) for run in found}) > 1:
-        notes.append("a loss is per token, and these have different ones: compare bits_per_byte")
-    return notes
-
-
-def _print_lines(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A line for each run, its numbers under their names; what was chosen has no room there."""
+def _print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """One line per run, its values under their names."""
     columns = [("", *names), *rows]
-    lines = aligned(list(zip(*columns, strict=True)), range(1, len(columns)))
+    lines = align_columns(list(zip(*columns, strict=True)), range(1, len(columns)))
     print(bold(lines[0], sys.stdout), *lines[1:], sep="\n")
 
 
-def _table(name: str, run: "History") -> dict[str, Any]:
+def _print_json(comparison: "Comparison") -> None:
+    tables = [
+        _table(name, history)
+        for name, history in zip(comparison.names, comparison.histories, strict=True)
+    ]
+    for table, translation in zip(tables, comparison.translations, strict=False):
+        table["translation"] = translation
+    for table, by_length in zip(tables, comparison.by_length, strict=False):
+        table["by_length"] = as_table(by_length)
+    print_json({"runs": tables, "choices": comparison.settings})
+
+
+def _table(name: str, history: "History") -> dict[str, Any]:
     return {
         "name": name,
-        "path": str(run.path),
-        "metrics": run.metrics,
-        "parameters": run.parameters,
-        "step": run.step,
-        "steps": run.config.train.steps,
-        "targets": run.targets,
-        "seconds": run.seconds,
-        "flops": run.flops,
-        "baseline": None if run.baseline is None else asdict(run.baseline),
+        "path": str(history.path),
+        "metrics": history.metrics,
+        "parameters": history.parameters,
+        "step": history.step,
+        "steps": history.config.train.steps,
+        "targets": history.targets,
+        "seconds": history.seconds,
+        "flops": history.flops,
+        **({"taps": _last_values(history)} if history.taps else {}),
+        "baseline": None if history.baseline is None else asdict(history.baseline),
     }
 
 
-# The curves
+def _last_values(history: "History") -> dict[str, float]:
+    return {name: points[-1][1] for name, points in history.taps.items()}
 
 
-def _picture(names: Sequence[str], found: "Sequence[History]") -> "Picture":
-    from regard.explain.render.curves import Curve, Panel, draw_curves
-    from regard.training.tracking.history import downsample
+def _encode(picture: "Picture", suffix: str, names: Sequence[str], groups: Groups) -> bytes:
+    from regard.explain.render.picture import encode, to_svg
 
-    measures = dict.fromkeys(
-        name for run in found for name in run.validation if name not in FOLLOWS
-    )
-    if any(run.losses for run in found):
-        measures = {"loss": None, **measures}
-    measures |= dict.fromkeys(name for run in found for name in run.taps)
-    if not measures:
-        raise ConfigError("nothing to draw: none of these runs has logged a step yet")
-    panels = []
-    for measure in measures:
-        curves = [
-            Curve(
-                at,
-                downsample(run.losses, MOST_POINTS) if measure == "loss" else [],
-                run.validation.get(measure) or run.taps.get(measure, []),
-            )
-            for at, run in enumerate(found)
-        ]
-        title = measure.replace("_", " ")
-        panels.append(Panel(title, UNITS.get(measure, title), curves))
-    return draw_curves(names, panels)
-
-
-def _svg(picture: "Picture", names: Sequence[str], groups: Groups) -> bytes:
-    from regard.explain.render.picture import to_svg
-
-    return to_svg(picture).encode()
-
-
-def _png(picture: "Picture", names: Sequence[str], groups: Groups) -> bytes:
-    from regard.explain.render.picture import to_png
-
-    return to_png(picture)
-
-
-def _html(picture: "Picture", names: Sequence[str], groups: Groups) -> bytes:
-    """A page that needs nothing else: the curves, and the table under them."""
+    if suffix != ".html":
+        return encode(picture, suffix)
     lines = [_html_row("th", ("", *names))]
     for title, rows in groups.items():
         if rows:
@@ -284,16 +210,9 @@ def _html(picture: "Picture", names: Sequence[str], groups: Groups) -> bytes:
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
         f"<title>{escape(picture.title)}</title>\n<style>\n{STYLE}\n</style>\n"
-        f"{_svg(picture, names, groups).decode()}\n<table>\n{table}\n</table>\n</html>\n"
+        f"{to_svg(picture)}\n<table>\n{table}\n</table>\n</html>\n"
     ).encode()
 
 
 def _html_row(cell: str, values: Sequence[str]) -> str:
     return "<tr>" + "".join(f"<{cell}>{escape(value)}</{cell}>" for value in values) + "</tr>"
-
-
-WRITERS: dict[str, Callable[["Picture", Sequence[str], Groups], bytes]] = {
-    ".svg": _svg,
-    ".png": _png,
-    ".html": _html,
-}

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live picture on a terminal, plain lines elsewhere."""
+"""The progress of a run: a live panel on an interactive terminal, plain lines elsewhere."""
 
 import sys
 import textwrap
@@ -13,9 +13,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from regard.api.settings import choices
-from regard.cli.output import clock, harmless, how_large, lively, number, say, settings, width
-from regard.training.events import (
+from regard import api
+from regard.api import (
     BaselineEvaluated,
     Evaluated,
     Event,
@@ -23,18 +22,26 @@ from regard.training.events import (
     RunStarted,
     StepLogged,
 )
-from regard.training.parallel import launch
-from regard.training.setup.device import pick_device
+from regard.cli.output import (
+    format_duration,
+    format_number,
+    format_size,
+    is_interactive,
+    print_status,
+    settings,
+    strip_control,
+    terminal_width,
+)
 
 SAMPLE_LINES = 6
 TAP_LINES = 8
 BARS = "▁▂▃▄▅▆▇█"
-PLAIN_SECONDS = 10.0  # between two lines of progress
-LABEL = 11  # cells of the names at the left, as in `RunStarted.description`
+LINE_SECONDS = 10.0  # between two lines of progress
+LABEL = 11  # width of the labels on the left, as in `RunStarted.description`
 
 
-class Silent:
-    """Shows nothing, as --quiet asks; the others show something of each event."""
+class NoDisplay:
+    """Shows nothing, for --quiet; base class of the other displays."""
 
     def __enter__(self) -> Self:
         return self
@@ -43,75 +50,77 @@ class Silent:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
-    def preparing(self, what: str, done: int, of: int) -> None:
-        """The data is being made ready: `done` bytes of `of`."""
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Show how many bytes of the data are prepared."""
 
     def show(self, event: Event) -> None:
-        """Something happened."""
+        """Show an event."""
 
 
-class Lines(Silent):
-    """A line for each evaluation, and one every ten seconds in between."""
+class LineDisplay(NoDisplay):
+    """A line per evaluation, and one every ten seconds in between."""
 
     def __init__(self) -> None:
-        self.spoke = time.monotonic()
+        self.last_print = time.monotonic()
         self.latest: StepLogged | None = None
 
-    def preparing(self, what: str, done: int, of: int) -> None:
-        """A line every ten seconds."""
-        if time.monotonic() - self.spoke >= PLAIN_SECONDS:
-            self._say(f"{what}: {done / 1e6:,.0f} of {of / 1e6:,.0f} MB")
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Print a line every ten seconds."""
+        if time.monotonic() - self.last_print >= LINE_SECONDS:
+            self._print(f"{what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
     def show(self, event: Event) -> None:
-        """A line, where one is due."""
+        """Print a line, where one is due."""
         match event:
             case RunStarted():
-                self._say("\n".join(heading(event)))
+                self._print("\n".join(heading(event)))
             case BaselineEvaluated():
-                self._say(to_beat(event))
+                self._print(baseline_line(event))
             case StepLogged():
                 self.latest = event
-                if time.monotonic() - self.spoke >= PLAIN_SECONDS:
-                    self._say(
+                if time.monotonic() - self.last_print >= LINE_SECONDS:
+                    self._print(
                         f"step {event.step:,} of {event.steps:,}  loss {event.loss:.3f}  "
                         f"{event.targets_per_second:,.0f} targets/s  "
-                        f"{clock(event.seconds_left)} left"
+                        f"{format_duration(event.seconds_left)} left"
                     )
             case Evaluated():
-                named = "  ".join(f"{name} {number(v)}" for name, v in event.metrics.items())
+                metrics = "  ".join(
+                    f"{name} {format_number(value)}" for name, value in event.metrics.items()
+                )
                 latest = self.latest
-                done = "" if latest is None else f" of {latest.steps:,}  loss {latest.loss:.3f}"
+                step = "" if latest is None else f" of {latest.steps:,}  loss {latest.loss:.3f}"
                 best = "  best so far" if event.best else ""
-                self._say(f"step {event.step:,}{done}  held out: {named}{best}")
+                self._print(f"step {event.step:,}{step}  validation: {metrics}{best}")
                 for line in tap_lines(event):
-                    self._say(f"  {line}")
+                    self._print(f"  {line}")
             case RunFinished():
                 pass
 
-    def _say(self, line: str) -> None:
-        say(line)
-        self.spoke = time.monotonic()
+    def _print(self, line: str) -> None:
+        print_status(line)
+        self.last_print = time.monotonic()
 
 
-class Picture(Silent):
-    """A live picture: how far, how well, how fast, and what the model writes by now."""
+class LiveDisplay(NoDisplay):
+    """A live panel: progress bar, losses, speed, and a sample of the model's output."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
-        self.doing, self.share = "reading the data", 0.0
-        self.begun: RunStarted | None = None
+        self.phase, self.phase_done = "reading the data", 0.0
+        self.started: RunStarted | None = None
         self.latest: StepLogged | None = None
-        self.evaluated: list[Evaluated] = []
-        self.ended = False
-        self.tallest = 0  # the picture does not shrink: less to make the eye jump
+        self.evaluations: list[Evaluated] = []
+        self.finished = False
+        self.sample_height = 0  # never shrinks, so that the panel does not jump
         self.spinner = Spinner("dots", style="cyan")
         self.live = Live(
             console=self.console,
-            get_renderable=self.view,
+            get_renderable=self.panel,
             refresh_per_second=8,
             redirect_stdout=False,
         )
@@ -124,163 +133,163 @@ class Picture(Silent):
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
-        """Leave the last picture standing."""
+        """Stop updating; the last panel stays on the terminal."""
         self.live.stop()
         if error is not None:
             self.console.print()
 
-    def preparing(self, what: str, done: int, of: int) -> None:
-        """Seen at the next drawing."""
-        self.doing, self.share = what, done / max(of, 1)
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Shown at the next refresh."""
+        self.phase, self.phase_done = what, done / max(total, 1)
 
     def show(self, event: Event) -> None:
-        """Seen at the next drawing; what was found and chosen stays above."""
+        """Update the panel; the heading and the baseline are printed above it."""
         match event:
             case RunStarted():
-                self.begun = event
-                self._above(*heading(event), "")
+                self.started = event
+                self._print_above(*heading(event), "")
             case BaselineEvaluated():
-                self._above(to_beat(event), "")
+                self._print_above(baseline_line(event), "")
             case StepLogged():
                 self.latest = event
             case Evaluated():
-                self.evaluated.append(event)
+                self.evaluations.append(event)
             case RunFinished():
-                self.ended = True
+                self.finished = True
         self.live.refresh()
 
-    def view(self) -> RenderableType:
-        """The picture as it is now."""
-        if self.begun is None:
-            percent = f"  {self.share:.0%}" if self.share else ""
-            return self._waiting(f"{self.doing}{percent}")
-        if self.latest is None and not self.evaluated:
+    def panel(self) -> RenderableType:
+        """The current panel."""
+        if self.started is None:
+            percent = f"  {self.phase_done:.0%}" if self.phase_done else ""
+            return self._waiting(f"{self.phase}{percent}")
+        if self.latest is None and not self.evaluations:
             return self._waiting("first steps")
         parts: list[RenderableType] = []
         if self.latest is not None:
-            parts += [self._bar(self.latest), Text()]
-        parts.append(self._numbers())
-        if self.evaluated:
-            parts += [Text(line, "dim") for line in tap_lines(self.evaluated[-1])[:TAP_LINES]]
-        if self.evaluated:
-            parts += [Text(), *self._sample(self.evaluated[-1])]
+            parts += [self._progress_bar(self.latest), Text()]
+        parts.append(self._metrics())
+        if self.evaluations:
+            latest = self.evaluations[-1]
+            parts += [Text(line, "dim") for line in tap_lines(latest)[:TAP_LINES]]
+            parts += [Text(), *self._sample(latest)]
         return Group(*parts)
 
-    def _above(self, *lines: str) -> None:
+    def _print_above(self, *lines: str) -> None:
         for line in lines:
-            name, rest = line[:LABEL], line[LABEL:]
-            self.console.print(Text.assemble((name, "dim"), harmless(rest)))
+            label, rest = line[:LABEL], line[LABEL:]
+            self.console.print(Text.assemble((label, "dim"), strip_control(rest)))
 
     def _waiting(self, text: str) -> RenderableType:
         self.spinner.update(text=Text(text, "dim"))
         return self.spinner
 
-    def _bar(self, latest: StepLogged) -> RenderableType:
-        left = "done" if self.ended else f"{clock(latest.seconds_left)} left"
-        told = f"{latest.step:,} of {latest.steps:,} steps · {left}"
+    def _progress_bar(self, latest: StepLogged) -> RenderableType:
+        remaining = "done" if self.finished else f"{format_duration(latest.seconds_left)} left"
+        caption = f"{latest.step:,} of {latest.steps:,} steps · {remaining}"
         bar = ProgressBar(
             total=latest.steps,
             completed=latest.step,
-            width=max(8, min(48, self.console.width - len(told) - 3)),
+            width=max(8, min(48, self.console.width - len(caption) - 3)),
             complete_style="cyan",
             finished_style="green",
         )
         row = Table.grid(padding=(0, 2))
-        row.add_row(bar, Text(told, no_wrap=True, overflow="ellipsis"))
+        row.add_row(bar, Text(caption, no_wrap=True, overflow="ellipsis"))
         return row
 
-    def _numbers(self) -> RenderableType:
+    def _metrics(self) -> RenderableType:
         rows = Table.grid(padding=(0, 2))
         if self.latest is not None:
-            speed = f"{self.latest.targets_per_second:,.0f} targets a second"
+            speed = f"{self.latest.targets_per_second:,.0f} targets/s"
+            loss = f"{self.latest.loss:.3f}"
+            rows.add_row(Text("loss", "dim"), Text(loss, "bold"), Text(speed, "dim"))
+        if self.evaluations:
+            losses = [evaluation.metrics["loss"] for evaluation in self.evaluations]
+            best = "best so far" if self.evaluations[-1].best else f"best was {min(losses):.3f}"
             rows.add_row(
-                Text("loss", "dim"), Text(f"{self.latest.loss:.3f}", "bold"), Text(speed, "dim")
-            )
-        if self.evaluated:
-            losses = [each.metrics["loss"] for each in self.evaluated]
-            best = "best so far" if self.evaluated[-1].best else f"best was {min(losses):.3f}"
-            rows.add_row(
-                Text("held out", "dim"),
+                Text("validation", "dim"),
                 Text(f"{losses[-1]:.3f}", "bold"),
-                Text.assemble((best, "dim"), "  ", (curve(losses), "cyan")),
+                Text.assemble((best, "dim"), "  ", (sparkline(losses), "cyan")),
             )
         return rows
 
     def _sample(self, event: Evaluated) -> list[RenderableType]:
-        room = max(8, min(self.console.width, 100) - 3)
-        text = harmless(event.sample).expandtabs(4)
+        width = max(8, min(self.console.width, 100) - 3)
+        text = strip_control(event.sample).expandtabs(4)
         lines = [
-            piece
+            wrapped
             for line in text.strip("\n").split("\n")
-            for piece in (Text(line).wrap(self.console, room) or [Text()])
+            for wrapped in (Text(line).wrap(self.console, width) or [Text()])
         ]
         shown = lines[:SAMPLE_LINES]
-        self.tallest = max(self.tallest, len(shown))
-        shown += [Text()] * (self.tallest - len(shown))
-        title = Text(f"what it writes at step {event.step:,}", "dim")
+        self.sample_height = max(self.sample_height, len(shown))
+        shown += [Text()] * (self.sample_height - len(shown))
+        title = Text(f"sample at step {event.step:,}", "dim")
         return [title, *(Text.assemble(("│ ", "cyan"), line) for line in shown)]
 
 
 def tap_lines(event: Evaluated) -> list[str]:
-    """A line for every tap that `train.log` names: its mean, norm and share of zeros."""
-    length = max(map(len, event.taps), default=0)
-    return [
-        f"{name:<{length}}  "
-        + "  ".join(
-            f"{key} {'-' if value is None else number(value)}" for key, value in row.items()
-        )
-        for name, row in event.taps.items()
-    ]
+    """A line for every tap of `train.log`: its mean, norm and fraction of zeros."""
+    width = max(map(len, event.taps), default=0)
+    lines = []
+    for name, statistics in event.taps.items():
+        cells = [
+            f"{key} {'-' if value is None else format_number(value)}"
+            for key, value in statistics.items()
+        ]
+        lines.append(f"{name:<{width}}  {'  '.join(cells)}")
+    return lines
 
 
-def display() -> Silent:
-    """What fits the terminal, or the lack of one."""
+def make_display() -> NoDisplay:
+    """The display that fits --quiet and the terminal."""
     if settings.quiet:
-        return Silent()
-    return Picture() if lively(sys.stderr) else Lines()
+        return NoDisplay()
+    return LiveDisplay() if is_interactive(sys.stderr) else LineDisplay()
 
 
 def heading(event: RunStarted) -> list[str]:
-    """What was found and what was chosen, so that it can be chosen otherwise."""
-    device = pick_device(event.config.device).type
+    """The data, the model and the settings of a run, as words that can be given to `train`."""
+    device = api.device_of(event.config.device)
     family = event.config.model["family"]
-    ranks = f", {launch.size()} ranks" if launch.size() > 1 else ""
+    ranks = f", {api.world_size()} ranks" if api.world_size() > 1 else ""
     lines = [
         *event.description,
-        f"{'model':<{LABEL}}{family}, {how_large(event.parameters)}, on {device}{ranks}",
+        f"{'model':<{LABEL}}{family}, {format_size(event.parameters)}, on {device}{ranks}",
         f"{'run':<{LABEL}}{event.folder}",
     ]
     if event.step:
         return [*lines, f"{'from':<{LABEL}}step {event.step:,}"]
-    name = "choices"
-    for words in choices(event.config):
+    label = "settings"
+    for words in api.override_words(event.config):
         for line in textwrap.wrap(
             " ".join(words),
-            max(40, min(width(), 100) - LABEL),
+            max(40, min(terminal_width(), 100) - LABEL),
             break_long_words=False,
             break_on_hyphens=False,
         ):
-            lines.append(f"{name:<{LABEL}}{line}")
-            name = ""
-    return [*lines, f"{'':<{LABEL}}(any of these can be given after WHAT, as in model.layers=6)"]
+            lines.append(f"{label:<{LABEL}}{line}")
+            label = ""
+    return [*lines, f"{'':<{LABEL}}(change any of these after WHAT, as in model.layers=6)"]
 
 
-def to_beat(event: BaselineEvaluated) -> str:
-    """What counting gets from the same text."""
-    bits = number(event.metrics["bits_per_byte"])
-    told = f"{bits} bits per byte: n-grams of order {event.order}, {event.tokens:,} tokens counted"
-    return f"{'to beat':<{LABEL}}{told}"
+def baseline_line(event: BaselineEvaluated) -> str:
+    """The result of the n-gram baseline."""
+    bits = format_number(event.metrics["bits_per_byte"])
+    model = f"n-grams of order {event.order}, fitted to {event.tokens:,} tokens"
+    return f"{'baseline':<{LABEL}}{bits} bits per byte: {model}"
 
 
-def curve(values: list[float], most: int = 24) -> str:
-    """Numbers as a row of small bars.
+def sparkline(values: list[float], limit: int = 24) -> str:
+    """The last values as a row of small bars.
 
-    >>> curve([4.0, 2.0, 1.0])
+    >>> sparkline([4.0, 2.0, 1.0])
     '█▃▁'
     """
-    values = values[-most:]
+    values = values[-limit:]
     low, high = min(values), max(values)
     span = high - low
     return "".join(BARS[round(7 * (v - low) / span)] if span else BARS[0] for v in values)

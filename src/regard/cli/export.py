@@ -5,8 +5,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from regard import api
 from regard.cli.options import Folder, Json
-from regard.cli.output import print_json, working
+from regard.cli.output import print_json, spinner
 
 
 def export(
@@ -23,21 +24,19 @@ def export(
         str | None,
         Option(
             metavar="NAME",
-            help="Write it as this model_type. By default the first that supports all settings of the model.",
+            help="Write it as this model_type. By default the first that supports its settings.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run as a folder that Hugging Face's transformers opens.
+    """Write a run as a folder that Hugging Face transformers opens.
 
     \b
     regard export runs/my exported/my
     regard export runs/my exported/my --family mistral
     """
-    with working(f"exporting {run}"):
-        from regard.training.import_export import export_run
-
-        result = export_run(run, folder, family)
+    with spinner(f"exporting {run}"):
+        result = api.export(run, folder, family=family)
     if as_json:
         print_json(
             {

@@ -10,16 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from regard.cli.options import Folder, Json, Searched
-from regard.cli.output import dim, print_json, say, shown, stdin_text, warn_of, working
+from regard import api
+from regard.cli.options import Folder, Json, SearchOption
+from regard.cli.output import (
+    dim,
+    print_json,
+    print_status,
+    spinner,
+    stdin_text,
+    text_for,
+    warn_unknown,
+)
 from regard.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
-    from regard.api import Run
-    from regard.generate import PromptLookup
+    from regard.api import PromptLookup, Run
 
-PROMPT_LOOKUP = "prompt-lookup"  # the draft that is no run
-SMALL = 2e6  # parameters up to which one thread writes as fast as several, which would wait
+PROMPT_LOOKUP = "prompt-lookup"  # the draft that is not a run
 
 
 def generate(
@@ -34,8 +41,8 @@ def generate(
             "-s",
             "--sampler",
             metavar="NAME=VALUE",
-            help="One link of the chain; repeatable. By default temperature=0.8 and top_p=0.95; "
-            "an unknown name gets the list of all.",
+            help="One sampler of the chain; repeatable. By default temperature=0.8 and top_p=0.95; "
+            "an unknown name prints the list of all.",
             show_default=False,
         ),
     ] = [],  # noqa: B006 -- typer copies it
@@ -43,12 +50,12 @@ def generate(
         str | None,
         Option(
             metavar="NAME",
-            help="Let samplers act as in regard, hf, llama.cpp or textgen, with its defaults. "
-            "Without, they act as written.",
+            help="Apply samplers in the order of regard, hf, llama.cpp or textgen, with its "
+            "defaults. By default in the order given.",
         ),
     ] = None,
     tokens: Annotated[
-        int, Option("-n", "--tokens", metavar="N", min=1, help="Stop after this many.")
+        int, Option("-n", "--tokens", metavar="N", min=1, help="Generate at most this many tokens.")
     ] = 200,
     until: Annotated[
         list[str],
@@ -57,30 +64,30 @@ def generate(
     seed: Annotated[int | None, Option(metavar="N", help="Same seed, same text.")] = None,
     beam: Annotated[
         int | None,
-        Option(metavar="N", min=1, help="Search for the likeliest text instead of drawing one."),
+        Option(metavar="N", min=1, help="Beam search of this width instead of sampling."),
     ] = None,
-    search: Searched = None,
+    search: SearchOption = None,
     draft: Annotated[
         str | None,
         Option(
             metavar="RUN",
-            help="Let a smaller model guess ahead, or prompt-lookup: fewer passes, drawn the same.",
+            help="Speculative decoding with a smaller run as draft, or with prompt-lookup.",
         ),
     ] = None,
     amateur: Annotated[
         Path | None,
-        Option(metavar="RUN", help="A weaker model, which shows what not to say."),
+        Option(metavar="RUN", help="Contrastive decoding against this weaker run."),
     ] = None,
     int8: Annotated[
         bool,
-        Option("--int8", help="Weights of eight bits: faster for large models, almost as good."),
+        Option("--int8", help="8-bit weights: faster for large models, slightly less accurate."),
     ] = False,
     trace: Annotated[
-        bool, Option("--trace", help="Show what each sampler did, token by token.")
+        bool, Option("--trace", help="Show the effect of each sampler on every token.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Continue a prompt, printing each piece as it comes.
+    """Continue a prompt, printing the text as it is generated.
 
     \b
     regard generate runs/my 'Once upon a time'
@@ -90,7 +97,7 @@ def generate(
     regard generate runs/my 'To be' --search 'contrastive={k=4, alpha=0.6}'
     regard generate runs/my 'To be' --draft runs/small
     """
-    drawn = {
+    sampling_options = {
         "--sampler": sampler,
         "--order": order,
         "--until": until,
@@ -100,75 +107,68 @@ def generate(
         "--trace": trace,
     }
     if beam is not None and search is not None:
-        raise ConfigError("--beam is a search of its own; give --beam or --search")
+        raise ConfigError("--beam is a search; give either --beam or --search")
     search = search if beam is None else f"beam={beam}"
-    if search is not None and any(drawn.values()):
-        given = " and ".join(name for name, value in drawn.items() if value)
-        raise ConfigError(f"--beam and --search draw nothing; leave out {given}")
+    if search is not None and any(sampling_options.values()):
+        names = " and ".join(name for name, value in sampling_options.items() if value)
+        raise ConfigError(f"--beam and --search do not sample; leave out {names}")
     text = stdin_text() if prompt == "-" else prompt
-    with working(f"opening {run}"):
-        from regard.api import load
+    with spinner(f"opening {run}"):
         from regard.cli.sampler_trace import as_table, as_text
-        from regard.generate import TracedChain
-        from regard.training.setup.device import use_threads
 
-        opened = load(run)
-        size = sum(each.numel() for each in opened.model.parameters())
-        use_threads(1 if size < SMALL else None)
+        opened = api.load(run)
+        opened.limit_threads()
         chain = opened.chain(sampler or None, order)
-        traced = TracedChain(chain.stages)
-        weaker = None if amateur is None else load(amateur)
-        guesser = None if draft is None else _guesser(draft)
-    warn_of(opened.unknown(text))
-    texts = []
+        traced = api.TracedChain(chain.stages)
+        amateur_run = None if amateur is None else api.load(amateur)
+        draft_model = None if draft is None else _open_draft(draft)
+    warn_unknown(opened.unknown(text))
+    hypotheses = []
     if search is None:
         pieces: Iterable[str] = opened.stream(
             text,
             tokens=tokens,
             sampler=traced if trace else chain,
             seed=seed,
-            draft=guesser,
-            amateur=weaker,
+            draft=draft_model,
+            amateur=amateur_run,
             until=until,
             int8=int8,
         )
     else:
-        texts = opened.search(text, tokens=tokens, search=search, amateur=weaker)
+        hypotheses = opened.search(text, tokens=tokens, search=search, amateur=amateur_run)
         context: int | None = getattr(opened.model, "context", None)
         if context is not None and len(opened.tokenizer.encode(text)) + tokens > context + 1:
-            say(f"a search ends where the model's context of {context:,} ids does")
-        pieces = [texts[0][0]]
+            print_status(f"a search ends at the model's context of {context:,} tokens")
+        pieces = [hypotheses[0][0]]
     out = sys.stdout
     if json:
-        found: dict[str, Any] = {"prompt": text, "text": "".join(pieces)}
+        result: dict[str, Any] = {"prompt": text, "text": "".join(pieces)}
         if search is None:
-            found["chain"] = chain.specs()
+            result["chain"] = chain.specs()
         else:
-            found["found"] = [{"text": each, "score": score} for each, score in texts]
-        print_json(found | (as_table(traced, opened.tokenizer) if trace else {}))
+            result["found"] = [{"text": found, "score": score} for found, score in hypotheses]
+        print_json(result | (as_table(traced, opened.tokenizer) if trace else {}))
     elif trace:
         for line in as_text(traced, pieces, opened.tokenizer, out):
             print(line, flush=True)
-    elif len(texts) > 1:
-        for each, score in texts:
-            print(f"{score:9.4f}  {dim(shown(text, out), out)}{shown(each, out)}")
+    elif len(hypotheses) > 1:
+        for found, score in hypotheses:
+            print(f"{score:9.4f}  {dim(text_for(out, text), out)}{text_for(out, found)}")
     else:
         pieces = iter(pieces)
-        first = next(pieces, "")  # what is wrong is told before anything is written
-        print(dim(shown(text, out), out), end="", flush=True)
+        first = next(pieces, "")  # errors are raised before anything is printed
+        print(dim(text_for(out, text), out), end="", flush=True)
         try:
             for piece in itertools.chain([first], pieces):
-                print(shown(piece, out), end="", flush=True)
+                print(text_for(out, piece), end="", flush=True)
         finally:
-            print()  # an error begins on a line of its own
+            print()  # an error message starts on its own line
 
 
-def _guesser(draft: str) -> "Run | PromptLookup":
-    from regard.api import load
-    from regard.generate import PromptLookup
-
+def _open_draft(draft: str) -> "Run | PromptLookup":
     if draft == PROMPT_LOOKUP:
-        return PromptLookup()
+        return api.PromptLookup()
     if not Path(draft).exists():
         close = get_close_matches(draft.lower(), [PROMPT_LOOKUP])
         hint = f"; did you mean {PROMPT_LOOKUP!r}?" if close else ""
@@ -176,21 +176,19 @@ def _guesser(draft: str) -> "Run | PromptLookup":
             f"no run at {draft}{hint}\n"
             f"--draft takes the folder of a smaller run, or {PROMPT_LOOKUP}"
         )
-    return load(draft)
+    return api.load(draft)
 
 
 def as_sampler(option: str, words: Sequence[str]) -> str | None:
-    """How to write a sampler that was given as an option; None where it is no sampler's name.
+    """The `-s` word for a sampler that was given as an option; None if it is not a sampler.
 
     >>> as_sampler("--top-k", ["generate", "runs/my", "--top-k", "40"])
     '-s top_k=40'
     """
-    from regard.generate import SAMPLERS
-
     name = option.lstrip("-").replace("-", "_")
     if name == "greedy":
         return "-s greedy"
-    if name not in SAMPLERS:
+    if name not in api.SAMPLERS:
         return None
     parts = [part for word in words for part in word.split("=", 1)]
     after = parts[parts.index(option) + 1 :]

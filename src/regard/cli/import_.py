@@ -5,9 +5,9 @@ from typing import Annotated
 
 from typer import Argument
 
+from regard import api
 from regard.cli.options import Json
-from regard.cli.output import aligned, print_json, say, working
-from regard.config import parse_overrides
+from regard.cli.output import align_columns, print_json, print_status, spinner
 
 
 def import_(
@@ -47,32 +47,26 @@ def import_(
     regard generate runs/gpt2 'Once upon a time'
     regard train my.txt train.start=runs/gpt2
     """
-    overrides = parse_overrides(words)
-    with working(f"importing {source}"):
+    with spinner(f"importing {source}"):
         from regard.cli.report import EXAMPLES
-        from regard.models.build import count_parameters
-        from regard.tasks import TASKS
-        from regard.training.import_export import import_run
 
-        checkpoint = import_run(source, run, overrides)
-        parameters = count_parameters(checkpoint.config)
-    dtype = str(checkpoint.dtype).removeprefix("torch.")
+        imported = api.import_checkpoint(source, run, *words)
     facts = {
         "run": str(run),
-        "family": checkpoint.family.name,
-        "parameters": parameters,
-        "dtype": dtype,
-        "task": checkpoint.task,
-        "tokenizer": getattr(checkpoint.tokenizers, "kind", None),
+        "family": imported.family,
+        "parameters": imported.parameters,
+        "dtype": imported.dtype,
+        "task": imported.task,
+        "tokenizer": imported.tokenizer,
     }
     if as_json:
         print_json(facts)
         return
-    shown = {**facts, "parameters": f"{parameters:,}"}
-    for line in aligned([(name, str(value or "none")) for name, value in shown.items()]):
+    cells = {**facts, "parameters": f"{imported.parameters:,}"}
+    for line in align_columns([(name, str(value or "none")) for name, value in cells.items()]):
         print(line)
-    if checkpoint.task == "none":
-        say("\nno task trains a model with this head; use run.model in Python")
-    elif checkpoint.tokenizers is not None or checkpoint.task == "classify":
-        example = EXAMPLES.get(checkpoint.task, "'Once upon a time'")
-        say(f"\ntry: regard {TASKS[checkpoint.task].verb} {run} {example}")
+    if imported.verb is None:
+        print_status("\nno task trains a model with this head; use run.model in Python")
+    elif imported.tokenizer is not None or imported.task == "classify":
+        example = EXAMPLES.get(imported.task, "'Once upon a time'")
+        print_status(f"\ntry: regard {imported.verb} {run} {example}")

@@ -6,14 +6,15 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from regard import api
 from regard.cli.options import Folder, Json
-from regard.cli.output import aligned, print_json, shown, working
+from regard.cli.output import align_columns, print_json, spinner, text_for
 from regard.errors import ConfigError
 
 
 def neighbours(
     run: Folder,
-    asked: Annotated[
+    words: Annotated[
         list[str],
         Argument(
             metavar="WORD [± WORD] …",
@@ -27,43 +28,41 @@ def neighbours(
         Option(
             "--in",
             metavar="TEXT",
-            help="Compare a word with itself, where it stands several times in this text.",
+            help="Compare the vectors of one word at all its positions in this text.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show which words have a vector like that of a word, and how like.
+    """Show the words with the most similar embedding vectors, by cosine.
 
     \b
     regard neighbours runs/tolstoy war peace
     regard neighbours runs/tolstoy king - man + woman
     regard neighbours runs/tolstoy can --in 'I can buy a can of fish'
 
-    Of any run whose model has a vector for each word. A word's cosine with itself is 1.
+    For any run whose model has an embedding.
     """
-    with working(f"opening {run}"):
-        from regard.api import load
-
-        opened = load(run)
-        if text is not None:
-            if len(asked) > 1:
-                raise ConfigError(f"--in compares one word with itself, not {' '.join(asked)}")
-            alike = opened.compare_occurrences(asked[0], text)
+    with spinner(f"opening {run}"):
+        opened = api.load(run)
+        if text is None:
+            result = opened.neighbours(words, top=top)
+        elif len(words) > 1:
+            raise ConfigError(f"--in compares one word with itself, not {' '.join(words)}")
         else:
-            found = opened.neighbours(asked, top=top)
+            cosines = opened.compare_occurrences(words[0], text)
     if as_json:
-        print_json(found if text is None else alike)
+        print_json(result if text is None else cosines)
     elif text is None:
         rows = [
-            (said if place == 0 else "", shown(word, sys.stdout), f"{cosine:.3f}")
-            for said, near in found.items()
-            for place, (word, cosine) in enumerate(near)
+            (query if number == 0 else "", text_for(sys.stdout, word), f"{cosine:.3f}")
+            for query, near in result.items()
+            for number, (word, cosine) in enumerate(near)
         ]
-        print("\n".join(aligned(rows, [2])))
+        print("\n".join(align_columns(rows, [2])))
     else:
-        places = alike.pop("places")
-        table = [("tokens", *alike)]
-        for i, j in combinations(range(len(places)), 2):
-            cosines = (f"{each[i][j]:.3f}" for each in alike.values())
-            table.append((f"{places[i]} and {places[j]}", *cosines))
-        print("\n".join(aligned(table, list(range(1, len(alike) + 1)))))
+        positions = cosines.pop("places")
+        table = [("tokens", *cosines)]
+        for i, j in combinations(range(len(positions)), 2):
+            cells = (f"{matrix[i][j]:.3f}" for matrix in cosines.values())
+            table.append((f"{positions[i]} and {positions[j]}", *cells))
+        print("\n".join(align_columns(table, list(range(1, len(cosines) + 1)))))

@@ -1,4 +1,4 @@
-"""What several verbs take."""
+"""Arguments and options that several commands share."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -31,52 +31,52 @@ Out = Annotated[
     ),
 ]
 Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
-Beam = Annotated[
-    int, Option(metavar="N", min=1, help="How many texts to follow at once; 1 is greedy.")
-]
+Beam = Annotated[int, Option(metavar="N", min=1, help="Beam width; 1 is greedy search.")]
 Penalty = Annotated[
     float,
     Option(
         "--length-penalty",
         metavar="POWER",
-        help="Divide log P by length to this power; 0: not at all.",
+        help="Divide log P by length to this power; 0 disables it.",
     ),
 ]
-Searched = Annotated[
+SearchOption = Annotated[
     str | None,
     Option(
         "--search",
         metavar="NAME=VALUE",
-        help="Search by beam or contrastive, in place of --beam: 'beam={width=6, groups=3}'.",
+        help="Beam or contrastive search, in place of --beam: 'beam={width=6, groups=3}'.",
     ),
 ]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Results only, no talk.")]
-Debug = Annotated[bool, Option("--debug", help="Show the traceback of a mistake.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results only, no progress.")]
+Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error.")]
 
 
-def named_data(words: Sequence[str]) -> list[Choice]:
-    """Paths as they are; a built-in data set with its options as the table that it is.
+def parse_data(words: Sequence[str]) -> list[Choice]:
+    """Paths unchanged; a built-in data set with its options parsed to a table.
 
-    >>> named_data(["my.tsv", "{ kind = 'copy', longest = 9 }"])
+    >>> parse_data(["my.tsv", "{ kind = 'copy', longest = 9 }"])
     ['my.tsv', {'kind': 'copy', 'longest': 9}]
     """
     return [parse_overrides([f"data={w}"])["data"] if w.startswith("{") else w for w in words]
 
 
-def verb(function: Callable[..., None]) -> Callable[..., None]:
-    """Add what every verb takes, so that each can leave it out: --quiet and --debug."""
+def with_common_options(function: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options that all commands have: --quiet and --debug."""
 
     @wraps(function)
-    def run(*, quiet: bool, debug: bool, **given: Any) -> None:
+    def run(*, quiet: bool, debug: bool, **arguments: Any) -> None:
         settings.quiet, settings.debug = quiet, debug
-        function(**given)
+        function(**arguments)
 
     common = {"quiet": Quiet, "debug": Debug}
-    own = inspect.signature(function)
+    signature = inspect.signature(function)
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
         for name, kind in common.items()
     ]
-    run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), *added]
+    )
     run.__annotations__ = {**function.__annotations__, **common}
     return run

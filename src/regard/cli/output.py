@@ -1,4 +1,4 @@
-"""How the command line talks: results to stdout, all else to stderr, and plain where it must be."""
+"""Terminal output: results go to stdout, progress and messages to stderr; plain text in pipes."""
 
 import json
 import math
@@ -8,13 +8,14 @@ import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
-from regard.errors import DataError
+from regard.errors import CheckpointError, ConfigError, DataError
 
 
 class Settings:
-    """What --quiet and --debug ask for."""
+    """The values of --quiet and --debug."""
 
     quiet: bool = False
     debug: bool = False
@@ -23,92 +24,85 @@ class Settings:
 settings = Settings()
 
 
-def say(text: str = "") -> None:
-    """Talk to the user; not when asked to be quiet."""
+def print_status(text: str = "") -> None:
+    """Print a message to stderr, unless --quiet was given."""
     if not settings.quiet:
         print(text, file=sys.stderr, flush=True)
 
 
-def warn_of(unknown: Sequence[str]) -> None:
-    """Say which parts of a text a model cannot read."""
+def warn_unknown(unknown: Sequence[str]) -> None:
+    """Name the parts of a text that are not in the vocabulary."""
     if unknown:
-        few = ", ".join(repr(each) for each in dict.fromkeys(unknown[:5]))
-        say(f"read as unknown, since the run has not learned it: {few}{' …' * (len(unknown) > 5)}")
+        few = ", ".join(repr(part) for part in dict.fromkeys(unknown[:5]))
+        more = " …" if len(unknown) > 5 else ""
+        print_status(f"not in the run's vocabulary, read as unknown tokens: {few}{more}")
 
 
-def lively(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that may be coloured and drawn upon."""
-    unwanted = any(os.environ.get(name) for name in ("NO_COLOR", "CI"))
-    return stream.isatty() and not unwanted and os.environ.get("TERM") != "dumb"
+def is_interactive(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that supports colours and cursor movement."""
+    disabled = any(os.environ.get(name) for name in ("NO_COLOR", "CI"))
+    return stream.isatty() and not disabled and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
-def working(text: str) -> Iterator[None]:
-    """Inside, a terminal shows that something is going on."""
-    if settings.quiet or not lively(sys.stderr):
+def spinner(text: str) -> Iterator[None]:
+    """Inside, an interactive terminal shows a spinner."""
+    if settings.quiet or not is_interactive(sys.stderr):
         yield
         return
     from rich.console import Console
     from rich.text import Text
 
-    with Console(stderr=True).status(Text(harmless(text), "dim"), spinner="dots"):
+    with Console(stderr=True).status(Text(strip_control(text), "dim"), spinner="dots"):
         yield
 
 
-def run_worker() -> None:
-    """What other ranks than 0 do, whatever the words were: they learn in silence."""
-    from regard.training.run import run_worker as events
-
-    for _ in events():
-        pass
-
-
-def width() -> int:
-    """How many cells a line of the terminal has."""
+def terminal_width() -> int:
+    """The number of columns of the terminal."""
     return shutil.get_terminal_size().columns
 
 
 def print_json(table: Mapping[str, Any]) -> None:
-    """One object on one line; numbers that JSON has no words for are null."""
+    """Print one JSON object on one line; infinities and NaN become null."""
     print(json.dumps(_finite(table), ensure_ascii=False, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def shown(text: str, stream: TextIO) -> str:
-    """A text as it may be written to a stream: unchanged, but harmless to a terminal."""
-    return harmless(text) if stream.isatty() else text
+def text_for(stream: TextIO, text: str) -> str:
+    """A text for a stream: without control characters for a terminal, unchanged for others."""
+    return strip_control(text) if stream.isatty() else text
 
 
-def harmless(text: str) -> str:
-    r"""A text without anything that controls a terminal; new lines and tabs stay.
+def strip_control(text: str) -> str:
+    r"""A text without terminal control characters; line breaks and tabs stay.
 
-    >>> harmless("a\x1b[2Jb\n")
+    >>> strip_control("a\x1b[2Jb\n")
     'a[2Jb\n'
     """
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c)[0] != "C")
 
 
 def dim(text: str, stream: TextIO) -> str:
-    """A text that stands back, where there are colours."""
-    return f"\x1b[2m{text}\x1b[0m" if text and lively(stream) else text
+    """Dimmed text, on an interactive terminal."""
+    return f"\x1b[2m{text}\x1b[0m" if text and is_interactive(stream) else text
 
 
 def bold(text: str, stream: TextIO) -> str:
-    """A text that stands out, where there are colours."""
-    return f"\x1b[1m{text}\x1b[0m" if lively(stream) else text
+    """Bold text, on an interactive terminal."""
+    return f"\x1b[1m{text}\x1b[0m" if is_interactive(stream) else text
 
 
-def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Rows as lines with their columns under each other, those in `right` flush right.
+def align_columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Rows as lines with aligned columns, those in `right` right-aligned.
 
-    >>> aligned([("loss", "1.5"), ("perplexity", "4.48")], right=[1])
+    >>> align_columns([("loss", "1.5"), ("perplexity", "4.48")], right=[1])
     ['loss         1.5', 'perplexity  4.48']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -121,10 +115,10 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[st
     ]
 
 
-def number(value: float) -> str:
-    """A number with as many digits as one wants to read.
+def format_number(value: float) -> str:
+    """A number with four decimals, or two where it is large.
 
-    >>> number(1.48213), number(41.2345), number(12345)
+    >>> format_number(1.48213), format_number(41.2345), format_number(12345)
     ('1.4821', '41.23', '12,345')
     """
     if isinstance(value, int):
@@ -132,21 +126,19 @@ def number(value: float) -> str:
     return f"{value:,.4f}" if abs(value) < 10 else f"{value:,.2f}"
 
 
-def how_large(parameters: int, kept: int = 0) -> str:
-    """How large a model is; one that is fitted has no parameters, but keeps numbers.
+def format_size(parameters: int) -> str:
+    """The size of a model; 0 parameters are those of a closed-form model before it is fitted.
 
-    >>> how_large(124_439_808), how_large(0, kept=3128), how_large(0)
-    ('124,439,808 parameters', '3,128 numbers kept', 'fitted to the data')
+    >>> format_size(124_439_808), format_size(0)
+    ('124,439,808 parameters', 'closed-form')
     """
-    if parameters:
-        return f"{parameters:,} parameters"
-    return f"{kept:,} numbers kept" if kept else "fitted to the data"
+    return f"{parameters:,} parameters" if parameters else "closed-form"
 
 
-def clock(seconds: float) -> str:
-    """A length of time.
+def format_duration(seconds: float) -> str:
+    """A duration in minutes and seconds, or hours.
 
-    >>> clock(72), clock(7384)
+    >>> format_duration(72), format_duration(7384)
     ('1:12', '2:03:04')
     """
     minutes, rest = divmod(round(seconds), 60)
@@ -154,8 +146,33 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def format_value(value: Any) -> str:
+    """The value of a setting as text.
+
+    >>> format_value({"kind": "rotary", "fraction": 0.25}), format_value(True), format_value(None)
+    ('rotary, fraction 0.25', 'yes', '-')
+    """
+    if isinstance(value, Mapping):
+        options = [f"{key} {format_value(item)}" for key, item in value.items() if key != "kind"]
+        return ", ".join([str(value.get("kind", "")), *options])
+    if isinstance(value, list | tuple):
+        return ", ".join(map(format_value, value)) or "-"
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def print_section(title: str, lines: Sequence[str]) -> None:
+    """Print a title, and lines indented under it."""
+    print(f"\n{bold(title, sys.stdout)}")
+    for line in lines:
+        print(f"  {line}".rstrip())
+
+
 def stdin_lines() -> Iterator[str]:
-    """The lines of stdin, without their ends."""
+    """The lines of stdin, without their line breaks."""
     for line, content in enumerate(sys.stdin.buffer, 1):
         try:
             yield content.decode("utf-8").rstrip("\r\n")
@@ -169,3 +186,19 @@ def stdin_text() -> str:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"stdin is not UTF-8: byte {error.start}") from None
+
+
+def check_output_file(path: Path, force: bool, suffixes: Sequence[str]) -> None:
+    """Refuse a file with another suffix, and without --force one that exists."""
+    if path.suffix not in suffixes:
+        raise ConfigError(f"--out {path}: the suffix must be {' or '.join(suffixes)}")
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists already; --force overwrites it")
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file; an error of the file system is a `CheckpointError`."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""`regard` by itself."""
+"""`regard` without a command: an overview."""
 
 import os
 import platform
@@ -7,19 +7,19 @@ from pathlib import Path
 
 from typer import Context
 
-from regard.cli.output import aligned, bold, dim
+from regard.cli.output import align_columns, bold, dim
 
-TRY = [
-    ("regard quickstart", "teach a model numbers in French, in a minute"),
+EXAMPLES = [
+    ("regard quickstart", "train a model to write numbers in French, in a minute"),
     ("regard train YOUR.txt minutes=5", "a model of your own text, sized to this machine"),
-    ("regard info gpt2", "what a published model is made of"),
+    ("regard info gpt2", "the structure of a published model"),
 ]
 
 
 def overview(context: Context) -> None:
-    """Sequence models from Shannon's chain to the Transformer: train, look inside, use them.
+    """Sequence models from Shannon's chain to the Transformer: train, inspect and use them.
 
-    Every verb explains itself: regard VERB --help
+    Help for a command: regard COMMAND --help
     """
     if context.invoked_subcommand is not None:
         return
@@ -27,13 +27,13 @@ def overview(context: Context) -> None:
     print(f"{bold('regard', out)}  sequence models from Shannon's chain to the Transformer:")
     print("        train them, look inside them, use them")
     print(f"\n{dim('this machine', out)}  {machine()}\n\n{dim('three things to try', out)}\n")
-    for line in aligned(TRY):
+    for line in align_columns(EXAMPLES):
         print(f"  {line}")
-    print(f"\n{dim('all verbs', out)}     regard --help")
+    print(f"\n{dim('all commands', out)}  regard --help")
 
 
 def machine() -> str:
-    """What there is to compute with, as far as it can be known without asking torch."""
+    """Cores, memory and GPU of this machine, as far as they are known without torch."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -56,4 +56,4 @@ def _gpu() -> str:
         return f"{len(names)} × {names[0]}" if len(names) > 1 else names[0]
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return "Apple GPU"
-    return "no GPU that I can see (none is needed)"
+    return "no GPU found (none is needed)"

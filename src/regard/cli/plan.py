@@ -1,20 +1,18 @@
 """`regard plan`."""
 
-import math
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from regard.cli.info import amount, find, section
+from regard import api
+from regard.api.units import with_prefix
 from regard.cli.options import Json, Overrides
-from regard.cli.output import aligned, bold, print_json, working
-from regard.errors import ConfigError, unknown
+from regard.cli.output import align_columns, bold, print_json, print_section, spinner
 
 if TYPE_CHECKING:
-    from regard.models.cost import Cost
-    from regard.models.plan import Cluster, TrainingPlan
+    from regard.api import Plan
 
 DAY = 86_400
 
@@ -35,7 +33,8 @@ def plan(
         float | None, Option(metavar="GB", help="Of each GPU; by default the card's.")
     ] = None,
     peak: Annotated[
-        float | None, Option(metavar="TFLOPS", help="bfloat16 TFLOP/s of each; by default its own.")
+        float | None,
+        Option(metavar="TFLOPS", help="bfloat16 TFLOP/s of each GPU; by default the card's."),
     ] = None,
     utilization: Annotated[
         float | None, Option(metavar="FRACTION", help="Fraction of the peak that is reached.")
@@ -44,210 +43,165 @@ def plan(
         float | None, Option(metavar="GB/S", help="Between two GPUs, in each direction.")
     ] = None,
     tokens: Annotated[
-        float | None, Option(metavar="T", help="To learn from; by default 20 a parameter.")
+        float | None, Option(metavar="T", help="To train on; by default 20 per parameter.")
     ] = None,
     rows: Annotated[
-        int | None, Option(metavar="N", help="At a time on each GPU; by default all that fit.")
+        int | None, Option(metavar="N", help="Rows per GPU and step; by default all that fit.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell what fits on so many GPUs, how to shard it, and how long training takes.
+    """Estimate what fits on the given GPUs, how to shard it, and how long training takes.
 
     \b
     regard plan llama-7b --gpus 8 --memory 80
     regard plan gpt2 model.context=2048 --card rtx4090 --tokens 10e9
     regard plan llama-7b --gpus 1024 --card a100 --tokens 1e12 --json
     """
-    with working("planning"):
-        from regard.config import parse_overrides
-        from regard.models.cost import cost
-        from regard.models.plan import (
-            CARDS,
-            GPUS_PER_MACHINE,
-            TOKENS_PER_PARAMETER,
-            Cluster,
-            fastest,
-            host_bytes,
-            training_plans,
-        )
-
-        if card not in CARDS:
-            raise ConfigError(unknown("card", card, CARDS))
-        sheet = CARDS[card]
-        own_link = sheet.link if gpus <= GPUS_PER_MACHINE else sheet.network
-        cluster = Cluster(
+    with spinner("planning"):
+        result = api.plan(
+            what,
+            *words,
             gpus=gpus,
-            memory=sheet.memory if memory is None else memory * 1e9,
-            peak=sheet.peak if peak is None else peak * 1e12,
-            link=own_link if link is None else link * 1e9,
-            **({} if utilization is None else {"utilization": utilization}),
+            card=card,
+            memory=memory,
+            peak=peak,
+            utilization=utilization,
+            link=link,
+            tokens=tokens,
+            rows=rows,
         )
-        if tokens is not None and not 0 < tokens < math.inf:
-            raise ConfigError(f"--tokens {tokens:g} must be a number above 0")
-        counted = cost(find(what, parse_overrides(words))[1])
-        plans = training_plans(counted, cluster, rows)
-        best = fastest(plans)
-        if best is None:
-            raise ConfigError(_too_large(what, counted, cluster, rows))
-        to_learn = TOKENS_PER_PARAMETER * counted.parameters if tokens is None else tokens
     if as_json:
-        print_json(
-            {
-                "name": what,
-                "parameters": counted.parameters,
-                "context": counted.context,
-                "cluster": asdict(cluster),
-                "tokens": to_learn,
-                "plans": [_table(plan, cluster, to_learn) for plan in plans],
-                "best": best.name,
-                "host_bytes": host_bytes(counted, cluster),
-                "generating": _generating(counted, cluster),
-            }
-        )
+        print_json(_table(result))
         return
     out = sys.stdout
-    each = f"{gpus:,} GPUs" if gpus > 1 else "one GPU"
-    memory_said = amount(cluster.memory, "B")
-    print(f"{bold(what, out)}  {counted.parameters:,} parameters, on {each} of {memory_said}")
-    section("memory of each GPU", aligned(_memory(plans), right=range(1, len(plans) + 1)))
-    section("training", aligned(_speed(plans, cluster, to_learn), right=range(1, 5)))
-    section("best", _advice(best, counted, cluster, to_learn))
-    if counted.state_bytes:
-        section("generating, on one GPU in bfloat16", _told_generating(counted, cluster))
-    section("assumed", aligned(_assumed(cluster, card, to_learn, by_rule=tokens is None)))
+    strategies = len(result.strategies)
+    where = f"{gpus:,} GPUs" if gpus > 1 else "one GPU"
+    size = with_prefix(result.cluster.memory, "B")
+    print(f"{bold(what, out)}  {result.cost.parameters:,} parameters, on {where} of {size}")
+    print_section("memory per GPU", align_columns(_memory(result), right=range(1, strategies + 1)))
+    print_section("training", align_columns(_speed(result), right=range(1, 5)))
+    print_section("best", _advice(result))
+    if result.cost.state_bytes:
+        lines = align_columns(_generation(result), right=[1])
+        print_section("generation, on one GPU in bfloat16", lines)
+    assumptions = _assumptions(result, default_tokens=tokens is None)
+    print_section("assumptions", align_columns(assumptions))
 
 
-def _memory(plans: "list[TrainingPlan]") -> list[list[str]]:
-    """A column for each plan."""
+def _memory(plan: "Plan") -> list[list[str]]:
+    """A column per strategy."""
+    columns = plan.strategies
     rows: list[tuple[str, list[int]]] = [
-        ("weights", [plan.weight_bytes for plan in plans]),
-        ("gradients", [plan.gradient_bytes for plan in plans]),
-        ("AdamW's two moments", [plan.optimizer_bytes for plan in plans]),
-        ("copies, or gathered", [plan.compute_weight_bytes for plan in plans]),
-        ("gathered to evaluate", [plan.evaluation_weight_bytes for plan in plans]),
-        ("a chunk of logits", [plan.logits_bytes for plan in plans]),
-        ("activations of a row", [plan.activation_bytes for plan in plans]),
+        ("weights", [strategy.weight_bytes for strategy in columns]),
+        ("gradients", [strategy.gradient_bytes for strategy in columns]),
+        ("AdamW's two moments", [strategy.optimizer_bytes for strategy in columns]),
+        ("bfloat16 weights", [strategy.compute_weight_bytes for strategy in columns]),
+        ("gathered to evaluate", [strategy.evaluation_weight_bytes for strategy in columns]),
+        ("a chunk of logits", [strategy.logits_bytes for strategy in columns]),
+        ("activations of a row", [strategy.activation_bytes for strategy in columns]),
     ]
-    told = [
-        [name, *(amount(each, "B") if each else "-" for each in sizes)]
+    cells = [
+        [name, *(with_prefix(size, "B") if size else "-" for size in sizes)]
         for name, sizes in rows
         if any(sizes)
     ]
-    fits = ["rows that fit", *(f"{plan.rows:,}" if plan.rows else "-" for plan in plans)]
-    return [["", *(plan.name for plan in plans)], *told, fits]
+    fits = ["rows that fit", *(f"{s.rows:,}" if s.rows else "-" for s in columns)]
+    return [["", *(strategy.name for strategy in columns)], *cells, fits]
 
 
-def _speed(plans: "list[TrainingPlan]", cluster: "Cluster", tokens: float) -> list[list[str]]:
-    rows = [["", "used", "tokens/s", "each GPU", "time", "limited by"]]
-    for plan in plans:
-        speed = plan.tokens_per_second
-        if not plan.rows:
-            rows.append([plan.name, "-", "-", "-", "-", "memory"])
+def _speed(plan: "Plan") -> list[list[str]]:
+    rows = [["", "used", "tokens/s", "per GPU", "time", "limited by"]]
+    for strategy in plan.strategies:
+        seconds = plan.seconds(strategy)
+        if seconds is None:
+            rows.append([strategy.name, "-", "-", "-", "-", "memory"])
             continue
         rows.append(
             [
-                plan.name,
-                amount(plan.used_bytes, "B"),
-                amount(speed, ""),
-                amount(speed / cluster.gpus, ""),
-                lasting(tokens / speed),
-                plan.limit,
+                strategy.name,
+                with_prefix(strategy.used_bytes, "B"),
+                with_prefix(strategy.tokens_per_second, ""),
+                with_prefix(strategy.tokens_per_second / plan.cluster.gpus, ""),
+                format_time(seconds),
+                strategy.limit,
             ]
         )
     return rows
 
 
-def _advice(best: "TrainingPlan", cost: "Cost", cluster: "Cluster", tokens: float) -> list[str]:
-    from regard.models.plan import host_bytes
-
-    step = best.rows * (cost.context or 1) * cluster.gpus
-    time = lasting(tokens / best.tokens_per_second)
+def _advice(plan: "Plan") -> list[str]:
+    best, gpus = plan.best, plan.cluster.gpus
+    tokens = with_prefix(best.rows * (plan.cost.context or 1) * gpus, "")
     rows = f"{best.rows:,} row{'s' if best.rows > 1 else ''}"
-    rows += " on each GPU" if cluster.gpus > 1 else ""
-    recompute = " train.activation_checkpointing=true" if best.activation_checkpointing else ""
-    words = f"train.batch={best.rows * cluster.gpus}{recompute}"
+    rows += " per GPU" if gpus > 1 else ""
+    words = f"train.batch={best.rows * gpus}"
+    words += " train.activation_checkpointing=true" if best.activation_checkpointing else ""
     launch = "regard train"
-    if cluster.gpus > 1:
+    if gpus > 1:
         launch = "torchrun … -m regard train"
         words += " train.shard=full" if best.sharded else ""
-    host = amount(host_bytes(cost, cluster), "B")
+    seconds = plan.tokens / best.tokens_per_second
+    host = with_prefix(plan.host_bytes, "B")
     return [
-        f"{best.name}: {rows} at a time, {amount(step, '')} tokens a step, {time}",
+        f"{best.name}: {rows} and {tokens} tokens per step, {format_time(seconds)}",
         f"{launch} … {words}",
-        f"host memory: {host} a machine: each rank begins with the whole model",
+        f"host memory: {host} per machine: each rank creates the whole model",
     ]
 
 
-def _assumed(
-    cluster: "Cluster", card: str, tokens: float, *, by_rule: bool
-) -> list[tuple[str, str, str]]:
-    from regard.models.plan import GPUS_PER_MACHINE, TOKENS_PER_PARAMETER, USABLE_MEMORY
-
-    learned = f"{TOKENS_PER_PARAMETER} a parameter (Chinchilla)" if by_rule else "as given"
-    far = f" between machines of {GPUS_PER_MACHINE}" if cluster.gpus > GPUS_PER_MACHINE else ""
-    link = f"{amount(cluster.link, 'B/s')}{far}, {cluster.link_utilization:.0%} reached"
-    sent = [("link", link, "--link"), ("", "communication overlaps with compute", "")]
+def _assumptions(plan: "Plan", *, default_tokens: bool) -> list[tuple[str, str, str]]:
+    cluster = plan.cluster
+    per_parameter = f"{plan.tokens / plan.cost.parameters:.0f} per parameter (Chinchilla)"
+    source = per_parameter if default_tokens else "as given"
+    between = " between machines" if plan.between_machines else ""
+    link = f"{with_prefix(cluster.link, 'B/s')}{between}, {cluster.link_utilization:.0%} reached"
+    communication = [("link", link, "--link"), ("", "communication overlaps with compute", "")]
+    usable = cluster.usable_memory / cluster.memory
+    peak = with_prefix(cluster.peak, "FLOP/s")
     return [
-        ("card", f"{card}, {amount(cluster.peak, 'FLOP/s')} in bfloat16", "--card, --peak"),
-        ("utilization", f"{cluster.utilization:.0%}, recomputing included", "--utilization"),
-        ("memory", f"{amount(cluster.memory, 'B')}, {USABLE_MEMORY:.0%} of it usable", "--memory"),
-        *(sent if cluster.gpus > 1 else []),
-        ("tokens", f"{amount(tokens, '')}, {learned}", "--tokens"),
+        ("card", f"{plan.card}, {peak} in bfloat16", "--card, --peak"),
+        ("utilization", f"{cluster.utilization:.0%}, recomputation included", "--utilization"),
+        ("memory", f"{with_prefix(cluster.memory, 'B')}, {usable:.0%} of it usable", "--memory"),
+        *(communication if cluster.gpus > 1 else []),
+        ("tokens", f"{with_prefix(plan.tokens, '')}, {source}", "--tokens"),
         ("weights", "float32, AdamW; matmuls in bfloat16, compiled", ""),
     ]
 
 
-def _generating(cost: "Cost", cluster: "Cluster") -> dict[str, int]:
-    """Bytes of the weights and of a row's keys and values in bfloat16, and the rows that fit."""
-    weights, state = cost.weight_bytes // 2, cost.state_bytes // 2
-    room = max(0, cluster.usable_memory - weights)
-    fitting = int(room // state) if state else 0
-    return {"weight_bytes": weights, "state_bytes": state, "rows": fitting}
-
-
-def _told_generating(cost: "Cost", cluster: "Cluster") -> list[str]:
-    found = _generating(cost, cluster)
-    rows = [
-        ("weights", amount(found["weight_bytes"], "B")),
-        (f"keys, values, {cost.context or 1:,} tokens", amount(found["state_bytes"], "B")),
-        ("rows that fit", f"{found['rows']:,}" if found["rows"] else "-"),
+def _generation(plan: "Plan") -> list[tuple[str, str]]:
+    memory = plan.generation
+    return [
+        ("weights", with_prefix(memory.weight_bytes, "B")),
+        (f"KV cache, {plan.cost.context or 1:,} tokens", with_prefix(memory.state_bytes, "B")),
+        ("rows that fit", f"{memory.rows:,}" if memory.rows else "-"),
     ]
-    return aligned(rows, right=[1])
 
 
-def _too_large(what: str, cost: "Cost", cluster: "Cluster", rows: int | None) -> str:
-    from regard.models.plan import gpus_needed, training_plans
-
-    memory, least = amount(cluster.memory, "B"), training_plans(cost, cluster)[-1]
-    if rows is not None and least.rows:
-        return f"--rows {rows} do not fit on {cluster.gpus} × {memory}; at most {least.rows} do"
-    message = f"{what} does not fit on {cluster.gpus} × {memory}: at best each GPU holds "
-    way_out = "a smaller model"
-    if least.sharded and least.evaluation_bytes > cluster.usable_memory:
-        message += f"{amount(least.persistent_bytes, 'B')},\n"
-        gathered = amount(least.evaluation_weight_bytes, "B")
-        message += f"and gathers {gathered} more for an evaluation\n"
-    else:
-        way_out = "a smaller model.context"
-        row = amount(least.activation_bytes + least.logits_bytes, "B")
-        message += f"{amount(least.static_bytes, 'B')},\n"
-        message += f"and {row} more for a row of {cost.context or 1:,} tokens\n"
-    needed = gpus_needed(cost, cluster)
-    if needed is None:
-        return f"{message}no number of GPUs helps; give more --memory or {way_out}"
-    return f"{message}it would with --gpus {needed}"
+def _table(plan: "Plan") -> dict[str, Any]:
+    """Everything, for --json."""
+    strategies = []
+    for strategy in plan.strategies:
+        seconds = plan.seconds(strategy)
+        per_gpu = strategy.tokens_per_second / plan.cluster.gpus
+        days = None if seconds is None else seconds / DAY
+        strategies.append({**asdict(strategy), "tokens_per_second_per_gpu": per_gpu, "days": days})
+    return {
+        "name": plan.name,
+        "parameters": plan.cost.parameters,
+        "context": plan.cost.context,
+        "cluster": asdict(plan.cluster),
+        "tokens": plan.tokens,
+        "plans": strategies,
+        "best": plan.best.name,
+        "host_bytes": plan.host_bytes,
+        "generation": asdict(plan.generation),
+    }
 
 
-def _table(plan: "TrainingPlan", cluster: "Cluster", tokens: float) -> dict[str, Any]:
-    days = tokens / plan.tokens_per_second / DAY if plan.rows else None
-    per_gpu = plan.tokens_per_second / cluster.gpus
-    return {**asdict(plan), "tokens_per_second_per_gpu": per_gpu, "days": days}
+def format_time(seconds: float) -> str:
+    """A duration in its largest unit.
 
-
-def lasting(seconds: float) -> str:
-    """How long something takes, in the unit one would say it in.
-
-    >>> lasting(90), lasting(7200), lasting(5 * DAY), lasting(800 * DAY)
+    >>> format_time(90), format_time(7200), format_time(5 * DAY), format_time(800 * DAY)
     ('1.5 minutes', '2.0 hours', '5.0 days', '2.2 years')
     """
     units = ((365 * DAY, "years"), (DAY, "days"), (3600, "hours"), (60, "minutes"))

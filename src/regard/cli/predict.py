@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from regard import api
 from regard.cli.options import Folder, Json
-from regard.cli.output import aligned, print_json, shown, working
+from regard.cli.output import align_columns, print_json, spinner, text_for
 from regard.config import kind_of
 from regard.errors import ConfigError
 
@@ -22,18 +23,18 @@ def predict(
         list[str],
         Argument(
             metavar="[TEXT|IMAGE|CSV]",
-            help="Texts, with <mask> where something is to be filled in, PNG or JPEG files, or "
-            "series to go on with; without one, a run on a series goes on with its own.",
+            help="Texts, with <mask> for masked tokens, PNG or JPEG files, or time series; "
+            "without one, a forecasting run continues its own series.",
             show_default=False,
         ),
     ] = [],  # noqa: B006 -- typer copies it
     top: Annotated[int, Option("-n", "--top", metavar="N", min=1, help="How many to show.")] = 3,
     steps: Annotated[
-        int, Option(metavar="N", min=1, help="How many numbers of a series to foretell.")
+        int, Option(metavar="N", min=1, help="How many values of a series to forecast.")
     ] = 24,
     as_json: Json = False,
 ) -> None:
-    """Say what a text, each of its words or an image is, or fill in blanks, the likeliest first.
+    """Predict classes, tags, masked tokens or the next values of a series, best first.
 
     \b
     regard predict runs/docs 'The <mask> statement raises an exception.'
@@ -42,52 +43,50 @@ def predict(
     regard predict runs/fashion photos/*.jpg -n 1 --json
     regard predict runs/sines --steps 96
 
-    One line for each text or image, for each word or blank of a text, or for each number to come.
+    One line per text or image, per word or mask of a text, or per value of a forecast.
     """
-    with working(f"opening {run}"):
-        from regard.api import load
-
-        opened = load(run)
-    if kind_of(opened.config.task)[0] == "forecast":
-        _foretell(opened, what, steps, as_json)
+    with spinner(f"opening {run}"):
+        opened = api.load(run)
+    task = kind_of(opened.config.task)[0]
+    if task == "forecast":
+        _print_forecast(opened, what, steps, as_json)
         return
     if not what:
         raise ConfigError("nothing to predict; give a text or an image")
-    with working("predicting"):
-        found = {each: opened.predict(each, top=top) for each in what}
+    with spinner("predicting"):
+        predictions = {item: opened.predict(item, top=top) for item in what}
     if as_json:
-        print_json(found)
+        print_json(predictions)
         return
-    by_word = kind_of(opened.config.task)[0] == "tag"
     rows = [
-        (asked, *(f"{_visible(name)} {share:.1%}" for name, share in likely))
-        for each, places in found.items()
-        for asked, likely in zip(_asked(each, by_word), places, strict=False)
+        (label, *(f"{_printable(name)} {probability:.1%}" for name, probability in classes))
+        for item, positions in predictions.items()
+        for label, classes in zip(_labels(item, task == "tag"), positions, strict=False)
     ]
-    for line in aligned(rows):
+    for line in align_columns(rows):
         print(line)
 
 
-def _foretell(run: "Run", series: list[str], steps: int, as_json: bool) -> None:
-    """What comes after each series, a line for each step."""
-    asked: list[str | None] = [*series] or [None]
-    found = {name or "its own": run.forecast(name, steps=steps) for name in asked}
+def _print_forecast(run: "Run", paths: list[str], steps: int, as_json: bool) -> None:
+    """Print the next values of each series, a line per step."""
+    series: list[str | None] = [*paths] or [None]
+    forecasts = {path or "its own": run.forecast(path, steps=steps) for path in series}
     if as_json:
-        print_json(found)
+        print_json(forecasts)
         return
-    columns = [[f"{each:.6g}" for each in told] for told in found.values()]
-    heads = [] if len(found) == 1 else [("", *found)]
+    columns = [[f"{value:.6g}" for value in values] for values in forecasts.values()]
+    heads = [] if len(forecasts) == 1 else [("", *forecasts)]
     rows = [(str(step), *row) for step, row in enumerate(zip(*columns, strict=True), 1)]
-    for line in aligned([*heads, *rows], range(1 + len(found))):
+    for line in align_columns([*heads, *rows], range(1 + len(forecasts))):
         print(line)
 
 
-def _asked(text: str, by_word: bool) -> Iterable[str]:
-    """What each line is about: a word of the text, or the text and its further blanks."""
+def _labels(text: str, by_word: bool) -> Iterable[str]:
+    """The label of each line: a word of the text, or the text and blanks for further masks."""
     return text.split() if by_word else chain([text], repeat(""))
 
 
-def _visible(name: str) -> str:
-    """A piece as one reads it; a line's end or a lone space by its name."""
+def _printable(name: str) -> str:
+    """A piece without spaces around it; a line break or a single space as its repr."""
     name = name.strip(" ")
-    return shown(name if name and name.isprintable() else repr(name), sys.stdout)
+    return text_for(sys.stdout, name if name and name.isprintable() else repr(name))

@@ -2,12 +2,20 @@
 
 import shlex
 import sys
-from itertools import islice
 
+from regard import api
 from regard.cli.options import Json, Out, Overrides
-from regard.cli.output import bold, clock, dim, print_json, say, shown, working
+from regard.cli.output import (
+    bold,
+    dim,
+    format_duration,
+    print_json,
+    print_status,
+    spinner,
+    text_for,
+)
 
-JUDGED = 1000  # numbers it never saw
+EVALUATED = 1000  # validation examples
 SHOWN = 5
 
 
@@ -16,69 +24,58 @@ def quickstart(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Teach a small model numbers in French; see what it learned.
+    """Train a small model to write numbers in French, and show what it learned.
 
     It takes under a minute on two cores; nothing is downloaded.
     """
-    with working("getting ready"):
-        from regard.api import load
-        from regard.cli.explain import picture
-        from regard.cli.report import follow, suggest
-        from regard.config import parse_overrides
-        from regard.data.sources import Pairs
-        from regard.pipelines import open_split, prepare_evaluation
-        from regard.pipelines.evaluate import written
-        from regard.training.run import begin
-        from regard.training.setup.configure import configure
-        from regard.training.storage.run_folder import new_folder
+    with spinner("loading"):
+        from regard.cli.explain import attention_text
+        from regard.cli.report import print_suggestions, show_progress
 
-    say("A small encoder–decoder learns to write numbers in French, from examples alone.\n")
-    config = configure("quickstart", parse_overrides(words))
-    folder = new_folder(config.name) if out is None else out
-    ended = follow(lambda progress: begin(config, folder, progress))
-
-    run = load(folder)
-    with working(f"asking it for {JUDGED:,} numbers it never saw"):
-        _, held = open_split(run.config)
-        assert isinstance(held, Pairs)
-        exam = prepare_evaluation(run.config, held, run.tokenizers)
-        judged = min(JUDGED, held.count)
-        share = written(exam, run.model, held, width=1, limit=judged)["exact_match"]
-        pairs = list(islice(held.rows(), SHOWN))
-        answers = run.translate([source for source, _ in pairs])
+        config = api.configure("quickstart", *words)
+    print_status("A small encoder-decoder learns to write numbers in French, from examples only.\n")
+    finished = show_progress(lambda progress: api.train_events(config, out=out, progress=progress))
+    run = api.load(finished.folder)
+    with spinner(f"evaluating on {EVALUATED:,} validation examples"):
+        pairs = run.validation_pairs(EVALUATED)
+        greedy = run.translate([source for source, _ in pairs], beam=1)
+        correct = sum(answer == target for answer, (_, target) in zip(greedy, pairs, strict=True))
+        accuracy = correct / len(pairs)
+        shown = pairs[:SHOWN]
+        answers = run.translate([source for source, _ in shown])
     if as_json:
         print_json(
             {
-                "run": str(folder),
-                "step": ended.step,
-                "seconds": round(ended.seconds, 1),
-                "judged": judged,
-                "exact_match": share,
-                **ended.metrics,
+                "run": str(finished.folder),
+                "step": finished.step,
+                "seconds": round(finished.seconds, 1),
+                "evaluated": len(pairs),
+                "exact_match": accuracy,
+                **finished.metrics,
             }
         )
         return
 
     stream = sys.stdout
-    percent = bold(f"{share:.1%}", stream)
-    say(f"\ntrained in {clock(ended.seconds)}")
-    print(f"\n{percent} of {judged:,} numbers it never saw are right to the last letter\n")
-    for (source, target), answer in zip(pairs, answers, strict=True):
+    percent = bold(f"{accuracy:.1%}", stream)
+    print_status(f"\ntrained in {format_duration(finished.seconds)}")
+    print(f"\n{percent} of {len(pairs):,} validation numbers are exactly right\n")
+    for (source, target), answer in zip(shown, answers, strict=True):
         right = "✓" if answer == target else "✗"
-        print(f"  {source}\n  {right} {shown(answer, stream)}")
+        print(f"  {source}\n  {right} {text_for(stream, answer)}")
         if answer != target:
             print(dim(f"  = {target}", stream))
-    shortest = min((source for source, _ in pairs), key=len)
-    ((_, seen),) = run.explain(shortest).items()
-    print("\nwhere it looks in the English while it writes the French\n")
-    print(picture(seen, None, alignment=True))
+    shortest = min((source for source, _ in shown), key=len)
+    ((_, attention),) = run.explain(shortest).items()
+    print("\nattention from the French output to the English input\n")
+    print(attention_text(attention, None, alignment=True))
 
-    place = shlex.quote(str(folder))
-    suggest(
+    folder = shlex.quote(str(finished.folder))
+    print_suggestions(
         [
-            (f"regard translate {place} 'forty-two'", "any number up to a million"),
-            (f"regard explain {place} 'forty-two' --out heads.svg", "all heads, as a picture"),
-            (f"regard evaluate {place}", "BLEU, chrF, exact match"),
+            (f"regard translate {folder} 'forty-two'", "any number up to a million"),
+            (f"regard explain {folder} 'forty-two' --out heads.svg", "all heads, as a picture"),
+            (f"regard evaluate {folder}", "BLEU, chrF, exact match"),
             ("regard train YOUR.txt minutes=5", "a model of your own text"),
         ]
     )

@@ -1,84 +1,93 @@
-"""Watch a run to its end, and say how it ended and what can be done with it."""
+"""Show a run until it finishes, then print its result and what to do next."""
 
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from regard.cli.display import display
-from regard.cli.output import aligned, clock, how_large, number, print_json, say
-from regard.config import RunConfig, kind_of
-from regard.models.build import is_closed_form
-from regard.pipelines.base import Progress
-from regard.tasks import TASKS
-from regard.training.baseline import read_baseline
-from regard.training.events import BaselineEvaluated, Event, RunFinished
-from regard.training.storage.run_folder import RunFolder
-from regard.training.tracking.history import stored_parameters
+from regard import api
+from regard.cli.display import make_display
+from regard.cli.output import (
+    align_columns,
+    format_duration,
+    format_number,
+    format_size,
+    print_json,
+    print_status,
+)
+from regard.config import kind_of
 
+if TYPE_CHECKING:
+    from regard.api import BaselineEvaluated, Event, Progress, RunFinished, RunSummary
+
+QUOTED = "'some words'"
 EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
 EXAMPLES |= {"forecast": "--steps 24"}
 
 
-def follow(events: Callable[[Progress], Iterator[Event]]) -> RunFinished:
-    """Show each event of a run as it comes."""
-    with display() as shown:
-        for event in events(shown.preparing):
-            shown.show(event)
-    assert isinstance(event, RunFinished)
+def show_progress(events: "Callable[[Progress], Iterator[Event]]") -> "RunFinished":
+    """Display the events of a run as they come; returns the last."""
+    with make_display() as display:
+        for event in events(display.preparing):
+            display.show(event)
+    assert isinstance(event, api.RunFinished)
     return event
 
 
-def report(ended: RunFinished, *, as_json: bool) -> None:
-    """The result on stdout, and the next commands on stderr."""
-    folder = RunFolder(ended.folder)
-    counted = read_baseline(folder)
+def print_result(finished: "RunFinished", *, as_json: bool) -> None:
+    """Print the result to stdout, and the next commands to stderr."""
+    summary = api.summarize(finished.folder)
+    baseline = summary.baseline
     if as_json:
         print_json(
             {
-                "run": str(ended.folder),
-                "step": ended.step,
-                "seconds": round(ended.seconds, 1),
-                **ended.metrics,
-                **({} if counted is None else {"baseline": asdict(counted)}),
+                "run": str(finished.folder),
+                "step": finished.step,
+                "seconds": round(finished.seconds, 1),
+                **finished.metrics,
+                **({} if baseline is None else {"baseline": asdict(baseline)}),
             }
         )
         return
-    config = folder.load_config()
-    more = ", since it got no better" if ended.stopped_early else ""
-    if is_closed_form(config.model["family"]):
-        more = f", {how_large(0, stored_parameters(folder))}"
-    say(f"\ndone in {clock(ended.seconds)}{more}; held out, the model that was kept:")
-    for line in aligned([(name, number(value)) for name, value in ended.metrics.items()], [1]):
+    note = ", stopped early: no improvement" if finished.stopped_early else ""
+    if summary.is_closed_form:
+        note = f", {format_size(summary.stored_values)}"
+    duration = format_duration(finished.seconds)
+    print_status(f"\ndone in {duration}{note}; validation metrics of the saved model:")
+    rows = [(name, format_number(value)) for name, value in finished.metrics.items()]
+    for line in align_columns(rows, [1]):
         print(f"  {line}", flush=True)
-    if counted is not None:
-        print(f"  {beaten(ended.metrics, counted)}", flush=True)
-    suggest(next_commands(ended, config))
+    if baseline is not None:
+        print(f"  {compare_with_baseline(finished.metrics, baseline)}", flush=True)
+    print_suggestions(next_commands(finished, summary))
 
 
-def beaten(metrics: dict[str, float], counted: BaselineEvaluated) -> str:
-    """By how much a model is better than counting."""
-    less = counted.metrics["bits_per_byte"] - metrics["bits_per_byte"]
-    return f"{number(abs(less))} bits per byte {'better' if less >= 0 else 'worse'} than counting"
+def compare_with_baseline(metrics: dict[str, float], baseline: "BaselineEvaluated") -> str:
+    """How far a model's bits per byte are from those of the n-gram baseline."""
+    gain = baseline.metrics["bits_per_byte"] - metrics["bits_per_byte"]
+    comparison = "better" if gain >= 0 else "worse"
+    difference = f"{format_number(abs(gain))} bits per byte {comparison}"
+    return f"{difference} than the n-gram baseline (order {baseline.order})"
 
 
-def next_commands(ended: RunFinished, config: RunConfig) -> list[tuple[str, str]]:
-    """What can be done with this run, and what it is good for."""
-    run = shlex.quote(str(ended.folder))
-    kind = kind_of(config.task)[0]
-    task, what = TASKS[kind], EXAMPLES.get(kind, "'some words'")
-    use = "let it write" if task.verb == "generate" else "use it"
-    commands = [(f"regard {task.verb} {run} {what}", use)]
-    if config.model["family"] == "transformer":
-        commands.append((f"regard explain {run} 'some words'", "see what it looks at"))
-    if task.learns == "pairs":
+def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[str, str]]:
+    """Commands that use the run, with what they do."""
+    run = shlex.quote(str(finished.folder))
+    kind = kind_of(summary.config.task)[0]
+    purpose = "generate text" if summary.verb == "generate" else "use it"
+    commands = [(f"regard {summary.verb} {run} {EXAMPLES.get(kind, QUOTED)}", purpose)]
+    if summary.config.model["family"] == "transformer":
+        commands.append((f"regard explain {run} {QUOTED}", "show its attention"))
+    if summary.data_kind == "pairs":
         commands.append((f"regard evaluate {run}", "BLEU, chrF, exact match"))
-    if not is_closed_form(config.model["family"]):
-        commands.append((f"regard resume {run} train.steps={2 * ended.step}", "train on"))
+    if not summary.is_closed_form:
+        steps = 2 * finished.step
+        commands.append((f"regard resume {run} train.steps={steps}", "continue training"))
     return commands
 
 
-def suggest(commands: list[tuple[str, str]]) -> None:
-    """Say what to try next."""
-    say("\nnext")
-    for line in aligned(commands):
-        say(f"  {line}")
+def print_suggestions(commands: list[tuple[str, str]]) -> None:
+    """Print commands to try next."""
+    print_status("\nnext")
+    for line in align_columns(commands):
+        print_status(f"  {line}")

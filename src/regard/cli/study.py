@@ -1,30 +1,30 @@
-"""Train the runs of a study one after the other, then put them beside each other."""
+"""Train the runs of a study one after the other, then compare them."""
 
 import sys
-from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regard.cli.compare import compare
-from regard.cli.output import bold, say, working
-from regard.cli.report import follow
-from regard.config import RunConfig
+from regard.cli.output import bold, print_status, spinner
+from regard.cli.report import show_progress
 from regard.errors import Stopped
-from regard.training.study import left_to_train, train_or_go_on
+
+if TYPE_CHECKING:
+    from regard.api import Study
 
 
-def train_all(runs: Mapping[str, RunConfig], place: Path, *, as_json: bool) -> None:
-    """Train what is left of a study; the result is that of `regard compare`."""
-    with working("looking for runs"):
-        left = left_to_train(runs, place)
-    for number, (name, config) in enumerate(runs.items(), 1):
-        there = "" if name in left else ": finished before"
-        say(f"{bold(f'{name}, {number} of {len(runs)}', sys.stderr)}{there}")
-        if name in left:
+def train_study(study: "Study", *, as_json: bool) -> None:
+    """Train the runs that have not finished; the result is that of `regard compare`."""
+    with spinner("looking for finished runs"):
+        remaining = study.remaining()
+    for number, name in enumerate(study.configs, 1):
+        finished = "" if name in remaining else ": already finished"
+        print_status(f"{bold(f'{name}, {number} of {len(study.configs)}', sys.stderr)}{finished}")
+        if name in remaining:
             try:
-                follow(partial(train_or_go_on, config, place / name))
+                show_progress(partial(study.events, name))
             except Stopped as stopped:
-                way_on = "or with the whole study: the same command again"
-                raise Stopped(f"{stopped}\n{way_on}", stopped.exit_code) from None
-            say()
-    compare([place / name for name in runs], as_json=as_json)
+                hint = "or continue the whole study: run the same command again"
+                raise Stopped(f"{stopped}\n{hint}", stopped.exit_code) from None
+            print_status()
+    compare(study.paths(), as_json=as_json)

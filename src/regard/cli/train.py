@@ -8,16 +8,15 @@ from typing import Annotated
 
 from typer import Argument
 
+from regard import api
 from regard.cli.options import Json, Out, Overrides
-from regard.cli.output import run_worker, say, working
+from regard.cli.output import print_status, spinner
 from regard.config import check_overrides, parse_overrides, read_recipe
-from regard.training.parallel.launch import rank
-from regard.training.signals import stoppable
 
-MANY = 10_000  # files of a folder that take long enough to be told of
+MANY_FILES = 10_000  # a folder with more takes noticeable time to read
 
 
-@stoppable()
+@api.stoppable()
 def train(
     what: Annotated[
         str,
@@ -34,9 +33,9 @@ def train(
 ) -> None:
     """Train a model on a recipe or on your own data.
 
-    What is found and chosen is printed, and each choice can be changed; minutes=N sizes model
-    and steps to this machine. Ctrl-C saves; `regard resume` goes on. A recipe that is a study of
-    several runs trains them all, and goes on where it was stopped.
+    The chosen settings are printed, and each can be changed; minutes=N sizes model and steps to
+    this machine. Ctrl-C saves; `regard resume` continues. A recipe that is a study trains several
+    runs, and continues where it was stopped.
 
     \b
     regard train my.txt
@@ -46,38 +45,37 @@ def train(
     regard train data.source=train.en data.target=train.de
     regard train my.txt model.family=ngram model.order=5
     """
-    if rank():
-        run_worker()
+    if api.rank():
+        api.run_worker()
         return
-    own = "=" in what and not Path(what).exists()  # data.source=… and data.target=… need no WHAT
-    over = parse_overrides([what, *words] if own else words)
-    check_overrides(over)  # a slip of the pen need not wait for torch
+    data: str | None = what
+    if "=" in what and not Path(what).exists():  # data.source=… and data.target=… need no WHAT
+        data, words = None, [what, *words]
+    overrides = parse_overrides(words)
+    check_overrides(overrides)  # before torch is imported
     if what.endswith(".toml"):
         read_recipe(Path(what))
-    if any(islice(_files(what), MANY, None)):
-        where = Path(what).expanduser().resolve()
-        say(f"looking at more than {MANY:,} files in {where}; Ctrl-C stops …")
-    with working("getting ready"):
-        from regard.cli.report import follow, report
-        from regard.cli.study import train_all
-        from regard.training.run import begin
-        from regard.training.setup.configure import configure, configure_study
-        from regard.training.storage.run_folder import new_folder
+    if any(islice(_files(what), MANY_FILES, None)):
+        folder = Path(what).expanduser().resolve()
+        print_status(f"reading more than {MANY_FILES:,} files in {folder}; Ctrl-C stops …")
+    with spinner("loading"):
+        from regard.cli.report import print_result, show_progress
+        from regard.cli.study import train_study
 
-    study = {} if own else configure_study(what, over)
-    if study:
-        train_all(study, Path("runs", Path(what).stem) if out is None else out, as_json=as_json)
+        study = api.open_study(data, *words, out=out)
+    if study is not None:
+        train_study(study, as_json=as_json)
         return
-    if "minutes" in over:
-        say("trying a few sizes, to see how fast this machine trains each …")
-    with working("looking at the data"):
-        config = configure(None if own else what, over)
-    folder = new_folder(config.name) if out is None else out
-    report(follow(lambda progress: begin(config, folder, progress)), as_json=as_json)
+    if "minutes" in overrides:
+        print_status("measuring the training speed of a few model sizes on this machine …")
+    with spinner("reading the data"):
+        config = api.configure(data, *words)
+    finished = show_progress(lambda progress: api.train_events(config, out=out, progress=progress))
+    print_result(finished, as_json=as_json)
 
 
 def _files(folder: str) -> Iterator[str]:
-    """The names of all files in a folder, hidden ones and what is in hidden folders left out."""
+    """The names of all files in a folder, without hidden files and folders."""
     for _, folders, files in os.walk(os.path.expanduser(folder)):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (name for name in files if not name.startswith("."))

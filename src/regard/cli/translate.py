@@ -7,10 +7,11 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from regard.cli.options import Folder, Searched
-from regard.cli.output import say, shown, stdin_lines, warn_of, working
+from regard import api
+from regard.cli.options import Folder, SearchOption
+from regard.cli.output import print_status, spinner, stdin_lines, text_for, warn_unknown
 
-TOGETHER = 64  # lines translated at once when they come from a file
+BATCH = 64  # lines translated at once when they come from a file
 
 
 def translate(
@@ -19,46 +20,44 @@ def translate(
         str,
         Argument(
             metavar="TEXT",
-            help="What to translate; '-', or nothing, reads lines.",
+            help="What to translate; '-', or nothing, reads lines from stdin.",
             show_default=False,
         ),
     ] = "-",
     beam: Annotated[
         int | None,
-        Option(metavar="N", min=1, help="How many texts to follow at once; 5 if not said."),
+        Option(metavar="N", min=1, help="Beam width; 5 by default."),
     ] = None,
     length_penalty: Annotated[
         float | None,
-        Option(metavar="POWER", help="Divide log P by length to this power; 1 if not said."),
+        Option(metavar="POWER", help="Divide log P by length to this power; 1 by default."),
     ] = None,
-    search: Searched = None,
+    search: SearchOption = None,
 ) -> None:
-    """Write sentences, or lines of stdin, in the other language.
+    """Translate sentences, or lines of stdin.
 
     \b
     regard translate runs/pairs 'a dog runs on the beach'
     regard translate runs/pairs < test.en > test.de
     """
-    with working(f"opening {run}"):
-        from regard.api import load
-
-        opened = load(run)
-    typed = text == "-" and sys.stdin.isatty()
-    if typed:
-        say("one sentence a line; Ctrl-D ends")
+    with spinner(f"opening {run}"):
+        opened = api.load(run)
+    interactive = text == "-" and sys.stdin.isatty()
+    if interactive:
+        print_status("one sentence per line; Ctrl-D ends")
     lines = stdin_lines() if text == "-" else iter([text])
-    for some in _groups(lines, 1 if typed else TOGETHER):
-        full = [line for line in some if line.strip()]
-        warn_of([each for line in full for each in opened.unknown(line)])
-        written = iter(
-            opened.translate(full, beam=beam, length_penalty=length_penalty, search=search)
+    for batch in _batches(lines, 1 if interactive else BATCH):
+        sentences = [line for line in batch if line.strip()]
+        warn_unknown([part for line in sentences for part in opened.unknown(line)])
+        translations = iter(
+            opened.translate(sentences, beam=beam, length_penalty=length_penalty, search=search)
         )
-        for line in some:  # one line for each, an empty one for an empty one
-            answer = " ".join(next(written).splitlines()) if line.strip() else ""
-            print(shown(answer, sys.stdout), flush=True)
+        for line in batch:  # an empty line for an empty line
+            translation = " ".join(next(translations).splitlines()) if line.strip() else ""
+            print(text_for(sys.stdout, translation), flush=True)
 
 
-def _groups(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     lines = iter(lines)
-    while some := list(islice(lines, size)):
-        yield some
+    while batch := list(islice(lines, size)):
+        yield batch
