@@ -1,6 +1,7 @@
 """Every verb that uses a run, once from beginning to end."""
 
 import json
+import shutil
 
 import pytest
 
@@ -80,3 +81,37 @@ def test_quickstart_trains_judges_shows_and_says_what_next(regard, tmp_path, mon
     assert said.out.count("\n  ✗") + said.out.count("\n  ✓") == 5
     assert "<stop>" in said.out
     assert "regard translate runs/quickstart" in said.err
+
+
+@pytest.mark.parametrize("format", [None, 1, 3, "2"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("resume", "RUN", "train.steps=9"),
+        ("generate", "RUN", "the"),
+        ("evaluate", "RUN"),
+        ("info", "RUN"),
+        ("compare", "RUN", "RUN"),
+        ("export", "RUN", "out"),
+        ("explain", "RUN", "the cat"),
+        ("train", "DATA", "train.start=RUN"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_run_folder_of_another_format_is_refused_by_every_verb(
+    regard, text_run, materials, tmp_path, words, format
+):
+    run = shutil.copytree(text_run, tmp_path / "old")
+    table = json.loads((run / "config.json").read_text())
+    assert table.pop("format") == 2
+    old = table if format is None else {"format": format, **table}
+    (run / "config.json").write_text(json.dumps(old))
+    known = {
+        "RUN": str(run),
+        "DATA": str(materials / "cats.txt"),
+        "train.start=RUN": f"train.start={run}",
+    }
+    said = regard(*(known.get(word, word) for word in words))
+    assert said.code == 4
+    assert "another version of regard wrote it" in said.err
+    assert "train the run again" in said.err

@@ -283,17 +283,17 @@ def test_the_gates_that_are_heard_are_those_of_the_equation():
     layer, x = cell("lstm"), some()
     with trace(layer) as seen:
         y, (_, c) = layer(x)
-    i, f, g = (seen[f"{name}_tap"] for name in ("input", "forget", "candidate"))
+    i, f, g = (seen[f"{name}_tap"] for name in ("input_gate", "forget_gate", "candidate"))
     cells = seen["cell_tap"]
     exactly(cells[:, 1:], f[:, 1:] * cells[:, :-1] + i[:, 1:] * g[:, 1:])
-    exactly(y, seen["output_tap"] * cells.tanh())
+    exactly(y, seen["output_gate_tap"] * cells.tanh())
     exactly(c, cells[:, -1])
     layer = cell("gru")
     with trace(layer) as seen:
         y, _ = layer(x)
-    z = seen["update_tap"]
+    z = seen["update_gate_tap"]
     exactly(y[:, 1:], z[:, 1:] * y[:, :-1] + (1 - z[:, 1:]) * seen["candidate_tap"][:, 1:])
-    exactly(seen["reset_tap"][:, :1], layer.input(x)[:, :1, :4].sigmoid())  # h was zero
+    exactly(seen["reset_gate_tap"][:, :1], layer.input(x)[:, :1, :4].sigmoid())  # h was zero
 
 
 def test_the_forget_gate_begins_open():
@@ -310,7 +310,7 @@ def test_a_cell_that_never_forgets_keeps_a_sum():
     layer, x = cell("lstm 1997"), some()
     with trace(layer) as seen:
         layer(x)
-    written = seen["input_tap"] * seen["candidate_tap"]
+    written = seen["input_gate_tap"] * seen["candidate_tap"]
     exactly(seen["cell_tap"], written.cumsum(1))
 
 

@@ -339,13 +339,16 @@ def test_a_seq2seq_share_that_is_empty_costs_nothing():
 
 
 @pytest.mark.parametrize(("size", "accumulate"), [(1, 3), (2, 4), (2, 3), (3, 3)])
-def test_every_row_of_a_step_is_dealt_to_one_rank(size, accumulate):
+def test_every_row_of_a_step_goes_to_one_rank(size, accumulate):
     batches = [text_batch(5, seed=number) for number in range(2 * accumulate)]
     taken = {}
     for rank in range(size):
-        own, each = Ranks(rank, size).split_batches(batches.__getitem__, accumulate)
+        ranks = Ranks(rank, size)
+        count = ranks.local_accumulate(accumulate)
         for step in range(2):
-            rows = torch.cat([own(step * each + place).targets for place in range(each)])
+            numbers = range(step * count, (step + 1) * count)
+            local = [ranks.local_batch(batches.__getitem__, accumulate, n) for n in numbers]
+            rows = torch.cat([batch.targets for batch in local])
             taken.setdefault(step, []).extend(rows.tolist())
     for step, rows in taken.items():
         part = batches[step * accumulate : (step + 1) * accumulate]

@@ -228,7 +228,7 @@ class Gated(Cell):
     W, U and b hold two parts, in the order z, h~.
     """
 
-    gates = ("update", "candidate")
+    gates = ("update_gate", "candidate")
 
     def __init__(self, dim_in: int, dim_out: int) -> None:
         super().__init__(dim_in, dim_out, parts=2)
@@ -258,7 +258,7 @@ class GRU(Cell):
     Cho et al. 2014; "after" as in cuDNN and torch, "write" as in Chung et al. 2014.
     """
 
-    gates = ("reset", "update", "candidate")
+    gates = ("reset_gate", "update_gate", "candidate")
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ class LSTM(Cell):
     """
 
     state_vectors = 2  # h and c
-    gates = ("input", "forget", "candidate", "output", "cell")
+    gates = ("input_gate", "forget_gate", "candidate", "output_gate", "cell")
     kernel = torch.lstm
 
     def __init__(self, dim_in: int, dim_out: int, *, forget: bool = True) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from regard.config import RunConfig, build, merge, to_table
+from regard.data.batch import Batch, pin_memory
 from regard.data.loader import prefetch
 from regard.models.build import build_model, count_parameters, describe, is_closed_form, weights
 from regard.pipelines import evaluate, prepare_training, tokenizer_fingerprint
@@ -214,9 +215,12 @@ def _steps(state: TrainState, start: int) -> Iterator[Step]:
     settings, data, device, strategy = state.config.train, state.data, state.device, state.strategy
     ranks, factor = strategy.ranks, schedule(settings.schedule, settings.steps)
     accumulate = ranks.local_accumulate(settings.accumulate)
-    pin = device.type == "cuda"
-    batch_of = partial(ranks.local_batch, data.batch, settings.accumulate, pin=pin)
-    batches = prefetch(batch_of, start * accumulate, settings.steps * accumulate)
+
+    def local_batch(number: int) -> Batch:
+        batch = strategy.local_batch(data.batch, settings.accumulate, number)
+        return pin_memory(batch) if device.type == "cuda" else batch
+
+    batches = prefetch(local_batch, start * accumulate, settings.steps * accumulate)
     model = strategy.objective.model
     return train(
         strategy.objective,

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from regard.data.batch import Batch, map_tensors, pin_memory
+from regard.data.batch import Batch, map_tensors
 from regard.errors import RegardError
 from regard.nn.head import IGNORED
 from regard.training.parallel import launch
@@ -108,19 +108,15 @@ class Ranks:
         """How many micro-batches of a step this rank processes, out of `accumulate`."""
         return accumulate if accumulate % self.size else accumulate // self.size
 
-    def local_batch(
-        self, batch: Callable[[int], Batch], accumulate: int, number: int, *, pin: bool = False
-    ) -> Batch:
-        """The micro-batch `number` of this rank; with `pin`, in pinned memory.
+    def local_batch(self, batch: Callable[[int], Batch], accumulate: int, number: int) -> Batch:
+        """The micro-batch `number` of this rank.
 
         Ranks take whole micro-batches where their number divides `accumulate`; else every rank
         takes its rows of each micro-batch.
         """
         if accumulate % self.size:
-            local = self.shard_batch(batch(number))
-        else:
-            local = batch(number * self.size + self.rank)
-        return pin_memory(local) if pin else local
+            return self.shard_batch(batch(number))
+        return batch(number * self.size + self.rank)
 
     def shard_batch(self, batch: Batch) -> Batch:
         """The rows n·rank/size … n·(rank + 1)/size - 1 of a batch of n rows.

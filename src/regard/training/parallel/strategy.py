@@ -66,6 +66,10 @@ class ParallelStrategy:
         """
         return nullcontext()
 
+    def local_batch(self, batch: Callable[[int], Batch], accumulate: int, number: int) -> Batch:
+        """The micro-batch `number` of this rank, where `accumulate` make a step of all ranks."""
+        return batch(number)
+
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks."""
         return tensor
@@ -101,7 +105,10 @@ class SingleProcess(ParallelStrategy):
 
 
 class _Distributed(ParallelStrategy):
-    """Several ranks: sums and maxima are collectives."""
+    """Several ranks: batches are split, sums and maxima are collectives."""
+
+    def local_batch(self, batch: Callable[[int], Batch], accumulate: int, number: int) -> Batch:
+        return self.ranks.local_batch(batch, accumulate, number)
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return self.ranks.all_reduce_sum(tensor)

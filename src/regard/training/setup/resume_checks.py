@@ -87,7 +87,8 @@ def is_finished(folder: RunFolder, config: RunConfig, saved: Checkpoint | None) 
 
 def _read_state(saved: Checkpoint) -> dict[str, Any]:
     state = saved.state()
-    if absent := [key for key in ("best", "config", "sizes") if key not in state]:
+    tables = ("best", "config", "sizes")
+    if absent := [key for key in tables if not isinstance(state.get(key), dict)]:
         raise CheckpointError(
             f"{saved.path / 'state.json'} lacks {', '.join(absent)}: another version wrote it"
         )
