@@ -65,7 +65,7 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
         {"classes": 3},
         {"classes": 3, "pool": "last", "hidden": "tanh"},
         {"classes": 3, "pool": "mean", "hidden": "relu", "bias": False},
-        {"classes": 3, "pool": "max", "bend": True},
+        {"classes": 3, "pool": "max", "relu": True},
     ],
     "tag": [{"classes": 3}],
 }

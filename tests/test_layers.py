@@ -20,9 +20,9 @@ LAYERS = [
     {"errors"},
     {"config", "seeds"},
     {"files"},
-    {"accel"},
     {"nn", "text"},
     {"models", "data"},
+    {"accel"},
     {"hub"},
     {"tasks"},
     {"generate", "explain"},
@@ -90,10 +90,11 @@ def test_imports_point_one_way(module):
 @every_module
 def test_parts_that_must_not_know_each_other_do_not(module):
     for name in imports(module):
-        if within(module, "regard.nn"):
+        if within(module, "regard.nn", "regard.accel"):
             known = {"torch", "jaxtyping", "regard", *sys.stdlib_module_names}
             known |= {"triton"} if within(module, "regard.accel.kernels") else set()
             assert name.split(".")[0] in known
+        if within(module, "regard.nn"):
             assert not within(name, "regard.text")
         if within(module, "regard.models"):
             assert not within(name, "regard.text"), "a model never sees a tokenizer"
@@ -124,6 +125,14 @@ def test_the_command_line_calls_the_python_api_only(module):
             if within(name, "regard") and not within(name, *COMMAND_LINE_IMPORTS)
         ]
         assert not wrong
+
+
+@every_module
+def test_readable_modules_have_no_branch_for_a_compiler_or_a_kernel(module):
+    """Fast paths are attached by `accel`, from outside."""
+    if not within(module, "regard.accel"):
+        assert "is_compiling" not in MODULES[module].read_text(encoding="utf-8")
+        assert not any(within(name, "triton") for name in imports(module))
 
 
 @every_module

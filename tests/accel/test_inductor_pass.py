@@ -1,20 +1,27 @@
-"""What the compiler is told to do better, on the graphs it is given."""
+"""Compiled training: the inductor pass, substituted functions and fused layers."""
 
+import copy
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from torch._dynamo.backends.debugging import aot_eager
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regard.accel import inductor_pass as faster
-from regard.accel import matmul as products
+from regard.accel import compile as compiling
+from regard.accel import cublaslt, inductor_pass, matmul
+from regard.accel.compile import attach_fused_layers, compile_for_training, prepare_tracing
 from regard.data.batch import TextBatch
 from regard.models.build import build_model, preset
 from regard.nn import attention, ffn
+from regard.nn.block import Block
 from regard.nn.mask import Mask
+from regard.nn.norm import LayerNorm
+from regard.nn.position import Position, Rotary
+from regard.nn.residual import NormOrder
+from regard.nn.stack import Stack
 from regard.tasks import Causal, Objective
-from regard.training.parallel.strategy import compiled
 from regard.training.setup.device import checkpoint_activations
 
 
@@ -28,20 +35,22 @@ def given():
     return torch.randn(3, 4), torch.randn(5, 4), torch.randn(4, 5), torch.randn(5)
 
 
-def test_products_take_the_place_of_torchs_own(given, monkeypatch):
-    monkeypatch.setattr(faster, "_large", lambda a, b: True)
+def test_tuned_matmuls_replace_those_of_torch(given, monkeypatch):
+    monkeypatch.setattr(inductor_pass, "_is_large", lambda a, b: True)
     traced = make_fx(work)(*given)
-    faster.Faster()(traced.graph)
+    inductor_pass.TunedMatmuls()(traced.graph)
     traced.recompile()
-    ours = traced.graph.find_nodes(op="call_function", target=torch.ops.regard.product.default)
-    assert len(ours) == 2  # what is added to a matrix stays
+    tuned = traced.graph.find_nodes(
+        op="call_function", target=torch.ops.regard.tuned_matmul.default
+    )
+    assert len(tuned) == 2  # an addmm with a matrix stays
     assert torch.equal(traced(*given), work(*given))
 
 
-def test_products_on_a_cpu_and_small_ones_stay(given):
+def test_matmuls_on_a_cpu_and_small_ones_stay(given):
     traced = make_fx(work)(*given)
     before = str(traced.graph)
-    faster.Faster()(traced.graph)
+    inductor_pass.TunedMatmuls()(traced.graph)
     assert str(traced.graph) == before
 
 
@@ -49,7 +58,7 @@ def test_products_on_a_cpu_and_small_ones_stay(given):
     ("rows", "dtype", "large"),
     [(65536, torch.bfloat16, True), (64, torch.bfloat16, False), (65536, torch.float32, False)],
 )
-def test_only_large_products_of_half_precision_on_a_gpu_are_taken(rows, dtype, large):
+def test_only_large_matmuls_of_half_precision_on_a_gpu_are_tuned(rows, dtype, large):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     graph = torch.fx.Graph()
@@ -57,72 +66,158 @@ def test_only_large_products_of_half_precision_on_a_gpu_are_taken(rows, dtype, l
     with FakeTensorMode():
         a.meta["val"] = torch.empty(rows, 768, dtype=dtype, device="cuda")
         b.meta["val"] = torch.empty(768, 3072, dtype=dtype, device="cuda")
-    assert faster._large(a, b) == large
+    assert inductor_pass._is_large(a, b) == large
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_compiled_model_learns_the_same_with_its_products(bias, again, monkeypatch):
-    for module in (attention, ffn):
-        monkeypatch.setattr(
-            module, "compiling_large", lambda x, weight: torch.compiler.is_compiling()
-        )
+def test_a_compiled_model_with_fused_layers_has_the_same_gradients(
+    bias, checkpointing, monkeypatch
+):
+    calls = []
+    monkeypatch.setattr(
+        compiling, "_compiles_large_matmul", lambda x, weight: torch.compiler.is_compiling()
+    )
     torch._dynamo.reset()
     torch.manual_seed(0)
     small = {"dim": 8, "layers": 2, "heads": 2, "context": 6, "vocab_size": 16, "dropout": 0.0}
     objective = Objective(build_model(replace(preset("gpt2"), bias=bias, **small)), Causal())
     objective.double().train()
-    if again:
+    if checkpointing:
         checkpoint_activations(objective.model)
+    attach_fused_layers(objective.model)
+    prepare_tracing()
     batch = TextBatch(*torch.randint(0, 16, (2, 3, 6)))
 
     def gradients(loss):
         value = loss(batch)
         return [value, *torch.autograd.grad(value, [*objective.parameters()])]
 
-    compiled = torch.compile(objective, backend="aot_eager", fullgraph=True)
+    def backend(graph, inputs):
+        calls.append(graph)
+        return aot_eager(graph, inputs)
+
+    compiled = torch.compile(objective, backend=backend, fullgraph=True)
     torch.testing.assert_close(gradients(compiled), gradients(objective))
+    if not checkpointing:  # then blocks are graphs inside the graph
+        assert "GeluMLP" in str(calls[0].graph) or "autograd_function_apply" in str(calls[0].graph)
+
+
+def stack_of(position, **options):
+    blocks = [
+        Block(
+            attention.Attention(8, 2, **options),
+            ffn.FFNS[kind](8, 16),
+            lambda: LayerNorm(8),
+            NormOrder("pre"),
+        )
+        for kind in ("gelu_tanh", "gelu", "geglu_tanh")
+    ]
+    return Stack(blocks, position, windows=[None] * 3)
+
+
+def test_only_matching_layers_get_a_fused_forward():
+    stack = stack_of(Position())
+    attach_fused_layers(stack)
+    assert ["forward" in vars(block.ffn) for block in stack.layers] == [True, False, False]
+    assert all("_packed_qkv" in vars(block.attention) for block in stack.layers)
+    for other in (stack_of(Rotary(4)), stack_of(Position(), qk_norm=LayerNorm)):
+        attach_fused_layers(other)
+        assert not any("_packed_qkv" in vars(block.attention) for block in other.layers)
+
+
+def test_a_copy_of_a_model_with_fused_layers_runs_its_own_weights():
+    stack = stack_of(Position())
+    attach_fused_layers(stack)
+    copied = copy.deepcopy(stack)
+    assert copied.layers[0].ffn.forward.__self__ is copied.layers[0].ffn
+    x = torch.randn(3, 8)
+    assert torch.equal(copied.layers[0].ffn(x), stack.layers[0].ffn(x))
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_functions_are_substituted_in_compiled_graphs_only():
+    prepare_tracing()
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    rotary, q = Rotary(4, interleaved=True), torch.randn(1, 2, 3, 4)
+
+    def work(q, positions):
+        return ffn.gelu_tanh(rotary.rotation(positions).apply(q))
+
+    positions = torch.arange(3).unsqueeze(0)
+    compiled = torch.compile(work, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(q, positions), work(q, positions))
+    assert "cos_sin" in graphs[0]
+    assert "sigmoid" in graphs[0]
+    assert "complex" not in graphs[0]
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_loops_over_time_are_not_traced():
+    prepare_tracing()
+    torch._dynamo.reset()
+    model = build_model(replace(preset("lstm"), dim=8, layers=1, vocab_size=16))
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    ids = torch.randint(0, 16, (2, 5))
+    expected = model(ids)
+    torch.testing.assert_close(torch.compile(model, backend=backend)(ids), expected)
+    assert not any("lstm" in graph for graph in graphs)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU by g++")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_the_compiler_takes_the_pass(monkeypatch, tmp_path):
+def test_the_compiler_runs_the_pass(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(faster, "_large", lambda a, b: True)
+    monkeypatch.setattr(inductor_pass, "_is_large", lambda a, b: True)
     torch._dynamo.reset()
-    weight = torch.randn(4, 4, requires_grad=True)
+    layer = torch.nn.Linear(4, 4, bias=False)
     x, calls = torch.randn(3, 4), []
-    monkeypatch.setattr(products, "multiply", lambda *given, **options: bool(calls.append(given)))
-    (slope,) = torch.autograd.grad(compiled(lambda x: (x @ weight).sin().sum())(x), weight)
+    monkeypatch.setattr(cublaslt, "matmul", lambda *args, **options: bool(calls.append(args)))
+    compiled = compile_for_training(lambda x: layer(x).sin().sum(), layer)
+    (gradient,) = torch.autograd.grad(compiled(x), layer.weight)
     assert len(calls) == 2
-    torch.testing.assert_close(slope, x.T @ (x @ weight).cos())
+    torch.testing.assert_close(gradient, layer(x).cos().T @ x)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_compiled_block_learns_as_the_plain_one(biased, monkeypatch):
-    monkeypatch.setattr(products, "LARGE", 0)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_compiled_block_has_the_gradients_of_the_plain_one(bias, monkeypatch):
+    monkeypatch.setattr(compiling, "TUNED_FLOPS", 0)
+    monkeypatch.setattr(matmul, "TUNED_FLOPS", 0)
     torch.manual_seed(0)
-    looking = attention.Attention(256, 4, bias=biased).cuda()
-    layer = ffn.FeedForward(256, 1024, ffn.gelu_tanh, bias=biased).cuda()
-    x = torch.randn(8, 128, 256, device="cuda", requires_grad=True)
-    goal = torch.randn_like(x)
-    view = attention.AttentionInputs.of(
-        Mask.causal(), torch.arange(128, device="cuda").unsqueeze(0)
+    block = Block(
+        attention.Attention(256, 4, bias=bias),
+        ffn.FeedForward(256, 1024, ffn.gelu_tanh, bias=bias),
+        lambda: LayerNorm(256),
+        NormOrder("pre"),
     )
+    stack = Stack([block], Position(), windows=[None]).cuda()
+    x = torch.randn(8, 128, 256, device="cuda", requires_grad=True)
+    goal, positions = torch.randn_like(x), torch.arange(128, device="cuda").unsqueeze(0)
 
-    def block(x):
-        return layer(looking(x, view=view))
+    def forward(x):
+        return stack(x, positions=positions, mask=Mask.causal())
 
     def gradients(work):
         with torch.autocast("cuda", torch.bfloat16):
             loss = (work(x) * goal).sum()
-        parameters = [*looking.parameters(), *layer.parameters()]
-        return [loss, *torch.autograd.grad(loss, [x, *parameters])]
+        return [loss, *torch.autograd.grad(loss, [x, *stack.parameters()])]
 
-    found, wanted = gradients(compiled(block)), gradients(block)
-    noise = 1e-3 * max(float(plain.norm()) for plain in wanted)  # that of the keys' bias is all
-    for ours, plain in zip(found, wanted, strict=True):
+    expected = gradients(forward)
+    actual = gradients(compile_for_training(forward, stack))
+    noise = 1e-3 * max(float(plain.norm()) for plain in expected)  # the key bias has no gradient
+    for ours, plain in zip(actual, expected, strict=True):
         assert (ours - plain).norm() <= 0.02 * plain.norm() + noise

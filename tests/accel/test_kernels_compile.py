@@ -163,7 +163,7 @@ def test_samplers_and_the_loss(made):
     penalties.frequency(logits, history, one, None, 256, 0.5, once=False)
     penalties.dry(logits, history, one, breakers, 256, 0.8, 1.75, 2, 1e30)
     wide = torch.zeros(2, 50304, dtype=torch.bfloat16)
-    loss.softmax_slope(wide, None, one, 50257, 0.1, 5.0)
+    loss.softmax_gradient(wide, None, one, 50257, 0.1, 5.0)
     assert len(made) == 6
 
 

@@ -1,4 +1,4 @@
-"""Products by cuBLASLt, and GELU inside them, against torch's own."""
+"""Matmuls by cuBLASLt, with GELU inside them, against those of torch."""
 
 import itertools
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from regard.accel import cublaslt
 from regard.accel.matmul import (
-    bent_feed_forward,
-    bent_product,
-    parted,
-    product,
-    product_by_slope,
-    put_product,
+    gelu_mlp,
+    matmul_gelu,
+    matmul_gelu_backward,
+    matmul_into,
+    qkv_linear,
+    tuned_matmul,
 )
 from regard.nn.ffn import FeedForward, gelu_tanh
 
@@ -21,92 +21,95 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 BOTH = (False, True)
 
 
-def numbers(*shape: int, turned: bool = False, device: str = "cpu") -> Tensor:
-    """bfloat16, column by column if turned."""
-    x = torch.randn(shape[::-1] if turned else shape, device=device).bfloat16()
-    return x.T if turned else x
+def matrix(*shape: int, transposed: bool = False, device: str = "cpu") -> Tensor:
+    """A random matrix in bfloat16, column-major if transposed."""
+    x = torch.randn(shape[::-1] if transposed else shape, device=device).bfloat16()
+    return x.T if transposed else x
 
 
-def near(found: Tensor, wanted: Tensor) -> bool:
-    """As near as bfloat16 lets it be, where sums may round on the way."""
-    return bool(((found.double() - wanted).abs() <= 0.01 * wanted.abs() + 0.02).all())
+def near(actual: Tensor, expected: Tensor) -> bool:
+    """As near as bfloat16 allows, where sums may round in between."""
+    return bool(((actual.double() - expected).abs() <= 0.01 * expected.abs() + 0.02).all())
 
 
-def test_the_fastest_is_that_with_the_shortest_of_its_times() -> None:
+def test_the_fastest_is_the_one_with_the_shortest_time() -> None:
     times = {"steady": iter([3.0, 3.0, 3.0]), "noisy": iter([9.0, 2.0, 9.0])}
-    assert cublaslt.fastest(list(times), lambda way: next(times[way])) == "noisy"
+    assert cublaslt.fastest(list(times), lambda name: next(times[name])) == "noisy"
 
 
-class Told:
-    """What a product of the library does, without the library."""
+class FakeMatmul:
+    """A matmul of the library without the library: it notes which algorithm runs."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, ways: dict[str, float]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[str, float]) -> None:
         self.ran: list[str] = []
         self.capturing = False
-        kind = cublaslt._Product
+        cls = cublaslt._Matmul
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
-        monkeypatch.setattr(cublaslt, "_call", lambda *given: None)
+        monkeypatch.setattr(cublaslt, "_call", lambda *args: None)
         monkeypatch.setattr(cublaslt, "_handle", lambda device: None)
-        names, found = list(ways), [cublaslt._Found(workspace=at) for at in range(len(ways))]
-        of = lambda way: names[way.workspace]  # noqa: E731
-        monkeypatch.setattr(kind, "_ways", lambda product: found)
-        monkeypatch.setattr(kind, "_time", lambda product, way, *given: ways[of(way)])
-        monkeypatch.setattr(kind, "_run", lambda product, way, *given: self.ran.append(of(way)))
+        names = list(times)
+        algorithms = [cublaslt._Algorithm(workspace=number) for number in range(len(times))]
+        name_of = lambda algorithm: names[algorithm.workspace]  # noqa: E731
+        monkeypatch.setattr(cls, "_find_algorithms", lambda self: algorithms)
+        monkeypatch.setattr(cls, "_time", lambda self, one, *args: times[name_of(one)])
+        monkeypatch.setattr(cls, "_run", lambda this, one, *args: self.ran.append(name_of(one)))
         layouts, dtypes = ((False, 8), (False, 8)), (torch.bfloat16, torch.bfloat16)
-        self.product = kind(*layouts, (8, 8, 8), dtypes, cublaslt.Epilogue.PLAIN, False, 0)
+        self.matmul = cls(*layouts, (8, 8, 8), dtypes, cublaslt.Epilogue.PLAIN, False, 0)
 
     def __call__(self) -> bool:
         x = torch.zeros(8, 8)
-        return self.product(x, x, x, None, None)
+        return self.matmul(x, x, x, None, None)
 
 
-def test_a_product_that_is_met_often_goes_the_fastest_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch, {"first": 3.0, "fast": 1.0, "slow": 9.0})
-    told.capturing = True  # when nothing can be timed
-    assert all(told() for _ in range(4))
-    told.capturing = False
-    assert told()
-    told.capturing = True
-    assert told()
-    assert told.ran == ["first"] * 4 + ["fast"] * 2
+def test_a_matmul_that_runs_often_uses_the_fastest_algorithm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeMatmul(monkeypatch, {"first": 3.0, "fast": 1.0, "slow": 9.0})
+    fake.capturing = True  # when nothing can be timed
+    assert all(fake() for _ in range(4))
+    fake.capturing = False
+    assert fake()
+    fake.capturing = True
+    assert fake()
+    assert fake.ran == ["first"] * 4 + ["fast"] * 2
 
 
-def test_a_product_whose_bits_must_stay_goes_the_first_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch, {"first": 3.0, "fast": 1.0})
+def test_a_deterministic_matmul_uses_the_first_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeMatmul(monkeypatch, {"first": 3.0, "fast": 1.0})
     torch.use_deterministic_algorithms(True)
     try:
-        assert all(told() for _ in range(5))
+        assert all(fake() for _ in range(5))
     finally:
         torch.use_deterministic_algorithms(False)
-    assert told.ran == ["first"] * 5
+    assert fake.ran == ["first"] * 5
 
 
-def test_a_product_without_a_way_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch, {})
-    assert not told()
-    assert told.ran == []
+def test_a_matmul_without_an_algorithm_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeMatmul(monkeypatch, {})
+    assert not fake()
+    assert fake.ran == []
 
 
 @pytest.mark.parametrize("biased", BOTH)
-def test_gelu_inside_the_products_has_the_right_slopes(biased: bool) -> None:
+def test_gelu_inside_the_matmuls_has_the_right_gradients(biased: bool) -> None:
     x, up, down = (
         torch.randn(shape, dtype=torch.double, requires_grad=True)
         for shape in [(2, 3, 4), (6, 4), (4, 6)]
     )
     b, c = (torch.randn(n, dtype=torch.double, requires_grad=True) for n in (6, 4))
     assert torch.autograd.gradcheck(
-        lambda x, up, b, down, c: bent_feed_forward(
+        lambda x, up, b, down, c: gelu_mlp(
             x, up, b if biased else None, down, c if biased else None
         ),
         (x, up, b, down, c),
     )
     layer = FeedForward(4, 6, gelu_tanh).double()
     weights = (layer.up.weight, layer.up.bias, layer.down.weight, layer.down.bias)
-    torch.testing.assert_close(bent_feed_forward(x, *weights), layer(x))
+    torch.testing.assert_close(gelu_mlp(x, *weights), layer(x))
 
 
 @pytest.mark.parametrize("biased", BOTH)
-def test_parts_of_a_product_have_the_right_slopes(biased: bool) -> None:
+def test_a_matmul_of_several_weights_has_the_right_gradients(biased: bool) -> None:
     x = torch.randn(2, 3, 4, dtype=torch.double, requires_grad=True)
     weights, biases = (
         [torch.randn(n, *rest, dtype=torch.double, requires_grad=True) for n in (4, 2, 6)]
@@ -114,7 +117,7 @@ def test_parts_of_a_product_have_the_right_slopes(biased: bool) -> None:
     )
 
     def ours(x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        return parted(x, given[:3], torch.cat(given[3:]) if biased else None)
+        return qkv_linear(x, given[:3], torch.cat(given[3:]) if biased else None)
 
     assert torch.autograd.gradcheck(ours, (x, *weights, *biases))
     every = zip(weights, biases if biased else [None] * 3, strict=True)
@@ -125,43 +128,45 @@ def test_parts_of_a_product_have_the_right_slopes(biased: bool) -> None:
 @on_gpu
 @pytest.mark.parametrize(("left", "right"), [*itertools.product(BOTH, BOTH)])
 @pytest.mark.parametrize("sizes", [(64, 32, 48), (1024, 768, 2304), (520, 1032, 264)])
-def test_products_equal_torchs_own(left: bool, right: bool, sizes: tuple[int, int, int]) -> None:
+def test_tuned_matmuls_equal_those_of_torch(
+    left: bool, right: bool, sizes: tuple[int, int, int]
+) -> None:
     rows, inner, columns = sizes
     a, b = (
-        numbers(rows, inner, turned=left, device="cuda"),
-        numbers(inner, columns, turned=right, device="cuda"),
+        matrix(rows, inner, transposed=left, device="cuda"),
+        matrix(inner, columns, transposed=right, device="cuda"),
     )
-    bias = numbers(1, columns, device="cuda")[0]
-    for _ in range(cublaslt.OFTEN):  # until its ways are timed
-        assert cublaslt.multiply(a, b, a.new_empty(rows, columns))
-    whole = a.double() @ b.double()
+    bias = matrix(1, columns, device="cuda")[0]
+    for _ in range(cublaslt.TUNE_AT_CALL):  # until its algorithms are timed
+        assert cublaslt.matmul(a, b, a.new_empty(rows, columns))
+    expected = a.double() @ b.double()
     scale = inner**0.5
-    assert near(product(a, b) / scale, whole / scale)
-    assert near(product(a, b, bias) / scale, (whole + bias.double()) / scale)
-    to = torch.randn(rows, columns, device="cuda")
-    for times in range(1, cublaslt.OFTEN + 1):
-        before = to.double()
-        put_product(to, a, b, add=True)
-        assert near(to / scale, (before + whole) / scale), times
+    assert near(tuned_matmul(a, b) / scale, expected / scale)
+    assert near(tuned_matmul(a, b, bias) / scale, (expected + bias.double()) / scale)
+    out = torch.randn(rows, columns, device="cuda")
+    for times in range(1, cublaslt.TUNE_AT_CALL + 1):
+        before = out.double()
+        matmul_into(out, a, b, add=True)
+        assert near(out / scale, (before + expected) / scale), times
 
 
 @on_gpu
 @pytest.mark.parametrize("biased", BOTH)
-def test_bent_products_equal_the_plain_ones(biased: bool) -> None:
-    a, b = numbers(512, 96, device="cuda"), numbers(96, 640, turned=True, device="cuda") / 8
-    bias = numbers(1, 640, device="cuda")[0] if biased else None
-    bent, before = bent_product(a, b, bias)
-    whole = a.double() @ b.double() + (0 if bias is None else bias.double())
-    assert near(before, whole)
-    assert near(bent, torch.nn.functional.gelu(whole, approximate="tanh"))
-    x, slope = before.double().requires_grad_(), numbers(512, 96, device="cuda")
-    torch.nn.functional.gelu(x, approximate="tanh").backward(slope.double() @ b.double())
+def test_matmuls_with_gelu_equal_the_plain_ones(biased: bool) -> None:
+    a, b = matrix(512, 96, device="cuda"), matrix(96, 640, transposed=True, device="cuda") / 8
+    bias = matrix(1, 640, device="cuda")[0] if biased else None
+    activated, before = matmul_gelu(a, b, bias)
+    expected = a.double() @ b.double() + (0 if bias is None else bias.double())
+    assert near(before, expected)
+    assert near(activated, torch.nn.functional.gelu(expected, approximate="tanh"))
+    x, gradient = before.double().requires_grad_(), matrix(512, 96, device="cuda")
+    torch.nn.functional.gelu(x, approximate="tanh").backward(gradient.double() @ b.double())
     assert x.grad is not None
-    assert near(product_by_slope(slope, b, before), x.grad)
+    assert near(matmul_gelu_backward(gradient, b, before), x.grad)
 
 
 @on_gpu
-def test_what_the_library_does_not_take_goes_torchs_way() -> None:
+def test_unsupported_operands_are_left_to_torch() -> None:
     a, b = torch.randn(33, 7, device="cuda").bfloat16(), torch.randn(7, 5, device="cuda").bfloat16()
-    assert not cublaslt.multiply(a, b, a.new_empty(33, 5))
-    torch.testing.assert_close(product(a, b), a @ b)
+    assert not cublaslt.matmul(a, b, a.new_empty(33, 5))
+    torch.testing.assert_close(tuned_matmul(a, b), a @ b)

@@ -5,7 +5,7 @@ from torch import nn
 import reference
 from regard.config import make
 from regard.errors import ConfigError
-from regard.nn.head import HEADS, ClassHead, GivenHead, Head, MaskedHead, SpanHead
+from regard.nn.head import HEADS, ClassHead, Head, IdentityHead, MaskedHead, SpanHead
 from regard.nn.norm import LayerNorm
 
 
@@ -23,7 +23,7 @@ def test_a_given_head_scores_the_log_probabilities_it_is_given(smoothing):
     logp = torch.randn(2, 3, 11).double().log_softmax(-1)
     targets = torch.tensor([[1, -1, 10], [0, -1, 4]])
     expected = reference.cross_entropy(logp.flatten(0, 1), targets.flatten(), smoothing)
-    layer = GivenHead()
+    layer = IdentityHead()
     assert layer(logp) is logp
     assert layer.loss(logp, targets, smoothing=smoothing).item() == pytest.approx(expected)
 
@@ -75,8 +75,8 @@ def test_a_class_head_reads_what_its_pool_says():
             head = ClassHead(6, classes=3, pool=pool).double()
             expected = head.out.weight @ y + head.out.bias
             torch.testing.assert_close(head(x, lengths)[row], expected)
-    with pytest.raises(ConfigError, match="bend=true is a hidden layer less"):
-        ClassHead(6, classes=3, hidden="tanh", bend=True)
+    with pytest.raises(ConfigError, match="relu=true and hidden exclude each other"):
+        ClassHead(6, classes=3, hidden="tanh", relu=True)
 
 
 def test_a_span_head_scores_the_first_and_the_last_token():

@@ -11,6 +11,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.mask import Mask
 from regard.nn.position import POSITIONS, T5, ALiBi, Learned, Rotary, Sinusoidal
+from regard.nn.position.base import rotate_complex, rotate_pairs
 from regard.nn.position.bias import alibi_slopes
 from regard.nn.position.rotary import linear, llama3, ntk
 
@@ -224,13 +225,14 @@ def test_t5_adds_the_learned_number_of_the_bucket():
             assert torch.equal(bias[0, :, i, j], position.table.weight[bucket])
 
 
-def test_one_complex_product_turns_as_the_parts_do():
+def test_a_complex_multiplication_rotates_as_the_formula_does():
     rotation = Rotary(8, interleaved=True).rotation(at(0, 3, 40))
     x = torch.randn(2, 4, 3, 8, requires_grad=True)
-    at_once, in_parts = rotation._at_once(x), rotation._in_parts(x)
-    torch.testing.assert_close(at_once, in_parts, rtol=0, atol=1e-6)
+    by_complex = rotate_complex(x, rotation.cos, rotation.sin)
+    by_formula = rotate_pairs(x, rotation.cos, rotation.sin, interleaved=True)
+    torch.testing.assert_close(by_complex, by_formula, rtol=0, atol=1e-6)
     weights = torch.randn_like(x)
-    grads = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (at_once, in_parts)]
+    grads = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (by_complex, by_formula)]
     torch.testing.assert_close(*grads, rtol=0, atol=1e-6)
 
 

@@ -90,7 +90,7 @@ def test_the_read_out_has_seen_the_whole_text():
 
 def test_the_lectures_read_out_bends_the_last_state():
     task = Label()
-    model = made("lstm", task, bend=True)
+    model = made("lstm", task, relu=True)
     batch, *_ = batch_of(task)
     x = model(batch.ids)
     last = torch.stack([x[row, length - 1] for row, length in enumerate(LENGTHS)])

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 
+from regard.accel.compile import prepare_tracing
 from regard.data.batch import PairBatch, TextBatch
 from regard.models.build import build_model, preset
 from regard.nn.recurrent import Recurrent
@@ -39,6 +40,7 @@ def pair_batch():
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_the_compiled_loss_and_gradient_are_the_eager_ones(name, fields, task, batch):
     torch._dynamo.reset()
+    prepare_tracing()
     objective = Objective(build_model(preset(name, **{**TINY, **fields})), task).train()
     given = batch()
     compiled = torch.compile(objective, dynamic=False, backend="aot_eager", fullgraph=True)
@@ -63,6 +65,7 @@ def test_a_compiler_does_not_unroll_a_cell():
         return graph.forward
 
     torch.compiler.reset()
+    prepare_tracing()
     with warnings.catch_warnings():  # the compiler of torch 2.13 looks at .grad where it breaks
         warnings.simplefilter("ignore", UserWarning)
         y, _ = torch.compile(layers, backend=count)(x)

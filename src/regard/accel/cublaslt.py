@@ -1,8 +1,9 @@
-"""cuBLASLt, the library behind torch's own products of matrices, asked for all that it knows.
+"""Tuned matmuls by cuBLASLt, called through ctypes.
 
-It names several ways to compute a product, the most promising first. torch takes that one; here
-all are timed when a product has been met some times, and the fastest is kept. It can also bend a
-product by GELU before it is written, or multiply it by GELU's slope: a pass over memory less.
+For a matmul the library's heuristic names several algorithms, the most promising first. torch
+runs that one; here all are timed once the same matmul has run a few times, and the fastest is
+used from then on. Epilogues apply a bias and GELU, or GELU's gradient, before the result is
+written: one pass over memory less.
 """
 
 import ctypes
@@ -19,30 +20,30 @@ from torch import Tensor
 T = TypeVar("T")
 _Value = ctypes.c_int32 | ctypes.c_int64 | ctypes.c_uint32 | ctypes.c_uint64 | ctypes.c_void_p
 
-WAYS = 16  # of a product that are asked for
-OFTEN = 3  # from this time on that a product is met, its ways are timed
-TURNS, CALLS = 3, 10  # each way is timed so often, so many calls at a time
-WORKSPACE = 32 << 20  # bytes, what torch gives it on large cards
-ALIGNED = 16  # bytes, of every address
-KINDS = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
+ALGORITHMS = 16  # requested from the heuristic per matmul
+TUNE_AT_CALL = 3  # the call of a matmul at which its algorithms are timed
+TIMING_ROUNDS, TIMING_CALLS = 3, 10  # timings of each algorithm, and calls per timing
+WORKSPACE = 32 << 20  # bytes, as torch uses on large GPUs
+ALIGNMENT = 16  # bytes, of every address
+DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 COMPUTE_32F = 68  # cublasComputeType_t: sums in float32
 
 
 class Epilogue(IntEnum):
-    """cublasLtEpilogue_t: what happens to a product before it is written."""
+    """cublasLtEpilogue_t: what is applied to a product before it is written."""
 
     PLAIN = 1
     BIAS = 4
-    GELU_AUX = 160  # bent by GELU's tanh form, and what was bent is written beside it
+    GELU_AUX = 160  # GELU (tanh form); its input is written to `aux`
     GELU_AUX_BIAS = 164
-    DGELU = 192  # times GELU's slope at what was bent
+    DGELU = 192  # times GELU's derivative at `aux`
 
 
-class _Found(ctypes.Structure):
+class _Algorithm(ctypes.Structure):
     """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
-        ("way", ctypes.c_uint64 * 8),
+        ("algo", ctypes.c_uint64 * 8),
         ("workspace", ctypes.c_size_t),
         ("state", ctypes.c_int),
         ("waves", ctypes.c_float),
@@ -52,7 +53,7 @@ class _Found(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library that torch has brought, if it has."""
+    """The library that came with torch; None for a torch without CUDA."""
     major = (torch.version.cuda or "").split(".")[0]
     try:
         return ctypes.CDLL(f"libcublasLt.so.{major}") if major else None
@@ -60,7 +61,7 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def multiply(
+def matmul(
     a: Float[Tensor, "rows inputs"],
     b: Float[Tensor, "inputs outputs"],
     out: Float[Tensor, "rows outputs"],
@@ -70,22 +71,23 @@ def multiply(
     bias: Float[Tensor, " outputs"] | None = None,
     aux: Float[Tensor, "rows outputs"] | None = None,
 ) -> bool:
-    """Write a b to `out`, or add it to what stands there; after what `epilogue` says.
+    """Write epilogue(a b) to `out`, or add it to `out`.
 
-    False, and nothing is written, if the library cannot: it wants halves in line, on the GPU
-    in use.
+    Returns False, and writes nothing, where the library is missing or does not support the
+    operands: they must be aligned, in half precision and on the current GPU.
     """
-    whole = [each for each in (a, b, aux) if each is not None]
-    rows = [each.unsqueeze(0) for each in (bias,) if each is not None]
-    if library() is None or not all(_fits(x, a.dtype) for x in (*whole, *rows)):
+    matrices = [x for x in (a, b, aux) if x is not None]
+    if bias is not None:
+        matrices.append(bias.unsqueeze(0))
+    if library() is None or not all(_is_supported(x, a.dtype) for x in matrices):
         return False
     assert out.is_contiguous()
     sizes, dtypes = (len(a), len(b), b.shape[1]), (a.dtype, out.dtype)
-    product = _product(_layout(a), _layout(b), sizes, dtypes, epilogue, add, a.device.index)
-    return product(a, b, out, bias, aux)
+    run = _cached_matmul(_layout(a), _layout(b), sizes, dtypes, epilogue, add, a.device.index)
+    return run(a, b, out, bias, aux)
 
 
-def _fits(x: Float[Tensor, "rows columns"], dtype: torch.dtype) -> bool:
+def _is_supported(x: Float[Tensor, "rows columns"], dtype: torch.dtype) -> bool:
     return (
         x.is_cuda
         and x.device.index == torch.cuda.current_device()
@@ -93,31 +95,34 @@ def _fits(x: Float[Tensor, "rows columns"], dtype: torch.dtype) -> bool:
         and dtype in (torch.bfloat16, torch.float16)
         and x.shape[1] > 1
         and 1 in x.stride()
-        and max(x.stride()) % (ALIGNED // x.itemsize) == 0
-        and x.data_ptr() % ALIGNED == 0
+        and max(x.stride()) % (ALIGNMENT // x.itemsize) == 0
+        and x.data_ptr() % ALIGNMENT == 0
     )
 
 
-def fastest(ways: Sequence[T], time: Callable[[T], float]) -> T:
-    """The way with the shortest of its times; they take turns, so that all meet the same GPU."""
-    best = [float("inf")] * len(ways)
-    for _ in range(TURNS):
-        best = [min(least, time(way)) for least, way in zip(best, ways, strict=True)]
-    return ways[best.index(min(best))]
+def fastest(candidates: Sequence[T], time: Callable[[T], float]) -> T:
+    """The candidate with the shortest time, of several rounds over all of them.
+
+    Candidates are timed in turn, so that a change of the GPU's clock affects all alike.
+    """
+    best = [float("inf")] * len(candidates)
+    for _ in range(TIMING_ROUNDS):
+        best = [min(least, time(one)) for least, one in zip(best, candidates, strict=True)]
+    return candidates[best.index(min(best))]
 
 
-Layout = tuple[bool, int]  # of a matrix: whether column by column, and their distance
+Layout = tuple[bool, int]  # whether a matrix is column-major, and its leading dimension
 
 
 def _layout(x: Float[Tensor, "rows outputs"]) -> Layout:
     return (False, x.stride(0)) if x.stride(1) == 1 else (True, x.stride(1))
 
 
-class _Product:
-    """A product of one shape, and the way that was found for it.
+class _Matmul:
+    """A matmul of one shape, dtype and layout, with the algorithm chosen for it.
 
-    The library goes by columns, so it takes each matrix for its transpose. It is asked for
-    (a b)' = b' a', whose factors it finds as they are where a and b lie row by row.
+    The library is column-major: it takes a row-major matrix for its transpose. It is asked for
+    (a b)' = b' a', whose factors are row-major a and b as they are.
     """
 
     def __init__(
@@ -130,86 +135,88 @@ class _Product:
         add: bool,
         device: int,
     ) -> None:
-        (rows, inner, columns), (given, made) = sizes, dtypes
+        (rows, inner, columns), (input_dtype, output_dtype) = sizes, dtypes
         self.add, self.handle = ctypes.c_float(add), _handle(device)
-        self.met, self.lock = 0, Lock()
-        self.ways: list[_Found] = []
-        self.way: _Found | None = None
-        self.description = _made("MatmulDescCreate", ctypes.c_int(COMPUTE_32F), ctypes.c_int(0))
-        self._say(3, ctypes.c_int32(right[0]))  # CUBLASLT_MATMUL_DESC_TRANSA
-        self._say(4, ctypes.c_int32(left[0]))  # …_TRANSB
-        self._say(7, ctypes.c_int32(epilogue))  # …_EPILOGUE
+        self.calls, self.lock = 0, Lock()
+        self.algorithms: list[_Algorithm] = []
+        self.tuned: _Algorithm | None = None
+        self.description = _create("MatmulDescCreate", ctypes.c_int(COMPUTE_32F), ctypes.c_int(0))
+        self._set_attribute(3, ctypes.c_int32(right[0]))  # CUBLASLT_MATMUL_DESC_TRANSA
+        self._set_attribute(4, ctypes.c_int32(left[0]))  # …_TRANSB
+        self._set_attribute(7, ctypes.c_int32(epilogue))  # …_EPILOGUE
         if epilogue not in (Epilogue.PLAIN, Epilogue.BIAS):
-            self._say(12, ctypes.c_int64(columns))  # …_EPILOGUE_AUX_LD
+            self._set_attribute(12, ctypes.c_int64(columns))  # …_EPILOGUE_AUX_LD
         self.layouts = (
-            _described(given, columns, inner, right),
-            _described(given, inner, rows, left),
-            _described(made, columns, rows, (False, columns)),
+            _create_layout(input_dtype, columns, inner, right),
+            _create_layout(input_dtype, inner, rows, left),
+            _create_layout(output_dtype, columns, rows, (False, columns)),
         )
 
     def __call__(
         self, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, aux: Tensor | None
     ) -> bool:
-        """Compute it; False if there is no way."""
-        with self.lock:  # where bias and aux stand is said to all threads
+        """Run it; False if the library has no algorithm for it."""
+        with self.lock:  # the addresses of bias and aux are attributes shared by all threads
             if bias is not None:
-                self._say(8, ctypes.c_void_p(bias.data_ptr()))  # …_BIAS_POINTER
+                self._set_attribute(8, ctypes.c_void_p(bias.data_ptr()))  # …_BIAS_POINTER
             if aux is not None:
-                self._say(11, ctypes.c_void_p(aux.data_ptr()))  # …_EPILOGUE_AUX_POINTER
-            way = self._choose(a, b, out) if self.way is None else self.way
-            if way is not None:
-                self._run(way, a, b, out)
-        return way is not None
+                self._set_attribute(11, ctypes.c_void_p(aux.data_ptr()))  # …_EPILOGUE_AUX_POINTER
+            algorithm = self._choose(a, b, out) if self.tuned is None else self.tuned
+            if algorithm is not None:
+                self._run(algorithm, a, b, out)
+        return algorithm is not None
 
-    def _choose(self, a: Tensor, b: Tensor, out: Tensor) -> _Found | None:
-        """The first way that is named; for what is met again and again, the fastest."""
-        self.met += 1
-        if self.met == 1:
-            self.ways = self._ways()
-        if not self.ways:
+    def _choose(self, a: Tensor, b: Tensor, out: Tensor) -> _Algorithm | None:
+        """The heuristic's first algorithm; from the call `TUNE_AT_CALL` on, the fastest."""
+        self.calls += 1
+        if self.calls == 1:
+            self.algorithms = self._find_algorithms()
+        if not self.algorithms:
             return None
-        fixed = torch.are_deterministic_algorithms_enabled()
-        if self.met < OFTEN or fixed or torch.cuda.is_current_stream_capturing():
-            return self.ways[0]
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        capturing = torch.cuda.is_current_stream_capturing()
+        if self.calls < TUNE_AT_CALL or deterministic or capturing:
+            return self.algorithms[0]
         spare = torch.empty_like(out) if self.add.value else out
-        self.way = fastest(self.ways, lambda way: self._time(way, a, b, spare))
-        return self.way
+        self.tuned = fastest(self.algorithms, lambda one: self._time(one, a, b, spare))
+        return self.tuned
 
-    def _ways(self) -> list[_Found]:
-        """Those that the library names, the most promising first."""
-        wish = _made("MatmulPreferenceCreate")
-        for what, number in {1: WORKSPACE, 5: ALIGNED, 6: ALIGNED, 7: ALIGNED, 8: ALIGNED}.items():
-            size = ctypes.c_uint64(number) if what == 1 else ctypes.c_uint32(number)
-            _call("MatmulPreferenceSetAttribute", wish, what, *_at(size))
-        found, count = (_Found * WAYS)(), ctypes.c_int()
-        _ask(
+    def _find_algorithms(self) -> list[_Algorithm]:
+        """Those that the library's heuristic names, the most promising first."""
+        preference = _create("MatmulPreferenceCreate")
+        limits = {1: WORKSPACE, 5: ALIGNMENT, 6: ALIGNMENT, 7: ALIGNMENT, 8: ALIGNMENT}
+        for attribute, limit in limits.items():
+            value = ctypes.c_uint64(limit) if attribute == 1 else ctypes.c_uint32(limit)
+            _call("MatmulPreferenceSetAttribute", preference, attribute, *_pointer(value))
+        results, count = (_Algorithm * ALGORITHMS)(), ctypes.c_int()
+        _status(
             "MatmulAlgoGetHeuristic",
             self.handle,
             self.description,
             *self.layouts,
             self.layouts[2],
-            wish,
-            WAYS,
-            found,
+            preference,
+            ALGORITHMS,
+            results,
             ctypes.byref(count),
         )
-        _call("MatmulPreferenceDestroy", wish)
-        return [way for way in found[: count.value] if way.state == 0]
+        _call("MatmulPreferenceDestroy", preference)
+        return [result for result in results[: count.value] if result.state == 0]
 
-    def _time(self, way: _Found, a: Tensor, b: Tensor, out: Tensor) -> float:
+    def _time(self, algorithm: _Algorithm, a: Tensor, b: Tensor, out: Tensor) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._run(way, a, b, out)
+        self._run(algorithm, a, b, out)
         start.record()
-        for _ in range(CALLS):
-            self._run(way, a, b, out)
+        for _ in range(TIMING_CALLS):
+            self._run(algorithm, a, b, out)
         end.record()
         end.synchronize()
         return start.elapsed_time(end)
 
-    def _run(self, way: _Found, a: Tensor, b: Tensor, out: Tensor) -> None:
+    def _run(self, algorithm: _Algorithm, a: Tensor, b: Tensor, out: Tensor) -> None:
         workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=a.device)
-        right, left, made = self.layouts
-        written = ctypes.c_void_p(out.data_ptr())
+        right, left, result = self.layouts
+        address = ctypes.c_void_p(out.data_ptr())
         _call(
             "Matmul",
             self.handle,
@@ -220,55 +227,55 @@ class _Product:
             ctypes.c_void_p(a.data_ptr()),
             left,
             ctypes.byref(self.add),
-            written,
-            made,
-            written,
-            made,
-            ctypes.byref(way.way),
+            address,
+            result,
+            address,
+            result,
+            ctypes.byref(algorithm.algo),
             ctypes.c_void_p(workspace.data_ptr()),
             ctypes.c_size_t(WORKSPACE),
             ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
         )
 
-    def _say(self, what: int, value: _Value) -> None:
-        _call("MatmulDescSetAttribute", self.description, what, *_at(value))
+    def _set_attribute(self, attribute: int, value: _Value) -> None:
+        _call("MatmulDescSetAttribute", self.description, attribute, *_pointer(value))
 
 
-_product = cache(_Product)
+_cached_matmul = cache(_Matmul)
 
 
 @cache
 def _handle(device: int) -> ctypes.c_void_p:
     with torch.cuda.device(device):
-        return _made("Create")
+        return _create("Create")
 
 
-def _described(dtype: torch.dtype, rows: int, columns: int, layout: Layout) -> ctypes.c_void_p:
-    """A matrix of so many rows and columns, which lies there turned if its transpose does."""
-    turned, distance = layout
-    sizes = (columns, rows) if turned else (rows, columns)
-    kind, sides = ctypes.c_int(KINDS[dtype]), map(ctypes.c_uint64, sizes)
-    return _made("MatrixLayoutCreate", kind, *sides, ctypes.c_int64(distance))
+def _create_layout(dtype: torch.dtype, rows: int, columns: int, layout: Layout) -> ctypes.c_void_p:
+    """A cublasLtMatrixLayout_t; of the transpose where that is what memory holds."""
+    transposed, leading_dimension = layout
+    sizes = (columns, rows) if transposed else (rows, columns)
+    data_type, sides = ctypes.c_int(DATA_TYPES[dtype]), map(ctypes.c_uint64, sizes)
+    return _create("MatrixLayoutCreate", data_type, *sides, ctypes.c_int64(leading_dimension))
 
 
-def _made(what: str, *given: object) -> ctypes.c_void_p:
-    """Something that the library makes."""
-    thing = ctypes.c_void_p()
-    _call(what, ctypes.byref(thing), *given)
-    return thing
+def _create(function: str, *arguments: object) -> ctypes.c_void_p:
+    """The handle that a function of the library creates."""
+    handle = ctypes.c_void_p()
+    _call(function, ctypes.byref(handle), *arguments)
+    return handle
 
 
-def _at(value: _Value) -> tuple[object, object]:
-    """Where a number stands, and its size."""
+def _pointer(value: _Value) -> tuple[object, object]:
+    """The address and the size of a value."""
     return ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value))
 
 
-def _call(what: str, *given: object) -> None:
-    status = _ask(what, *given)
+def _call(function: str, *arguments: object) -> None:
+    status = _status(function, *arguments)
     if status:
-        raise RuntimeError(f"cublasLt{what} failed with status {status}")
+        raise RuntimeError(f"cublasLt{function} failed with status {status}")
 
 
-def _ask(what: str, *given: object) -> int:
-    status: int = getattr(library(), f"cublasLt{what}")(*given)
+def _status(function: str, *arguments: object) -> int:
+    status: int = getattr(library(), f"cublasLt{function}")(*arguments)
     return status

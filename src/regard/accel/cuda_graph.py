@@ -1,4 +1,4 @@
-"""A training step as one CUDA graph: launched at once instead of kernel by kernel."""
+"""A training step captured as a CUDA graph: one launch instead of one per kernel."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,65 +6,70 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.accel.cublaslt import TUNE_AT_CALL
 from regard.data.batch import Batch, tensors
 
 Results = tuple[Tensor, ...]
 Update = Callable[[Sequence[Batch]], Results]
-WARM = 3  # steps of a shape before it is recorded: optimizers make their state, kernels are chosen
-MOST = 16  # graphs; batches of further shapes are launched as ever
+# Steps of a shape before it is captured: optimizers create their state and matmuls are tuned, which
+# cannot happen during a capture.
+WARM_UP_STEPS = 3
+assert WARM_UP_STEPS >= TUNE_AT_CALL, "a matmul must be tuned before it is captured"
+MAX_GRAPHS = 16  # batches of further shapes run without a graph
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
-    """Where a graph reads its batches, how it is replayed, and where it leaves its results."""
+class _Graph:
+    """A captured graph: the tensors it reads, its replay, and the tensors it writes."""
 
-    read: list[Tensor]
+    inputs: list[Tensor]
     replay: Callable[[], None]
     results: Results
 
 
-class Captured:
-    """An update that records itself, once for every shape of batches, and is then replayed.
+class CudaGraphUpdate:
+    """An update that is captured as a CUDA graph for each shape of batches, and then replayed.
 
-    A small model's kernels take less time than launching them does; a replay launches them all
-    together. The update may not depend on any number of the host: rates are tensors, and the
-    generator's seed is read anew at each replay.
+    The kernels of a small model take less time than their launches; a replay launches all of them
+    at once. The update must not depend on values of the host: learning rates are tensors, and the
+    generator's seed is read at each replay.
     """
 
     def __init__(
         self,
         update: Update,
-        record: Callable[[Callable[[], Results]], tuple[Callable[[], None], Results]] | None = None,
+        capture: Callable[[Callable[[], Results]], tuple[Callable[[], None], Results]]
+        | None = None,
     ) -> None:
-        self.update, self.record = update, _Recorder() if record is None else record
-        self.seen: dict[tuple[torch.Size, ...], int] = {}
-        self.graphs: dict[tuple[torch.Size, ...], _Recorded] = {}
+        self.update, self.capture = update, _Capture() if capture is None else capture
+        self.steps: dict[tuple[torch.Size, ...], int] = {}
+        self.graphs: dict[tuple[torch.Size, ...], _Graph] = {}
 
     def __call__(self, group: Sequence[Batch]) -> Results:
-        """Do the update, as it is or from its graph."""
-        given = [tensor for batch in group for tensor in tensors(batch)]
-        shape = tuple(tensor.shape for tensor in given)
+        """Run the update, eagerly or by replaying its graph."""
+        inputs = [tensor for batch in group for tensor in tensors(batch)]
+        shape = tuple(tensor.shape for tensor in inputs)
         graph = self.graphs.get(shape)
         if graph is None:
-            count = self.seen[shape] = self.seen.get(shape, 0) + 1
-            if count <= WARM or len(self.graphs) == MOST:
+            count = self.steps[shape] = self.steps.get(shape, 0) + 1
+            if count <= WARM_UP_STEPS or len(self.graphs) == MAX_GRAPHS:
                 return self.update(group)
-            replay, results = self.record(lambda: self.update(group))
-            graph = self.graphs[shape] = _Recorded(given, replay, results)
-        for to, tensor in zip(graph.read, given, strict=True):
-            to.copy_(tensor)  # nothing, for the group that was recorded
+            replay, results = self.capture(lambda: self.update(group))
+            graph = self.graphs[shape] = _Graph(inputs, replay, results)
+        for buffer, tensor in zip(graph.inputs, inputs, strict=True):
+            buffer.copy_(tensor)  # no copy for the batches of the capture itself
         graph.replay()
         return tuple(result.clone() for result in graph.results)
 
 
-class _Recorder:
-    """Records work into graphs that share one pool of memory: only one runs at a time."""
+class _Capture:
+    """Captures work as graphs that share one memory pool: only one runs at a time."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], Results]) -> tuple[Callable[[], None], Results]:
-        """Record without doing: how to do it, and where its results will stand."""
+        """Capture `work` without running it: the replay, and the tensors it will write."""
         graph = torch.cuda.CUDAGraph()
         # other threads go on preparing batches meanwhile
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):

@@ -1,4 +1,4 @@
-"""What torch's compiler is told to do better."""
+"""An inductor pass that tunes large matmuls."""
 
 from typing import Any
 
@@ -6,32 +6,32 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from regard.accel import matmul as products
+from regard.accel import matmul
 
 aten: Any = torch.ops.aten
 
 
-class Faster(CustomGraphPass):
-    """Has torch's compiler call `product` for large products on a GPU."""
+class TunedMatmuls(CustomGraphPass):
+    """Replaces large matmuls in half precision on a GPU by `accel.matmul.tuned_matmul`."""
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Change a graph that is ready to be lowered."""
+        """Change a graph before it is lowered."""
         for node in graph.find_nodes(op="call_function", target=aten.mm.default):
-            if _large(*node.args):
-                node.target = torch.ops.regard.product.default
+            if _is_large(*node.args):
+                node.target = torch.ops.regard.tuned_matmul.default
         for node in graph.find_nodes(op="call_function", target=aten.addmm.default):
             bias, *factors = node.args
-            if not node.kwargs and bias.meta["val"].ndim == 1 and _large(*factors):
-                node.target = torch.ops.regard.product.default
+            if not node.kwargs and bias.meta["val"].ndim == 1 and _is_large(*factors):
+                node.target = torch.ops.regard.tuned_matmul.default
                 node.args = (*factors, bias)
 
     def uuid(self) -> bytes:
-        """What compiled graphs are kept under."""
-        return get_hash_for_files((__file__, products.__file__))
+        """The key of this pass in the cache of compiled graphs."""
+        return get_hash_for_files((__file__, matmul.__file__))
 
 
-def _large(a: fx.Node, b: fx.Node) -> bool:
+def _is_large(a: fx.Node, b: fx.Node) -> bool:
     left, right = a.meta["val"], b.meta["val"]
-    half = left.dtype in (torch.bfloat16, torch.float16)
-    operations = 2 * left.shape[0] * left.shape[1] * right.shape[1]
-    return left.is_cuda and half and operations >= products.LARGE
+    half_precision = left.dtype in (torch.bfloat16, torch.float16)
+    flops = 2 * left.shape[0] * left.shape[1] * right.shape[1]
+    return left.is_cuda and half_precision and flops >= matmul.TUNED_FLOPS

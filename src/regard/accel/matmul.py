@@ -1,6 +1,6 @@
-"""Large products of matrices in training, each by the fastest way that is known for it.
+"""Matmuls of compiled training steps by cuBLASLt, as custom operators with plain torch fallbacks.
 
-To a compiler each is a single thing; `accel.inductor_pass` puts them in the place of torch's own.
+`accel.compile` puts them in the place of torch's: a compiler sees each as one operation.
 """
 
 from collections.abc import Sequence
@@ -12,108 +12,92 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.accel.cublaslt import Epilogue, multiply
+from regard.accel import cublaslt
+from regard.accel.cublaslt import Epilogue
+from regard.nn import loss
 
-LARGE = 2e10  # operations of a product from which the best way is worth a call from Python
+TUNED_FLOPS = 2e10  # of a matmul from which tuning is worth a call from Python
 aten: Any = torch.ops.aten
 
 
-@torch.library.custom_op("regard::product", mutates_args=())
-def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a b, plus a bias in each row."""
+@torch.library.custom_op("regard::tuned_matmul", mutates_args=())
+def tuned_matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a b + bias"""
     out = a.new_empty(len(a), b.shape[1])
-    kind = Epilogue.PLAIN if bias is None else Epilogue.BIAS
-    return out if multiply(a, b, out, epilogue=kind, bias=bias) else _plain(a, b, bias)
+    epilogue = Epilogue.PLAIN if bias is None else Epilogue.BIAS
+    if cublaslt.matmul(a, b, out, epilogue=epilogue, bias=bias):
+        return out
+    return _plain_matmul(a, b, bias)
 
 
-@product.register_fake
+@tuned_matmul.register_fake
 def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-@torch.library.custom_op("regard::bent_product", mutates_args=())
-def bent_product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """GELU(a b + bias) in its tanh form, and what was bent."""
+@torch.library.custom_op("regard::matmul_gelu", mutates_args=())
+def matmul_gelu(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """GELU(a b + bias) in its tanh form, and its input a b + bias."""
     out, before = (a.new_empty(len(a), b.shape[1]) for _ in range(2))
-    kind = Epilogue.GELU_AUX if bias is None else Epilogue.GELU_AUX_BIAS
-    if multiply(a, b, out, epilogue=kind, bias=bias, aux=before):
+    epilogue = Epilogue.GELU_AUX if bias is None else Epilogue.GELU_AUX_BIAS
+    if cublaslt.matmul(a, b, out, epilogue=epilogue, bias=bias, aux=before):
         return out, before
-    before = _plain(a, b, bias)
+    before = _plain_matmul(a, b, bias)
     return F.gelu(before, approximate="tanh"), before
 
 
-@bent_product.register_fake
+@matmul_gelu.register_fake
 def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     out = a.new_empty(a.shape[0], b.shape[1])
     return out, torch.empty_like(out)
 
 
-@torch.library.custom_op("regard::product_by_slope", mutates_args=())
-def product_by_slope(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    """a b, times the slope of GELU's tanh form at `before`."""
+@torch.library.custom_op("regard::matmul_gelu_backward", mutates_args=())
+def matmul_gelu_backward(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
+    """a b times the derivative of GELU's tanh form at `before`."""
     out = torch.empty_like(before)
-    if not multiply(a, b, out, epilogue=Epilogue.DGELU, aux=before):
+    if not cublaslt.matmul(a, b, out, epilogue=Epilogue.DGELU, aux=before):
         out = aten.gelu_backward(a @ b, before, approximate="tanh")
     return out
 
 
-@product_by_slope.register_fake
+@matmul_gelu_backward.register_fake
 def _(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
     return torch.empty_like(before)
 
 
-@torch.library.custom_op("regard::sum_of_products", mutates_args=())
-def sum_of_products(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    """The first of a times the first of b, and so on, each added to the sum in its type."""
+@torch.library.custom_op("regard::sum_of_matmuls", mutates_args=())
+def sum_of_matmuls(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    """a_1 b_1 + a_2 b_2 + ..., each added to the sum in its dtype."""
     out = a[0].new_empty(len(a[0]), b[0].shape[1])
-    for at, (left, right) in enumerate(zip(a, b, strict=True)):
-        put_product(out, left, right, add=at > 0)
+    for number, (left, right) in enumerate(zip(a, b, strict=True)):
+        matmul_into(out, left, right, add=number > 0)
     return out
 
 
-@sum_of_products.register_fake
+@sum_of_matmuls.register_fake
 def _(a: list[Tensor], b: list[Tensor]) -> Tensor:
     return a[0].new_empty(a[0].shape[0], b[0].shape[1])
 
 
-def _plain(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def _plain_matmul(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
-def put_product(
-    to: Float[Tensor, "rows outputs"],
+def matmul_into(
+    out: Float[Tensor, "rows outputs"],
     a: Float[Tensor, "rows inputs"],
     b: Float[Tensor, "inputs outputs"],
     *,
     add: bool = False,
 ) -> None:
-    """Write a b to where it belongs, or add it to what stands there, summed in that type."""
-    if multiply(a, b, to, add=add):
-        return
-    if not add:
-        torch.mm(a, b, out=to)
-    elif to.dtype == a.dtype:
-        to.addmm_(a, b)
-    elif to.is_cuda:
-        torch.addmm(to, a, b, out_dtype=to.dtype, out=to)
-    else:
-        to += a @ b
+    """As `nn.loss.matmul_into`, tuned where possible."""
+    if not cublaslt.matmul(a, b, out, add=add):
+        loss.matmul_into(out, a, b, add=add)
 
 
-def compiling_large(
-    x: Float[Tensor, "*rows inputs"], weight: Float[Tensor, "outputs inputs"]
-) -> bool:
-    """Whether a large product of the two is being compiled, for a GPU and in half precision."""
-    return (
-        torch.compiler.is_compiling()
-        and x.is_cuda
-        and torch.is_autocast_enabled("cuda")
-        and 2 * x.numel() * len(weight) >= LARGE
-    )
-
-
-class _BentTwice(torch.autograd.Function):
-    """Up, bent by GELU, and down, with GELU and its slope inside the products."""
+class _GeluMLP(torch.autograd.Function):
+    """Two linear layers with GELU between them, GELU and its gradient inside the matmuls."""
 
     @staticmethod
     def forward(
@@ -124,71 +108,72 @@ class _BentTwice(torch.autograd.Function):
         down: Tensor,
         down_bias: Tensor | None,
     ) -> Tensor:
-        wide, before = bent_product(x, up.T, up_bias)
-        ctx.save_for_backward(x, up, down, wide, before)
-        ctx.biased = up_bias is not None, down_bias is not None
-        return product(wide, down.T, down_bias)
+        hidden, before = matmul_gelu(x, up.T, up_bias)
+        ctx.save_for_backward(x, up, down, hidden, before)
+        ctx.has_bias = up_bias is not None, down_bias is not None
+        return tuned_matmul(hidden, down.T, down_bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        x, up, down, wide, before = ctx.saved_tensors
-        (slope,) = outer
-        steep = product_by_slope(slope, down, before)
-        sums = [
-            each.sum(0) if has else None
-            for each, has in zip((steep, slope), ctx.biased, strict=True)
-        ]
-        return steep @ up, steep.T @ x, sums[0], slope.T @ wide, sums[1]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, up, down, hidden, before = ctx.saved_tensors
+        (dy,) = gradients
+        dhidden = matmul_gelu_backward(dy, down, before)
+        dup_bias, ddown_bias = (
+            gradient.sum(0) if has_bias else None
+            for gradient, has_bias in zip((dhidden, dy), ctx.has_bias, strict=True)
+        )
+        return dhidden @ up, dhidden.T @ x, dup_bias, dy.T @ hidden, ddown_bias
 
 
-def bent_feed_forward(
+def gelu_mlp(
     x: Float[Tensor, "*rows dim"],
     up: Float[Tensor, "inner dim"],
     up_bias: Float[Tensor, " inner"] | None,
     down: Float[Tensor, "dim inner"],
     down_bias: Float[Tensor, " dim"] | None,
 ) -> Float[Tensor, "*rows dim"]:
-    """GELU(x up' + b) down' + c, in the type of autocast."""
-    given = _halved(x.flatten(0, -2), up, up_bias, down, down_bias)
-    result: Tensor = _BentTwice.apply(*given)  # type: ignore[no-untyped-call]
+    """GELU(x up' + b) down' + c, in the dtype of autocast."""
+    operands = _autocast(x.flatten(0, -2), up, up_bias, down, down_bias)
+    result: Tensor = _GeluMLP.apply(*operands)  # type: ignore[no-untyped-call]
     return result.unflatten(0, x.shape[:-1])
 
 
-class _Parted(torch.autograd.Function):
-    """One product with several matrices, whose slopes are not put together again."""
+class _QKVLinear(torch.autograd.Function):
+    """One matmul with several weights, whose output gradients are not concatenated."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, *weights)
-        ctx.biased = bias is not None
-        together = product(x, torch.cat(weights).T, bias)
-        return together.split([len(weight) for weight in weights], -1)
+        ctx.has_bias = bias is not None
+        qkv = tuned_matmul(x, torch.cat(weights).T, bias)
+        return qkv.split([len(weight) for weight in weights], -1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        bias = torch.cat([slope.sum(0) for slope in slopes]) if ctx.biased else None
-        dx = sum_of_products([*slopes], weights)
-        return dx, bias, *(slope.T @ x for slope in slopes)
+        dbias = torch.cat([gradient.sum(0) for gradient in gradients]) if ctx.has_bias else None
+        dx = sum_of_matmuls([*gradients], weights)
+        return dx, dbias, *(gradient.T @ x for gradient in gradients)
 
 
-def parted(
+def qkv_linear(
     x: Float[Tensor, "*rows dim"], weights: Sequence[Tensor], bias: Float[Tensor, " width"] | None
 ) -> tuple[Tensor, ...]:
-    """x times each of some matrices, with the biases of all in a row, in the type of autocast.
+    """x times each of `weights`, with their concatenated biases, in the dtype of autocast.
 
-    For slopes that come apart: putting them together would be one more pass over memory.
+    For gradients of q, k and v that the attention kernel writes as three tensors: concatenating
+    them would be one more pass over memory.
     """
-    given = _halved(x.flatten(0, -2), bias, *weights)
-    results: tuple[Tensor, ...] = _Parted.apply(*given)  # type: ignore[no-untyped-call]
-    return tuple(each.unflatten(0, x.shape[:-1]) for each in results)
+    operands = _autocast(x.flatten(0, -2), bias, *weights)
+    results: tuple[Tensor, ...] = _QKVLinear.apply(*operands)  # type: ignore[no-untyped-call]
+    return tuple(result.unflatten(0, x.shape[:-1]) for result in results)
 
 
-def _halved(*given: Tensor | None) -> list[Tensor | None]:
-    """In the type of autocast, where there is one."""
-    (kind,) = {each.device.type for each in given if each is not None}
-    if not torch.is_autocast_enabled(kind):
-        return [*given]
-    return [each if each is None else each.to(torch.get_autocast_dtype(kind)) for each in given]
+def _autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """The tensors in the dtype of autocast, where it is enabled."""
+    (device,) = {x.device.type for x in tensors if x is not None}
+    if not torch.is_autocast_enabled(device):
+        return [*tensors]
+    return [x if x is None else x.to(torch.get_autocast_dtype(device)) for x in tensors]

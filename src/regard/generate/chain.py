@@ -30,6 +30,7 @@ from regard.generate.samplers.logits_processor import (
 from regard.generate.samplers.temperature import Temperature
 
 DEFAULT_SAMPLERS = ("temperature=0.8", "top_p=0.95")  # where the user names no sampler
+SKIP_REMOVED = ("cpu",)  # devices on which tokens removed before a sort are left out of it
 NOT_FAILED = 2**62  # failure length of a row that has not failed
 
 
@@ -206,7 +207,7 @@ class Chain:
         """
         logits, order, gaps = at_least_float32(logits), None, False
         stages = self.active
-        skip_removed = logits.device.type == "cpu" and not torch.compiler.is_compiling()
+        skip_removed = logits.device.type in SKIP_REMOVED
         skip_removed = skip_removed and not any(stage.needs_full_vocab for stage in stages)
         vocab = logits.shape[1]
         for stage in stages:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.errors import ConfigError, DataError
 from regard.models.base import LanguageModel, State
 from regard.models.counts import Blocks, flatten_rows
-from regard.nn.head import GivenHead
+from regard.nn.head import IdentityHead
 from regard.nn.recurrent import Snapshots
 from regard.nn.state import Source
 
@@ -55,7 +55,7 @@ class HMM(LanguageModel):
     def __init__(self, config: HMMConfig) -> None:
         super().__init__()
         self.config = config
-        self.head = GivenHead()
+        self.head = IdentityHead()
         states, vocab = config.states, config.vocab_size
         for name, size in [("first", [states]), ("move", [states] * 2), ("write", [states, vocab])]:
             # uniform on the simplex; EM would never separate equal states

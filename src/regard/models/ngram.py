@@ -14,7 +14,7 @@ from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
 from regard.models.counts import UNSEEN, Blocks, Table, count_ngrams
 from regard.models.smoothing import SMOOTHINGS
-from regard.nn.head import IGNORED, GivenHead
+from regard.nn.head import IGNORED, IdentityHead
 from regard.nn.recurrent import Snapshots
 from regard.nn.state import Source
 
@@ -54,7 +54,7 @@ class NGram(LanguageModel):
         self.tables = nn.ModuleList(Table() for _ in range(config.order))
         sizes = {"order": config.order, "vocab_size": config.vocab_size}
         self.smoothing = make(config.smoothing, SMOOTHINGS, "smoothing", **sizes)
-        self.head = GivenHead()
+        self.head = IdentityHead()
 
     def fit(self, batches: Iterable[Blocks]) -> None:
         """Count the n-grams that end in a scored target, in one pass; replaces earlier counts."""

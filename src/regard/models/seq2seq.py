@@ -294,10 +294,7 @@ class EncoderDecoder(LanguageModel):
         if config.score is None or not sequential:
             z, after, attended = self._decode_parallel(e, initial, memory, run)
         else:
-            decode = self._decode_stepwise
-            if torch.compiler.is_compiling():  # torch.compile would unroll time for minutes
-                decode = torch.compiler.disable(decode)
-            z, after, attended = decode(e, initial, memory)
+            z, after, attended = self._decode_stepwise(e, initial, memory)
         for hop, attention in enumerate(self._attentions()):
             if attention.weights_tap.has_hooks:  # one tensor for all steps
                 attention.weights_tap(torch.cat([step[hop].weights for step in attended], 2))

@@ -1,4 +1,4 @@
-"""Attention: a soft look-up of values by comparing a query with keys."""
+"""Multi-head attention: weighted means of values, with weights from scores of queries and keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.accel.matmul import compiling_large, parted
 from regard.config import Choice, make
 from regard.errors import ShapeError
 from regard.nn.functional import masked_softmax, merge_heads, share_heads, split_heads
@@ -22,10 +21,11 @@ from regard.nn.tap import Tap
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionInputs:
-    """Who looks where in one forward pass: made once, used by every layer.
+    """What attention needs beside x: mask, positions, biases and rotations.
 
-    `causal` says that the kernel's own causal mode does; otherwise `allowed` and `bias` are
-    dense, and where there is a bias it already holds -inf where nobody may look.
+    Made once per forward pass and used by every layer. With `causal`, the fused kernel's causal
+    mode is enough; otherwise `allowed` and `bias` are dense, and `bias` is -inf wherever `allowed`
+    is False.
     """
 
     mask: Mask
@@ -35,9 +35,7 @@ class AttentionInputs:
     allowed: Bool[Tensor, "#batch 1 #time seen"] | None = None
     bias: Float[Tensor, "#batch heads time seen"] | None = None
     rotation: Rotation | None = None
-    layer_position: Float[Tensor, "#batch time dim"] | None = (
-        None  # added to the input of every layer
-    )
+    layer_position: Float[Tensor, "#batch time dim"] | None = None  # added to every layer's x
 
     @classmethod
     def of(
@@ -48,11 +46,11 @@ class AttentionInputs:
         position: Position | None = None,
     ) -> "AttentionInputs":
         """For queries at `query_positions` and keys at `key_positions` (None: the same)."""
-        fresh = key_positions is None
+        self_attention = key_positions is None
         key_positions = query_positions if key_positions is None else key_positions
         position = Position() if position is None else position
         bias = position.bias(query_positions, key_positions)
-        causal = fresh and mask.only_causal and bias is None
+        causal = self_attention and mask.only_causal and bias is None
         allowed = None if causal else mask.dense(query_positions, key_positions)
         if bias is not None and allowed is not None:
             bias = bias.masked_fill(~allowed, -torch.inf)
@@ -68,12 +66,10 @@ class AttentionInputs:
         )
 
     def dense(self) -> Bool[Tensor, "#batch 1 #time seen"] | None:
-        """What is allowed, also where a kernel did not need to be told."""
-        return (
-            self.mask.dense(self.query_positions, self.key_positions)
-            if self.causal
-            else self.allowed
-        )
+        """The mask as a boolean tensor, also where `causal` stands for it."""
+        if self.causal:
+            return self.mask.dense(self.query_positions, self.key_positions)
+        return self.allowed
 
 
 class Attention(nn.Module):
@@ -81,10 +77,10 @@ class Attention(nn.Module):
 
         head_i = softmax(score(x Q_i, m K_i) | allowed) m V_i,     y = [head_1 ... head_h] O
 
-    With `kv_heads < heads`, neighbouring query heads share one key and value head (GQA; one
-    for all is multi-query). `qk_norm` norms each query and key by itself (Qwen 3). The taps see
-    q and k; `explain` recomputes any row of the weights from them, so the fused kernel runs
-    whether or not someone is looking.
+    With `kv_heads < heads`, neighbouring query heads share one key and value head: grouped-query
+    attention (GQA); with one for all it is multi-query attention. `qk_norm` normalises each query
+    and each key (Qwen 3). The taps see q and k; `explain` recomputes the weights from them, so the
+    fused kernel also runs while attention is observed.
     """
 
     def __init__(
@@ -126,58 +122,51 @@ class Attention(nn.Module):
         *,
         inputs: AttentionInputs,
         state: KVCache | None = None,
-        given: tuple[Tensor, Tensor] | None = None,
+        memory_kv: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
-        """Look; `state` keeps earlier keys and values, `given` replaces those of the memory."""
+        """Attend. `state` is the KV cache; `memory_kv` are keys and values computed before."""
         if inputs.layer_position is not None:
             x = x + inputs.layer_position.to(x.dtype)
-        if self.training and memory is None and given is None:
-            q, k, v = self._together(x, inputs)
+        if self.training and memory is None and memory_kv is None:
+            q, k, v = self._packed_qkv(x)
         else:
             q = split_heads(self.query(x), self.heads)  # (batch, heads, time, head_dim)
-            k, v = self.keys_values(x if memory is None else memory) if given is None else given
+            if memory_kv is None:
+                memory_kv = self.keys_values(x if memory is None else memory)
+            k, v = memory_kv
         if self.q_norm is not None:
             q = self.q_norm(q)
         if inputs.rotation is not None:
             q, k = inputs.rotation.apply(q), inputs.rotation.apply(k)
         if state is not None:
-            seen_k, seen_v = state.write(
-                k, v, inputs.query_positions, inputs.key_positions.shape[1]
-            )
-            if not inputs.causal:  # with nothing before them, the new keys are all there is to see
-                k, v = seen_k, seen_v
+            cached = state.write(k, v, inputs.query_positions, inputs.key_positions.shape[1])
+            if not inputs.causal:  # if causal, the cache was empty: k and v are all of it
+                k, v = cached
         q, k = self.q_tap(q), self.k_tap(k)
         y = self._fused(q, k, v, inputs) if self.score.fused else self._explicit(q, k, v, inputs)
         return self.out(merge_heads(y))
 
     def keys_values(self, memory: Float[Tensor, "batch seen dim"]) -> tuple[Tensor, Tensor]:
-        """What `memory` is looked up by, and what is found: (batch, kv_heads, seen, head_dim)."""
+        """The keys and values of `memory`: (batch, kv_heads, seen, head_dim)."""
         k = split_heads(self.key(memory), self.kv_heads)
-        return self._normed(k), split_heads(self.value(memory), self.kv_heads)
+        return self._normalise_keys(k), split_heads(self.value(memory), self.kv_heads)
 
-    def _normed(self, k: Tensor) -> Tensor:
+    def _normalise_keys(self, k: Tensor) -> Tensor:
         return k if self.k_norm is None else self.k_norm(k)
 
-    def _together(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values by one product: fewer, larger ones are faster in training.
+    def _packed_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project `x` to q, k and v with one matmul on the concatenated weights.
 
-        While generating it would copy the three matrices for every token. Slopes that come
-        straight from the kernel come apart.
+        Faster in training. Not used for decoding, where concatenating would copy the weights for
+        every token.
         """
-        parts = (self.query, self.key, self.value)
-        weights: list[Tensor] = [part.weight for part in parts]
-        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
-        if (
-            inputs.rotation is None
-            and self.q_norm is None
-            and compiling_large(x, self.query.weight)
-        ):
-            q, k, v = parted(x, weights, bias)
-        else:
-            q, k, v = F.linear(x, torch.cat(weights), bias).split([len(w) for w in weights], dim=-1)
+        layers = (self.query, self.key, self.value)
+        weights = [layer.weight for layer in layers]
+        bias = None if self.query.bias is None else torch.cat([layer.bias for layer in layers])
+        q, k, v = F.linear(x, torch.cat(weights), bias).split([len(w) for w in weights], dim=-1)
         return (
             split_heads(q, self.heads),
-            self._normed(split_heads(k, self.kv_heads)),
+            self._normalise_keys(split_heads(k, self.kv_heads)),
             split_heads(v, self.kv_heads),
         )
 
@@ -187,23 +176,23 @@ class Attention(nn.Module):
         k: Float[Tensor, "batch kv_heads seen head_dim"],
         inputs: AttentionInputs,
     ) -> Float[Tensor, "batch heads time seen"]:
-        """How much each query looks at each key: the formula, in the open."""
+        """The attention weights, by the formula."""
         k = share_heads(self.score.prepare(k), self.heads)
         scores = self.score(q, k, inputs.query_positions, inputs.key_positions)
         if inputs.bias is not None:
-            finite = (
-                inputs.bias
-                if inputs.allowed is None
-                else inputs.bias.masked_fill(~inputs.allowed, 0)
-            )
-            scores = scores + finite
+            bias = inputs.bias
+            if inputs.allowed is not None:  # no -inf: `masked_softmax` applies the mask
+                bias = bias.masked_fill(~inputs.allowed, 0)
+            scores = scores + bias
         return masked_softmax(scores, inputs.dense())
 
     def _explicit(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
+        """The formula step by step, for scores that no fused kernel computes."""
         weights = F.dropout(self.weights(q, k, inputs), self.dropout, self.training)
         return weights @ share_heads(v, self.heads)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
+        """The same by torch's fused kernel, for scaled dot products."""
         return F.scaled_dot_product_attention(
             q,
             k,

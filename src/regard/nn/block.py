@@ -1,4 +1,4 @@
-"""One layer of a Transformer, handed its parts."""
+"""One layer of a Transformer."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,7 +15,10 @@ from regard.nn.tap import Carry, Tap
 
 
 class Block(nn.Module):
-    """One layer. Positions talk (to themselves, then to `memory`), then each thinks alone."""
+    """One layer: self-attention, cross-attention to `memory` if there is one, feed-forward.
+
+    `norm_order` places the norms; see `nn.residual`.
+    """
 
     def __init__(
         self,
@@ -50,15 +53,15 @@ class Block(nn.Module):
         inputs: AttentionInputs,
         memory_inputs: AttentionInputs | None = None,
         state: KVCache | None = None,
-        given: tuple[Tensor, Tensor] | None = None,
+        memory_kv: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
-        """The stream after this layer."""
+        """The residual stream after this layer."""
         x, drop = self.carry(x), self._drop
         if self.norm_order.parallel:
             normed = self.attention_norm(x)
-            looked = self.attention(normed, inputs=inputs, state=state)
-            thought = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(x))
-            return self.out_tap(x + drop(looked) + drop(thought))
+            attended = self.attention(normed, inputs=inputs, state=state)
+            ffn = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(x))
+            return self.out_tap(x + drop(attended) + drop(ffn))
         assert self.ffn_norm is not None
         x = residual(
             x,
@@ -72,7 +75,7 @@ class Block(nn.Module):
             assert memory_inputs is not None
             x = residual(
                 x,
-                lambda x: drop(cross(x, memory, inputs=memory_inputs, given=given)),
+                lambda x: drop(cross(x, memory, inputs=memory_inputs, memory_kv=memory_kv)),
                 self.cross_norm,
                 self.norm_order,
                 self.cross_after,

@@ -1,4 +1,4 @@
-"""The feed-forward part of a block: each position by itself, wide and back."""
+"""The feed-forward network of a block: two or three linear layers at each position."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-
-from regard.accel.matmul import bent_feed_forward, compiling_large
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -31,12 +29,9 @@ class FeedForward(nn.Module):
         self.activation, self.dropout = activation, dropout
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """Up, bend, down."""
-        up, down, drops = self.up, self.down, self.dropout and self.training
-        if self.activation is gelu_tanh and not drops and compiling_large(x, up.weight):
-            return bent_feed_forward(x, up.weight, up.bias, down.weight, down.bias)
-        wide = self.activation(up(x))
-        return down(F.dropout(wide, self.dropout, self.training))
+        """Project up, apply the activation, project down."""
+        hidden = self.activation(self.up(x))
+        return self.down(F.dropout(hidden, self.dropout, self.training))
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -57,9 +52,9 @@ class GatedFeedForward(FeedForward):
         self.gate = nn.Linear(dim, ffn_dim, bias=bias)
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """Up, gated, down."""
-        wide = self.up(x) * self.activation(self.gate(x))
-        return self.down(F.dropout(wide, self.dropout, self.training))
+        """Project up, multiply by the activated gate, project down."""
+        hidden = self.up(x) * self.activation(self.gate(x))
+        return self.down(F.dropout(hidden, self.dropout, self.training))
 
 
 def squared_relu(x: Tensor) -> Tensor:
@@ -69,8 +64,6 @@ def squared_relu(x: Tensor) -> Tensor:
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """0.5 x (1 + tanh u), u = sqrt(2/π) (x + 0.044715 x³): GPT-2's GELU."""
-    if torch.compiler.is_compiling():  # = x sigmoid(2u), whose kernel is the faster one
-        return x * torch.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     return F.gelu(x, approximate="tanh")
 
 

@@ -1,4 +1,4 @@
-"""What is read off the hidden states: the next token, a masked one, a class, a tag, a span."""
+"""Output heads: the next token, a masked token, a class, a tag per token, an answer span."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
@@ -17,11 +17,11 @@ Hidden = Float[Tensor, "batch time dim"]
 
 
 class Head(nn.Module):
-    r"""The output layer: logits = W x + b, bent by `cap` where there is one.
+    r"""The output layer: logits = W x + b, with a soft cap if `cap` is set.
 
-    `tied` names an embedding matrix to use as W; it is then stored once, with the embedding.
-    Where that is narrower than the model, x is projected first (OPT 350M); `scaled` divides x
-    by sqrt(dim), as T5 does where it ties.
+    Weight tying: with `tied`, W is the matrix of that embedding and is stored with it. If it is
+    narrower than the model, x is projected first (OPT 350M); `scaled` divides x by sqrt(dim), as
+    T5 does with tied weights.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Head(nn.Module):
 
     @property
     def matrix(self) -> Tensor:
-        """W, wherever it is kept."""
+        """W: the tied embedding or its own weight."""
         (tied,) = self._tied
         return self.weight if tied is None else tied.weight
 
@@ -70,7 +70,7 @@ class Head(nn.Module):
         )
 
     def prepare(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows width"]:
-        """What W multiplies."""
+        """The input of the matmul with W: x scaled and projected."""
         x = x if self.scale == 1.0 else x * self.scale
         return x if self.project is None else self.project(x)
 
@@ -79,10 +79,10 @@ class Head(nn.Module):
 
 
 class MaskedHead(Head):
-    r"""BERT's read-out of a masked token: logits = W n(f(D x + d)) + b, n a norm (Devlin 2018).
+    r"""BERT's head for masked tokens: logits = W n(f(D x + d)) + b, n a norm (Devlin 2018).
 
-    With `next_sentence` also logits for whether the second part follows the first, from the
-    first vector: N tanh(P x_1 + p) + n.
+    With `next_sentence` also logits for whether the second segment follows the first, from the
+    first hidden state: N tanh(P x_1 + p) + n.
     """
 
     def __init__(
@@ -108,23 +108,23 @@ class MaskedHead(Head):
         self.follows = nn.Linear(dim, 2) if next_sentence else None
 
     def prepare(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows width"]:
-        """The hidden states, bent and normed once more."""
-        normed: Tensor = self.norm(self.activation(self.dense(x)))
-        return normed
+        """n(f(D x + d))"""
+        normalised: Tensor = self.norm(self.activation(self.dense(x)))
+        return normalised
 
     def next_sentence(self, x: Hidden) -> Float[Tensor, "batch 2"]:
-        """Logits of "follows" and "does not", in BERT's order."""
+        """Logits of "follows" and "does not follow", in BERT's order."""
         if self.pool is None or self.follows is None:
             raise ConfigError("this head was made without next_sentence=true")
         logits: Tensor = self.follows(torch.tanh(self.pool(x[:, 0])))
         return logits
 
 
-class GivenHead(nn.Module):
-    """The head of a model whose hidden states are already log-probabilities (counts)."""
+class IdentityHead(nn.Module):
+    """The head of a model whose hidden states are log-probabilities already (n-grams, HMM)."""
 
     def forward(self, x: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
-        """The same."""
+        """Return `x` itself."""
         return x
 
     def loss(
@@ -139,15 +139,15 @@ class GivenHead(nn.Module):
 
 
 class NoHead(nn.Module):
-    """The hidden states themselves: an encoder that was published without a read-out."""
+    """Returns the hidden states: for encoders that were published without a head."""
 
     def forward(self, x: Hidden) -> Hidden:
-        """The same."""
+        """Return `x` itself."""
         return x
 
 
 class PooledHead(nn.Module):
-    r"""One vector for a text: tanh(P x_1 + p), x_1 the first hidden state (BERT's pooler)."""
+    r"""One vector per sequence: tanh(P x_1 + p), x_1 the first hidden state (BERT's pooler)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -159,13 +159,13 @@ class PooledHead(nn.Module):
 
 
 class ClassHead(nn.Module):
-    r"""Which of some classes a whole sequence belongs to: logits = W h(pool(x)) + b.
+    r"""The class of a whole sequence: logits = W h(pool(x)) + b.
 
-    `pool` takes the first vector (BERT, ViT), the last real one (GPT, recurrent networks), the
-    mean or the maximum of all. Of vectors of two halves, one read ahead and one read back, "ends"
-    takes the last of the one and the first of the other: each has then seen everything.
+    `pool` takes the first vector (BERT, ViT), the last one that is not padding (GPT, recurrent
+    networks), the mean or the maximum. For a bidirectional recurrent network "ends" takes the last
+    state of the forward half and the first of the backward half: each has read all tokens.
     `hidden` is an extra layer h(y) = f(H y + c) with f = tanh (BERT, RoBERTa) or ReLU
-    (DistilBERT); with `bend` it is h(y) = relu(y), without a matrix of its own.
+    (DistilBERT); with `relu` it is h(y) = relu(y), without weights.
     """
 
     def __init__(
@@ -175,15 +175,15 @@ class ClassHead(nn.Module):
         classes: int,
         pool: Literal["first", "last", "mean", "max", "ends"] = "first",
         hidden: Literal["tanh", "relu"] | None = None,
-        bend: bool = False,
+        relu: bool = False,
         bias: bool = True,
     ) -> None:
         super().__init__()
         if classes < 2:
             raise ConfigError(f"head 'classify': classes={classes} must be at least 2")
-        if bend and hidden is not None:
-            raise ConfigError("head 'classify': bend=true is a hidden layer less; give either")
-        self.pool, self.bend = pool, bend
+        if relu and hidden is not None:
+            raise ConfigError("head 'classify': relu=true and hidden exclude each other; give one")
+        self.pool, self.relu = pool, relu
         self.hidden = None if hidden is None else nn.Linear(dim, dim)
         self.activation = torch.relu if hidden == "relu" else torch.tanh
         self.out = nn.Linear(dim, classes, bias=bias)
@@ -191,9 +191,9 @@ class ClassHead(nn.Module):
     def forward(
         self, x: Hidden, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch classes"]:
-        """The logits; `lengths` says how many vectors of each row are real."""
-        pooled = self._pooled(x, lengths)
-        if self.bend:
+        """The logits; vectors of a row from its entry of `lengths` on are padding."""
+        pooled = self._pool(x, lengths)
+        if self.relu:
             pooled = pooled.relu()
         if self.hidden is not None:
             pooled = self.activation(self.hidden(pooled))
@@ -211,7 +211,7 @@ class ClassHead(nn.Module):
         """The summed cross-entropy; -1 is not scored."""
         return cross_entropy(self(x, lengths), targets, smoothing)
 
-    def _pooled(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+    def _pool(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         if self.pool == "first":
             return x[:, 0]
         rows, positions = (
@@ -254,7 +254,7 @@ class TagHead(nn.Module):
 
 
 class SpanHead(TagHead):
-    """Where an answer starts and where it ends: two logits for every token (Devlin 2018)."""
+    """The start and the end of an answer: two logits for every token (Devlin 2018)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, classes=2)
@@ -262,7 +262,7 @@ class SpanHead(TagHead):
     def loss(
         self, x: Hidden, targets: Int[Tensor, "batch 2"], *, smoothing: float = 0.0
     ) -> Float[Tensor, ""]:
-        """Cross-entropy of the first and of the last token, summed; -1 is not scored."""
+        """The summed cross-entropy of start and end; -1 is not scored."""
         logits = self(x).transpose(1, 2).flatten(0, 1)  # (batch * 2, time)
         return cross_entropy(logits, targets.flatten(), smoothing)
 
@@ -281,8 +281,8 @@ __all__ = [
     "HEADS",
     "IGNORED",
     "ClassHead",
-    "GivenHead",
     "Head",
+    "IdentityHead",
     "MaskedHead",
     "NoHead",
     "PooledHead",

@@ -1,5 +1,6 @@
-"""The loss of a read-out over a vocabulary, which never holds all the logits at once."""
+"""The cross-entropy of an output layer over a vocabulary, without holding all logits at once."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,22 +9,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.accel.kernels import usable
-from regard.accel.matmul import put_product
-
 CHUNK_ELEMENTS = 1 << 25  # logits held at a time: 128 MiB in float32
-CHUNK_ELEMENTS_CUDA = 1 << 28  # there few large products are faster than many small ones
-ALIGNED = 64  # on CUDA, W gets rows of zeros up to a multiple: its kernels are slow with others
-WHOLE_ELEMENTS = 1 << 20  # so few are held whole: torch's own kernels are faster then
+CHUNK_ELEMENTS_CUDA = 1 << 28  # on a GPU a few large matmuls are faster than many small ones
+WHOLE_ELEMENTS = 1 << 20  # up to so many logits are held at once: torch's kernels are faster then
 IGNORED = -1  # a target that is not scored
 
 
 def soft_cap(logits: Float[Tensor, "*any"], cap: float | None) -> Float[Tensor, "*any"]:
-    """cap tanh(logits / cap): none is beyond ±cap (Gemma 2). None leaves them alone."""
+    """cap tanh(logits / cap): none exceeds ±cap (Gemma 2). With None they stay as they are."""
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def softmax_slope(
+def softmax_gradient(
     logits: Float[Tensor, "rows columns"],
     bias: Float[Tensor, " vocab"] | None,
     targets: Int[Tensor, " rows"],
@@ -31,33 +28,94 @@ def softmax_slope(
     smoothing: float,
     cap: float | None,
 ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows columns"]]:
-    """Cross-entropy of each row, and its gradient by the logits, in their type.
+    """Cross-entropy of each row, and its gradient with respect to the logits, in their dtype.
 
         loss = -(1 - e) log p(target) - e / V sum_v log p(v)
-        slope = p - e / V - (1 - e) [v is the target]
+        gradient = p - e / V - (1 - e) [v is the target]
 
-    Columns from `vocab` on are no logits: their slope is 0. `accel.kernels.cross_entropy` has the
-    same for CUDA, as one kernel that writes the slope over the logits.
+    Columns from `vocab` on are padding: their gradient is 0.
     """
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     scored = targets != IGNORED
-    goal = targets.clamp_min(0).unsqueeze(-1)
-    bent = logits[:, :vocab].to(wide)  # softmax in float32, always
-    bent = bent if bias is None else bent + bias
-    bend = None
+    targets = targets.clamp_min(0).unsqueeze(-1)
+    capped = logits[:, :vocab].to(wide)  # softmax in float32, always
+    capped = capped if bias is None else capped + bias
+    cap_gradient = None
     if cap is not None:
-        bent = torch.tanh(bent / cap)
-        bend, bent = 1 - bent.square(), cap * bent
-    logp = bent.log_softmax(-1)
-    loss = -logp.gather(-1, goal).squeeze(-1)
+        capped = torch.tanh(capped / cap)
+        cap_gradient, capped = 1 - capped.square(), cap * capped
+    logp = capped.log_softmax(-1)
+    loss = -logp.gather(-1, targets).squeeze(-1)
     if smoothing:
         loss = (1 - smoothing) * loss - smoothing * logp.mean(-1)
-    slope = logp.exp_().sub_(smoothing / vocab)
-    slope.scatter_add_(-1, goal, slope.new_full(goal.shape, smoothing - 1))
-    slope.mul_(scored.unsqueeze(-1) if bend is None else bend * scored.unsqueeze(-1))
-    spare = logits.shape[1] - vocab
-    slope = slope.to(logits.dtype)
-    return loss * scored, F.pad(slope, (0, spare)) if spare else slope
+    gradient = logp.exp_().sub_(smoothing / vocab)
+    gradient.scatter_add_(-1, targets, gradient.new_full(targets.shape, smoothing - 1))
+    factor = scored.unsqueeze(-1)
+    gradient.mul_(factor if cap_gradient is None else cap_gradient * factor)
+    padding = logits.shape[1] - vocab
+    gradient = gradient.to(logits.dtype)
+    return loss * scored, F.pad(gradient, (0, padding)) if padding else gradient
+
+
+def matmul_into(
+    out: Float[Tensor, "rows outputs"],
+    a: Float[Tensor, "rows inputs"],
+    b: Float[Tensor, "inputs outputs"],
+    *,
+    add: bool = False,
+) -> None:
+    """Write a b to `out`, or add it to `out`; the sum is in the dtype of `out`."""
+    if not add:
+        torch.mm(a, b, out=out)
+    elif out.dtype == a.dtype:
+        out.addmm_(a, b)
+    elif out.is_cuda:
+        torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
+    else:
+        out += a @ b
+
+
+def chunked_cross_entropy(
+    x: Float[Tensor, "rows dim"],
+    weight: Float[Tensor, "columns dim"],
+    bias: Float[Tensor, " vocab"] | None,
+    targets: Int[Tensor, " rows"],
+    vocab: int,
+    smoothing: float,
+    cap: float | None,
+    needs_grad: bool,
+    *,
+    softmax_gradient: Callable[..., tuple[Tensor, Tensor]] = softmax_gradient,
+    matmul_into: Callable[..., None] = matmul_into,
+) -> list[Tensor]:
+    """The summed loss and, with `needs_grad`, its gradients with respect to x, W and b.
+
+    The logits of one chunk of rows exist at a time, and are computed once: their gradient is
+    known as soon as they are. Rows of W from `vocab` on are padding.
+    """
+    limit = CHUNK_ELEMENTS_CUDA if x.is_cuda else CHUNK_ELEMENTS
+    size = 1 << max(0, (limit // vocab).bit_length() - 1)  # matmuls are fast with powers of 2
+    loss, *gradients = _empty_results(x, weight, bias, needs_grad)
+    for total in (loss, *gradients[1:]):
+        total.zero_()
+    for start in range(0, len(x), size):
+        rows = x[start : start + size]
+        logits = rows.new_empty(len(rows), len(weight))
+        matmul_into(logits, rows, weight.T)
+        losses, gradient = softmax_gradient(
+            logits, bias, targets[start : start + size], vocab, smoothing, cap
+        )
+        loss += losses.sum()
+        if not needs_grad:
+            continue
+        dx, dweight, dbias = gradients
+        matmul_into(dx[start : start + size], gradient, weight)
+        matmul_into(dweight, gradient.T, rows, add=True)
+        if bias is not None:
+            dbias += gradient[:, :vocab].sum(0, dtype=dbias.dtype)
+    if needs_grad:
+        gradients[1] = gradients[1][:vocab]
+    return [loss, *gradients]
 
 
 @torch.library.custom_op("regard::linear_cross_entropy", mutates_args=())
@@ -68,64 +126,31 @@ def _linear_cross_entropy(
     targets: Tensor,
     smoothing: float,
     cap: float | None,
-    learning: bool,
+    needs_grad: bool,
 ) -> list[Tensor]:
-    """The summed loss, and while learning its gradient by x, W and b: to a compiler, one thing.
-
-    Logits of one chunk of positions exist at a time, and only once: their slope is known as
-    soon as they are.
-    """
-    rows, vocab = len(x), len(weight)
-    limit, aligned = (CHUNK_ELEMENTS_CUDA, ALIGNED) if x.is_cuda else (CHUNK_ELEMENTS, 1)
-    size = 1 << max(0, (limit // vocab).bit_length() - 1)  # products are fast with powers of 2
-    matrix = F.pad(weight, (0, 0, 0, -vocab % aligned)) if vocab % aligned else weight
-    loss, *gradients = _results(x, matrix, bias, learning)
-    for each in (loss, *gradients[1:]):
-        each.zero_()
-    for start in range(0, rows, size):
-        part, goal = x[start : start + size], targets[start : start + size]
-        logits = part.new_empty(len(part), len(matrix))
-        put_product(logits, part, matrix.T)
-        losses, slope = _softmax_slope(logits, bias, goal, vocab, smoothing, cap)
-        loss += losses.sum()
-        if not learning:
-            continue
-        dx, dmatrix, dbias = gradients
-        put_product(dx[start : start + size], slope, matrix)
-        put_product(dmatrix, slope.T, part, add=True)
-        if bias is not None:
-            dbias += slope[:, :vocab].sum(0, dtype=dbias.dtype)
-    if learning:
-        gradients[1] = gradients[1][:vocab]
-    return [loss, *gradients]
+    """`chunked_cross_entropy` as one operator; `accel` registers a kernel of its own for CUDA."""
+    return chunked_cross_entropy(x, weight, bias, targets, len(weight), smoothing, cap, needs_grad)
 
 
 @_linear_cross_entropy.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, *given: object) -> list[Tensor]:
-    return _results(x, weight, bias, bool(given[-1]))
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, *options: object) -> list[Tensor]:
+    return _empty_results(x, weight, bias, bool(options[-1]))
 
 
-def _results(x: Tensor, weight: Tensor, bias: Tensor | None, learning: bool) -> list[Tensor]:
-    """Room for the loss and its gradients: sums are kept in float32 at least."""
+def _empty_results(
+    x: Tensor, weight: Tensor, bias: Tensor | None, needs_grad: bool
+) -> list[Tensor]:
+    """Buffers for the loss and its gradients; sums are float32 at least."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     loss = x.new_empty((), dtype=wide)
-    if not learning:
+    if not needs_grad:
         return [loss]
     dbias = x.new_empty(0 if bias is None else len(bias), dtype=wide)
     return [loss, x.new_empty(x.shape), weight.new_empty(weight.shape, dtype=wide), dbias]
 
 
-def _softmax_slope(logits: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    """By the kernel where there is one."""
-    if usable(logits):
-        from regard.accel.kernels import cross_entropy as kernels
-
-        return kernels.softmax_slope(logits, *given)
-    return softmax_slope(logits, *given)
-
-
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy of a linear read-out, its gradient formed in the forward pass."""
+    """Summed cross-entropy of a linear layer; its gradients are computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -136,17 +161,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         smoothing: float,
         cap: float | None,
-        learning: bool,
+        needs_grad: bool,
     ) -> Tensor:
-        loss, *gradients = _linear_cross_entropy(x, weight, bias, targets, smoothing, cap, learning)
+        loss, *gradients = _linear_cross_entropy(
+            x, weight, bias, targets, smoothing, cap, needs_grad
+        )
         ctx.save_for_backward(*gradients)
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        (scale,) = outer
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = gradients
         dx, dweight, dbias = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         dbias = None if bias_dtype is None else (dbias * scale).to(bias_dtype)
@@ -163,13 +190,13 @@ def linear_cross_entropy(
     smoothing: float = 0.0,
     cap: float | None = None,
 ) -> Float[Tensor, ""]:
-    r"""Cross-entropy of softmax(W x + b) against the targets, summed over those that count.
+    r"""Cross-entropy of softmax(W x + b) against the targets, summed over the scored ones.
 
         loss = sum_n [ -(1 - e) log p_n(target_n) - e / V sum_v log p_n(v) ]
 
-    e is label smoothing (Szegedy et al. 2016, as torch defines it); `cap` bends the logits as
-    `soft_cap` does. Targets of -1 are not scored. The logits are made in chunks, each once; the
-    full matrix never exists unless it is small.
+    e is label smoothing (Szegedy et al. 2016, as torch defines it); `cap` is that of `soft_cap`.
+    Targets of -1 are not scored. The logits are computed in chunks; the full matrix exists only
+    if it is small.
     """
     x, targets = x.flatten(0, -2), targets.flatten()
     if len(x) * len(weight) <= WHOLE_ELEMENTS:
@@ -178,15 +205,17 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    learning = torch.is_grad_enabled()
-    result: Tensor = _LinearCrossEntropy.apply(x, weight, bias, targets, smoothing, cap, learning)  # type: ignore[no-untyped-call]
+    needs_grad = torch.is_grad_enabled()
+    result: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, targets, smoothing, cap, needs_grad
+    )
     return result
 
 
 def cross_entropy(
     logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"], smoothing: float = 0.0
 ) -> Float[Tensor, ""]:
-    """The same from logits that are there, in float32 at least."""
+    """The summed cross-entropy of logits, in float32 at least; targets of -1 are not scored."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(
         logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing

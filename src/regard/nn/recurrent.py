@@ -119,8 +119,6 @@ class Cell(nn.Module):
         """
         state = self.start(len(x)) if state is None else state
         run = self._loop_padded if self.kernel is None or self._has_hooks() else self._fused
-        if torch.compiler.is_compiling():  # torch.compile would unroll time, which takes minutes
-            run = torch.compiler.disable(run)
         y, last = run(x, lengths, state)
         return self.state_tap(y), last
 

@@ -1,4 +1,4 @@
-"""A stack of blocks with its positions: an encoder or a decoder without its embedding."""
+"""A stack of blocks with its position encoding: an encoder or a decoder without embedding."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
@@ -16,11 +16,11 @@ from regard.nn.state import TransformerState
 
 
 class Stack(nn.Module):
-    """Add positions, pass through the blocks, norm at the end where the order needs it.
+    """Add positions, apply the blocks, and the final norm where `norm_order` needs one.
 
-    `windows` says how far each layer sees (None: everything), and so how many layers there
-    are; with fewer blocks than that, the blocks are used again (ALBERT has one). `project`
-    widens what was embedded.
+    `windows` holds the sliding window of each layer (None: all positions), and so the number of
+    layers; with fewer blocks, they are reused in order (ALBERT has one). `project` maps embeddings
+    of another width to dim.
     """
 
     def __init__(
@@ -59,25 +59,24 @@ class Stack(nn.Module):
         memory_mask: Mask | None = None,
         state: TransformerState | None = None,
     ) -> Float[Tensor, "batch time dim"]:
-        """The last layer's vectors. With a `state`, earlier tokens are seen through it."""
-        if not self.position.each_layer and (placed := self.position.embed(positions)) is not None:
-            x = x + placed.to(x.dtype)
+        """The output of the last layer. `state` holds the KV cache of earlier tokens."""
+        embedded = None if self.position.each_layer else self.position.embed(positions)
+        if embedded is not None:
+            x = x + embedded.to(x.dtype)
         if self.embed_norm is not None:
             x = self.embed_norm(x)
         x = F.dropout(x, self.dropout, self.training)
-        if torch.is_autocast_enabled(x.device.type):  # the stream too: half the bytes to move
+        if torch.is_autocast_enabled(x.device.type):  # the residual stream too
             x = x.to(torch.get_autocast_dtype(x.device.type))
         if self.project is not None:
             x = self.project(x)
 
         key_positions = None
-        if state is not None and state.length_after(x.shape[1]) > x.shape[1]:
-            key_positions = torch.arange(state.length_after(x.shape[1]), device=x.device).unsqueeze(
-                0
-            )
+        if state is not None and (seen := state.length_after(x.shape[1])) > x.shape[1]:
+            key_positions = torch.arange(seen, device=x.device).unsqueeze(0)
         inputs_by_window = {
             window: AttentionInputs.of(
-                _within(mask, window), positions, key_positions, self.position
+                _in_window(mask, window), positions, key_positions, self.position
             )
             for window in set(self.windows)
         }
@@ -94,7 +93,7 @@ class Stack(nn.Module):
                 inputs=inputs_by_window[self.windows[number]],
                 memory_inputs=memory_inputs,
                 state=None if state is None else state.layers[number],
-                given=None if state is None or state.memory is None else state.memory[number],
+                memory_kv=None if state is None or state.memory is None else state.memory[number],
             )
         if self.norm is not None:
             x = self.norm(x)
@@ -104,5 +103,5 @@ class Stack(nn.Module):
         __call__ = forward
 
 
-def _within(mask: Mask, window: int | None) -> Mask:
+def _in_window(mask: Mask, window: int | None) -> Mask:
     return mask if window is None else mask & Mask.window(window)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.accel.compile import run_eagerly
 from regard.config import Choice, make
 from regard.errors import ConfigError
 from regard.models.base import Language
@@ -78,10 +79,8 @@ def mixed(
     if own is None:
         return ids
     draw = _in_one_pass if isinstance(model, Transformer) else free_running
-    if torch.compiler.is_compiling():  # it would unroll the steps, and take minutes
-        draw = torch.compiler.disable(draw)
     with torch.no_grad():
-        return draw(model, ids, own, source)
+        return run_eagerly(draw)(model, ids, own, source)
 
 
 def free_running(

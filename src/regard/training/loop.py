@@ -8,7 +8,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from regard.accel.cuda_graph import Captured, Update
+from regard.accel.cuda_graph import CudaGraphUpdate, Update
 from regard.data.batch import Batch
 from regard.seeds import step_seed
 from regard.tasks.base import Objective
@@ -76,7 +76,7 @@ def train(
 
     run_update: Update = update
     if capture:
-        run_update = Captured(update)
+        run_update = CudaGraphUpdate(update)
         for group in param_groups:
             group["lr"] = torch.tensor(group["lr"], device=device)
     stream = iter(batches)

@@ -24,7 +24,7 @@ def _bend(logits, bias, cap, columns, inside, HAS_BIAS: tl.constexpr, HAS_CAP: t
 
 
 @triton.jit
-def _softmax_slope(
+def _softmax_gradient(
     logits,
     bias,
     targets,
@@ -80,7 +80,7 @@ def _softmax_slope(
     tl.store(logits + target, there.to(logits.dtype.element_ty), mask=scored)
 
 
-def softmax_slope(
+def softmax_gradient(
     logits: Tensor,
     bias: Tensor | None,
     targets: Tensor,
@@ -88,9 +88,9 @@ def softmax_slope(
     smoothing: float,
     cap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """As `nn.loss.softmax_slope`; the slope takes the place of the logits."""
+    """As `nn.loss.softmax_gradient`; the slope takes the place of the logits."""
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    _softmax_slope[(len(logits),)](
+    _softmax_gradient[(len(logits),)](
         logits,
         bias,
         targets,

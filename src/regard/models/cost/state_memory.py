@@ -13,7 +13,7 @@ from regard.models.cost.parts import (
     visible_keys,
 )
 from regard.models.seq2seq import EncoderDecoder
-from regard.nn.head import GivenHead, Head
+from regard.nn.head import Head, IdentityHead
 from regard.nn.recurrent import Cell, Snapshots
 
 
@@ -51,7 +51,7 @@ def _fixed_size(model: nn.Module, time: int) -> int:
         )
         memory = time * sum(2 * attention.dim for attention in recurrent_attentions(model))
         return cells + model.config.dim * model.config.input_feeding + memory
-    generates = isinstance(getattr(model, "head", None), Head | GivenHead)
+    generates = isinstance(getattr(model, "head", None), Head | IdentityHead)
     if not generates or not hasattr(model, "start") or not body(model):
         return 0
     state = cast(Any, model).start(1, time)

@@ -1,4 +1,4 @@
-"""Where a token stands: vectors added, queries and keys turned, or scores shifted."""
+"""Position encodings: vectors added, queries and keys rotated, or scores biased."""
 
 from collections.abc import Callable
 

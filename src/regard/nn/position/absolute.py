@@ -1,4 +1,4 @@
-"""Positions that are vectors added to the embeddings."""
+"""Absolute position encodings: vectors added to the embeddings."""
 
 import torch
 from jaxtyping import Float, Int
@@ -10,12 +10,12 @@ from regard.nn.position.base import Position
 
 
 class Sinusoidal(Position):
-    r"""Waves of falling frequency.
+    r"""Sinusoids of decreasing frequency.
 
         p_{t,2i} = sin(t / base^(2i/d)),   p_{t,2i+1} = cos(t / base^(2i/d))
 
     so that p_{t+k} = M_k p_t for a matrix that does not depend on t (Vaswani et al. 2017).
-    With `halves` all sines stand before all cosines, as in the authors' code and in Marian.
+    With `halves` all sines come before all cosines, as in the authors' code and in Marian.
     """
 
     def __init__(
@@ -34,17 +34,17 @@ class Sinusoidal(Position):
         self.dim, self.base, self.halves, self.each_layer = dim, base, halves, each_layer
 
     def embed(self, positions: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
-        """The waves at these positions."""
+        """The sines and cosines at `positions`."""
         pairs = torch.arange(0, self.dim, 2, device=positions.device)
         angle = positions.unsqueeze(-1) * self.base ** (-pairs / self.dim)  # (batch, time, dim / 2)
-        waves = (angle.sin(), angle.cos())
-        return torch.cat(waves, -1) if self.halves else torch.stack(waves, -1).flatten(-2)
+        parts = (angle.sin(), angle.cos())
+        return torch.cat(parts, -1) if self.halves else torch.stack(parts, -1).flatten(-2)
 
 
 class Learned(Position):
-    """One learned vector for each position up to `context` (Gehring et al. 2017; GPT, BERT).
+    """One learned vector for each position below `context` (Gehring et al. 2017; GPT, BERT).
 
-    The first `offset` rows of the table are not used: OPT, BART and RoBERTa have two such.
+    The first `offset` rows of the table are unused: OPT, BART and RoBERTa have two.
     """
 
     def __init__(self, dim: int, context: int, offset: int = 0, each_layer: bool = False) -> None:
@@ -55,5 +55,5 @@ class Learned(Position):
         self.offset, self.each_layer = offset, each_layer
 
     def embed(self, positions: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
-        """The vectors of these positions."""
+        """The rows of the table at `positions`."""
         return self.table(positions + self.offset if self.offset else positions)

@@ -1,4 +1,4 @@
-"""The three doors through which a model can learn where a token stands."""
+"""The protocol of position encodings: vectors to add, rotations of q and k, or score biases."""
 
 from dataclasses import dataclass
 
@@ -20,40 +20,42 @@ class Rotation:
     def apply(
         self, x: Float[Tensor, "batch heads time head_dim"]
     ) -> Float[Tensor, "batch heads time head_dim"]:
-        """Rotate the first 2 * pairs coordinates; the others pass."""
+        """Rotate the first 2 * pairs coordinates; the others stay as they are."""
         width = 2 * self.cos.shape[-1]
-        turned, rest = x[..., :width], x[..., width:]
-        whole = x.dtype == torch.float32 and x.shape[-1] % 2 == 0  # pairs that are complex numbers
-        if self.interleaved and whole and not torch.compiler.is_compiling():
-            turned = self._at_once(turned)
+        rotated, rest = x[..., :width], x[..., width:]
+        if self.interleaved and x.dtype == torch.float32 and x.shape[-1] % 2 == 0:
+            rotated = rotate_complex(rotated, self.cos, self.sin)
         else:
-            turned = self._in_parts(turned).to(x.dtype)
-        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+            rotated = rotate_pairs(rotated, self.cos, self.sin, self.interleaved).to(x.dtype)
+        return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
 
-    def _in_parts(self, x: Tensor) -> Tensor:
-        a, b = (x[..., 0::2], x[..., 1::2]) if self.interleaved else x.chunk(2, dim=-1)
-        first, second = a * self.cos - b * self.sin, b * self.cos + a * self.sin
-        if self.interleaved:
-            return torch.stack((first, second), dim=-1).flatten(-2)
-        return torch.cat((first, second), dim=-1)
 
-    def _at_once(self, x: Tensor) -> Tensor:
-        """A rotation is a product of complex numbers: one kernel instead of eight, on a CPU."""
-        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-        return torch.view_as_real(pairs * torch.complex(self.cos, self.sin)).flatten(-2)
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """(a, b) -> (a cos - b sin, b cos + a sin)"""
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    first, second = a * cos - b * sin, b * cos + a * sin
+    if interleaved:
+        return torch.stack((first, second), dim=-1).flatten(-2)
+    return torch.cat((first, second), dim=-1)
+
+
+def rotate_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`rotate_pairs` of interleaved pairs, as one complex multiplication: faster on a CPU."""
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
 
 
 class Position(nn.Module):
-    """How a model learns where a token stands. There are three doors; open one.
+    """A position encoding. A subclass overrides one of three methods.
 
-    `positions` holds the absolute position of every token, so decoding states and packed documents
-    need no special case. Each door is asked once per forward pass.
+    `positions` holds the absolute position of every token, so KV caches and packed documents
+    need no special case. Each method is called once per forward pass, for all layers.
     """
 
     each_layer = False  # add `embed` to the input of every layer's attention, not once
 
     def embed(self, positions: Positions) -> Float[Tensor, "#batch time dim"] | None:
-        """CellState to add to the embeddings."""
+        """Vectors to add to the embeddings."""
         return None
 
     def rotation(self, positions: Positions) -> Rotation | None:
@@ -63,5 +65,5 @@ class Position(nn.Module):
     def bias(
         self, query_positions: Positions, key_positions: Int[Tensor, "#batch seen"]
     ) -> Float[Tensor, "#batch heads time seen"] | None:
-        """Numbers to add to the scores of every layer."""
+        """Biases to add to the attention scores of every layer."""
         return None

@@ -1,4 +1,4 @@
-"""Positions that are numbers added to the scores."""
+"""Relative position encodings: biases added to the attention scores."""
 
 import math
 
@@ -17,7 +17,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     below = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * h / below) for h in range(1, below + 1)]
     slopes += [2 ** (-4 * h / below) for h in range(1, 2 * below, 2)]
-    return torch.tensor(slopes[:heads], device="cpu")  # real numbers in a hollow model, too
+    return torch.tensor(slopes[:heads], device="cpu")  # with values on the meta device, too
 
 
 class ALiBi(Position):
@@ -32,7 +32,7 @@ class ALiBi(Position):
     def bias(
         self, query_positions: Int[Tensor, "#batch time"], key_positions: Int[Tensor, "#batch seen"]
     ) -> Float[Tensor, "#batch heads time seen"]:
-        """The penalty on distance, a slope per head."""
+        """-slope_h |i - j|"""
         distance = (
             query_positions.unsqueeze(-1) - key_positions.unsqueeze(-2)
         ).abs()  # (batch, time, seen)
@@ -42,9 +42,9 @@ class ALiBi(Position):
 class T5(Position):
     r"""score_ij += b_{h, bucket(j - i)}, one table for all layers (Raffel et al. 2020).
 
-    Half of the buckets hold one distance each; the others grow logarithmically up to `reach`,
-    beyond which all distances share the last. A model that looks both ways halves the buckets
-    between the past and the future.
+    Half of the buckets hold one distance each; the others grow logarithmically up to `reach`;
+    all larger distances share the last. A bidirectional model has half of the buckets for the
+    past and half for the future.
     """
 
     def __init__(self, heads: int, causal: bool, buckets: int = 32, reach: int = 128) -> None:
@@ -71,7 +71,7 @@ class T5(Position):
     def bias(
         self, query_positions: Int[Tensor, "#batch time"], key_positions: Int[Tensor, "#batch seen"]
     ) -> Float[Tensor, "#batch heads time seen"]:
-        """The learned number of each bucket, per head."""
+        """The learned bias of each bucket, per head."""
         distance = key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
         learned: Tensor = self.table(self.bucket(distance))  # (batch, time, seen, heads)
         return learned.permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""Positions that rotate queries and keys."""
+"""Rotary position embedding (RoPE) and its context extensions."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,13 +17,13 @@ Frequencies = Float[Tensor, " pairs"]
 
 
 def linear(frequency: Frequencies, factor: float) -> Frequencies:
-    """Squeeze positions: t becomes t / factor (Chen et al. 2023)."""
+    """Position interpolation: t becomes t / factor (Chen et al. 2023)."""
     require_positive("rotary scaling 'linear'", factor=factor)
     return frequency / factor
 
 
 def ntk(frequency: Frequencies, factor: float) -> Frequencies:
-    """Raise the base so that the slowest pair is squeezed by `factor`, the fastest not at all."""
+    """NTK-aware scaling: divide the lowest frequency by `factor`, keep the highest."""
     require_positive("rotary scaling 'ntk'", factor=factor)
     pairs = len(frequency)
     exponent = torch.arange(pairs, device=frequency.device) / max(pairs - 1, 1)
@@ -37,12 +37,12 @@ def llama3(
     low: float = 1.0,
     high: float = 4.0,
 ) -> Frequencies:
-    """Squeeze only waves longer than the old context, with a ramp between (LLaMA 3.1)."""
+    """Divide by `factor` only the frequencies with few periods in the old context (LLaMA 3.1)."""
     require_positive("rotary scaling 'llama3'", factor=factor, original_context=original_context)
     if low >= high:
         raise ShapeError(f"rotary scaling 'llama3': low={low} must be less than high={high}")
-    turns = original_context * frequency / (2 * math.pi)  # in the original context
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    periods = original_context * frequency / (2 * math.pi)  # in the original context
+    keep = ((periods - low) / (high - low)).clamp(0, 1)
     return frequency * (keep + (1 - keep) / factor)
 
 
@@ -54,8 +54,8 @@ class Rotary(Position):
 
         (a, b) at position t  ->  (a cos tw - b sin tw,  b cos tw + a sin tw),   w = base^(-2i/d)
 
-    so that q_t . k_s depends on t - s only (Su et al. 2021). `fraction` turns only the first
-    part of each head (GPT-NeoX, Phi); `scaling` stretches a trained model to longer texts.
+    so that q_t . k_s depends on t - s only (RoPE, Su et al. 2021). `fraction` rotates only the
+    first part of each head (GPT-NeoX, Phi); `scaling` extends a trained model to longer contexts.
     """
 
     def __init__(
@@ -73,29 +73,22 @@ class Rotary(Position):
         width = int(head_dim * fraction)
         if width % 2 or width == 0:
             raise ShapeError(
-                f"rotary turns pairs: head_dim={head_dim} times fraction={fraction} must be even"
+                f"rotary rotates pairs: head_dim={head_dim} times fraction={fraction} must be even"
             )
         self.width, self.base, self.interleaved, self.scaling = width, base, interleaved, scaling
-        start = torch.zeros(1, 1, dtype=torch.long, device="cpu")  # also in a hollow model
-        self.rotation(start)  # so that a wrong scaling is refused now
+        start = torch.zeros(1, 1, dtype=torch.long, device="cpu")  # also on the meta device
+        self.rotation(start)  # checks the options of `scaling`
 
     def rotation(self, positions: Int[Tensor, "#batch time"]) -> Rotation:
-        """The angles of these positions."""
+        """The cosines and sines of the angles at `positions`."""
         pairs = torch.arange(0, self.width, 2, device=positions.device)
         frequency = self.base ** (-pairs / self.width)
         if self.scaling is not None:
             frequency = make(self.scaling, SCALINGS, "rotary scaling", frequency=frequency)
         angle = (positions.unsqueeze(-1) * frequency).unsqueeze(1)  # (batch, 1, time, pairs)
-        cos, sin = _cos_sin(angle) if torch.compiler.is_compiling() else (angle.cos(), angle.sin())
-        return Rotation(cos, sin, self.interleaved)
+        return Rotation(*cos_sin(angle), self.interleaved)
 
 
-@torch.library.custom_op("regard::cos_sin", mutates_args=())
-def _cos_sin(angle: Tensor) -> tuple[Tensor, Tensor]:
-    """Both, as one operation for a compiler, which else makes them anew in every layer."""
+def cos_sin(angle: Tensor) -> tuple[Tensor, Tensor]:
+    """The cosine and the sine of `angle`."""
     return angle.cos(), angle.sin()
-
-
-@_cos_sin.register_fake
-def _(angle: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(angle), torch.empty_like(angle)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from regard.accel.compile import compile_for_training
 from regard.config import TrainConfig
 from regard.data.batch import Batch
 from regard.errors import CheckpointError
@@ -54,7 +55,7 @@ class ParallelStrategy:
 
     def compile(self) -> None:
         """Compile the loss: a function, so that no parameter name changes."""
-        self.loss = compile_function(self.loss)
+        self.loss = compile_for_training(self.loss, self.objective.model)
 
     def attach(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Give the optimizers what they need to know about the other ranks."""
@@ -292,31 +293,12 @@ class LocalRows(nn.Module):
 
 def _compiled_in_training(block: Block) -> Callable[..., Any]:
     """Compiled for the one shape of training; evaluation has many shapes and runs eager."""
-    eager, compiled = block.forward, compile_function(block.forward)
+    eager, compiled = block.forward, compile_for_training(block.forward, block)
 
     def forward(*args: Any, **options: Any) -> Any:
         return (compiled if block.training else eager)(*args, **options)
 
     return forward
-
-
-def compile_function(function: Callable[..., T]) -> Callable[..., T]:
-    """Compile a function for static shapes.
-
-    torch traces the backward pass too. Other autograd threads do not see the autocast dtype and
-    refuse operations that index in bfloat16 (torch 2.11), so autograd stays in this thread.
-    """
-    from regard.accel.inductor_pass import Faster  # imports the compiler, which takes long
-
-    compiled = torch.compile(
-        function, dynamic=False, options={"post_grad_custom_post_pass": Faster()}
-    )
-
-    def call(*args: Any, **options: Any) -> T:
-        with torch.autograd.set_multithreading_enabled(False):
-            return compiled(*args, **options)
-
-    return call
 
 
 def should_shard(parameters: int, config: TrainConfig, device: torch.device) -> bool:

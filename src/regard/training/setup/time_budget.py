@@ -7,7 +7,7 @@ from itertools import chain, cycle, islice
 
 import torch
 
-from regard.accel.cuda_graph import WARM
+from regard.accel.cuda_graph import WARM_UP_STEPS
 from regard.config import RunConfig
 from regard.data.batch import Batch, ImageBatch, MaskedBatch
 from regard.errors import ConfigError
@@ -104,7 +104,7 @@ def _seconds_per_step(
     accumulate = ranks.local_accumulate(settings.accumulate)
     batch_of = partial(ranks.local_batch, data.batch, settings.accumulate)
     batches = [batch_of(number).to(device) for number in range(TIMED_STEPS * accumulate)]
-    warm_up = (WARM + 1) * TIMED_STEPS if compiled else 1
+    warm_up = (WARM_UP_STEPS + 1) * TIMED_STEPS if compiled else 1
     steps = train(
         objective,
         chain(islice(cycle(batches), warm_up * accumulate), batches),

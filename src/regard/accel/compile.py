@@ -1,0 +1,151 @@
+"""torch.compile for training, with faster forms of some functions and layers put in from outside.
+
+Three attachments, none of which `nn` or `models` know of:
+
+- functions of `nn` that have a faster form in a compiled graph are substituted while torch traces;
+- loops over time steps run eagerly inside a compiled step: unrolled, they would take minutes to
+  compile;
+- on CUDA, large matmuls are tuned (`accel.inductor_pass`), and layers whose matmuls can do more
+  than multiply get another forward, which compiled graphs alone use.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from types import MethodType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.accel.matmul import TUNED_FLOPS, gelu_mlp, qkv_linear
+from regard.models.seq2seq import EncoderDecoder
+from regard.nn.attention import Attention
+from regard.nn.ffn import FeedForward, gelu_tanh
+from regard.nn.functional import split_heads
+from regard.nn.position import Position
+from regard.nn.position.base import rotate_complex, rotate_pairs
+from regard.nn.position.rotary import cos_sin
+from regard.nn.recurrent import Cell
+from regard.nn.stack import Stack
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compile_for_training(function: Callable[..., T], model: nn.Module) -> Callable[..., T]:
+    """A function that runs `model`, compiled for one shape.
+
+    torch traces the backward pass in the thread that compiles, and only there: other threads lack
+    the dtype of autocast and refuse to index in bfloat16 (torch 2.11).
+    """
+    from regard.accel.inductor_pass import TunedMatmuls  # imports the compiler: two seconds
+
+    prepare_tracing()
+    if any(parameter.is_cuda for parameter in model.parameters()):
+        attach_fused_layers(model)
+    options = {"post_grad_custom_post_pass": TunedMatmuls()}
+    fast = torch.compile(function, dynamic=False, options=options)
+
+    def call(*args: Any, **kwargs: Any) -> T:
+        with torch.autograd.set_multithreading_enabled(False):
+            return fast(*args, **kwargs)
+
+    return call
+
+
+def run_eagerly(function: F) -> F:
+    """The function as a compiled caller must call it: not traced, but run as it is."""
+    return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
+
+
+@cache
+def prepare_tracing() -> None:
+    """Substitute functions and exclude loops wherever torch.compile traces, from now on."""
+    for function, substitute in SUBSTITUTES.items():
+        torch.compiler.substitute_in_graph(function)(substitute)
+    for owner, name in LOOPS:
+        setattr(owner, name, torch.compiler.disable(getattr(owner, name)))
+
+
+LOOPS = (
+    (Cell, "_loop_padded"),
+    (Cell, "_fused"),
+    (EncoderDecoder, "_decode_stepwise"),
+)
+
+
+def _gelu_by_sigmoid(x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh u) = x sigmoid(2u): inductor's kernel of the right side is faster."""
+    return x * torch.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+def _rotate_without_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """inductor has no kernels for complex numbers."""
+    return rotate_pairs(x, cos, sin, interleaved=True)
+
+
+@torch.library.custom_op("regard::cos_sin", mutates_args=())
+def _cos_sin_operator(angle: Tensor) -> tuple[Tensor, Tensor]:
+    return angle.cos(), angle.sin()
+
+
+@_cos_sin_operator.register_fake
+def _(angle: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(angle), torch.empty_like(angle)
+
+
+def _cos_sin_once(angle: Tensor) -> tuple[Tensor, Tensor]:
+    """One operator, which inductor does not fuse into every layer and so compute in each."""
+    cos, sin = _cos_sin_operator(angle)
+    return cos, sin
+
+
+SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {
+    gelu_tanh: _gelu_by_sigmoid,
+    rotate_complex: _rotate_without_complex,
+    cos_sin: _cos_sin_once,
+}
+
+
+def attach_fused_layers(model: nn.Module) -> None:
+    """Give layers a forward that compiled graphs run by fewer or larger matmuls.
+
+    GELU and its gradient move into the matmuls of a feed-forward layer. Gradients of q, k and v
+    are not concatenated where they come from the attention kernel as they are, without a rotation
+    or a norm between. Outside a compiled graph, and for small inputs, the original methods run.
+    """
+    for module in model.modules():
+        if type(module).forward is FeedForward.forward and module.activation is gelu_tanh:
+            module.forward = MethodType(_fused_feed_forward, module)
+        if isinstance(module, Stack) and type(module.position).rotation is Position.rotation:
+            for block in module.layers:
+                if block.attention.q_norm is None:
+                    block.attention._packed_qkv = MethodType(  # type: ignore[method-assign]
+                        _split_gradient_qkv, block.attention
+                    )
+
+
+def _fused_feed_forward(ffn: FeedForward, x: Tensor) -> Tensor:
+    if (ffn.dropout and ffn.training) or not _compiles_large_matmul(x, ffn.up.weight):
+        return FeedForward.forward(ffn, x)
+    return gelu_mlp(x, ffn.up.weight, ffn.up.bias, ffn.down.weight, ffn.down.bias)
+
+
+def _split_gradient_qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if not _compiles_large_matmul(x, attention.query.weight):
+        return Attention._packed_qkv(attention, x)
+    layers = (attention.query, attention.key, attention.value)
+    has_bias = attention.query.bias is not None
+    bias = torch.cat([layer.bias for layer in layers]) if has_bias else None
+    q, k, v = qkv_linear(x, [layer.weight for layer in layers], bias)
+    kv_heads = attention.kv_heads
+    return split_heads(q, attention.heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
+
+
+def _compiles_large_matmul(x: Tensor, weight: Tensor) -> bool:
+    return (
+        torch.compiler.is_compiling()
+        and x.is_cuda
+        and torch.is_autocast_enabled("cuda")
+        and 2 * x.numel() * len(weight) >= TUNED_FLOPS
+    )

@@ -1,0 +1,53 @@
+"""The CUDA kernel of the operator `regard::linear_cross_entropy`; see `nn.loss` for the formula."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.accel.kernels import usable
+from regard.accel.matmul import matmul_into
+from regard.nn import loss
+
+ALIGNMENT = 64  # W is padded to a multiple of so many rows: matmuls of other sizes are slow
+
+
+@torch.library.register_kernel("regard::linear_cross_entropy", "cuda")
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    smoothing: float,
+    cap: float | None,
+    needs_grad: bool,
+) -> list[Tensor]:
+    """`nn.loss.chunked_cross_entropy` with padded logits, tuned matmuls and a fused softmax."""
+    vocab = len(weight)
+    padded = F.pad(weight, (0, 0, 0, -vocab % ALIGNMENT)) if vocab % ALIGNMENT else weight
+    return loss.chunked_cross_entropy(
+        x,
+        padded,
+        bias,
+        targets,
+        vocab,
+        smoothing,
+        cap,
+        needs_grad,
+        softmax_gradient=_softmax_gradient,
+        matmul_into=matmul_into,
+    )
+
+
+def _softmax_gradient(
+    logits: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    vocab: int,
+    smoothing: float,
+    cap: float | None,
+) -> tuple[Tensor, Tensor]:
+    if not usable(logits):
+        return loss.softmax_gradient(logits, bias, targets, vocab, smoothing, cap)
+    from regard.accel.kernels import cross_entropy as kernels
+
+    return kernels.softmax_gradient(logits, bias, targets, vocab, smoothing, cap)
