@@ -211,7 +211,7 @@ def test_stepping_through_a_combination_equals_one_forward_pass(row):
     state = subject.model.start(ROWS, TIME, subject.source)
     for piece in (3, 1, 1, 2):
         ids = subject.ids[:, seen : seen + piece]
-        logits, state = subject.model.step(ids, state, every=True)
+        logits, state = subject.model.step(ids, state, all_logits=True)
         # float32, through two layers, summed in another order
         torch.testing.assert_close(logits, expected[:, seen : seen + piece], rtol=1e-5, atol=1e-5)
         seen += piece

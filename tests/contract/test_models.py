@@ -303,7 +303,7 @@ def test_a_language_model_keeps_the_protocol(case):
     subject = make(case)
     assert isinstance(subject.model, Language)
     last, state = subject.model.step(subject.ids, subject.start())
-    every, _ = subject.model.step(subject.ids, subject.start(), every=True)
+    every, _ = subject.model.step(subject.ids, subject.start(), all_logits=True)
     assert last.shape == (ROWS, 1, VOCAB)
     assert every.shape == (ROWS, TIME, VOCAB)
     near(last, every[:, -1:])
@@ -318,7 +318,7 @@ def test_stepping_equals_one_forward_pass(case):
         state, seen = subject.start(), 0
         for piece in pieces:
             ids = subject.ids[:, seen : seen + piece]
-            logits, state = subject.model.step(ids, state, every=True)
+            logits, state = subject.model.step(ids, state, all_logits=True)
             near(logits, expected[:, seen : seen + piece])
             seen += piece
             assert state.lengths.tolist() == [seen] * ROWS
@@ -337,10 +337,12 @@ def test_rows_may_take_in_different_numbers_of_ids(case):
     subject = make(case)
     expected, state, begin = subject.logits(), subject.start(12), [0] * ROWS
     for number, counts in enumerate(([4, 2, 1], [1, 3, 2], [2, 2, 4])):
-        ids, every = ragged(subject.ids, begin, counts), number == 1
-        logits, state = subject.model.step(ids, state, counts=torch.tensor(counts), every=every)
+        ids, all_logits = ragged(subject.ids, begin, counts), number == 1
+        logits, state = subject.model.step(
+            ids, state, counts=torch.tensor(counts), all_logits=all_logits
+        )
         for row, (first, count) in enumerate(zip(begin, counts, strict=True)):
-            if every:
+            if all_logits:
                 near(logits[row, :count], expected[row, first : first + count])
             else:
                 near(logits[row, 0], expected[row, first + count - 1])
@@ -358,7 +360,7 @@ def test_select_reorders_and_repeats_rows(case):
     after = torch.randint(0, VOCAB, (4, 3))
     chosen = state.select(rows)
     assert chosen.lengths.tolist() == [4, 5, 5, 3]
-    logits, _ = subject.model.step(after, chosen, every=True)
+    logits, _ = subject.model.step(after, chosen, all_logits=True)
     if subject.source is not None:
         subject.source = Source(subject.source.ids[rows], subject.source.lengths[rows])
     for number, (row, length) in enumerate(zip(rows.tolist(), [4, 5, 5, 3], strict=True)):
@@ -376,7 +378,7 @@ def test_a_rewound_state_goes_on_as_if_it_had_never_seen_more(case):
     state = state.rewind(lengths)
     assert state.lengths.tolist() == [8, 5, 3]
     after = torch.randint(0, VOCAB, (ROWS, 4))
-    logits, state = subject.model.step(after, state, every=True)
+    logits, state = subject.model.step(after, state, all_logits=True)
     assert state.lengths.tolist() == [12, 9, 7]
     for row, length in enumerate(lengths.tolist()):
         whole = torch.cat([subject.ids[row, :length], after[row]])

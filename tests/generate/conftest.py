@@ -38,8 +38,8 @@ class TableModel:
             cell = (source.ids * real).sum(1) % CELLS
         return TableState(cell, torch.zeros(rows, dtype=torch.long), capacity)
 
-    def step(self, ids, state, *, counts=None, every=False):
-        assert not every
+    def step(self, ids, state, *, counts=None, all_logits=False):
+        assert not all_logits
         rows, time = ids.shape
         self.fed.append((rows, time))
         counts = torch.full((rows,), time) if counts is None else counts

@@ -153,7 +153,7 @@ def test_no_prompts_are_no_texts():
 
 def logits_of(model, ids, **source):
     state = model.start(1, len(ids), **source)
-    return model.step(torch.tensor([ids]), state, every=True)[0][0]
+    return model.step(torch.tensor([ids]), state, all_logits=True)[0][0]
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.1, 0.5), (0.5, 2.0), (0.0, 1.0), (1.0, 0.3)])

@@ -175,7 +175,7 @@ class Scripted:
     def start(self, rows, capacity, source=None):
         return self
 
-    def step(self, ids, state, *, counts=None, every=False):
+    def step(self, ids, state, *, counts=None, all_logits=False):
         logits = torch.full((1, 1, 256), -torch.inf)
         logits[0, 0, next(self.rest)] = 0.0
         return logits, self

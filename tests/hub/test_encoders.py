@@ -57,7 +57,7 @@ def test_steps_with_a_state_give_the_logits_of_the_whole(opened, name, architect
     wanted = theirs(**given).logits
     state = ours.start(len(target), target.shape[1], source)
     for start, stop in ((0, 4), (4, 5), (5, 8), (8, 9)):
-        actual, state = ours.step(target[:, start:stop], state, every=True)
+        actual, state = ours.step(target[:, start:stop], state, all_logits=True)
         assert furthest(actual, wanted[:, start:stop]) < NEAR
 
 

@@ -82,7 +82,7 @@ def test_steps_with_a_state_equal_their_forward_and_their_cache(name, tmp_path):
         cached = None
         for start, stop in ((0, 5), (5, 6), (6, 9), (9, 10), (10, 11)):
             part = ids[:, start:stop]
-            actual, state = ours.step(part, state, every=True)
+            actual, state = ours.step(part, state, all_logits=True)
             output = theirs(part, past_key_values=cached, use_cache=True)
             cached = output.past_key_values
             assert furthest(actual, wanted[:, start:stop]) < NEAR

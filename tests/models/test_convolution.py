@@ -73,7 +73,7 @@ def test_it_equals_the_formula(layers, width):
     model, ids = small(layers=layers, width=width), some_ids()
     expected = torch.stack([slow(model, row) for row in ids.tolist()])
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-12)
-    logits, _ = model.step(ids, model.start(2, 9), every=True)
+    logits, _ = model.step(ids, model.start(2, 9), all_logits=True)
     torch.testing.assert_close(logits, model.head(expected), rtol=0, atol=1e-12)
 
 

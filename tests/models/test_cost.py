@@ -141,7 +141,7 @@ def test_a_recurrent_model_keeps_the_same_state_however_long(name):
     assert counted.state_bytes_per_token == 0
     ids = torch.zeros(1, 7, dtype=torch.long)
     with torch.no_grad(), counting() as counter:
-        model.step(ids, model.start(1, 7), every=True)
+        model.step(ids, model.start(1, 7), all_logits=True)
     assert counted.flops_per_token == counted.decode_flops_per_token
     assert counted.flops_per_token == counter.get_total_flops() / 7
 

@@ -134,7 +134,7 @@ def test_it_is_a_language_model_that_steps_as_it_reads():
     assert isinstance(model, Language)
     whole, state = model(ids), model.start(4, 6)
     _, state = model.step(ids[:, :2], state)
-    part, state = model.step(ids[:, 2:], state, every=True)
+    part, state = model.step(ids[:, 2:], state, all_logits=True)
     torch.testing.assert_close(part, whole[:, 2:])
     counts = torch.tensor([1, 6, 3, 2])
     ragged, state = model.step(ids, model.start(4, 6), counts=counts)

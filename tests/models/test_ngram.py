@@ -159,7 +159,7 @@ def test_stepping_equals_forward(order, width):
     every = []
     for part in ids.split(width, 1):
         last, _ = model.step(part, state)
-        logits, state = model.step(part, state, every=True)
+        logits, state = model.step(part, state, all_logits=True)
         assert torch.equal(last, logits[:, -1:])
         every.append(logits)
     assert torch.equal(torch.cat(every, 1), model(ids))

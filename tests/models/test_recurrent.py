@@ -52,8 +52,8 @@ def test_shapes_and_names():
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_cell_makes_a_model_whose_steps_equal_its_forward_pass(cell):
     model, ids = small(cell=cell), some_ids()
-    logits, state = model.step(ids[:, :4], model.start(3, 9), every=True)
-    rest, _ = model.step(ids[:, 4:], state, every=True)
+    logits, state = model.step(ids[:, :4], model.start(3, 9), all_logits=True)
+    rest, _ = model.step(ids[:, 4:], state, all_logits=True)
     close(torch.cat([logits, rest], 1), logits_of(model, ids))
     assert len(state.current()[0]) == model.layers[0].state_vectors
 
@@ -82,7 +82,7 @@ def test_stepping_equals_forward(width, tied):
     every = []
     for part in ids.split(width, 1):
         last, _ = model.step(part, state)
-        logits, state = model.step(part, state, every=True)
+        logits, state = model.step(part, state, all_logits=True)
         close(last, logits[:, -1:])
         every.append(logits)
     close(torch.cat(every, 1), logits_of(model, ids))

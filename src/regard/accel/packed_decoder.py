@@ -112,13 +112,13 @@ class PackedDecoder:
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], State]:
         """See `Language.step`."""
         assert isinstance(state, TransformerState)
         single = ids.shape[1] == 1 and counts is None and state.max_length > 0
         if not single or state.capacity > self.context:
-            return self.model.step(ids, state, counts=counts, every=every)
+            return self.model.step(ids, state, counts=counts, all_logits=all_logits)
         x = self._write(self._embedded(ids, state.lengths).squeeze(1), state)
         return soft_cap(x, self.cap).unsqueeze(1), state.advance(None, 1)
 

@@ -81,16 +81,16 @@ class TritonDecoder(PackedDecoder):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], State]:
         """See `Language.step`."""
         assert isinstance(state, TransformerState)
         time, windows = ids.shape[1], self.stack.windows
-        begins = state.max_length == 0 and 1 < time <= self.context and not every
+        begins = state.max_length == 0 and 1 < time <= self.context and not all_logits
         learning = torch.is_grad_enabled() or self.model.training
         cut = any(window is not None and window < time for window in windows)
         if not begins or learning or cut:
-            return super().step(ids, state, counts=counts, every=every)
+            return super().step(ids, state, counts=counts, all_logits=all_logits)
         state.length_after(time)
         x = self._read(ids, state)
         rows = torch.arange(len(x), device=x.device)

@@ -70,12 +70,12 @@ class ContrastiveDecoding:
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], "ContrastiveState"]:
         """Run both models; see `Language.step`."""
         assert isinstance(state, ContrastiveState)
-        p, expert = self.expert.step(ids, state.expert, counts=counts, every=every)
-        q, amateur = self.amateur.step(ids, state.amateur, counts=counts, every=every)
+        p, expert = self.expert.step(ids, state.expert, counts=counts, all_logits=all_logits)
+        q, amateur = self.amateur.step(ids, state.amateur, counts=counts, all_logits=all_logits)
         log_p, log_q = p.float().log_softmax(-1), q.float().log_softmax(-1).clamp_min(MIN_LOG_Q)
         logits = (1 + self.beta) * log_p - self.beta * log_q
         unlikely = log_p.exp() < self.alpha * log_p.exp().amax(-1, keepdim=True)

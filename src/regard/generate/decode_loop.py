@@ -181,10 +181,10 @@ class Engine:
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], State]:
         """As the model's."""
-        return self.model.step(ids, state, counts=counts, every=every)
+        return self.model.step(ids, state, counts=counts, all_logits=all_logits)
 
     def can_capture(self, chain: Chain, state: State | None = None) -> bool:
         """Whether a decode step with this chain can be captured as a CUDA graph."""

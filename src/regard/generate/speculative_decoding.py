@@ -313,7 +313,7 @@ class _TargetModel:
         """The logits after the last id of each row and after each draft token."""
         last = torch.tensor([row[-1:] for row in self.rows], device=proposal.ids.device)
         ids, counts = torch.cat([last, proposal.ids], 1), 1 + proposal.counts
-        logits, self.state = self.model.step(ids, self.state, counts=counts, every=True)
+        logits, self.state = self.model.step(ids, self.state, counts=counts, all_logits=True)
         return logits
 
     def accept(self, accepted: list[list[int]], unfinished: list[int]) -> list[int]:

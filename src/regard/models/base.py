@@ -71,12 +71,12 @@ class Language(Protocol):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], State]:
         """Read one or more ids per row: prefill, or one decode step. Return the next logits.
 
         Rows may be right-padded: `counts` gives the number of real ids of each row. The logits
-        are those after each row's last real id (scored = 1), or after every id (`every`).
+        are those after each row's last real id (scored = 1), or after every id (`all_logits`).
         """
 
 

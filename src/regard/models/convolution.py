@@ -103,11 +103,11 @@ class ConvolutionLanguage(LanguageModel):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
         """Read one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
-        if not every:
+        if not all_logits:
             [(h,)] = after.layers[-1:]
             x = slice_rows(h, after.index, 1)
         return self.head(x), after

@@ -74,11 +74,11 @@ class Feedforward(LanguageModel):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
         """Read one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
-        if not every:
+        if not all_logits:
             [(last,)] = after.current()
             x = self._features(last.unsqueeze(1))
         return self.head(x), after

@@ -144,14 +144,14 @@ class HMM(LanguageModel):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
         """Read one or more ids per row; see `Language.step`."""
         assert isinstance(state, Snapshots)
         [(belief,)] = state.current()
         beliefs = self._beliefs(self._emission(ids), belief)
         state = state.advance([(beliefs,)], counts)
-        if every:
+        if all_logits:
             return self._predict(beliefs[:, 1:]), state
         [(belief,)] = state.current()
         return self._predict(belief.unsqueeze(1)), state

@@ -108,14 +108,14 @@ class NGram(LanguageModel):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
         """Read one or more ids per row; see `Language.step`."""
         assert isinstance(state, Snapshots)
         [(last,)] = state.current()
         seen = torch.cat([last, ids], 1)
         state = state.advance([(seen.unfold(1, last.shape[1], 1),)], counts)
-        if every:
+        if all_logits:
             contexts = [context[:, last.shape[1] :] for context in self._contexts(seen)]
         else:
             [(last,)] = state.current()

@@ -106,11 +106,11 @@ class RecurrentLanguage(LanguageModel):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
         """Read one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
-        if not every:
+        if not all_logits:
             x = self.layers.apply_dropout(after.current()[-1][0]).unsqueeze(1)
         return self.head(x), after
 

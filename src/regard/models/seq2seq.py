@@ -223,11 +223,11 @@ class EncoderDecoder(LanguageModel):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], Seq2SeqState]:
         """Read one or more ids per row; see `Language.step`."""
         z, after = self.hidden(ids, state, counts=counts)
-        if not every:
+        if not all_logits:
             rows = torch.arange(len(z), device=z.device)
             z = z[:, -1:] if counts is None else z[rows, counts - 1].unsqueeze(1)
         return self.head(z), after

@@ -243,11 +243,11 @@ class Transformer(LanguageModel):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-        every: bool = False,
+        all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], TransformerState]:
         """The logits of what follows, and the state with `ids` taken in."""
         x, after = self.hidden(ids, state, counts=counts)
-        if not every:
+        if not all_logits:
             rows = torch.arange(len(x), device=x.device)
             x = x[:, -1:] if counts is None else x[rows, counts - 1].unsqueeze(1)
         return self.head(x), after
