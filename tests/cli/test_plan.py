@@ -11,8 +11,8 @@ def test_a_plan_tells_memory_speed_and_what_it_assumes(regard):
     for title in ("memory per GPU", "training", "best", "generation", "assumptions"):
         assert f"\n{title}" in said.out
     assert "FSDP: 5 rows per GPU" in said.out
-    assert "host memory: 215.6 GB a machine" in said.out  # 8 ranks, 4 bytes a parameter
-    assert "20 a parameter (Chinchilla)" in said.out
+    assert "host memory: 215.6 GB per machine" in said.out  # 8 ranks, 4 bytes a parameter
+    assert "20 per parameter (Chinchilla)" in said.out
     assert max(map(len, said.out.splitlines())) <= 80
 
 
