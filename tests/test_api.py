@@ -179,7 +179,7 @@ def test_a_text_run_continues_text_and_does_not_translate(place):
         ran.translate("one")
 
 
-def test_what_was_made_ready_to_write_follows_the_weights(place):
+def test_the_decode_engine_follows_changed_weights(place):
     ran = regard.load(place / "runs" / "cats.txt", device="cpu")
     greedy = {"tokens": 12, "sampler": ["greedy"]}
     text, ready = ran.generate("the ", **greedy), ran._engine()
@@ -195,7 +195,7 @@ def test_what_was_made_ready_to_write_follows_the_weights(place):
     ran.generate("the ", **greedy)
 
 
-def test_a_decoder_writes_with_weights_of_eight_bits_where_asked(place):
+def test_a_decoder_generates_with_int8_weights_where_asked(place):
     ran = regard.load(place / "runs" / "cats.txt", device="cpu")
     ran.generate("the ", tokens=4, seed=1)
     plain = ran._engine()
@@ -246,7 +246,7 @@ def test_one_word_needs_no_list(place):
     assert ran.chain(f"ban={ending}") == ran.chain([f'ban=["{ending}"]'])
 
 
-def test_what_is_forced_is_written_as_it_stands(place):
+def test_a_forced_text_is_generated_exactly(place):
     ran = regard.load(place / "runs" / "cats.txt", device="cpu")
     text = ran.generate("a ", tokens=7, sampler=['force=["the cat"]', "greedy"])
     assert text == "the cat"
@@ -266,7 +266,7 @@ def test_a_pair_run_translates_and_does_not_continue(place):
         ran.generate("one")
 
 
-def test_a_run_is_judged_on_its_own_data_or_on_other(place, tmp_path):
+def test_a_run_is_evaluated_on_its_validation_data_or_on_other(place, tmp_path):
     ran = regard.load(place / "runs" / "cats.txt", device="cpu")
     assert {"loss", "perplexity", "bits_per_byte"} <= set(ran.evaluate())
     (tmp_path / "other.txt").write_text("the dog sat on the cat\n" * 9)
@@ -277,7 +277,7 @@ def test_a_run_is_judged_on_its_own_data_or_on_other(place, tmp_path):
     assert {"loss", "bleu", "chrf", "exact_match", "signatures"} <= set(pairs.evaluate(beam=1))
 
 
-def test_what_happens_can_be_watched(place, tmp_path):
+def test_events_are_passed_to_a_callback(place, tmp_path):
     seen = []
     ran = regard.train(
         str(place / "cats.txt"),
@@ -380,7 +380,7 @@ def test_another_tokenizer_or_damaged_facts_are_noticed_when_a_run_is_opened(pla
         regard.load(run)
 
 
-def test_a_second_start_learns_no_tokenizer(place, monkeypatch):
+def test_a_second_start_trains_no_tokenizer(place, monkeypatch):
     config = configure(
         str(place / "cats.txt"), {"data": {"tokenizer": {"kind": "bpe", "size": 300}}}
     )

@@ -17,7 +17,7 @@ PAIR_WORDS = [*TINY, "model.context=32", "train.steps=2", "data.tokenizer=char"]
 
 
 @dataclass(frozen=True)
-class Said:
+class Completed:
     code: int
     out: str
     err: str
@@ -27,7 +27,7 @@ def invoke(capture, *words):
     with pytest.raises(SystemExit) as exit:
         main([str(word) for word in words])
     out, err = capture.readouterr()
-    return Said(exit.value.code or 0, out, err)
+    return Completed(exit.value.code or 0, out, err)
 
 
 @pytest.fixture

@@ -49,55 +49,55 @@ def runs(tmp_path):
     return one, other
 
 
-def lines(said):
+def lines(completed):
     """The rows of the table by their first word."""
-    cells = [line.split("  ") for line in said.out.splitlines() if line.startswith("  ")]
-    found = [[cell.strip() for cell in row if cell.strip()] for row in cells]
-    return {row[0]: row[1:] for row in found}
+    cells = [line.split("  ") for line in completed.out.splitlines() if line.startswith("  ")]
+    output = [[cell.strip() for cell in row if cell.strip()] for row in cells]
+    return {row[0]: row[1:] for row in output}
 
 
-def test_metrics_cost_and_differing_choices_stand_side_by_side(regard, runs):
-    said = regard("compare", *runs)
-    assert (said.code, said.err) == (0, "")
-    found = lines(said)
-    assert next(iter(found)) == "one"
-    assert found["loss"] == ["0.9944", "1.3649"]
-    assert found["steps"] == ["20", "12 of 20"]
-    assert found["targets"] == ["15,360", "9,216"]
-    assert found["time"] == ["1:12", "1:12"]
-    assert found["model.position"] == ["rotary, interleaved yes", "alibi"]
-    assert found["model.layers"] == ["4", "2"]
-    assert found["train.lr"] == ["0.001", "0.5"]
-    assert "model.dim" not in found
-    assert "data.tokenizer" not in found
-    titles = [line for line in said.out.splitlines() if line and not line.startswith(" ")]
+def test_metrics_cost_and_differing_settings_are_side_by_side(regard, runs):
+    completed = regard("compare", *runs)
+    assert (completed.code, completed.err) == (0, "")
+    output = lines(completed)
+    assert next(iter(output)) == "one"
+    assert output["loss"] == ["0.9944", "1.3649"]
+    assert output["steps"] == ["20", "12 of 20"]
+    assert output["targets"] == ["15,360", "9,216"]
+    assert output["time"] == ["1:12", "1:12"]
+    assert output["model.position"] == ["rotary, interleaved yes", "alibi"]
+    assert output["model.layers"] == ["4", "2"]
+    assert output["train.lr"] == ["0.001", "0.5"]
+    assert "model.dim" not in output
+    assert "data.tokenizer" not in output
+    titles = [line for line in completed.out.splitlines() if line and not line.startswith(" ")]
     assert titles == ["validation", "cost", "choices"]
 
 
 def test_as_json_it_is_one_object(regard, runs):
-    found = json.loads(regard("compare", *runs, "--json").out)
-    one, other = found["runs"]
+    output = json.loads(regard("compare", *runs, "--json").out)
+    one, other = output["runs"]
     assert (one["name"], one["step"], one["steps"]) == ("one", 20, 20)
     assert other["metrics"]["loss"] == pytest.approx(4 / 10**0.5 + 0.1)
     model = json.loads(regard("info", runs[0], "--json").out)
     assert one["parameters"] == model["parameters"]
     assert one["flops"] == model["training_flops_per_token"] * 15_360
-    assert found["choices"]["model.position"][1] == "alibi"
+    assert output["choices"]["model.position"][1] == "alibi"
 
 
 def test_one_run_alone_has_nothing_that_differs(regard, runs):
-    said = regard("compare", runs[0])
-    assert said.code == 0
-    assert "choices" not in said.out
+    completed = regard("compare", runs[0])
+    assert completed.code == 0
+    assert "choices" not in completed.out
     assert regard("compare", runs[0], "--out", "one.svg").code == 0
 
 
 def test_curves_are_drawn_as_svg_and_as_a_page_with_the_table(regard, runs, tmp_path):
-    said = regard("compare", *runs, "--out", "curves.svg")
-    assert said.err == "curves: curves.svg\n"
+    completed = regard("compare", *runs, "--out", "curves.svg")
+    assert completed.err == "curves: curves.svg\n"
     svg = ElementTree.fromstring((tmp_path / "curves.svg").read_text())
-    told = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"one", "other", "loss", "bits per byte", "steps"} <= set(told)
+    texts = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"one", "other", "loss", "bits per byte", "steps"} <= set(texts)
     dots = svg.iter("{http://www.w3.org/2000/svg}title")
     assert "one, 20: 0.99443" in [each.text for each in dots]
     assert regard("compare", *runs, "--out", "page.html", "--quiet").code == 0
@@ -119,9 +119,9 @@ def test_hostile_names_stay_text_on_a_page(regard, tmp_path):
 def test_an_image_costs_the_flops_of_all_its_patches(regard, tmp_path):
     model = describe(preset("tiny-vit"))
     run = logged(tmp_path / "images", over={"task": "classify", "model": model})
-    (found,) = json.loads(regard("compare", run, "--json").out)["runs"]
+    (output,) = json.loads(regard("compare", run, "--json").out)["runs"]
     each = json.loads(regard("info", "tiny-vit", "--json").out)
-    assert found["flops"] == 15_360 * each["context"] * each["training_flops_per_token"]
+    assert output["flops"] == 15_360 * each["context"] * each["training_flops_per_token"]
 
 
 def test_curves_are_drawn_as_png(regard, runs, tmp_path):
@@ -130,10 +130,10 @@ def test_curves_are_drawn_as_png(regard, runs, tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_of_another_kind_or_in_the_way_is_refused(regard, runs, tmp_path):
-    said = regard("compare", *runs, "--out", "curves.pdf")
-    assert (said.code, said.out) == (2, "")
-    assert ".svg or .png or .html" in said.err
+def test_a_picture_with_another_suffix_or_an_existing_file_is_refused(regard, runs, tmp_path):
+    completed = regard("compare", *runs, "--out", "curves.pdf")
+    assert (completed.code, completed.out) == (2, "")
+    assert ".svg or .png or .html" in completed.err
     (tmp_path / "mine.svg").write_text("mine")
     assert "--force" in regard("compare", *runs, "--out", "mine.svg").err
     assert (tmp_path / "mine.svg").read_text() == "mine"
@@ -143,26 +143,26 @@ def test_different_tasks_data_or_tokenizers_are_pointed_out(regard, runs, tmp_pa
     one, _ = runs
     other = {"task": "masked"}
     masked = logged(tmp_path / "masked", over=other, preset_name="tiny-encoder")
-    said = regard("compare", one, masked)
-    assert "different tasks" in said.err
-    assert lines(said)["FLOPs"][1] == "-"  # only the masked are targets, so nobody knows
+    completed = regard("compare", one, masked)
+    assert "different tasks" in completed.err
+    assert lines(completed)["FLOPs"][1] == "-"  # only the masked are targets, so nobody knows
     data = logged(tmp_path / "data", over={"data": {"path": "/data/dogs.txt"}})
     assert "different data" in regard("compare", one, data).err
     word = logged(tmp_path / "word", over={"data": {"tokenizer": "word"}})
     assert "compare bits_per_byte" in regard("compare", one, word).err
 
 
-def test_a_run_that_has_only_begun_has_nothing_to_tell_yet(regard, runs, tmp_path):
+def test_a_run_that_has_just_started_has_no_metrics_yet(regard, runs, tmp_path):
     new = logged(tmp_path / "new", upto=0, seconds=None)
-    found = lines(regard("compare", runs[0], new))
-    assert found["loss"] == ["0.9944", "-"]
-    assert (found["steps"][1], found["time"][1]) == ("0 of 20", "-")
+    output = lines(regard("compare", runs[0], new))
+    assert output["loss"] == ["0.9944", "-"]
+    assert (output["steps"][1], output["time"][1]) == ("0 of 20", "-")
     assert regard("compare", runs[0], new, "--out", "both.svg").code == 0
-    said = regard("compare", new, "--out", "none.svg")
-    assert (said.code, "nothing to draw" in said.err) == (2, True)
+    completed = regard("compare", new, "--out", "none.svg")
+    assert (completed.code, "nothing to draw" in completed.err) == (2, True)
 
 
-def test_a_line_that_is_still_being_written_is_left_for_later(regard, runs):
+def test_an_incomplete_last_line_is_ignored(regard, runs):
     with open(runs[1] / "metrics.jsonl", "a") as file:
         file.write('{"step": 13, "loss": 1.')
     assert lines(regard("compare", *runs))["steps"] == ["20", "12 of 20"]
@@ -170,25 +170,25 @@ def test_a_line_that_is_still_being_written_is_left_for_later(regard, runs):
 
 def test_runs_of_one_name_go_by_their_paths(regard, runs, tmp_path):
     shutil.copytree(runs[0], tmp_path / "again/one")
-    found = json.loads(regard("compare", "one", "again/one", "--json").out)
-    assert [each["name"] for each in found["runs"]] == ["one", "again/one"]
+    output = json.loads(regard("compare", "one", "again/one", "--json").out)
+    assert [each["name"] for each in output["runs"]] == ["one", "again/one"]
 
 
 def test_what_is_no_run_is_refused(regard, runs, tmp_path):
-    said = regard("compare", runs[0], "nothing")
-    assert (said.code, said.out) == (4, "")
-    assert "no run at nothing" in said.err
+    completed = regard("compare", runs[0], "nothing")
+    assert (completed.code, completed.out) == (4, "")
+    assert "no run at nothing" in completed.err
 
 
-def test_a_run_from_elsewhere_has_no_steps_and_no_settings_of_training(regard, runs, tmp_path):
+def test_an_imported_run_has_no_steps_and_no_training_settings(regard, runs, tmp_path):
     imported = logged(tmp_path / "imported", upto=0, over={"data": {"path": None}})
-    found = lines(regard("compare", runs[1], imported))
-    assert found["steps"] == ["12 of 20", "-"]
-    assert found["train.lr"] == ["0.5", "-"]
+    output = lines(regard("compare", runs[1], imported))
+    assert output["steps"] == ["12 of 20", "-"]
+    assert output["train.lr"] == ["0.5", "-"]
 
 
 def test_trained_runs_can_be_compared(regard, text_run, pair_run):
-    said = regard("compare", text_run, pair_run)
-    assert said.code == 0
-    assert lines(said)["task"] == ["causal", "seq2seq"]
-    assert "-" not in lines(said)["time"]
+    completed = regard("compare", text_run, pair_run)
+    assert completed.code == 0
+    assert lines(completed)["task"] == ["causal", "seq2seq"]
+    assert "-" not in lines(completed)["time"]

@@ -33,7 +33,7 @@ def drawn(picture, columns=80):
     return stream.getvalue()
 
 
-def test_the_picture_tells_how_far_how_well_how_fast_and_what_it_writes(begun):
+def test_the_panel_shows_progress_losses_speed_and_a_sample(begun):
     picture = LiveDisplay()
     picture.started = begun
     assert "first steps" in drawn(picture)
@@ -47,7 +47,7 @@ def test_the_picture_tells_how_far_how_well_how_fast_and_what_it_writes(begun):
 
 
 @pytest.mark.parametrize("columns", [20, 40, 200])
-def test_the_picture_fits_any_terminal(begun, columns):
+def test_the_panel_fits_any_terminal(begun, columns):
     picture = LiveDisplay()
     picture.started = begun
     picture.show(progressed(50))
@@ -74,8 +74,8 @@ def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, 
     monkeypatch.setattr("regard.cli.output.settings.quiet", False)
     lines = LineDisplay()
     lines.show(begun)
-    said = capsys.readouterr().err
-    assert said.startswith("data       a text\n")
+    completed = capsys.readouterr().err
+    assert completed.startswith("data       a text\n")
     lines.show(progressed(10))
     assert capsys.readouterr().err == ""
     now = 10.5
@@ -85,7 +85,7 @@ def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, 
     assert "validation: loss 1.7500" in capsys.readouterr().err
 
 
-def test_the_choices_that_are_told_make_the_same_run_again(text_run, pair_run):
+def test_the_printed_settings_make_the_same_run_again(text_run, pair_run):
     for folder in (text_run, pair_run):
         config = RunFolder(folder).load_config()
         config = replace(config, train=replace(config.train, start="a 'quoted' name, 1"))

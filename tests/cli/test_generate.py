@@ -4,9 +4,9 @@ import re
 WORDS = ["-s", "repetition=1.3", "-s", "top_k=6", "-s", "temperature=0.5"]
 
 
-def test_a_trace_tells_what_every_sampler_did(regard, text_run):
-    said = regard("generate", text_run, "the cat", "-n", 3, "--seed", 3, *WORDS, "--trace")
-    first, *rest = said.out.splitlines()
+def test_a_trace_shows_the_effect_of_every_sampler(regard, text_run):
+    completed = regard("generate", text_run, "the cat", "-n", 3, "--seed", 3, *WORDS, "--trace")
+    first, *rest = completed.out.splitlines()
     assert first == "repetition=1.3 → top_k=6 → temperature=0.5 → draw"
     blocks = "\n".join(rest).strip().split("\n\n")
     assert len(blocks) == 3
@@ -36,72 +36,72 @@ def test_a_trace_for_programs_has_the_same_numbers(regard, text_run):
         assert 0 < token["model_prob"] < token["final_prob"] <= 1
 
 
-def test_what_a_run_cannot_read_is_told(regard, text_run):
-    said = regard("generate", text_run, "the ø\x1b cat", "-n", 1)
-    assert "not in the run's vocabulary, read as unknown tokens: 'ø', '\\x1b'" in said.err
+def test_unknown_characters_are_reported(regard, text_run):
+    completed = regard("generate", text_run, "the ø\x1b cat", "-n", 1)
+    assert "not in the run's vocabulary, read as unknown tokens: 'ø', '\\x1b'" in completed.err
     assert "unknown" not in regard("generate", text_run, "the cat", "-n", 1).err
 
 
-def test_an_order_is_that_of_another_system(regard, text_run):
-    said = regard("generate", text_run, "the", "-n", 2, "--order", "llama.cpp", "--json")
+def test_an_order_is_that_of_another_library(regard, text_run):
+    completed = regard("generate", text_run, "the", "-n", 2, "--order", "llama.cpp", "--json")
     expected = ["top_k={k=40, exact=true}", "top_p=0.95", "min_p=0.05", "temperature=0.8"]
-    assert json.loads(said.out)["chain"] == expected
-    said = regard("generate", text_run, "the", "--order", "lama.cpp")
-    assert said.code == 2
-    assert "unknown order 'lama.cpp'; did you mean 'llama.cpp'" in said.err
+    assert json.loads(completed.out)["chain"] == expected
+    completed = regard("generate", text_run, "the", "--order", "lama.cpp")
+    assert completed.code == 2
+    assert "unknown order 'lama.cpp'; did you mean 'llama.cpp'" in completed.err
 
 
 def test_settings_that_leave_nothing_are_named(regard, text_run):
-    said = regard("generate", text_run, "the", "-s", "ban=[0, 1]", "-s", "allow=[0, 1]")
-    assert said.code == 1
-    assert "row 0 has nothing to draw from: nothing is left by allow=[0, 1]" in said.err
-    said = regard("generate", text_run, "the", "-s", "ban=[100000]")
-    assert said.code == 2
-    assert "ban: token 100000 is not in the vocabulary of" in said.err
+    completed = regard("generate", text_run, "the", "-s", "ban=[0, 1]", "-s", "allow=[0, 1]")
+    assert completed.code == 1
+    assert "row 0 has nothing to draw from: nothing is left by allow=[0, 1]" in completed.err
+    completed = regard("generate", text_run, "the", "-s", "ban=[100000]")
+    assert completed.code == 2
+    assert "ban: token 100000 is not in the vocabulary of" in completed.err
 
 
 def test_a_token_can_be_named_by_its_text(regard, text_run):
     words = ["generate", text_run, "the", "-n", 30, "--seed", 1, "-s", "temperature=2"]
     plain = regard(*words).out
-    said = json.loads(regard(*words, "-s", "ban=['a', 't']", "--json").out)
+    completed = json.loads(regard(*words, "-s", "ban=['a', 't']", "--json").out)
     assert "a" in plain
-    assert not set("at") & set(said["text"])
-    assert re.fullmatch(r"ban=\[\d+(, \d+)+\]", said["chain"][1])
-    said = regard(*words, "-s", "ban=['never was']")
-    assert said.code == 2
-    assert "ban: no token of this model reads 'never was'" in said.err
+    assert not set("at") & set(completed["text"])
+    assert re.fullmatch(r"ban=\[\d+(, \d+)+\]", completed["chain"][1])
+    completed = regard(*words, "-s", "ban=['never was']")
+    assert completed.code == 2
+    assert "ban: no token of this model reads 'never was'" in completed.err
 
 
-def test_a_beam_draws_nothing_that_could_be_traced(regard, text_run):
+def test_beam_search_has_no_sampling_to_trace(regard, text_run):
     for words in (["--trace"], ["--order", "hf"], ["--seed", 0], ["-s", "greedy"]):
-        said = regard("generate", text_run, "the", "--beam", 2, *words)
-        assert said.code == 2
-        assert "--beam and --search do not sample" in said.err
-    said = regard("generate", text_run, "the", "--beam", 2, "-n", 3, "--json")
-    assert "chain" not in json.loads(said.out)
+        completed = regard("generate", text_run, "the", "--beam", 2, *words)
+        assert completed.code == 2
+        assert "--beam and --search do not sample" in completed.err
+    completed = regard("generate", text_run, "the", "--beam", 2, "-n", 3, "--json")
+    assert "chain" not in json.loads(completed.out)
 
 
-def test_a_run_writes_with_weights_of_eight_bits(regard, text_run, materials):
+def test_a_run_generates_with_int8_weights(regard, text_run, materials):
     words = ["generate", text_run, "the", "-n", 5, "-s", "greedy"]
     assert len(regard(*words, "--int8").out) > len("the\n")
-    said = regard("generate", text_run, "the", "--int8", "--beam", 2)
-    assert said.code == 2
-    assert "do not sample; leave out --int8" in said.err
+    completed = regard("generate", text_run, "the", "--int8", "--beam", 2)
+    assert completed.code == 2
+    assert "do not sample; leave out --int8" in completed.err
     counting = regard("train", materials / "cats.txt", "model.preset=ngram", "--out", "counted")
     assert counting.code == 0
-    said = regard("generate", "counted", "the", "--int8")
-    assert said.code == 2
-    assert "int8 is not supported by this kind of model" in said.err
+    completed = regard("generate", "counted", "the", "--int8")
+    assert completed.code == 2
+    assert "int8 is not supported by this kind of model" in completed.err
 
 
-def test_what_is_wrong_is_told_before_anything_is_written(regard, text_run):
+def test_errors_come_before_any_output(regard, text_run):
     for words in (["-s", "ban=[9999]"], ["--until", ""]):
-        said = regard("generate", text_run, "the", *words)
-        assert said.code == 2
-        assert said.out == ""
+        completed = regard("generate", text_run, "the", *words)
+        assert completed.code == 2
+        assert completed.out == ""
 
 
-def test_a_text_that_cannot_be_written_is_not_forced(regard, text_run):
-    said = regard("generate", text_run, "the", "-s", 'force=["a€"]')
-    assert said.code == 2
-    assert "force='a€': '€' is not in the vocabulary" in said.err
+def test_a_text_outside_the_vocabulary_is_not_forced(regard, text_run):
+    completed = regard("generate", text_run, "the", "-s", 'force=["a€"]')
+    assert completed.code == 2
+    assert "force='a€': '€' is not in the vocabulary" in completed.err

@@ -23,14 +23,14 @@ def ngram_run(materials, tmp_path_factory):
     return trained(folder, materials / "cats.txt", ["model.preset=ngram"])
 
 
-def rows(said):
-    return [line.split() for line in said.out.splitlines()]
+def rows(completed):
+    return [line.split() for line in completed.out.splitlines()]
 
 
-def test_runs_stand_beside_each_other_by_distance(regard, text_run, lstm_run):
-    said = regard("explain", text_run, lstm_run, TEXT, "--gradients")
-    assert said.code == 0
-    title, first, *_ = rows(said)
+def test_runs_are_compared_by_distance(regard, text_run, lstm_run):
+    completed = regard("explain", text_run, lstm_run, TEXT, "--gradients")
+    assert completed.code == 0
+    title, first, *_ = rows(completed)
     assert title == ["back", "read", "cats", "lstm"]
     assert first[:2] == ["0", "'a'"]
     table = json.loads(regard("explain", text_run, lstm_run, TEXT, "--gradients", "--json").out)
@@ -44,34 +44,34 @@ def test_runs_stand_beside_each_other_by_distance(regard, text_run, lstm_run):
 
 def test_a_picture_has_a_curve_for_each_run(regard, text_run, lstm_run, tmp_path):
     out = tmp_path / "reach.svg"
-    said = regard("explain", text_run, lstm_run, TEXT, "--gradients", "--out", out)
-    assert said.code == 0
+    completed = regard("explain", text_run, lstm_run, TEXT, "--gradients", "--out", out)
+    assert completed.code == 0
     root = ElementTree.parse(out).getroot()
-    told = [each.text for each in root.iter(f"{SVG}text")]
-    assert {"cats", "lstm", "positions back"} <= set(told)
-    assert not any("held out" in each for each in told)
+    texts = [each.text for each in root.iter(f"{SVG}text")]
+    assert {"cats", "lstm", "positions back"} <= set(texts)
+    assert not any("validation" in text for text in texts)
     again = regard("explain", text_run, TEXT, "--gradients", "--out", out)
     assert again.code == 2
     assert "exists already" in again.err
 
 
-def test_of_pairs_the_source_is_shown(regard, pair_run):
-    said = regard("explain", pair_run, "123 cats", "--gradients", "--json")
-    assert said.code == 0
-    (run,) = json.loads(said.out)["runs"]
+def test_a_run_on_pairs_shows_the_source(regard, pair_run):
+    completed = regard("explain", pair_run, "123 cats", "--gradients", "--json")
+    assert completed.code == 0
+    (run,) = json.loads(completed.out)["runs"]
     assert "".join(run["read"]).startswith("123 cats")
     assert set(run["layers"]) == {"encoder.blocks.0"}
     assert all(each > 0 for each in run["layers"]["encoder.blocks.0"])
 
 
-def test_mistakes_are_told(regard, text_run, lstm_run, ngram_run):
-    def told(*words):
-        said = regard("explain", *words)
-        assert said.code == 2
-        return said.err
+def test_mistakes_are_errors(regard, text_run, lstm_run, ngram_run):
+    def error(*words):
+        completed = regard("explain", *words)
+        assert completed.code == 2
+        return completed.err
 
-    assert "1 layers, 0 to 0" in told(lstm_run, TEXT, "--gradients", "--layer", 3)
-    assert "closed-form" in told(ngram_run, TEXT, "--gradients")
-    assert "at least 2 are needed" in told(lstm_run, "t", "--gradients")
-    assert "--head selects attention" in told(text_run, TEXT, "--gradients", "--head", 0)
-    assert "2 runs: attention is shown of one run" in told(text_run, lstm_run, TEXT)
+    assert "1 layers, 0 to 0" in error(lstm_run, TEXT, "--gradients", "--layer", 3)
+    assert "closed-form" in error(ngram_run, TEXT, "--gradients")
+    assert "at least 2 are needed" in error(lstm_run, "t", "--gradients")
+    assert "--head selects attention" in error(text_run, TEXT, "--gradients", "--head", 0)
+    assert "2 runs: attention is shown of one run" in error(text_run, lstm_run, TEXT)

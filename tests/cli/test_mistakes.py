@@ -9,16 +9,18 @@ from cli.conftest import TEXT_WORDS
 
 @pytest.fixture
 def refused(regard):
-    """Run a verb that must refuse; what it said on stderr."""
+    """Run a verb that must refuse; returns its stderr."""
 
     def run(code, *words):
-        said = regard(*words)
-        assert said.code == code, said.err
-        assert said.out == ""
-        assert "Traceback" not in said.err
-        complaint = said.err[said.err.rindex("regard: ") :] if "regard: " in said.err else ""
+        completed = regard(*words)
+        assert completed.code == code, completed.err
+        assert completed.out == ""
+        assert "Traceback" not in completed.err
+        complaint = (
+            completed.err[completed.err.rindex("regard: ") :] if "regard: " in completed.err else ""
+        )
         assert 1 <= len(complaint.splitlines()) <= 5
-        return said.err
+        return completed.err
 
     return run
 
@@ -34,8 +36,8 @@ def test_a_run_that_is_not_there(refused):
 
 
 def test_an_unknown_key_gets_a_suggestion(refused, materials):
-    said = refused(2, "train", materials / "cats.txt", "train.stepps=3")
-    assert "did you mean 'steps'" in said
+    stderr = refused(2, "train", materials / "cats.txt", "train.stepps=3")
+    assert "did you mean 'steps'" in stderr
 
 
 def test_a_value_of_the_wrong_type(refused, materials):
@@ -49,8 +51,8 @@ def test_heads_that_do_not_divide_the_width(refused, materials):
 
 def test_a_folder_that_exists_is_not_written_over(refused, materials, text_run):
     before = sorted(text_run.rglob("*"))
-    said = refused(2, "train", materials / "cats.txt", *TEXT_WORDS, "--out", text_run)
-    assert f"{text_run} exists already" in said
+    stderr = refused(2, "train", materials / "cats.txt", *TEXT_WORDS, "--out", text_run)
+    assert f"{text_run} exists already" in stderr
     assert sorted(text_run.rglob("*")) == before
 
 
@@ -63,9 +65,9 @@ def test_a_damaged_checkpoint(refused, text_run, tmp_path):
     shutil.copytree(text_run, tmp_path / "copy")
     damaged = tmp_path / "copy/checkpoints/step-4/model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:100])
-    said = refused(4, "resume", "copy", "train.steps=6")
-    assert "damaged checkpoint" in said
-    assert "--step 3" in said
+    stderr = refused(4, "resume", "copy", "train.steps=6")
+    assert "damaged checkpoint" in stderr
+    assert "--step 3" in stderr
 
 
 def test_damaged_weights(refused, text_run, tmp_path):
@@ -79,15 +81,15 @@ def test_data_that_changed_since_the_run_began(refused, regard, materials, tmp_p
     assert regard("train", "mine.txt", *TEXT_WORDS).code == 0
     with open(tmp_path / "mine.txt", "a") as file:
         file.write("one more line\n")
-    said = refused(3, "resume", "runs/mine", "train.steps=6")
-    assert "the data has changed" in said
+    stderr = refused(3, "resume", "runs/mine", "train.steps=6")
+    assert "the data has changed" in stderr
 
 
 def test_text_that_is_not_utf8(refused, tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"plain " * 100 + b"caf\xe9 " * 3)
-    said = refused(3, "train", "latin.txt")
-    assert "latin.txt" in said
-    assert "603" in said  # the byte
+    stderr = refused(3, "train", "latin.txt")
+    assert "latin.txt" in stderr
+    assert "603" in stderr  # the byte
 
 
 def test_pairs_whose_files_differ_in_length(refused, tmp_path):
@@ -107,8 +109,8 @@ def test_a_run_that_was_stopped_before_it_saved(refused, text_run, tmp_path):
     shutil.copytree(text_run, stopped)
     shutil.rmtree(stopped / "checkpoints")
     (stopped / "model.safetensors").unlink()
-    said = refused(4, "generate", stopped, "x")
-    assert f"none were saved yet; to train on: regard resume {stopped}" in said
+    stderr = refused(4, "generate", stopped, "x")
+    assert f"none were saved yet; to continue training: regard resume {stopped}" in stderr
 
 
 def test_an_unknown_sampler(refused, text_run):
@@ -135,21 +137,21 @@ def test_an_option_that_is_no_sampler_is_not_taken_for_one(refused):
 
 
 @pytest.mark.parametrize("word", ["lookup", "look_up", "Look-Up"])
-def test_a_draft_that_is_almost_look_up(refused, text_run, word):
-    said = refused(4, "generate", text_run, "x", "--draft", word)
-    assert f"no run at {word}; did you mean 'prompt-lookup'?" in said
-    assert "--draft takes the folder of a smaller run, or prompt-lookup" in said
+def test_a_misspelt_prompt_lookup_gets_a_suggestion(refused, text_run, word):
+    stderr = refused(4, "generate", text_run, "x", "--draft", word)
+    assert f"no run at {word}; did you mean 'prompt-lookup'?" in stderr
+    assert "--draft takes the folder of a smaller run, or prompt-lookup" in stderr
 
 
 def test_a_draft_that_is_not_there(refused, text_run):
-    said = refused(4, "generate", text_run, "x", "--draft", "runs/none")
-    assert "no run at runs/none\n--draft takes" in said
+    stderr = refused(4, "generate", text_run, "x", "--draft", "runs/none")
+    assert "no run at runs/none\n--draft takes" in stderr
 
 
 def test_a_text_to_explain_is_missing(refused, text_run):
-    said = refused(2, "explain", text_run)
-    assert f"after '{text_run}' the text is missing" in said
-    assert "regard explain runs/my 'To be, or not to be'" in said
+    stderr = refused(2, "explain", text_run)
+    assert f"after '{text_run}' the text is missing" in stderr
+    assert "regard explain runs/my 'To be, or not to be'" in stderr
     assert "missing argument 'TEXT'" in refused(2, "explain")
 
 

@@ -16,28 +16,30 @@ def vectors(materials, tmp_path_factory):
 
 
 def test_a_text_and_the_task_are_enough(regard, materials):
-    said = regard("train", materials / "cats.txt", *WORDS, "--out", "run")
-    assert said.code == 0
-    assert "tokenizer  word, " in said.err
-    assert "model      cbow, " in said.err
-    assert "regard neighbours run some words" in said.err
+    completed = regard("train", materials / "cats.txt", *WORDS, "--out", "run")
+    assert completed.code == 0
+    assert "tokenizer  word, " in completed.err
+    assert "model      cbow, " in completed.err
+    assert "regard neighbours run some words" in completed.err
     assert "accuracy" in regard("evaluate", "run").out
     assert "logits of the middle word" in regard("info", "run").out
 
 
-def test_a_line_for_each_neighbour_under_what_was_asked(regard, vectors):
-    said = regard("neighbours", vectors, "cat", "cat", "-", "mat", "+", "dogs", "-n", 2)
-    lines = [line.split() for line in said.out.splitlines()]
+def test_neighbours_are_listed_under_their_query(regard, vectors):
+    completed = regard("neighbours", vectors, "cat", "cat", "-", "mat", "+", "dogs", "-n", 2)
+    lines = [line.split() for line in completed.out.splitlines()]
     assert [line[:-2] for line in lines] == [["cat"], [], ["cat", "-", "mat", "+", "dogs"], []]
     assert all(-1 <= float(line[-1]) <= 1 for line in lines)
-    found = json.loads(regard("neighbours", vectors, "cat", "-n", 2, "--json").out)
-    assert [[word, f"{cosine:.3f}"] for word, cosine in found["cat"]] == [x[-2:] for x in lines[:2]]
+    output = json.loads(regard("neighbours", vectors, "cat", "-n", 2, "--json").out)
+    assert [[word, f"{cosine:.3f}"] for word, cosine in output["cat"]] == [
+        x[-2:] for x in lines[:2]
+    ]
 
 
-def test_a_word_is_compared_with_itself_where_it_stands_twice(regard, materials, vectors):
+def test_a_word_is_compared_at_its_positions_in_a_text(regard, materials, vectors):
     text = "the cat and the dogs"
-    said = regard("neighbours", vectors, "the", "--in", text)
-    assert [line.split() for line in said.out.splitlines()] == [
+    completed = regard("neighbours", vectors, "the", "--in", text)
+    assert [line.split() for line in completed.out.splitlines()] == [
         ["tokens", "table"],
         ["1", "and", "4", "1.000"],
     ]
@@ -46,8 +48,8 @@ def test_a_word_is_compared_with_itself_where_it_stands_twice(regard, materials,
     assert header.split() == ["tokens", "table", "last", "layer"]
     assert row.split()[:4] == ["1", "and", "4", "1.000"]
     assert float(row.split()[4]) < 0.999
-    found = json.loads(regard("neighbours", "lstm", "the", "--in", text, "--json").out)
-    assert found["last layer"][0][1] == pytest.approx(float(row.split()[4]), abs=1e-3)
+    output = json.loads(regard("neighbours", "lstm", "the", "--in", text, "--json").out)
+    assert output["last layer"][0][1] == pytest.approx(float(row.split()[4]), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +61,14 @@ def test_a_word_is_compared_with_itself_where_it_stands_twice(regard, materials,
         (["cat", "+"], "a word is missing"),
     ],
 )
-def test_a_slip_is_named(regard, vectors, words, message):
-    said = regard("neighbours", vectors, *words)
-    assert said.code == 2
-    assert message in said.err
+def test_a_typing_error_is_named(regard, vectors, words, message):
+    completed = regard("neighbours", vectors, *words)
+    assert completed.code == 2
+    assert message in completed.err
 
 
-def test_a_model_that_counts_has_no_vectors(regard, materials):
+def test_a_closed_form_model_has_no_embedding(regard, materials):
     regard("train", materials / "cats.txt", "model.preset=ngram", "--out", "run")
-    said = regard("neighbours", "run", "cat")
-    assert said.code == 2
-    assert "NGram, has no embedding" in said.err
+    completed = regard("neighbours", "run", "cat")
+    assert completed.code == 2
+    assert "NGram, has no embedding" in completed.err

@@ -5,34 +5,36 @@ import json
 import pytest
 
 
-def test_a_plan_tells_memory_speed_and_what_it_assumes(regard):
-    said = regard("plan", "llama-7b", "--gpus", 8, "--memory", 80)
-    assert (said.code, said.err) == (0, "")
+def test_a_plan_shows_memory_speed_and_assumptions(regard):
+    completed = regard("plan", "llama-7b", "--gpus", 8, "--memory", 80)
+    assert (completed.code, completed.err) == (0, "")
     for title in ("memory per GPU", "training", "best", "generation", "assumptions"):
-        assert f"\n{title}" in said.out
-    assert "FSDP: 5 rows per GPU" in said.out
-    assert "host memory: 215.6 GB per machine" in said.out  # 8 ranks, 4 bytes a parameter
-    assert "20 per parameter (Chinchilla)" in said.out
-    assert max(map(len, said.out.splitlines())) <= 80
+        assert f"\n{title}" in completed.out
+    assert "FSDP: 5 rows per GPU" in completed.out
+    assert "host memory: 215.6 GB per machine" in completed.out  # 8 ranks, 4 bytes a parameter
+    assert "20 per parameter (Chinchilla)" in completed.out
+    assert max(map(len, completed.out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("words", [["gpt2"], ["vit-b16", "--gpus", 4], ["t5-small", "--gpus", 99]])
 def test_every_kind_is_planned_in_eighty_columns(regard, words):
-    said = regard("plan", *words)
-    assert said.code == 0
-    assert max(map(len, said.out.splitlines())) <= 80
+    completed = regard("plan", *words)
+    assert completed.code == 0
+    assert max(map(len, completed.out.splitlines())) <= 80
 
 
 def test_every_assumption_can_be_changed(regard):
     words = ["--card", "a100", "--memory", 40, "--peak", 100, "--utilization", 0.5, "--link", 10]
-    found = json.loads(regard("plan", "gpt2", *words, "--gpus", 2, "--tokens", "1e9", "--json").out)
-    assert found["host_bytes"] == 2 * 4 * found["parameters"]
-    assert found["cluster"]["memory"] == 40e9
-    assert found["cluster"]["peak"] == 100e12
-    assert found["cluster"]["utilization"] == 0.5
-    assert found["cluster"]["link"] == 10e9
-    assert found["tokens"] == 1e9
-    plan = next(plan for plan in found["plans"] if plan["name"] == found["best"])
+    output = json.loads(
+        regard("plan", "gpt2", *words, "--gpus", 2, "--tokens", "1e9", "--json").out
+    )
+    assert output["host_bytes"] == 2 * 4 * output["parameters"]
+    assert output["cluster"]["memory"] == 40e9
+    assert output["cluster"]["peak"] == 100e12
+    assert output["cluster"]["utilization"] == 0.5
+    assert output["cluster"]["link"] == 10e9
+    assert output["tokens"] == 1e9
+    plan = next(plan for plan in output["plans"] if plan["name"] == output["best"])
     assert plan["days"] == pytest.approx(1e9 / plan["tokens_per_second"] / 86_400)
     assert plan["tokens_per_second_per_gpu"] == plan["tokens_per_second"] / 2
 
@@ -52,7 +54,7 @@ def test_a_run_can_be_planned(regard, text_run):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["gtp2"], "did you mean 'gpt2'"),
         (["gpt2", "--gpus", 0], "gpus=0 must be a number above 0"),
@@ -69,8 +71,8 @@ def test_a_run_can_be_planned(regard, text_run):
         (["llama-3.1-8b", "--gpus", 64], "smaller model.context"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_with_the_way_out(regard, words, told):
-    said = regard("plan", *words)
-    assert (said.code, said.out) == (2, "")
-    assert told in said.err
-    assert len(said.err.splitlines()) <= 5
+def test_what_cannot_be_planned_is_refused_with_the_way_out(regard, words, message):
+    completed = regard("plan", *words)
+    assert (completed.code, completed.out) == (2, "")
+    assert message in completed.err
+    assert len(completed.err.splitlines()) <= 5

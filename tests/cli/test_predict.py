@@ -22,14 +22,14 @@ def photos(tmp_path):
 
 
 def test_a_folder_of_images_is_enough(regard, photos):
-    said = regard("train", photos, *WORDS, "--out", "run")
-    assert said.code == 0
-    assert "12 images, 6 sizes" in said.err
-    assert "resized to" in said.err
-    assert "classes    sea, wood" in said.err
-    assert "mean=" not in said.err  # a fact of the data, no choice
-    assert "regard predict run image.png" in said.err
-    assert "accuracy" in said.out
+    completed = regard("train", photos, *WORDS, "--out", "run")
+    assert completed.code == 0
+    assert "12 images, 6 sizes" in completed.err
+    assert "resized to" in completed.err
+    assert "classes    sea, wood" in completed.err
+    assert "mean=" not in completed.err  # a fact of the data, no choice
+    assert "regard predict run image.png" in completed.err
+    assert "accuracy" in completed.out
     for name in ("evaluate", "info"):
         assert "accuracy" in regard(name, "run").out
 
@@ -39,15 +39,15 @@ def test_images_are_classified_one_line_each(regard, photos):
     files = [photos / "sea" / "0.png", photos / "wood" / "5.png"]
     lines = regard("predict", "run", *files, "-n", 1).out.splitlines()
     assert [line.split()[0] for line in lines] == [str(file) for file in files]
-    found = json.loads(regard("predict", "run", *files, "--json").out)
-    assert sum(share for _, share in found[str(files[0])][0]) == pytest.approx(1)
-    said = regard("predict", "run", photos / "none.png")
-    assert said.code == 3
-    assert "none.png cannot be read: No such file" in said.err
+    output = json.loads(regard("predict", "run", *files, "--json").out)
+    assert sum(share for _, share in output[str(files[0])][0]) == pytest.approx(1)
+    completed = regard("predict", "run", photos / "none.png")
+    assert completed.code == 3
+    assert "none.png cannot be read: No such file" in completed.err
 
 
-def test_a_run_on_images_does_not_write(regard, photos):
+def test_a_run_on_images_does_not_generate(regard, photos):
     regard("train", photos, *WORDS, "--out", "run")
-    said = regard("generate", "run", "once")
-    assert said.code == 2
-    assert "cannot generate; use `predict` instead" in said.err
+    completed = regard("generate", "run", "once")
+    assert completed.code == 2
+    assert "cannot generate; use `predict` instead" in completed.err

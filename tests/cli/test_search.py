@@ -25,14 +25,16 @@ def foreign_run(materials, tmp_path_factory):
 
 @pytest.mark.parametrize("word", ["beam={width=6, groups=3}", "contrastive=3", "beam=2"])
 def test_a_search_prints_what_it_finds_in_python(regard, text_run, word):
-    found = load(text_run).search("the", tokens=5, search=word)
-    said = json.loads(regard("generate", text_run, "the", "-n", 5, "--search", word, "--json").out)
-    assert said["text"] == found[0][0]
-    assert [(each["text"], each["score"]) for each in said["found"]] == found
+    output = load(text_run).search("the", tokens=5, search=word)
+    completed = json.loads(
+        regard("generate", text_run, "the", "-n", 5, "--search", word, "--json").out
+    )
+    assert completed["text"] == output[0][0]
+    assert [(each["text"], each["score"]) for each in completed["found"]] == output
     plain = regard("generate", text_run, "the", "-n", 5, "--search", word).out
-    for text, score in found:
+    for text, score in output:
         assert f"the{text}" in plain
-        assert len(found) == 1 or f"{score:.4f}" in plain
+        assert len(output) == 1 or f"{score:.4f}" in plain
 
 
 def test_a_draft_changes_nothing_that_is_greedy(regard, text_run, other_run):
@@ -45,7 +47,7 @@ def test_a_draft_changes_nothing_that_is_greedy(regard, text_run, other_run):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_an_amateur_is_heard_by_samplers_and_searches(regard, text_run, other_run):
+def test_an_amateur_changes_sampling_and_search(regard, text_run, other_run):
     words = ("generate", text_run, "the", "-n", 20)
     alone, against = (
         regard(*words, "-s", "greedy", *more).out for more in ([], ["--amateur", other_run])
@@ -77,21 +79,21 @@ def test_a_translation_is_searched_too(regard, pair_run):
     ],
 )
 def test_a_search_that_cannot_be_is_named(regard, text_run, words, message):
-    said = regard("generate", text_run, "the", *words)
-    assert said.code == 2
-    assert message in said.err
-    assert said.err.count("\n") <= 5
+    completed = regard("generate", text_run, "the", *words)
+    assert completed.code == 2
+    assert message in completed.err
+    assert completed.err.count("\n") <= 5
 
 
 def test_a_search_that_ends_with_the_context_says_so(regard, text_run):
-    said = regard("generate", text_run, "the", "--beam", 2, "-n", 900)
-    assert said.code == 0
-    assert "a search ends at the model's context of" in said.err
+    completed = regard("generate", text_run, "the", "--beam", 2, "-n", 900)
+    assert completed.code == 0
+    assert "a search ends at the model's context of" in completed.err
     assert "context" not in regard("generate", text_run, "the", "--beam", 2, "-n", 3).err
 
 
 def test_a_model_of_other_ids_is_refused(regard, text_run, foreign_run):
     for option in ("--draft", "--amateur"):
-        said = regard("generate", text_run, "the", option, foreign_run)
-        assert said.code == 2
-        assert f"the {option[2:]} {foreign_run} has another tokenizer" in said.err
+        completed = regard("generate", text_run, "the", option, foreign_run)
+        assert completed.code == 2
+        assert f"the {option[2:]} {foreign_run} has another tokenizer" in completed.err

@@ -36,11 +36,13 @@ def recipe(materials, tmp_path):
     return path
 
 
-def test_a_study_trains_all_of_its_runs_and_puts_them_beside_each_other(regard, recipe):
-    said = regard("train", recipe)
-    assert said.code == 0, said.err
-    assert said.out.split()[:3] == ["counted", "gru", "lstm"]
-    assert [line for line in said.err.splitlines() if " of 3" in line and "step" not in line] == [
+def test_a_study_trains_and_compares_all_of_its_runs(regard, recipe):
+    completed = regard("train", recipe)
+    assert completed.code == 0, completed.err
+    assert completed.out.split()[:3] == ["counted", "gru", "lstm"]
+    assert [
+        line for line in completed.err.splitlines() if " of 3" in line and "step" not in line
+    ] == [
         "counted, 1 of 3",
         "gru, 2 of 3",
         "lstm, 3 of 3",
@@ -65,7 +67,7 @@ def test_a_study_trains_all_of_its_runs_and_puts_them_beside_each_other(regard, 
     assert "was trained with train.steps=3, and now it is 4" in other.err
 
 
-def test_a_study_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(regard, recipe):
+def test_an_interrupted_study_continues_to_the_same_weights(regard, recipe):
     words = ["train.steps=200", "train.evaluate_every=50"]
     process = shell("train", recipe, *words, "--out", recipe.parent / "all", cwd=recipe.parent)
     with process:
@@ -73,14 +75,14 @@ def test_a_study_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(regard,
         assert any(line.startswith("lstm, 3 of 3") for line in lines)
         assert any(line.startswith("step 50 ") for line in lines)
         process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
-    assert process.returncode == 130, said
-    assert "or continue the whole study: run the same command again" in said
-    said = regard("train", recipe, *words, "--out", "all")
-    assert said.code == 0, said.err
-    assert "gru, 2 of 3: already finished" in said.err
-    assert "lstm, 3 of 3\n" in said.err
-    assert "from       step" in said.err
+        stderr = process.stderr.read()
+    assert process.returncode == 130, stderr
+    assert "or continue the whole study: run the same command again" in stderr
+    completed = regard("train", recipe, *words, "--out", "all")
+    assert completed.code == 0, completed.err
+    assert "gru, 2 of 3: already finished" in completed.err
+    assert "lstm, 3 of 3\n" in completed.err
+    assert "from       step" in completed.err
     assert regard("train", recipe, *words, "--out", "peace").code == 0
     for name in ("gru", "lstm"):
         ended, peace = (
@@ -91,7 +93,7 @@ def test_a_study_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(regard,
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("train.batch = 4", "train.bach = 4", "study.lstm.train.bach: unknown key 'bach'"),
         ("[study.lstm]", "[study]\nlstm = 4\n[other]", "unknown key 'other'"),
@@ -99,21 +101,21 @@ def test_a_study_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(regard,
         ("model.dim = 8", "model.dim = 8\nmodel.dimm = 8", "dimm"),
     ],
 )
-def test_a_slip_inside_a_study_is_named_with_its_place(regard, recipe, old, new, told):
+def test_a_wrong_key_in_a_study_is_named_with_its_path(regard, recipe, old, new, message):
     recipe.write_text(RECIPE.replace(old, new))
-    said = regard("train", recipe)
-    assert said.code == 2
-    assert told in said.err
-    assert "Traceback" not in said.err
+    completed = regard("train", recipe)
+    assert completed.code == 2
+    assert message in completed.err
+    assert "Traceback" not in completed.err
 
 
 def test_where_one_run_is_asked_for_a_study_is_refused(regard, recipe):
-    said = regard("info", recipe)
-    assert said.code == 2
-    assert "a study of several runs: counted, gru, lstm" in said.err
-    said = regard("train", recipe, "minutes=1")
-    assert said.code == 2
-    assert "give train.steps" in said.err
+    completed = regard("info", recipe)
+    assert completed.code == 2
+    assert "a study of several runs: counted, gru, lstm" in completed.err
+    completed = regard("train", recipe, "minutes=1")
+    assert completed.code == 2
+    assert "give train.steps" in completed.err
 
 
 FAMILIES = """
@@ -142,11 +144,11 @@ model = { preset = "tiny-decoder", dim = 8, layers = 1, heads = 2 }
 """
 
 
-def test_models_of_all_kinds_write_through_one_command_and_stand_in_one_table(regard, recipe):
+def test_models_of_all_families_are_compared_and_generate(regard, recipe):
     recipe.write_text(FAMILIES)
-    said = regard("train", recipe)
-    assert said.code == 0, said.err
-    head, *lines = said.out.splitlines()
+    completed = regard("train", recipe)
+    assert completed.code == 0, completed.err
+    head, *lines = completed.out.splitlines()
     assert head.split()[:3] == ["loss", "perplexity", "bits_per_byte"]
     names = [line.split()[0] for line in lines if line]
     parameters = 1 + head.split().index("parameters")

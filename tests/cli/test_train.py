@@ -1,4 +1,4 @@
-"""Training from the command line: what is told, what is saved, and how it stops."""
+"""Training from the command line: its output, its files, and how it stops."""
 
 import json
 import re
@@ -14,46 +14,48 @@ from cli.conftest import PAIR_WORDS, TEXT_WORDS, shell
 from regard.errors import DataError
 
 
-def test_train_tells_what_it_found_and_chose_and_what_to_do_next(regard, materials):
-    said = regard("train", materials / "cats.txt", *TEXT_WORDS)
-    assert said.code == 0
-    assert re.search(r"loss +\d", said.out)
-    assert "data " in said.err
-    assert "model.dim=16" in said.err
-    assert "train.optimizer=muon" in said.err  # chosen for the data, and can be overridden
-    assert said.err.count("validation: loss") == 4
-    assert "regard generate runs/cats" in said.err
-    assert "regard resume runs/cats" in said.err
+def test_train_prints_the_data_the_settings_and_the_next_commands(regard, materials):
+    completed = regard("train", materials / "cats.txt", *TEXT_WORDS)
+    assert completed.code == 0
+    assert re.search(r"loss +\d", completed.out)
+    assert "data " in completed.err
+    assert "model.dim=16" in completed.err
+    assert "train.optimizer=muon" in completed.err  # chosen for the data, and can be overridden
+    assert completed.err.count("validation: loss") == 4
+    assert "regard generate runs/cats" in completed.err
+    assert "regard resume runs/cats" in completed.err
 
 
 def test_quiet_train_prints_results_only(regard, materials):
-    said = regard("train", materials / "cats.txt", *TEXT_WORDS, "--quiet", "--json", "--out", "r")
-    result = json.loads(said.out)
-    assert said.err == ""
+    completed = regard(
+        "train", materials / "cats.txt", *TEXT_WORDS, "--quiet", "--json", "--out", "r"
+    )
+    result = json.loads(completed.out)
+    assert completed.err == ""
     assert {"run", "step", "loss", "perplexity", "bits_per_byte"} <= set(result)
     assert result["run"] == "r"
 
 
 def test_the_default_folder_is_never_one_that_exists(regard, materials):
     for folder in ("runs/cats", "runs/cats-2"):
-        said = regard("train", materials / "cats.txt", *TEXT_WORDS, "--json")
-        assert json.loads(said.out)["run"] == folder
+        completed = regard("train", materials / "cats.txt", *TEXT_WORDS, "--json")
+        assert json.loads(completed.out)["run"] == folder
 
 
 def test_two_parallel_files_need_no_name(regard, tmp_path):
     (tmp_path / "a.en").write_text("".join(f"{n} cats\n" for n in range(50)))
     (tmp_path / "b.fr").write_text("".join(f"{n} chats\n" for n in range(50)))
-    said = regard("train", "data.source=a.en", "data.target=b.fr", *PAIR_WORDS)
-    assert said.code == 0, said.err
-    assert "regard translate runs/a" in said.err
+    completed = regard("train", "data.source=a.en", "data.target=b.fr", *PAIR_WORDS)
+    assert completed.code == 0, completed.err
+    assert "regard translate runs/a" in completed.err
 
 
-def test_a_model_that_counts_is_trained_too(regard, materials):
+def test_a_closed_form_model_is_trained_too(regard, materials):
     words = ["model.family=ngram", "model.order=3", "model.context=32", "--out", "counted"]
-    said = regard("train", materials / "cats.txt", *words)
-    assert said.code == 0, said.err
-    assert "model.order=3" in said.err
-    assert "regard resume" not in said.err
+    completed = regard("train", materials / "cats.txt", *words)
+    assert completed.code == 0, completed.err
+    assert "model.order=3" in completed.err
+    assert "regard resume" not in completed.err
     assert regard("generate", "counted", "the", "-n", "5", "--seed", "1").out.startswith("the")
     assert regard("explain", "counted", "the").code == 2
 
@@ -61,17 +63,17 @@ def test_a_model_that_counts_is_trained_too(regard, materials):
 @pytest.mark.parametrize("family", ["ngram", "hmm"])
 def test_a_closed_form_model_says_how_many_parameters_it_has(regard, materials, family):
     words = [f"model.family={family}", "model.context=32", "--out", "fitted"]
-    said = regard("train", materials / "cats.txt", *words)
-    assert f"model      {family}, closed-form, on cpu" in said.err
+    completed = regard("train", materials / "cats.txt", *words)
+    assert f"model      {family}, closed-form, on cpu" in completed.err
     kept = json.loads(regard("compare", "fitted", "--json").out)["runs"][0]["parameters"]
     assert kept > 0
-    assert f", {kept:,} parameters; validation" in said.err
+    assert f", {kept:,} parameters; validation" in completed.err
     assert regard("info", "fitted").out.startswith(f"fitted  run, {family}, {kept:,} parameters")
     assert json.loads(regard("info", "fitted", "--json").out)["parameters"] == kept
     assert regard("info", family).out.startswith(f"{family}  preset, {family}, closed-form")
 
 
-def test_a_folder_of_many_files_is_told_of_before_it_is_looked_at(regard, tmp_path, monkeypatch):
+def test_a_folder_of_many_files_is_announced_before_it_is_read(regard, tmp_path, monkeypatch):
     def look(*_, **__):
         raise DataError("looked")
 
@@ -79,11 +81,11 @@ def test_a_folder_of_many_files_is_told_of_before_it_is_looked_at(regard, tmp_pa
     for name in ("a.txt", "b/c.txt", "b/d/e.txt", ".f", ".git/g", "b/.h/i"):
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / name).write_text("text")
-    for most, told in ((3, ""), (2, f"reading more than 2 files in {tmp_path / 'mine'}; ")):
-        monkeypatch.setattr(sys.modules["regard.cli.train"], "MANY_FILES", most)
-        said = regard("train", "mine/b/..")
-        assert said.err.endswith("regard: looked\n")
-        assert said.err.startswith(told or "regard: ")
+    for limit, message in ((3, ""), (2, f"reading more than 2 files in {tmp_path / 'mine'}; ")):
+        monkeypatch.setattr(sys.modules["regard.cli.train"], "MANY_FILES", limit)
+        completed = regard("train", "mine/b/..")
+        assert completed.err.endswith("regard: looked\n")
+        assert completed.err.startswith(message or "regard: ")
 
 
 def test_minutes_says_that_it_measures(regard, materials, monkeypatch):
@@ -93,24 +95,24 @@ def test_minutes_says_that_it_measures(regard, materials, monkeypatch):
 
     monkeypatch.setattr("regard.training.setup.configure.fit_to_minutes", three_steps)
     words = [word for word in TEXT_WORDS if not word.startswith("train.steps")]
-    said = regard("train", materials / "cats.txt", *words, "minutes=1")
-    assert said.code == 0
-    assert said.err.startswith("measuring the training speed")
+    completed = regard("train", materials / "cats.txt", *words, "minutes=1")
+    assert completed.code == 0
+    assert completed.err.startswith("measuring the training speed")
 
 
 def test_resume_extends_a_run(regard, text_run, tmp_path):
     shutil.copytree(text_run, tmp_path / "copy")
-    said = regard("resume", "copy", "train.steps=6", "--json")
-    assert said.code == 0
-    assert json.loads(said.out)["step"] == 6
-    assert "from       step 4" in said.err
+    completed = regard("resume", "copy", "train.steps=6", "--json")
+    assert completed.code == 0
+    assert json.loads(completed.out)["step"] == 6
+    assert "from       step 4" in completed.err
 
 
 def test_resume_can_go_on_from_an_earlier_step(regard, text_run, tmp_path):
     shutil.copytree(text_run, tmp_path / "copy")
-    said = regard("resume", "copy", "--step", 3)
-    assert said.code == 0
-    assert "from       step 3" in said.err
+    completed = regard("resume", "copy", "--step", 3)
+    assert completed.code == 0
+    assert "from       step 3" in completed.err
     assert regard("resume", "copy", "--step", 77).code == 4
 
 
@@ -124,11 +126,11 @@ def test_a_signal_saves_the_run_which_then_goes_on(regard, materials, tmp_path, 
             if line.startswith("step 20 "):
                 process.send_signal(asked)
                 break
-        said = process.stderr.read()
+        stderr = process.stderr.read()
     assert process.returncode == code
-    assert "Traceback" not in said
-    stopped = re.search(rf"^regard: stopped by {asked.name} at step (\d+) of", said, re.MULTILINE)
-    assert f"regard resume {folder}" in said
+    assert "Traceback" not in stderr
+    stopped = re.search(rf"^regard: stopped by {asked.name} at step (\d+) of", stderr, re.MULTILINE)
+    assert f"regard resume {folder}" in stderr
     step = int(stopped[1])
     assert load_file(folder / "checkpoints" / f"step-{step}" / "model.safetensors")
     after = regard("resume", folder, f"train.steps={step + 2}", "--json")
@@ -138,5 +140,5 @@ def test_a_signal_saves_the_run_which_then_goes_on(regard, materials, tmp_path, 
 
 def test_no_color_and_pipes_get_no_escape_codes(regard, materials, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
-    said = regard("train", materials / "cats.txt", *TEXT_WORDS)
-    assert "\x1b" not in said.out + said.err
+    completed = regard("train", materials / "cats.txt", *TEXT_WORDS)
+    assert "\x1b" not in completed.out + completed.err

@@ -37,61 +37,61 @@ print(json.dumps([name for name in ("torch", "numpy", "tokenizers") if name in s
 """
 
 
-def test_help_and_the_welcome_need_no_torch():
+def test_help_and_the_overview_need_no_torch():
     asked = [["--help"], [], *([verb, "--help"] for verb in VERBS)]
-    found = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", LOADED, json.dumps(asked)],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(found.stdout.splitlines()[-1]) == []
-    assert found.stderr == ""
+    assert json.loads(output.stdout.splitlines()[-1]) == []
+    assert output.stderr == ""
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_is_listed_and_explains_itself(regard, verb):
     assert verb in regard("--help").out
-    said = regard(verb, "--help")
-    assert said.code == 0
+    completed = regard(verb, "--help")
+    assert completed.code == 0
     for option in ("--quiet", "--debug"):
-        assert option in said.out
+        assert option in completed.out
 
 
-def test_without_words_it_says_what_it_is_and_what_to_try(regard):
-    said = regard()
-    assert said.code == 0
-    assert "core" in said.out
-    assert "regard quickstart" in said.out
-    assert said.err == ""
+def test_without_arguments_it_prints_an_overview(regard):
+    completed = regard()
+    assert completed.code == 0
+    assert "core" in completed.out
+    assert "regard quickstart" in completed.out
+    assert completed.err == ""
 
 
 def test_an_unknown_verb_gets_a_suggestion(regard):
-    said = regard("trian")
-    assert said.code == 2
-    assert said.err.startswith("regard: no such command 'trian'")
-    assert "'train'" in said.err
+    completed = regard("trian")
+    assert completed.code == 2
+    assert completed.err.startswith("regard: no such command 'trian'")
+    assert "'train'" in completed.err
 
 
 @pytest.mark.parametrize(
     "words", [["train"], ["generate"], ["train", "x", "--outt", "y"], ["generate", "x", "-n", "no"]]
 )
 def test_wrong_words_are_a_usage_error_of_two_lines(regard, words):
-    said = regard(*words)
-    assert said.code == 2
-    assert said.out == ""
-    assert said.err.startswith("regard: ")
-    assert said.err.splitlines()[1] == f"try: regard {words[0]} --help"
+    completed = regard(*words)
+    assert completed.code == 2
+    assert completed.out == ""
+    assert completed.err.startswith("regard: ")
+    assert completed.err.splitlines()[1] == f"try: regard {words[0]} --help"
 
 
 def test_a_mistake_keeps_its_traceback_only_with_debug(regard):
     assert "Traceback" not in regard("info", "gtp2").err
-    said = regard("info", "gtp2", "--debug")
-    assert "Traceback" in said.err
-    assert said.err.splitlines()[-1].startswith("regard: unknown preset, run or recipe 'gtp2'")
+    completed = regard("info", "gtp2", "--debug")
+    assert "Traceback" in completed.err
+    assert completed.err.splitlines()[-1].startswith("regard: unknown preset, run or recipe 'gtp2'")
 
 
-def test_what_nobody_expected_keeps_its_traceback(monkeypatch):
+def test_an_unexpected_error_keeps_its_traceback(monkeypatch):
     from regard.cli import main
 
     monkeypatch.setattr("regard.api.model_info.resolve", lambda *_: 1 / 0)
@@ -105,9 +105,9 @@ def test_ctrl_c_outside_training_exits_130_and_says_nothing(regard, text_run, mo
             raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Interrupted()))
-    said = regard("generate", text_run, "-")
-    assert said.code == 130
-    assert "Traceback" not in said.err
+    completed = regard("generate", text_run, "-")
+    assert completed.code == 130
+    assert "Traceback" not in completed.err
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -7,11 +7,11 @@ import pytest
 
 
 def test_generate_continues_the_prompt(regard, text_run):
-    said = regard("generate", text_run, "the cat", "-n", 5, "--seed", 3)
-    assert said.code == 0
-    assert said.out.startswith("the cat")
-    assert len("the cat\n") < len(said.out) <= len("the cat\n") + 5
-    assert regard("generate", text_run, "the cat", "-n", 5, "--seed", 3).out == said.out
+    completed = regard("generate", text_run, "the cat", "-n", 5, "--seed", 3)
+    assert completed.code == 0
+    assert completed.out.startswith("the cat")
+    assert len("the cat\n") < len(completed.out) <= len("the cat\n") + 5
+    assert regard("generate", text_run, "the cat", "-n", 5, "--seed", 3).out == completed.out
 
 
 def test_generate_takes_a_chain_a_beam_or_stdin(regard, text_run, stdin):
@@ -33,42 +33,42 @@ def test_translate_writes_one_line_for_each_in_order(regard, pair_run, stdin):
 
 
 def test_evaluate_prints_the_metrics_of_a_text(regard, text_run, materials):
-    said = regard("evaluate", text_run, "--json")
-    assert set(json.loads(said.out)) == {"loss", "perplexity", "bits_per_byte"}
+    completed = regard("evaluate", text_run, "--json")
+    assert set(json.loads(completed.out)) == {"loss", "perplexity", "bits_per_byte"}
     assert "perplexity" in regard("evaluate", text_run).out
     other = json.loads(regard("evaluate", text_run, materials / "cats.txt", "--json").out)
-    assert other != json.loads(said.out)
+    assert other != json.loads(completed.out)
 
 
 def test_evaluate_prints_the_metrics_of_pairs_with_their_signatures(regard, pair_run):
-    found = json.loads(regard("evaluate", pair_run, "--beam", 1, "--json").out)
-    assert {"loss", "perplexity", "bleu", "chrf", "exact_match"} <= set(found)
-    assert found["signatures"]["bleu"].startswith("nrefs:1")
-    said = regard("evaluate", pair_run, "--beam", 1)
-    assert "exact_match" in said.out
-    assert "nrefs:1" in said.err
+    output = json.loads(regard("evaluate", pair_run, "--beam", 1, "--json").out)
+    assert {"loss", "perplexity", "bleu", "chrf", "exact_match"} <= set(output)
+    assert output["signatures"]["bleu"].startswith("nrefs:1")
+    completed = regard("evaluate", pair_run, "--beam", 1)
+    assert "exact_match" in completed.out
+    assert "nrefs:1" in completed.err
     assert "nrefs:1" not in regard("evaluate", pair_run, "--beam", 1, "--quiet").err
 
 
-def test_explain_shows_all_heads_or_one_with_its_words(regard, text_run):
+def test_explain_shows_all_heads_or_one_with_its_tokens(regard, text_run):
     assert "head 1" in regard("explain", text_run, "the cat").out
-    said = regard("explain", text_run, "the cat", "--head", 1)
-    assert "␣" in said.out
-    found = json.loads(regard("explain", text_run, "the cat", "--json").out)
-    assert found["columns"] == list("the cat")
-    assert sum(found["weights"][0][3]) == pytest.approx(1, abs=1e-4)
+    completed = regard("explain", text_run, "the cat", "--head", 1)
+    assert "␣" in completed.out
+    output = json.loads(regard("explain", text_run, "the cat", "--json").out)
+    assert output["columns"] == list("the cat")
+    assert sum(output["weights"][0][3]) == pytest.approx(1, abs=1e-4)
 
 
 def test_explain_shows_the_alignment_of_a_translation(regard, pair_run, tmp_path):
-    said = regard("explain", pair_run, "100 cats")
-    assert "decoder.blocks.0.cross" in said.out
-    assert "<stop>" in said.out
+    completed = regard("explain", pair_run, "100 cats")
+    assert "decoder.blocks.0.cross" in completed.out
+    assert "<stop>" in completed.out
     assert regard("explain", pair_run, "100 cats", "--out", "a.svg").code == 0
     assert (tmp_path / "a.svg").read_text().count("head ") == 2
 
 
-def test_quickstart_trains_judges_shows_and_says_what_next(regard, tmp_path, monkeypatch):
-    said = regard(
+def test_quickstart_trains_evaluates_and_suggests_commands(regard, tmp_path, monkeypatch):
+    completed = regard(
         "quickstart",
         "data.path={kind='numbers',examples=300}",
         "model.dim=16",
@@ -76,11 +76,11 @@ def test_quickstart_trains_judges_shows_and_says_what_next(regard, tmp_path, mon
         "model.heads=2",
         "train.steps=2",
     )
-    assert said.code == 0, said.err
-    assert "validation numbers are exactly right" in said.out
-    assert said.out.count("\n  ✗") + said.out.count("\n  ✓") == 5
-    assert "<stop>" in said.out
-    assert "regard translate runs/quickstart" in said.err
+    assert completed.code == 0, completed.err
+    assert "validation numbers are exactly right" in completed.out
+    assert completed.out.count("\n  ✗") + completed.out.count("\n  ✓") == 5
+    assert "<stop>" in completed.out
+    assert "regard translate runs/quickstart" in completed.err
 
 
 @pytest.mark.parametrize("format", [None, 1, 3, "2"])
@@ -111,7 +111,7 @@ def test_a_run_folder_of_another_format_is_refused_by_every_verb(
         "DATA": str(materials / "cats.txt"),
         "train.start=RUN": f"train.start={run}",
     }
-    said = regard(*(known.get(word, word) for word in words))
-    assert said.code == 4
-    assert "another version of regard wrote it" in said.err
-    assert "train the run again" in said.err
+    completed = regard(*(known.get(word, word) for word in words))
+    assert completed.code == 4
+    assert "another version of regard wrote it" in completed.err
+    assert "train the run again" in completed.err

@@ -49,13 +49,13 @@ def test_the_maps_are_the_weights_that_made_the_output(position, kv_heads):
     torch.testing.assert_close(y, out, rtol=0, atol=1e-6)  # the maps are float32
 
 
-def test_a_decoder_looks_at_nothing_ahead():
+def test_a_decoder_attends_to_no_later_position():
     model = small()
     for weights in attention_maps(model, lambda: model(IDS)).values():
         assert (weights.triu(1) == 0).all()
 
 
-def test_watching_changes_nothing_and_leaves_nothing_behind():
+def test_recording_changes_no_output_and_removes_its_hooks():
     model = small()
     before, seen = model(IDS), []
     attention_maps(model, lambda: seen.append(model(IDS)))
@@ -63,7 +63,7 @@ def test_watching_changes_nothing_and_leaves_nothing_behind():
     assert hooks(model) == 0
 
 
-def test_a_step_of_decoding_shows_the_row_of_its_token():
+def test_a_decode_step_has_the_row_of_its_token():
     model = small()
     whole = attention_maps(model, lambda: model(IDS))
 
@@ -106,7 +106,7 @@ def test_labels_must_fit_the_weights():
         AttentionMap(["a", "b"], ["x", "y", "z"], torch.rand(4, 3, 3))
 
 
-def test_every_use_of_a_shared_layer_can_be_looked_at():
+def test_every_call_of_a_shared_layer_has_its_map():
     fields = {"vocab_size": 11, "dim": 16, "layers": 3, "heads": 2, "shape": "encoder"}
     shared = Transformer(TransformerConfig(**fields, shared_layers=True)).eval()
     apart = Transformer(TransformerConfig(**fields)).eval()

@@ -45,7 +45,7 @@ def test_axes_have_names_units_and_round_numbers():
     assert {"0", "20", "40", "60", "80", "100"} <= set(found)
 
 
-def test_a_point_stands_where_both_axes_say():
+def test_a_point_is_at_its_coordinates():
     picture = drawn(runs=1, held=[(0, 1.0), (50, 2.0), (100, 3.0)], training=[])
     first, middle, last = [s for s in picture.shapes if isinstance(s, Dot) and s.tooltip][:3]
     assert middle.x == pytest.approx((first.x + last.x) / 2)
@@ -111,7 +111,7 @@ def test_after_all_colours_lines_are_dashed():
 
 
 @pytest.mark.parametrize("held", [[(5, 2.0)], [(1, 0.0), (2, 0.0)], [(1, -1.0), (2, 3.0)]])
-def test_one_point_a_flat_line_and_less_than_nothing_can_be_drawn(held):
+def test_one_point_a_flat_line_and_negative_values_can_be_drawn(held):
     root, _ = parsed(drawn(runs=1, held=held, training=[]))
     assert len([each for each in root.iter(f"{SVG}circle") if len(each)]) == 2 * len(held)
 
@@ -159,10 +159,10 @@ def test_without_pillow_a_png_is_refused_with_the_way_out(monkeypatch):
         to_png(drawn())
 
 
-def test_shares_and_scores_begin_at_zero_and_are_never_logarithmic():
+def test_fractions_and_scores_start_at_zero_and_are_never_logarithmic():
     falling = [Curve(0, [], [(10, 90.0), (20, 2.0)])]
     for from_zero in (True, False):
         panel = Panel("share", "share right", falling, from_zero=from_zero)
-        told = texts(parsed(draw_curves(["a"], [panel]))[0])
-        assert told.count("0") == 1 + from_zero  # across, and upwards
-        assert ("share right, log scale" in told) != from_zero
+        labels = texts(parsed(draw_curves(["a"], [panel]))[0])
+        assert labels.count("0") == 1 + from_zero  # across, and upwards
+        assert ("share right, log scale" in labels) != from_zero

@@ -116,7 +116,7 @@ def test_the_flow_into_a_block_is_that_out_of_the_one_below():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_shows_how_far_it_looks_back(name):
+def test_every_model_has_a_gradient_flow(name):
     model, ids = language(name), reading()
     before = model(ids)
     flow = gradient_flow(model, last_loss(model, ids))

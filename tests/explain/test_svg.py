@@ -31,13 +31,13 @@ def test_hostile_labels_stay_text():
     assert text.replace("\n", "").isprintable()
 
 
-def test_nothing_is_fetched_and_nothing_runs():
+def test_an_svg_has_no_links_and_no_scripts():
     _, text = drawn(numbers(2, 3, 3), list("abc"), list("xyz"))
     assert re.findall(r"\w+://[^\"]*", text) == ["http://www.w3.org/2000/svg"]
     assert not re.search(r"<script|href|url\(|\son\w+=|@import", text)
 
 
-def test_hovering_a_cell_tells_its_weight():
+def test_a_cell_has_its_weight_as_tooltip():
     weights = torch.tensor([[[0.25, 0.75], [1.0, 0.0]]])
     root, _ = drawn(weights, ["a", "b"], ["x", "y"])
     titles = [each.text for each in root.iter(f"{SVG}title")]

@@ -104,7 +104,7 @@ def test_an_overview_shows_every_head_within_the_width(heads, size, width, colou
     assert max(map(cells, text.splitlines())) <= width
 
 
-def test_an_overview_keeps_the_largest_of_what_a_cell_stands_for():
+def test_an_overview_is_max_pooled():
     weights = torch.zeros(1, 60, 60)
     weights[0, 30, 17] = 1.0
     text = heads_overview(weights, width=80, colour=False)

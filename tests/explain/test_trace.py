@@ -25,7 +25,7 @@ def hooks(model):
     return sum(len(module._forward_hooks) for module in model.modules())
 
 
-def test_what_passes_a_tap_is_seen_under_its_path(model):
+def test_the_output_of_a_tap_is_recorded_under_its_path(model):
     x = torch.randn(2, 3)
     with trace(model) as seen:
         y = model["one"](x)
@@ -41,14 +41,14 @@ def test_a_pattern_chooses_the_taps(model):
     assert set(seen) == {"two.before_tap", "two.after_tap"}
 
 
-def test_a_tap_passed_twice_keeps_the_last(model):
+def test_a_tap_called_twice_keeps_the_last_output(model):
     with trace(model, "one.before_tap") as seen:
         model["one"](torch.zeros(1, 3))
         model["one"](torch.ones(1, 3))
     assert seen["one.before_tap"].tolist() == [[1.0] * 3]
 
 
-def test_nobody_listens_after_the_block(model):
+def test_hooks_are_removed_after_the_block(model):
     with trace(model) as seen:
         assert hooks(model) == 4
     model["one"](torch.randn(2, 3))
@@ -56,7 +56,7 @@ def test_nobody_listens_after_the_block(model):
     assert not seen
 
 
-def test_nobody_listens_after_an_error(model):
+def test_hooks_are_removed_after_an_error(model):
     with pytest.raises(RuntimeError, match="shapes"), trace(model):
         model["one"](torch.randn(2, 5))
     assert hooks(model) == 0

@@ -175,10 +175,13 @@ class Run:
             model = self._engine(int8) if amateur is None else model
             written = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
         else:
-            lookup = isinstance(draft, PromptLookup)
-            guesser = draft if lookup else self._compatible_model(draft, "draft")
+            proposer: Language | PromptLookup
+            if isinstance(draft, PromptLookup):
+                proposer = draft
+            else:
+                proposer = self._compatible_model(draft, "draft")
             written = stream_speculative(
-                model, ids, chain, draft=guesser, tokens=tokens, stop=stop, seed=seed
+                model, ids, chain, draft=proposer, tokens=tokens, stop=stop, seed=seed
             )
         stops = [until] if isinstance(until, str) else until
         return truncate_at_stop(detokenize_stream(written, self.tokenizer, ids), stops)

@@ -56,13 +56,12 @@ def evaluate(
         raise ConfigError("--out draws the result of --by-length; give both")
     if out is not None:
         check_output_file(out, force, (".svg", ".png"))
-    options = {"beam": beam, "length_penalty": length_penalty}
     with spinner(f"evaluating {run}"):
         opened, named = api.load(run), parse_data(data)
         if by_length:
-            result = opened.evaluate_by_length(*named, **options)
+            result = opened.evaluate_by_length(*named, beam=beam, length_penalty=length_penalty)
         else:
-            metrics = opened.evaluate(*named, **options)
+            metrics = opened.evaluate(*named, beam=beam, length_penalty=length_penalty)
     if by_length:
         _print_by_length(run.resolve().name, result, out, as_json)
         return
