@@ -30,8 +30,7 @@ from regard.nn.recurrent import CELLS
 from regard.nn.score import SCORES
 from regard.tasks import TASKS
 from regard.text import TOKENIZERS
-from regard.training.optim import OPTIMIZERS
-from regard.training.optim import SCHEDULES, schedule
+from regard.training.optim import OPTIMIZERS, SCHEDULES, schedule
 from regard.training.setup.configure import configure, configure_study, recipes
 
 ROOT = Path(__file__).parents[1]

@@ -64,19 +64,19 @@ def test_zipped_or_not_the_content_is_the_same(mnist):
     assert open_data(str(folder)).fingerprint() == before
 
 
-def _cut(path):
+def _truncate(path):
     path.write_bytes(path.read_bytes()[:-7])
 
 
-def _longer(path):
+def _append_byte(path):
     path.write_bytes(path.read_bytes() + b"x")
 
 
-def _half_zipped(path):
+def _truncate_gzip(path):
     path.write_bytes(gzip.compress(path.read_bytes())[:-20])
 
 
-def _magic(path):
+def _change_magic(path):
     path.write_bytes(b"\0\0\x0d\x03" + path.read_bytes()[4:])
 
 
@@ -84,24 +84,27 @@ def _empty(path):
     path.write_bytes(b"")
 
 
-def _huge(path):
+def _huge_header(path):
     path.write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1))
 
 
-def _fewer(path):
+def _drop_labels(path):
     path.write_bytes(idx(pixels(19, 6, 4)))
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_cut, r"has 473 bytes of data, and its header says 20 × 6 × 4"),
-        (_longer, "has 481 bytes"),
-        (_half_zipped, "is damaged"),
-        (_magic, "begins with 00 00 0d 03; an IDX file of bytes with 3 axes begins with 00 00 08"),
+        (_truncate, r"has 473 bytes of data, and its header says 20 × 6 × 4"),
+        (_append_byte, "has 481 bytes"),
+        (_truncate_gzip, "is damaged"),
+        (
+            _change_magic,
+            "begins with 00 00 0d 03; an IDX file of bytes with 3 axes begins with 00 00 08",
+        ),
         (_empty, "begins with"),
-        (_huge, "header says 4294967295"),
-        (_fewer, "19 images, but 20 labels"),
+        (_huge_header, "header says 4294967295"),
+        (_drop_labels, "19 images, but 20 labels"),
     ],
 )
 def test_damaged_idx_files_are_refused_by_name(mnist, damage, said):
@@ -223,7 +226,7 @@ def test_a_single_array_is_no_archive(tmp_path):
         open_data(str(tmp_path / "bad.npz"))
 
 
-def test_a_share_is_held_out_by_the_seed(tmp_path):
+def test_the_validation_split_depends_on_the_seed(tmp_path):
     found = open_data(save(tmp_path / "a.npz", x=pixels(50, 3, 3), y=np.arange(50) % 5))
     train, held = found.split(0.2, seed=1)
     assert (len(train), len(held)) == (40, 10)
@@ -290,7 +293,7 @@ def test_a_folder_for_each_class_is_read(zoo):
     assert set(read[1].flatten()) == {40}
 
 
-def test_folders_for_training_and_testing_are_told_apart(zoo, tmp_path):
+def test_folders_for_training_and_testing_are_separate(zoo, tmp_path):
     both = tmp_path / "both"
     both.mkdir()
     (zoo / "notes.txt").unlink()
@@ -333,7 +336,7 @@ def test_a_folder_of_text_with_some_pictures_is_text(zoo):
     assert open_data(str(zoo)).kind == "text"
 
 
-def test_without_pillow_the_way_out_is_told(zoo, monkeypatch):
+def test_without_pillow_the_error_says_what_to_install(zoo, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(DataError, match=r"needs Pillow.* pip install 'regard\[images\]'"):
         open_data(str(zoo))

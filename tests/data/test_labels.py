@@ -126,19 +126,19 @@ def test_a_csv_that_names_no_columns_is_refused_where_labels_are_asked_for(tmp_p
         open_data(str(path), kind="labels")
 
 
-def test_rows_without_a_text_are_skipped_and_told(tmp_path):
+def test_rows_without_a_text_are_skipped_and_counted(tmp_path):
     opened = open_data(str(table(tmp_path, rows=[("a", "1"), (" ", "0"), ("b", "0")])))
     assert len(opened) == 2
     assert opened.description.endswith("skipped: 1 without a text (the first is line 3)")
 
 
-def many(count=400):
+def many_texts(count=400):
     rows = [((f"text {n % (count // 2)}",), (n % 2,)) for n in range(count)]
     return LabelledText("labels", "many", "labels", rows, ("no", "yes"))
 
 
 def test_equal_texts_never_stand_on_both_sides():
-    data = many()
+    data = many_texts()
     train, held = data.split(0.25, seed=3)
     assert len(train) + len(held) == 400
     assert 60 < len(held) < 140
@@ -150,7 +150,7 @@ def test_equal_texts_never_stand_on_both_sides():
 
 
 def test_classes_go_by_their_names_or_by_their_numbers():
-    data = many()
+    data = many_texts()
     assert data.with_class_names(["yes", "no"]).rows[1] == (("text 1",), (0,))
     numbered = LabelledText("labels", "n", "", [(("a",), (0,)), (("b",), (1,))], ("0", "1"))
     assert numbered.with_class_names(["no", "yes"]).class_names == ("no", "yes")
@@ -158,9 +158,9 @@ def test_classes_go_by_their_names_or_by_their_numbers():
         data.with_class_names(["good", "bad"])
 
 
-def test_texts_that_are_learned_from_too_are_told():
-    assert "overlap: 400 of the 400" in many().note_overlap(many()).description
-    assert many().lowercase().note_overlap(many()).description.count("overlap") == 1
+def test_validation_texts_in_the_training_data_are_counted():
+    assert "overlap: 400 of the 400" in many_texts().note_overlap(many_texts()).description
+    assert many_texts().lowercase().note_overlap(many_texts()).description.count("overlap") == 1
 
 
 @pytest.mark.parametrize("colours", [1, 5])

@@ -12,13 +12,13 @@ from regard.errors import ConfigError, DataError
 TABLE = "date,load,heat\n2016-07-01,1.5,30\n2016-07-02,-2e1,31\n2016-07-03,0.25,29\n"
 
 
-def put(path, content):
+def write_file(path, content):
     path.write_text(content)
     return str(path)
 
 
 def test_a_csv_of_numbers_is_a_series_of_its_columns(tmp_path):
-    opened = open_data(put(tmp_path / "ett.csv", TABLE))
+    opened = open_data(write_file(tmp_path / "ett.csv", TABLE))
     assert isinstance(opened, Series)
     assert opened.column_names == ("load", "heat")
     np.testing.assert_array_equal(opened.values, [[1.5, 30], [-20, 31], [0.25, 29]])
@@ -30,10 +30,10 @@ def test_a_csv_of_numbers_is_a_series_of_its_columns(tmp_path):
 
 
 def test_a_csv_without_numbers_is_a_text(tmp_path):
-    assert isinstance(open_data(put(tmp_path / "a.csv", "one,two\nthree,four\n")), Text)
+    assert isinstance(open_data(write_file(tmp_path / "a.csv", "one,two\nthree,four\n")), Text)
 
 
-def test_what_is_held_out_comes_after_what_is_learned_from():
+def test_validation_rows_come_after_training_rows():
     opened = open_data({"kind": "sines", "examples": 50})
     learned, held = opened.split(0.2)
     np.testing.assert_array_equal(np.concatenate([learned.values, held.values]), opened.values)
@@ -60,11 +60,11 @@ def test_sines_are_what_they_are_called():
 )
 def test_what_is_missing_is_named_with_its_line(tmp_path, content, told):
     with pytest.raises(DataError, match=told):
-        open_data(put(tmp_path / "holes.csv", content))
+        open_data(write_file(tmp_path / "holes.csv", content))
 
 
 def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
-    opened = open_data(put(tmp_path / "ett.csv", TABLE))
+    opened = open_data(write_file(tmp_path / "ett.csv", TABLE))
     with pytest.raises(ConfigError, match="did you mean 'heat'"):
         opened.column("hest")
     with pytest.raises(ConfigError, match="holds series"):

@@ -15,12 +15,12 @@ from regard.data.sources import BUILTINS, LabelledText, Pairs, Series, Text, ope
 from regard.errors import ConfigError, DataError
 
 
-def put(path: Path, content: str | bytes) -> str:
+def write_file(path: Path, content: str | bytes) -> str:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return str(path)
 
 
-def whole(opened: Text, limit: int = 1 << 20) -> str:
+def full_text(opened: Text, limit: int = 1 << 20) -> str:
     return "".join(piece for piece, _ in opened.chunks(limit))
 
 
@@ -32,7 +32,7 @@ def failure(*arguments, error=DataError, **options) -> str:
 
 
 def test_a_text_file_is_one_document(tmp_path):
-    opened = open_data(put(tmp_path / "my.txt", "one\ntwo\n" * 200))
+    opened = open_data(write_file(tmp_path / "my.txt", "one\ntwo\n" * 200))
     assert isinstance(opened, Text)
     assert (opened.name, opened.size) == ("my", 1600)
     assert opened.description == "text, 1 file, 1.6 kB"
@@ -40,42 +40,44 @@ def test_a_text_file_is_one_document(tmp_path):
 
 
 def test_any_other_ending_is_text_too(tmp_path):
-    assert whole(open_data(put(tmp_path / "notes.md", "# hello"))) == "# hello"
+    assert full_text(open_data(write_file(tmp_path / "notes.md", "# hello"))) == "# hello"
 
 
 @pytest.mark.parametrize("name", ["my.txt.gz", "my.txt"])
 def test_gzip_is_known_by_its_bytes_not_its_name(tmp_path, name):
-    plain = open_data(put(tmp_path / "plain", "naïve\n" * 100))
-    zipped = open_data(put(tmp_path / name, gzip.compress("naïve\n".encode() * 100)))
-    assert whole(zipped) == whole(plain)
+    plain = open_data(write_file(tmp_path / "plain", "naïve\n" * 100))
+    zipped = open_data(write_file(tmp_path / name, gzip.compress("naïve\n".encode() * 100)))
+    assert full_text(zipped) == full_text(plain)
     assert zipped.size == plain.size
     assert zipped.fingerprint() == plain.fingerprint()
-    assert [whole(part) for part in zipped.split(0.3)] == [whole(part) for part in plain.split(0.3)]
+    assert [full_text(part) for part in zipped.split(0.3)] == [
+        full_text(part) for part in plain.split(0.3)
+    ]
 
 
 def test_a_byte_order_mark_is_dropped_and_crlf_kept(tmp_path):
-    opened = open_data(put(tmp_path / "dos.txt", b"\xef\xbb\xbfone\r\ntwo\r\n"))
-    assert whole(opened) == "one\r\ntwo\r\n"
+    opened = open_data(write_file(tmp_path / "dos.txt", b"\xef\xbb\xbfone\r\ntwo\r\n"))
+    assert full_text(opened) == "one\r\ntwo\r\n"
     assert opened.size == 10
 
 
 def test_lower_folds_case_and_changes_the_fingerprint(tmp_path):
-    path = put(tmp_path / "my.txt", "ÉTÉ Yes")
+    path = write_file(tmp_path / "my.txt", "ÉTÉ Yes")
     folded = open_data(path, lower=True)
-    assert whole(folded) == "été yes"
+    assert full_text(folded) == "été yes"
     assert folded.fingerprint() != open_data(path).fingerprint()
 
 
 def test_a_folder_gives_its_text_files_in_order_and_counts_the_rest(tmp_path):
     (tmp_path / "deep").mkdir()
-    put(tmp_path / "b.txt", "b")
-    put(tmp_path / "a.txt", "a")
-    put(tmp_path / "deep" / "c.txt", gzip.compress(b"c"))
-    put(tmp_path / "x.png", b"\x89PNG\r\n\x1a\n")
-    put(tmp_path / "y.bin", b"ab\0c")
-    put(tmp_path / "latin.txt", "é".encode("latin1"))
-    put(tmp_path / "blank.txt", " \n")
-    put(tmp_path / ".hidden", "h")
+    write_file(tmp_path / "b.txt", "b")
+    write_file(tmp_path / "a.txt", "a")
+    write_file(tmp_path / "deep" / "c.txt", gzip.compress(b"c"))
+    write_file(tmp_path / "x.png", b"\x89PNG\r\n\x1a\n")
+    write_file(tmp_path / "y.bin", b"ab\0c")
+    write_file(tmp_path / "latin.txt", "é".encode("latin1"))
+    write_file(tmp_path / "blank.txt", " \n")
+    write_file(tmp_path / ".hidden", "h")
     (tmp_path / ".git").mkdir()
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
     (tmp_path / "again").symlink_to(tmp_path / "deep")
@@ -90,7 +92,7 @@ def test_a_folder_gives_its_text_files_in_order_and_counts_the_rest(tmp_path):
 
 
 def test_a_folder_without_text_is_an_error_that_says_what_is_there(tmp_path):
-    put(tmp_path / "x.bin", b"\0\1")
+    write_file(tmp_path / "x.bin", b"\0\1")
     assert "1 binary (x.bin)" in failure(str(tmp_path))
     (tmp_path / "void").mkdir()
     assert "it is empty" in failure(str(tmp_path / "void"))
@@ -117,7 +119,7 @@ def test_one_line_of_fifty_megabytes_is_read_in_bounded_memory(tmp_path):
 @given(
     st.lists(st.text("aé€😀\n", max_size=30), min_size=1), st.integers(8, 20), st.floats(0.01, 0.99)
 )
-def test_pieces_and_parts_join_to_the_text(contents, limit, validation_fraction):
+def test_chunks_and_parts_join_to_the_text(contents, limit, validation_fraction):
     opened = text.from_strings("t", "text", contents)
     pieces = list(opened.chunks(limit))
     assert "".join(piece for piece, _ in pieces) == "".join(contents)
@@ -127,11 +129,11 @@ def test_pieces_and_parts_join_to_the_text(contents, limit, validation_fraction)
         train, valid = opened.split(validation_fraction)
     except DataError:
         return
-    assert whole(train, limit) + whole(valid, limit) == "".join(contents)
+    assert full_text(train, limit) + full_text(valid, limit) == "".join(contents)
     assert 0 < train.size <= opened.size * (1 - validation_fraction) + 1e-6
 
 
-def test_pieces_end_after_a_newline_where_there_is_one():
+def test_chunks_end_after_a_newline_if_there_is_one():
     opened = text.from_strings("t", "text", ["ab\ncdefgh\nijklmnopqrst"])
     assert [piece for piece, _ in opened.chunks(10)] == ["ab\ncdefgh\n", "ijklmnopq", "rst"]
 
@@ -155,7 +157,7 @@ def test_a_document_cut_by_the_split_does_not_end_in_the_first_part():
 
 def test_the_split_never_cuts_a_character():
     first, last = text.from_strings("t", "text", ["aaa😀bbb"]).split(0.5)
-    assert (whole(first), whole(last)) == ("aaa", "😀bbb")
+    assert (full_text(first), full_text(last)) == ("aaa", "😀bbb")
 
 
 def test_a_split_that_leaves_nothing_is_an_error():
@@ -166,8 +168,8 @@ def test_a_split_that_leaves_nothing_is_an_error():
 
 
 def test_the_fingerprint_follows_content_not_place(tmp_path):
-    one, same = put(tmp_path / "a.txt", "hello"), put(tmp_path / "b.txt", "hello")
-    other = put(tmp_path / "c.txt", "hallo")
+    one, same = write_file(tmp_path / "a.txt", "hello"), write_file(tmp_path / "b.txt", "hello")
+    other = write_file(tmp_path / "c.txt", "hallo")
     assert open_data(one).fingerprint() == open_data(same).fingerprint()
     assert open_data(one).fingerprint() != open_data(other).fingerprint()
     train, valid = open_data(one).split(0.5)
@@ -176,7 +178,7 @@ def test_the_fingerprint_follows_content_not_place(tmp_path):
 
 def test_a_large_file_is_read_once_and_again_only_when_it_changes(tmp_path, monkeypatch, home):
     path = tmp_path / "large.txt"
-    put(path, "line\n" * 300_000)
+    write_file(path, "line\n" * 300_000)
     os.utime(path, (1_000_000_000, 1_000_000_000))
     first = open_data(str(path)).fingerprint()
     reads = []
@@ -184,7 +186,7 @@ def test_a_large_file_is_read_once_and_again_only_when_it_changes(tmp_path, monk
     monkeypatch.setattr(files, "_scan_stream", lambda *given: reads.append(1) or real(*given))
     assert open_data(str(path)).fingerprint() == first
     assert not reads
-    put(path, "LINE\n" * 300_000)
+    write_file(path, "LINE\n" * 300_000)
     assert open_data(str(path)).fingerprint() != first
     assert reads
     (home / "scans.json").write_text("{ damaged")
@@ -192,20 +194,20 @@ def test_a_large_file_is_read_once_and_again_only_when_it_changes(tmp_path, monk
 
 
 def test_a_file_written_just_now_is_not_trusted_to_stay(tmp_path, home):
-    open_data(put(tmp_path / "young.txt", "line\n" * 300_000))
+    open_data(write_file(tmp_path / "young.txt", "line\n" * 300_000))
     assert not (home / "scans.json").exists()
 
 
 def test_a_cache_that_cannot_be_written_stops_nobody(tmp_path, monkeypatch):
-    monkeypatch.setenv("REGARD_HOME", put(tmp_path / "a-file", "x"))
+    monkeypatch.setenv("REGARD_HOME", write_file(tmp_path / "a-file", "x"))
     path = tmp_path / "large.txt"
-    put(path, "line\n" * 300_000)
+    write_file(path, "line\n" * 300_000)
     os.utime(path, (1_000_000_000, 1_000_000_000))
     assert open_data(str(path)).size == 1_500_000
 
 
 def test_bad_bytes_are_named_with_offset_and_line(tmp_path):
-    message = failure(put(tmp_path / "bad.txt", b"good\nfine\nb\xffd\n"))
+    message = failure(write_file(tmp_path / "bad.txt", b"good\nfine\nb\xffd\n"))
     assert "bad.txt" in message
     assert "byte 11 (line 3) is 0xff" in message
     assert "iconv" in message
@@ -213,32 +215,32 @@ def test_bad_bytes_are_named_with_offset_and_line(tmp_path):
 
 def test_bad_bytes_far_into_a_file_are_named_too(tmp_path):
     head = "é\n".encode() * 400_000  # 1.2 MB; the chunk of 1 MiB ends inside a character
-    message = failure(put(tmp_path / "bad.txt", head + b"\xc3"))
+    message = failure(write_file(tmp_path / "bad.txt", head + b"\xc3"))
     assert "byte 1200000 (line 400001) is 0xc3" in message
-    message = failure(put(tmp_path / "bad.txt", b"x" * ((1 << 20) - 1) + b"\xc3x"))
+    message = failure(write_file(tmp_path / "bad.txt", b"x" * ((1 << 20) - 1) + b"\xc3x"))
     assert f"byte {(1 << 20) - 1} (line 1) is 0xc3" in message
 
 
 def test_a_nul_is_named_with_offset_and_line(tmp_path):
-    assert "byte 6 (line 2) is NUL" in failure(put(tmp_path / "bad.txt", b"good\nb\0d"))
+    assert "byte 6 (line 2) is NUL" in failure(write_file(tmp_path / "bad.txt", b"good\nb\0d"))
 
 
 def test_other_bad_files_say_what_they_are(tmp_path):
-    assert "is a pickle" in failure(put(tmp_path / "m.pkl", pickle.dumps({"a": 1})))
-    assert "zip archive" in failure(put(tmp_path / "m.pt", b"PK\x03\x04rest"))
-    assert "UTF-16" in failure(put(tmp_path / "w.txt", "hello".encode("utf-16")))
-    assert "is empty" in failure(put(tmp_path / "e.txt", ""))
-    assert "is empty" in failure(put(tmp_path / "bom.txt", b"\xef\xbb\xbf"))
-    assert "only white space (3 bytes)" in failure(put(tmp_path / "s.txt", " \n\t"))
+    assert "is a pickle" in failure(write_file(tmp_path / "m.pkl", pickle.dumps({"a": 1})))
+    assert "zip archive" in failure(write_file(tmp_path / "m.pt", b"PK\x03\x04rest"))
+    assert "UTF-16" in failure(write_file(tmp_path / "w.txt", "hello".encode("utf-16")))
+    assert "is empty" in failure(write_file(tmp_path / "e.txt", ""))
+    assert "is empty" in failure(write_file(tmp_path / "bom.txt", b"\xef\xbb\xbf"))
+    assert "only white space (3 bytes)" in failure(write_file(tmp_path / "s.txt", " \n\t"))
     zipped = gzip.compress(os.urandom(1000))
-    assert "damaged gzip" in failure(put(tmp_path / "cut.gz", zipped[:-100]))
+    assert "damaged gzip" in failure(write_file(tmp_path / "cut.gz", zipped[:-100]))
     os.mkfifo(tmp_path / "pipe")
     assert "pipe or a device" in failure(str(tmp_path / "pipe"))
     assert "pipe or a device" in failure("/dev/null")
 
 
 def test_a_missing_path_suggests_what_is_near(tmp_path, monkeypatch):
-    put(tmp_path / "shakespeare.txt", "x")
+    write_file(tmp_path / "shakespeare.txt", "x")
     wrong = str(tmp_path / "shakespere.txt")
     assert f"did you mean '{tmp_path / 'shakespeare.txt'}'?" in failure(wrong)
     monkeypatch.chdir(tmp_path)
@@ -249,7 +251,7 @@ def test_a_missing_path_suggests_what_is_near(tmp_path, monkeypatch):
 
 
 def test_contradicting_settings_are_config_errors(tmp_path):
-    path = put(tmp_path / "a", "x")
+    path = write_file(tmp_path / "a", "x")
     assert "not both" in failure(path, path, path, error=ConfigError)
     assert "data.source is given alone" in failure(None, path, None, error=ConfigError)
     assert "no data" in failure(None, error=ConfigError)
@@ -260,7 +262,7 @@ def test_contradicting_settings_are_config_errors(tmp_path):
 
 def test_a_tsv_file_is_pairs(tmp_path):
     opened = open_data(
-        put(tmp_path / "my.tsv", b"\xef\xbb\xbfone\tun\r\ntwo\tdeux\r\n\r\n\tvide\r\n")
+        write_file(tmp_path / "my.tsv", b"\xef\xbb\xbfone\tun\r\ntwo\tdeux\r\n\r\n\tvide\r\n")
     )
     assert isinstance(opened, Pairs)
     assert list(opened.rows()) == [("one", "un"), ("two", "deux")]
@@ -272,28 +274,30 @@ def test_a_tsv_file_is_pairs(tmp_path):
 
 
 def test_a_gzipped_tsv_is_pairs(tmp_path):
-    opened = open_data(put(tmp_path / "my.tsv.gz", gzip.compress(b"A\tB")))
+    opened = open_data(write_file(tmp_path / "my.tsv.gz", gzip.compress(b"A\tB")))
     assert list(opened.rows()) == [("A", "B")]
     assert list(open_data(str(tmp_path / "my.tsv.gz"), lower=True).rows()) == [("a", "b")]
 
 
 def test_a_tsv_row_without_exactly_one_tab_is_named(tmp_path):
-    assert "line 2 has 0 tabs: 'b'" in failure(put(tmp_path / "a.tsv", "a\tA\nb\n"))
-    assert "line 1 has 2 tabs" in failure(put(tmp_path / "b.tsv", "a\tA\tx\n"))
-    assert "each of the 2 lines has an empty side" in failure(put(tmp_path / "c.tsv", "a\t\n\tA\n"))
+    assert "line 2 has 0 tabs: 'b'" in failure(write_file(tmp_path / "a.tsv", "a\tA\nb\n"))
+    assert "line 1 has 2 tabs" in failure(write_file(tmp_path / "b.tsv", "a\tA\tx\n"))
+    assert "each of the 2 lines has an empty side" in failure(
+        write_file(tmp_path / "c.tsv", "a\t\n\tA\n")
+    )
 
 
 def test_two_parallel_files_are_pairs(tmp_path):
-    source = put(tmp_path / "t.de", "eins\u2028und\nzwei\n")  # a line separator ends no line
-    target = put(tmp_path / "t.en", gzip.compress(b"one and\r\ntwo"))
+    source = write_file(tmp_path / "t.de", "eins\u2028und\nzwei\n")  # a line separator ends no line
+    target = write_file(tmp_path / "t.en", gzip.compress(b"one and\r\ntwo"))
     opened = open_data(None, source, target)
     assert list(opened.rows()) == [("eins\u2028und", "one and"), ("zwei", "two")]
     assert opened.description == "pairs, 2 rows, t.de to t.en"
 
 
 def test_parallel_files_of_different_length_name_the_first_lonely_line(tmp_path):
-    source = put(tmp_path / "t.de", "eins\nzwei\ndrei\nvier\n")
-    target = put(tmp_path / "t.en", "one\ntwo\n")
+    source = write_file(tmp_path / "t.de", "eins\nzwei\ndrei\nvier\n")
+    target = write_file(tmp_path / "t.en", "one\ntwo\n")
     for one, two in ((source, target), (target, source)):
         message = failure(None, one, two)
         assert "t.de has 4 lines" in message
@@ -303,7 +307,7 @@ def test_parallel_files_of_different_length_name_the_first_lonely_line(tmp_path)
     assert "is a folder" in failure(None, str(tmp_path), target)
 
 
-def test_held_out_pairs_share_no_source_with_the_others():
+def test_validation_pairs_share_no_source_with_training_pairs():
     rows = [(f"s{i % 500}", f"t{i}") for i in range(1000)]
     opened = pairs.from_rows("p", "made", rows)
     train, valid = opened.split(0.1, seed=3)
@@ -340,9 +344,9 @@ def test_a_built_in_is_opened_by_name_or_table(tmp_path, monkeypatch):
     few = open_data({"kind": "reversal", "examples": 3, "longest": 5})
     assert few.count == 3
     monkeypatch.chdir(tmp_path)
-    put(tmp_path / "copy", "my own file")
+    write_file(tmp_path / "copy", "my own file")
     assert isinstance(open_data("copy"), Pairs)
-    assert whole(open_data("./copy")) == "my own file"
+    assert full_text(open_data("./copy")) == "my own file"
 
 
 @pytest.mark.parametrize("name", BUILTINS)
@@ -366,7 +370,7 @@ def test_every_built_in_says_what_it_is_and_can_be_split(name):
 
 def test_what_is_remembered_of_files_is_plain_json(tmp_path, home):
     path = tmp_path / "large.txt"
-    put(path, "line\n" * 300_000)
+    write_file(path, "line\n" * 300_000)
     os.utime(path, (1_000_000_000, 1_000_000_000))
     open_data(str(path))
     assert list(json.loads((home / "scans.json").read_text())) == [str(path)]

@@ -13,7 +13,7 @@ from regard.errors import CheckpointError, DataError
 from regard.files.cache import cache_folder
 
 
-def made(*documents):
+def text_of(*documents):
     return text.from_strings("t", "text", documents)
 
 
@@ -29,7 +29,7 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
 
 
 def test_one_document_is_stored_without_a_stop(tokenizer):
-    opened = text_store(made("naïve"), tokenizer)
+    opened = text_store(text_of("naïve"), tokenizer)
     assert isinstance(opened.tokens, np.memmap)
     assert opened.tokens.dtype == np.uint16
     assert opened.tokens.tolist() == list("naïve".encode())
@@ -38,30 +38,30 @@ def test_one_document_is_stored_without_a_stop(tokenizer):
 
 
 def test_each_of_several_documents_is_followed_by_a_stop(tokenizer):
-    opened = text_store(made("ab", "c"), tokenizer)
+    opened = text_store(text_of("ab", "c"), tokenizer)
     assert opened.tokens.tolist() == [97, 98, 256, 99, 256]
     assert opened.bytes == 3
 
 
-def test_a_document_of_many_pieces_has_one_stop(tokenizer, monkeypatch):
+def test_a_document_of_many_chunks_has_one_stop(tokenizer, monkeypatch):
     monkeypatch.setattr(store, "_CHUNK_BYTES", 8)
     monkeypatch.setattr(store, "_CHUNKS", 2)
-    opened = text_store(made("x" * 50, "y" * 30), tokenizer)
+    opened = text_store(text_of("x" * 50, "y" * 30), tokenizer)
     assert opened.tokens.tolist() == [120] * 50 + [256] + [121] * 30 + [256]
 
 
 def test_a_large_vocabulary_needs_32_bits(tokenizer):
     for size, dtype in ((65_536, np.uint16), (65_537, np.uint32)):
         tokenizer.size = size
-        assert text_store(made("ab"), tokenizer).tokens.dtype == dtype
+        assert text_store(text_of("ab"), tokenizer).tokens.dtype == dtype
 
 
 @pytest.mark.parametrize("kind", ["char", "bytes"])
-def test_a_text_of_many_pieces_is_stored_whole(tokenizer, kind):
+def test_a_text_of_many_chunks_is_stored_completely(tokenizer, kind):
     tokenizer.kind = kind
     content = "".join(f"line {i} é\n" for i in range(300_000))
     calls = []
-    opened = text_store(made(content), tokenizer, progress=lambda *given: calls.append(given))
+    opened = text_store(text_of(content), tokenizer, progress=lambda *given: calls.append(given))
     assert opened.tokens.astype(np.uint8).tobytes() == content.encode()
     assert opened.bytes == len(content.encode())
     assert calls[-1] == (opened.bytes, opened.bytes)
@@ -69,28 +69,28 @@ def test_a_text_of_many_pieces_is_stored_whole(tokenizer, kind):
 
 
 def test_the_bytes_counted_are_those_tokenized(tokenizer):
-    assert text_store(made("İ").lowercase(), tokenizer).bytes == len("İ".lower().encode()) == 3
+    assert text_store(text_of("İ").lowercase(), tokenizer).bytes == len("İ".lower().encode()) == 3
 
 
 def test_a_second_call_does_not_tokenize(tokenizer):
-    first = text_store(made("hello"), tokenizer)
+    first = text_store(text_of("hello"), tokenizer)
     calls = tokenizer.calls
-    second = text_store(made("hello"), tokenizer)
+    second = text_store(text_of("hello"), tokenizer)
     assert tokenizer.calls == calls
     assert (second.tokens.tolist(), second.bytes) == (first.tokens.tolist(), first.bytes)
     assert second.fingerprint == first.fingerprint
 
 
 def test_another_text_or_tokenizer_has_another_store(tokenizer):
-    stores = [text_store(made("hello"), tokenizer), text_store(made("hallo"), tokenizer)]
+    stores = [text_store(text_of("hello"), tokenizer), text_store(text_of("hallo"), tokenizer)]
     tokenizer.size = 300
-    stores.append(text_store(made("hello"), tokenizer))
+    stores.append(text_store(text_of("hello"), tokenizer))
     assert len({each.fingerprint for each in stores}) == 3
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no index", "bad index", "missing"])
 def test_a_damaged_store_is_made_again(tokenizer, home, damage):
-    text_store(made("hello"), tokenizer)
+    text_store(text_of("hello"), tokenizer)
     [folder] = (home / "tokens").iterdir()
     if damage == "truncated":
         os.truncate(folder / "tokens.bin", 4)
@@ -101,7 +101,7 @@ def test_a_damaged_store_is_made_again(tokenizer, home, damage):
     else:
         (folder / "tokens.bin").unlink()
     calls = tokenizer.calls
-    assert text_store(made("hello"), tokenizer).tokens.tolist() == list(b"hello")
+    assert text_store(text_of("hello"), tokenizer).tokens.tolist() == list(b"hello")
     assert tokenizer.calls > calls
 
 
@@ -111,7 +111,7 @@ def test_a_failure_half_way_leaves_nothing(tokenizer, home, monkeypatch):
 
     monkeypatch.setattr(tokenizer, "encode_batch", fail)
     with pytest.raises(KeyboardInterrupt):
-        text_store(made("hello"), tokenizer)
+        text_store(text_of("hello"), tokenizer)
     assert list((home / "tokens").iterdir()) == []
 
 
@@ -122,7 +122,7 @@ def test_what_a_killed_process_left_is_swept_up_after_a_day(tokenizer, home):
         (folder / "tokens.bin").write_bytes(b"half")
     for path in (old / "tokens.bin", old):
         os.utime(path, (1_000_000_000, 1_000_000_000))
-    text_store(made("hello"), tokenizer)
+    text_store(text_of("hello"), tokenizer)
     assert not old.exists()
     assert young.exists()
 
@@ -133,12 +133,12 @@ def test_a_faster_process_wins_and_its_store_is_used(tokenizer, home, monkeypatc
     def encode(texts):
         monkeypatch.setattr(tokenizer, "encode_batch", real)
         monkeypatch.setattr(os, "getpid", lambda: 1)  # the other process
-        opened = text_store(made("hello"), tokenizer)
+        opened = text_store(text_of("hello"), tokenizer)
         (home / "tokens" / opened.fingerprint / "theirs").touch()
         return real(texts)
 
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
-    assert text_store(made("hello"), tokenizer).tokens.tolist() == list(b"hello")
+    assert text_store(text_of("hello"), tokenizer).tokens.tolist() == list(b"hello")
     [folder] = (home / "tokens").iterdir()
     assert (folder / "theirs").exists()
 
@@ -147,17 +147,17 @@ def test_a_store_that_cannot_be_written_says_where_to_put_it(tokenizer, tmp_path
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("REGARD_HOME", str(tmp_path / "file"))
     with pytest.raises(CheckpointError, match="REGARD_HOME"):
-        text_store(made("hello"), tokenizer)
+        text_store(text_of("hello"), tokenizer)
 
 
 def test_a_text_without_tokens_is_an_error(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "encode_batch", lambda texts: [[] for _ in texts])
     with pytest.raises(DataError, match="no tokens"):
-        text_store(made("hello"), tokenizer)
+        text_store(text_of("hello"), tokenizer)
 
 
 def test_the_index_is_plain_json(tokenizer, home):
-    opened = text_store(made("hello"), tokenizer)
+    opened = text_store(text_of("hello"), tokenizer)
     index = json.loads((home / "tokens" / opened.fingerprint / "index.json").read_text())
     assert index == {"format": 1, "files": {"tokens.bin": 10}, "bytes": 5}
 

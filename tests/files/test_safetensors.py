@@ -19,14 +19,14 @@ from regard.hub.safetensors_writer import SafetensorsWriter, split_into_shards, 
 FLOATS = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
-def forge(path, header, data=b"\0" * 8, length=None):
+def write_raw(path, header, data=b"\0" * 8, length=None):
     """A file whose header says what it likes."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
     return path
 
 
-def some_tensors():
+def example_tensors():
     return {
         "a": torch.randn(3, 4),
         "half": torch.randn(5).to(torch.bfloat16),
@@ -38,7 +38,7 @@ def some_tensors():
 
 
 def test_what_the_library_writes_is_read_bit_for_bit(tmp_path):
-    wanted = some_tensors()
+    wanted = example_tensors()
     save_file(wanted, tmp_path / "model.safetensors")
     with open_tensors(tmp_path) as tensors:
         found = {name: tensors.read(name) for name in tensors.entries}
@@ -49,7 +49,7 @@ def test_what_the_library_writes_is_read_bit_for_bit(tmp_path):
 
 
 def test_what_is_written_here_the_library_reads_bit_for_bit(tmp_path):
-    wanted = some_tensors()
+    wanted = example_tensors()
     specs = {name: (tensor.dtype, tensor.shape) for name, tensor in wanted.items()}
     with SafetensorsWriter({tmp_path / "x.safetensors": specs}) as writer:
         for name in reversed(wanted):  # any order will do
@@ -110,14 +110,14 @@ def test_a_tensor_that_was_never_written_is_noticed(tmp_path):
 )
 def test_headers_that_cannot_be_true_are_refused(header, why, tmp_path):
     with pytest.raises(CheckpointError, match=why) as raised:
-        read_header(forge(tmp_path / "model.safetensors", header))
+        read_header(write_raw(tmp_path / "model.safetensors", header))
     assert "model.safetensors" in str(raised.value)
 
 
 @pytest.mark.parametrize("length", [9, 1 << 32, (1 << 64) - 1])
 def test_a_header_longer_than_the_file_is_refused(length, tmp_path):
     with pytest.raises(CheckpointError, match="a header of"):
-        read_header(forge(tmp_path / "x", b"{}", b"", length))
+        read_header(write_raw(tmp_path / "x", b"{}", b"", length))
 
 
 @given(kept=st.integers(0, 300))
@@ -138,7 +138,7 @@ def test_any_bytes_are_a_file_or_a_clear_error(content, tmp_path_factory):
         read_header(path)
 
 
-def sharded(folder):
+def write_shards(folder):
     tensors = {f"t{i}": torch.randn(4) for i in range(5)}
     specs = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
     files = split_into_shards(folder, specs, limit=32)
@@ -150,7 +150,7 @@ def sharded(folder):
 
 
 def test_shards_hold_together(tmp_path):
-    wanted = sharded(tmp_path)
+    wanted = write_shards(tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
         f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)
     ]
@@ -182,7 +182,7 @@ def test_an_index_without_a_map_is_refused(table, tmp_path):
 
 
 def test_a_missing_shard_a_missing_tensor_and_a_double_one_are_named(tmp_path):
-    sharded(tmp_path)
+    write_shards(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     table = json.loads(index.read_text())
     table["weight_map"]["ghost"] = "model-00001-of-00003.safetensors"
@@ -223,7 +223,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_noticed(tmp_path):
         tensors.read("x")
 
 
-def test_every_type_of_number_is_known_by_the_name_of_the_format(tmp_path):
+def test_every_dtype_is_known_by_the_name_of_the_format(tmp_path):
     for name, dtype in DTYPES.items():
         path = Path(tmp_path, f"{name}.safetensors")
         save_file({"x": torch.zeros(3).to(dtype)}, path)

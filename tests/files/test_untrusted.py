@@ -90,12 +90,12 @@ def test_a_vocabulary_may_have_gaps(tmp_path):
 # Maps of characters
 
 
-def mapped(data):
+def with_charsmap(data):
     step = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
     return table(normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}, step]})
 
 
-def leading_to(offset):
+def charsmap_pointing_to(offset):
     """A map whose only text begins at some byte of 'é'."""
     data = bytearray(files.charsmap("X", "é"))
     data[4 + 4 * (256 ^ ord("X") ^ 1)] = offset
@@ -103,19 +103,19 @@ def leading_to(offset):
 
 
 def test_a_good_map_is_read(tmp_path):
-    tokenizer = load(tmp_path, mapped(files.charsmap("X", "a")))
+    tokenizer = load(tmp_path, with_charsmap(files.charsmap("X", "a")))
     assert tokenizer.encode("X a b") == [1, 1, 0]
-    check_charsmap(leading_to(0))
+    check_charsmap(charsmap_pointing_to(0))
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (mapped(b""), "is truncated"),
-        (mapped(b"\x01"), "is truncated"),
-        (mapped(b"\x04\0\0\0" + b"\xff\x7f\x12\x34"), "points outside its trie"),
-        (mapped(leading_to(1)), "into the middle of a character"),
-        (mapped(leading_to(9)), "points outside its texts"),
+        (with_charsmap(b""), "is truncated"),
+        (with_charsmap(b"\x01"), "is truncated"),
+        (with_charsmap(b"\x04\0\0\0" + b"\xff\x7f\x12\x34"), "points outside its trie"),
+        (with_charsmap(charsmap_pointing_to(1)), "into the middle of a character"),
+        (with_charsmap(charsmap_pointing_to(9)), "points outside its texts"),
         (table(normalizer={"type": "Precompiled", "precompiled_charsmap": None}), "not a string"),
         (table(normalizer={"type": "Precompiled", "precompiled_charsmap": "é"}), "damaged: "),
     ],
@@ -143,7 +143,7 @@ def test_a_template_of_one_text_that_names_another_is_refused(tmp_path, names):
 
 def test_a_panic_of_the_library_becomes_an_error_of_ours_and_an_interrupt_does_not():
     def panic():
-        Library.from_str(json.dumps(mapped(b"")))
+        Library.from_str(json.dumps(with_charsmap(b"")))
 
     with (
         pytest.raises(CheckpointError, match="damaged: Precompiled"),
@@ -162,7 +162,7 @@ def test_a_panic_of_the_library_becomes_an_error_of_ours_and_an_interrupt_does_n
         {"type": "WordPiece", "unk_token": "<none>", "max_input_chars_per_word": 9},
     ],
 )
-def test_a_vocabulary_with_nothing_for_what_is_unknown_is_refused_at_once(tmp_path, model):
+def test_a_vocabulary_without_an_unknown_token_is_refused_when_loaded(tmp_path, model):
     extra = {"continuing_subword_prefix": "##"} if model.get("type") == "WordPiece" else {}
     with pytest.raises(CheckpointError, match=r"tokenizer\.json .*(UNK|unk)"):
         load(tmp_path, table(model=model | extra))

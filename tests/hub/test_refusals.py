@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import regard
-from files.test_safetensors import forge
+from files.test_safetensors import write_raw
 from hub.runs import make_checkpoint, model_config
 from hub.test_import import legacy
 from regard.cli import main
@@ -84,7 +84,7 @@ def test_shapes_that_no_library_can_hold_are_refused(shape, tmp_path):
     size = 4 * math.prod(shape)
     header = {"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}
     with pytest.raises(CheckpointError, match="'x' has shape") as raised:
-        read_header(forge(tmp_path / "model.safetensors", header, b"\0" * size))
+        read_header(write_raw(tmp_path / "model.safetensors", header, b"\0" * size))
     assert len(str(raised.value)) < 1000
 
 

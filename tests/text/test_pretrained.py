@@ -51,7 +51,7 @@ def write(folder, **contents):
 
 
 @cache
-def plain():
+def plain_tokenizer():
     """A vocabulary whose special tokens have foreign names."""
     tokens = ["[PAD]", "<s>", "</s>", "<unk>", "<|end|>", "[MASK]", "a", "b"]
     vocab = {token: id for id, token in enumerate(tokens)}
@@ -75,8 +75,8 @@ NUMBERED = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
         {"tokenizer_config_json": NAMED, "config_json": {"bos_token_id": 4, "pad_token_id": 4}},
     ],
 )
-def test_roles_are_told_by_the_files_beside_a_tokenizer(tmp_path, beside):
-    write(tmp_path, tokenizer_json=plain(), **beside)
+def test_special_tokens_are_read_from_the_files_next_to_a_tokenizer(tmp_path, beside):
+    write(tmp_path, tokenizer_json=plain_tokenizer(), **beside)
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
     assert (tokenizer.start_id, tokenizer.stop_id, tokenizer.pad_id) == (1, 2, 0)
     assert tokenizer.unk_id == 3  # by our own name
@@ -87,7 +87,7 @@ def test_roles_are_told_by_the_files_beside_a_tokenizer(tmp_path, beside):
 def test_a_model_may_stop_in_several_ways_and_begin_unlike_a_text(tmp_path):
     write(
         tmp_path,
-        tokenizer_json=plain(),
+        tokenizer_json=plain_tokenizer(),
         tokenizer_config_json=NAMED,
         generation_config_json={"eos_token_id": [4, 2]},
         config_json={"decoder_start_token_id": 0, "vocab_size": 64},
@@ -100,8 +100,8 @@ def test_a_model_may_stop_in_several_ways_and_begin_unlike_a_text(tmp_path):
     assert tokenizer.piece(63) == ""
 
 
-def test_roles_are_kept_beside_a_saved_tokenizer_and_belong_to_its_fingerprint(tmp_path):
-    write(tmp_path, tokenizer_json=plain(), tokenizer_config_json=NAMED)
+def test_special_tokens_are_saved_with_a_tokenizer_and_belong_to_its_fingerprint(tmp_path):
+    write(tmp_path, tokenizer_json=plain_tokenizer(), tokenizer_config_json=NAMED)
     write(tmp_path, generation_config_json={"eos_token_id": [2, 4]})
     write(tmp_path, config_json={"decoder_start_token_id": 0, "vocab_size": 64})
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
@@ -119,7 +119,7 @@ def test_roles_are_kept_beside_a_saved_tokenizer_and_belong_to_its_fingerprint(t
 
 @pytest.mark.parametrize("content", ["", "[]", "{", b"\xff", "[" * 100_000])
 def test_a_damaged_file_of_roles_is_named(tmp_path, content):
-    write(tmp_path, tokenizer_json=plain(), tokenizer_config_json=content)
+    write(tmp_path, tokenizer_json=plain_tokenizer(), tokenizer_config_json=content)
     with pytest.raises(
         CheckpointError, match=r"tokenizer_config\.json (cannot be read|is damaged)"
     ):
@@ -128,7 +128,7 @@ def test_a_damaged_file_of_roles_is_named(tmp_path, content):
 
 @pytest.mark.parametrize("value", [-1, 99, True, 1.5, "x", None, [7, -3], {"content": 3}, [[]]])
 def test_roles_that_no_token_has_are_passed_over(tmp_path, value):
-    write(tmp_path, tokenizer_json=plain(), tokenizer_config_json={"eos_token": value})
+    write(tmp_path, tokenizer_json=plain_tokenizer(), tokenizer_config_json={"eos_token": value})
     write(tmp_path, config_json={"bos_token_id": value, "vocab_size": value})
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
     assert tokenizer.special_id("stop") is None
@@ -154,7 +154,7 @@ PROCESSORS = [
 
 @pytest.mark.parametrize("processor", PROCESSORS, ids=lambda each: type(each).__name__)
 def test_texts_are_wrapped_as_the_post_processor_says(processor):
-    library = tokenizers.Tokenizer.from_str(plain())
+    library = tokenizers.Tokenizer.from_str(plain_tokenizer())
     if processor is not None:
         library.post_processor = processor
     tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(library.to_str()))
@@ -165,7 +165,7 @@ def test_texts_are_wrapped_as_the_post_processor_says(processor):
     assert tokenizer.prefix_ids == single.ids[: single.ids.index(6)]
 
 
-def test_nothing_stands_around_a_text_of_a_vocabulary_learned_here():
+def test_a_vocabulary_trained_here_adds_no_special_tokens():
     tokenizer = train_tokenizer("char", ["ab"])
     assert tokenizer.with_special_tokens([7, 8], [8]) == ([7, 8, 8], [0, 0, 1])
     assert tokenizer.prefix_ids == []
@@ -213,14 +213,14 @@ def slow_bpe(text, pieces):
     ]
 
 
-def normal(text, *, prefix=True, squeeze=True):
+def normalize(text, *, prefix=True, squeeze=True):
     if squeeze:
         text = " ".join(part for part in text.split(" ") if part)
     return (" " * (prefix and bool(text)) + text).replace(" ", "▁")
 
 
 @cache
-def cut(kind):
+def loaded_tokenizer(kind):
     """A tokenizer from a file, made once for all examples."""
     import tempfile
 
@@ -238,29 +238,35 @@ def tokens(tokenizer, text):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_unigram_pieces_are_the_likeliest(text):
-    assert tokens(cut("unigram"), text) == slow_unigram(normal(text), files.UNIGRAM)
+    assert tokens(loaded_tokenizer("unigram"), text) == slow_unigram(normalize(text), files.UNIGRAM)
 
 
 @given(text=SOME_TEXT)
 @FEW
 def test_unigram_pieces_of_any_text_are_the_likeliest(text):
-    assert tokens(cut("unigram"), text) == slow_unigram(normal(text), files.UNIGRAM)
+    assert tokens(loaded_tokenizer("unigram"), text) == slow_unigram(normalize(text), files.UNIGRAM)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_pairs_with_the_best_score_are_joined_first(text):
-    assert tokens(cut("bpe"), text) == slow_bpe(normal(text, squeeze=False), files.BPE)
+    assert tokens(loaded_tokenizer("bpe"), text) == slow_bpe(
+        normalize(text, squeeze=False), files.BPE
+    )
 
 
 @given(text=st.one_of(SOME_TEXT, st.text(st.characters(exclude_categories=["Cs"]))))
 @FEW
 def test_pairs_of_any_text_are_joined_and_bytes_bring_it_back(text):
-    assert tokens(cut("bpe"), text) == slow_bpe(normal(text, squeeze=False), files.BPE)
-    assert cut("bpe").decode(cut("bpe").encode(text)) == text.replace("▁", " ")
+    assert tokens(loaded_tokenizer("bpe"), text) == slow_bpe(
+        normalize(text, squeeze=False), files.BPE
+    )
+    assert loaded_tokenizer("bpe").decode(loaded_tokenizer("bpe").encode(text)) == text.replace(
+        "▁", " "
+    )
 
 
 def test_control_pieces_are_never_joined_from_text():
-    assert not {0, 1, 2} & set(cut("bpe").encode("<s> </s> <unk>"))
+    assert not {0, 1, 2} & set(loaded_tokenizer("bpe").encode("<s> </s> <unk>"))
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -270,7 +276,7 @@ def test_spaces_are_added_and_dropped_as_the_file_says(tmp_path, prefix, squeeze
     path.write_bytes(files.sentencepiece(files.UNIGRAM, prefix=prefix, squeeze=squeeze))
     tokenizer = Tokenizer(build(read_model(path)))
     for text in TEXTS:
-        wanted = slow_unigram(normal(text, prefix=prefix, squeeze=squeeze), files.UNIGRAM)
+        wanted = slow_unigram(normalize(text, prefix=prefix, squeeze=squeeze), files.UNIGRAM)
         assert tokens(tokenizer, text) == wanted
 
 
@@ -331,7 +337,7 @@ def test_albert_lowers_text_and_drops_accents(tmp_path):
     assert tokenizer.with_special_tokens([5], [6]) == ([cls, 5, sep, 6, sep], [0, 0, 0, 1, 1])
 
 
-def test_marian_cuts_each_side_by_its_own_pieces_and_shares_the_ids(tmp_path):
+def test_marian_splits_each_side_by_its_own_pieces_and_shares_the_ids(tmp_path):
     source = [("<unk>", 0.0, files.UNKNOWN), ("▁", -1.0), ("▁ab", -2.0), ("a", -3.0), ("b", -3.0)]
     target = [("<unk>", 0.0, files.UNKNOWN), ("▁", -1.0), ("ab", -2.0), ("a", -3.0), ("c", -3.0)]
     order = ["</s>", "<unk>", "▁", "▁ab", "a", "ab", "b", "c", ">>fr<<", "<pad>"]
@@ -362,7 +368,7 @@ def test_llama2c_gives_the_pieces_of_its_model(tmp_path):
     write(tmp_path, tokenizer_bin=files.llama2c(files.BPE))
     tokenizer = load_pretrained(tmp_path, {})
     for text in TEXTS:
-        assert tokenizer.encode(text) == cut("bpe").encode(text)
+        assert tokenizer.encode(text) == loaded_tokenizer("bpe").encode(text)
     assert tokenizer.with_special_tokens([9])[0] == [1, 9]
     assert tokenizer.stop_ids == [2, 1]
 
@@ -509,7 +515,7 @@ def slow_gpt2(text, vocab, ranks):
     return ids
 
 
-def of_lines(merges):
+def merges_of(merges):
     lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
     return {tuple(line.split(" ")): rank for rank, line in enumerate(lines)}
 
@@ -520,7 +526,7 @@ def test_pairs_of_bytes_are_joined_as_in_gpt2(tmp_path, names):
     write(tmp_path, **dict(zip(names, (VOCAB, MERGES), strict=True)))
     tokenizer = load_pretrained(tmp_path, {"model_type": "gpt2"})
     for text in [*TEXTS, "the cat's  12 cats\n\n at", "don't \u3000 x"]:
-        assert tokenizer.encode(text) == slow_gpt2(text, VOCAB, of_lines(MERGES))
+        assert tokenizer.encode(text) == slow_gpt2(text, VOCAB, merges_of(MERGES))
         assert tokenizer.decode(tokenizer.encode(text)) == text
     end = VOCAB["<|endoftext|>"]
     assert end not in tokenizer.encode("<|endoftext|>")
@@ -543,7 +549,7 @@ def test_word_pieces_are_read_from_lines(tmp_path):
     assert load_pretrained(tmp_path, {"model_type": "bert"}).encode("été The 日日") == [8, 1, 1]
 
 
-def test_text_is_not_lowered_where_pieces_have_capitals_and_nothing_says_so(tmp_path):
+def test_text_is_not_lowercased_if_pieces_have_capitals_and_no_setting_says_so(tmp_path):
     write(tmp_path, vocab_txt="\n".join([*WORDS, "The"]))
     assert load_pretrained(tmp_path, {"model_type": "bert"}).encode("The the") == [12, 5]
 
@@ -625,9 +631,9 @@ def data():
     return Path(folder)
 
 
-def any_text(rng):
+def random_text(rng):
     """A text of all that Unicode has: every plane, marks, emoji, spaces, digits, contractions."""
-    known = assigned()
+    known = assigned_characters()
     bits = [" ", "  ", "\n\n", "\t", "\r\n", "\u00a0", "\u3000", "\u2028", "\x85", "\x1c", "\u200b"]
     bits += [
         "'s",
@@ -657,7 +663,7 @@ def any_text(rng):
 
 
 @cache
-def assigned():
+def assigned_characters():
     """All characters of Unicode that Python knows, and those for private use."""
     return [code for code in range(0x110000) if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
 
@@ -665,7 +671,7 @@ def assigned():
 @cache
 def by_category():
     found = {}
-    for code in assigned():
+    for code in assigned_characters():
         found.setdefault(unicodedata.category(chr(code)), []).append(code)
     return found
 
@@ -676,7 +682,7 @@ def other_gpt2(vocab, merges):
         import tiktoken
     except ImportError:
         pytest.importorskip("regex", reason="it comes with transformers")
-        ranks = of_lines(merges)
+        ranks = merges_of(merges)
         return (lambda text: slow_gpt2(text, vocab, ranks)), 2000
     from regard.text.tokenizer import _BYTES
 
@@ -696,7 +702,7 @@ def test_gpt2_ids_equal_those_of_another_implementation():
     vocab = json.loads((folder / "gpt2_encoder.json").read_text(encoding="utf-8"))
     other, count = other_gpt2(vocab, (folder / "gpt2_vocab.bpe").read_text(encoding="utf-8"))
     rng = random.Random(0)
-    texts = [any_text(rng) for _ in range(count)]
+    texts = [random_text(rng) for _ in range(count)]
     different = [text for text in texts if ours.encode(text) != other(text)]
     print(f"{count} strings of {len(set(''.join(texts)))} characters, {len(different)} different")
     assert not different

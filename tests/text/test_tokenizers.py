@@ -47,7 +47,7 @@ HOSTILE = st.lists(
 
 
 @cache
-def learned(kind: str, lower: bool = False) -> Tokenizer:
+def trained(kind: str, lower: bool = False) -> Tokenizer:
     options = {"size": SIZES[kind]} if kind in SIZES else {}
     return train_tokenizer({"kind": kind, "lower": lower, **options}, CORPUS)
 
@@ -58,7 +58,7 @@ def kind(request) -> str:
 
 
 def test_special_tokens_have_the_same_ids_in_every_kind(kind):
-    tokenizer = learned(kind)
+    tokenizer = trained(kind)
     names = ["pad", "start", "stop", "unk", "mask", "cls", "sep"]
     assert [tokenizer.special_id(name) for name in names] == list(range(7))
     assert [tokenizer.piece(id) for id in range(7)] == list(SPECIAL_TOKENS)
@@ -68,11 +68,11 @@ def test_special_tokens_have_the_same_ids_in_every_kind(kind):
 
 def test_an_unknown_special_name_gets_a_suggestion(kind):
     with pytest.raises(ConfigError, match="did you mean 'stop'"):
-        learned(kind).special_id("stops")
+        trained(kind).special_id("stops")
 
 
 def test_ids_are_in_range_and_every_id_has_a_piece(kind):
-    tokenizer = learned(kind)
+    tokenizer = trained(kind)
     ids = tokenizer.encode("".join(CORPUS))
     assert ids
     assert 0 <= min(ids) <= max(ids) < tokenizer.size == len(tokenizer)
@@ -81,7 +81,7 @@ def test_ids_are_in_range_and_every_id_has_a_piece(kind):
 
 
 def test_ids_outside_the_vocabulary_are_refused(kind):
-    tokenizer = learned(kind)
+    tokenizer = trained(kind)
     for id in (-1, tokenizer.size):
         with pytest.raises(DataError, match=f"id {id} is not one of"):
             tokenizer.decode([1, id, 2])
@@ -90,7 +90,7 @@ def test_ids_outside_the_vocabulary_are_refused(kind):
 
 
 def test_one_by_one_in_a_batch_and_as_an_array_the_ids_are_the_same(kind):
-    tokenizer = learned(kind)
+    tokenizer = trained(kind)
     texts = [*CORPUS, "", "unseen: Ж"]
     single = [tokenizer.encode(text) for text in texts]
     arrays = [tokenizer.encode_array(text) for text in texts]
@@ -99,7 +99,7 @@ def test_one_by_one_in_a_batch_and_as_an_array_the_ids_are_the_same(kind):
 
 
 def test_decoding_skips_special_tokens(kind):
-    tokenizer = learned(kind)
+    tokenizer = trained(kind)
     ids = tokenizer.encode("the cat")
     framed = [tokenizer.start_id, *ids, tokenizer.stop_id, tokenizer.pad_id]
     assert tokenizer.decode(framed) == tokenizer.decode(ids) == "the cat"
@@ -108,7 +108,7 @@ def test_decoding_skips_special_tokens(kind):
 
 
 def test_saved_and_loaded_is_the_same(kind, tmp_path):
-    tokenizer = learned(kind)
+    tokenizer = trained(kind)
     tokenizer.save(tmp_path / "tokenizer.json")
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
     again = load_tokenizer(tmp_path / "tokenizer.json")
@@ -120,7 +120,7 @@ def test_saved_and_loaded_is_the_same(kind, tmp_path):
 
 
 def test_a_copy_for_a_worker_process_is_the_same(kind):
-    tokenizer = learned(kind)
+    tokenizer = trained(kind)
     copy = pickle.loads(pickle.dumps(tokenizer))
     assert copy.fingerprint() == tokenizer.fingerprint()
     assert copy.encode("a <stop> b") == tokenizer.encode("a <stop> b")
@@ -128,7 +128,7 @@ def test_a_copy_for_a_worker_process_is_the_same(kind):
 
 @pytest.mark.parametrize("lower", [False, True])
 def test_text_that_spells_special_tokens_has_no_special_ids(kind, lower):
-    tokenizer = learned(kind, lower)
+    tokenizer = trained(kind, lower)
     for text in [
         *SPECIAL_TOKENS,
         *(each.upper() for each in SPECIAL_TOKENS),
@@ -145,11 +145,11 @@ def test_text_that_spells_special_tokens_has_no_special_ids(kind, lower):
 @given(text=HOSTILE)
 @FEW
 def test_no_text_at_all_has_special_ids(kind, lower, text):
-    assert not {0, 1, 2, 4, 5, 6} & set(learned(kind, lower).encode(text))
+    assert not {0, 1, 2, 4, 5, 6} & set(trained(kind, lower).encode(text))
 
 
 def test_a_lone_surrogate_is_refused_with_its_position(kind):
-    tokenizer = learned(kind)
+    tokenizer = trained(kind)
     for encode in (tokenizer.encode, tokenizer.encode_array, lambda t: tokenizer.encode_batch([t])):
         with pytest.raises(DataError, match="character 3 of the text is a lone surrogate"):
             encode("cat\ud800")
@@ -185,10 +185,10 @@ def test_the_same_text_gives_the_same_tokenizer_in_every_process(tmp_path):
 
 
 def test_lower_folds_case(kind):
-    tokenizer = learned(kind, lower=True)
+    tokenizer = trained(kind, lower=True)
     assert tokenizer.encode("THE Cat ÉTÉ") == tokenizer.encode("the cat été")
     assert tokenizer.decode(tokenizer.encode("THE Cat ÉTÉ")) == "the cat été"
-    assert learned(kind).encode("THE") != learned(kind).encode("the")
+    assert trained(kind).encode("THE") != trained(kind).encode("the")
 
 
 def test_no_text_is_an_error(kind):
@@ -217,7 +217,7 @@ def test_characters_have_no_size_and_unknown_kinds_get_a_suggestion():
 @given(text=st.one_of(ANY_TEXT, HOSTILE))
 @settings(max_examples=300, deadline=None)
 def test_bytes_give_back_any_text(text):
-    tokenizer = learned("bpe")
+    tokenizer = trained("bpe")
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -225,12 +225,12 @@ def test_bytes_give_back_any_text(text):
     "text", ["", "\0", "a\r\nb\r", " lead", "trail ", "\ufeff", "\U0010ffff", "e\u0301", "Ġ"]
 )
 def test_bytes_give_back_awkward_text(text):
-    tokenizer = learned("bpe")
+    tokenizer = trained("bpe")
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_byte_pieces_are_readable_and_half_characters_show_their_bytes():
-    tokenizer = learned("bpe")
+    tokenizer = trained("bpe")
     assert [tokenizer.piece(id) for id in tokenizer.encode("on the")] == ["on", " the"]
     assert [tokenizer.piece(id) for id in tokenizer.encode("Ж\n")] == ["<0xD0>", "<0x96>", "\n"]
 
@@ -238,12 +238,12 @@ def test_byte_pieces_are_readable_and_half_characters_show_their_bytes():
 @given(text=ANY_TEXT)
 @FEW
 def test_byte_pieces_of_ascii_join_to_the_text(text):
-    tokenizer = learned("bpe")
+    tokenizer = trained("bpe")
     text = text.encode("ascii", errors="ignore").decode()
     assert "".join(map(tokenizer.piece, tokenizer.encode(text))) == text
 
 
-def library_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+def backend_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """What the library itself makes of the same tokenizer.json."""
     library = tokenizers.Tokenizer.from_str(tokenizer._backend.to_str())
     library.encode_special_tokens = True
@@ -254,13 +254,13 @@ def library_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 @given(text=st.one_of(HOSTILE, st.text("The caİtΑΣßǅ<pad>\r\n\0é日👩‍🚀")))
 @FEW
 def test_characters_by_table_are_those_of_the_library(lower, text):
-    tokenizer = learned("char", lower)
-    assert tokenizer.encode(text) == library_ids(tokenizer, text)
+    tokenizer = trained("char", lower)
+    assert tokenizer.encode(text) == backend_ids(tokenizer, text)
 
 
 def test_a_final_sigma_is_lowered_as_the_library_does_it():
     tokenizer = TOKENIZERS["char"](["ΑΣ ας"], lower=True)
-    assert tokenizer.encode("ΑΣ ΑΣ") == library_ids(tokenizer, "ΑΣ ΑΣ")
+    assert tokenizer.encode("ΑΣ ΑΣ") == backend_ids(tokenizer, "ΑΣ ΑΣ")
     assert tokenizer.decode(tokenizer.encode("ΑΣ")) == "ασ"
 
 
@@ -321,7 +321,7 @@ def test_word_pieces_say_when_the_letters_alone_are_too_many():
 
 
 def test_unigram_pieces_keep_all_spaces():
-    tokenizer = learned("unigram")
+    tokenizer = trained("unigram")
     for text in CORPUS:
         assert tokenizer.decode(tokenizer.encode(text)) == text
         assert "".join(map(tokenizer.piece, tokenizer.encode(text))) == text
@@ -359,7 +359,7 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
 
 def test_a_damaged_file_is_named(kind, tmp_path):
     path = tmp_path / "tokenizer.json"
-    learned(kind).save(path)
+    trained(kind).save(path)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is not"):
         load_tokenizer(path)
@@ -371,10 +371,10 @@ def test_a_missing_file_a_folder_and_a_place_that_cannot_be_written_are_named(tm
     with pytest.raises(CheckpointError, match="cannot read"):
         load_tokenizer(tmp_path)
     with pytest.raises(CheckpointError, match=r"cannot write .*missing"):
-        learned("char").save(tmp_path / "missing" / "tokenizer.json")
+        trained("char").save(tmp_path / "missing" / "tokenizer.json")
 
 
-def test_a_foreign_tokenizer_loads_and_says_which_tokens_it_lacks(tmp_path):
+def test_an_external_tokenizer_loads_and_says_which_tokens_it_lacks(tmp_path):
     library = tokenizers.Tokenizer(tokenizers.models.BPE())
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = tokenizers.decoders.ByteLevel()
@@ -404,12 +404,12 @@ def test_a_foreign_tokenizer_loads_and_says_which_tokens_it_lacks(tmp_path):
 
 
 def test_the_fingerprint_does_not_depend_on_how_the_file_is_laid_out(tmp_path):
-    tokenizer, path = learned("word"), tmp_path / "tokenizer.json"
+    tokenizer, path = trained("word"), tmp_path / "tokenizer.json"
     tokenizer.save(path)
     table = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(table, sort_keys=True), encoding="utf-8")
     assert load_tokenizer(path).fingerprint() == tokenizer.fingerprint()
-    assert learned("word", lower=True).fingerprint() != tokenizer.fingerprint()
+    assert trained("word", lower=True).fingerprint() != tokenizer.fingerprint()
 
 
 # Sampling
@@ -448,6 +448,6 @@ def test_training_takes_no_more_than_the_limit(monkeypatch):
     monkeypatch.setattr(trainers, "MAX_TRAINING_BYTES", 100)
     monkeypatch.setattr(trainers, "WINDOW", 10)
     seen = []
-    monkeypatch.setitem(TOKENIZERS, "mine", lambda texts: seen.extend(texts) or learned("char"))
+    monkeypatch.setitem(TOKENIZERS, "mine", lambda texts: seen.extend(texts) or trained("char"))
     train_tokenizer("mine", (f"line {number}" for number in range(10_000)))
     assert sum(map(len, seen)) <= 100

@@ -1,1 +1,1 @@
-"""Files: atomic writes and reading of untrusted content."""
+"""Files: atomic writes, the cache, reading of untrusted files."""

@@ -17,6 +17,7 @@ import torch
 
 from regard.errors import CheckpointError
 from regard.files.safetensors import Entry, Tensors, find_single_file
+from regard.files.untrusted import open_regular_file
 from regard.hub.family import MOST_LAYERS, CheckpointWithoutConfig, Family
 from regard.hub.weight_mapping import Rule, module_rules
 from regard.models.transformer import TransformerConfig
@@ -108,8 +109,10 @@ def _tensor_shapes(header: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ..
 def _header(path: Path) -> tuple[int, ...] | None:
     """The seven integers; None if they are implausible or do not match the size of the file."""
     try:
-        with open(path, "rb") as file:
+        with open_regular_file(path) as file:
             content = file.read(HEADER.size)
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     if len(content) < HEADER.size:
