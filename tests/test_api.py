@@ -392,3 +392,81 @@ def test_a_second_start_trains_no_tokenizer(place, monkeypatch):
 def test_a_model_is_not_data():
     with pytest.raises(ConfigError, match=r"regard train DATA model\.preset=bert-base"):
         configure("bert-base")
+
+
+STUDY = """
+[data]
+path = "cats.txt"
+tokenizer = "char"
+[model]
+context = 16
+[train]
+steps = 2
+batch = 2
+[study.ngram]
+model.family = "ngram"
+[study.gru]
+model = { preset = "gru", dim = 8 }
+"""
+
+
+def test_a_study_is_trained_continued_and_compared_in_python(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    recipe = tmp_path / "cells.toml"
+    recipe.write_text(STUDY)
+    events = []
+    study = regard.train(recipe, out=tmp_path / "cells", on_event=events.append)
+    finished = [event.folder.name for event in events if type(event).__name__ == "RunFinished"]
+    assert finished == ["ngram", "gru"]
+    assert study.remaining() == []
+    assert study.runs("cpu")["gru"].config.model["dim"] == 8
+    again = regard.train(recipe, out=tmp_path / "cells", on_event=lambda event: 1 / 0)
+    assert again.paths() == study.paths()
+    comparison = regard.compare(*study.paths())
+    assert comparison.names == ["ngram", "gru"]
+    assert comparison.settings["model.family"] == ("ngram", "recurrent")
+    assert all(loss > 0 for loss in comparison.metrics["loss"])
+    assert comparison.picture().title == "curves of ngram, gru"
+    assert comparison.notes == []
+
+
+def test_two_parallel_files_need_no_name_in_python(tmp_path):
+    (tmp_path / "a.en").write_text("".join(f"{n} cats\n" for n in range(50)))
+    (tmp_path / "b.fr").write_text("".join(f"{n} chats\n" for n in range(50)))
+    data = {"source": str(tmp_path / "a.en"), "target": str(tmp_path / "b.fr")}
+    run = regard.train(
+        None,
+        "data.tokenizer=char",
+        out=tmp_path / "run",
+        data=data,
+        model=TINY,
+        train=SHORT,
+        device="cpu",
+    )
+    assert run.validation_pairs(2)[0][0].endswith(" cats")
+
+
+def test_models_are_described_compared_and_planned_in_python(place):
+    gpt2 = regard.info("gpt2", "model.layers=2")
+    assert (gpt2.kind, gpt2.family, gpt2.settings["layers"]) == ("preset", "transformer", 2)
+    assert gpt2.parameters == sum(gpt2.cost.parts.values())
+    assert regard.info("gpt2").published_difference == 0
+    assert "attention" in "\n".join(gpt2.diagram())
+    run = regard.info(place / "runs" / "cats.txt")
+    assert (run.kind, run.settings["dim"]) == ("run", 8)
+    assert run.metrics["loss"] > 0
+    assert regard.diff("llama", "llama-7b").equal
+    assert regard.diff("gpt2", "gpt2-medium").sizes["layers"] == (12, 24)
+    plan = regard.plan("llama-7b", gpus=8)
+    assert plan.best.sharded
+    assert plan.tokens == 20 * plan.cost.parameters
+    with pytest.raises(ConfigError, match="llama-65b does not fit"):
+        regard.plan("llama-65b")
+
+
+def test_every_name_of_the_api_can_be_imported():
+    from regard import api
+
+    assert all(getattr(api, name) is not None for name in api.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        api.nothing  # noqa: B018

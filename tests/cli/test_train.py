@@ -89,8 +89,8 @@ def test_a_folder_of_many_files_is_announced_before_it_is_read(regard, tmp_path,
 
 
 def test_minutes_says_that_it_measures(regard, materials, monkeypatch):
-    def three_steps(config, minutes, model_too):
-        assert (minutes, model_too) == (1, False)  # model.dim is given, so only steps are left
+    def three_steps(config, minutes, choose_model):
+        assert (minutes, choose_model) == (1, False)  # model.dim is given, so only steps are left
         return replace(config, train=replace(config.train, steps=3))
 
     monkeypatch.setattr("regard.training.setup.configure.fit_to_minutes", three_steps)
