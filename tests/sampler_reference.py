@@ -1,21 +1,21 @@
-"""Every sampler as its definition says it: plain floats, one row, loops. Slow and obvious.
+"""Reference samplers: the definition of each as loops over plain floats, for one row.
 
-A row of logits is a list with -inf for removed tokens; a truncation gives the set of ids kept.
+A row of logits is a list with -inf for removed tokens; a truncation returns the set of kept ids.
 """
 
 import math
 from itertools import pairwise
 
-GONE = -math.inf
+REMOVED = -math.inf
 
 
-def alive(logits):
-    return [v for v, x in enumerate(logits) if x > GONE]
+def remaining(logits):
+    return [v for v, x in enumerate(logits) if x > REMOVED]
 
 
 def softmax(logits):
     best = max(logits)
-    weights = [math.exp(x - best) if x > GONE else 0.0 for x in logits]
+    weights = [math.exp(x - best) if x > REMOVED else 0.0 for x in logits]
     return [w / sum(weights) for w in weights]
 
 
@@ -23,67 +23,69 @@ def entropy(p):
     return -sum(x * math.log(x) for x in p if x > 0)
 
 
-def by_rank(logits):
-    """Ids of what is left, likely first, equal ones by their id."""
-    return sorted(alive(logits), key=lambda v: (-logits[v], v))
+def ranked_ids(logits):
+    """The remaining ids, likeliest first, ties by id."""
+    return sorted(remaining(logits), key=lambda v: (-logits[v], v))
 
 
-def at_least(logits, kept, min_keep):
-    """Add the likeliest tokens until there are enough, and what ties with the last of them."""
-    last = by_rank(logits)[:min_keep][-1]
-    return set(kept) | {v for v in alive(logits) if logits[v] >= logits[last]}
+def with_min_keep(logits, kept, min_keep):
+    """Add the likeliest tokens up to `min_keep`, and those that tie with the last of them."""
+    last = ranked_ids(logits)[:min_keep][-1]
+    return set(kept) | {v for v in remaining(logits) if logits[v] >= logits[last]}
 
 
 def top_k(logits, k):
     if k == 0:
-        return set(alive(logits))
-    ranks = by_rank(logits)
+        return set(remaining(logits))
+    ranks = ranked_ids(logits)
     least = logits[ranks[min(k, len(ranks)) - 1]]
     return {v for v in ranks if logits[v] >= least}
 
 
 def top_p(logits, p, min_keep=1):
     probs, kept, mass = softmax(logits), set(), 0.0
-    for v in by_rank(logits):
+    for v in ranked_ids(logits):
         if mass < p or not kept:
             kept.add(v)
         mass += probs[v]
-    return kept if min_keep == 1 else at_least(logits, kept, min_keep)
+    return kept if min_keep == 1 else with_min_keep(logits, kept, min_keep)
 
 
-def bar(logits, height, min_keep=1):
-    """Keep what reaches a height that may depend on all probabilities."""
+def above_threshold(logits, threshold, min_keep=1):
+    """Keep tokens that reach a threshold, which may depend on all probabilities."""
     probs = softmax(logits)
-    least = height(probs)
-    return at_least(logits, {v for v in alive(logits) if probs[v] >= least}, min_keep)
+    lowest = threshold(probs)
+    return with_min_keep(logits, {v for v in remaining(logits) if probs[v] >= lowest}, min_keep)
 
 
 def min_p(logits, m, min_keep=1):
-    return bar(logits, lambda p: m * max(p), min_keep)
+    return above_threshold(logits, lambda p: m * max(p), min_keep)
 
 
 def top_a(logits, a, min_keep=1):
-    return bar(logits, lambda p: a * max(p) ** 2, min_keep)
+    return above_threshold(logits, lambda p: a * max(p) ** 2, min_keep)
 
 
 def epsilon(logits, epsilon, min_keep=1):
-    return bar(logits, lambda p: epsilon, min_keep)
+    return above_threshold(logits, lambda p: epsilon, min_keep)
 
 
 def eta(logits, epsilon, min_keep=1):
-    return bar(logits, lambda p: min(epsilon, epsilon**0.5 * math.exp(-entropy(p))), min_keep)
+    return above_threshold(
+        logits, lambda p: min(epsilon, epsilon**0.5 * math.exp(-entropy(p))), min_keep
+    )
 
 
 def top_n_sigma(logits, n, min_keep=1):
-    left = [logits[v] for v in alive(logits)]
-    mean = sum(left) / len(left)
-    sigma = math.sqrt(sum((x - mean) ** 2 for x in left) / len(left))
-    least = max(left) - n * sigma
-    return at_least(logits, {v for v in alive(logits) if logits[v] >= least}, min_keep)
+    values = [logits[v] for v in remaining(logits)]
+    mean = sum(values) / len(values)
+    sigma = math.sqrt(sum((x - mean) ** 2 for x in values) / len(values))
+    lowest = max(values) - n * sigma
+    return with_min_keep(logits, {v for v in remaining(logits) if logits[v] >= lowest}, min_keep)
 
 
 def top_h(logits, h):
-    ranks = by_rank(logits)[:100]
+    ranks = ranked_ids(logits)[:100]
     probs = softmax([logits[v] for v in ranks])
     kept, sum_so_far = {ranks[0]}, 0.0
     for v, p in zip(ranks, probs, strict=True):
@@ -96,7 +98,7 @@ def top_h(logits, h):
 def typical(logits, mass, min_keep=1):
     probs = softmax(logits)
     expected = entropy(probs)
-    distance = {v: abs(-math.log(probs[v]) - expected) for v in alive(logits)}
+    distance = {v: abs(-math.log(probs[v]) - expected) for v in remaining(logits)}
     kept, far = set(), sorted(distance.values())[min(min_keep, len(distance)) - 1]
     for v, d in distance.items():
         nearer = sum(probs[u] for u, other in distance.items() if other < d)
@@ -106,60 +108,60 @@ def typical(logits, mass, min_keep=1):
 
 
 def tail_free(logits, z, min_keep=1):
-    ranks, probs = by_rank(logits), softmax(logits)
+    ranks, probs = ranked_ids(logits), softmax(logits)
     sorted_p = [probs[v] for v in ranks]
-    slope = [b - a for a, b in pairwise(sorted_p)]
-    bend = [abs(b - a) for a, b in pairwise(slope)]
-    if sum(bend) == 0:
+    first = [b - a for a, b in pairwise(sorted_p)]
+    second = [abs(b - a) for a, b in pairwise(first)]
+    if sum(second) == 0:
         return set(ranks)
-    kept, curve = {ranks[0]}, 0.0
+    kept, cumulative = {ranks[0]}, 0.0
     for j in range(1, len(ranks) - 1):
-        curve += bend[j - 1] / sum(bend)
-        if curve <= z:
+        cumulative += second[j - 1] / sum(second)
+        if cumulative <= z:
             kept.add(ranks[j])
-    return kept if min_keep == 1 else at_least(logits, kept, min_keep)
+    return kept if min_keep == 1 else with_min_keep(logits, kept, min_keep)
 
 
 def xtc(logits, threshold):
-    """What is kept where the coin says so."""
+    """The ids kept in a row where XTC acts."""
     probs = softmax(logits)
-    top = {v for v in alive(logits) if probs[v] >= threshold}
+    top = {v for v in remaining(logits) if probs[v] >= threshold}
     least = min(top, key=lambda v: (logits[v], v), default=None)
-    return set(alive(logits)) - (top - {least})
+    return set(remaining(logits)) - (top - {least})
 
 
 def mirostat_2(logits, mu):
     probs = softmax(logits)
-    return at_least(logits, {v for v in alive(logits) if -math.log2(probs[v]) <= mu}, 1)
+    return with_min_keep(logits, {v for v in remaining(logits) if -math.log2(probs[v]) <= mu}, 1)
 
 
 def mirostat_1(logits, mu):
-    ranks, probs = by_rank(logits), softmax(logits)
+    ranks, probs = ranked_ids(logits), softmax(logits)
     top = [probs[v] for v in ranks[:100]]
     t = [math.log((i + 1) / i) for i in range(1, len(top))]
     b = [math.log(p / q) for p, q in pairwise(top)]
     s = sum(x * y for x, y in zip(t, b, strict=True)) / sum(x * x for x in t)
     if not s > 0:
         return set(ranks)
-    share = (s - 1) / (1 - len(logits) ** (1 - s)) if s != 1 else 1 / math.log(len(logits))
-    k = (share * 2**mu) ** (1 / s)
+    ratio = (s - 1) / (1 - len(logits) ** (1 - s)) if s != 1 else 1 / math.log(len(logits))
+    k = (ratio * 2**mu) ** (1 / s)
     return set(ranks[: max(1, math.floor(k))])
 
 
 def dynamic_temperature(logits, low, high, exponent):
-    left = alive(logits)
-    if len(left) < 2:
+    count = len(remaining(logits))
+    if count < 2:
         return logits
-    unsure = entropy(softmax(logits)) / math.log(len(left))
-    return [x / (low + (high - low) * unsure**exponent) for x in logits]
+    relative = entropy(softmax(logits)) / math.log(count)
+    return [x / (low + (high - low) * relative**exponent) for x in logits]
 
 
 def quadratic(logits, factor, curve):
     best, changed = max(logits), []
     for x in logits:
         d = x - best
-        bent = best - (3 - curve) / 2 * factor * d**2
-        changed.append(GONE if x == GONE else bent + (curve - 1) / 2 * factor * d**3)
+        square = best - (3 - curve) / 2 * factor * d**2
+        changed.append(REMOVED if x == REMOVED else square + (curve - 1) / 2 * factor * d**3)
     return changed
 
 
@@ -168,7 +170,7 @@ def adaptive_p(logits, target, mean):
     changed = []
     for logit, p in zip(logits, softmax(logits), strict=True):
         x = abs(p - aim) / 0.3
-        changed.append(GONE if logit == GONE else 5 - 10 * x**2 / (1 + x))
+        changed.append(REMOVED if logit == REMOVED else 5 - 10 * x**2 / (1 + x))
     return changed
 
 
@@ -193,7 +195,7 @@ def no_repeat_ngram(logits, size, text):
     if len(text) < size - 1:
         newest = None
     return [
-        GONE if newest is not None and (*newest, v) in grams else x for v, x in enumerate(logits)
+        REMOVED if newest is not None and (*newest, v) in grams else x for v, x in enumerate(logits)
     ]
 
 

@@ -108,7 +108,7 @@ def test_exactly_k_are_kept_by_rank_or_by_id(ranked):
     assert left.sum(-1).tolist() == [7] * 50
     for row in range(50):
         assert set(left[row].nonzero().flatten().tolist()) == set(
-            reference.by_rank(logits[row].tolist())[:7]
+            reference.ranked_ids(logits[row].tolist())[:7]
         )
 
 

@@ -57,12 +57,12 @@ class StageTrace:
     """
 
     stage: LogitsProcessor
-    before: Float[Tensor, "rows some"]
-    after: Float[Tensor, "rows some"]
-    order: Int[Tensor, "rows some"] | None  # None: token-id order
+    before: Float[Tensor, "rows remaining"]
+    after: Float[Tensor, "rows remaining"]
+    order: Int[Tensor, "rows remaining"] | None  # None: token-id order
     vocab: int
 
-    def by_id(self, logits: Float[Tensor, "rows some"]) -> Float[Tensor, "rows vocab"]:
+    def by_id(self, logits: Float[Tensor, "rows remaining"]) -> Float[Tensor, "rows vocab"]:
         """`before` or `after` in token-id order."""
         return logits if self.order is None else unsort_logits(logits, self.order, self.vocab)
 
@@ -262,7 +262,7 @@ class Chain:
                 return f"nothing is left by {format_sampler(trace.stage)}"
         return "the samplers removed all"
 
-    def select(self, rows: Int[Tensor, " some"]) -> "Chain":
+    def select(self, rows: Int[Tensor, " selected"]) -> "Chain":
         """The chain for a subset of the rows."""
         stages = (s.select(rows) if isinstance(s, PerRow) else s for s in self.stages)
         return replace(self, stages=tuple(stages))

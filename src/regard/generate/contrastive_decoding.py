@@ -94,7 +94,7 @@ class ContrastiveState:
         """How many ids each row has taken in."""
         return self.expert.lengths
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "ContrastiveState":
+    def select(self, rows: Int[Tensor, " selected"]) -> "ContrastiveState":
         """The states of these rows, in this order."""
         return ContrastiveState(self.expert.select(rows), self.amateur.select(rows))
 

@@ -31,7 +31,7 @@ class DecodeLoop(Protocol):
     def raise_if_failed(self) -> None:
         """Raise if a row had no token left to draw from."""
 
-    def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "DecodeLoop":
+    def select(self, rows: Int[Tensor, " selected"], chain: Chain) -> "DecodeLoop":
         """A loop for a subset of the rows, with their chain."""
 
 
@@ -59,7 +59,7 @@ class EagerLoop:
     def raise_if_failed(self) -> None:
         """Nothing to do: the chain raises at every token."""
 
-    def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "EagerLoop":
+    def select(self, rows: Int[Tensor, " selected"], chain: Chain) -> "EagerLoop":
         """A loop for a subset of the rows, with their chain."""
         context, state = self.context.select(rows), self.state.select(rows)
         return EagerLoop(self.model, chain, context, state, self.last[rows])
@@ -110,7 +110,7 @@ class CudaGraphLoop:
         self.replay_prefill()
         return self.prefill_logits
 
-    def select(self, rows: Int[Tensor, " some"], chain: Chain) -> "CudaGraphLoop":
+    def select(self, rows: Int[Tensor, " selected"], chain: Chain) -> "CudaGraphLoop":
         """A loop for a subset of the rows, with their chain; its step is captured anew."""
         context, state = self.context.select(rows), self.state.select(rows)
         return CudaGraphLoop(self.model, chain, context, state, self.last[rows])

@@ -61,12 +61,12 @@ class RowGenerators:
             return _shift_right(mixed, 40).float() * 2.0**-24
         return _shift_right(mixed, 11).double() * 2.0**-53
 
-    def select(self, rows: Int[Tensor, " some"]) -> "RowGenerators":
+    def select(self, rows: Int[Tensor, " selected"]) -> "RowGenerators":
         """The generators of a subset of the rows."""
         return RowGenerators(self.keys[rows], self.used[rows])
 
 
-def pad_rows(texts: Sequence[Sequence[int]], width: int) -> Int[Tensor, "rows width"]:
+def pad_rows(texts: Sequence[Sequence[int]], width: int) -> Int[Tensor, "rows time"]:
     """Rows of token ids as one tensor on the CPU, padded with zeros on the right."""
     if not width:
         return torch.zeros(len(texts), 0, dtype=torch.long)
@@ -92,7 +92,7 @@ def row_key(seed: int, row: int) -> int:
 class SamplerContext:
     """The tokens of each row so far, its random number generator, and the samplers' state."""
 
-    history: Int[Tensor, "rows room"]  # prompt and generated ids; only `lengths` ids are valid
+    history: Int[Tensor, "rows capacity"]  # prompt and generated ids; only `lengths` ids are valid
     lengths: Int[Tensor, " rows"]  # ids in each row's history
     prompts: Int[Tensor, " rows"]  # how many of them are the prompt
     generators: RowGenerators
@@ -126,7 +126,7 @@ class SamplerContext:
         self.history.scatter_(1, self.lengths.unsqueeze(1), ids.unsqueeze(1))
         self.lengths += 1
 
-    def select(self, rows: Int[Tensor, " some"]) -> "SamplerContext":
+    def select(self, rows: Int[Tensor, " selected"]) -> "SamplerContext":
         """The context of a subset of the rows."""
         return SamplerContext(
             self.history[rows],
@@ -138,7 +138,7 @@ class SamplerContext:
             self.constants,
         )
 
-    def update_rows(self, rows: Int[Tensor, " some"], selected: "SamplerContext") -> None:
+    def update_rows(self, rows: Int[Tensor, " selected"], selected: "SamplerContext") -> None:
         """Copy back the rows of a context that `select` made and that has changed since."""
         self.history[rows], self.lengths[rows] = selected.history, selected.lengths
         self.generators.used[rows] = selected.generators.used

@@ -131,9 +131,9 @@ def _passes(
 class Proposal:
     """The draft tokens of each row, and the distribution Q they were sampled from."""
 
-    ids: Int[Tensor, "rows guesses"]
+    ids: Int[Tensor, "rows drafted"]
     counts: Int[Tensor, " rows"]  # how many of a row's ids are draft tokens; the rest is padding
-    logits: Float[Tensor, "rows guesses vocab"] | None = None  # of Q; None: Q(id) = 1
+    logits: Float[Tensor, "rows drafted vocab"] | None = None  # of Q; None: Q(id) = 1
 
     @classmethod
     def empty(cls, context: SamplerContext) -> "Proposal":
@@ -146,8 +146,8 @@ class Proposal:
         return replace(self, counts=self.counts.minimum(bound))
 
     def at(
-        self, rows: Int[Tensor, " some"], number: int, vocab: int
-    ) -> tuple[Int[Tensor, " some"], Float[Tensor, "some vocab"]]:
+        self, rows: Int[Tensor, " selected"], number: int, vocab: int
+    ) -> tuple[Int[Tensor, " selected"], Float[Tensor, "selected vocab"]]:
         """Draft token `number` of these rows and its Q; -1 and zeros for a row without one."""
         dtype = torch.float32 if rows.device.type == "mps" else torch.float64  # as in `draw`
         if number == self.ids.shape[1]:
@@ -168,7 +168,7 @@ class Drafter(Protocol):
     def propose(self, context: SamplerContext, chain: Chain, count: int) -> Proposal:
         """Up to `count` draft tokens for each row of the context."""
 
-    def select(self, rows: Int[Tensor, " some"]) -> "Drafter":
+    def select(self, rows: Int[Tensor, " selected"]) -> "Drafter":
         """The drafter for a subset of the rows."""
 
 
@@ -203,7 +203,7 @@ class PromptLookup:
                     return text[begin + size :]
         return []
 
-    def select(self, rows: Int[Tensor, " some"]) -> "PromptLookup":
+    def select(self, rows: Int[Tensor, " selected"]) -> "PromptLookup":
         """Itself: it has no state."""
         return self
 
@@ -276,7 +276,7 @@ class _DraftModel:
         self.starts = starts
         return scored[:, -1], self.state
 
-    def select(self, rows: Int[Tensor, " some"]) -> "_DraftModel":
+    def select(self, rows: Int[Tensor, " selected"]) -> "_DraftModel":
         """The drafter for a subset of the rows."""
         selected = _DraftModel(self.model, self.source and self.source.select(rows))
         if self.state is not None and self.starts is not None:

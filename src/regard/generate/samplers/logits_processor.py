@@ -69,7 +69,7 @@ class LogitsProcessor:
     @classmethod
     def neutral_settings(cls) -> dict[str, Any]:
         """The settings at which the sampler changes nothing, from its fields' metadata."""
-        return _neutral_settings(cls)
+        return _neutral_settings(cls)  # type: ignore[arg-type]  # a class is hashable
 
     @property
     def neutral(self) -> bool:
@@ -271,7 +271,7 @@ class PerRow(LogitsProcessor):
         """Update the state of the wrapped stage."""
         self.stage.update_state(before, after, ids, context)
 
-    def select(self, rows: Int[Tensor, " some"]) -> "PerRow":
+    def select(self, rows: Int[Tensor, " selected"]) -> "PerRow":
         """The same stage for a subset of the rows."""
         settings = {f.name: getattr(self.stage, f.name)[rows] for f in _per_row_fields(self.stage)}
         active = None if self.active is None else self.active[rows]

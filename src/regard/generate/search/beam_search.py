@@ -20,6 +20,11 @@ NORMALIZATIONS: dict[str, Callable[[int, float], float]] = {
 }
 EARLY_STOPPING = ("never", "heuristic", "full")
 
+# one-token extensions of beams: their beam, their token and their log P
+Extensions = tuple[
+    Int[Tensor, "rows candidates"], Int[Tensor, "rows candidates"], Float[Tensor, "rows candidates"]
+]
+
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
@@ -160,22 +165,24 @@ class BeamSearch:
         self,
         logits: Float[Tensor, "texts vocab"],
         sums: Float[Tensor, "rows beams"],
-        stops: Int[Tensor, " any"],
-    ) -> tuple[Int[Tensor, "rows some"], Int[Tensor, "rows some"], Float[Tensor, "rows some"]]:
-        """The likeliest one-token extensions: their beam, their token and their log P.
+        stops: Int[Tensor, " stops"],
+    ) -> Extensions:
+        """The likeliest one-token extensions of each row.
 
         As many that every beam may end with every stop id and `group_width` still continue; a
         single beam ends at its first stop id, and needs one only.
         """
         width = self.group_width
-        some = 1 if width == 1 else (1 + len(stops)) * width
+        count = 1 if width == 1 else (1 + len(stops)) * width
         before = sums.unflatten(0, (-1, self.groups))  # (prompts, groups, beams)
         by_group = logits.float().view(*before.shape, -1)
         taken = by_group.new_zeros(len(before), logits.shape[1])  # token counts of earlier groups
         extensions = []
         for number, group_logits in enumerate(by_group.unbind(1)):
             ranked = group_logits - self.diversity * taken.unsqueeze(1) if number else group_logits
-            parents, chosen, total = _best_extensions(group_logits, ranked, before[:, number], some)
+            parents, chosen, total = _best_extensions(
+                group_logits, ranked, before[:, number], count
+            )
             extensions.append((parents, chosen, total))
             if len(extensions) < self.groups:
                 possible = (total > -torch.inf) & ~torch.isin(chosen, stops)
@@ -188,7 +195,7 @@ class BeamSearch:
     def _done(
         self,
         best: Float[Tensor, " rows"],
-        finished: Float[Tensor, "rows texts"],
+        finished: Float[Tensor, "rows beams"],
         length: int,
         limit: int,
     ) -> Bool[Tensor, " rows"]:
@@ -200,7 +207,7 @@ class BeamSearch:
         return best / self.penalty(best_length) <= finished[:, self.n_best - 1]
 
     def _collect(
-        self, results: list[list[Hypothesis]], prompts: Int[Tensor, " some"], finished: "_Beams"
+        self, results: list[list[Hypothesis]], prompts: Int[Tensor, " selected"], finished: "_Beams"
     ) -> None:
         by_group = finished.best(self.n_best).hypotheses()
         for number, prompt in enumerate(prompts.tolist()):
@@ -214,9 +221,9 @@ class BeamSearch:
 class _Beams:
     """Several texts of each row; a score of -inf marks an empty place."""
 
-    ids: Int[Tensor, "rows texts room"]
-    lengths: Int[Tensor, "rows texts"]
-    scores: Float[Tensor, "rows texts"]
+    ids: Int[Tensor, "rows beams capacity"]
+    lengths: Int[Tensor, "rows beams"]
+    scores: Float[Tensor, "rows beams"]
 
     @classmethod
     def empty(
@@ -269,16 +276,16 @@ def _best_extensions(
     logits: Float[Tensor, "rows beams vocab"],
     ranked: Float[Tensor, "rows beams vocab"],
     sums: Float[Tensor, "rows beams"],
-    some: int,
-) -> tuple[Int[Tensor, "rows some"], Int[Tensor, "rows some"], Float[Tensor, "rows some"]]:
+    count: int,
+) -> Extensions:
     """The best extensions by `ranked`, and their log P by `logits`.
 
     The best of each beam are selected first, so that no log-softmax over the whole vocabulary
     is written to memory.
     """
-    best, ids = ranked.topk(min(some, ranked.shape[-1]))  # (rows, beams, some)
+    best, ids = ranked.topk(min(count, ranked.shape[-1]))  # (rows, beams, count)
     log_total, sums = logits.logsumexp(-1, keepdim=True), sums.unsqueeze(-1)
-    rank_score = (sums + (best - log_total)).flatten(1)  # (rows, beams * some)
+    rank_score = (sums + (best - log_total)).flatten(1)  # (rows, beams * count)
     log_prob = (sums + (logits.gather(-1, ids) - log_total)).flatten(1)
-    which = rank_score.topk(min(some, rank_score.shape[1])).indices
+    which = rank_score.topk(min(count, rank_score.shape[1])).indices
     return which // ids.shape[-1], ids.flatten(1).gather(1, which), log_prob.gather(1, which)
