@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from regard.data.sources import open_data
+from regard.pipelines import open_data
 
 RUN = """
 import os, sys, time

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from regard.data.batch import TextBatch
-from regard.data.sources import Text, open_data
+from regard.data.text import Text
 from regard.models.ngram import NGram, NGramConfig
+from regard.pipelines import open_data
 from regard.text import train_tokenizer
 
 ROWS, CONTEXT, CHANGED, PEER = 64, 256, 0.03, 200_000

@@ -28,12 +28,10 @@ import torch
 
 from regard.config import parse_overrides
 from regard.models.build import build_model
-from regard.pipelines import evaluate, prepare_training
+from regard.pipelines import prepare_training, validation_metrics
 from regard.tasks import Objective
-from regard.training.optim import EMA
 from regard.training.loop import train
-from regard.training.optim import optimizers
-from regard.training.optim import cosine, schedule
+from regard.training.optim import EMA, cosine, optimizers, schedule
 from regard.training.setup.configure import configure
 
 GOAL, TURN, LOOK = 1.88, 20, 100
@@ -84,7 +82,7 @@ class Regard:
 
     def loss(self) -> float:
         with self.ema.applied():
-            return evaluate.losses(self.material, self.model, CPU)["loss"]
+            return validation_metrics(self.material, self.model, CPU)["loss"]
 
 
 class NanoGPT:

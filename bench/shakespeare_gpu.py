@@ -31,13 +31,11 @@ from regard.config import parse_overrides
 from regard.data.batch import pin_memory
 from regard.data.loader import prefetch
 from regard.models.build import build_model
-from regard.pipelines import evaluate, prepare_training
+from regard.pipelines import prepare_training, validation_metrics
 from regard.tasks import Objective
-from regard.training.optim import EMA
 from regard.training.loop import train
-from regard.training.optim import optimizers
+from regard.training.optim import EMA, optimizers, schedule
 from regard.training.parallel.strategy import SingleProcess
-from regard.training.optim import schedule
 from regard.training.setup.configure import configure
 
 GOAL = 1.4697
@@ -142,7 +140,7 @@ class Regard(Racer):
 
     def loss(self) -> float:
         with self.ema.applied(), self.autocast():
-            return evaluate.losses(self.material, self.model, self.device)["loss"]
+            return validation_metrics(self.material, self.model, self.device)["loss"]
 
 
 class NanoGPT(Racer):

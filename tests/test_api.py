@@ -13,8 +13,7 @@ from regard.config import RunConfig, TrainConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.generate import PromptLookup, generate, parse_chain
 from regard.models.build import resolve
-from regard.pipelines import prepare_training
-from regard.pipelines.defaults import named
+from regard.pipelines import prepare_training, run_name
 from regard.training.setup.configure import RECIPES, configure, configure_study, recipes
 from training.runs import write_data
 
@@ -353,7 +352,7 @@ def test_a_path_object_and_a_home_are_paths_too(place, tmp_path, monkeypatch):
 
 def test_a_folder_named_by_a_dot_has_a_name(place, monkeypatch):
     monkeypatch.chdir(place)
-    assert named(".", None) == place.name
+    assert run_name(".", None) == place.name
 
 
 def test_prompts_are_folded_as_the_text_was(place, tmp_path):
@@ -385,7 +384,7 @@ def test_a_second_start_trains_no_tokenizer(place, monkeypatch):
         str(place / "cats.txt"), {"data": {"tokenizer": {"kind": "bpe", "size": 300}}}
     )
     first = prepare_training(config).tokenizers
-    monkeypatch.setattr("regard.pipelines.prepare.train_tokenizer", None)
+    monkeypatch.setattr("regard.pipelines.text.train_tokenizer", None)
     assert prepare_training(config).tokenizers.fingerprint() == first.fingerprint()
 
 

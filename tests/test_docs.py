@@ -19,7 +19,7 @@ import typer
 import regard
 from regard.cli import app, main
 from regard.config import DataConfig, RunConfig, TrainConfig, build, kind_of, make, studied
-from regard.data.sources import BUILTINS
+from regard.data.builtin import BUILTINS
 from regard.generate import SAMPLERS
 from regard.models.build import FAMILIES, count_parameters, family_of, is_closed_form, resolve
 from regard.models.presets import PRESETS

@@ -5,8 +5,8 @@ import pytest
 
 from regard.data.builtin import BUILTINS
 from regard.data.number_words import english, french
-from regard.data.sources import open_data
 from regard.errors import ConfigError
+from regard.pipelines import open_data
 
 NUMERALS = {
     0: ("zero", "zéro"),

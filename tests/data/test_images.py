@@ -12,8 +12,8 @@ import pytest
 
 from regard.data.images import Images, as_pixels, class_folders, image_pixels, read_idx, resize
 from regard.data.loader import RowLoader
-from regard.data.sources import open_data
 from regard.errors import ConfigError, DataError
+from regard.pipelines import open_data
 
 GENERATOR = np.random.default_rng(0)
 

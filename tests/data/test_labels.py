@@ -9,9 +9,9 @@ import pytest
 
 from regard.data.labels import LabelledText
 from regard.data.pairs import Pairs
-from regard.data.sources import open_data
 from regard.data.text import Text
 from regard.errors import ConfigError, DataError
+from regard.pipelines import open_data
 
 REVIEWS = [
     ("a charming, affecting journey", "good"),

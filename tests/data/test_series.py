@@ -6,8 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from regard.data.sources import Series, Text, open_data
+from regard.data.series import Series
+from regard.data.text import Text
 from regard.errors import ConfigError, DataError
+from regard.pipelines import open_data
 
 TABLE = "date,load,heat\n2016-07-01,1.5,30\n2016-07-02,-2e1,31\n2016-07-03,0.25,29\n"
 

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from regard.data import pairs, text
 from regard.data import text_files as files
-from regard.data.sources import BUILTINS, LabelledText, Pairs, Series, Text, open_data
+from regard.data.builtin import BUILTINS
+from regard.data.labels import LabelledText
+from regard.data.pairs import Pairs
+from regard.data.series import Series
+from regard.data.text import Text
 from regard.errors import ConfigError, DataError
+from regard.pipelines import open_data
 
 
 def write_file(path: Path, content: str | bytes) -> str:
@@ -379,5 +384,5 @@ def test_what_is_remembered_of_files_is_plain_json(tmp_path, home):
 def test_a_run_is_not_data(tmp_path):
     for name in ("config.json", "metrics.jsonl"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(DataError, match="is a run, not data; go on with it by regard resume"):
+    with pytest.raises(DataError, match="is a run, not data; continue it with regard resume"):
         open_data(str(tmp_path))

@@ -15,7 +15,8 @@ from regard.errors import CheckpointError, ConfigError
 from regard.hub.external_checkpoint import open_checkpoint
 from regard.hub.tokenizer_files import check_tokenizers, read_tokenizers, write_tokenizers
 from regard.models.build import preset
-from regard.pipelines import pair_task, prepare_training
+from regard.pipelines import prepare_training
+from regard.pipelines.pairs import pair_task
 from regard.tasks.seq2seq import Seq2Seq
 from regard.text import (
     TOKENIZERS,
@@ -249,7 +250,7 @@ def test_sources_and_targets_are_what_bart_was_trained_on():
     assert batch.ids.tolist() == [[1, 0, 7, 0], [1, 0, 6, 5]]
     assert batch.targets.tolist() == [[0, 7, 1, -1], [0, 6, 5, 1]]
     assert task.prompt == [1, 0]
-    assert Seq2Seq(source_opening=(9,)).source([[5]]).ids.tolist() == [[9, 5, 2]]
+    assert Seq2Seq(source_prefix_ids=(9,)).source([[5]]).ids.tolist() == [[9, 5, 2]]
 
 
 def test_openings_take_their_places_from_the_context_and_shared_ids_need_one_table(tmp_path):

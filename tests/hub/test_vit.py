@@ -182,7 +182,7 @@ def test_pixels_are_scaled_as_by_the_processor_of_transformers(processor):
     theirs = transformers.ViTImageProcessor(**processor, do_resize=False)
     wanted = theirs(list(torch.from_numpy(images)), return_tensors="pt")["pixel_values"]
     task = make(image_task(NAMES, processor, 3), TASKS, "task")
-    assert torch.allclose(task.normal(torch.from_numpy(images)), wanted.float(), rtol=1e-5)
+    assert torch.allclose(task.normalize(torch.from_numpy(images)), wanted.float(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,9 @@ import torch
 
 import regard
 from regard.config import RunConfig, build, merge
-from regard.data.sources import open_data
 from regard.errors import ConfigError, DataError
-from regard.pipelines import prepare_training
-from regard.pipelines.defaults import choose
-from regard.pipelines.labels import encode, reader
+from regard.pipelines import default_settings, open_data, prepare_training
+from regard.pipelines.labels import add_head, encode
 from regard.tasks import Tag
 from regard.text import train_tokenizer
 from regard.training.run import begin, resume
@@ -64,13 +62,13 @@ def test_a_file_of_labels_is_learned_without_another_word(place):
     found = run.evaluate()
     assert set(found) == {"loss", "accuracy", "f1"}
     assert found["accuracy"] > 0.9
-    held = run._held_out(())
+    validation = run._validation_data(())
     right = 0
-    for (text,), (wanted,) in held.rows:
+    for (text,), (wanted,) in validation.rows:
         (likely,) = run.predict(text)
         assert sum(share for _, share in likely) == pytest.approx(1)
-        right += likely[0][0] == held.class_names[wanted]
-    assert right / len(held) == found["accuracy"]
+        right += likely[0][0] == validation.class_names[wanted]
+    assert right / len(validation) == found["accuracy"]
     other = place / "other.jsonl"
     other.write_text('{"text": "glad it was", "label": "good"}\n{"text": "sad", "label": 0}\n')
     assert run.evaluate(str(other))["accuracy"] == 1  # 0 is the first of the names
@@ -92,14 +90,14 @@ def test_the_share_that_is_right_is_told_by_length(place, name):
     with torch.no_grad():  # always the first class: right here, wrong there
         run.model.head.out.weight.zero_()
         run.model.head.out.bias.copy_(torch.arange(len(run.model.head.out.bias), 0, -1))
-    found, held = run.evaluate_by_length(), run._held_out(())
+    found, validation = run.evaluate_by_length(), run._validation_data(())
     assert found.unit == "words"
     for span in found.spans:
         shares = []
-        for parts, classes in held.rows:
+        for parts, classes in validation.rows:
             if span.shortest <= len(" ".join(parts).split()) <= span.longest:
                 said = [likely[0][0] for likely in run.predict(" ".join(parts))]
-                wanted = [held.class_names[each] for each in classes]
+                wanted = [validation.class_names[each] for each in classes]
                 right = sum(a == b for a, b in zip(said, wanted, strict=True))
                 shares.append(right / len(wanted))
         assert span.examples == len(shares)
@@ -109,14 +107,14 @@ def test_the_share_that_is_right_is_told_by_length(place, name):
 def test_a_word_is_tagged_at_its_last_token(tmp_path):
     data = open_data(str(tagged(tmp_path, 4)))
     tokenizer = train_tokenizer("char", data.texts())
-    model = reader({"preset": "lstm"}, Tag(), classes=3, vocab_size=tokenizer.size)
+    model = add_head({"preset": "lstm"}, Tag(), classes=3, vocab_size=tokenizer.size)
     ids, classes, cut = next(encode(data, tokenizer, model))
     assert tokenizer.decode(ids.tolist()) == "word0 red house stood"
     ends = {4: "O", 8: "B-thing", 14: "I-thing", 20: "O"}  # "word0" is 5 letters, " red" 4, …
     assert {at: data.class_names[each] for at, each in enumerate(classes) if each != -1} == ends
     assert not cut
     encoder = {"preset": "tiny-encoder", "context": 12}
-    model = reader(encoder, Tag(), classes=3, vocab_size=tokenizer.size)
+    model = add_head(encoder, Tag(), classes=3, vocab_size=tokenizer.size)
     ids, classes, cut = next(encode(data, tokenizer, model))
     assert (ids[0], ids[-1], len(ids)) == (tokenizer.cls_id, tokenizer.sep_id, 12)
     assert np.flatnonzero(classes != -1).tolist() == [5, 9]
@@ -165,8 +163,8 @@ def test_a_language_model_may_become_a_reader(tmp_path):
 def test_long_texts_are_cut_and_that_is_told(tmp_path):
     path = reviews(tmp_path)
     material = prepare_training(settings(path, model={"context": 5}))
-    (told,) = [line for line in material.description if line.startswith("cut")]
-    assert told.endswith("to the first 5 tokens")
+    (told,) = [line for line in material.description if line.startswith("truncated")]
+    assert told.endswith("to 5 tokens")
     assert all(batch.ids.shape[1] <= 5 for batch in material.validation_batches(None))
 
 
@@ -214,8 +212,10 @@ def test_a_class_that_was_not_learned_is_named(place):
 
 
 def test_choices_suit_what_is_labelled(tmp_path):
-    words = choose(open_data(str(reviews(tmp_path))), {"path": "x"}, fast=False)
+    words = default_settings(open_data(str(reviews(tmp_path))), {"path": "x"}, gpu=False)
     assert words["data"]["tokenizer"] == {"kind": "word", "lower": True}
-    symbols = choose(open_data({"kind": "parentheses", "examples": 50}), {"path": "x"}, fast=False)
+    symbols = default_settings(
+        open_data({"kind": "parentheses", "examples": 50}), {"path": "x"}, gpu=False
+    )
     assert (symbols["task"], symbols["data"]["tokenizer"]) == ("label", "char")
     assert symbols["model"]["context"] <= 40

@@ -8,8 +8,13 @@ import torch
 
 from regard.errors import ConfigError, DataError
 from regard.models.build import build_model
-from regard.pipelines import load_tokenizers, open_split, open_validation, prepare_training
-from regard.pipelines.evaluate import losses
+from regard.pipelines import (
+    load_tokenizers,
+    open_split,
+    open_validation,
+    prepare_training,
+    validation_metrics,
+)
 from regard.tasks import Causal, Seq2Seq
 from training.runs import config
 
@@ -65,17 +70,17 @@ def test_the_randomness_of_a_batch_depends_on_seed_and_number(data, monkeypatch)
     assert all(not torch.equal(left, right) for left, right in ((a, b), (a, c), (b, d)))
 
 
-def test_text_becomes_blocks_and_all_of_the_held_out_part_is_judged(data):
+def test_text_becomes_blocks_and_all_of_the_validation_part_is_evaluated(data):
     material = prepare_training(config(data / "cats.txt"))
     batch = material.batch(0)
     assert batch.ids.shape == batch.targets.shape == (1, 8)  # of two micro-batches
     assert torch.equal(batch.ids[:, 1:], batch.targets[:, :-1])
-    held = list(material.validation_batches(None))
+    validation = list(material.validation_batches(None))
     text = (data / "cats.txt").read_text()
-    count = sum(int(material.task.count(each)) for each in held)
+    count = sum(int(material.task.count(each)) for each in validation)
     tail = text[int(len(text) * 0.9) :]
     assert count == len(tail) - 1
-    assert material.tokenizers.decode(held[0].ids.flatten()[:20].tolist()) == tail[:20]
+    assert material.tokenizers.decode(validation[0].ids.flatten()[:20].tolist()) == tail[:20]
     assert sum(int(material.task.count(each)) for each in material.validation_batches(50)) == 50
     learned = sum(int(material.task.count(each)) for each in material.all_batches())
     assert learned == len(text) - len(tail) - 1
@@ -88,7 +93,7 @@ def test_bits_per_byte_is_exact_for_a_text_whose_bytes_are_known(tmp_path):
     material = prepare_training(settings)
     torch.manual_seed(1)
     model = build_model(material.model).eval()
-    metrics = losses(material, model, CPU)
+    metrics = validation_metrics(material, model, CPU)
     tail = "".join(piece for piece, _ in material.validation_data.chunks())
     ids = material.tokenizers.encode(tail)
     assert len(ids) == len(tail)  # characters
@@ -97,19 +102,19 @@ def test_bits_per_byte_is_exact_for_a_text_whose_bytes_are_known(tmp_path):
     assert metrics["bits_per_byte"] == pytest.approx(bits / scored, rel=1e-9)
 
 
-def test_pairs_become_buckets_and_all_of_the_held_out_pairs_are_judged(data):
+def test_pairs_become_buckets_and_all_of_the_validation_pairs_are_evaluated(data):
     material = prepare_training(config(data / "pairs.tsv"))
-    held = list(material.validation_batches(None))
+    validation = list(material.validation_batches(None))
     rows = list(material.validation_data.rows())
-    assert sum(len(batch.ids) for batch in held) == len(rows)
+    assert sum(len(batch.ids) for batch in validation) == len(rows)
     targets = sum(len(material.tokenizers.target.encode(target)) + 1 for _, target in rows)
-    assert sum(int(material.task.count(batch)) for batch in held) == targets
+    assert sum(int(material.task.count(batch)) for batch in validation) == targets
     assert isinstance(material.task, Seq2Seq)
     assert material.task.stop_id == material.tokenizers.target.stop_id
     source, _ = rows[0]
     texts = {
         material.tokenizers.source.decode(row[: length - 1].tolist())
-        for batch in held
+        for batch in validation
         for row, length in zip(batch.source.ids, batch.source.lengths, strict=True)
     }
     assert source in texts
@@ -126,10 +131,10 @@ def test_the_model_gets_the_size_of_the_vocabulary(data):
 
 def test_what_was_found_is_told(data):
     lines = prepare_training(config(data / "cats.txt")).description
-    assert [line.split()[0] for line in lines] == ["data", "held", "tokenizer"]
+    assert [line.split()[0] for line in lines] == ["data", "validation", "tokenizer"]
     assert "1 file" in lines[0]
     assert "char" in lines[2]
-    assert "to learn from" in lines[2]
+    assert "for training" in lines[2]
     lines = prepare_training(config(data / "pairs.tsv")).description
     assert "100 rows" in lines[0]
     assert "joint" in lines[2]
@@ -141,7 +146,7 @@ def test_pairs_that_are_too_long_are_counted_on_both_sides(tmp_path):
     material = prepare_training(config(tmp_path / "pairs.tsv"))
     odd = sum(len(target) == 50 for _, target in material.validation_data.rows())
     assert 0 < odd < 50
-    said = f"{50 - odd} pairs to learn from and {odd} held out, longer than 31 tokens"
+    said = f"{50 - odd} training pairs and {odd} validation pairs, longer than 31 tokens"
     assert said in material.description[-1]
 
 
@@ -156,10 +161,10 @@ def test_a_text_shorter_than_a_block_is_refused_with_what_would_fit(tmp_path):
         prepare_training(config(path, {"data": {"validation_fraction": 0.3}}))
 
 
-def test_a_held_out_part_of_one_token_is_refused_before_training(tmp_path):
+def test_a_validation_part_of_one_token_is_refused_before_training(tmp_path):
     path = written(tmp_path, "abcdefghij" * 10)
     with pytest.raises(
-        DataError, match=r"held-out text has 1 token(?s:.*)data\.validation_fraction"
+        DataError, match=r"validation text has 1 token(?s:.*)data\.validation_fraction"
     ):
         prepare_training(config(path, {"data": {"validation_fraction": 0.01}}))
 
@@ -196,15 +201,17 @@ def test_validation_must_be_of_the_same_kind(data):
 
 def test_validation_of_its_own_leaves_all_data_to_learn_from(data, tmp_path):
     other = written(tmp_path, "the cat sat\n" * 5)
-    train, held = open_split(config(data / "cats.txt", {"data": {"validation": [str(other)]}}))
+    train, validation = open_split(
+        config(data / "cats.txt", {"data": {"validation": [str(other)]}})
+    )
     assert train.size == (data / "cats.txt").stat().st_size
-    assert held.size == other.stat().st_size
+    assert validation.size == other.stat().st_size
 
 
 def test_two_files_are_a_validation_of_pairs(data, tmp_path):
     paths = [str(written(tmp_path, f"{side}\n" * 3, f"{side}.txt")) for side in ("one", "two")]
-    _, held = open_split(config(data / "pairs.tsv", {"data": {"validation": paths}}))
-    assert list(held.rows()) == [("one", "two")] * 3
+    _, validation = open_split(config(data / "pairs.tsv", {"data": {"validation": paths}}))
+    assert list(validation.rows()) == [("one", "two")] * 3
 
 
 @pytest.mark.parametrize(
@@ -264,5 +271,5 @@ def test_progress_is_told_in_bytes(data):
     told = []
     (data / "fresh.txt").write_text("fresh text that no cache knows " * 20)
     prepare_training(config(data / "fresh.txt"), progress=lambda *words: told.append(words))
-    assert {name for name, _, _ in told} == {"tokenizing", "tokenizing held-out text"}
+    assert {name for name, _, _ in told} == {"tokenizing", "tokenizing validation text"}
     assert all(done <= total for _, done, total in told)

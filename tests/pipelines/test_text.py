@@ -14,7 +14,7 @@ from regard.errors import ConfigError, DataError, ShapeError
 from regard.models.build import resolve
 from regard.pipelines import prepare_training
 from regard.tasks import Masked
-from regard.tasks.vocab_info import framed
+from regard.tasks.vocab_info import encode_with_masks
 from regard.training.run import begin, resume
 from regard.training.setup.configure import configure
 from training.runs import Crash, contents, interrupt
@@ -76,12 +76,12 @@ def test_the_files_of_a_folder_are_packed_without_padding(folder):
 
 def test_what_is_hidden_while_judging_is_the_same_for_every_run(folder):
     runs = [config(folder), config(folder, seed=7), config(folder, batch=32)]
-    held = [
+    validation = [
         torch.cat([batch.ids for batch in prepare_training(each).validation_batches(None)])
         for each in runs
     ]
-    assert torch.equal(held[0], held[1])
-    assert torch.equal(held[0], held[2])
+    assert torch.equal(validation[0], validation[1])
+    assert torch.equal(validation[0], validation[2])
     material = prepare_training(runs[0])
     assert not torch.equal(material.batch(0).ids, material.batch(1).ids)
     assert torch.equal(material.batch(5).ids, prepare_training(runs[0]).batch(5).ids)
@@ -151,7 +151,7 @@ def run(folder, tmp_path_factory):
 def test_blanks_are_filled_in_by_the_likeliest_pieces(run):
     found = run.fill("The <mask> sat on the <mask>.", top=4)
     assert [len(each) for each in found] == [4, 4]
-    ids, places = framed(run.tokenizer, "The <mask> sat on the <mask>.")
+    ids, places = encode_with_masks(run.tokenizer, "The <mask> sat on the <mask>.")
     assert ids[0] == run.tokenizer.cls_id
     assert ids[-1] == run.tokenizer.sep_id
     around = [run.tokenizer.piece(ids[place]) for place in (places[0] - 1, places[0] + 1)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cli.conftest import PAIR_WORDS, invoke
-from regard.pipelines import prepare
+from regard.pipelines import pairs
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def refused(capsys, tmp_path, monkeypatch):
     """Train on what must be refused before a token is made; what was said."""
     monkeypatch.chdir(tmp_path)
     for name in ("train_pair", "pair_store"):
-        monkeypatch.setattr(prepare, name, lambda *words: pytest.fail("tokenized"))
+        monkeypatch.setattr(pairs, name, lambda *words: pytest.fail("tokenized"))
 
     def train(*words):
         said = invoke(capsys, "train", *words, *PAIR_WORDS)

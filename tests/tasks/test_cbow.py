@@ -81,7 +81,7 @@ def test_man_is_to_king_as_woman_is_to_queen(run):
 
 def test_both_forms_are_judged_by_the_same_measure_and_beat_a_blind_guess(run):
     metrics = run.metrics
-    assert set(CBOWTask.measures) <= set(metrics)
+    assert set(CBOWTask.metric_names) <= set(metrics)
     assert metrics["loss"] < metrics["unigram_loss"] - 0.2
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
     assert metrics["accuracy"] > metrics["unigram_accuracy"] + 0.1
@@ -129,7 +129,7 @@ def test_another_model_is_refused(tmp_path):
     (tmp_path / "planted.txt").write_text(planted())
     table = settings(tmp_path / "planted.txt", 0)
     config = build(RunConfig, {**table, "model": {"preset": "tiny-decoder"}})
-    with pytest.raises(ConfigError, match="task='cbow' needs a model of shape 'cbow'"):
+    with pytest.raises(ConfigError, match="task='cbow': needs a model of shape 'cbow'"):
         regard.train(config, out=tmp_path / "run")
 
 

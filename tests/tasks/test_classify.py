@@ -11,10 +11,15 @@ import regard
 from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError
 from regard.models.vision import Vision, VisionConfig
-from regard.pipelines import open_split, open_validation, prepare_evaluation, prepare_training
-from regard.pipelines.defaults import choose
+from regard.pipelines import (
+    default_settings,
+    open_split,
+    open_validation,
+    prepare_evaluation,
+    prepare_training,
+)
 from regard.tasks import Classify
-from regard.tasks.classify import shifted
+from regard.tasks.classify import random_shift
 
 MODEL = VisionConfig(
     dim=8,
@@ -77,7 +82,7 @@ def test_colours_are_centred_and_scaled():
     task = Classify(mean=[0.5, 0.2], std=[0.25, 0.1])
     images = torch.tensor([[[[0, 255]], [[51, 102]]]], dtype=torch.uint8)
     expected = torch.tensor([[[[-2.0, 2.0]], [[0.0, 2.0]]]])
-    torch.testing.assert_close(task.normal(images), expected)
+    torch.testing.assert_close(task.normalize(images), expected)
 
 
 def test_only_while_learning_are_images_changed():
@@ -104,7 +109,7 @@ def test_about_half_of_the_images_are_mirrored():
 
 def test_an_image_is_shifted_by_each_way_and_what_comes_in_is_black():
     images = torch.arange(1, 13, dtype=torch.uint8).view(1, 1, 3, 4).expand(400, 2, 3, 4)
-    moved = shifted(images, 1, CHANCE().manual_seed(0))
+    moved = random_shift(images, 1, CHANCE().manual_seed(0))
     framed = torch.nn.functional.pad(images[0], (1, 1, 1, 1))
     all_ways = {bytes(framed[:, y : y + 3, x : x + 4].numpy()) for y in range(3) for x in range(3)}
     assert {bytes(image.numpy()) for image in moved} == all_ways
@@ -151,7 +156,7 @@ def test_metrics_are_exact_whatever_the_batches():
     [
         ({"label_smoothing": 1.0}, "smoothing=1.0"),
         ({"crop": -1}, "crop=-1 must be 0 or more"),
-        ({"mean": [0.5]}, "one number for each channel"),
+        ({"mean": [0.5]}, "one value per channel"),
         ({"mean": [0.5], "std": [0.0]}, "above 0"),
     ],
 )
@@ -161,12 +166,12 @@ def test_options_without_sense_are_refused(options, said):
 
 
 def test_names_are_given_to_numbers_only():
-    assert Classify().named(["cat", "dog"]) == ["cat", "dog"]
-    assert Classify(names=["cat", "dog"]).named(["0", "1"]) == ["cat", "dog"]
-    assert Classify(names=["cat", "dog"]).named(["cat", "dog"]) == ["cat", "dog"]
+    assert Classify().class_names(["cat", "dog"]) == ["cat", "dog"]
+    assert Classify(names=["cat", "dog"]).class_names(["0", "1"]) == ["cat", "dog"]
+    assert Classify(names=["cat", "dog"]).class_names(["cat", "dog"]) == ["cat", "dog"]
     for own in (["0", "1", "2"], ["1", "2"], ["Katze", "Hund"]):
         with pytest.raises(ConfigError, match="classes that are numbered from 0 on"):
-            Classify(names=["cat", "dog"]).named(own)
+            Classify(names=["cat", "dog"]).class_names(own)
 
 
 def test_a_batch_is_a_function_of_seed_and_number(place):
@@ -275,7 +280,7 @@ def test_the_best_by_accuracy_is_the_highest(place, tmp_path):
 
 def test_settings_are_chosen_for_images_of_any_size(place):
     train, _ = open_split(config(place / "halves.npz"))
-    chosen = choose(train, {"path": "x"}, fast=False)
+    chosen = default_settings(train, {"path": "x"}, gpu=False)
     assert chosen["task"]["kind"] == "classify"
     assert chosen["model"]["image_size"] % chosen["model"]["patch"] == 0
 
@@ -288,7 +293,7 @@ def test_settings_are_chosen_for_images_of_any_size(place):
         ({"train": {"best": "bleu"}}, "choose among last, loss, accuracy"),
         ({"model": {"head": "none", "cls": True}}, "model.head is 'classify', not 'none'"),
         ({"model": {"patch": 3}}, "patch=3 must divide"),
-        ({"task": {"mean": [0.1, 0.2], "std": [1, 1]}}, "a number for each of 1 channels"),
+        ({"task": {"mean": [0.1, 0.2], "std": [1, 1]}}, "a value for each of 1 channels"),
         ({"task": {"kind": "classify", "crops": 1}}, "unknown option 'crops'"),
     ],
 )
@@ -299,7 +304,7 @@ def test_settings_that_do_not_fit_images_are_refused(place, over, said):
 
 def test_a_model_of_text_does_not_read_images(place):
     settings = replace(config(place / "halves.npz"), model={"preset": "gpt2"})
-    with pytest.raises(ConfigError, match="this model does not read images"):
+    with pytest.raises(ConfigError, match="needs a model of shape 'images', not 'decoder'"):
         prepare_training(settings)
 
 
@@ -313,18 +318,18 @@ def test_a_vision_model_does_not_read_text(tmp_path):
             "model": {"preset": "tiny-vit"},
         },
     )
-    with pytest.raises(ConfigError, match="this model reads images only"):
+    with pytest.raises(ConfigError, match="needs a model of shape 'decoder', not 'images'"):
         prepare_training(settings)
 
 
 def test_a_folder_with_a_test_part_is_judged_by_that(place, tmp_path):
     images, labels = halves(12)
     np.savez(tmp_path / "both.npz", x=images, y=labels, x_test=images[:5], y_test=labels[:5])
-    held = open_validation([str(tmp_path / "both.npz")], "images", lower=False)
-    assert len(held) == 5
+    validation = open_validation([str(tmp_path / "both.npz")], "images", lower=False)
+    assert len(validation) == 5
     run = regard.load(place / "run")
     assert (
-        prepare_evaluation(run.config, held, None).validation_size == 5
+        prepare_evaluation(run.config, validation, None).validation_size == 5
     )  # numbers are classes by order
 
 

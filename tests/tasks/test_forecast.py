@@ -51,7 +51,7 @@ def test_errors_are_those_of_a_loop_that_feeds_back_what_it_said(fitted):
 
 def test_a_series_too_short_to_be_judged_by_is_refused(fitted):
     model, series = fitted
-    with pytest.raises(DataError, match="has 30 numbers; to look at 3 and foretell 28, it needs"):
+    with pytest.raises(DataError, match="has 30 values; reading 3 and forecasting 28 takes"):
         Forecast(horizon=28).metrics(model, [SeriesBatch(series)])
 
 
@@ -77,7 +77,7 @@ def test_a_table_of_numbers_is_trained_on_judged_and_continued(tmp_path, monkeyp
     (tmp_path / "short.csv").write_text("up\n7\n")
     said = invoke(capsys, "predict", "run", "short.csv")
     assert said.code == 3
-    assert "short has 1 rows; the model looks at 2" in said.err
+    assert "short has 1 rows; the model reads 2" in said.err
     assert invoke(capsys, "generate", "run", "words").code == 2
     said = invoke(capsys, "train", "line.csv", "model.preset=lstm")
     assert said.code == 2

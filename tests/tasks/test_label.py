@@ -10,7 +10,7 @@ import torch
 import reference
 from regard.data.labels import from_conll
 from regard.models.build import build_model, preset, resolve
-from regard.pipelines.labels import reader
+from regard.pipelines.labels import add_head
 from regard.tasks import TASKS, Label, Tag
 from regard.tasks.label import macro_f1
 from regard.tasks.tag import spans
@@ -30,7 +30,7 @@ LENGTHS = [5, 12, 1, 7]
 
 def made(name, task, **head):
     table = {**READERS[name], **({"head": head} if head else {})}
-    return build_model(reader(table, task, classes=3, vocab_size=11)).double().eval()
+    return build_model(add_head(table, task, classes=3, vocab_size=11)).double().eval()
 
 
 def batch_of(task, width=12):
@@ -111,7 +111,7 @@ def test_metrics_count_answers_by_hand():
     assert found["loss"] == pytest.approx(expected.item())
     assert found["accuracy"] == 0.25
     assert found["f1"] == pytest.approx((0 + 2 * 1 / (4 + 1) + 0) / 3)
-    assert task.right(model, batch).tolist() == [0, 1, 0, 0]
+    assert task.accuracy_per_text(model, batch).tolist() == [0, 1, 0, 0]
 
 
 def test_right_tags_are_shared_out_by_text():
@@ -122,7 +122,7 @@ def test_right_tags_are_shared_out_by_text():
     for row, wanted in enumerate(classes):
         asked = wanted != -1
         share = (said[row, : len(wanted)].numpy() == wanted)[asked].mean()
-        assert task.right(model, batch)[row].item() == pytest.approx(share)
+        assert task.accuracy_per_text(model, batch)[row].item() == pytest.approx(share)
 
 
 def test_macro_f1_is_the_mean_of_what_each_class_gets():
@@ -174,7 +174,8 @@ def test_span_f1_of_published_outputs_is_as_published():
 def test_a_head_for_something_else_is_replaced_and_options_are_kept():
     task = Label()
     read = {
-        name: reader(table, task, classes=3, vocab_size=11).head for name, table in READERS.items()
+        name: add_head(table, task, classes=3, vocab_size=11).head
+        for name, table in READERS.items()
     }
     pools = {name: head["pool"] for name, head in read.items()}
     assert pools == {
@@ -186,16 +187,16 @@ def test_a_head_for_something_else_is_replaced_and_options_are_kept():
         "decoder": "last",
     }
     table = {**READERS["lstm"], "head": {"kind": "classify", "pool": "max", "classes": 9}}
-    head = reader(table, task, classes=3, vocab_size=11).head
+    head = add_head(table, task, classes=3, vocab_size=11).head
     assert head == {"kind": "classify", "pool": "max", "classes": 3}
-    assert reader(table, Tag(), classes=4, vocab_size=11).head == {"kind": "tag", "classes": 4}
+    assert add_head(table, Tag(), classes=4, vocab_size=11).head == {"kind": "tag", "classes": 4}
 
 
 def test_what_cannot_be_read_or_written_is_refused():
     from regard.errors import ConfigError
 
     with pytest.raises(ConfigError, match="NGram models have no head for classes"):
-        reader({"preset": "ngram"}, Label(), classes=3, vocab_size=11)
+        add_head({"preset": "ngram"}, Label(), classes=3, vocab_size=11)
     with pytest.raises(ConfigError, match="only one direction has read the whole text"):
         preset("lstm", bidirectional=True, head={"kind": "classify", "pool": "last"})
     with pytest.raises(ConfigError, match=r"unknown head 'masked'; known: classify, linear, tag"):

@@ -17,7 +17,7 @@ from regard.errors import ConfigError, DataError
 from regard.models.build import build_model, preset
 from regard.nn.mask import Mask
 from regard.tasks import Masked, Objective
-from regard.tasks.masked import unigram
+from regard.tasks.masked import unigram_metrics
 from regard.tasks.vocab_info import VocabInfo
 from regard.text import SPECIAL_TOKENS, train_tokenizer
 
@@ -173,14 +173,14 @@ def test_a_word_that_does_not_fit_leaves_its_place_to_others():
 def test_characters_and_words_stand_each_for_itself(kind):
     words = VocabInfo.of(KINDS[kind])
     ids, _ = of_text(kind)
-    assert words.begins(ids).all()
+    assert words.begins_word(ids).all()
 
 
 def test_punctuation_and_spaces_begin_words():
     tokenizer = KINDS["bpe"]
     ids = np.array([tokenizer.encode("are, shown\nbelow 12345x")])
     pieces = [tokenizer.piece(id) for id in ids[0]]
-    begins = VocabInfo.of(tokenizer).begins(ids)[0]
+    begins = VocabInfo.of(tokenizer).begins_word(ids)[0]
     words = [0, *np.flatnonzero(begins)[1:], len(pieces)]
     joined = ["".join(pieces[a:b]) for a, b in pairwise(words)]
     assert joined == ["are", ",", " shown", "\n", "below", " 12345x"]
@@ -278,7 +278,7 @@ def test_the_padding_of_the_last_row_is_not_seen_and_not_chosen():
     task = masked(mask_fraction=0.9)
     ordinary = np.arange(TOKENIZER.size) >= SPECIAL
     ordinary[0] = True  # as in vocabularies that fill up with another id
-    vars(task)["words"] = replace(task.words, ordinary=ordinary)
+    vars(task)["words"] = replace(task.vocab, ordinary=ordinary)
     batch = task.collate((block, following), generator())
     assert batch.ids[1, 12] == TOKENIZER.sep_id
     assert batch.documents[1].tolist() == [1] * 13 + [0] * 19
@@ -311,7 +311,7 @@ def test_half_of_the_pairs_belong_together():
 
 def test_both_parts_of_a_pair_are_whole_sentences_where_there_are_any():
     task = masked("wordpiece", next_sentence=True)
-    closes = task.words.closes
+    closes = task.vocab.closes
     assert [TOKENIZER.piece(int(id)) for id in np.flatnonzero(closes)] == ["!", ".", "?"]
     ends = np.flatnonzero(closes)
     block, following = blocks(400, 40)
@@ -395,7 +395,7 @@ def test_metrics_are_those_of_all_hidden_tokens_and_of_the_best_blind_guess():
     assert metrics["unigram_loss"] == pytest.approx(-sum(p * math.log(p) for p in shares))
     assert metrics["unigram_accuracy"] == pytest.approx(max(shares))
     assert metrics["next_sentence_accuracy"] == pytest.approx(pairs / 9)
-    assert set(Masked.measures) <= set(metrics)
+    assert set(Masked.metric_names) <= set(metrics)
 
 
 def test_the_logits_are_judged_in_parts_where_they_are_many(monkeypatch):
@@ -407,7 +407,7 @@ def test_the_logits_are_judged_in_parts_where_they_are_many(monkeypatch):
 
 
 def test_a_blind_guess_among_equally_frequent_tokens_is_as_good_as_chance():
-    result = unigram(torch.tensor([3, 9, 4, 7] * 5))
+    result = unigram_metrics(torch.tensor([3, 9, 4, 7] * 5))
     assert result["unigram_loss"] == pytest.approx(math.log(4))
     assert result["unigram_accuracy"] == 0.25
 

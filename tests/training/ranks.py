@@ -28,9 +28,9 @@ import torch
 import torch._dynamo
 import torch.distributed.fsdp
 
+from regard import pipelines
 from regard.cli import main
 from regard.errors import DataError, RegardError
-from regard.pipelines import evaluate
 from regard.tasks import Objective
 from regard.training import log, run
 from training.runs import config
@@ -84,7 +84,7 @@ def strike(rank, step, name):
     """Let something happen to this rank after this step, or in it."""
     if int(os.environ["RANK"]) != rank:
         return
-    train, losses = run.train, evaluate.losses
+    train, losses = run.train, pipelines.validation_metrics
     if name in ("NaN", "NaNs"):
         Poisoned.steps = range(step, step + 1 if name == "NaN" else sys.maxsize)
         run.Objective = Poisoned
@@ -102,7 +102,7 @@ def strike(rank, step, name):
             elif each.number + 1 == step and name == "full":
                 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
             elif each.number + 1 == step and name == "judged":
-                evaluate.losses = judged
+                pipelines.validation_metrics = judged
             yield each
 
     run.train = struck

@@ -17,8 +17,6 @@ from regard.config import (
     RunConfig,
     kind_of,
 )
-from regard.data.images import as_pixels, image_pixels, resize
-from regard.data.sources import Data, LabelledText, Pairs, Series, open_data
 from regard.errors import ConfigError
 from regard.explain.attention import (
     AttentionMap,
@@ -45,25 +43,23 @@ from regard.generate.stop_text import truncate_at_stop
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.models.base import Language
 from regard.models.build import load_model, resolve
-from regard.models.vision import Vision
 from regard.nn.state import Source
 from regard.pipelines import (
+    Data,
+    Pipeline,
     data_fingerprint,
-    evaluate,
+    open_data,
     open_split,
     open_validation,
-    pair_task,
+    pipeline_of,
     prepare_evaluation,
     tokenizer_fingerprint,
 )
 from regard.pipelines.base import Progress, Tokenizers
 from regard.pipelines.by_length import ByLength
-from regard.pipelines.images import classify, image_task
-from regard.pipelines.labels import answers, label_task, rights_by_length
+from regard.pipelines.pairs import pair_task, translate
 from regard.pipelines.series import forecast, series_task
-from regard.tasks import TASKS
-from regard.tasks.seq2seq import Seq2Seq
-from regard.tasks.vocab_info import BLANK, framed
+from regard.tasks import TASKS, Seq2Seq, Task
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.import_export import ExportResult, export_run, imported_run_config
 from regard.training.setup.device import pick_device, use_threads
@@ -109,6 +105,23 @@ class Run:
                 "this run has no tokenizer: its model reads no text, or was imported without one"
             )
         return both.target if isinstance(both, PairTokenizers) else both
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline of the kind of data that the run learned from."""
+        return pipeline_of(self.config)
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        """The methods of this class that apply to the run's task, the main one first."""
+        task = TASKS.get(kind_of(self.config.task)[0])
+        return () if task is None else task.verbs
+
+    @property
+    def predicts_words(self) -> bool:
+        """Whether `predict` gives one answer for each word of a text."""
+        task = TASKS.get(kind_of(self.config.task)[0])
+        return task is not None and task.predicts_words
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -225,7 +238,7 @@ class Run:
         By a `beam` of 5 with a `length_penalty` of 1 where nothing else is said, or by a `search`
         that says more: "beam={width=5, normalization='gnmt'}".
         """
-        self._must("seq2seq", "translate")
+        self._require("translate", "translate")
         if search is None:
             penalty = 1.0 if length_penalty is None else length_penalty
             search = BeamSearch(5 if beam is None else beam, penalty)
@@ -234,77 +247,53 @@ class Run:
         chosen = _search(search)
         if isinstance(chosen, BeamSearch) and chosen.n_best > 1:
             raise ConfigError(f"n_best={chosen.n_best}: a translation is one text a sentence")
-        many = [text] if isinstance(text, str) else list(text)
-        many = [self._normalize(each) for each in many]
-        tokenizers = cast(PairTokenizers, self.tokenizers)
-        found = dict(
-            evaluate.translate(
-                self.model,
-                self._task(),
-                tokenizers,
-                many,
-                search=chosen,
-            )
+        sentences = [text] if isinstance(text, str) else list(text)
+        translations = translate(
+            self.model,
+            self._pair_task(),
+            cast(PairTokenizers, self.tokenizers),
+            [self._normalize(sentence) for sentence in sentences],
+            search=chosen,
         )
-        written = [found[i] for i in range(len(many))]
-        return written[0] if isinstance(text, str) else written
+        return translations[0] if isinstance(text, str) else translations
 
-    def predict(
-        self, what: str | Path | NDArray[Any], *, top: int = 3
-    ) -> list[list[tuple[str, float]]]:
-        """What the run's task is about, best first: the likeliest classes of a text, of each of
-        its words or of an image, or the likeliest pieces for each <mask> of a text."""
-        kind = kind_of(self.config.task)[0]
-        if kind == "classify":
-            return [self.classify(what, top=top)]
-        if kind in ("label", "tag"):
-            task, text = label_task(self.config.task), self._normalize(str(what))
-            return answers(self.model, task, self.tokenizer, text, top)
-        return self.fill(str(what), top=top)
+    def predict(self, what: Any, *, top: int = 3) -> Any:
+        """What the run's task predicts for one input, as its pipeline does it.
+
+        For a text: the likeliest classes of it or of each of its words, or the likeliest tokens
+        for each <mask>. For an image: its likeliest classes. For a series: its next values.
+        Classes and tokens come with their probabilities, best first.
+        """
+        self._require("predict", "predict")
+        what = self._normalize(what) if isinstance(what, str) else what
+        return self.pipeline.predict(self, what, top=top)
 
     def forecast(self, series: str | Path | None = None, *, steps: int = 24) -> list[float]:
-        """The next numbers of a series, each made from those before it.
+        """The next values of a series; each forecast is an input of the next.
 
-        A file or a built-in; None: the series that the run was made from, held-out end included.
+        `series` is a file or a built-in; without it, the data of the run, validation included.
         """
-        self._must("forecast", "foretell a series")
+        self._require("forecast", "forecast a series")
         path = self.config.data.path if series is None else str(series)
-        opened = open_data(path, kind="series")
-        assert isinstance(opened, Series)
-        return forecast(self.model, series_task(self.config.task), opened, steps)
+        data = open_data(path, kind="series")
+        return forecast(self.model, series_task(self.config.task), data, steps)
 
     def classify(
         self, image: str | Path | NDArray[Any], *, top: int = 3
     ) -> list[tuple[str, float]]:
         """The likeliest classes of an image with their probabilities, best first.
 
-        A file, or an array: height and width, with channels at one end or without.
+        A file, or an array: height and width, with channels first, last or without.
         """
-        self._must("classify", "tell classes apart")
-        model, task = cast(Vision, self.model), image_task(self.config.task)
-        size, channels = model.config.image_size, model.config.channels
-        if isinstance(image, str | Path):
-            pixels = image_pixels(Path(image), size, channels)
-        else:
-            pixels = resize(as_pixels(np.array(image)[None], "the image"), size)
-        images = task.normal(torch.from_numpy(pixels)).to(self.device)
-        (found,) = classify(model, images, task.names, top)
-        return found
+        self._require("classify", "classify images")
+        (classes,) = self.pipeline.predict(self, image, top=top)
+        return cast(list[tuple[str, float]], classes)
 
     def fill(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
-        """The likeliest pieces for each <mask> in a text with their probabilities, best first."""
-        self._must("masked", "fill in blanks")
-        ids, places = framed(self.tokenizer, self._normalize(text))
-        if not places:
-            raise ConfigError(f"nothing to fill in; write {BLANK} where a word is missing")
-        with torch.no_grad():
-            x = self.model(torch.tensor([ids], device=self.device))[0, places]
-            chances = cast(Any, self.model.head)(x).float().softmax(-1)
-        best = chances.topk(min(top, self.tokenizer.size))
-        return [
-            [(self.tokenizer.piece(id), p) for id, p in zip(row, shares, strict=True)]
-            for row, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        """The likeliest tokens for each <mask> in a text with their probabilities, best first."""
+        self._require("fill", "fill in masked tokens")
+        filled = self.pipeline.predict(self, self._normalize(text), top=top)
+        return cast(list[list[tuple[str, float]]], filled)
 
     def neighbours(
         self, words: str | Sequence[str], *, top: int = 10
@@ -330,7 +319,7 @@ class Run:
             self.tokenizer,
             self._normalize(word),
             self._normalize(text),
-            contextual=kind_of(self.config.task)[0] != "cbow",
+            contextual=getattr(self.model.config, "shape", None) != "cbow",
         )
 
     def evaluate(
@@ -340,54 +329,38 @@ class Run:
         length_penalty: float = 1.0,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """All metrics of the run's task on its own held-out data, or on other data."""
-        held = self._held_out(data)
-        exam = prepare_evaluation(self.config, held, self.tokenizers, progress)
-        result: dict[str, Any] = evaluate.losses(exam, self.model, self.device)
-        if isinstance(held, Pairs):
-            result["loss_own"] = evaluate.own_loss(exam, self.model, self.device)
-            result |= evaluate.written(
-                exam, self.model, held, width=beam, length_penalty=length_penalty
-            )
-        return result
+        """All metrics of the run's task on its own validation data, or on other data."""
+        opened = self._validation_data(data)
+        prepared = prepare_evaluation(self.config, opened, self.tokenizers, progress)
+        search = BeamSearch(beam, length_penalty)
+        return self.pipeline.evaluate(prepared, self.model, self.device, search=search)
 
     def evaluate_by_length(
         self, *data: Choice, beam: int = 5, length_penalty: float = 1.0
     ) -> ByLength:
-        """What the run says or writes, judged apart for short and for long texts."""
-        if kind_of(self.config.task)[0] not in ("label", "tag"):
-            self._must("seq2seq", "be judged by the length of what is read")
-        held = self._held_out(data)
-        if isinstance(held, LabelledText):
-            return rights_by_length(
-                prepare_evaluation(self.config, held, self.tokenizers), self.model
-            )
-        assert isinstance(held, Pairs)
-        exam = prepare_evaluation(self.config, held, self.tokenizers)
-        return evaluate.written_by_length(
-            exam, self.model, held, width=beam, length_penalty=length_penalty
-        )
+        """The metrics of predictions or translations, for short and for long texts separately."""
+        self._require("evaluate_by_length", "be evaluated by length")
+        prepared = prepare_evaluation(self.config, self._validation_data(data), self.tokenizers)
+        search = BeamSearch(beam, length_penalty)
+        return self.pipeline.evaluate_by_length(prepared, self.model, search=search)
 
-    def _held_out(self, data: Sequence[Choice]) -> Data:
-        """The data to judge by: what is named, or else what the run held out."""
+    def _validation_data(self, data: Sequence[Choice]) -> Data:
+        """The data at the given paths, or else the validation data of the run."""
         config = self.config
-        if kind_of(config.task)[0] not in TASKS:
-            self._must("causal", "be judged")
+        kind = self._task_class("be evaluated").learns
         if data:
-            learns = TASKS[kind_of(config.task)[0]].learns
-            return open_validation(data, learns, lower=config.data.lower)
+            opened: Data = open_validation(data, kind, lower=config.data.lower)
+            return opened
         if config.data.path is None and config.data.source is None:
-            raise ConfigError("this run was not trained here; name data to judge it by")
-        train, held = open_split(config)
-        self.folder.check_data(data_fingerprint(train, held))
-        return held
+            raise ConfigError("this run was not trained here; name data to evaluate it on")
+        training, validation = open_split(config)
+        self.folder.check_data(data_fingerprint(training, validation))
+        return cast(Data, validation)
 
     def validation_pairs(self, limit: int | None = None) -> list[tuple[str, str]]:
         """The first source and target sentences of the run's validation data."""
-        data = self._held_out(())
-        if not isinstance(data, Pairs):
-            raise ConfigError(f"the validation data of {self.folder.path} is not pairs")
-        return list(islice(data.rows(), limit))
+        self._require("translate", "translate")
+        return list(islice(cast(Any, self._validation_data(())).rows(), limit))
 
     def explain(
         self, text: str, *, layer: int | None = None, pattern: str | None = None
@@ -425,7 +398,7 @@ class Run:
             if getattr(self.model.config, "reversed_source", False):
                 pieces = pieces[::-1]
             return last_token_gradients(self.model, target, pieces, source=source)
-        self._must("causal", "predict the next token")
+        self._require("gradients", "predict the next token")
         ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(self._normalize(text))]
         pieces = list(map(self.tokenizer.piece, ids[:-1]))
         return last_token_gradients(self.model, ids, pieces)
@@ -443,16 +416,14 @@ class Run:
 
     def _source_and_translation(self, text: str) -> tuple[Source, list[int]]:
         """The source ids of a sentence, and the ids of its translation from START to STOP."""
-        tokenizers, task = cast(PairTokenizers, self.tokenizers), self._task()
+        tokenizers, task = cast(PairTokenizers, self.tokenizers), self._pair_task()
         source_ids = tokenizers.source.encode(self._normalize(text))
         source = task.source([np.asarray(source_ids, dtype=np.int64)]).to(self.device)
         target_ids = tokenizers.target.encode(self.translate(text))
         return source, [*task.prompt, *target_ids, task.stop_id]
 
-    def _task(self) -> Seq2Seq:
-        task = pair_task(self.config, cast(PairTokenizers, self.tokenizers))
-        assert isinstance(task, Seq2Seq)
-        return task
+    def _pair_task(self) -> Seq2Seq:
+        return pair_task(self.config, cast(PairTokenizers, self.tokenizers))
 
     def _normalize(self, text: str) -> str:
         """A text as the training data was: in lower case where `data.lower` says so."""
@@ -468,7 +439,7 @@ class Run:
 
     def _language(self, amateur: "Run | None" = None) -> Language:
         """The language model, or its contrastive combination with an amateur."""
-        self._must("causal", "generate")
+        self._require("generate", "generate")
         model = cast(Language, self.model)
         if amateur is None:
             return model
@@ -478,7 +449,7 @@ class Run:
         """The language model of another run, which must have the same tokenizer."""
         if not isinstance(other, Run):
             raise ConfigError(f"the {what} must be a run, as regard.load gives, not {other!r}")
-        other._must("causal", "generate")
+        other._require("generate", "generate")
         if other.tokenizer.fingerprint() != self.tokenizer.fingerprint():
             raise ConfigError(
                 f"the {what} {other.folder.path} has another tokenizer than {self.folder.path};\n"
@@ -486,17 +457,23 @@ class Run:
             )
         return cast(Language, other.model.to(self.device))
 
-    def _must(self, needed: str, what: str) -> None:
+    def _task_class(self, what: str) -> type[Task]:
+        """The class of the run's task; an imported model may have a head that no task trains."""
         kind = kind_of(self.config.task)[0]
         if kind not in TASKS:
             raise ConfigError(
                 f"no task trains a model with head={self.config.model['head']!r}, "
                 f"and it cannot {what}; use run.model in Python"
             )
-        if kind != needed:
+        return TASKS[kind]
+
+    def _require(self, verb: str, what: str) -> None:
+        """Refuse a method that does not apply to the run's task."""
+        task = self._task_class(what)
+        if verb not in task.verbs:
             raise ConfigError(
-                f"the task of {self.folder.path} is {kind!r}, which cannot {what}; "
-                f"use `{TASKS[kind].verb}` instead"
+                f"the task of {self.folder.path} is {kind_of(self.config.task)[0]!r}, which cannot "
+                f"{what}; use `{task.verbs[0]}` instead"
             )
 
 

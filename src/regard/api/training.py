@@ -181,7 +181,7 @@ def summarize(path: Path | str) -> RunSummary:
         baseline=read_baseline(folder),
         is_closed_form=closed_form,
         stored_values=stored_parameters(folder) if closed_form else 0,
-        verb=task.verb,
+        verb=task.verbs[0],
         data_kind=task.learns,
     )
 
@@ -216,7 +216,7 @@ def import_checkpoint(
         dtype=str(checkpoint.dtype).removeprefix("torch."),
         task=checkpoint.task,
         tokenizer=getattr(checkpoint.tokenizers, "kind", None),
-        verb=None if task is None else task.verb,
+        verb=None if task is None else task.verbs[0],
     )
 
 

@@ -10,7 +10,6 @@ from typer import Argument, Option
 from regard import api
 from regard.cli.options import Folder, Json
 from regard.cli.output import align_columns, print_json, spinner, text_for
-from regard.config import kind_of
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ def predict(
     """
     with spinner(f"opening {run}"):
         opened = api.load(run)
-    task = kind_of(opened.config.task)[0]
-    if task == "forecast":
+    if "forecast" in opened.verbs:
         _print_forecast(opened, what, steps, as_json)
         return
     if not what:
@@ -61,7 +59,7 @@ def predict(
     rows = [
         (label, *(f"{_printable(name)} {probability:.1%}" for name, probability in classes))
         for item, positions in predictions.items()
-        for label, classes in zip(_labels(item, task == "tag"), positions, strict=False)
+        for label, classes in zip(_labels(item, opened.predicts_words), positions, strict=False)
     ]
     for line in align_columns(rows):
         print(line)

@@ -13,7 +13,7 @@ from regard.nn.state import Source
 T = TypeVar("T")
 
 
-class _Tensors:
+class Batch:
     """A dataclass whose fields are tensors, None, or dataclasses of tensors."""
 
     __slots__ = ()
@@ -24,7 +24,7 @@ class _Tensors:
 
 
 @dataclass(frozen=True, slots=True)
-class TextBatch(_Tensors):
+class TextBatch(Batch):
     """Blocks of text and the next token of every position; targets of -1 are ignored."""
 
     ids: Int[Tensor, "batch time"]
@@ -34,7 +34,7 @@ class TextBatch(_Tensors):
 
 
 @dataclass(frozen=True, slots=True)
-class PairBatch(_Tensors):
+class PairBatch(Batch):
     """Source sentences, shifted target sentences (teacher forcing), and the next target tokens."""
 
     source: Source
@@ -45,7 +45,7 @@ class PairBatch(_Tensors):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskedBatch(_Tensors):
+class MaskedBatch(Batch):
     """Rows of text with masked tokens, and the original tokens as targets; -1 is ignored.
 
     The number of `masked_positions` per row is fixed, so shapes never change.
@@ -61,7 +61,7 @@ class MaskedBatch(_Tensors):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageBatch(_Tensors):
+class ImageBatch(Batch):
     """Normalized images and their classes."""
 
     images: Float[Tensor, "batch channels height width"]
@@ -69,7 +69,7 @@ class ImageBatch(_Tensors):
 
 
 @dataclass(frozen=True, slots=True)
-class LabelBatch(_Tensors):
+class LabelBatch(Batch):
     """Right-padded texts and their classes."""
 
     ids: Int[Tensor, "batch time"]
@@ -78,7 +78,7 @@ class LabelBatch(_Tensors):
 
 
 @dataclass(frozen=True, slots=True)
-class TagBatch(_Tensors):
+class TagBatch(Batch):
     """Right-padded texts, and the class of each word at its last token; -1 is ignored."""
 
     ids: Int[Tensor, "batch time"]
@@ -87,7 +87,7 @@ class TagBatch(_Tensors):
 
 
 @dataclass(frozen=True, slots=True)
-class SeriesBatch(_Tensors):
+class SeriesBatch(Batch):
     """Time series; each value is to be forecast from the values before it."""
 
     series: Float[Tensor, "batch time"]
@@ -96,9 +96,6 @@ class SeriesBatch(_Tensors):
     def targets(self) -> Float[Tensor, "batch time"]:
         """The values to forecast: the series itself."""
         return self.series
-
-
-Batch = TextBatch | PairBatch | MaskedBatch | ImageBatch | LabelBatch | TagBatch | SeriesBatch
 
 
 def map_tensors(batch: T, function: Callable[[Tensor], Tensor]) -> T:

@@ -38,8 +38,8 @@ class Series:
             raise ConfigError(f"{self.name}: {unknown('column', name, self.column_names)}")
         return self.values[:, -1 if name is None else self.column_names.index(name)]
 
-    def split(self, fraction: float) -> tuple["Series", "Series"]:
-        """The rows for training, and the last `fraction` of the rows for validation."""
+    def split(self, fraction: float, seed: int = 0) -> tuple["Series", "Series"]:
+        """Training rows, and the last `fraction` of the rows for validation; `seed` is not used."""
         check_fraction(fraction)
         count = min(max(1, round(fraction * len(self))), len(self) - 1)
         if count < 1:

@@ -99,8 +99,8 @@ class Text:
                     raise DataError(message) from None
                 yield text.lower() if self.lower else text, last and document.ends
 
-    def split(self, fraction: float) -> tuple["Text", "Text"]:
-        """Text for training, and the last `fraction` of its bytes for validation.
+    def split(self, fraction: float, seed: int = 0) -> tuple["Text", "Text"]:
+        """Training text, and the last `fraction` of its bytes for validation; `seed` is not used.
 
             train = the first floor(size (1 - fraction)) bytes
 

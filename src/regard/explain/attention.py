@@ -15,7 +15,7 @@ from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.recurrent_attention import RecurrentAttention
 from regard.nn.stack import Stack
 from regard.nn.state import Source
-from regard.tasks.vocab_info import framed
+from regard.tasks.vocab_info import encode_with_masks
 from regard.text import PairTokenizers, Tokenizer
 
 
@@ -152,7 +152,7 @@ def self_attention(
     if not text:
         raise ConfigError("nothing to explain: the text is empty")
     if side == "encoder":
-        ids, _ = framed(tokenizer, text)
+        ids, _ = encode_with_masks(tokenizer, text)
     else:
         ids = [*tokenizer.prefix_ids, *tokenizer.encode(text)]
     batch = torch.tensor([ids], device=next(model.parameters()).device)

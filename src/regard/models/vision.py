@@ -1,7 +1,7 @@
 """The Vision Transformer: patch embeddings and a Transformer encoder."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -28,6 +28,7 @@ class VisionConfig(StackConfig):
     Patches are a sequence, row by row; positions that are not learned count along it.
     """
 
+    shape: ClassVar[str] = "images"  # it reads pixels, not ids
     image_size: int = 224  # height and width in pixels
     patch: int = 16  # height and width of a patch
     channels: int = 3

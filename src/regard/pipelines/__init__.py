@@ -1,27 +1,55 @@
-"""One pipeline per kind of data: detection, defaults, training and evaluation data, samples."""
+"""One pipeline per kind of data, from a path to batches, samples, evaluation and prediction."""
 
-from regard.pipelines.prepare import (
+from regard.pipelines.base import (
+    Data,
+    EvalData,
+    Pipeline,
+    TrainedModel,
+    TrainingData,
+    validation_metrics,
+)
+from regard.pipelines.detect import (
     data_fingerprint,
-    has_tokenizer,
-    load_tokenizers,
+    open_data,
     open_split,
     open_validation,
-    pair_task,
+    run_name,
+)
+from regard.pipelines.prepare import (
+    default_settings,
+    has_tokenizer,
+    load_tokenizers,
+    pipeline_of,
     prepare_evaluation,
     prepare_training,
+    sample,
+    save_tokenizers,
     smallest_model,
     tokenizer_fingerprint,
 )
+from regard.pipelines.table import PIPELINES
 
 __all__ = [
+    "PIPELINES",
+    "Data",
+    "EvalData",
+    "Pipeline",
+    "TrainedModel",
+    "TrainingData",
     "data_fingerprint",
+    "default_settings",
     "has_tokenizer",
     "load_tokenizers",
+    "open_data",
     "open_split",
     "open_validation",
-    "pair_task",
+    "pipeline_of",
     "prepare_evaluation",
     "prepare_training",
+    "run_name",
+    "sample",
+    "save_tokenizers",
     "smallest_model",
     "tokenizer_fingerprint",
+    "validation_metrics",
 ]

@@ -1,51 +1,203 @@
-"""What a run is trained and judged on, once its data has been opened."""
+"""What a pipeline is: everything that depends on the kind of data, from a path to a prediction."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
+from torch import Tensor, nn
 
 from regard.config import Choice, RunConfig, TrainConfig
-from regard.data.batch import Batch, PairBatch, TextBatch
-from regard.data.sources import Data
+from regard.data.batch import Batch
+from regard.errors import ConfigError
+from regard.generate import Search
+from regard.models.build import resolve
 from regard.models.presets import ModelConfig
+from regard.pipelines.by_length import ByLength
 from regard.seeds import batch_generator
 from regard.tasks import Task
-from regard.tasks.scheduled import sampling
+from regard.tasks.scheduled_sampling import sampling_schedule
 from regard.text import PairTokenizers, Tokenizer
+from regard.text.pair_tokenizers import JOINT, SOURCE
 
 Tokenizers = Tokenizer | PairTokenizers
-DEFAULT_TOKENS = 4096  # of a step, where neither train.batch nor train.tokens is set
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
+DEFAULT_TOKENS = 4096  # of a step, where neither train.batch nor train.tokens is set
+
+
+class Data(Protocol):
+    """A data set of some kind, opened but not yet tokenized."""
+
+    @property
+    def kind(self) -> str:
+        """The key of its pipeline in PIPELINES."""
+
+    @property
+    def name(self) -> str:
+        """A short name, for messages and run folders."""
+
+    @property
+    def description(self) -> str:
+        """What was read and what was skipped, in one line."""
+
+    def split(self, fraction: float, seed: int) -> tuple[Self, Self]:
+        """The training part, and about a `fraction` of the data for validation."""
+
+    def note_overlap(self, learned: Any) -> Self:
+        """The same validation data; its description says how much of it is trained on."""
+
+    def fingerprint(self) -> str:
+        """A hash that is equal for equal content."""
+
+
+class TrainedModel(Protocol):
+    """What a prediction needs; `regard.api.Run` is one."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings of the run."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, on its device."""
+
+    @property
+    def tokenizers(self) -> Tokenizers | None:
+        """The tokenizers; None for data without text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalData:
-    """What a model is judged by, ready to be used."""
+    """What a model is evaluated on: a task, and batches of validation data."""
 
     task: Task
-    task_choice: Choice  # the task as the run keeps it, with what only the data could tell
-    tokenizers: Tokenizers | None  # None: of images
+    task_choice: Choice  # the task as config.json saves it, with what was read from the data
+    tokenizers: Tokenizers | None  # None for data without text
     model: ModelConfig
-    validation_batches: Callable[
-        [int | None], Iterator[Batch]
-    ]  # at most so many targets; None: all
-    validation_data: Data
-    validation_size: int  # tokens of text, pairs, or images
-    dropped: int = 0  # pairs too long for the model
+    validation_batches: Callable[[int | None], Iterator[Batch]]  # at most so many targets
+    validation_data: Any  # a `Data`, of the class that the pipeline opens
+    validation_size: int  # in tokens of text, pairs, images, …
+    dropped: int = 0  # validation examples dropped or truncated, being too long for the model
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData(EvalData):
-    """Everything a run is trained and judged on."""
+    """Everything a run is trained and evaluated on."""
 
-    batch: Callable[[int], Batch]  # the micro-batch of this number, a pure function of the seed
-    example_ids: Callable[
-        [int], list[int]
-    ]  # what it reads: rows of the data, or tokens it begins at
-    all_batches: Callable[[], Iterator[Batch]]  # all of it once, for models that count
-    description: list[str]
-    fingerprint: str  # of the data, whatever its tokenizer
+    batch: Callable[[int], Batch]  # micro-batch number → batch, a pure function of the seed
+    example_ids: Callable[[int], list[int]]  # its rows of the data, or the tokens it starts at
+    all_batches: Callable[[], Iterator[Batch]]  # the data once, in order, for closed-form models
+    description: list[str]  # lines for the reader: data, validation, tokenizer, …
+    fingerprint: str = ""  # of the data, whatever its tokenizer; set by `prepare_training`
+
+
+class Pipeline:
+    """One kind of data. Subclass it, and add an instance to `PIPELINES` under its `name`.
+
+    A subclass must define `open`, `training_data` and `evaluation_data`; the other methods have
+    defaults.
+    """
+
+    name: ClassVar[str]  # `Data.kind` of its data and `Task.learns` of its tasks
+    tokenizer_type: ClassVar[type | None] = None  # Tokenizer, PairTokenizers, or neither
+    certain: ClassVar[bool] = False  # what it recognizes is never opened as another kind
+
+    def recognizes(self, path: Path) -> bool:
+        """Whether a file or folder is of this kind, by its name or content."""
+        return False
+
+    def reads_on_request(self, path: Path) -> bool:
+        """Whether a task that learns from this kind may open a path that it does not recognize."""
+        return True
+
+    def open(self, path: Path) -> Any:
+        """The `Data` at a path."""
+        raise NotImplementedError
+
+    def lowercase(self, data: Any) -> Any:
+        """The data with case folded (`data.lower`)."""
+        raise ConfigError(f"data.lower folds the case of text; {data.name} holds {data.kind}")
+
+    def validation_part(self, data: Any) -> Any:
+        """The part for validation of data that was opened as validation data."""
+        return data
+
+    def defaults(self, data: Any, task: Choice, *, gpu: bool) -> dict[str, Any]:
+        """Settings for those who gave only data: tables `task`, `data`, `model` and `train`."""
+        return {"task": task}
+
+    def smallest_model(self, config: RunConfig) -> ModelConfig:
+        """The model of a run before its data is read, with the fewest ids and classes."""
+        return resolve(config.model, vocab_size=1)
+
+    def train_tokenizers(self, config: RunConfig, train: Any, validation: Any) -> Tokenizers | None:
+        """Train the tokenizers of a run; None for data without text."""
+        return None
+
+    def load_tokenizers(self, folder: Path) -> Tokenizers | None:
+        """The tokenizers that a run folder holds."""
+        if (folder / SOURCE).exists():
+            return PairTokenizers.load(folder)
+        return Tokenizer.load(folder / JOINT)
+
+    def training_data(
+        self,
+        config: RunConfig,
+        train: Any,
+        validation: Any,
+        tokenizers: Any,
+        progress: Progress | None,
+    ) -> TrainingData:
+        """Training and validation batches of a run."""
+        raise NotImplementedError
+
+    def evaluation_data(
+        self, config: RunConfig, data: Any, tokenizers: Any, progress: Progress | None
+    ) -> EvalData:
+        """Validation batches of a trained run, from validation data alone."""
+        raise NotImplementedError
+
+    def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
+        """What is shown of a model at each evaluation: its output for some validation data."""
+        return data.task.sample(model, data.validation_batches(data.model.context))
+
+    def evaluate(
+        self, data: EvalData, model: nn.Module, device: torch.device, *, search: Search
+    ) -> dict[str, Any]:
+        """All metrics on the validation data; `search` is for models that generate text."""
+        return validation_metrics(data, model, device)
+
+    def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
+        """Metrics for short and for long texts."""
+        raise ConfigError(f"there is no evaluation by length for {self.name}")
+
+    def predict(self, run: TrainedModel, what: Any, *, top: int) -> Any:
+        """What a trained model says of one input (`Run.predict`)."""
+        raise ConfigError(f"there is no prediction for {self.name}")
+
+
+def validation_metrics(
+    data: EvalData, model: nn.Module, device: torch.device, limit: int | None = None
+) -> dict[str, float]:
+    """The task's metrics on the validation data, or on about `limit` of its targets."""
+    batches = (batch.to(device) for batch in data.validation_batches(limit))
+    return data.task.metrics(model, batches)
+
+
+def suffix(path: Path) -> str:
+    """The last suffix of a path in lower case, without that of gzip."""
+    suffixes = [part.lower() for part in path.suffixes if part.lower() != ".gz"]
+    return suffixes[-1] if suffixes else ""
+
+
+def best_classes(logits: Tensor, names: list[str], top: int) -> list[list[tuple[str, float]]]:
+    """The likeliest classes of each row of logits with their probabilities, best first."""
+    best = logits.float().softmax(-1).topk(min(top, len(names)))
+    return [
+        [(names[number], probability) for number, probability in zip(numbers, row, strict=True)]
+        for numbers, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
 
 
 def rows_per_step(settings: TrainConfig, context: int) -> int:
@@ -53,27 +205,24 @@ def rows_per_step(settings: TrainConfig, context: int) -> int:
     return settings.batch or (settings.tokens or DEFAULT_TOKENS) // context
 
 
-def generator_of(config: RunConfig, number: int) -> torch.Generator:
-    """The random numbers of a micro-batch: a function of the seed and its number."""
-    return batch_generator(config.train.seed, number)
-
-
-def scheduled(
+def mark_scheduled_sampling(
     config: RunConfig, task: Task, batch: Callable[[int], Batch]
 ) -> Callable[[int], Batch]:
-    """The same batches, with a mark wherever the model reads its own prediction.
+    """The same batches, marked where the model reads its own prediction (scheduled sampling).
 
-    For scheduled sampling. The marks of a micro-batch are a function of the seed and its number.
+    The marks of a micro-batch are a function of the seed and its number.
     """
     choice = getattr(task, "scheduled_sampling", 0.0)
     if choice == 0:
         return batch
-    share = sampling(choice, config.train.steps)
+    probability = sampling_schedule(choice, config.train.steps)
 
-    def marked(number: int) -> Batch:
-        made = batch(number)
-        assert isinstance(made, TextBatch | PairBatch)
-        chances = torch.rand(made.ids.shape, generator=generator_of(config, number))
-        return replace(made, use_prediction=chances < share(number // config.train.accumulate))
+    def marked_batch(number: int) -> Batch:
+        unmarked: Any = batch(number)
+        generator = batch_generator(config.train.seed, number)
+        random = torch.rand(unmarked.ids.shape, generator=generator)
+        marks = random < probability(number // config.train.accumulate)
+        marked: Batch = replace(unmarked, use_prediction=marks)
+        return marked
 
-    return marked
+    return marked_batch

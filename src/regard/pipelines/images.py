@@ -1,117 +1,217 @@
-"""The image path of preparing: from images and their classes to batches."""
+"""Images and their classes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.config import Choice, RunConfig, kind_of, make, merge
 from regard.data.batch import Batch, ImageBatch
-from regard.data.images import Images
+from regard.data.images import (
+    IDX,
+    Images,
+    as_pixels,
+    class_folders,
+    from_folder,
+    from_idx,
+    from_npz,
+    image_pixels,
+    resize,
+)
 from regard.data.loader import RowLoader
 from regard.errors import ConfigError, DataError
 from regard.models.build import describe, resolve
-from regard.models.vision import VisionConfig
-from regard.pipelines.base import EvalData, TrainingData, generator_of
-from regard.tasks import TASKS
-from regard.tasks.classify import Classify
+from regard.models.vision import Vision, VisionConfig
+from regard.pipelines.base import (
+    EvalData,
+    Pipeline,
+    Progress,
+    TrainedModel,
+    TrainingData,
+    best_classes,
+    suffix,
+)
+from regard.seeds import batch_generator
+from regard.tasks import TASKS, Classify
 
-ROWS = 128  # of a step, where train.batch is not given
-SHOWN = 6  # images whose classes are told at each evaluation
-
-
-def prepare_images(
-    config: RunConfig, train: Images, held: Images, fingerprint: str
-) -> TrainingData:
-    """Everything a run on images is trained and judged on."""
-    settings = config.train
-    if settings.tokens is not None:
-        raise ConfigError("train.tokens counts tokens, and images have none; give train.batch")
-    task = image_task(config.task)
-    names = task.named(train.class_names)
-    model = resolve(config.model, channels=train.channels, head={"classes": len(names)})
-    assert isinstance(model, VisionConfig)
-    if (kind := kind_of(model.head)[0]) != "classify":
-        raise ConfigError(f"to tell classes apart, model.head is 'classify', not {kind!r}")
-    size = model.image_size
-    if task.crop >= size:
-        raise ConfigError(f"task.crop={task.crop} shifts all of an image of {size} pixels away")
-    mean, std = (task.mean, task.std) if task.mean else train.statistics(size)
-    facts = {"task": {"names": names, "mean": mean, "std": std}}
-    choice = merge({"task": config.task}, facts)["task"]
-    config = replace(config, task=choice, model=describe(model))
-    exam = examine_images(config, held)
-    task = image_task(choice)
-    rows = max(1, (settings.batch or ROWS) // settings.accumulate)
-    loader = RowLoader(len(train), rows, settings.seed)
-
-    def batch(number: int) -> Batch:
-        chosen = loader.examples(number)
-        examples = train.read(chosen, size), train.labels[chosen], True
-        return task.collate(examples, generator_of(config, number))
-
-    as_is = train.square and train.side == size
-    resized = "" if as_is else f"; resized to {size} × {size}"
-    return TrainingData(
-        **vars(exam),
-        batch=batch,
-        example_ids=lambda number: loader.examples(number).tolist(),
-        all_batches=lambda: _in_order(task, train, size, rows, None),
-        description=[
-            f"data       {train.description}{resized}",
-            f"held out   {held.description}",
-            f"classes    {', '.join(names[:12])}{', …' if len(names) > 12 else ''}",
-        ],
-        fingerprint=fingerprint,
-    )
+DEFAULT_ROWS = 128  # of a step, where train.batch is not set
+SAMPLE_IMAGES = 6
 
 
-def examine_images(config: RunConfig, held: Images) -> EvalData:
-    """What a model is judged by; the task must know its classes, as that of a run does."""
-    task = image_task(config.task)
-    held = held.with_class_names(task.names)
-    model = resolve(config.model)
-    assert isinstance(model, VisionConfig)
-    if held.channels != model.channels:
-        raise DataError(
-            f"{held.name} has images of {held.channels} channels; the model reads {model.channels}"
+class ImagesPipeline(Pipeline):
+    """Images with a class each, resized to `model.image_size`."""
+
+    name: ClassVar[str] = "images"
+    certain: ClassVar[bool] = True
+
+    def recognizes(self, path: Path) -> bool:
+        """An .npz file, a folder of MNIST's IDX files, or a folder of images for each class."""
+        if not path.is_dir():
+            return suffix(path) == ".npz"
+        return _has_idx_files(path) or any(map(class_folders, (path, path / "train")))
+
+    def reads_on_request(self, path: Path) -> bool:
+        """Only what is recognized."""
+        return False
+
+    def open(self, path: Path) -> Images:
+        """The images of a file or folder, with a test part where it has one."""
+        if not path.is_dir():
+            return from_npz(path)
+        return from_idx(path) if _has_idx_files(path) else from_folder(path)
+
+    def validation_part(self, data: Images) -> Images:
+        """The test part, where the data has one."""
+        return data if data.test is None else data.test
+
+    def defaults(self, data: Images, task: Choice, *, gpu: bool) -> dict[str, Any]:
+        """A small ViT over about four by four patches, whose number decides the cost of a step.
+
+        With more than ten epochs, images are shifted at random, against overfitting.
+        """
+        side = min(data.side, 128 if gpu else 64)
+        patch = max(2, side // (8 if gpu else 4))
+        size = max(patch, side // patch * patch)
+        dim, layers, heads = (192, 6, 6) if gpu else (96, 4, 3)
+        steps, batch = (5000, 256) if gpu else (2000, 64)
+        augment = steps * batch > 10 * len(data)
+        return {
+            "task": {"kind": "classify", "crop": max(1, size // 16)} if augment else "classify",
+            "model": {
+                "preset": "tiny-vit",
+                "image_size": size,
+                "patch": patch,
+                "dim": dim,
+                "layers": layers,
+                "heads": heads,
+            },
+            "train": {
+                "steps": steps,
+                "batch": batch,
+                "lr": 3e-3 if gpu else 1e-2,
+                "optimizer": "muon",
+                "ema": 0.99,
+                "schedule": {"kind": "linear", "warmup": 100},
+                "evaluate_tokens": 2000,
+            },
+        }
+
+    def training_data(
+        self,
+        config: RunConfig,
+        train: Images,
+        validation: Images,
+        tokenizers: None,
+        progress: Progress | None,
+    ) -> TrainingData:
+        """Random images, augmented as the task says."""
+        settings = config.train
+        if settings.tokens is not None:
+            raise ConfigError("train.tokens counts tokens, and images have none; give train.batch")
+        task = image_task(config.task)
+        names = task.class_names(train.class_names)
+        model = resolve(config.model, channels=train.channels, head={"classes": len(names)})
+        assert isinstance(model, VisionConfig)
+        if (kind := kind_of(model.head)[0]) != "classify":
+            raise ConfigError(f"to classify images, model.head is 'classify', not {kind!r}")
+        size = model.image_size
+        if task.crop >= size:
+            raise ConfigError(f"task.crop={task.crop} shifts all of an image of {size} pixels away")
+        mean, std = (task.mean, task.std) if task.mean else train.statistics(size)
+        facts = {"task": {"names": names, "mean": mean, "std": std}}
+        choice = merge({"task": config.task}, facts)["task"]
+        config = replace(config, task=choice, model=describe(model))
+        data = self.evaluation_data(config, validation, None)
+        task = image_task(choice)
+        rows = max(1, (settings.batch or DEFAULT_ROWS) // settings.accumulate)
+        loader = RowLoader(len(train), rows, settings.seed)
+
+        def batch(number: int) -> Batch:
+            chosen = loader.examples(number)
+            examples = train.read(chosen, size), train.labels[chosen], True
+            return task.collate(examples, batch_generator(settings.seed, number))
+
+        unchanged = train.square and train.side == size
+        resizing = "" if unchanged else f"; resized to {size} × {size}"
+        return TrainingData(
+            **vars(data),
+            batch=batch,
+            example_ids=lambda number: loader.examples(number).tolist(),
+            all_batches=lambda: _sequential_batches(task, train, size, rows, None),
+            description=[
+                f"data       {train.description}{resizing}",
+                f"validation {validation.description}",
+                f"classes    {', '.join(names[:12])}{', …' if len(names) > 12 else ''}",
+            ],
         )
-    if len(task.mean) != model.channels:
-        raise ConfigError(
-            f"task.mean={task.mean} must have a number for each of {model.channels} channels"
+
+    def evaluation_data(
+        self,
+        config: RunConfig,
+        data: Images,
+        tokenizers: None,
+        progress: Progress | None = None,
+    ) -> EvalData:
+        """All validation images; the task must know the classes, the mean and the std."""
+        task = image_task(config.task)
+        images = data.with_class_names(task.names)
+        model = resolve(config.model)
+        assert isinstance(model, VisionConfig)
+        if images.channels != model.channels:
+            raise DataError(
+                f"{images.name} has images of {images.channels} channels; "
+                f"the model reads {model.channels}"
+            )
+        if len(task.mean) != model.channels:
+            raise ConfigError(
+                f"task.mean={task.mean} must have a value for each of {model.channels} channels"
+            )
+        rows, size = max(DEFAULT_ROWS, config.train.batch or 0), model.image_size
+        return EvalData(
+            task=task,
+            task_choice=config.task,
+            tokenizers=None,
+            model=model,
+            validation_batches=lambda limit: _sequential_batches(task, images, size, rows, limit),
+            validation_data=images,
+            validation_size=len(images),
         )
-    rows = max(ROWS, config.train.batch or 0)
-    return EvalData(
-        task=task,
-        task_choice=config.task,
-        tokenizers=None,
-        model=model,
-        validation_batches=lambda limit: _in_order(task, held, model.image_size, rows, limit),
-        validation_data=held,
-        validation_size=len(held),
-    )
+
+    def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
+        """The true and the predicted class of a few validation images."""
+        task = cast(Classify, data.task)
+        first = cast(ImageBatch, next(iter(data.validation_batches(SAMPLE_IMAGES))))
+        batch = first.to(next(model.parameters()).device)
+        predictions = classify(model, batch.images, task.names)
+        return "\n".join(
+            f"{task.names[target]} → {predicted} ({probability:.0%})"
+            for target, ((predicted, probability),) in zip(
+                batch.targets.tolist(), predictions, strict=True
+            )
+        )
+
+    def predict(
+        self, run: TrainedModel, what: str | Path | NDArray[Any], *, top: int
+    ) -> list[list[tuple[str, float]]]:
+        """The likeliest classes of an image file or array with their probabilities."""
+        model, task = cast(Vision, run.model), image_task(run.config.task)
+        size, channels = model.config.image_size, model.config.channels
+        if isinstance(what, str | Path):
+            pixels = image_pixels(Path(what), size, channels)
+        else:
+            pixels = resize(as_pixels(np.array(what)[None], "the image"), size)
+        images = task.normalize(torch.from_numpy(pixels)).to(next(model.parameters()).device)
+        return classify(model, images, task.names, top)
 
 
 def image_task(choice: Choice) -> Classify:
     """The task of a run on images."""
-    task = make(choice, TASKS, "task")
-    assert isinstance(task, Classify)
-    return task
-
-
-def _in_order(
-    task: Classify, images: Images, size: int, rows: int, limit: int | None
-) -> Iterator[Batch]:
-    """All images once, or about `limit` of them, evenly spread: neighbours may be of one class."""
-    count = len(images)
-    chosen = np.arange(count)
-    if limit is not None and limit < count:
-        chosen = np.arange(limit) * count // limit
-    for start in range(0, len(chosen), rows):
-        some = chosen[start : start + rows]
-        yield task.collate((images.read(some, size), images.labels[some], False), torch.Generator())
+    return cast(Classify, make(choice, TASKS, "task"))
 
 
 @torch.no_grad()
@@ -121,23 +221,21 @@ def classify(
     """The likeliest classes of each image with their probabilities, best first."""
     model.eval()
     logits: Tensor = model.head(model(images))  # type: ignore[operator]
-    found = logits.float().softmax(-1).topk(min(top, len(names)))
-    return [
-        [(names[number], share) for number, share in zip(numbers, shares, strict=True)]
-        for numbers, shares in zip(found.indices.tolist(), found.values.tolist(), strict=True)
-    ]
+    return best_classes(logits, names, top)
 
 
-def sample(exam: EvalData, model: nn.Module) -> str:
-    """What the model says of a few held-out images, and what they are."""
-    assert isinstance(exam.task, Classify)
-    batch = next(iter(exam.validation_batches(SHOWN))).to(next(model.parameters()).device)
-    assert isinstance(batch, ImageBatch)
-    names = exam.task.names
-    lines = [
-        f"{names[target]} → {said} ({share:.0%})"
-        for target, ((said, share),) in zip(
-            batch.targets.tolist(), classify(model, batch.images, names), strict=True
-        )
-    ]
-    return "\n".join(lines)
+def _has_idx_files(folder: Path) -> bool:
+    return any(IDX.fullmatch(path.name) for path in folder.iterdir())
+
+
+def _sequential_batches(
+    task: Classify, images: Images, size: int, rows: int, limit: int | None
+) -> Iterator[Batch]:
+    """All images once, or about `limit` evenly spaced ones: neighbours may be of one class."""
+    count = len(images)
+    chosen = np.arange(count)
+    if limit is not None and limit < count:
+        chosen = np.arange(limit) * count // limit
+    for start in range(0, len(chosen), rows):
+        part = chosen[start : start + rows]
+        yield task.collate((images.read(part, size), images.labels[part], False), torch.Generator())

@@ -1,8 +1,9 @@
-"""The path of preparing for labels and tags: from texts with known answers to batches."""
+"""Labelled texts (a class per text) and tagged texts (a class per word)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -11,99 +12,214 @@ from torch import nn
 
 from regard.config import Choice, RunConfig, make, merge
 from regard.data.batch import Batch
-from regard.data.labels import LabelKind, LabelledText
+from regard.data.labels import READERS, LabelKind, LabelledText, from_conll, from_tsv, has_labels
 from regard.data.loader import PairIndices, PairLoader
 from regard.data.token_store import PairStore
 from regard.errors import ConfigError
+from regard.generate import Search
 from regard.models.bag import BagConfig
 from regard.models.build import describe, resolve
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
 from regard.nn.loss import IGNORED
-from regard.pipelines.base import DEFAULT_TOKENS, EvalData, TrainingData, generator_of
+from regard.pipelines.base import (
+    EvalData,
+    Pipeline,
+    Progress,
+    TrainedModel,
+    TrainingData,
+    best_classes,
+    suffix,
+)
 from regard.pipelines.by_length import ByLength, by_length
-from regard.tasks import TASKS
-from regard.tasks.label import Label
-from regard.text import Tokenizer
+from regard.pipelines.pairs import pair_loader
+from regard.pipelines.tokenizer_cache import cached_tokenizer
+from regard.seeds import batch_generator
+from regard.tasks import TASKS, Label
+from regard.text import Tokenizer, train_tokenizer
+from regard.text.pair_tokenizers import JOINT
 
-SHOWN = 4  # texts whose answers are told at each evaluation
-AT_ONCE = 128  # texts that are judged together
+SAMPLE_TEXTS = 4
+EVALUATION_ROWS = 128  # texts in a batch of an evaluation by length
 
 
-def prepare_labels(
-    config: RunConfig,
-    train: LabelledText,
-    held: LabelledText,
-    tokenizer: Tokenizer,
-    fingerprint: str,
-) -> TrainingData:
-    """Everything a run on labels or tags is trained and judged on."""
-    task = label_task(config.task)
-    names = task.named(train.class_names)
-    choice = merge({"task": config.task}, {"task": {"names": names}})["task"]
-    model = reader(config.model, task, classes=len(names), vocab_size=tokenizer.size)
-    config = replace(config, task=choice, model=describe(model))
-    exam = examine_labels(config, held, tokenizer)
-    task = label_task(choice)
-    store, cut = _store(train.with_class_names(names), tokenizer, model)
-    loader = _loader(config, model, store)
-    description = [
-        f"data       {train.description}",
-        f"held out   {held.description}",
-        f"tokenizer  {tokenizer.kind}, {tokenizer.size:,} tokens",
-        f"classes    {', '.join(names[:12])}{', …' if len(names) > 12 else ''}",
-    ]
-    if cut or exam.dropped:
-        description.append(
-            f"cut        {cut:,} texts to learn from and {exam.dropped:,} held out, to the first "
-            f"{model.context} tokens"
+class LabelsPipeline(Pipeline):
+    """Texts with a class each, in batches of similar length."""
+
+    name: ClassVar[str] = "labels"
+    tokenizer_type: ClassVar[type | None] = Tokenizer
+
+    def recognizes(self, path: Path) -> bool:
+        """A .csv, .tsv or .jsonl file with columns (or keys) text and label."""
+        return not path.is_dir() and suffix(path) in READERS and has_labels(path)
+
+    def reads_on_request(self, path: Path) -> bool:
+        """Any file; one of another suffix is read as .tsv."""
+        return not path.is_dir()
+
+    def open(self, path: Path) -> LabelledText:
+        """The texts of a table and their classes."""
+        return READERS.get(suffix(path), from_tsv)(path)
+
+    def lowercase(self, data: LabelledText) -> LabelledText:
+        """The texts with case folded."""
+        return data.lowercase()
+
+    def defaults(self, data: LabelledText, task: Choice, *, gpu: bool) -> dict[str, Any]:
+        """A bidirectional LSTM with max pooling."""
+        settings = _defaults(data, gpu)
+        settings["model"]["head"] = {"kind": "classify", "pool": "max"}
+        return {"task": "label", **settings}
+
+    def smallest_model(self, config: RunConfig) -> ModelConfig:
+        """With a head for two classes."""
+        return add_head(config.model, label_task(config.task), classes=2, vocab_size=1)
+
+    def train_tokenizers(
+        self, config: RunConfig, train: LabelledText, validation: LabelledText
+    ) -> Tokenizer:
+        """Train on the texts of the training data."""
+        choice = config.data.tokenizer
+
+        def write(folder: Path) -> None:
+            train_tokenizer(choice, train.texts()).save(folder / JOINT)
+
+        return Tokenizer.load(cached_tokenizer(choice, [train], write) / JOINT)
+
+    def training_data(
+        self,
+        config: RunConfig,
+        train: LabelledText,
+        validation: LabelledText,
+        tokenizers: Tokenizer,
+        progress: Progress | None,
+    ) -> TrainingData:
+        """Batches of texts of similar length, in random order."""
+        task = label_task(config.task)
+        names = task.class_names(train.class_names)
+        choice = merge({"task": config.task}, {"task": {"names": names}})["task"]
+        model = add_head(config.model, task, classes=len(names), vocab_size=tokenizers.size)
+        config = replace(config, task=choice, model=describe(model))
+        data = self.evaluation_data(config, validation, tokenizers)
+        task = label_task(choice)
+        store, truncated = _token_store(train.with_class_names(names), tokenizers, model)
+        loader = _loader(config, model, store)
+        description = [
+            f"data       {train.description}",
+            f"validation {validation.description}",
+            f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
+            f"classes    {', '.join(names[:12])}{', …' if len(names) > 12 else ''}",
+        ]
+        if truncated or data.dropped:
+            description.append(
+                f"truncated  {truncated:,} training texts and {data.dropped:,} validation texts, "
+                f"to {model.context} tokens"
+            )
+        return TrainingData(
+            **vars(data),
+            batch=lambda number: _collate(config, task, store, loader.examples(number), number),
+            example_ids=lambda number: loader.examples(number).indices.tolist(),
+            all_batches=lambda: (
+                _collate(config, task, store, rows, 0) for rows in loader.sequential()
+            ),
+            description=description,
         )
-    return TrainingData(
-        **vars(exam),
-        batch=lambda number: _batch(task, store, loader.examples(number), config, number),
-        example_ids=lambda number: loader.examples(number).indices.tolist(),
-        all_batches=lambda: (_batch(task, store, r, config, 0) for r in loader.sequential()),
-        description=description,
-        fingerprint=fingerprint,
-    )
+
+    def evaluation_data(
+        self,
+        config: RunConfig,
+        data: LabelledText,
+        tokenizers: Tokenizer,
+        progress: Progress | None = None,
+    ) -> EvalData:
+        """All validation texts in order; the task must know the names of the classes."""
+        task, model = label_task(config.task), resolve(config.model)
+        texts = data.with_class_names(task.names)
+        store, truncated = _token_store(texts, tokenizers, model)
+        loader = _loader(config, model, store)
+
+        def validation_batches(limit: int | None) -> Iterator[Batch]:
+            targets = sum(len(classes) for _, classes in texts.rows)
+            most = None if limit is None else max(1, limit * len(texts) // targets)
+            return (_collate(config, task, store, rows, 0) for rows in loader.sequential(most))
+
+        return EvalData(
+            task=task,
+            task_choice=config.task,
+            tokenizers=tokenizers,
+            model=model,
+            validation_batches=validation_batches,
+            validation_data=texts,
+            validation_size=len(texts),
+            dropped=truncated,
+        )
+
+    def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
+        """The predicted and the true classes of a few validation texts."""
+        task, tokenizer = cast(Label, data.task), cast(Tokenizer, data.tokenizers)
+        lines = []
+        for parts, classes in data.validation_data.rows[:SAMPLE_TEXTS]:
+            text, true = " ".join(parts), [task.names[number] for number in classes]
+            predictions = predict_classes(model, task, tokenizer, text)
+            predicted = [name for ((name, _),) in predictions]
+            lines.append(f"{text}\n→ {' '.join(predicted)}\n= {' '.join(true)}")
+        return "\n".join(lines)
+
+    def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
+        """Accuracy for short and for long texts."""
+        task, tokenizer = cast(Label, data.task), cast(Tokenizer, data.tokenizers)
+        rows = list(encode(data.validation_data, tokenizer, data.model))
+        in_order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))
+        accuracy = np.empty(len(rows))
+        device = next(model.parameters()).device
+        model.eval()
+        for start in range(0, len(rows), EVALUATION_ROWS):
+            chosen = in_order[start : start + EVALUATION_ROWS]
+            texts, classes, _ = zip(*(rows[row] for row in chosen), strict=True)
+            batch = task.collate((texts, classes, max(map(len, texts))), torch.Generator())
+            accuracy[chosen] = task.accuracy_per_text(model, batch.to(device)).cpu()
+        return by_length(
+            data.validation_data.texts(),
+            lambda chosen: {"accuracy": float(accuracy[list(chosen)].mean())},
+        )
+
+    def predict(self, run: TrainedModel, what: str, *, top: int) -> list[list[tuple[str, float]]]:
+        """The likeliest classes of a text, or of each of its words, with their probabilities."""
+        task, tokenizer = label_task(run.config.task), cast(Tokenizer, run.tokenizers)
+        return predict_classes(run.model, task, tokenizer, str(what), top)
 
 
-def examine_labels(config: RunConfig, held: LabelledText, tokenizer: Tokenizer) -> EvalData:
-    """What a model is judged by; the task must know its classes, as that of a run does."""
-    task, model = label_task(config.task), resolve(config.model)
-    held = held.with_class_names(task.names)
-    store, cut = _store(held, tokenizer, model)
-    loader = _loader(config, model, store)
+class TagsPipeline(LabelsPipeline):
+    """Texts with a class for each word."""
 
-    def validation_batches(limit: int | None) -> Iterator[Batch]:
-        targets = sum(len(classes) for _, classes in held.rows)
-        most = None if limit is None else max(1, limit * len(held) // targets)
-        return (_batch(task, store, rows, config, 0) for rows in loader.sequential(most))
+    name: ClassVar[str] = "tags"
+    certain: ClassVar[bool] = True
 
-    return EvalData(
-        task=task,
-        task_choice=config.task,
-        tokenizers=tokenizer,
-        model=model,
-        validation_batches=validation_batches,
-        validation_data=held,
-        validation_size=len(held),
-        dropped=cut,
-    )
+    def recognizes(self, path: Path) -> bool:
+        """A .conll file."""
+        return not path.is_dir() and suffix(path) == ".conll"
+
+    def open(self, path: Path) -> LabelledText:
+        """A word and its tag on each line, empty lines between texts."""
+        return from_conll(path)
+
+    def defaults(self, data: LabelledText, task: Choice, *, gpu: bool) -> dict[str, Any]:
+        """A bidirectional LSTM."""
+        return {"task": "tag", **_defaults(data, gpu)}
 
 
 def label_task(choice: Choice) -> Label:
     """The task of a run on labels or tags."""
-    task = make(choice, TASKS, "task")
-    assert isinstance(task, Label)
-    return task
+    return cast(Label, make(choice, TASKS, "task"))
 
 
-def reader(table: Mapping[str, Any], task: Label, *, classes: int, vocab_size: int) -> ModelConfig:
-    """The model that a table describes, with a head for so many classes in place of another.
+def add_head(
+    table: Mapping[str, Any], task: Label, *, classes: int, vocab_size: int
+) -> ModelConfig:
+    """The model that a table describes, with the head of the task for this number of classes.
 
-    Where nothing says what the head reads, it is the vector that has seen the whole text: the
-    first of an encoder (its <cls>), both ends where a text is read both ways, else the last.
+    By default a classification head reads the vector that has seen the whole text: the first of
+    an encoder (<cls>), both ends of a bidirectional network, otherwise the last.
     """
     model = resolve(table, vocab_size=vocab_size)
     if not hasattr(model, "head"):
@@ -113,13 +229,13 @@ def reader(table: Mapping[str, Any], task: Label, *, classes: int, vocab_size: i
         )
     given = table.get("head", {})
     given = {"kind": given} if isinstance(given, str) else given
-    options = given if given.get("kind", task.head) == task.head else {}  # else for something else
-    read = {"pool": _whole(model)} if task.head == "classify" else {}
-    head = {"kind": task.head, **read, **options, "classes": classes}
+    options = given if given.get("kind", task.head) == task.head else {}  # options of another head
+    pool = {"pool": _default_pool(model)} if task.head == "classify" else {}
+    head = {"kind": task.head, **pool, **options, "classes": classes}
     return resolve(table, vocab_size=vocab_size, head=head)
 
 
-def _whole(model: ModelConfig) -> str:
+def _default_pool(model: ModelConfig) -> str:
     if isinstance(model, BagConfig):
         return "first"
     if getattr(model, "shape", "decoder") != "encoder":
@@ -127,8 +243,8 @@ def _whole(model: ModelConfig) -> str:
     return "first" if isinstance(model, TransformerConfig) else "ends"
 
 
-def frame(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The special ids before and after a text: <cls> … <sep> for a Transformer's encoder."""
+def special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The special ids before and after a text: <cls> … <sep> for a Transformer encoder."""
     if isinstance(model, TransformerConfig) and model.shape == "encoder":
         return [tokenizer.cls_id], [tokenizer.sep_id]
     return tokenizer.prefix_ids, []
@@ -137,116 +253,102 @@ def frame(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int], list[int
 def encode(
     data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], bool]]:
-    """Of each text its ids, its classes, and whether it had to be cut to fit the model.
+    """For each text its ids, its classes, and whether it was truncated to fit the model.
 
-    A text has its class; of tags, each token has one, those before the last of a word -1.
+    A labelled text has one class. In a tagged text the last token of a word has the class of the
+    word, and the other tokens have -1.
     """
-    before, after = frame(model, tokenizer)
+    before, after = special_tokens(model, tokenizer)
     room = model.context - len(before) - len(after)
     if room < 1:
-        raise ConfigError(f"model.context={model.context} has no room for text between specials")
-    spaced = [
+        raise ConfigError(
+            f"model.context={model.context} has no room for text between special tokens"
+        )
+    words = [
         f" {part}" if place else part for parts, _ in data.rows for place, part in enumerate(parts)
     ]
-    encoded = iter(tokenizer.encode_batch(spaced))
+    encoded = iter(tokenizer.encode_batch(words))
     for parts, classes in data.rows:
         ids: list[int] = []
         targets: list[int] = []
-        for _, each in zip(parts, classes, strict=True):
-            more = next(encoded) or [tokenizer.stop_id]  # of characters nobody can see
-            ids += more
-            targets += [*[IGNORED] * (len(more) - 1), each]
+        for _, number in zip(parts, classes, strict=True):
+            word = next(encoded) or [tokenizer.stop_id]  # for characters that encode to nothing
+            ids += word
+            targets += [*[IGNORED] * (len(word) - 1), number]
         whole = np.array([*before, *ids[:room], *after])
         if data.kind == "labels":
             yield whole, np.array(classes), len(ids) > room
         else:
-            around = ([IGNORED] * len(before), [IGNORED] * len(after))
-            yield whole, np.array([*around[0], *targets[:room], *around[1]]), len(ids) > room
-
-
-def _store(data: LabelledText, tokenizer: Tokenizer, model: ModelConfig) -> tuple[PairStore, int]:
-    """Texts and their classes as two sides of pairs, and how many texts were cut."""
-    texts, classes, cut = zip(*encode(data, tokenizer, model), strict=True)
-
-    def side(rows: tuple[NDArray[np.int64], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return np.concatenate(rows), np.cumsum([0, *map(len, rows)])
-
-    return PairStore(*side(texts), *side(classes), data.fingerprint()), sum(cut)
-
-
-def _loader(config: RunConfig, model: ModelConfig, store: PairStore) -> PairLoader:
-    settings = config.train
-    batch = None if settings.batch is None else max(1, settings.batch // settings.accumulate)
-    tokens = None if batch else (settings.tokens or DEFAULT_TOKENS) // settings.accumulate
-    longest = model.context + 1  # pairs have a place more, for start or stop
-    return PairLoader(store, tokens, settings.seed, longest=longest, batch=batch)
-
-
-def _batch(
-    task: Label, store: PairStore, rows: PairIndices, config: RunConfig, number: int
-) -> Batch:
-    texts = [store.source(row) for row in rows.indices]
-    classes = [store.target(row) for row in rows.indices]
-    return task.collate((texts, classes, rows.width - 1), generator_of(config, number))
+            padding = ([IGNORED] * len(before), [IGNORED] * len(after))
+            tags = np.array([*padding[0], *targets[:room], *padding[1]])
+            yield whole, tags, len(ids) > room
 
 
 @torch.no_grad()
-def answers(
+def predict_classes(
     model: nn.Module, task: Label, tokenizer: Tokenizer, text: str, top: int = 1
 ) -> list[list[tuple[str, float]]]:
     """The likeliest classes of a text, or of each of its words, with their probabilities."""
-    parts = [text] if task.learns == "labels" else text.split()
+    parts = text.split() if task.predicts_words else [text]
     if not text.strip():
         raise ConfigError("nothing to predict: the text is empty")
-    asked = LabelledText(
-        cast(LabelKind, task.learns),
-        "text",
-        "",
-        [(tuple(parts), (0,) * len(parts))],
-        tuple(task.names),
-    )
-    ((ids, classes, _),) = encode(asked, tokenizer, cast(ModelConfig, model.config))
+    kind = cast(LabelKind, task.learns)
+    row = (tuple(parts), (0,) * len(parts))
+    unlabelled = LabelledText(kind, "text", "", [row], tuple(task.names))
+    ((ids, classes, _),) = encode(unlabelled, tokenizer, cast(ModelConfig, model.config))
     device = next(model.parameters()).device
     batch = task.collate(([ids], [classes], len(ids)), torch.Generator()).to(device)
     model.eval()
     logits = task.logits(model, batch)[batch.targets != IGNORED]
-    found = logits.float().softmax(-1).topk(min(top, len(task.names)))
-    return [
-        [(task.names[number], share) for number, share in zip(numbers, shares, strict=True)]
-        for numbers, shares in zip(found.indices.tolist(), found.values.tolist(), strict=True)
-    ]
+    return best_classes(logits, task.names, top)
 
 
-def rights_by_length(exam: EvalData, model: nn.Module) -> ByLength:
-    """The share of right answers, for short texts and for long ones."""
-    task, data, tokenizer = _told(exam)
-    rows = list(encode(data, tokenizer, exam.model))
-    order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))
-    right = np.empty(len(rows))
-    device = next(model.parameters()).device
-    model.eval()
-    for start in range(0, len(rows), AT_ONCE):
-        chosen = order[start : start + AT_ONCE]
-        texts, classes, _ = zip(*(rows[row] for row in chosen), strict=True)
-        batch = task.collate((texts, classes, max(map(len, texts))), torch.Generator())
-        right[chosen] = task.right(model, batch.to(device)).cpu()
-    return by_length(data.texts(), lambda some: {"accuracy": float(right[list(some)].mean())})
+def _token_store(
+    data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
+) -> tuple[PairStore, int]:
+    """Texts and their classes as the two sides of pairs, and how many texts were truncated."""
+    texts, classes, truncated = zip(*encode(data, tokenizer, model), strict=True)
+
+    def side(rows: tuple[NDArray[np.int64], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return np.concatenate(rows), np.cumsum([0, *map(len, rows)])
+
+    return PairStore(*side(texts), *side(classes), data.fingerprint()), sum(truncated)
 
 
-def sample(exam: EvalData, model: nn.Module) -> str:
-    """What the model says of a few held-out texts, and what is right."""
-    task, data, tokenizer = _told(exam)
-    lines = []
-    for parts, classes in data.rows[:SHOWN]:
-        text, right = " ".join(parts), [task.names[each] for each in classes]
-        said = [name for ((name, _),) in answers(model, task, tokenizer, text)]
-        lines.append(f"{text}\n→ {' '.join(said)}\n= {' '.join(right)}")
-    return "\n".join(lines)
+def _loader(config: RunConfig, model: ModelConfig, store: PairStore) -> PairLoader:
+    return pair_loader(config, store, longest=model.context + 1)  # pairs have one for STOP
 
 
-def _told(exam: EvalData) -> tuple[Label, LabelledText, Tokenizer]:
-    task, data, tokenizer = exam.task, exam.validation_data, exam.tokenizers
-    assert isinstance(task, Label)
-    assert isinstance(data, LabelledText)
-    assert isinstance(tokenizer, Tokenizer)
-    return task, data, tokenizer
+def _collate(
+    config: RunConfig, task: Label, store: PairStore, rows: PairIndices, number: int
+) -> Batch:
+    texts = [store.source(row) for row in rows.indices]
+    classes = [store.target(row) for row in rows.indices]
+    generator = batch_generator(config.train.seed, number)
+    return task.collate((texts, classes, rows.width - 1), generator)
+
+
+def _defaults(data: LabelledText, gpu: bool) -> dict[str, Any]:
+    """A bidirectional LSTM over words, or over characters if no text has two words."""
+    texts = data.texts()
+    longest = max(len(text.split()) for text in texts)
+    has_words = longest > 1
+    context = min(512, max(8, 2 * longest if has_words else max(map(len, texts))))
+    return {
+        "data": {"tokenizer": {"kind": "word", "lower": True} if has_words else "char"},
+        "model": {
+            "preset": "lstm",
+            "bidirectional": True,
+            "layers": 1,
+            "dim": 256 if gpu else 128,
+            "dropout": 0.5,
+            "context": context,
+        },
+        "train": {
+            "steps": 3000 if gpu else 1000,
+            "batch": 64,
+            "lr": 2e-3,
+            "ema": 0.99,
+            "schedule": {"kind": "linear", "warmup": 50},
+        },
+    }

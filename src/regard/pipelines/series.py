@@ -1,98 +1,142 @@
-"""The path of preparing for series: from columns of numbers to what is fitted and judged."""
+"""Time series: columns of numbers, one of which is forecast."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
 
 from regard.config import Choice, RunConfig, make, merge
 from regard.data.batch import Batch
-from regard.data.series import Series
+from regard.data.series import Series, from_csv, is_series
 from regard.errors import DataError
 from regard.models.build import resolve
-from regard.pipelines.base import EvalData, TrainingData
-from regard.tasks import TASKS
-from regard.tasks.forecast import Forecast
+from regard.pipelines.base import (
+    EvalData,
+    Pipeline,
+    Progress,
+    TrainedModel,
+    TrainingData,
+    suffix,
+)
+from regard.tasks import TASKS, Forecast
 
-SHOWN = 6  # numbers that are told at an evaluation
-
-
-def prepare_series(
-    config: RunConfig, train: Series, held: Series, fingerprint: str
-) -> TrainingData:
-    """Everything a run on a series is fitted to and judged on."""
-    task = series_task(config.task)
-    numbers = train.column(task.column)
-    mean, std = float(numbers.mean()), float(numbers.std())
-    if not std > 0:
-        raise DataError(f"{train.name}: all numbers are the same; there is nothing to foretell")
-    column = task.column or train.column_names[-1]
-    facts = {"task": {"column": column, "mean": mean, "std": std}}
-    config = replace(config, task=merge({"task": config.task}, facts)["task"])
-    exam = examine_series(config, held)
-
-    def batch(number: int) -> Batch:
-        return exam.task.collate(train.column(column)[None], torch.Generator())
-
-    return TrainingData(
-        **vars(exam),
-        batch=batch,
-        example_ids=lambda number: [0],
-        all_batches=lambda: iter([batch(0)]),
-        description=[
-            f"data       {train.description}",
-            f"held out   {held.description}",
-            f"column     {column}, mean {mean:.4g}, deviation {std:.4g}",
-        ],
-        fingerprint=fingerprint,
-    )
+SAMPLE_STEPS = 6
+PREDICTED_STEPS = 24
 
 
-def examine_series(config: RunConfig, held: Series) -> EvalData:
-    """What a model is judged by; the task must know its column, as that of a run does."""
-    task = series_task(config.task)
-    numbers = held.column(task.column)[None]
+class SeriesPipeline(Pipeline):
+    """Columns of numbers in the order of time; the validation data is the end of the series."""
 
-    def validation_batches(limit: int | None) -> Iterator[Batch]:
-        yield task.collate(numbers if limit is None else numbers[:, :limit], torch.Generator())
+    name: ClassVar[str] = "series"
 
-    return EvalData(
-        task=task,
-        task_choice=config.task,
-        tokenizers=None,
-        model=resolve(config.model),
-        validation_batches=validation_batches,
-        validation_data=held,
-        validation_size=len(held),
-    )
+    def recognizes(self, path: Path) -> bool:
+        """A .csv file with a number in its second line."""
+        return not path.is_dir() and suffix(path) == ".csv" and is_series(path)
+
+    def reads_on_request(self, path: Path) -> bool:
+        """Any file, read as .csv."""
+        return not path.is_dir()
+
+    def open(self, path: Path) -> Series:
+        """The columns of numbers of a .csv file."""
+        return from_csv(path)
+
+    def defaults(self, data: Series, task: Choice, *, gpu: bool) -> dict[str, Any]:
+        """A linear autoregression."""
+        return {
+            "task": {"kind": "forecast", "horizon": max(1, min(96, len(data) // 40))},
+            "model": {"family": "autoregression", "order": max(1, min(24, len(data) // 20))},
+        }
+
+    def training_data(
+        self,
+        config: RunConfig,
+        train: Series,
+        validation: Series,
+        tokenizers: None,
+        progress: Progress | None,
+    ) -> TrainingData:
+        """The whole training series as one batch, scaled by its mean and standard deviation."""
+        task = series_task(config.task)
+        values = train.column(task.column)
+        mean, std = float(values.mean()), float(values.std())
+        if not std > 0:
+            raise DataError(f"{train.name}: all values are the same; there is nothing to forecast")
+        column = task.column or train.column_names[-1]
+        facts = {"task": {"column": column, "mean": mean, "std": std}}
+        config = replace(config, task=merge({"task": config.task}, facts)["task"])
+        data = self.evaluation_data(config, validation, None)
+
+        def batch(number: int) -> Batch:
+            return data.task.collate(train.column(column)[None], torch.Generator())
+
+        return TrainingData(
+            **vars(data),
+            batch=batch,
+            example_ids=lambda number: [0],
+            all_batches=lambda: iter([batch(0)]),
+            description=[
+                f"data       {train.description}",
+                f"validation {validation.description}",
+                f"column     {column}, mean {mean:.4g}, standard deviation {std:.4g}",
+            ],
+        )
+
+    def evaluation_data(
+        self,
+        config: RunConfig,
+        data: Series,
+        tokenizers: None,
+        progress: Progress | None = None,
+    ) -> EvalData:
+        """The whole validation series as one batch; the task must know column, mean and std."""
+        task = series_task(config.task)
+        values = data.column(task.column)[None]
+
+        def validation_batches(limit: int | None) -> Iterator[Batch]:
+            yield task.collate(values if limit is None else values[:, :limit], torch.Generator())
+
+        return EvalData(
+            task=task,
+            task_choice=config.task,
+            tokenizers=None,
+            model=resolve(config.model),
+            validation_batches=validation_batches,
+            validation_data=data,
+            validation_size=len(data),
+        )
+
+    def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
+        """The forecast after the first half of the validation series, and the actual values."""
+        task, series = cast(Forecast, data.task), data.validation_data
+        middle = len(series) // 2
+        actual = series.column(task.column)[middle : middle + SAMPLE_STEPS].tolist()
+        first_half = replace(series, values=series.values[:middle])
+        predicted = forecast(model, task, first_half, len(actual))
+        return "\n".join(
+            f"{label} {'  '.join(f'{value:.4g}' for value in row)}"
+            for label, row in (("forecast", predicted), ("actual  ", actual))
+        )
+
+    def predict(self, run: TrainedModel, what: Any, *, top: int) -> list[float]:
+        """The next values of a series, 24 of them; `Run.forecast` takes their number."""
+        series = self.open(Path(what))
+        return forecast(run.model, series_task(run.config.task), series, PREDICTED_STEPS)
 
 
 def series_task(choice: Choice) -> Forecast:
     """The task of a run on a series."""
-    task = make(choice, TASKS, "task")
-    assert isinstance(task, Forecast)
-    return task
+    return cast(Forecast, make(choice, TASKS, "task"))
 
 
 def forecast(model: nn.Module, task: Forecast, series: Series, steps: int) -> list[float]:
-    """The numbers after the end of a series, each made from those before it."""
-    seen: int = model.context  # type: ignore[assignment]
-    if len(series) < seen:
-        raise DataError(f"{series.name} has {len(series)} rows; the model looks at {seen}")
-    batch = task.collate(series.column(task.column)[None, -seen:], torch.Generator())
+    """The values after the end of a series; each forecast is an input of the next."""
+    context: int = model.context  # type: ignore[assignment]
+    if len(series) < context:
+        raise DataError(f"{series.name} has {len(series)} rows; the model reads {context}")
+    batch = task.collate(series.column(task.column)[None, -context:], torch.Generator())
     with torch.no_grad():
-        return task.told(model.forecast(batch.series, steps)[0])  # type: ignore[operator]
-
-
-def sample(exam: EvalData, model: nn.Module) -> str:
-    """What the model says comes first after half of the held-out series, and what came."""
-    assert isinstance(exam.task, Forecast)
-    assert isinstance(exam.validation_data, Series)
-    held, middle = exam.validation_data, len(exam.validation_data) // 2
-    came = held.column(exam.task.column)[middle : middle + SHOWN].tolist()
-    told = forecast(model, exam.task, replace(held, values=held.values[:middle]), len(came))
-    return "\n".join(
-        f"{name} {'  '.join(f'{each:.4g}' for each in row)}"
-        for name, row in (("said", told), ("came", came))
-    )
+        return task.unscale(model.forecast(batch.series, steps)[0])  # type: ignore[operator]

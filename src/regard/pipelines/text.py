@@ -1,151 +1,307 @@
-"""The text path of preparing: from documents to blocks, and from blocks to batches."""
+"""Text: one stream of tokens, cut into blocks, for language models, masked models and CBOW."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
+from torch import nn
 
 from regard.config import Choice, RunConfig, kind_of, make
-from regard.data.batch import Batch
+from regard.data.batch import Batch, TextBatch
 from regard.data.loader import TextLoader, sequential_blocks
-from regard.data.text import Text
+from regard.data.text import Text, from_file, from_files
 from regard.data.token_store import TokenStore, text_store
 from regard.errors import ConfigError, DataError
+from regard.explain.neighbours import WordVectors
+from regard.generate import generate, parse_chain
+from regard.models.base import Language
 from regard.models.build import resolve
 from regard.models.presets import ModelConfig
-from regard.models.transformer import TransformerConfig
 from regard.pipelines.base import (
     EvalData,
+    Pipeline,
     Progress,
+    TrainedModel,
     TrainingData,
-    generator_of,
+    mark_scheduled_sampling,
     rows_per_step,
-    scheduled,
 )
-from regard.tasks import TASKS, Causal, Masked, Task
-from regard.text import Tokenizer
+from regard.pipelines.tokenizer_cache import cached_tokenizer
+from regard.seeds import batch_generator
+from regard.tasks import TASKS, Causal, CBOWTask, Masked, Task
+from regard.text import Tokenizer, train_tokenizer
+from regard.text.pair_tokenizers import JOINT
 
-JUDGED = 1  # the seed of what is random in judging: the same for every run
+SMALL_TEXT = 10_000_000  # bytes; below, characters are learned faster than sub-words
+VALIDATION_SEED = 1  # of the random masks in validation: the same for every run
+SAMPLE_TOKENS = 160
 
 
-def prepare_text(
-    config: RunConfig,
-    train: Text,
-    held: Text,
-    tokenizer: Tokenizer,
-    fingerprint: str,
-    progress: Progress | None,
-) -> TrainingData:
-    """Everything a run on text is trained and judged on."""
-    exam = examine_text(config, held, tokenizer, progress)
-    task, model = exam.task, exam.model
-    store = _store(task, train, tokenizer, _named(progress, "tokenizing"))
-    rows = _rows(config, model)
-    if isinstance(task, Masked) and task.next_sentence and rows < 2:
-        raise ConfigError(
-            "task.next_sentence takes the other half of its pairs from other rows, and there is "
-            "only one;\nraise train.batch or train.tokens, or lower train.accumulate"
+class TextPipeline(Pipeline):
+    """Documents of text, as one stream of tokens that is cut into blocks of `model.context`."""
+
+    name: ClassVar[str] = "text"
+    tokenizer_type: ClassVar[type | None] = Tokenizer
+
+    def recognizes(self, path: Path) -> bool:
+        """Any file or folder that no other pipeline recognizes."""
+        return True
+
+    def reads_on_request(self, path: Path) -> bool:
+        """Not what another pipeline recognizes: pairs, for instance, are no running text."""
+        return False
+
+    def open(self, path: Path) -> Text:
+        """A file as one document, or a folder with one document per text file."""
+        return _open_folder(path) if path.is_dir() else from_file(path)
+
+    def lowercase(self, data: Text) -> Text:
+        """The text with case folded."""
+        return data.lowercase()
+
+    def defaults(self, data: Text, task: Choice, *, gpu: bool) -> dict[str, Any]:
+        """Settings by task: a decoder, an encoder, or word vectors."""
+        kind, options = kind_of(task)
+        if kind == "masked":
+            return _masked_defaults(data, gpu, pairs=options.get("next_sentence") is True)
+        if kind == "cbow":
+            return _cbow_defaults(data)
+        return {**_causal_defaults(data, gpu), "task": kind}
+
+    def train_tokenizers(self, config: RunConfig, train: Text, validation: Text) -> Tokenizer:
+        """Train on all of the text, so that every character of it is in the vocabulary.
+
+        Where the validation text is a file of its own, train on the training part alone.
+        """
+        texts = [train] if config.data.validation else [train, validation]
+
+        def write(folder: Path) -> None:
+            chunks = (chunk for text in texts for chunk, _ in text.chunks())
+            total = sum(text.size for text in texts)
+            train_tokenizer(config.data.tokenizer, chunks, total=total).save(folder / JOINT)
+
+        return Tokenizer.load(cached_tokenizer(config.data.tokenizer, texts, write) / JOINT)
+
+    def training_data(
+        self,
+        config: RunConfig,
+        train: Text,
+        validation: Text,
+        tokenizers: Tokenizer,
+        progress: Progress | None,
+    ) -> TrainingData:
+        """Blocks of text in random order."""
+        data = self.evaluation_data(config, validation, tokenizers, progress)
+        task, model = data.task, data.model
+        store = _token_store(task, train, tokenizers, _labelled(progress, "tokenizing"))
+        rows = _rows_per_micro_batch(config, model)
+        if isinstance(task, Masked) and task.next_sentence and rows < 2:
+            raise ConfigError(
+                "task.next_sentence takes the second sentence of half of its pairs from other "
+                "rows, and there is only one;\n"
+                "raise train.batch or train.tokens, or lower train.accumulate"
+            )
+        loader = TextLoader(
+            store, model.context, rows, config.train.seed, reserved=_special_tokens(task)
         )
-    loader = TextLoader(store, model.context, rows, config.train.seed, reserved=_frame(task))
 
-    def batch(number: int) -> Batch:
-        block = loader.examples(number)
-        return task.collate((block[:, :-1], block[:, 1:]), generator_of(config, number))
+        def batch(number: int) -> Batch:
+            block = loader.examples(number)
+            generator = batch_generator(config.train.seed, number)
+            return task.collate((block[:, :-1], block[:, 1:]), generator)
 
-    return TrainingData(
-        **vars(exam),
-        batch=scheduled(config, task, batch),
-        example_ids=lambda number: loader.starts(number).tolist(),
-        all_batches=lambda: _blocks(config, task, model, store, None),
-        description=[
-            f"data       {train.description}",
-            f"held out   {held.description}",
-            f"tokenizer  {tokenizer.kind}, {tokenizer.size:,} tokens; "
-            f"{len(store):,} to learn from, {exam.validation_size:,} held out",
-        ],
-        fingerprint=fingerprint,
-    )
-
-
-def examine_text(
-    config: RunConfig, held: Text, tokenizer: Tokenizer, progress: Progress | None
-) -> EvalData:
-    """What a model is judged by."""
-    task = text_task(config, tokenizer)
-    store = _store(task, held, tokenizer, _named(progress, "tokenizing held-out text"))
-    if len(store) < 2:
-        raise DataError(
-            f"the held-out text has {len(store)} token, so there is nothing to predict in it;"
-            "\ngive more text, a larger data.validation_fraction, or a data.validation of its own"
+        return TrainingData(
+            **vars(data),
+            batch=mark_scheduled_sampling(config, task, batch),
+            example_ids=lambda number: loader.starts(number).tolist(),
+            all_batches=lambda: _sequential_batches(config, task, model, store, None),
+            description=[
+                f"data       {train.description}",
+                f"validation {validation.description}",
+                f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens; "
+                f"{len(store):,} for training, {data.validation_size:,} for validation",
+            ],
         )
-    if isinstance(task, Causal):
-        first = len(tokenizer.decode([int(store.tokens[0])]).encode())
-        task = replace(task, bytes_per_token=(store.bytes - first) / (len(store) - 1))
-    model = resolve(config.model, vocab_size=tokenizer.size)
-    return EvalData(
-        task=task,
-        task_choice=config.task,
-        tokenizers=tokenizer,
-        model=model,
-        validation_batches=lambda limit: _blocks(config, task, model, store, limit),
-        validation_data=held,
-        validation_size=len(store),
-    )
+
+    def evaluation_data(
+        self,
+        config: RunConfig,
+        data: Text,
+        tokenizers: Tokenizer,
+        progress: Progress | None = None,
+    ) -> EvalData:
+        """Consecutive blocks of the validation text."""
+        task = text_task(config, tokenizers)
+        progress_of_bytes = _labelled(progress, "tokenizing validation text")
+        store = _token_store(task, data, tokenizers, progress_of_bytes)
+        if len(store) < 2:
+            raise DataError(
+                f"the validation text has {len(store)} token, so there is nothing to predict in "
+                "it;\ngive more text, a larger data.validation_fraction, or a data.validation file"
+            )
+        if isinstance(task, Causal):
+            first = len(tokenizers.decode([int(store.tokens[0])]).encode())
+            task = replace(task, bytes_per_token=(store.bytes - first) / (len(store) - 1))
+        model = resolve(config.model, vocab_size=tokenizers.size)
+        return EvalData(
+            task=task,
+            task_choice=config.task,
+            tokenizers=tokenizers,
+            model=model,
+            validation_batches=lambda limit: _sequential_batches(config, task, model, store, limit),
+            validation_data=data,
+            validation_size=len(store),
+        )
+
+    def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
+        """Generated text, or nearest neighbours of words; other tasks have their own `sample`."""
+        tokenizer = cast(Tokenizer, data.tokenizers)
+        if isinstance(data.task, CBOWTask):
+            batch = cast(TextBatch, next(iter(data.validation_batches(data.model.context))))
+            return WordVectors.of(model, tokenizer).sample(batch.ids[0].tolist())
+        if not isinstance(data.task, Causal):
+            return super().sample(data, model, seed)
+        batch = cast(TextBatch, next(iter(data.validation_batches(1))))
+        prompt = np.asarray(batch.ids)[0, :1].tolist()
+        language = cast(Language, model)
+        (ids,) = generate(language, [prompt], parse_chain(), tokens=SAMPLE_TOKENS, seed=seed)
+        return tokenizer.decode(prompt + ids)
+
+    def predict(self, run: TrainedModel, what: str, *, top: int) -> Any:
+        """The prediction of the task: for masked models, the likeliest tokens of each <mask>."""
+        task = text_task(run.config, cast(Tokenizer, run.tokenizers))
+        return task.predict(run.model, str(what), top=top)
 
 
 def text_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
-    """The task of a run on text; those that must know the vocabulary are told."""
+    """The task of a run on text; tasks that need the vocabulary get the tokenizer."""
     return make(config.task, TASKS, "task", tokenizer=tokenizer, bytes_per_token=None)
 
 
-def must_hide(choice: Choice, model: TransformerConfig) -> None:
-    """Refuse a model that cannot learn to fill in what is hidden."""
-    task = make(choice, TASKS, "task")
-    assert isinstance(task, Masked)
-    head, options = kind_of(model.head)
-    wanted: Choice = "masked"
-    if task.next_sentence:
-        wanted = {"kind": "masked", "next_sentence": True}
-    if head != "masked" or (task.next_sentence and not options.get("next_sentence")):
-        raise ConfigError(f"task={choice!r} needs model.head={wanted!r}, not {model.head!r}")
-    if task.next_sentence and model.segments < 2:
-        raise ConfigError(
-            f"task.next_sentence needs model.segments=2, not {model.segments}: "
-            "it tells two sentences apart"
-        )
-    if model.context <= task.frame:
-        raise ConfigError(
-            f"model.context={model.context} has no room for text between special tokens; "
-            f"give {task.frame + 1} or more"
-        )
+def _open_folder(folder: Path) -> Text:
+    paths: list[Path] = []
+    skipped: dict[str, list[str]] = {}
+    for parent, folders, files in os.walk(folder):
+        hidden = [name for name in folders + files if name.startswith(".")]
+        folders[:] = [name for name in folders if name not in hidden]
+        linked = [name for name in folders if (Path(parent) / name).is_symlink()]
+        for reason, names in (("hidden", hidden), ("linked folder", linked)):
+            if names:
+                skipped.setdefault(reason, []).extend(sorted(names))
+        paths += [Path(parent) / name for name in files if name not in hidden]
+    return from_files(folder.resolve().name, sorted(paths), skipped)
 
 
-def _store(
+def _token_store(
     task: Task, text: Text, tokenizer: Tokenizer, progress: Callable[[int, int], None] | None
 ) -> TokenStore:
-    between = task.between if isinstance(task, Masked) else None
-    return text_store(text, tokenizer, separator=between, progress=progress)
+    separator = task.separator if isinstance(task, Masked) else None
+    return text_store(text, tokenizer, separator=separator, progress=progress)
 
 
-def _frame(task: Task) -> int:
-    return task.frame if isinstance(task, Masked) else 0
+def _special_tokens(task: Task) -> int:
+    return task.special_tokens if isinstance(task, Masked) else 0
 
 
-def _rows(config: RunConfig, model: ModelConfig) -> int:
-    """The rows of a micro-batch."""
-    settings = config.train
-    rows = rows_per_step(settings, model.context)
-    return max(1, rows // settings.accumulate)
+def _rows_per_micro_batch(config: RunConfig, model: ModelConfig) -> int:
+    return max(1, rows_per_step(config.train, model.context) // config.train.accumulate)
 
 
-def _blocks(
+def _sequential_batches(
     config: RunConfig, task: Task, model: ModelConfig, store: TokenStore, limit: int | None
 ) -> Iterator[Batch]:
-    rows = max(_rows(config, model), 16)
-    generator = torch.Generator().manual_seed(JUDGED)
-    for examples in sequential_blocks(store.tokens, model.context - _frame(task), rows, limit):
+    rows = max(_rows_per_micro_batch(config, model), 16)
+    generator = torch.Generator().manual_seed(VALIDATION_SEED)
+    block = model.context - _special_tokens(task)
+    for examples in sequential_blocks(store.tokens, block, rows, limit):
         yield task.collate(examples, generator)
 
 
-def _named(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
-    return None if progress is None else (lambda done, of: progress(name, done, of))
+def _labelled(progress: Progress | None, label: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else (lambda done, total: progress(label, done, total))
+
+
+def _causal_defaults(data: Text, gpu: bool) -> dict[str, Any]:
+    """A decoder: characters for a small text with a small alphabet, sub-words otherwise."""
+    by_character = data.size < SMALL_TEXT and len(_alphabet(data)) <= 256
+    vocab_size = min(32_000, max(1000, data.size // 500 // 100 * 100))
+    sizes = (
+        {"dim": 384, "layers": 6, "heads": 6, "context": 256, "dropout": 0.2}
+        if gpu
+        else {"dim": 128, "layers": 4, "heads": 4, "context": 64 if by_character else 128}
+    )
+    return {
+        "data": {"tokenizer": "char" if by_character else {"kind": "bpe", "size": vocab_size}},
+        "model": {"preset": "tiny-decoder", **_limit_context(sizes, data.size // 20)},
+        "train": {
+            "steps": 3000 if gpu else 2000,
+            "batch": 64 if gpu else 12,
+            "lr": 3e-3 if gpu else 6e-3,
+            "optimizer": "muon",
+            "ema": 0.99,
+            "schedule": {"kind": "linear", "warmup": 30},
+        },
+    }
+
+
+def _masked_defaults(data: Text, gpu: bool, *, pairs: bool) -> dict[str, Any]:
+    """An encoder over sub-words; with two segments if it reads `pairs` of sentences."""
+    vocab_size = min(32_000, max(1000, data.size // 200 // 100 * 100))
+    sizes = (
+        {"dim": 384, "layers": 6, "heads": 6, "context": 256, "dropout": 0.1}
+        if gpu
+        else {"dim": 128, "layers": 4, "heads": 4, "context": 64}
+    )
+    head = {"head": {"kind": "masked", "next_sentence": True}, "segments": 2} if pairs else {}
+    return {
+        "task": "masked",
+        "data": {"tokenizer": {"kind": "bpe", "size": vocab_size}},
+        "model": {
+            "preset": "tiny-encoder",
+            **_limit_context(sizes, data.size // 20, least=8),
+            **head,
+        },
+        "train": {
+            "steps": 5000 if gpu else 3500,
+            "batch": 64 if gpu else 16,
+            "lr": 3e-3 if gpu else 5e-3,
+            "optimizer": "muon",
+            "ema": 0.99,
+            "schedule": {"kind": "linear", "warmup": 50},
+        },
+    }
+
+
+def _cbow_defaults(data: Text) -> dict[str, Any]:
+    """Vectors of the most frequent words, from about twenty epochs."""
+    words = data.size // 5
+    rows = min(128, max(1, words // 64))
+    return {
+        "task": "cbow",
+        "data": {"tokenizer": {"kind": "word", "size": 20_000, "lower": True}},
+        "model": {"preset": "cbow", **_limit_context({"context": 64}, words // 4)},
+        "train": {
+            "steps": min(20_000, max(500, 20 * words // (64 * rows))),
+            "batch": rows,
+            "lr": 5e-3,
+            "optimizer": {"kind": "adamw", "decay": 0.0},
+            "schedule": {"kind": "linear", "warmup": 50},
+            "evaluate_tokens": 10_000,
+        },
+    }
+
+
+def _limit_context(sizes: dict[str, Any], tokens: int, least: int = 2) -> dict[str, Any]:
+    """The sizes of a model, with a context that fits into a text of a few hundred tokens."""
+    return {**sizes, "context": max(least, min(sizes["context"], tokens))}
+
+
+def _alphabet(data: Text) -> set[str]:
+    characters: set[str] = set()
+    for chunk, _ in data.chunks():
+        characters |= set(chunk)
+    return characters

@@ -1,4 +1,4 @@
-"""Tasks: what a model is trained for and how it is judged."""
+"""Tasks: what a model is trained for and how it is evaluated."""
 
 from regard.tasks.base import Objective, Task
 from regard.tasks.causal import Causal

@@ -1,7 +1,7 @@
-"""What a task is: four methods between examples and numbers."""
+"""What a task is: how examples become batches, the loss, and the metrics."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -9,51 +9,89 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.errors import ConfigError
+from regard.models.presets import ModelConfig
+from regard.tasks.metrics import mean_loss
 
-Learns = Literal["text", "pairs", "images", "labels", "tags", "series"]
 
+class Task:
+    """What a model is trained for. Subclass it, and add the class to `TASKS`.
 
-class Task(Protocol):
-    """What to learn. The loss is a sum and a count, so that any split of a batch is exact."""
+    A subclass says from which kind of data it learns and which models can learn it, and defines
+    `collate`, `loss` and `count`; the other methods have defaults. The loss is a sum and a count,
+    so that splitting a batch into micro-batches changes nothing.
+    """
 
-    learns: ClassVar[Learns]  # from what: `Data.kind`
-    verb: ClassVar[str]  # what its models do: the command and the method of `Run`
-    measures: ClassVar[tuple[str, ...]]  # the keys of its metrics
+    learns: ClassVar[str]  # the kind of data: a key of pipelines.PIPELINES
+    shapes: ClassVar[tuple[str, ...]]  # the model shapes that can learn it
+    verbs: ClassVar[tuple[str, ...]] = ("predict",)  # methods of `Run` that apply, the main first
+    metric_names: ClassVar[tuple[str, ...]] = ("loss",)  # keys of `metrics` always present
+    predicts_words: ClassVar[bool] = False  # `Run.predict` gives one answer per word of a text
 
     def collate(self, examples: Any, generator: torch.Generator) -> Batch:
         """Make a batch; all randomness comes from the generator."""
+        raise NotImplementedError
 
     def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
         """The loss summed over the scored targets."""
+        raise NotImplementedError
 
     def count(self, batch: Any) -> Int[Tensor, ""]:
         """How many targets are scored."""
+        raise NotImplementedError
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-        """What a held-out set says of the model."""
+        """The validation metrics of a model; `loss` is among them."""
+        return {"loss": mean_loss(self, model, batches)}
+
+    def check_model(self, model: ModelConfig) -> None:
+        """Refuse a model that cannot learn this task; the message continues "task=…: "."""
+        shape = getattr(model, "shape", "decoder")
+        if shape not in self.shapes:
+            accepted = " or ".join(map(repr, self.shapes))
+            raise ConfigError(
+                f"needs a model of shape {accepted}, not {shape!r}; "
+                "choose another model.preset or model.shape"
+            )
+
+    def sample(self, model: nn.Module, batches: Iterable[Any]) -> str:
+        """What is shown of the model at an evaluation, given the first validation batches."""
+        return ""
+
+    def predict(self, model: nn.Module, text: str, *, top: int) -> Any:
+        """What the model says of one text, for tasks on text (`Run.predict`)."""
+        raise ConfigError(f"the task has no prediction for a text; use `{self.verbs[0]}` instead")
+
+    def tokens_per_target(self, model: ModelConfig) -> int | None:
+        """How many tokens a model reads for each target; None where that varies between rows."""
+        return None
+
+    def tokens_read(self, batch: Any, context: int) -> int:
+        """How many tokens or patches of a batch a model learns from."""
+        return int(self.count(batch))
 
 
-def check_label_smoothing(smoothing: float) -> None:
-    """Refuse label smoothing that leaves nothing to learn."""
-    if not 0 <= smoothing < 1:
-        raise ConfigError(f"task.label_smoothing={smoothing} must be at least 0 and below 1")
+def check_label_smoothing(label_smoothing: float) -> None:
+    """Refuse label smoothing that leaves no probability for the target."""
+    if not 0 <= label_smoothing < 1:
+        raise ConfigError(f"task.label_smoothing={label_smoothing} must be at least 0 and below 1")
 
 
-def class_names(given: list[str], own: Sequence[str]) -> list[str]:
-    """The names of classes: the data's own, or those given for numbers from 0 on."""
-    if not given or given == list(own):
-        return list(own)
-    if len(given) != len(own) or list(own) != [str(number) for number in range(len(own))]:
+def resolve_class_names(given: list[str], in_data: Sequence[str]) -> list[str]:
+    """The names of the classes: those of the data, or names given for classes 0, 1, 2, …"""
+    if not given or given == list(in_data):
+        return list(in_data)
+    numbered = [str(number) for number in range(len(in_data))]
+    if len(given) != len(in_data) or list(in_data) != numbered:
         raise ConfigError(
-            f"task.names has {len(given)} names, and the data {len(own)} classes: "
-            f"{', '.join(own[:5])}{', …' if len(own) > 5 else ''};\n"
+            f"task.names has {len(given)} names, and the data {len(in_data)} classes: "
+            f"{', '.join(in_data[:5])}{', …' if len(in_data) > 5 else ''};\n"
             "names are for classes that are numbered from 0 on, one for each"
         )
     return given
 
 
 class Objective(nn.Module):
-    """A model and what it is trained for, in one module: compile and wrappers see one call."""
+    """A model and its task as one module from batch to loss, for torch.compile and DDP/FSDP."""
 
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()

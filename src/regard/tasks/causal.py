@@ -11,40 +11,59 @@ from torch import Tensor, nn
 
 from regard.config import Choice
 from regard.data.batch import TextBatch
+from regard.errors import ConfigError
+from regard.models.presets import ModelConfig
 from regard.nn.head import IGNORED
-from regard.tasks.base import Learns, check_label_smoothing
+from regard.tasks.base import Task, check_label_smoothing
 from regard.tasks.metrics import bits_per_byte, mean_loss, perplexity
-from regard.tasks.scheduled import mixed, sampling
+from regard.tasks.scheduled_sampling import (
+    check_trainable,
+    mix_predictions,
+    sampling_schedule,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Causal:
-    r"""P(t_1 .. t_N) = prod_n P(t_n | t_1 .. t_{n-1}): cross-entropy of every next token."""
+class Causal(Task):
+    r"""P(t_1 .. t_N) = prod_n P(t_n | t_1 .. t_{n-1}): cross-entropy of every next token.
 
-    learns: ClassVar[Learns] = "text"
-    verb: ClassVar[str] = "generate"
-    measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_byte")
+    Teacher forcing: the model reads the true tokens, unless `scheduled_sampling` replaces some.
+    """
+
+    learns: ClassVar[str] = "text"
+    shapes: ClassVar[tuple[str, ...]] = ("decoder",)
+    verbs: ClassVar[tuple[str, ...]] = ("generate", "search", "gradients")
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_byte")
     label_smoothing: float = 0.0
-    scheduled_sampling: float | Choice = (
-        0.0  # how often it reads its own words: a share, or one of SAMPLINGS
-    )
-    bytes_per_token: float | None = None  # of the held-out text: makes bits per byte comparable
+    scheduled_sampling: float | Choice = 0.0  # a probability, or one of SAMPLING_SCHEDULES
+    bytes_per_token: float | None = None  # of the validation text, for bits per byte
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)
-        sampling(self.scheduled_sampling, 1)
+        sampling_schedule(self.scheduled_sampling, 1)
+
+    def check_model(self, model: ModelConfig) -> None:
+        """A bidirectional model would see the token that it has to predict."""
+        shape = getattr(model, "shape", "decoder")
+        if shape == "encoder" and getattr(model, "bidirectional", False):
+            raise ConfigError(
+                "model.bidirectional=true also reads a text from its end, and so sees the next "
+                "token, which the task predicts;\nit is for task='label' and task='tag'"
+            )
+        super().check_model(model)
+        check_trainable(self.scheduled_sampling, model)
 
     def collate(
         self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
     ) -> TextBatch:
-        """Blocks of ids and, for each, the id that follows."""
+        """Blocks of ids and, for each id, the one that follows."""
         ids, targets = examples
         return TextBatch(torch.from_numpy(ids), torch.from_numpy(targets))
 
     def loss(self, model: nn.Module, batch: TextBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy."""
         smoothing = self.label_smoothing if model.training else 0.0
-        hidden = model(mixed(model, batch.ids, batch.use_prediction))
+        hidden = model(mix_predictions(model, batch.ids, batch.use_prediction))
         return model.head.loss(hidden, batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:
@@ -53,11 +72,15 @@ class Causal:
 
     def metrics(self, model: nn.Module, batches: Iterable[TextBatch]) -> dict[str, float]:
         """Loss in nats per token, perplexity, and bits per byte where the bytes are known."""
-        return self.measured(mean_loss(self, model, batches))
+        return self.metrics_of_loss(mean_loss(self, model, batches))
 
-    def measured(self, loss: float) -> dict[str, float]:
-        """What a loss in nats per token amounts to."""
+    def metrics_of_loss(self, loss: float) -> dict[str, float]:
+        """The metrics that follow from a loss in nats per token."""
         result = {"loss": loss, "perplexity": perplexity(loss)}
         if self.bytes_per_token is not None:
             result["bits_per_byte"] = bits_per_byte(loss, self.bytes_per_token)
         return result
+
+    def tokens_per_target(self, model: ModelConfig) -> int | None:
+        """Every token that is read is followed by a target."""
+        return 1

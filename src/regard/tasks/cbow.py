@@ -11,20 +11,21 @@ from torch import Tensor, nn
 
 from regard.data.batch import TextBatch
 from regard.nn.head import IGNORED
-from regard.tasks.base import Learns, check_label_smoothing
-from regard.tasks.masked import guessed
+from regard.tasks.base import Task, check_label_smoothing
+from regard.tasks.masked import prediction_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
-class CBOWTask:
-    r"""- sum_t log P(id_t | the words around it), or what stands for it with negative sampling.
+class CBOWTask(Task):
+    r"""- sum_t log P(id_t | the words around it), or the loss of negative sampling in its place.
 
-    Every word of a row is the middle one once. Mikolov et al. 2013.
+    Continuous bag of words: every word of a row is the centre word once. Mikolov et al. 2013.
     """
 
-    learns: ClassVar[Learns] = "text"
-    verb: ClassVar[str] = "neighbours"
-    measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
+    learns: ClassVar[str] = "text"
+    shapes: ClassVar[tuple[str, ...]] = ("cbow",)
+    verbs: ClassVar[tuple[str, ...]] = ("neighbours",)
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
@@ -34,24 +35,26 @@ class CBOWTask:
         self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
     ) -> TextBatch:
         """Blocks of ids, each of which is its own target."""
-        ids, following = (torch.from_numpy(each) for each in examples)
+        ids, following = map(torch.from_numpy, examples)
         return TextBatch(ids, ids.masked_fill(following == IGNORED, IGNORED))
 
     def loss(self, model: nn.Module, batch: TextBatch) -> Float[Tensor, ""]:
         """Summed over the words."""
         smoothing = self.label_smoothing if model.training else 0.0
-        return model.head.loss(_read(model, batch), batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
+        return model.head.loss(_hidden(model, batch), batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:
         """How many words are predicted."""
         return (batch.targets != IGNORED).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[TextBatch]) -> dict[str, float]:
-        """Nats per word and the share guessed right, and the same without looking."""
-        return guessed(model, (_scored(_read(model, batch), batch.targets) for batch in batches))
+        """Nats per word and accuracy, and the same for unigram frequencies."""
+        return prediction_metrics(
+            model, (_scored(_hidden(model, batch), batch.targets) for batch in batches)
+        )
 
 
-def _read(model: Any, batch: TextBatch) -> Float[Tensor, "batch time dim"]:
+def _hidden(model: Any, batch: TextBatch) -> Float[Tensor, "batch time dim"]:
     x: Tensor = model(batch.ids, lengths=(batch.targets != IGNORED).sum(1))
     return x
 

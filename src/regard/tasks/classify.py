@@ -1,4 +1,4 @@
-"""Classification: say which of some classes an image belongs to."""
+"""Image classification."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,37 +13,39 @@ from torch import Tensor, nn
 
 from regard.data.batch import ImageBatch
 from regard.errors import ConfigError, DataError
+from regard.models.presets import ModelConfig
 from regard.nn.loss import IGNORED, cross_entropy
-from regard.tasks.base import Learns, check_label_smoothing, class_names
+from regard.tasks.base import Task, check_label_smoothing, resolve_class_names
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classify:
+class Classify(Task):
     r"""P(class | image): cross-entropy of the class, with label smoothing.
 
-    A colour c from 0 to 255 becomes (c / 255 - mean) / std of its channel. While learning, an
-    image may be shifted by up to `crop` pixels each way, what comes in being black, and turned
-    into its mirror image half of the time (`flip`).
+    A pixel value c from 0 to 255 is normalised to (c / 255 - mean) / std of its channel. In
+    training an image may be shifted by up to `crop` pixels in each direction, with black pixels
+    moving in, and mirrored with probability 1/2 (`flip`).
     """
 
-    learns: ClassVar[Learns] = "images"
-    verb: ClassVar[str] = "predict"
-    measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    learns: ClassVar[str] = "images"
+    shapes: ClassVar[tuple[str, ...]] = ("images",)
+    verbs: ClassVar[tuple[str, ...]] = ("predict", "classify")
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     label_smoothing: float = 0.0
     crop: int = 0
     flip: bool = False
-    mean: list[float] = field(default_factory=list)  # of each channel; empty: of what is learned
+    mean: list[float] = field(default_factory=list)  # per channel; empty: of the training images
     std: list[float] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)  # of the classes; empty: the data's own
+    names: list[str] = field(default_factory=list)  # of the classes; empty: those of the data
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)
         if self.crop < 0:
             raise ConfigError(f"task.crop={self.crop} must be 0 or more pixels")
-        if len(self.mean) != len(self.std) or any(each <= 0 for each in self.std):
+        if len(self.mean) != len(self.std) or any(value <= 0 for value in self.std):
             raise ConfigError(
-                f"task.mean={self.mean} and task.std={self.std} have one number for each channel, "
-                "those of std above 0"
+                f"task.mean={self.mean} and task.std={self.std} need one value per channel, "
+                "and those of std must be above 0"
             )
 
     def collate(
@@ -51,21 +53,21 @@ class Classify:
         examples: tuple[NDArray[np.uint8], NDArray[np.int64], bool],
         generator: torch.Generator,
     ) -> ImageBatch:
-        """Images as the model reads them and their classes; changed at random while learning."""
-        pixels, labels, learning = examples
+        """Normalised images and their classes; `training` also applies random crop and flip."""
+        pixels, labels, training = examples
         images = torch.from_numpy(pixels)
-        if learning and self.crop:
-            images = shifted(images, self.crop, generator)
-        if learning and self.flip:
+        if training and self.crop:
+            images = random_shift(images, self.crop, generator)
+        if training and self.flip:
             mirror = torch.rand(len(images), generator=generator) < 0.5
             images = torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
-        return ImageBatch(self.normal(images), torch.from_numpy(labels))
+        return ImageBatch(self.normalize(images), torch.from_numpy(labels))
 
-    def normal(
+    def normalize(
         self, images: UInt8[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels height width"]:
-        """Colours centred and scaled."""
-        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+        """Pixel values centred and scaled per channel."""
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (images.float() / 255 - mean) / std
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> Float[Tensor, ""]:
@@ -78,36 +80,44 @@ class Classify:
         return (batch.targets != IGNORED).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[ImageBatch]) -> dict[str, float]:
-        """Loss in nats per image, and the share of images whose likeliest class is right."""
+        """Loss in nats per image, and accuracy."""
         training = model.training
         model.eval()
-        sums = torch.zeros(3, dtype=torch.float64)  # of losses, of right answers, of images
+        sums = torch.zeros(3, dtype=torch.float64)  # losses, correct predictions, images
         with torch.no_grad():
             for batch in batches:
                 logits = model.head(model(batch.images))  # type: ignore[operator]
                 loss = cross_entropy(logits, batch.targets)
-                right = (logits.argmax(-1) == batch.targets).sum()
-                sums += torch.stack((loss, right, self.count(batch))).cpu()
+                correct = (logits.argmax(-1) == batch.targets).sum()
+                sums += torch.stack((loss, correct, self.count(batch))).cpu()
         model.train(training)
-        loss, right, count = sums.tolist()
+        loss, correct, count = sums.tolist()
         if not count:
-            raise DataError("nothing to evaluate: the held-out set has no image")
-        return {"loss": loss / count, "accuracy": right / count}
+            raise DataError("nothing to evaluate: the validation data has no image")
+        return {"loss": loss / count, "accuracy": correct / count}
 
-    def named(self, names: Sequence[str]) -> list[str]:
-        """The names of the classes: the data's own, or those given for numbers from 0 on."""
-        return class_names(self.names, names)
+    def class_names(self, in_data: Sequence[str]) -> list[str]:
+        """The names of the classes: those of the data, or names given for classes 0, 1, 2, …"""
+        return resolve_class_names(self.names, in_data)
+
+    def tokens_per_target(self, model: ModelConfig) -> int | None:
+        """An image has one target; its patches are the tokens."""
+        return int(model.context)
+
+    def tokens_read(self, batch: ImageBatch, context: int) -> int:
+        """All patches of all images."""
+        return len(batch.targets) * context
 
 
-def shifted(
-    images: UInt8[Tensor, "batch channels height width"], by: int, generator: torch.Generator
+def random_shift(
+    images: UInt8[Tensor, "batch channels height width"], pixels: int, generator: torch.Generator
 ) -> UInt8[Tensor, "batch channels height width"]:
-    """Each image moved by a random number of pixels, at most `by`, down or up and to a side."""
+    """Each image shifted by at most `pixels` vertically and horizontally; black moves in."""
     count, _, height, width = images.shape
-    framed = F.pad(images, (by, by, by, by))
-    down, right = torch.randint(0, 2 * by + 1, (2, count, 1), generator=generator)
+    padded = F.pad(images, (pixels,) * 4)
+    down, right = torch.randint(0, 2 * pixels + 1, (2, count, 1), generator=generator)
     rows = (down + torch.arange(height)).view(count, 1, height, 1)
     columns = (right + torch.arange(width)).view(count, 1, 1, width)
-    which = torch.arange(count).view(-1, 1, 1, 1)
+    image = torch.arange(count).view(-1, 1, 1, 1)
     channels = torch.arange(images.shape[1]).view(1, -1, 1, 1)
-    return framed[which, channels, rows, columns]
+    return padded[image, channels, rows, columns]

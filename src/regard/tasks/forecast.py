@@ -1,4 +1,4 @@
-"""Forecasting: the next number of a series, and then the next from that."""
+"""Time series forecasting, one step ahead and several steps ahead."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,28 +12,29 @@ from torch import Tensor, nn
 
 from regard.data.batch import SeriesBatch
 from regard.errors import ConfigError, DataError
-from regard.tasks.base import Learns
+from regard.tasks.base import Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
-    r"""How far the next number is from what was said, and the next that is made from that.
+class Forecast(Task):
+    r"""Squared error of the next value of a series, and of values fed back as inputs.
 
         one step ahead   x̂_t+1 = f(x_t, x_t-1, …)
         fed back         x̂_t+h = f(x̂_t+h-1, …, x̂_t+1, x_t, …),     h = 1 … horizon
 
-    `loss` and `mae` are the squared and the absolute error one step ahead, `fed_back` is the
-    squared error over the horizon, and `fed_back_h` that of step h: it shows how errors
-    accumulate. All are in units of the deviation of what was learned from: 1 is as good as
-    always to say the mean.
+    `loss` and `mae` are the mean squared and mean absolute error one step ahead, `fed_back` is the
+    mean squared error over the horizon, and `fed_back_h` that of step h: it shows how errors
+    accumulate. All are in units of the standard deviation of the training data: a loss of 1 is
+    that of always predicting the mean.
     """
 
-    learns: ClassVar[Learns] = "series"
-    verb: ClassVar[str] = "predict"
-    measures: ClassVar[tuple[str, ...]] = ("loss", "mae", "fed_back")
-    column: str | None = None  # which to foretell; None: the last
+    learns: ClassVar[str] = "series"
+    shapes: ClassVar[tuple[str, ...]] = ("series",)
+    verbs: ClassVar[tuple[str, ...]] = ("predict", "forecast")
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "mae", "fed_back")
+    column: str | None = None  # to forecast; None: the last
     horizon: int = 96
-    mean: float | None = None  # of what is learned from; None: not known yet
+    mean: float | None = None  # of the training data; None: not known yet
     std: float | None = None
 
     def __post_init__(self) -> None:
@@ -41,54 +42,54 @@ class Forecast:
             raise ConfigError(f"task.horizon={self.horizon} must be at least 1")
 
     def collate(self, examples: NDArray[np.float64], generator: torch.Generator) -> SeriesBatch:
-        """The numbers, centred and scaled."""
+        """The values, centred and scaled."""
         assert self.mean is not None
         assert self.std is not None
         return SeriesBatch(torch.from_numpy((examples - self.mean) / self.std))
 
     def loss(self, model: nn.Module, batch: SeriesBatch) -> Float[Tensor, ""]:
         """Summed squared error, one step ahead."""
-        return _ahead(model, batch).square().sum()
+        return _one_step_error(model, batch).square().sum()
 
     def count(self, batch: SeriesBatch) -> Int[Tensor, ""]:
-        """How many numbers there are to foretell, the first among them."""
+        """How many values the series have, the first ones included."""
         return torch.tensor(batch.series.numel())
 
     @torch.no_grad()
     def metrics(self, model: nn.Module, batches: Iterable[SeriesBatch]) -> dict[str, float]:
-        """Errors one step ahead, and those of what is fed back, by how far ahead it is."""
-        near, far = [], []
-        seen: int = model.context  # type: ignore[assignment]
+        """Errors one step ahead, and errors of fed-back forecasts by step."""
+        one_step, fed_back = [], []
+        context: int = model.context  # type: ignore[assignment]
         for batch in batches:
-            if batch.series.shape[1] < seen + self.horizon:
+            if batch.series.shape[1] < context + self.horizon:
                 raise DataError(
-                    f"the held-out series has {batch.series.shape[1]:,} numbers; to look at {seen} "
-                    f"and foretell {self.horizon}, it needs {seen + self.horizon};\n"
-                    "hold out more (data.validation_fraction), or lower task.horizon or model.order"
+                    f"the validation data has {batch.series.shape[1]:,} values; reading {context} "
+                    f"and forecasting {self.horizon} takes {context + self.horizon};\n"
+                    "raise data.validation_fraction, or lower task.horizon or model.order"
                 )
-            near.append(_ahead(model, batch).flatten())
-            # every place from which there are `horizon` numbers to come: (places, seen + horizon)
-            windows = batch.series.unfold(1, seen + self.horizon, 1).flatten(0, 1)
-            told = model.forecast(windows[:, :seen], self.horizon)  # type: ignore[operator]
-            far.append((told - windows[:, seen:]).square())
-        error, steps = torch.cat(near), torch.cat(far).mean(0)
-        halves = [1 << power for power in range(self.horizon.bit_length())]
+            one_step.append(_one_step_error(model, batch).flatten())
+            # every window of inputs and forecast: (places, context + horizon)
+            windows = batch.series.unfold(1, context + self.horizon, 1).flatten(0, 1)
+            forecast = model.forecast(windows[:, :context], self.horizon)  # type: ignore[operator]
+            fed_back.append((forecast - windows[:, context:]).square())
+        error, steps = torch.cat(one_step), torch.cat(fed_back).mean(0)
+        powers = [1 << power for power in range(self.horizon.bit_length())]
         return {
             "loss": float(error.square().mean()),
             "mae": float(error.abs().mean()),
             "fed_back": float(steps.mean()),
-            **{f"fed_back_{h}": float(steps[h - 1]) for h in sorted({*halves, self.horizon})},
+            **{f"fed_back_{h}": float(steps[h - 1]) for h in sorted({*powers, self.horizon})},
         }
 
-    def told(self, values: Tensor) -> list[float]:
-        """Scaled numbers as they were."""
+    def unscale(self, values: Tensor) -> list[float]:
+        """Undo the scaling of `collate`."""
         assert self.mean is not None
         assert self.std is not None
-        found: list[float] = (values * self.std + self.mean).tolist()
-        return found
+        unscaled: list[float] = (values * self.std + self.mean).tolist()
+        return unscaled
 
 
-def _ahead(model: Any, batch: SeriesBatch) -> Float[Tensor, "batch places"]:
-    """What was said less what came, wherever there is enough to look back at."""
+def _one_step_error(model: Any, batch: SeriesBatch) -> Float[Tensor, "batch places"]:
+    """Forecast minus value, at every place with a whole context before it."""
     error: Tensor = model(batch.series[:, :-1]) - batch.series[:, model.context :]
     return error

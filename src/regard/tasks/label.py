@@ -1,4 +1,4 @@
-"""Many to one: say which of some classes a text belongs to."""
+"""Text classification (many to one)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,25 +13,26 @@ from torch import Tensor, nn
 from regard.data.batch import LabelBatch, TagBatch
 from regard.errors import DataError
 from regard.nn.loss import IGNORED, cross_entropy
-from regard.tasks.base import Learns, check_label_smoothing, class_names
+from regard.tasks.base import Task, check_label_smoothing, resolve_class_names
 
 Ids = Sequence[NDArray[np.int64]]
-Answers = tuple[NDArray[np.int64], NDArray[np.int64]]  # what is said, what is right
+Classes = tuple[NDArray[np.int64], NDArray[np.int64]]  # predicted, true
 
 
 @dataclass(frozen=True, kw_only=True)
-class Label:
+class Label(Task):
     r"""P(class | text): cross-entropy of the class, with label smoothing.
 
-    The model reads the whole text; its head reads the class off the last state, or off all.
+    The model reads the whole text; its head reads one state or pools all of them.
     """
 
-    learns: ClassVar[Learns] = "labels"
-    verb: ClassVar[str] = "predict"
-    measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")
+    learns: ClassVar[str] = "labels"
+    shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "bag")
+    verbs: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")
     head: ClassVar[str] = "classify"
     label_smoothing: float = 0.0
-    names: list[str] = field(default_factory=list)  # of the classes; empty: the data's own
+    names: list[str] = field(default_factory=list)  # of the classes; empty: those of the data
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)
@@ -39,16 +40,16 @@ class Label:
     def collate(
         self, examples: tuple[Ids, Ids, int], generator: torch.Generator
     ) -> LabelBatch | TagBatch:
-        """Texts, each filled up to a width, and their classes."""
+        """Texts, padded to a width, and their classes."""
         texts, classes, width = examples
-        lengths = torch.tensor([len(each) for each in texts])
-        return LabelBatch(padded(texts, width, 0), lengths, torch.tensor([c for (c,) in classes]))
+        lengths = torch.tensor([len(text) for text in texts])
+        return LabelBatch(pad(texts, width, 0), lengths, torch.tensor([c for (c,) in classes]))
 
     def logits(self, model: nn.Module, batch: Any) -> Float[Tensor, "batch *time classes"]:
-        """What the model says of each class."""
+        """The logits of the classes."""
         x = model(batch.ids, lengths=batch.lengths)
-        said: Tensor = model.head(x, batch.lengths)  # type: ignore[operator]
-        return said
+        logits: Tensor = model.head(x, batch.lengths)  # type: ignore[operator]
+        return logits
 
     def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
         """Summed cross-entropy; smoothed while training."""
@@ -57,71 +58,75 @@ class Label:
         return cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), smoothing)
 
     def count(self, batch: Any) -> Int[Tensor, ""]:
-        """How many classes are asked for."""
+        """How many classes are predicted."""
         return (batch.targets != IGNORED).sum()
 
     @torch.no_grad()
-    def right(self, model: nn.Module, batch: Any) -> Float[Tensor, " batch"]:
-        """Of each text, the share of its classes that the model says."""
-        right = self.logits(model, batch).argmax(-1) == batch.targets  # never where it is -1
-        asked = batch.targets != IGNORED
-        said, wanted = (each.view(len(right), -1).sum(1) for each in (right, asked))
-        return said / wanted.clamp_min(1)
+    def accuracy_per_text(self, model: nn.Module, batch: Any) -> Float[Tensor, " batch"]:
+        """For each text, the share of its classes that the model predicts correctly."""
+        correct = self.logits(model, batch).argmax(-1) == batch.targets  # False where it is -1
+        scored = batch.targets != IGNORED
+        hits, targets = (mask.view(len(mask), -1).sum(1) for mask in (correct, scored))
+        return hits / targets.clamp_min(1)
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-        """Loss in nats, the share of right answers, and F1 averaged over the classes."""
-        loss, answers = self.judged(model, batches)
-        said = np.concatenate([each for each, _ in answers])
-        wanted = np.concatenate([each for _, each in answers])
-        accuracy = float((said == wanted).mean())
-        return {"loss": loss, "accuracy": accuracy, "f1": macro_f1(said, wanted)}
+        """Loss in nats, accuracy, and F1 averaged over the classes."""
+        loss, classes = self.predicted_classes(model, batches)
+        predicted = np.concatenate([ours for ours, _ in classes])
+        true = np.concatenate([theirs for _, theirs in classes])
+        accuracy = float((predicted == true).mean())
+        return {"loss": loss, "accuracy": accuracy, "f1": macro_f1(predicted, true)}
 
-    def judged(self, model: nn.Module, batches: Iterable[Any]) -> tuple[float, list[Answers]]:
-        """The loss per answer; and of each text, what the model says and what is right."""
+    def predicted_classes(
+        self, model: nn.Module, batches: Iterable[Any]
+    ) -> tuple[float, list[Classes]]:
+        """The mean loss, and for each text the predicted and the true classes."""
         training = model.training
         model.eval()
         total = 0.0
-        answers: list[Answers] = []
+        classes: list[Classes] = []
         with torch.no_grad():
             for batch in batches:
                 logits = self.logits(model, batch)
                 targets = batch.targets
                 total += float(cross_entropy(logits.flatten(0, -2), targets.flatten()))
-                answers += list(_answers(logits.argmax(-1), targets))
+                classes += list(_classes_per_text(logits.argmax(-1), targets))
         model.train(training)
-        count = sum(len(wanted) for _, wanted in answers)
+        count = sum(len(true) for _, true in classes)
         if not count:
-            raise DataError("nothing to evaluate: the held-out set has no label")
-        return total / count, answers
+            raise DataError("nothing to evaluate: the validation data has no label")
+        return total / count, classes
 
-    def named(self, names: Sequence[str]) -> list[str]:
-        """The names of the classes: the data's own, or those given for numbers from 0 on."""
-        return class_names(self.names, names)
+    def class_names(self, in_data: Sequence[str]) -> list[str]:
+        """The names of the classes: those of the data, or names given for classes 0, 1, 2, …"""
+        return resolve_class_names(self.names, in_data)
 
 
-def padded(rows: Ids, width: int, fill: int) -> Int[Tensor, "batch time"]:
-    """Rows of different lengths as one table."""
-    table = torch.full((len(rows), width), fill)
+def pad(rows: Ids, width: int, value: int) -> Int[Tensor, "batch time"]:
+    """Rows of different lengths, right-padded to `width` with `value`."""
+    table = torch.full((len(rows), width), value)
     for row, ids in zip(table, rows, strict=True):
         row[: len(ids)] = torch.from_numpy(ids.astype(np.int64))
     return table
 
 
-def macro_f1(said: NDArray[np.int64], wanted: NDArray[np.int64]) -> float:
-    """The mean over the classes that occur of 2 right / (said + wanted), all counted by class.
+def macro_f1(predicted: NDArray[np.int64], true: NDArray[np.int64]) -> float:
+    """F1 = 2 correct / (predicted + true) of each class that occurs, averaged over the classes.
 
     >>> macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1]))
     0.6666666666666666
     """
-    classes = max(said.max(), wanted.max()) + 1
-    counted = (said[said == wanted], said, wanted)
-    right, here, there = (np.bincount(each, minlength=classes) for each in counted)
-    total = here + there
-    return float((2 * right[total > 0] / total[total > 0]).mean())
+    classes = max(predicted.max(), true.max()) + 1
+    correct, ours, theirs = (
+        np.bincount(numbers, minlength=classes)
+        for numbers in (predicted[predicted == true], predicted, true)
+    )
+    total = ours + theirs
+    return float((2 * correct[total > 0] / total[total > 0]).mean())
 
 
-def _answers(said: Tensor, targets: Tensor) -> Iterator[Answers]:
-    """Row by row, what is said and what is right, where anything is asked for."""
-    said, targets = (each.reshape(len(targets), -1).cpu() for each in (said, targets))
-    for ours, theirs in zip(said.numpy(), targets.numpy(), strict=True):
+def _classes_per_text(predicted: Tensor, targets: Tensor) -> Iterator[Classes]:
+    """Row by row, predicted and true classes at the scored positions."""
+    rows, true = (tensor.reshape(len(targets), -1).cpu().numpy() for tensor in (predicted, targets))
+    for ours, theirs in zip(rows, true, strict=True):
         yield ours[theirs != IGNORED], theirs[theirs != IGNORED]

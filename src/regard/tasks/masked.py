@@ -1,9 +1,9 @@
-"""Masked language modelling: predict hidden tokens from what stands on both sides."""
+"""Masked language modelling: predict masked tokens from the context on both sides."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -11,44 +11,48 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from regard.config import Choice, kind_of
 from regard.data.batch import MaskedBatch
 from regard.errors import ConfigError, DataError
+from regard.models.presets import ModelConfig
 from regard.nn.head import IGNORED
 from regard.nn.loss import CHUNK_ELEMENTS, cross_entropy
 from regard.nn.mask import Mask
-from regard.tasks.base import Learns, check_label_smoothing
+from regard.tasks.base import Task, check_label_smoothing
 from regard.tasks.metrics import perplexity
-from regard.tasks.vocab_info import VocabInfo
+from regard.tasks.vocab_info import MASK, VocabInfo, encode_with_masks
 from regard.text import Tokenizer
 
-HIDDEN, REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stays as it is
-SHOWN = 48  # tokens of a sample
+MASKED, REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stays unchanged
+SAMPLE_TOKENS = 48
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked:
-    r"""Hide a few tokens and predict them from all the others (Devlin et al. 2018).
+class Masked(Task):
+    r"""Mask some tokens and predict them from all the others (Devlin et al. 2018).
 
-        of n tokens of a row, round(share n) are chosen at random; of these
-        80 % become <mask>, 10 % any token, 10 % stay;
-        loss = - sum over the chosen t of log P(x_t | the row as it is now)
+        of n tokens of a row, round(mask_fraction n) are chosen at random; of these
+        80 % become <mask>, 10 % a random token, 10 % stay unchanged;
+        loss = - sum over the chosen t of log P(x_t | the row after masking)
 
-    Special tokens are never chosen. With `whole_words` all pieces of a word are chosen together,
-    in random order as long as they fit into round(share n); where none does, a part of one is.
+    Special tokens are never chosen. With `whole_words` all pieces of a word are chosen together:
+    words in random order, as long as they fit into round(mask_fraction n). If no word fits, the
+    first pieces of the row are chosen.
 
-    A row is a stretch of the text, <cls> … <sep>. Where a document ends in it, the next one
-    follows: <cls> … <sep> <cls> … <sep>; none sees another, and each counts its positions from
-    0. Each file of a folder is a document; a file alone is one.
+    A row is a block of the text, <cls> … <sep>. Where a document ends inside it, the next one
+    follows: <cls> … <sep> <cls> … <sep>. Documents do not attend to each other, and each counts
+    its positions from 0. Each file of a folder is a document; a single file is one document.
 
-    With `next_sentence` a row is <cls> A <sep> B <sep>. In one half of them B follows A, in the
-    other it is from another row, and this is predicted too; its loss counts about as much as
-    that of the tokens in training, and is left out of the held-out loss. Unlike the paper's, a
-    row may run on from one document into the next.
+    With `next_sentence` a row is <cls> A <sep> B <sep>. In half of the rows B follows A, in the
+    others B is from another row, and the model predicts which. In training this loss weighs
+    about as much as that of the tokens; it is not part of the validation loss. Unlike in the
+    paper, a row may cross the border between two documents.
     """
 
-    learns: ClassVar[Learns] = "text"
-    verb: ClassVar[str] = "predict"
-    measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
+    learns: ClassVar[str] = "text"
+    shapes: ClassVar[tuple[str, ...]] = ("encoder",)
+    verbs: ClassVar[tuple[str, ...]] = ("predict", "fill")
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
     mask_fraction: float = 0.15
     whole_words: bool = False
     next_sentence: bool = False
@@ -62,56 +66,79 @@ class Masked:
                 f"task.mask_fraction={self.mask_fraction} must lie between 0 and 1, as 0.15 does"
             )
 
+    def check_model(self, model: ModelConfig) -> None:
+        """The model needs a head for masked tokens, segments for pairs, and room for text."""
+        super().check_model(model)
+        head = cast(Any, model).head
+        kind, options = kind_of(head)
+        required: Choice = "masked"
+        if self.next_sentence:
+            required = {"kind": "masked", "next_sentence": True}
+        if kind != "masked" or (self.next_sentence and not options.get("next_sentence")):
+            raise ConfigError(f"needs model.head={required!r}, not {head!r}")
+        if self.next_sentence and (segments := cast(Any, model).segments) < 2:
+            raise ConfigError(
+                f"task.next_sentence needs model.segments=2, not {segments}: "
+                "the two sentences are two segments"
+            )
+        if model.context <= self.special_tokens:
+            raise ConfigError(
+                f"model.context={model.context} has no room for text between special tokens; "
+                f"set {self.special_tokens + 1} or more"
+            )
+
     @cached_property
-    def words(self) -> VocabInfo:
-        """What the vocabulary says of its ids."""
+    def vocab(self) -> VocabInfo:
+        """The vocabulary as arrays over its ids."""
         assert self.tokenizer is not None
         return VocabInfo.of(self.tokenizer)
 
     @property
-    def frame(self) -> int:
-        """How many places of a row are not for text."""
+    def special_tokens(self) -> int:
+        """How many positions of a row special tokens take."""
         return 3 if self.next_sentence else 2
 
     @property
-    def between(self) -> list[int]:
-        """What stands between two documents of a text."""
-        words = self.words
-        return [words.sep_id] if self.next_sentence else [words.sep_id, words.cls_id]
+    def separator(self) -> list[int]:
+        """The ids between two documents of a text."""
+        vocab = self.vocab
+        return [vocab.sep_id] if self.next_sentence else [vocab.sep_id, vocab.cls_id]
 
     def collate(
         self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
     ) -> MaskedBatch:
-        """Blocks of a text, framed, with some tokens hidden; their targets tell what is padding."""
+        """Blocks of text between special tokens, some tokens masked; `following` marks padding."""
         text, following = examples
         lengths = (following != IGNORED).sum(1)
-        rows, time = len(text), text.shape[1] + self.frame
-        # One draw for all, row after row: how rows are put into batches changes nothing.
-        chance = torch.rand(rows, time, 3, generator=generator, dtype=torch.float64).numpy()
+        rows, time = len(text), text.shape[1] + self.special_tokens
+        # Drawn row after row: the same row gets the same numbers, however rows are batched.
+        random = torch.rand(rows, time, 3, generator=generator, dtype=torch.float64).numpy()
         parts = [[row[:length]] for row, length in zip(text, lengths, strict=True)]
-        follows = None
+        next_sentence = None
         if self.next_sentence:
-            parts, follows = self._pairs(text, lengths, generator)
-        ids, segments = self._framed(parts, time)
-        documents, positions = self._documents(ids, lengths + self.frame)
-        places = self._chosen(ids, documents > 0, chance[..., 0])
-        targets = self._hide(ids, places, chance[..., 1:])
+            parts, next_sentence = self._sentence_pairs(text, lengths, generator)
+        ids, segments = self._add_special_tokens(parts, time)
+        documents, positions = self._documents(ids, lengths + self.special_tokens)
+        positions_to_mask = self._choose(ids, documents > 0, random[..., 0])
+        targets = self._mask(ids, positions_to_mask, random[..., 1:])
         return MaskedBatch(
             ids=torch.from_numpy(ids),
             documents=torch.from_numpy(documents),
             positions=torch.from_numpy(positions),
-            masked_positions=torch.from_numpy(places.clip(0)),
+            masked_positions=torch.from_numpy(positions_to_mask.clip(0)),
             targets=torch.from_numpy(targets),
-            segments=None if follows is None else torch.from_numpy(segments),
-            next_sentence_targets=None if follows is None else torch.from_numpy(follows),
+            segments=None if next_sentence is None else torch.from_numpy(segments),
+            next_sentence_targets=(
+                None if next_sentence is None else torch.from_numpy(next_sentence)
+            ),
         )
 
     def loss(self, model: nn.Module, batch: MaskedBatch) -> Float[Tensor, ""]:
-        """Summed cross-entropy; only the chosen positions reach the vocabulary."""
+        """Summed cross-entropy; logits are computed at the masked positions only."""
         head: Any = model.head
-        x = _read(model, batch)
+        x = _hidden(model, batch)
         smoothing = self.label_smoothing if model.training else 0.0
-        loss: Tensor = head.loss(_chosen_of(x, batch), batch.targets, smoothing=smoothing)
+        loss: Tensor = head.loss(_at_masked(x, batch), batch.targets, smoothing=smoothing)
         if batch.next_sentence_targets is not None:
             # One per row: weight it like all the targets of the row.
             pairs = cross_entropy(head.next_sentence(x), batch.next_sentence_targets)
@@ -123,177 +150,199 @@ class Masked:
         return (batch.targets != IGNORED).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[MaskedBatch]) -> dict[str, float]:
-        """Nats per hidden token and the share guessed right, and the same without looking.
+        """Nats per masked token and accuracy, and the same for unigram frequencies.
 
-        The unigram figures are the best that any fixed distribution could do on these very
-        tokens: their entropy, and the share of the most frequent one.
+        The unigram figures are the best that a fixed distribution could reach on these tokens:
+        their entropy, and the frequency of the most frequent one.
         """
-        pairs = []
+        next_sentence = []
 
-        def read() -> Iterator[tuple[Tensor, Tensor]]:
+        def hidden_and_targets() -> Iterator[tuple[Tensor, Tensor]]:
             for batch in batches:
-                x = _read(model, batch)
+                x = _hidden(model, batch)
                 scored = batch.targets != IGNORED
                 if batch.next_sentence_targets is not None:
                     head: Any = model.head
-                    pairs.append(head.next_sentence(x).argmax(-1) == batch.next_sentence_targets)
-                yield _chosen_of(x, batch)[scored], batch.targets[scored]
+                    correct = head.next_sentence(x).argmax(-1) == batch.next_sentence_targets
+                    next_sentence.append(correct)
+                yield _at_masked(x, batch)[scored], batch.targets[scored]
 
-        result = guessed(model, read())
-        if pairs:
-            result["next_sentence_accuracy"] = float(torch.cat(pairs).float().mean())
+        result = prediction_metrics(model, hidden_and_targets())
+        if next_sentence:
+            result["next_sentence_accuracy"] = float(torch.cat(next_sentence).float().mean())
         return result
 
     def sample(self, model: nn.Module, batches: Iterable[Any]) -> str:
-        """The beginning of a text: as the model sees it, as it fills it in, and as it was."""
+        """The beginning of a text: masked, as the model fills it in, and the original."""
         assert self.tokenizer is not None
         head: Any = model.head
         batch: MaskedBatch = next(iter(batches)).to(next(model.parameters()).device)
         with torch.no_grad():
-            guesses = head(_chosen_of(_read(model, batch), batch)[0]).argmax(-1)
-        seen = batch.ids[0].tolist()
-        filled, before = list(seen), list(seen)
-        for place, guess, target in zip(
-            batch.masked_positions[0], guesses, batch.targets[0], strict=True
+            predictions = head(_at_masked(_hidden(model, batch), batch)[0]).argmax(-1)
+        masked = batch.ids[0].tolist()
+        filled, original = list(masked), list(masked)
+        for position, prediction, target in zip(
+            batch.masked_positions[0], predictions, batch.targets[0], strict=True
         ):
             if target != IGNORED:
-                filled[place], before[place] = int(guess), int(target)
+                filled[position], original[position] = int(prediction), int(target)
         return "\n".join(
-            mark + " ".join(self.words.text(self.tokenizer, ids[:SHOWN]).split())
-            for mark, ids in (("", seen), ("→ ", filled), ("= ", before))
+            prefix + " ".join(self.vocab.text(self.tokenizer, ids[:SAMPLE_TOKENS]).split())
+            for prefix, ids in (("", masked), ("→ ", filled), ("= ", original))
         )
 
-    def _framed(
+    def predict(self, model: nn.Module, text: str, *, top: int) -> list[list[tuple[str, float]]]:
+        """The likeliest tokens for each <mask> in a text with their probabilities, best first."""
+        tokenizer = self.tokenizer
+        assert tokenizer is not None
+        ids, positions = encode_with_masks(tokenizer, text)
+        if not positions:
+            raise ConfigError(f"nothing to fill in; write {MASK} where a word is missing")
+        device = next(model.parameters()).device
+        with torch.no_grad():
+            x = model(torch.tensor([ids], device=device))[0, positions]
+            probabilities = cast(Any, model.head)(x).float().softmax(-1)
+        best = probabilities.topk(min(top, tokenizer.size))
+        return [
+            [(tokenizer.piece(id), p) for id, p in zip(row, values, strict=True)]
+            for row, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def tokens_read(self, batch: MaskedBatch, context: int) -> int:
+        """All tokens, masked or not; padding is not counted."""
+        return int((batch.documents > 0).sum())
+
+    def _add_special_tokens(
         self, parts: list[list[NDArray[Any]]], time: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows <cls> A <sep> or <cls> A <sep> B <sep>, and the segment of every token."""
         ids, segments = (np.zeros((len(parts), time), np.int64) for _ in range(2))
         for row, segment, texts in zip(ids, segments, parts, strict=True):
-            row[0], end = self.words.cls_id, 1
+            row[0], end = self.vocab.cls_id, 1
             for number, text in enumerate(texts):
                 begin, end = end, end + len(text) + 1
-                row[begin:end] = [*text, self.words.sep_id]
+                row[begin:end] = [*text, self.vocab.sep_id]
                 segment[begin:end] = number
         return ids, segments
 
     def _documents(
         self, ids: Int[np.ndarray, "batch time"], lengths: Int[np.ndarray, " batch"]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Which document each token is of, from 1, with 0 for padding, and its place in that."""
+        """The document of each token, from 1, with 0 for padding, and its position in it."""
         index = np.arange(ids.shape[1])
         real = index < lengths[:, None]
-        begins = (ids == self.words.cls_id) & real
+        begins = (ids == self.vocab.cls_id) & real
         start = np.maximum.accumulate(np.where(begins, index, 0), axis=1)
         return np.where(real, begins.cumsum(1), 0), index - start
 
-    def _pairs(
+    def _sentence_pairs(
         self,
         text: Int[np.ndarray, "batch time"],
         lengths: Int[np.ndarray, " batch"],
         generator: torch.Generator,
     ) -> tuple[list[list[NDArray[Any]]], NDArray[np.int64]]:
-        """A and B of every row, cut where a sentence ends, and 1 where B does not follow A.
+        """A and B of every row, split at the end of a sentence, and 1 where B does not follow A.
 
-        A B from elsewhere begins behind a sentence, too, and is as long as the one it replaces.
+        A B from another row also begins at a sentence and is as long as the B it replaces.
         """
         rows, width = text.shape
-        draws = torch.rand(rows, 3, generator=generator, dtype=torch.float64).tolist()
-        parts, follows = [], np.zeros(rows, np.int64)
-        for row, (where, which, whether) in enumerate(draws):
+        random = torch.rand(rows, 3, generator=generator, dtype=torch.float64).tolist()
+        parts, next_sentence = [], np.zeros(rows, np.int64)
+        for row, (where, which, whether) in enumerate(random):
             length = int(lengths[row])
             most = int(length * (0.5 + 0.25 * where))
-            cut = self.words.sentence_end(text[row], length // 4, most)
+            cut = self.vocab.sentence_end(text[row], length // 4, most)
             other, begin = row, cut
             if rows > 1 and whether < 0.5:
                 other = (row + 1 + int(which * (rows - 1))) % rows
                 if min(length, int(lengths[other])) < width:  # the end of the text has padding
                     other = row
             if other != row:
-                follows[row], begin = 1, self.words.sentence_end(text[other], 0, cut)
+                next_sentence[row], begin = 1, self.vocab.sentence_end(text[other], 0, cut)
             parts.append([text[row, :cut], text[other, begin : begin + length - cut]])
-        return parts, follows
+        return parts, next_sentence
 
-    def _chosen(
+    def _choose(
         self,
         ids: Int[np.ndarray, "batch time"],
         real: Bool[np.ndarray, "batch time"],
-        chance: Float[np.ndarray, "batch time"],
+        random: Float[np.ndarray, "batch time"],
     ) -> NDArray[np.int64]:
-        """The places to predict, as many columns for every batch of this shape; -1 is none."""
-        ordinary = self.words.ordinary[ids] & real
-        begins = self.words.begins(ids) if self.whole_words else np.ones_like(ordinary)
-        room = max(1, round(self.mask_fraction * ids.shape[1]))
-        places = np.full((len(ids), room), -1)
+        """The positions to predict, -1 where a row has fewer; shapes do not depend on the text."""
+        ordinary = self.vocab.ordinary[ids] & real
+        begins = self.vocab.begins_word(ids) if self.whole_words else np.ones_like(ordinary)
+        most = max(1, round(self.mask_fraction * ids.shape[1]))
+        positions = np.full((len(ids), most), -1)
         for row in range(len(ids)):
             starts = np.flatnonzero(begins[row])
             ends = np.append(starts[1:], ids.shape[1])
-            left = max(1, round(self.mask_fraction * int(ordinary[row].sum())))
+            budget = max(1, round(self.mask_fraction * int(ordinary[row].sum())))
             chosen: list[int] = []
-            for word in np.argsort(chance[row, starts], kind="stable"):
+            for word in np.argsort(random[row, starts], kind="stable"):
                 start, end = int(starts[word]), int(ends[word])
-                if ordinary[row, start] and end - start <= left:
+                if ordinary[row, start] and end - start <= budget:
                     chosen += range(start, end)
-                    left -= end - start
-                if not left:
+                    budget -= end - start
+                if not budget:
                     break
-            if not chosen:  # no word is short enough: a part of one is better than nothing
-                chosen = np.flatnonzero(ordinary[row])[:left].tolist()
-            places[row, : len(chosen)] = sorted(chosen)
-        return places
+            if not chosen:  # no word is short enough: choose pieces of words
+                chosen = np.flatnonzero(ordinary[row])[:budget].tolist()
+            positions[row, : len(chosen)] = sorted(chosen)
+        return positions
 
-    def _hide(
+    def _mask(
         self,
         ids: Int[np.ndarray, "batch time"],
-        places: Int[np.ndarray, "batch masked"],
-        chance: Float[np.ndarray, "batch time 2"],
+        positions: Int[np.ndarray, "batch masked"],
+        random: Float[np.ndarray, "batch time 2"],
     ) -> NDArray[np.int64]:
-        """Put something else in the chosen places of `ids`, and give what stood there."""
-        row, column = np.nonzero(places >= 0)
-        at = places[row, column]
-        before = ids[row, at]
-        fate, which = chance[row, at].T
-        any_id = self.words.ids[(which * len(self.words.ids)).astype(np.int64)]
-        after = np.where(fate < HIDDEN + REPLACED, any_id, before)
-        ids[row, at] = np.where(fate < HIDDEN, self.words.mask_id, after)
-        targets = np.full_like(places, IGNORED)
-        targets[row, column] = before
+        """Mask the chosen positions of `ids` in place, and return the original ids as targets."""
+        row, column = np.nonzero(positions >= 0)
+        chosen = positions[row, column]
+        original = ids[row, chosen]
+        action, which = random[row, chosen].T
+        random_id = self.vocab.ids[(which * len(self.vocab.ids)).astype(np.int64)]
+        replaced = np.where(action < MASKED + REPLACED, random_id, original)
+        ids[row, chosen] = np.where(action < MASKED, self.vocab.mask_id, replaced)
+        targets = np.full_like(positions, IGNORED)
+        targets[row, column] = original
         return targets
 
 
-def guessed(
+def prediction_metrics(
     model: nn.Module,
     hidden: Iterable[tuple[Float[Tensor, "chosen dim"], Int[Tensor, " chosen"]]],
 ) -> dict[str, float]:
-    """How well a model guesses the tokens that its hidden states are of, beside a blind guess."""
+    """Loss, perplexity and accuracy of the tokens that hidden states predict, and of unigrams."""
     training = model.training
     model.eval()
-    losses, goals, right = [], [], []
+    losses, chunks, correct = [], [], []
     with torch.no_grad():
         for x, targets in hidden:
-            for loss, goal, hit in _judged(model, x, targets):
+            for loss, chunk, hits in _score_in_chunks(model, x, targets):
                 losses.append(loss)
-                goals.append(goal)
-                right.append(hit)
+                chunks.append(chunk)
+                correct.append(hits)
     model.train(training)
-    if not goals or not len(wanted := torch.cat(goals).cpu()):
-        raise DataError("nothing to evaluate: no token of the held-out text is hidden")
-    mean = float(torch.stack(losses).cpu().double().sum() / len(wanted))
+    if not chunks or not len(all_targets := torch.cat(chunks).cpu()):
+        raise DataError("nothing to evaluate: no token of the validation text is masked")
+    mean = float(torch.stack(losses).cpu().double().sum() / len(all_targets))
     return {
         "loss": mean,
         "perplexity": perplexity(mean),
-        "accuracy": float(torch.cat(right).float().mean()),
-        **unigram(wanted),
+        "accuracy": float(torch.cat(correct).float().mean()),
+        **unigram_metrics(all_targets),
     }
 
 
-def unigram(targets: Int[Tensor, " chosen"]) -> dict[str, float]:
-    """What can be had without looking: H = - sum_v p(v) log p(v) nats, and max_v p(v)."""
+def unigram_metrics(targets: Int[Tensor, " chosen"]) -> dict[str, float]:
+    """The best without any context: H = - sum_v p(v) log p(v) nats, and max_v p(v)."""
     p = torch.bincount(targets).double() / len(targets)
     entropy = -(p * p.clamp_min(1e-300).log()).sum()
     return {"unigram_loss": float(entropy), "unigram_accuracy": float(p.max())}
 
 
-def _read(model: nn.Module, batch: MaskedBatch) -> Float[Tensor, "batch time dim"]:
+def _hidden(model: nn.Module, batch: MaskedBatch) -> Float[Tensor, "batch time dim"]:
     segments = {} if batch.segments is None else {"segments": batch.segments}
     x: Tensor = model(
         batch.ids, mask=Mask.documents(batch.documents), positions=batch.positions, **segments
@@ -301,18 +350,18 @@ def _read(model: nn.Module, batch: MaskedBatch) -> Float[Tensor, "batch time dim
     return x
 
 
-def _chosen_of(
+def _at_masked(
     x: Float[Tensor, "batch time dim"], batch: MaskedBatch
 ) -> Float[Tensor, "batch masked dim"]:
     return x.take_along_dim(batch.masked_positions.unsqueeze(-1), 1)
 
 
-def _judged(
+def _score_in_chunks(
     model: nn.Module, x: Float[Tensor, "chosen dim"], targets: Int[Tensor, " chosen"]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Summed loss, targets and hits, for a few positions at a time: logits are large."""
+    """Summed loss, targets and hits, a chunk of positions at a time: logits are large."""
     head: Any = model.head
     size = max(1, CHUNK_ELEMENTS // len(head.matrix))
-    for part, goal in zip(x.split(size), targets.split(size), strict=True):
+    for part, chunk in zip(x.split(size), targets.split(size), strict=True):
         logits = head(part)
-        yield cross_entropy(logits, goal), goal, logits.argmax(-1) == goal
+        yield cross_entropy(logits, chunk), chunk, logits.argmax(-1) == chunk

@@ -1,4 +1,4 @@
-"""Numbers that say how good a model is."""
+"""Metrics of models and of generated text."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -21,12 +21,12 @@ def mean_loss(task: Any, model: nn.Module, batches: Iterable[Any]) -> float:
             counts.append(task.count(batch))
     model.train(training)
     if not losses or not (count := torch.stack(counts).sum()):
-        raise DataError("nothing to evaluate: the held-out set has no target")
+        raise DataError("nothing to evaluate: the validation data has no target")
     return float(torch.stack(losses).cpu().double().sum() / count.cpu())  # MPS has no float64
 
 
 def better(name: str, new: float, old: float) -> bool:
-    """Whether a metric has become better: higher if it is an accuracy or an F1, else lower.
+    """Whether a metric improved: higher is better for accuracy and F1, lower for all others.
 
     >>> better("loss", 0.9, 1.0), better("accuracy", 0.9, 1.0)
     (True, False)
@@ -35,35 +35,36 @@ def better(name: str, new: float, old: float) -> bool:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss): among how many equally likely tokens the model hesitates."""
+    """exp(loss): as uncertain as a choice between this many equally likely tokens."""
     return math.exp(min(loss, 700.0))
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
-    """Loss in bits per byte of text, so that models with other tokenizers compare."""
+    """Loss in bits per byte of text, which compares across tokenizers."""
     return loss / math.log(2) / bytes_per_token
 
 
-def exact_match(written: Sequence[str], wanted: Sequence[str]) -> float:
-    """The share of sentences that are right to the last character."""
-    return sum(a == b for a, b in zip(written, wanted, strict=True)) / len(wanted)
+def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """The share of sentences that are equal to their reference."""
+    pairs = zip(hypotheses, references, strict=True)
+    return sum(ours == theirs for ours, theirs in pairs) / len(references)
 
 
 def bleu(
-    written: Sequence[str], wanted: Sequence[str], *, lower: bool = False
+    hypotheses: Sequence[str], references: Sequence[str], *, lower: bool = False
 ) -> tuple[float, str]:
     """Corpus BLEU by sacreBLEU, and the signature that says which BLEU it is."""
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU(lowercase=lower)
-    score = metric.corpus_score(list(written), [list(wanted)]).score
+    score = metric.corpus_score(list(hypotheses), [list(references)]).score
     return float(score), str(metric.get_signature())
 
 
-def chrf(written: Sequence[str], wanted: Sequence[str]) -> tuple[float, str]:
+def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Corpus chrF by sacreBLEU, and its signature."""
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF()
-    score = metric.corpus_score(list(written), [list(wanted)]).score
+    score = metric.corpus_score(list(hypotheses), [list(references)]).score
     return float(score), str(metric.get_signature())

@@ -1,4 +1,4 @@
-"""Sequence to sequence: read one sentence, write another."""
+"""Sequence to sequence: read a source sentence, generate a target sentence."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,55 +12,65 @@ from torch import Tensor, nn
 
 from regard.config import Choice
 from regard.data.batch import PairBatch
+from regard.models.presets import ModelConfig
 from regard.nn.head import IGNORED
 from regard.nn.recurrent_attention import reinforce
 from regard.nn.state import Source
-from regard.tasks.base import Learns, check_label_smoothing
+from regard.tasks.base import Task, check_label_smoothing
 from regard.tasks.metrics import mean_loss, perplexity
-from regard.tasks.scheduled import mixed, sampling
+from regard.tasks.scheduled_sampling import (
+    check_trainable,
+    mix_predictions,
+    sampling_schedule,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seq2Seq:
+class Seq2Seq(Task):
     r"""P(y | x) = prod_n P(y_n | y_1 .. y_{n-1}, x), with label smoothing.
 
-    The source ends in STOP; the target is read from START and must write STOP at its end.
+    The source ends in STOP. The decoder reads the target behind START (teacher forcing) and
+    predicts STOP at its end.
     """
 
-    learns: ClassVar[Learns] = "pairs"
-    verb: ClassVar[str] = "translate"
-    measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
+    learns: ClassVar[str] = "pairs"
+    shapes: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
+    verbs: ClassVar[tuple[str, ...]] = ("translate", "evaluate_by_length", "gradients")
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     label_smoothing: float = 0.1
-    scheduled_sampling: float | Choice = (
-        0.0  # how often it reads its own words: a share, or one of SAMPLINGS
-    )
+    scheduled_sampling: float | Choice = 0.0  # a probability, or one of SAMPLING_SCHEDULES
     start_id: int = 1
     stop_id: int = 2
     source_stop_id: int = 2
-    opening: tuple[int, ...] = ()  # what every target begins with, after START (BART: <s>)
-    source_opening: tuple[int, ...] = ()
+    prefix_ids: tuple[int, ...] = ()  # ids after START that begin every target (BART: <s>)
+    source_prefix_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)
-        sampling(self.scheduled_sampling, 1)
+        sampling_schedule(self.scheduled_sampling, 1)
+
+    def check_model(self, model: ModelConfig) -> None:
+        """Scheduled sampling needs a model that is trained in steps."""
+        super().check_model(model)
+        check_trainable(self.scheduled_sampling, model)
 
     @property
     def prompt(self) -> list[int]:
-        """What the decoder is handed before it writes anything."""
-        return [self.start_id, *self.opening]
+        """The ids that the decoder reads before it generates."""
+        return [self.start_id, *self.prefix_ids]
 
     @property
-    def wider(self) -> int:
-        """How many places a pair needs for its openings."""
-        return max(len(self.opening), len(self.source_opening))
+    def prefix_length(self) -> int:
+        """How many positions of a pair the prefixes take."""
+        return max(len(self.prefix_ids), len(self.source_prefix_ids))
 
     def source(self, sentences: Sequence[np.ndarray], width: int | None = None) -> Source:
         """Sentences as the encoder reads them, padded to `width`."""
-        first = len(self.source_opening)
+        first = len(self.source_prefix_ids)
         lengths = [first + len(sentence) + 1 for sentence in sentences]
         ids = np.zeros((len(sentences), max(lengths) if width is None else width), dtype=np.int64)
         for row, sentence in zip(ids, sentences, strict=True):
-            row[:first] = self.source_opening
+            row[:first] = self.source_prefix_ids
             row[first : first + len(sentence)] = sentence
             row[first + len(sentence)] = self.source_stop_id
         return Source(torch.from_numpy(ids), torch.tensor(lengths))
@@ -70,15 +80,15 @@ class Seq2Seq:
         examples: tuple[Sequence[np.ndarray], Sequence[np.ndarray], int],
         generator: torch.Generator,
     ) -> PairBatch:
-        """Sources, targets shifted right behind START, and what each position must say."""
+        """Sources, targets shifted right behind START, and the target of each position."""
         sources, sentences, width = examples
-        width, first = width + self.wider, len(self.opening)
+        width, first = width + self.prefix_length, len(self.prefix_ids)
         ids = np.zeros((len(sentences), width), dtype=np.int64)
         targets = np.full((len(sentences), width), IGNORED, dtype=np.int64)
         for row, goal, sentence in zip(ids, targets, sentences, strict=True):
             row[0] = self.start_id
             end = first + len(sentence)
-            goal[:first] = self.opening
+            goal[:first] = self.prefix_ids
             goal[first:end] = sentence
             goal[end] = self.stop_id
             row[1 : end + 1] = goal[:end]
@@ -89,11 +99,11 @@ class Seq2Seq:
     def loss(self, model: nn.Module, batch: PairBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy of the target; smoothed while training.
 
-        Where a model draws, as hard attention does, `reinforce` is added, and it alone has the
-        gradient of the draws.
+        For a model that samples, as hard attention does, `reinforce` is added: it alone carries
+        the gradient of the samples.
         """
         smoothing = self.label_smoothing if model.training else 0.0
-        ids = mixed(model, batch.ids, batch.use_prediction, batch.source)
+        ids = mix_predictions(model, batch.ids, batch.use_prediction, batch.source)
         head: Any = model.head
         if not (model.training and getattr(model, "samples_attention", False)):
             hidden = model(ids, source=batch.source)
@@ -113,6 +123,6 @@ class Seq2Seq:
         return (batch.targets != IGNORED).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[PairBatch]) -> dict[str, float]:
-        """Loss in nats per target token and perplexity; what it writes is judged elsewhere."""
+        """Loss in nats per target token and perplexity; BLEU is computed in pipelines.pairs."""
         loss = mean_loss(self, model, batches)
         return {"loss": loss, "perplexity": perplexity(loss)}

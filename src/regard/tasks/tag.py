@@ -1,4 +1,4 @@
-"""Synchronous many to many: say the class of every word of a text."""
+"""Sequence labelling: a class for every word of a text (synchronous many to many)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,65 +10,68 @@ from torch import Tensor, nn
 
 from regard.data.batch import TagBatch
 from regard.nn.loss import IGNORED
-from regard.tasks.base import Learns
-from regard.tasks.label import Ids, Label, padded
+from regard.tasks.label import Ids, Label, pad
 
-Span = tuple[int, int, str]  # from the first word to before the last, and what they are
+Span = tuple[int, int, str]  # first word, word after the last, kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tag(Label):
-    r"""P(tag_1 … tag_N | text): cross-entropy of the tag of each word, read off its last token.
+    r"""P(tag_1 … tag_N | text): cross-entropy of the tag of each word, at its last token.
 
-    There a model that reads ahead has seen the whole word, and one that reads both ways anyway.
+    At its last token even a causal model has read the whole word.
     """
 
-    learns: ClassVar[Learns] = "tags"
+    learns: ClassVar[str] = "tags"
+    shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     head: ClassVar[str] = "tag"
+    predicts_words: ClassVar[bool] = True
 
     def collate(self, examples: tuple[Ids, Ids, int], generator: torch.Generator) -> TagBatch:
-        """Texts and the tags of their tokens, each filled up to a width."""
+        """Texts and the tags of their tokens, padded to a width."""
         texts, tags, width = examples
-        lengths = torch.tensor([len(each) for each in texts])
-        return TagBatch(padded(texts, width, 0), lengths, padded(tags, width, IGNORED))
+        lengths = torch.tensor([len(text) for text in texts])
+        return TagBatch(pad(texts, width, 0), lengths, pad(tags, width, IGNORED))
 
     def logits(self, model: nn.Module, batch: Any) -> Float[Tensor, "batch time classes"]:
-        """What the model says of each class, at every token."""
-        said: Tensor = model.head(model(batch.ids, lengths=batch.lengths))  # type: ignore[operator]
-        return said
+        """The logits of the tags, at every token."""
+        logits: Tensor = model.head(model(batch.ids, lengths=batch.lengths))  # type: ignore[operator]
+        return logits
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-        """Loss in nats, the share of right tags, and F1 of the spans that they mark.
+        """Loss in nats, accuracy of the tags, and F1 of the spans that they mark.
 
-        F1 = 2 right / (said + wanted); a span is right if its ends and its kind are.
+        F1 = 2 correct / (predicted + true); a span is correct if both ends and its kind are.
         """
-        loss, answers = self.judged(model, batches)
-        right = said = wanted = same = words = 0
-        for ours, theirs in answers:
-            found, there = (spans([self.names[i] for i in each]) for each in (ours, theirs))
-            said, wanted, right = said + len(found), wanted + len(there), right + len(found & there)
-            same, words = same + int((ours == theirs).sum()), words + len(theirs)
-        f1 = 2 * right / (said + wanted) if said + wanted else 0.0
-        return {"loss": loss, "accuracy": same / words, "f1": f1}
+        loss, classes = self.predicted_classes(model, batches)
+        correct_spans = predicted_spans = true_spans = correct_tags = words = 0
+        for predicted, true in classes:
+            ours, theirs = (spans([self.names[i] for i in tags]) for tags in (predicted, true))
+            predicted_spans, true_spans = predicted_spans + len(ours), true_spans + len(theirs)
+            correct_spans += len(ours & theirs)
+            correct_tags, words = correct_tags + int((predicted == true).sum()), words + len(true)
+        total = predicted_spans + true_spans
+        f1 = 2 * correct_spans / total if total else 0.0
+        return {"loss": loss, "accuracy": correct_tags / words, "f1": f1}
 
 
 def spans(tags: Sequence[str]) -> set[Span]:
-    """The spans that tags mark: B-x begins one of kind x, I-x goes on with it, O is outside.
+    """The spans that BIO tags mark: B-x begins one of kind x, I-x continues it, O is outside.
 
-    An I-x that goes on with nothing begins one, as in CoNLL's own script; a tag of another form
-    is a span of one word.
+    As in CoNLL's script, an I-x with nothing to continue begins a span; a tag of another form is
+    a span of one word.
 
     >>> sorted(spans(["B-place", "I-place", "O", "I-person", "B-person"]))
     [(0, 2, 'place'), (3, 4, 'person'), (4, 5, 'person')]
     """
-    found: set[Span] = set()
-    begun: tuple[int, str] | None = None
-    for at, tag in enumerate([*tags, "O"]):
-        mark, _, kind = tag.partition("-")
-        goes_on = mark == "I" and begun is not None and begun[1] == kind
-        if begun is not None and not goes_on:
-            found.add((begun[0], at, begun[1]))
-            begun = None
-        if begun is None and tag != "O":
-            begun = (at, kind if mark in ("B", "I") and kind else tag)
-    return found
+    result: set[Span] = set()
+    current: tuple[int, str] | None = None  # first word and kind of the span that is open
+    for word, tag in enumerate([*tags, "O"]):
+        prefix, _, kind = tag.partition("-")
+        continues = prefix == "I" and current is not None and current[1] == kind
+        if current is not None and not continues:
+            result.add((current[0], word, current[1]))
+            current = None
+        if current is None and tag != "O":
+            current = (word, kind if prefix in ("B", "I") and kind else tag)
+    return result

@@ -51,7 +51,7 @@ def fit_baseline(data: TrainingData, folder: RunFolder, limit: int) -> BaselineE
     batches = cast(TextBatches, data.validation_batches(limit))
     scores = torch.cat([model.scores(batch.ids, batch.targets) for batch in batches])
     tokens = sum(int(task.count(batch)) for batch in train_batches)
-    baseline = BaselineEvaluated(ORDER, tokens, task.measured(-float(scores.mean())))
+    baseline = BaselineEvaluated(ORDER, tokens, task.metrics_of_loss(-float(scores.mean())))
     write_json(folder.baseline, asdict(baseline))
     return baseline
 

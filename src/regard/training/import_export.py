@@ -33,6 +33,7 @@ from regard.hub.verify_export import compare, why_not_comparable
 from regard.hub.weight_mapping import plan_export
 from regard.models.build import describe, load_model, on_meta, resolve, weights
 from regard.pipelines import tokenizer_fingerprint
+from regard.tasks import TASKS
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import environment, free_memory
 from regard.training.storage.checkpoint import check_tensors
@@ -172,12 +173,13 @@ def _write_json_files(
     if tokenizers is not None:
         hf = hf | write_tokenizers(tokenizers, folder, hf)
     kind, options = kind_of(config.task)
-    if kind == "classify":
+    verbs = TASKS[kind].verbs if kind in TASKS else ()
+    if "classify" in verbs:
         hf = hf | vit.write_labels(options["names"])
         processor = vit.write_processor(hf["image_size"], options["mean"], options["std"])
         write_json(folder / "preprocessor_config.json", processor)
     write_json(folder / "config.json", hf)
-    if kind in ("causal", "seq2seq"):
+    if "generate" in verbs or "translate" in verbs:
         ids = {key: hf[key] for key in GENERATION_KEYS if hf.get(key) is not None}
         write_json(folder / "generation_config.json", ids)
 

@@ -13,11 +13,12 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from regard import pipelines
 from regard.config import RunConfig, build, merge, to_table
 from regard.data.batch import Batch, pin_memory
 from regard.data.loader import prefetch
 from regard.models.build import build_model, count_parameters, describe, is_closed_form, weights
-from regard.pipelines import evaluate, prepare_training, tokenizer_fingerprint
+from regard.pipelines import prepare_training, tokenizer_fingerprint
 from regard.pipelines.base import Progress, TrainingData
 from regard.training.baseline import evaluate_baseline
 from regard.training.events import Evaluated, Event, RunFinished, RunStarted
@@ -250,8 +251,8 @@ def _fit(model: nn.Module, data: TrainingData, folder: RunFolder) -> Iterator[Ev
     started = time.perf_counter()
     folder.truncate_logs(dict.fromkeys(folder.log_sizes(), 0))
     cast(Any, model).fit(data.all_batches())
-    metrics = evaluate.losses(data, model, torch.device("cpu"))
-    sample = evaluate.sample(data, model, 1)
+    metrics = pipelines.validation_metrics(data, model, torch.device("cpu"))
+    sample = pipelines.sample(data, model, 1)
     folder.append({"step": 1, "validation": metrics})
     folder.append_sample(1, sample)
     checkpoint.write_tensors(folder.model, weights(model))  # last: it marks the run as finished

@@ -10,10 +10,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from regard import pipelines
 from regard.config import RunConfig, kind_of
 from regard.files.fault_injection import fault
 from regard.models.build import load_weights, weights
-from regard.pipelines import evaluate
 from regard.pipelines.base import TrainingData
 from regard.tasks.metrics import better
 from regard.training.events import Evaluated, Event, TapStatistics
@@ -185,8 +185,10 @@ class TrainState:
         settings, data = self.config.train, self.data
         try:
             with nullcontext() if interrupts is None else interrupts.raising():
-                metrics = evaluate.losses(data, model, self.device, settings.evaluate_tokens)
-                sample = evaluate.sample(data, model, settings.seed)
+                metrics = pipelines.validation_metrics(
+                    data, model, self.device, settings.evaluate_tokens
+                )
+                sample = pipelines.sample(data, model, settings.seed)
                 batches = data.validation_batches(settings.evaluate_tokens)
                 return metrics, sample, tap_statistics(model, data.task, batches, settings.log)
         except Interrupted:

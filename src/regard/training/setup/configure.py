@@ -15,17 +15,18 @@ from regard.config import (
     read_recipe,
     studied,
 )
-from regard.data.sources import BUILTINS, open_data
+from regard.data.builtin import BUILTINS
 from regard.errors import ConfigError, unknown
 from regard.models.build import resolve
 from regard.models.presets import PRESETS
-from regard.pipelines.defaults import GENTLE, choose, named
+from regard.pipelines import default_settings, open_data, run_name
 from regard.tasks import TASKS
 from regard.training.setup.device import pick_device
 from regard.training.setup.setting_checks import check_train_config
 from regard.training.setup.time_budget import fit_to_minutes
 from regard.training.storage.run_folder import RunFolder
 
+FINE_TUNING = {"lr": 1e-4, "optimizer": "adamw"}  # defaults of a run that starts from weights
 YEAR = 366 * 24 * 60  # minutes
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -53,7 +54,7 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
         if start is not None and not {"family", "preset"} & set(over.get("model", {})):
             begun = RunFolder(_absolute(start)).load_config()
             base["model"], base["data"]["tokenizer"] = begun.model, begun.data.tokenizer
-            base["train"] |= GENTLE
+            base["train"] = base.get("train", {}) | FINE_TUNING
     return _settle(base, over, file)
 
 
@@ -159,7 +160,7 @@ def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
         kind=None if asked is None else asked.learns,
     )
     device = pick_device(over.get("device", "auto"))
-    chosen = choose(data, where, fast=device.type == "cuda", task=task)
+    chosen = default_settings(data, where, gpu=device.type == "cuda", task=task)
     if {"family", "preset"} & set(over.get("model", {})):
         chosen["model"] = {}  # the sizes chosen were those of another model
-    return {"name": named(where.get("path"), where.get("source")), **chosen}
+    return {"name": run_name(where.get("path"), where.get("source")), **chosen}

@@ -9,10 +9,8 @@ import torch
 
 from regard.accel.cuda_graph import WARM_UP_STEPS
 from regard.config import RunConfig
-from regard.data.batch import Batch, ImageBatch, MaskedBatch
 from regard.errors import ConfigError
 from regard.models.build import build_model, count_parameters, describe, is_closed_form, resolve
-from regard.nn.head import IGNORED
 from regard.pipelines import prepare_training
 from regard.pipelines.base import TrainingData
 from regard.tasks import Objective
@@ -53,7 +51,8 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, choose_model: bool = Tr
         return config
     device = ready_device(config)
     tokens = sum(
-        _tokens(data.batch(number), data.model.context) for number in range(config.train.accumulate)
+        data.task.tokens_read(data.batch(number), data.model.context)
+        for number in range(config.train.accumulate)
     )
     budget = 0.9 * 60 * minutes  # the rest is for evaluations and checkpoints
 
@@ -76,14 +75,6 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, choose_model: bool = Tr
         chosen = candidate
     assert chosen is not None
     return with_steps(chosen, compiled=True) if compiles(config.train, device) else chosen
-
-
-def _tokens(batch: Batch, context: int) -> int:
-    """The tokens that a model learns from in a batch: targets, all read tokens, or patches."""
-    if isinstance(batch, ImageBatch):
-        return len(batch.targets) * context
-    read = batch.documents > 0 if isinstance(batch, MaskedBatch) else batch.targets != IGNORED
-    return int(read.sum())
 
 
 def _seconds_per_step(

@@ -19,7 +19,7 @@ from regard.errors import CheckpointError, DataError
 from regard.files.atomic import atomic_folder, must_be_new, remove_leftovers, write_json
 from regard.files.disk_space import disk_message
 from regard.files.untrusted import open_regular_file, parse_json, path_exists, quote, read_json
-from regard.pipelines import has_tokenizer, load_tokenizers
+from regard.pipelines import has_tokenizer, load_tokenizers, save_tokenizers
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.parallel.launch import attempt, launch
@@ -69,10 +69,7 @@ class RunFolder:
             new.checkpoints.mkdir()
             new.save_config(config)
             write_json(new.environment, facts)
-            if isinstance(tokenizers, PairTokenizers):
-                tokenizers.save(path)
-            elif tokenizers is not None:
-                tokenizers.save(path / "tokenizer.json")
+            save_tokenizers(tokenizers, path)
             new.metrics.touch()
             new.samples.touch()
             if write_model is not None:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.config import RunConfig, kind_of
+from regard.config import RunConfig, kind_of, make
 from regard.errors import CheckpointError
 from regard.files.safetensors import read_header
 from regard.files.untrusted import read_json
 from regard.models.build import resolve
 from regard.models.cost import cost
+from regard.tasks import TASKS
 from regard.training.baseline import read_baseline
 from regard.training.events import BaselineEvaluated
 from regard.training.storage.run_folder import RunFolder
@@ -114,8 +115,6 @@ def _is_number(value: Any) -> bool:
 
 def _tokens_per_target(config: RunConfig) -> int | None:
     """How many tokens a model reads per target; None where that varies from row to row."""
-    if kind_of(config.task)[0] == "causal":
-        return 1
-    if config.model.get("family") == "vision":
-        return int(resolve(config.model).context)
-    return None
+    if kind_of(config.task)[0] not in TASKS:
+        return None
+    return make(config.task, TASKS, "task").tokens_per_target(resolve(config.model))

@@ -14,9 +14,14 @@ from regard.errors import ConfigError
 from regard.models.build import build_model, resolve
 from regard.nn.state import Source
 from regard.pipelines import prepare_training
-from regard.pipelines.evaluate import own_loss
+from regard.pipelines.pairs import free_running_loss
 from regard.tasks import Causal, Seq2Seq
-from regard.tasks.scheduled import SAMPLINGS, _drawn, mixed, sampling
+from regard.tasks.scheduled_sampling import (
+    SAMPLING_SCHEDULES,
+    _sample_ids,
+    mix_predictions,
+    sampling_schedule,
+)
 from regard.training.run import begin, resume
 from training.runs import Crash, config, contents, interrupt, write_data
 
@@ -67,18 +72,18 @@ def read_source():
         ({"kind": "exponential", "k": 0.98}, lambda s: 0.98**s),
         ({"kind": "sigmoid", "k": 20.0}, lambda s: 20 / (20 + math.exp(s / 20))),
     ],
-    ids=["constant", *SAMPLINGS],
+    ids=["constant", *SAMPLING_SCHEDULES],
 )
 def test_the_share_of_the_truth_falls_as_in_the_paper(choice, truth):
-    share = sampling(choice, 100)
+    share = sampling_schedule(choice, 100)
     assert [1 - share(s) for s in range(0, 101, 7)] == pytest.approx(
         [truth(s) for s in range(0, 101, 7)], abs=1e-12
     )
 
 
 def test_a_share_stays_a_share_for_ever():
-    for name in SAMPLINGS:
-        share = sampling(name, 10)
+    for name in SAMPLING_SCHEDULES:
+        share = sampling_schedule(name, 10)
         assert 0 <= share(0) <= share(5) <= share(10**6) <= 1
 
 
@@ -105,8 +110,8 @@ def test_where_nothing_is_its_own_it_reads_the_truth_to_the_bit(name):
     forced = Causal().loss(model, batch)
     sampled = Causal().loss(model, replace(batch, use_prediction=where(0.0)))
     assert torch.equal(forced, sampled)
-    assert torch.equal(mixed(model, truth, where(0.0)), truth)
-    assert mixed(model, truth, None) is truth
+    assert torch.equal(mix_predictions(model, truth, where(0.0)), truth)
+    assert mix_predictions(model, truth, None) is truth
 
 
 def by_torch(model, truth, own):
@@ -129,14 +134,14 @@ def by_torch(model, truth, own):
 def test_a_recurrent_model_reads_what_it_would_have_written(share):
     model, truth, own = made(LANGUAGES["lstm"], certain=True), ids(), where(share)
     expected = by_torch(model, truth, own)
-    assert torch.equal(mixed(model, truth, own), expected)
+    assert torch.equal(mix_predictions(model, truth, own), expected)
     assert not torch.equal(expected, truth)
 
 
 @pytest.mark.parametrize("name", [name for name in LANGUAGES if name != "transformer"])
 def test_from_step_to_step_is_what_reading_it_all_again_gives(name):
     model, truth = made(LANGUAGES[name], certain=True).eval(), ids()
-    read = mixed(model, truth, where(1.0))
+    read = mix_predictions(model, truth, where(1.0))
     wrote = model.head(model(read)).argmax(-1)
     assert torch.equal(read[:, 0], truth[:, 0])
     assert torch.equal(read[:, 1:], wrote[:, :-1])
@@ -145,7 +150,7 @@ def test_from_step_to_step_is_what_reading_it_all_again_gives(name):
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_transformer_mixes_what_it_makes_of_the_truth(share):
     model, truth, own = made(LANGUAGES["transformer"], certain=True), ids(), where(share)
-    read = mixed(model, truth, own)
+    read = mix_predictions(model, truth, own)
     for row in range(ROWS):
         for t in range(TIME):
             expected = truth[row, t]
@@ -161,11 +166,11 @@ def test_a_model_that_reads_a_source_makes_its_words_from_it(name):
     own = where(1.0)
     if name == "transformer":  # whose draws are from the truth: all but the second word
         own[:, 2:] = False
-    read = mixed(model, truth, own, source)
+    read = mix_predictions(model, truth, own, source)
     wrote = model.head(model(read, source=source)).argmax(-1)
     assert torch.equal(read[:, 1:][own[:, 1:]], wrote[:, :-1][own[:, 1:]])
     sources = source, Source(source.ids.roll(1, 0), source.lengths.roll(1, 0))
-    one, other = (mixed(model, truth, where(1.0), each) for each in sources)
+    one, other = (mix_predictions(model, truth, where(1.0), each) for each in sources)
     assert not torch.equal(one, other)
 
 
@@ -178,7 +183,7 @@ def test_the_loss_and_its_gradient_are_those_of_what_was_read(name):
         return loss, *torch.autograd.grad(loss, list(model.parameters()))
 
     torch.manual_seed(1)
-    read = mixed(model, truth, batch.use_prediction)
+    read = mix_predictions(model, truth, batch.use_prediction)
     expected = learned(Causal().loss(model, TextBatch(read, batch.targets)))
     torch.manual_seed(1)
     found = learned(Causal().loss(model, batch))
@@ -191,7 +196,7 @@ def test_pairs_are_learned_from_in_the_same_way(name):
     model, source, truth = made(READERS[name]), read_source(), ids()
     batch = PairBatch(source, truth, truth.roll(-1, 1), where(0.6))
     torch.manual_seed(1)
-    read = mixed(model, truth, batch.use_prediction, source)
+    read = mix_predictions(model, truth, batch.use_prediction, source)
     torch.manual_seed(1)
     loss = Seq2Seq().loss(model, batch)
     assert torch.equal(loss, Seq2Seq().loss(model, PairBatch(source, read, batch.targets)))
@@ -209,7 +214,7 @@ def test_the_loss_on_its_own_words_is_that_of_reading_what_it_writes(name):
     expected = Seq2Seq().metrics(model, [replace(batch, ids=read)])["loss"]
     exam = SimpleNamespace(task=Seq2Seq(), validation_batches=lambda _: [batch])
     before = torch.get_rng_state()
-    found = own_loss(exam, model, torch.device("cpu"))
+    found = free_running_loss(exam, model, torch.device("cpu"))
     assert found == pytest.approx(expected, rel=1e-5)
     assert found != pytest.approx(Seq2Seq().metrics(model, [batch])["loss"], rel=1e-2)
     assert torch.equal(torch.get_rng_state(), before)
@@ -218,7 +223,7 @@ def test_the_loss_on_its_own_words_is_that_of_reading_what_it_writes(name):
 def test_ids_are_drawn_as_likely_as_the_model_says():
     torch.manual_seed(2)
     logits = torch.tensor([1.0, 0.0, -1.0, -torch.inf]).log_softmax(-1)
-    drawn = _drawn(logits.expand(40_000, 4)).bincount(minlength=4) / 40_000
+    drawn = _sample_ids(logits.expand(40_000, 4)).bincount(minlength=4) / 40_000
     assert drawn[3] == 0
     # five standard deviations of a share of 40 000
     assert torch.allclose(drawn, logits.exp(), rtol=0, atol=5 * 0.5 / 200)
@@ -286,7 +291,7 @@ def test_a_share_of_nothing_is_a_run_without_it(data, tmp_path):
         (
             {"kind": "causal", "scheduled_sampling": 0.5},
             {"preset": "ngram"},
-            "'ngram' counts the text",
+            "'ngram' has no training steps",
         ),
         (
             {"kind": "masked", "scheduled_sampling": 0.5},

@@ -1,0 +1,330 @@
+"""Pairs of sentences: sources to read, targets to generate."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard.config import Choice, RunConfig, make
+from regard.data.batch import Batch, PairBatch
+from regard.data.loader import PairIndices, PairLoader
+from regard.data.pairs import Pairs, from_tsv
+from regard.data.token_store import PairStore, pair_store
+from regard.generate import BeamSearch, Search
+from regard.models.base import Language
+from regard.models.build import resolve
+from regard.pipelines.base import (
+    DEFAULT_TOKENS,
+    EvalData,
+    Pipeline,
+    Progress,
+    TrainingData,
+    mark_scheduled_sampling,
+    suffix,
+    validation_metrics,
+)
+from regard.pipelines.by_length import ByLength, by_length
+from regard.pipelines.tokenizer_cache import cached_tokenizer
+from regard.seeds import batch_generator
+from regard.tasks import TASKS, Seq2Seq
+from regard.tasks.metrics import bleu, chrf, exact_match
+from regard.tasks.scheduled_sampling import free_running
+from regard.text import PairTokenizers, train_pair
+
+logger = logging.getLogger(__name__)
+
+
+class PairsPipeline(Pipeline):
+    """Pairs of a source and a target text, in batches of similar length."""
+
+    name: ClassVar[str] = "pairs"
+    tokenizer_type: ClassVar[type | None] = PairTokenizers
+
+    def recognizes(self, path: Path) -> bool:
+        """A .tsv file."""
+        return not path.is_dir() and suffix(path) == ".tsv"
+
+    def reads_on_request(self, path: Path) -> bool:
+        """Only what is recognized; two parallel files are named as data.source and data.target."""
+        return False
+
+    def open(self, path: Path) -> Pairs:
+        """Lines of source, tab, target."""
+        return from_tsv(path)
+
+    def lowercase(self, data: Pairs) -> Pairs:
+        """Both sides with case folded."""
+        return data.lowercase()
+
+    def defaults(self, data: Pairs, task: Choice, *, gpu: bool) -> dict[str, Any]:
+        """An encoder–decoder over joint sub-words."""
+        vocab_size = min(16_000, max(300, data.count // 4 // 100 * 100))
+        dim, layers = (256, 4) if gpu else (128, 2)
+        return {
+            "task": "seq2seq",
+            "data": {"tokenizer": {"kind": "bpe", "size": vocab_size}},
+            "model": {
+                "preset": "tiny-encoder-decoder",
+                "dropout": 0.1,
+                "dim": dim,
+                "layers": layers,
+                "heads": 4,
+            },
+            "train": {
+                "steps": 5000 if gpu else 2000,
+                "tokens": 8192 if gpu else 2048,
+                "lr": 2e-3,
+                "optimizer": "muon",
+                "ema": 0.995,
+                "schedule": {"kind": "cosine", "warmup": 100},
+            },
+        }
+
+    def train_tokenizers(
+        self, config: RunConfig, train: Pairs, validation: Pairs
+    ) -> PairTokenizers:
+        """One joint vocabulary or one per side, trained on the training pairs."""
+        choice = config.data.tokenizer
+
+        def write(folder: Path) -> None:
+            train_pair(choice, train.rows).save(folder)
+
+        return PairTokenizers.load(cached_tokenizer(choice, [train], write))
+
+    def load_tokenizers(self, folder: Path) -> PairTokenizers:
+        """One joint tokenizer, or one per side."""
+        return PairTokenizers.load(folder)
+
+    def training_data(
+        self,
+        config: RunConfig,
+        train: Pairs,
+        validation: Pairs,
+        tokenizers: PairTokenizers,
+        progress: Progress | None,
+    ) -> TrainingData:
+        """Batches of pairs of similar length, in random order."""
+        source, target = tokenizers.source, tokenizers.target
+        data = self.evaluation_data(config, validation, tokenizers, progress)
+        task = cast(Seq2Seq, data.task)
+        store = pair_store(train, source, target)
+        loader = pair_loader(config, store, longest=data.model.context - task.prefix_length)
+        sizes = f"{target.size:,} tokens, joint"
+        if not tokenizers.shared:
+            sizes = f"{source.size:,} and {target.size:,} tokens"
+        description = [
+            f"data       {train.description}",
+            f"validation {validation.description}",
+            f"tokenizer  {target.kind}, {sizes}",
+        ]
+        if loader.dropped or data.dropped:
+            longest = data.model.context - 1 - task.prefix_length
+            description.append(
+                f"dropped    {loader.dropped:,} training pairs and {data.dropped:,} validation "
+                f"pairs, longer than {longest} tokens"
+            )
+
+        def batch(number: int) -> Batch:
+            return _collate(config, task, store, loader.examples(number), number)
+
+        return TrainingData(
+            **vars(data),
+            batch=mark_scheduled_sampling(config, task, batch),
+            example_ids=lambda number: loader.examples(number).indices.tolist(),
+            all_batches=lambda: (
+                _collate(config, task, store, rows, 0) for rows in loader.sequential()
+            ),
+            description=description,
+        )
+
+    def evaluation_data(
+        self,
+        config: RunConfig,
+        data: Pairs,
+        tokenizers: PairTokenizers,
+        progress: Progress | None = None,
+    ) -> EvalData:
+        """All validation pairs in order."""
+        source, target = tokenizers.source, tokenizers.target
+        source_vocab_size = None if tokenizers.shared else source.size
+        model = resolve(config.model, vocab_size=target.size, source_vocab_size=source_vocab_size)
+        task = pair_task(config, tokenizers)
+        store = pair_store(data, source, target)
+        loader = pair_loader(config, store, longest=model.context - task.prefix_length)
+
+        def validation_batches(limit: int | None) -> Iterator[Batch]:
+            rows = None if limit is None else max(1, limit * len(store) // len(store.target_ids))
+            return (_collate(config, task, store, part, 0) for part in loader.sequential(rows))
+
+        return EvalData(
+            task=task,
+            task_choice=config.task,
+            tokenizers=tokenizers,
+            model=model,
+            validation_batches=validation_batches,
+            validation_data=data,
+            validation_size=len(loader),
+            dropped=loader.dropped,
+        )
+
+    def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
+        """The first validation source, its greedy translation, and its target."""
+        source, target = next(data.validation_data.rows())
+        (translation,) = _translations(data, model, [source], BeamSearch(1))
+        return f"{source}\n→ {translation}\n= {target}"
+
+    def evaluate(
+        self, data: EvalData, model: nn.Module, device: torch.device, *, search: Search
+    ) -> dict[str, Any]:
+        """Loss and perplexity, the free-running loss, and BLEU, chrF and exact match."""
+        return {
+            **validation_metrics(data, model, device),
+            "loss_own": free_running_loss(data, model, device),
+            **translation_metrics(data, model, search=search),
+        }
+
+    def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
+        """Translation metrics by the length of the source; BLEU if any target has four words."""
+        rows = list(data.validation_data.rows())
+        translations = _translations(data, model, [source for source, _ in rows], search)
+        has_phrases = any(len(target.split()) >= 4 for _, target in rows)
+        names = ("exact_match", "bleu", "bleu_lower", "chrf")
+        names = names if has_phrases else ("exact_match", "chrf")
+
+        def evaluate(numbers: Sequence[int]) -> dict[str, float]:
+            scores = _score([translations[i] for i in numbers], [rows[i][1] for i in numbers])
+            return {name: scores[name] for name in names}
+
+        return by_length([source for source, _ in rows], evaluate)
+
+
+def pair_task(config: RunConfig, tokenizers: PairTokenizers) -> Seq2Seq:
+    """The task of a run on pairs, with the ids that begin and end its sentences."""
+    task = make(
+        config.task,
+        TASKS,
+        "task",
+        start_id=tokenizers.target.start_id,
+        stop_id=tokenizers.target.stop_id,
+        source_stop_id=tokenizers.source.stop_id,
+        prefix_ids=tuple(tokenizers.target.prefix_ids),
+        source_prefix_ids=tuple(tokenizers.source.prefix_ids),
+    )
+    return cast(Seq2Seq, task)
+
+
+def pair_loader(config: RunConfig, store: PairStore, *, longest: int) -> PairLoader:
+    """Micro-batches of pairs of similar length: `train.batch` rows or `train.tokens` a step."""
+    settings = config.train
+    batch = None if settings.batch is None else settings.batch // settings.accumulate
+    tokens = None if batch else (settings.tokens or DEFAULT_TOKENS) // settings.accumulate
+    return PairLoader(store, tokens, settings.seed, longest=longest, batch=batch)
+
+
+def translate(
+    model: nn.Module,
+    task: Seq2Seq,
+    tokenizers: PairTokenizers,
+    sentences: Sequence[str],
+    *,
+    search: Search,
+    tokens: int | None = None,
+    rows: int = 64,
+) -> list[str]:
+    """The translation of each sentence, by a search over batches of similar length."""
+    device = next(model.parameters()).device
+    language = cast(Language, model)
+    limit = None
+    if language.context is not None:
+        limit = language.context - 1 - task.prefix_length  # 1 for STOP
+    ids = [np.asarray(row, dtype=np.int64) for row in tokenizers.source.encode_batch(sentences)]
+    for number, sentence in enumerate(ids):
+        if limit is not None and len(sentence) > limit:
+            logger.warning(
+                "sentence %d has %d tokens; the model reads %d", number + 1, len(sentence), limit
+            )
+            ids[number] = sentence[:limit]
+    by_length = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    translations = [""] * len(ids)
+    model.eval()
+    for start in range(0, len(by_length), rows):
+        chosen = by_length[start : start + rows]
+        source = task.source([ids[i] for i in chosen]).to(device)
+        longest = 2 * int(source.lengths.max()) + 20 if tokens is None else tokens
+        results = search(
+            language,
+            [task.prompt] * len(chosen),
+            tokens=longest,
+            stop={task.stop_id},
+            source=source,
+        )
+        for i, hypotheses in zip(chosen, results, strict=True):
+            translations[i] = tokenizers.target.decode(hypotheses[0].ids)
+    return translations
+
+
+def free_running_loss(data: EvalData, model: nn.Module, device: torch.device) -> float:
+    """The loss of a model that reads its own predictions in place of the target.
+
+    The difference to the loss under teacher forcing measures exposure bias.
+    """
+
+    def with_predictions(batch: PairBatch) -> PairBatch:
+        everywhere = torch.ones_like(batch.ids, dtype=torch.bool)
+        return replace(batch, ids=free_running(model, batch.ids, everywhere, batch.source))
+
+    model.eval()
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(1)
+        batches = (
+            with_predictions(cast(PairBatch, batch).to(device))
+            for batch in data.validation_batches(None)
+        )
+        return data.task.metrics(model, batches)["loss"]
+
+
+def translation_metrics(
+    data: EvalData, model: nn.Module, *, search: Search, limit: int | None = None
+) -> dict[str, Any]:
+    """BLEU, chrF and exact match of the translations, with the signatures of sacreBLEU."""
+    rows = list(data.validation_data.rows())[:limit]
+    translations = _translations(data, model, [source for source, _ in rows], search)
+    return _score(translations, [target for _, target in rows])
+
+
+def _translations(
+    data: EvalData, model: nn.Module, sources: Sequence[str], search: Search
+) -> list[str]:
+    task, tokenizers = cast(Seq2Seq, data.task), cast(PairTokenizers, data.tokenizers)
+    return translate(model, task, tokenizers, sources, search=search)
+
+
+def _score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    bleu_score, bleu_signature = bleu(hypotheses, references)
+    lower_score, lower_signature = bleu(hypotheses, references, lower=True)
+    chrf_score, chrf_signature = chrf(hypotheses, references)
+    return {
+        "exact_match": exact_match(hypotheses, references),
+        "bleu": bleu_score,
+        "bleu_lower": lower_score,
+        "chrf": chrf_score,
+        "signatures": {
+            "bleu": bleu_signature,
+            "bleu_lower": lower_signature,
+            "chrf": chrf_signature,
+        },
+    }
+
+
+def _collate(
+    config: RunConfig, task: Seq2Seq, store: PairStore, rows: PairIndices, number: int
+) -> Batch:
+    sources = [store.source(row) for row in rows.indices]
+    targets = [store.target(row) for row in rows.indices]
+    generator = batch_generator(config.train.seed, number)
+    return task.collate((sources, targets, rows.width), generator)
