@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from regard import pipelines
 from regard.errors import Stopped
 from regard.training import run
 from regard.training.run import begin, resume
@@ -62,9 +63,9 @@ def test_wherever_a_signal_comes_the_run_is_saved_within_a_step(
         elif where == "save":
             asks_once(patch, checkpoint, "fault", asked, lambda point: point == "state")
         elif where == "evaluation":
-            asks_once(patch, run.evaluate, "losses", asked)
+            asks_once(patch, pipelines, "validation_metrics", asked)
         else:
-            asks_once(patch, run.evaluate, "sample", asked)
+            asks_once(patch, pipelines, "sample", asked)
         with pytest.raises(Stopped, match=f"stopped by {asked.name} at step {saved} of") as raised:
             list(begin(config(data / "cats.txt"), folder))
     assert raised.value.exit_code == code_of(asked)
@@ -78,8 +79,8 @@ def test_wherever_a_signal_comes_the_run_is_saved_within_a_step(
 def test_an_evaluation_that_was_put_off_can_end_the_run(data, tmp_path, monkeypatch):
     """Patience runs out after step 8, whose evaluation a signal cut short."""
     bad = [{"loss": loss} for loss in (1.0, 2.0)]
-    monkeypatch.setattr(run.evaluate, "losses", lambda *words, **options: bad.pop(0))
-    asks_once(monkeypatch, run.evaluate, "sample", signal.SIGTERM, lambda *words: len(bad) == 0)
+    monkeypatch.setattr(pipelines, "validation_metrics", lambda *words, **options: bad.pop(0))
+    asks_once(monkeypatch, pipelines, "sample", signal.SIGTERM, lambda *words: len(bad) == 0)
     folder = tmp_path / "run"
     settings = config(data / "cats.txt", patience=1)
     with pytest.raises(Stopped, match="at step 8 of"):

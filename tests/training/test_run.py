@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import regard
+from regard import pipelines
 from regard.config import to_table
 from regard.errors import CheckpointError, ConfigError, DataError, DivergedError, Stopped
 from regard.tasks import Objective
-from regard.training import run
 from regard.training.events import Evaluated, RunFinished, RunStarted, StepLogged
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import digest, read_tensors
@@ -301,7 +301,9 @@ def test_two_bad_gradients_in_a_row_are_only_told(data, tmp_path, monkeypatch):
 def judged(monkeypatch, losses):
     """Make the evaluations say this."""
     told = iter(losses)
-    monkeypatch.setattr(run.evaluate, "losses", lambda *words: {"loss": next(told), "other": 1.0})
+    monkeypatch.setattr(
+        pipelines, "validation_metrics", lambda *words: {"loss": next(told), "other": 1.0}
+    )
 
 
 def test_the_best_model_is_kept_and_so_is_its_checkpoint(data, tmp_path, monkeypatch):
@@ -341,7 +343,7 @@ def test_an_evaluation_that_is_not_a_number_is_never_the_best(data, tmp_path, mo
 
 
 def test_a_metric_that_is_not_measured_is_refused_before_the_first_step(data, tmp_path):
-    with pytest.raises(ConfigError, match=r"'blue' is not measured here; .* last, loss"):
+    with pytest.raises(ConfigError, match=r"'blue' is not a metric of .* last, loss"):
         list(begin(config(data / "cats.txt", best="blue"), tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
@@ -411,7 +413,7 @@ def test_a_run_can_begin_with_the_weights_of_another(whole, data, tmp_path):
     [
         ({"model": {"dim": 16}}, CheckpointError, "do not fit the model"),
         ({"train": {"start": "nowhere"}}, CheckpointError, "no run at nowhere"),
-        ({"train": {"start": "pairs"}}, ConfigError, "has learned from pairs; cats holds text"),
+        ({"train": {"start": "pairs"}}, ConfigError, "was trained on pairs; cats holds text"),
     ],
 )
 def test_weights_that_do_not_fit_leave_no_folder_behind(
