@@ -204,7 +204,7 @@ class Run:
 
         `order` names the library whose order and defaults apply: hf, llama.cpp, textgen.
         """
-        self._must("causal", "generate")
+        self._require("generate", "generate")
         return chain_for(self.tokenizer, words, order)
 
     def search(
