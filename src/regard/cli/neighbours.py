@@ -14,7 +14,7 @@ from regard.errors import ConfigError
 
 def neighbours(
     run: Folder,
-    words: Annotated[
+    terms: Annotated[
         list[str],
         Argument(
             metavar="WORD [± WORD] …",
@@ -45,11 +45,11 @@ def neighbours(
     with spinner(f"opening {run}"):
         opened = api.load(run)
         if text is None:
-            result = opened.neighbours(words, top=top)
-        elif len(words) > 1:
-            raise ConfigError(f"--in compares one word with itself, not {' '.join(words)}")
+            result = opened.neighbours(terms, top=top)
+        elif len(terms) > 1:
+            raise ConfigError(f"--in compares one word with itself, not {' '.join(terms)}")
         else:
-            cosines = opened.compare_occurrences(words[0], text)
+            cosines = opened.compare_occurrences(terms[0], text)
     if as_json:
         print_json(result if text is None else cosines)
     elif text is None:
