@@ -33,6 +33,7 @@ from regard.cli import main
 from regard.errors import DataError, RegardError
 from regard.tasks import Objective
 from regard.training import log, run
+from regard.training.parallel import strategy
 from training.runs import config
 
 EVENTS = {name: getattr(signal, name) for name in ("SIGTERM", "SIGKILL", "SIGSTOP")}
@@ -87,7 +88,7 @@ def strike(rank, step, name):
     train, losses = run.train, pipelines.validation_metrics
     if name in ("NaN", "NaNs"):
         Poisoned.steps = range(step, step + 1 if name == "NaN" else sys.maxsize)
-        run.Objective = Poisoned
+        strategy.Objective = Poisoned
     if name == "NaNs":
         log.FLUSH_SECONDS = 0
 

@@ -49,7 +49,9 @@ def launch(*jobs):
         [sys.executable, SCRIPT, json.dumps(jobs)],
         env={
             **os.environ,
-            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+            ),
             "OMP_NUM_THREADS": "1",
         },
         capture_output=True,
