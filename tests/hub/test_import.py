@@ -94,11 +94,8 @@ def test_what_only_changes_its_name_goes_from_disk_to_disk(tmp_path, monkeypatch
     import_run(tmp_path / "theirs", tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    "head", ["none", {"kind": "classify", "classes": 3, "pool": "last", "bias": False}]
-)
-def test_a_head_that_no_task_trains_says_so(head, tmp_path):
-    make_checkpoint(tmp_path / "theirs", model_config(head=head))
+def test_a_head_that_no_task_trains_says_so(tmp_path):
+    make_checkpoint(tmp_path / "theirs", model_config(head="none"))
     tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
     run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
     assert run.config.task == "none"
@@ -127,7 +124,7 @@ def test_an_imported_run_has_no_data_of_its_own_to_be_judged_by(tmp_path):
     make_checkpoint(tmp_path / "theirs")
     tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
     run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
-    with pytest.raises(ConfigError, match="name data to judge it by"):
+    with pytest.raises(ConfigError, match="name data to evaluate it on"):
         run.evaluate()
     text = tmp_path / "text.txt"
     text.write_text(" ".join(TEXT) * 20)

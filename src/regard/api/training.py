@@ -195,6 +195,7 @@ class ImportedRun:
     parameters: int
     dtype: str
     task: str
+    head: str
     tokenizer: str | None
     verb: str | None  # the command that uses the model; None where no task fits its head
 
@@ -215,6 +216,7 @@ def import_checkpoint(
         parameters=count_parameters(checkpoint.config),
         dtype=str(checkpoint.dtype).removeprefix("torch."),
         task=checkpoint.task,
+        head=checkpoint.head,
         tokenizer=getattr(checkpoint.tokenizers, "kind", None),
         verb=None if task is None else task.verbs[0],
     )

@@ -1,5 +1,6 @@
 """`regard import`."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -48,8 +49,6 @@ def import_(
     regard train my.txt train.start=runs/gpt2
     """
     with spinner(f"importing {source}"):
-        from regard.cli.report import EXAMPLES
-
         imported = api.import_checkpoint(source, run, *words)
     facts = {
         "run": str(run),
@@ -65,8 +64,23 @@ def import_(
     cells = {**facts, "parameters": f"{imported.parameters:,}"}
     for line in align_columns([(name, str(value or "none")) for name, value in cells.items()]):
         print(line)
+    print_status(f"\n{_uses(imported)}")
+
+
+def _uses(imported: "api.ImportedRun") -> str:
+    """What can be done with the imported model."""
+    from regard.cli.report import EXAMPLES, QUOTED
+
+    run = shlex.quote(str(imported.path))
+    if imported.tokenizer is None and imported.task != "classify":
+        return (
+            "the checkpoint has no tokenizer files: use run.model in Python, "
+            "or add tokenizer.json to its folder and import it again"
+        )
+    fine_tune = f"fine-tune it: regard train DATA train.start={run}"
     if imported.verb is None:
-        print_status("\nno task trains a model with this head; use run.model in Python")
-    elif imported.tokenizer is not None or imported.task == "classify":
-        example = EXAMPLES.get(imported.task, "'Once upon a time'")
-        print_status(f"\ntry: regard {imported.verb} {run} {example}")
+        return (
+            f"no command uses the head {imported.head!r}: use run.model in Python, or {fine_tune}"
+        )
+    example = EXAMPLES.get(imported.task, QUOTED)
+    return f"try: regard {imported.verb} {run} {example}\n{fine_tune}"

@@ -10,6 +10,7 @@ from regard.config import Choice, kind_of, merge, to_table
 from regard.errors import ConfigError, unknown
 from regard.files.untrusted import quote
 from regard.hub import MODEL_TYPES
+from regard.hub.class_names import read_class_count, read_class_names, write_class_names
 from regard.hub.family import MOST_LAYERS, Family, Settings
 from regard.hub.rope_config import with_half_split_pairs
 from regard.models.build import family_of, resolve
@@ -30,6 +31,7 @@ UNSUPPORTED_MODEL_TYPES = {
     "mamba": "state space models are not implemented",
     "mamba2": "state space models are not implemented",
 }
+NO_MODEL_TYPE = "config.json has no model_type, so its tensors cannot be interpreted"
 TRAINING_ONLY = {"init", "dropout", "attention_dropout", "ffn_dropout"}  # without effect in eval
 CHOICES: dict[str, Mapping[str, Any]] = {"position": POSITIONS, "score": SCORES, "head": HEADS}
 DEPTHS = ("layers", "encoder_layers")
@@ -40,14 +42,28 @@ READ_ERRORS = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 def read_config(hf: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
     """The family and the model configuration that a config.json describes."""
+    family = read_family(hf)
+    if family is None:
+        raise ConfigError(NO_MODEL_TYPE)
+    return family, read_config_as(family, hf)
+
+
+def read_family(hf: Mapping[str, Any]) -> Family | None:
+    """The family that `model_type` names, or the class in `architectures`; None without both."""
     name = hf.get("model_type")
+    if name is None:
+        architectures = hf.get("architectures")
+        for family in MODEL_TYPES.values():
+            if isinstance(architectures, list) and architectures[:1] in ([a] for a in family.heads):
+                return family
+        return None
     if not isinstance(name, str):
-        raise ConfigError("config.json has no model_type, so its tensors cannot be interpreted")
+        raise ConfigError(f"config.json has no model_type but {quote(name)}, which is not a name")
     if name in UNSUPPORTED_MODEL_TYPES:
         raise ConfigError(f"model_type={name!r} is not supported: {UNSUPPORTED_MODEL_TYPES[name]}")
     if name not in MODEL_TYPES:
         raise ConfigError(unknown("model_type", name, MODEL_TYPES))
-    return MODEL_TYPES[name], read_config_as(MODEL_TYPES[name], hf)
+    return MODEL_TYPES[name]
 
 
 def read_config_as(family: Family, hf: Mapping[str, Any], architecture: str | None = None) -> Any:
@@ -168,8 +184,7 @@ def _read_head(family: Family, hf: Settings, architecture: str | None) -> Choice
     choice = family.heads[name]
     kind, options = kind_of(choice(hf) if callable(choice) else choice)
     if kind in ("classify", "tag"):
-        labels = hf.get("id2label")
-        options.setdefault("classes", len(labels) if labels else hf.get("num_labels", 2))
+        options.setdefault("classes", read_class_count(hf))
     return {"kind": kind, **options}
 
 
@@ -181,8 +196,7 @@ def _write_candidate(family: Family, config: Any, architecture: str) -> Settings
         hf[key] = EFFECTIVE[name](config) if name in EFFECTIVE else getattr(config, name)
     classes = kind_of(config.head)[1].get("classes")
     if classes is not None:
-        names = {str(index): f"LABEL_{index}" for index in range(classes)}
-        hf |= {"id2label": names, "label2id": {name: int(n) for n, name in names.items()}}
+        hf |= write_class_names(read_class_names({"num_labels": classes}))
     return hf | family.write_settings(config)
 
 

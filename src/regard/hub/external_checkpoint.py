@@ -1,6 +1,8 @@
 """Open a checkpoint of another library, check every tensor, then load it or copy its weights."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -13,7 +15,9 @@ from regard.config import kind_of, merge
 from regard.errors import CheckpointError, ConfigError
 from regard.files.safetensors import PICKLE_SUFFIXES, Tensors, open_tensors, pickle_error
 from regard.files.untrusted import path_exists, quote, read_json
-from regard.hub.config_json import read_config, read_config_as
+from regard.hub import MODEL_TYPES
+from regard.hub.class_names import read_class_count, read_class_names
+from regard.hub.config_json import NO_MODEL_TYPE, read_config_as, read_family
 from regard.hub.convert_weights import Shapes, read_internal, write_internal
 from regard.hub.families import e2k, g2p_en, llama2c
 from regard.hub.family import CheckpointWithoutConfig, Family, Settings
@@ -30,14 +34,21 @@ from regard.models.build import describe, on_meta, resolve, weights
 from regard.models.presets import ModelConfig
 from regard.text import PairTokenizers, Tokenizer
 
+logger = logging.getLogger(__name__)
+
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEADS_WITHOUT_PREFIX = ("none", "pooled")  # a model without a task head has unprefixed names
 TASK_FOR_HEAD = {  # by shape and head of a model; other heads have no task here
+    ("encoder", "classify"): "label",
+    ("decoder", "classify"): "label",
+    ("encoder", "tag"): "tag",
+    ("decoder", "tag"): "tag",
     ("decoder", "linear"): "causal",
     ("encoder-decoder", "linear"): "seq2seq",
     ("encoder", "masked"): "masked",
     ("images", "classify"): "classify",
 }
+ONE_CLASS = "single_label_classification"  # the problem_type of exactly one class per text
 TIED_WEIGHTS = {"head.weight": "embed.token.weight"}  # weight tying: output matrix and embedding
 Reader = Callable[[Path], CheckpointWithoutConfig]
 FORMATS_WITHOUT_CONFIG: tuple[tuple[Callable[[Path], Path | None], Reader], ...] = (
@@ -69,8 +80,21 @@ class ExternalCheckpoint:
     @property
     def task(self) -> str:
         """The task that trains such a model, or "none"."""
+        if self.config_json.get("problem_type") not in (None, ONE_CLASS):
+            return "none"
         shape = getattr(self.config, "shape", "images")
-        return TASK_FOR_HEAD.get((shape, _head_kind(self.config)), "none")
+        return TASK_FOR_HEAD.get((shape, self.head), "none")
+
+    @property
+    def head(self) -> str:
+        """The kind of the model's head."""
+        return _head_kind(self.config)
+
+    @property
+    def class_names(self) -> list[str]:
+        """The names of the classes of a classifier or a tagger."""
+        classes = kind_of(getattr(self.config, "head", "none"))[1].get("classes")
+        return read_class_names({"num_labels": classes, **self.config_json})
 
     def with_settings(self, settings: Mapping[str, Any]) -> "ExternalCheckpoint":
         """The checkpoint with other model settings, as in `{"position": {"base": 500000}}`.
@@ -123,7 +147,7 @@ class ExternalCheckpoint:
 def is_external_checkpoint(path: Path) -> bool:
     """Whether a path holds a checkpoint of another library rather than a run."""
     hf = _read_config_json(path)
-    return "model_type" in hf or ("train" not in hf and _find_reader(path) is not None)
+    return "train" not in hf and (bool(hf) or _find_reader(path) is not None)
 
 
 def _find_reader(path: Path) -> tuple[Reader, Path] | None:
@@ -150,7 +174,7 @@ def _read_config_json(path: Path) -> Settings:
 
 def _open_without_config(path: Path) -> CheckpointWithoutConfig | None:
     """Open a format without config.json; None if `path` is a folder of no such format."""
-    if path.is_dir() and "model_type" in _read_config_json(path):
+    if path.is_dir() and {"model_type", "architectures"} & _read_config_json(path).keys():
         return None
     reader_and_file = _find_reader(path)
     if reader_and_file is not None:
@@ -172,8 +196,13 @@ def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
     folder = path if path.is_dir() else path.parent
     if without_config is None:
         hf = read_json(path / "config.json")
-        family, config = read_config(hf)
+        named_family = read_family(hf)
+        if named_family is not None:
+            read_config_as(named_family, hf)  # refuses settings before any tensor is looked at
         tensors = open_tensors(path)
+        family = named_family or _identify_family(hf, tensors)
+        hf = _correct_class_count(family, family.complete(hf, tensors.entries), tensors)
+        config = read_config_as(family, hf)
         if not hf.get("architectures"):
             config = _config_with_fitting_head(family, hf, tensors) or config
         tokenizers = read_tokenizers(folder, hf)
@@ -281,6 +310,38 @@ def _misfit(mapping: TensorMapping, tensors: Tensors, shapes: Shapes) -> str | N
         return None
     joined = mapping.layout.join([torch.empty(shape, device="meta") for shape in expected])
     return f"{quote(name)} has shape {tuple(entry.shape)}, the model {tuple(joined.shape)}"
+
+
+def _identify_family(hf: Mapping[str, Any], tensors: Tensors) -> Family:
+    """The only family whose tensor names and shapes are those of the checkpoint."""
+    fitting = []
+    for family in MODEL_TYPES.values():
+        with suppress(ConfigError):
+            if _config_with_fitting_head(family, hf, tensors) is not None:
+                fitting.append(family)
+    if len(fitting) != 1:
+        names = ", ".join(family.name for family in fitting) or "no family"
+        raise ConfigError(f"{NO_MODEL_TYPE}: they fit {names};\nadd a model_type to config.json")
+    logger.warning("config.json has no model_type; the tensors are those of a %s", fitting[0].name)
+    return fitting[0]
+
+
+def _correct_class_count(family: Family, hf: Settings, tensors: Tensors) -> Settings:
+    """Drop class names that contradict both `num_labels` and the output layer."""
+    count, config = hf.get("num_labels"), read_config_as(family, hf)
+    if kind_of(getattr(config, "head", "none"))[1].get("classes") in (None, count):
+        return hf
+    (output,) = plan_export(prefixed_rules(family, config), ["head.out.weight"]).mappings
+    entry = tensors.entries.get(output.external)
+    if entry is None or entry.shape[:1] != (count,):
+        return hf
+    logger.warning(
+        "config.json names %d classes in id2label, but num_labels and the output layer have %d; "
+        "the classes are called LABEL_0, LABEL_1, …",
+        read_class_count(hf),
+        count,
+    )
+    return {key: value for key, value in hf.items() if key not in ("id2label", "label2id")}
 
 
 def _config_with_fitting_head(

@@ -1,6 +1,6 @@
 """`Family`: the settings, heads and tensor names of one model family of the Hugging Face hub."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,8 @@ class Family:
     read_settings: Callable[[Settings], Settings] = lambda hf: {}
     write_settings: Callable[[Any], Settings] = lambda config: {}
     shift_positions: Callable[[Any, int], tuple[Any, TensorTransform]] | None = None  # see roberta
+    # Completes config.json by the names of the tensors, where it does not say enough; see t5.
+    complete: Callable[[Settings, Collection[str]], Settings] = lambda hf, names: hf
     model_family: str = "transformer"  # the family in models.build
 
 

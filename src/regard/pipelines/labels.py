@@ -35,7 +35,7 @@ from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.pairs import pair_loader
 from regard.pipelines.tokenizer_cache import cached_tokenizer
 from regard.seeds import batch_generator
-from regard.tasks import TASKS, Label
+from regard.tasks import TASKS, Label, Tag
 from regard.text import Tokenizer, train_tokenizer
 from regard.text.pair_tokenizers import JOINT
 
@@ -102,7 +102,7 @@ class LabelsPipeline(Pipeline):
         config = replace(config, task=choice, model=describe(model))
         data = self.evaluation_data(config, validation, tokenizers)
         task = label_task(choice)
-        store, truncated = _token_store(train.with_class_names(names), tokenizers, model)
+        store, truncated = _token_store(task, train.with_class_names(names), tokenizers, model)
         loader = _loader(config, model, store)
         description = [
             f"data       {train.description}",
@@ -135,7 +135,7 @@ class LabelsPipeline(Pipeline):
         """All validation texts in order; the task must know the names of the classes."""
         task, model = label_task(config.task), resolve(config.model)
         texts = data.with_class_names(task.names)
-        store, truncated = _token_store(texts, tokenizers, model)
+        store, truncated = _token_store(task, texts, tokenizers, model)
         loader = _loader(config, model, store)
 
         def validation_batches(limit: int | None) -> Iterator[Batch]:
@@ -168,7 +168,7 @@ class LabelsPipeline(Pipeline):
     def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
         """Accuracy for short and for long texts."""
         task, tokenizer = cast(Label, data.task), cast(Tokenizer, data.tokenizers)
-        rows = list(encode(data.validation_data, tokenizer, data.model))
+        rows = list(encode(data.validation_data, tokenizer, data.model, _tagged_token(task)))
         in_order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))
         accuracy = np.empty(len(rows))
         device = next(model.parameters()).device
@@ -250,13 +250,17 @@ def special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int],
     return tokenizer.prefix_ids, []
 
 
+def _tagged_token(task: Label) -> str:
+    return task.token if isinstance(task, Tag) else "last"
+
+
 def encode(
-    data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
+    data: LabelledText, tokenizer: Tokenizer, model: ModelConfig, token: str = "last"
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], bool]]:
     """For each text its ids, its classes, and whether it was truncated to fit the model.
 
-    A labelled text has one class. In a tagged text the last token of a word has the class of the
-    word, and the other tokens have -1.
+    A labelled text has one class. In a tagged text the first or the last `token` of a word has the
+    class of the word, and the other tokens have -1.
     """
     before, after = special_tokens(model, tokenizer)
     room = model.context - len(before) - len(after)
@@ -274,7 +278,8 @@ def encode(
         for _, number in zip(parts, classes, strict=True):
             word = next(encoded) or [tokenizer.stop_id]  # for characters that encode to nothing
             ids += word
-            targets += [*[IGNORED] * (len(word) - 1), number]
+            others = [IGNORED] * (len(word) - 1)
+            targets += [number, *others] if token == "first" else [*others, number]
         whole = np.array([*before, *ids[:room], *after])
         if data.kind == "labels":
             yield whole, np.array(classes), len(ids) > room
@@ -295,7 +300,8 @@ def predict_classes(
     kind = cast(LabelKind, task.learns)
     row = (tuple(parts), (0,) * len(parts))
     unlabelled = LabelledText(kind, "text", "", [row], tuple(task.names))
-    ((ids, classes, _),) = encode(unlabelled, tokenizer, cast(ModelConfig, model.config))
+    config, token = cast(ModelConfig, model.config), _tagged_token(task)
+    ((ids, classes, _),) = encode(unlabelled, tokenizer, config, token)
     device = next(model.parameters()).device
     batch = task.collate(([ids], [classes], len(ids)), torch.Generator()).to(device)
     model.eval()
@@ -304,10 +310,12 @@ def predict_classes(
 
 
 def _token_store(
-    data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
+    task: Label, data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
 ) -> tuple[PairStore, int]:
     """Texts and their classes as the two sides of pairs, and how many texts were truncated."""
-    texts, classes, truncated = zip(*encode(data, tokenizer, model), strict=True)
+    texts, classes, truncated = zip(
+        *encode(data, tokenizer, model, _tagged_token(task)), strict=True
+    )
 
     def side(rows: tuple[NDArray[np.int64], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return np.concatenate(rows), np.cumsum([0, *map(len, rows)])

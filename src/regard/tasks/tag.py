@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -17,15 +17,17 @@ Span = tuple[int, int, str]  # first word, word after the last, kind
 
 @dataclass(frozen=True, kw_only=True)
 class Tag(Label):
-    r"""P(tag_1 … tag_N | text): cross-entropy of the tag of each word, at its last token.
+    r"""P(tag_1 … tag_N | text): cross-entropy of the tag of each word, at one of its tokens.
 
-    At its last token even a causal model has read the whole word.
+    At its last token even a causal model has read the whole word. Taggers on the Hugging Face hub
+    are trained on the first token; imported ones keep that.
     """
 
     learns: ClassVar[str] = "tags"
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     head: ClassVar[str] = "tag"
     predicts_words: ClassVar[bool] = True
+    token: Literal["first", "last"] = "last"  # the token of a word that has its tag
 
     def collate(self, examples: tuple[Ids, Ids, int], generator: torch.Generator) -> TagBatch:
         """Texts and the tags of their tokens, padded to a width."""

@@ -16,6 +16,7 @@ from regard.errors import CheckpointError, ConfigError
 from regard.files.atomic import atomic_folder, must_be_new, write_json
 from regard.files.safetensors import Tensors, read_header
 from regard.files.untrusted import path_exists, read_json
+from regard.hub.class_names import write_class_names
 from regard.hub.config_json import read_config_as, write_config
 from regard.hub.convert_weights import write_external
 from regard.hub.download import download
@@ -174,8 +175,9 @@ def _write_json_files(
         hf = hf | write_tokenizers(tokenizers, folder, hf)
     kind, options = kind_of(config.task)
     verbs = TASKS[kind].verbs if kind in TASKS else ()
+    if options.get("names"):
+        hf = hf | write_class_names(options["names"])
     if "classify" in verbs:
-        hf = hf | vit.write_labels(options["names"])
         processor = vit.write_processor(hf["image_size"], options["mean"], options["std"])
         write_json(folder / "preprocessor_config.json", processor)
     write_json(folder / "config.json", hf)
@@ -185,7 +187,11 @@ def _write_json_files(
 
 
 def _task(checkpoint: ExternalCheckpoint) -> Choice:
-    """The task; that of images with the class names and pixel statistics of the checkpoint."""
+    """The task, with the class names and the pixel statistics of the checkpoint."""
+    if checkpoint.task == "label":
+        return {"kind": "label", "names": checkpoint.class_names}
+    if checkpoint.task == "tag":
+        return {"kind": "tag", "names": checkpoint.class_names, "token": "first"}
     if checkpoint.task != "classify":
         return checkpoint.task
     path = checkpoint.path / "preprocessor_config.json"

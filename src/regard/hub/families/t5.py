@@ -3,11 +3,14 @@
 Differs from BART: RMS norms before each branch, no biases, unscaled scores and relative position
 biases. T5 has ReLU and tied weights, v1.1 a GELU gate and an output matrix. With tied weights the
 last hidden states are scaled before the output matrix; transformers 5 stores this as
-`scale_decoder_outputs`, older versions only as `tie_word_embeddings`.
+`scale_decoder_outputs`, older versions only as `tie_word_embeddings`. A T5 that transformers 5
+makes with `tie_word_embeddings=False` is tied and not scaled.
 """
 
+from collections.abc import Collection
 from typing import Any
 
+from regard.config import kind_of
 from regard.hub.family import Family, Settings, read_activation, read_gated_ffn, write_activation
 from regard.hub.weight_mapping import Rule, module_rules
 from regard.nn.ffn import GATES
@@ -44,12 +47,15 @@ def _rules(config: Any) -> list[Rule]:
     return rules
 
 
-def _tied(hf: Settings) -> bool:
-    return bool(hf.get("scale_decoder_outputs", hf["tie_word_embeddings"]))
-
-
 def _head(hf: Settings) -> Settings:
-    return {"kind": "linear", "scaled": _tied(hf)}
+    return {"kind": "linear", "scaled": hf.get("scale_decoder_outputs", hf["tie_word_embeddings"])}
+
+
+def _complete(hf: Settings, names: Collection[str]) -> Settings:
+    """transformers 5 writes `tie_word_embeddings: true` also for a file with an output matrix."""
+    if hf.get("scale_decoder_outputs") is not False:
+        return hf
+    return hf | {"tie_word_embeddings": "lm_head.weight" not in names}
 
 
 def _read(hf: Settings) -> Settings:
@@ -65,7 +71,7 @@ def _read(hf: Settings) -> Settings:
         },
         "attention_dropout": hf["dropout_rate"],
         "ffn_dropout": hf["dropout_rate"],
-        "tied": _tied(hf),
+        "tied": hf["tie_word_embeddings"],
     }
     if hf.get("architectures") == [ENCODER_CLASS]:
         return settings | {"shape": "encoder", "layers": encoder_layers}
@@ -89,6 +95,7 @@ def _write(config: Any) -> Settings:
         "relative_attention_num_buckets": options.get("buckets", 32),
         "relative_attention_max_distance": options.get("reach", 128),
         "tie_word_embeddings": config.tied,
+        "scale_decoder_outputs": kind_of(config.head)[1].get("scaled", False),
         "is_encoder_decoder": decoder_layers > 0,
     }
 
@@ -126,6 +133,7 @@ T5 = Family(
     },
     ignored_tensors=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
     rules=_rules,
+    complete=_complete,
     read_settings=_read,
     write_settings=_write,
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.files.untrusted import quote
+from regard.hub.class_names import read_class_names
 from regard.hub.family import Family, Settings, read_activation, write_activation
 from regard.hub.weight_mapping import Rule, module_rules
 
@@ -125,17 +126,7 @@ def _write(config: Any) -> Settings:
 def image_task(hf: Settings, processor: Settings, channels: int) -> Settings:
     """The `task` setting of a classifier: class names, mean and standard deviation of pixels."""
     mean, std = _pixel_statistics(processor, channels)
-    return {"kind": "classify", "names": _class_names(hf), "mean": mean, "std": std}
-
-
-def _class_names(hf: Settings) -> list[str]:
-    labels = hf.get("id2label") or {
-        str(index): f"LABEL_{index}" for index in range(hf.get("num_labels", 2))
-    }
-    indices = [str(index) for index in range(len(labels))]
-    if not isinstance(labels, dict) or labels.keys() != {*indices}:
-        raise ConfigError("id2label must name the classes 0, 1, 2, … without gaps")
-    return [str(labels[index]) for index in indices]
+    return {"kind": "classify", "names": read_class_names(hf), "mean": mean, "std": std}
 
 
 def _pixel_statistics(processor: Settings, channels: int) -> tuple[list[float], list[float]]:
@@ -171,12 +162,6 @@ def _flag(processor: Settings, key: str) -> bool:
     if not (value is None or isinstance(value, bool)):
         raise ConfigError(f"{key}={quote(value)} must be true or false")
     return value is not False
-
-
-def write_labels(names: Sequence[str]) -> Settings:
-    """The class names as settings of config.json."""
-    id2label = {str(index): name for index, name in enumerate(names)}
-    return {"id2label": id2label, "label2id": {name: int(n) for n, name in id2label.items()}}
 
 
 def write_processor(size: int, mean: Sequence[float], std: Sequence[float]) -> Settings:
