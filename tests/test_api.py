@@ -217,7 +217,7 @@ def test_a_decoder_generates_with_int8_weights_where_asked(place):
         ({"prompt": ["the", "a"]}, r"a prompt is one text, not \['the', 'a'\]"),
         (
             {"draft": "prompt-lookup"},
-            "the draft must be a run, as regard.load gives, not 'prompt-lookup'",
+            "the draft must be a run, as regard.load returns, not 'prompt-lookup'",
         ),
         ({"amateur": "runs/small"}, "the amateur must be a run"),
         ({"seed": 1.7}, "seed=1.7 must be a whole number"),
@@ -257,9 +257,9 @@ def test_a_pair_run_translates_and_does_not_continue(place):
     assert isinstance(one, str)
     assert ran.translate(["117 cats", "5 cats"], beam=2)[0] == one
     assert ran.translate([], beam=2) == []
-    with pytest.raises(ConfigError, match="a search has a beam and a length penalty of its own"):
+    with pytest.raises(ConfigError, match="give either `search` or `beam` and `length_penalty`"):
         ran.translate("117 cats", search="beam=2", length_penalty=0.5)
-    with pytest.raises(ConfigError, match="n_best=2: a translation is one text a sentence"):
+    with pytest.raises(ConfigError, match="n_best=2: a translation is one text per sentence"):
         ran.translate("117 cats", search="beam={width=3, n_best=2}")
     with pytest.raises(ConfigError, match="cannot generate; use `translate`"):
         ran.generate("one")

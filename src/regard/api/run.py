@@ -1,4 +1,4 @@
-"""A trained run: load it, and what it can do."""
+"""A trained run: load it, generate, predict, evaluate, explain, export."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The pipeline of the kind of data that the run learned from."""
+        """The pipeline of the kind of data that the run was trained on."""
         return pipeline_of(self.config)
 
     @property
@@ -233,20 +233,22 @@ class Run:
         length_penalty: float | None = None,
         search: str | Search | None = None,
     ) -> Any:
-        """Write a sentence, or each of several, in the other language.
+        """Translate a sentence, or a list of sentences.
 
-        By a `beam` of 5 with a `length_penalty` of 1 where nothing else is said, or by a `search`
-        that says more: "beam={width=5, normalization='gnmt'}".
+        With beam search, by default `beam=5` and `length_penalty=1`, or with a `search`:
+        "beam={width=5, normalization='gnmt'}".
         """
         self._require("translate", "translate")
         if search is None:
             penalty = 1.0 if length_penalty is None else length_penalty
             search = BeamSearch(5 if beam is None else beam, penalty)
         elif (beam, length_penalty) != (None, None):
-            raise ConfigError("a search has a beam and a length penalty of its own; give either")
+            raise ConfigError("give either `search` or `beam` and `length_penalty`, not both")
         chosen = _search(search)
         if isinstance(chosen, BeamSearch) and chosen.n_best > 1:
-            raise ConfigError(f"n_best={chosen.n_best}: a translation is one text a sentence")
+            raise ConfigError(
+                f"n_best={chosen.n_best}: a translation is one text per sentence; use n_best=1"
+            )
         sentences = [text] if isinstance(text, str) else list(text)
         translations = translate(
             self.model,
@@ -448,7 +450,7 @@ class Run:
     def _compatible_model(self, other: "Run", what: str) -> Language:
         """The language model of another run, which must have the same tokenizer."""
         if not isinstance(other, Run):
-            raise ConfigError(f"the {what} must be a run, as regard.load gives, not {other!r}")
+            raise ConfigError(f"the {what} must be a run, as regard.load returns, not {other!r}")
         other._require("generate", "generate")
         if other.tokenizer.fingerprint() != self.tokenizer.fingerprint():
             raise ConfigError(
