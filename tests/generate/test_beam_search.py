@@ -36,8 +36,8 @@ def exhaustive(model, prompt, tokens, power, normalization, ids_in_use):
 
 def slow_beam(model, prompt, width, tokens, power=1.0, source=None, stop=(STOP,), **modes):
     """The definition, one row at a time, in lists, with a single group."""
-    (found,) = slow_groups(model, prompt, width, tokens, power, source, stop, **modes)
-    return found
+    (results,) = slow_groups(model, prompt, width, tokens, power, source, stop, **modes)
+    return results
 
 
 def slow_groups(
@@ -58,40 +58,40 @@ def slow_groups(
     def score(total, length):
         return total / NORMALIZATIONS[normalization](length, power)
 
-    live, kept, done = [[(0.0, [])]] * groups, [[] for _ in range(groups)], [False] * groups
+    beams, finished, done = [[(0.0, [])]] * groups, [[] for _ in range(groups)], [False] * groups
     for length in range(1, tokens + 1):
         taken, after = [], []
         for group in range(groups):
             longer = [
                 (total + step, [*ids, token])
-                for total, ids in live[group]
+                for total, ids in beams[group]
                 for token, step in enumerate(log_p(model, [*prompt, *ids], source))
                 if step > -math.inf
             ]
-            longer.sort(key=lambda each: each[0] - diversity * taken.count(each[1][-1]))
+            longer.sort(key=lambda beam: beam[0] - diversity * taken.count(beam[1][-1]))
             longer.reverse()
             if not done[group]:
                 for total, ids in longer[:width]:
                     if ids[-1] in stop:
-                        kept[group].append((score(total, length), ids[:-1]))
+                        finished[group].append((score(total, length), ids[:-1]))
                     elif length == tokens:
-                        kept[group].append((score(total, length), ids))
-            kept[group].sort(reverse=True)
+                        finished[group].append((score(total, length), ids))
+            finished[group].sort(reverse=True)
             if width == 1 and longer and longer[0][1][-1] in stop:
                 longer = []
-            going = [each for each in longer if each[1][-1] not in stop][:width]
-            taken += [ids[-1] for _, ids in going]
-            after.append(going)
-            full = len(kept[group]) >= width
+            continuing = [beam for beam in longer if beam[1][-1] not in stop][:width]
+            taken += [ids[-1] for _, ids in continuing]
+            after.append(continuing)
+            full = len(finished[group]) >= width
             if early_stopping == "full":
                 done[group] |= full
-            elif early_stopping == "heuristic" and full and going:
-                best = max(total for total, _ in going)
-                done[group] |= score(best, length) <= kept[group][width - 1][0]
-        live = after
+            elif early_stopping == "heuristic" and full and continuing:
+                best = max(total for total, _ in continuing)
+                done[group] |= score(best, length) <= finished[group][width - 1][0]
+        beams = after
         if early_stopping != "never" and all(done):
             break
-    return kept
+    return finished
 
 
 def search(model, prompts=PROMPTS, *, tokens, source=None, stop=(STOP,), **settings):
@@ -99,9 +99,9 @@ def search(model, prompts=PROMPTS, *, tokens, source=None, stop=(STOP,), **setti
 
 
 def assert_found(hypotheses, expected):
-    assert [each.ids for each in hypotheses] == [ids for _, ids in expected]
-    for each, (score, _) in zip(hypotheses, expected, strict=True):
-        assert math.isclose(each.score, score, rel_tol=1e-5, abs_tol=1e-5)  # float32 sums
+    assert [hypothesis.ids for hypothesis in hypotheses] == [ids for _, ids in expected]
+    for hypothesis, (score, _) in zip(hypotheses, expected, strict=True):
+        assert math.isclose(hypothesis.score, score, rel_tol=1e-5, abs_tol=1e-5)  # float32 sums
 
 
 def row_of(source, row):
@@ -115,10 +115,10 @@ def test_a_beam_that_covers_the_space_finds_the_best_of_all_texts(
 ):
     model = table_model(vocab_size=64)
     model.table[:, 4:] = -torch.inf  # a space of 3^4 texts, and those that stop before
-    found = search(
+    results = search(
         model, width=64, tokens=4, length_penalty=power, normalization=normalization, n_best=5
     )
-    for prompt, hypotheses in zip(PROMPTS, found, strict=True):
+    for prompt, hypotheses in zip(PROMPTS, results, strict=True):
         assert_found(hypotheses, exhaustive(model, prompt, 4, power, normalization, 4)[:5])
 
 
@@ -130,39 +130,39 @@ def test_all_rows_at_once_find_what_the_slow_search_finds(
 ):
     model = table_model(vocab_size=7, seed=width)
     chosen = {"normalization": normalization, "early_stopping": early_stopping}
-    found = search(model, width=width, tokens=12, length_penalty=power, n_best=2, **chosen)
-    for prompt, hypotheses in zip(PROMPTS, found, strict=True):
+    results = search(model, width=width, tokens=12, length_penalty=power, n_best=2, **chosen)
+    for prompt, hypotheses in zip(PROMPTS, results, strict=True):
         assert_found(hypotheses, slow_beam(model, prompt, width, 12, power, **chosen)[:2])
 
 
 def test_when_a_search_ends_makes_a_difference(table_model):
     model = table_model(vocab_size=7, spread=3.0)
     prompts = [[a, b] for a in range(1, 7) for b in range(1, 7)]
-    found = []
+    results = []
     for early_stopping in ("never", "heuristic", "full"):
         model.fed.clear()
         texts = search(model, prompts, width=2, tokens=20, early_stopping=early_stopping)
-        found.append(([text.ids for (text,) in texts], sum(rows for rows, _ in model.fed)))
-    (certain, longest), (likely, middle), (full, shortest) = found
+        results.append(([text.ids for (text,) in texts], sum(rows for rows, _ in model.fed)))
+    (exact, longest), (heuristic, middle), (full, shortest) = results
     assert longest > middle > shortest
-    assert certain != likely
-    assert certain != full
+    assert exact != heuristic
+    assert exact != full
 
 
 def test_every_stop_ends_a_text(table_model):
     model = table_model(vocab_size=9)
     model.table[:, [0, 4, 5]] += 2  # so likely that every beam may stop in three ways
-    found = search(model, width=3, tokens=10, stop={0, 4, 5}, n_best=3, length_penalty=3.0)
-    for prompt, hypotheses in zip(PROMPTS, found, strict=True):
+    results = search(model, width=3, tokens=10, stop={0, 4, 5}, n_best=3, length_penalty=3.0)
+    for prompt, hypotheses in zip(PROMPTS, results, strict=True):
         assert_found(hypotheses, slow_beam(model, prompt, 3, 10, 3.0, stop=(0, 4, 5))[:3])
 
 
 def test_without_a_stop_every_text_is_as_long_as_can_be(table_model):
     model = table_model(vocab_size=7)
-    found = search(model, width=3, tokens=6, stop=(), n_best=3)
-    for prompt, hypotheses in zip(PROMPTS, found, strict=True):
+    results = search(model, width=3, tokens=6, stop=(), n_best=3)
+    for prompt, hypotheses in zip(PROMPTS, results, strict=True):
         assert_found(hypotheses, slow_beam(model, prompt, 3, 6, stop=())[:3])
-        assert {len(each.ids) for each in hypotheses} == {6}
+        assert {len(hypothesis.ids) for hypothesis in hypotheses} == {6}
 
 
 @pytest.mark.parametrize("diversity", [0.0, 0.5, 3.0])
@@ -173,8 +173,8 @@ def test_groups_find_what_the_slow_groups_find(
 ):
     model = table_model(vocab_size=7)
     chosen = {"early_stopping": early_stopping, "groups": groups, "diversity": diversity}
-    found = search(model, width=width, tokens=8, **chosen)
-    for prompt, hypotheses in zip(PROMPTS, found, strict=True):
+    results = search(model, width=width, tokens=8, **chosen)
+    for prompt, hypotheses in zip(PROMPTS, results, strict=True):
         slow = slow_groups(model, prompt, width // groups, 8, **chosen)
         assert_found(hypotheses, [texts[0] for texts in slow])
 
@@ -188,17 +188,19 @@ def test_the_first_group_is_a_beam_and_the_others_keep_away_from_it(table_model)
     for one, alike, apart in zip(alone, same, away, strict=True):
         assert alike == 3 * one
         assert apart[:2] == one
-        assert len({tuple(each.ids) for each in apart}) > len({tuple(each.ids) for each in alike})
+        assert len({tuple(hypothesis.ids) for hypothesis in apart}) > len(
+            {tuple(hypothesis.ids) for hypothesis in alike}
+        )
 
 
 def test_rows_that_finish_early_are_dropped_and_keep_their_place(table_model):
     model = table_model(vocab_size=7, spread=4.0)
     prompts = [[a, b] for a in range(1, 7) for b in range(1, 7)]
-    found = search(model, prompts, width=3, tokens=15, length_penalty=0.0)
+    results = search(model, prompts, width=3, tokens=15, length_penalty=0.0)
     rows = [rows for rows, _ in model.fed[1:]]
     assert rows[0] == 3 * len(prompts)
     assert rows[-1] < rows[0] / 4
-    for prompt, hypotheses in zip(prompts, found, strict=True):
+    for prompt, hypotheses in zip(prompts, results, strict=True):
         assert_found(hypotheses, slow_beam(model, prompt, 3, 15, 0.0)[:1])
 
 
@@ -207,13 +209,13 @@ def test_rows_that_finish_early_are_dropped_and_keep_their_place(table_model):
 def test_one_beam_is_greedy_search(table_model, early_stopping, seed):
     model = table_model(seed=seed)
     greedy = generate(model, PROMPTS, parse_chain(["greedy"]), tokens=25, stop={STOP})
-    found = search(model, width=1, tokens=25, early_stopping=early_stopping)
-    assert [each.ids for (each,) in found] == greedy
+    results = search(model, width=1, tokens=25, early_stopping=early_stopping)
+    assert [hypothesis.ids for (hypothesis,) in results] == greedy
 
 
 def test_a_text_stands_only_once_among_the_best(table_model):
     for hypotheses in search(table_model(vocab_size=8), width=8, tokens=6, n_best=8):
-        assert len({tuple(each.ids) for each in hypotheses}) == len(hypotheses) == 8
+        assert len({tuple(hypothesis.ids) for hypothesis in hypotheses}) == len(hypotheses) == 8
         assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
 
 
@@ -221,23 +223,23 @@ def test_a_text_stands_only_once_among_the_best(table_model):
 def test_fewer_texts_come_back_where_there_are_no_more(table_model, early_stopping):
     model = table_model(vocab_size=8)
     model.table[:, 2:] = -torch.inf  # stop, or one more 1
-    found = search(model, [[1]], width=8, tokens=3, n_best=8, early_stopping=early_stopping)
-    assert sorted(each.ids for each in found[0]) == [[], [1], [1, 1], [1, 1, 1]]
+    results = search(model, [[1]], width=8, tokens=3, n_best=8, early_stopping=early_stopping)
+    assert sorted(hypothesis.ids for hypothesis in results[0]) == [[], [1], [1, 1], [1, 1, 1]]
 
 
 def test_each_row_has_its_own_source(table_model):
     model = table_model(vocab_size=7)
     source = Source(torch.tensor([[4, 2, 9], [7, 0, 0], [3, 3, 0]]), torch.tensor([3, 1, 2]))
-    found = search(model, [[1]] * 3, source=source, width=3, tokens=8)
-    for row, hypotheses in enumerate(found):
+    results = search(model, [[1]] * 3, source=source, width=3, tokens=8)
+    for row, hypotheses in enumerate(results):
         expected = slow_beam(model, [1], 3, 8, source=row_of(source, row))
         assert_found(hypotheses, expected[:1])
 
 
 def test_the_search_ends_at_a_full_context(table_model):
-    found = search(table_model(vocab_size=7, context=8), width=3, tokens=50)
+    results = search(table_model(vocab_size=7, context=8), width=3, tokens=50)
     unlimited = search(table_model(vocab_size=7), width=3, tokens=6)  # 3 ids of prompt, 5 fed
-    assert found == unlimited
+    assert results == unlimited
 
 
 def test_an_encoder_decoder_is_searched_like_any_other():
@@ -251,8 +253,8 @@ def test_an_encoder_decoder_is_searched_like_any_other():
     for parameter in model.parameters():
         parameter.data.mul_(4)
     source = Source(torch.tensor([[4, 2, 8], [7, 0, 0], [3, 3, 0]]), torch.tensor([3, 1, 2]))
-    found = search(model, [[1]] * 3, source=source, width=4, tokens=8, n_best=2)
-    for row, hypotheses in enumerate(found):
+    results = search(model, [[1]] * 3, source=source, width=4, tokens=8, n_best=2)
+    for row, hypotheses in enumerate(results):
         expected = slow_beam(model, [1], 4, 8, source=row_of(source, row))
         assert_found(hypotheses, expected[:2])
 

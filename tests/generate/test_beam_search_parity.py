@@ -36,19 +36,19 @@ def ask(theirs, ours, width, power, early_stopping):
     """Three prompts, or three sources of different lengths: what they find and what we find."""
     generator = torch.Generator().manual_seed(width)
     ids = torch.randint(3, 50, (3, 6), generator=generator)
-    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     source, prompts = None, ids.tolist()
     if theirs.config.is_encoder_decoder:
         lengths = torch.tensor([6, 3, 5])
         real = torch.arange(6) < lengths.unsqueeze(1)
         ids = ids.masked_fill(~real, theirs.config.pad_token_id)
-        given = {"input_ids": ids, "attention_mask": real.long()}
+        inputs = {"input_ids": ids, "attention_mask": real.long()}
         start = theirs.config.decoder_start_token_id
         source, prompts = Source(ids, lengths), [[start]] * 3
     likely = BeamSearch(1)(ours, prompts, tokens=5, source=source)
     stop = sorted({text.ids[-1] for (text,) in likely})  # ids that texts do come to
-    wanted = theirs.generate(
-        **given,
+    expected = theirs.generate(
+        **inputs,
         num_beams=width,
         num_return_sequences=2,
         length_penalty=power,
@@ -63,18 +63,18 @@ def ask(theirs, ours, width, power, early_stopping):
         output_scores=True,
     )
     search = BeamSearch(width, power, early_stopping=early_stopping, n_best=2)
-    found = search(ours, prompts, tokens=TOKENS, stop=stop, source=source)
+    results = search(ours, prompts, tokens=TOKENS, stop=stop, source=source)
     texts = []
-    for row in wanted.sequences[:, len(prompts[0]) :].tolist():
+    for row in expected.sequences[:, len(prompts[0]) :].tolist():
         ends = [at for at, token in enumerate(row) if token in stop]
         texts.append(row[: ends[0]] if ends else row)
-    return texts, wanted.sequences_scores, [each for some in found for each in some]
+    return texts, expected.sequences_scores, [hypothesis for row in results for hypothesis in row]
 
 
 @each_setting
 def test_texts_and_scores_are_those_of_transformers(pair, width, power, early_stopping):
-    texts, scores, found = ask(*pair, width, power, early_stopping)
-    assert [each.ids for each in found] == texts
-    ours = torch.tensor([each.score for each in found])
+    texts, scores, results = ask(*pair, width, power, early_stopping)
+    assert [hypothesis.ids for hypothesis in results] == texts
+    ours = torch.tensor([hypothesis.score for hypothesis in results])
     torch.testing.assert_close(ours, scores, rtol=NEAR, atol=NEAR)
-    assert power > 1 or any(len(each.ids) < TOKENS for each in found)
+    assert power > 1 or any(len(hypothesis.ids) < TOKENS for hypothesis in results)

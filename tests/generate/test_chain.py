@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.errors import ConfigError, RegardError
 from regard.generate import (
+    DEFAULT_SAMPLERS,
     SAMPLER_ORDERS,
     SAMPLERS,
     Chain,
@@ -447,3 +450,12 @@ def test_a_chain_is_printed_as_the_words_it_is_made_from():
     assert parse_chain(chain.specs()) == chain
     assert str(chain).startswith("ban=[1, 2] → dry={multiplier=0.8, breakers=[3]} → top_p={p=0.5, ")
     assert str(parse_chain(["greedy"])) == "temperature=0.0 → argmax"
+
+
+def test_the_default_samplers_are_those_of_the_help_and_the_document():
+    root = Path(__file__).parents[2]
+    assert parse_chain() == parse_chain(DEFAULT_SAMPLERS)
+    assert parse_chain(order="llama.cpp") == parse_chain([], "llama.cpp")
+    for name in ("src/regard/cli/generate.py", "docs/samplers.md"):
+        text = (root / name).read_text(encoding="utf-8")
+        assert all(spec in text for spec in DEFAULT_SAMPLERS), name

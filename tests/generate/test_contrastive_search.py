@@ -50,7 +50,7 @@ def counted():
     return model.eval()
 
 
-def given(model, row=None):
+def source_of(model, row=None):
     paired = getattr(model.config, "shape", "") == "encoder-decoder"
     if row is None or not paired:
         return {"source": SOURCE} if paired else {}
@@ -87,23 +87,23 @@ def by_hand(model, prompt, k, alpha, tokens, stop, **source):
 @torch.no_grad()
 def test_the_text_is_that_of_the_formula(name, k, alpha):
     model, search = made(CONFIGS[name]), ContrastiveSearch(k, alpha)
-    (_, (text,), _) = search(model, PROMPTS, tokens=4, **given(model))
+    (_, (text,), _) = search(model, PROMPTS, tokens=4, **source_of(model))
     stop = {text.ids[-1]}  # one that a text does come to
-    found = search(model, PROMPTS, tokens=10, stop=stop, **given(model))
-    for row, (text,) in enumerate(found):
-        ids, score = by_hand(model, PROMPTS[row], k, alpha, 10, stop, **given(model, row))
+    results = search(model, PROMPTS, tokens=10, stop=stop, **source_of(model))
+    for row, (text,) in enumerate(results):
+        ids, score = by_hand(model, PROMPTS[row], k, alpha, 10, stop, **source_of(model, row))
         assert text.ids == ids
         assert math.isclose(text.score, score, rel_tol=1e-5)  # ours is a sum of float32
-    assert any(len(text.ids) < 10 for (text,) in found)
+    assert any(len(text.ids) < 10 for (text,) in results)
 
 
 @pytest.mark.parametrize("settings", [(5, 0.0), (1, 0.9)])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_without_a_contrast_it_is_greedy(name, settings):
     model = made(CONFIGS[name], seed=1)
-    found = ContrastiveSearch(*settings)(model, PROMPTS, tokens=12, stop={0}, **given(model))
-    wanted = generate(model, PROMPTS, GREEDY, tokens=12, stop={0}, **given(model))
-    assert [text.ids for (text,) in found] == wanted
+    results = ContrastiveSearch(*settings)(model, PROMPTS, tokens=12, stop={0}, **source_of(model))
+    expected = generate(model, PROMPTS, GREEDY, tokens=12, stop={0}, **source_of(model))
+    assert [text.ids for (text,) in results] == expected
 
 
 def test_it_repeats_itself_less_than_greedy_search_does():
@@ -119,8 +119,8 @@ def test_it_repeats_itself_less_than_greedy_search_does():
 
 def test_it_ends_at_a_full_context_whose_last_place_is_read():
     model = made(CONFIGS["learned"])
-    found = ContrastiveSearch(3)(model, PROMPTS, tokens=99)
-    assert {len(text.ids) for (text,) in found} == {24 - 4}
+    results = ContrastiveSearch(3)(model, PROMPTS, tokens=99)
+    assert {len(text.ids) for (text,) in results} == {24 - 4}
 
 
 def test_a_model_without_hidden_states_is_refused():
@@ -162,20 +162,20 @@ def test_the_logits_of_expert_and_amateur_are_those_of_the_formula(alpha, beta):
     both = ContrastiveDecoding(expert, amateur, alpha, beta)
     assert isinstance(both, Language)
     ids = [1, 2, 3, 4, 5]
-    p, q = (logits_of(each, ids).double().softmax(-1).tolist() for each in (expert, amateur))
-    for found, p_t, q_t in zip(logits_of(both, ids).softmax(-1).tolist(), p, q, strict=True):
+    p, q = (logits_of(model, ids).double().softmax(-1).tolist() for model in (expert, amateur))
+    for results, p_t, q_t in zip(logits_of(both, ids).softmax(-1).tolist(), p, q, strict=True):
         merit = [
             p_v ** (1 + beta) / q_v**beta if p_v >= alpha * max(p_t) else 0.0
             for p_v, q_v in zip(p_t, q_t, strict=True)
         ]
-        wanted = [each / sum(merit) for each in merit]
-        assert found == pytest.approx(wanted, abs=1e-6)
+        expected = [x / sum(merit) for x in merit]
+        assert results == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["learned", "pair", "lstm"])
 def test_expert_and_amateur_are_searched_and_drawn_from_like_one_model(name):
     expert, amateur = made(CONFIGS[name]), made(CONFIGS[name], seed=1, size=0.2)
-    source = given(expert)
+    source = source_of(expert)
     neutral = ContrastiveDecoding(expert, amateur, alpha=0.0, beta=0.0)
     both = ContrastiveDecoding(expert, amateur, alpha=0.2, beta=1.0)
     ways = (

@@ -160,7 +160,7 @@ class Bytes:
 
 class Words:
     def decode(self, ids):
-        return " ".join("abcdef"[each] for each in ids)
+        return " ".join("abcdef"[id] for id in ids)
 
 
 class Scripted:

@@ -33,32 +33,34 @@ def test_draws_are_those_of_plain_generation(tokens, stop):
     model = small()
     fast = engine(model)
     for seed in (1, 2):
-        given = {"tokens": tokens, "stop": stop, "seed": seed}
-        plain = generate(model, PROMPTS, CHAIN, **given)
-        assert generate(fast, PROMPTS, CHAIN, **given) == plain
+        options = {"tokens": tokens, "stop": stop, "seed": seed}
+        plain = generate(model, PROMPTS, CHAIN, **options)
+        assert generate(fast, PROMPTS, CHAIN, **options) == plain
 
 
 @pytest.mark.parametrize("stop", [{0, 3, 4}, set()])
 def test_only_a_row_that_goes_on_can_run_out_of_tokens(stop):
-    """Eleven ids, each once: who has stopped before has no further ones to say."""
+    """Eleven ids, each used once: a row that has stopped needs no further ones."""
     model, chain = small(), parse_chain(["no_repeat_ngram=1"])
     seeds = range(6)
-    told = []
-    for written in (model, engine(model)):
+    outcomes = []
+    for language in (model, engine(model)):
         for prompts in ([[1]], [[1, 2, 4, 5, 6, 7, 8], [1], [2], [3]]):
             for seed in seeds:
                 try:
-                    told.append(generate(written, prompts, chain, tokens=20, stop=stop, seed=seed))
+                    outcomes.append(
+                        generate(language, prompts, chain, tokens=20, stop=stop, seed=seed)
+                    )
                 except RegardError as error:
-                    told.append(str(error))
-    half = len(told) // 2
-    assert told[:half] == told[half:]
-    complaints = [each for each in told if isinstance(each, str)]
-    assert all("nothing is left by no_repeat_ngram=1" in each for each in complaints)
+                    outcomes.append(str(error))
+    half = len(outcomes) // 2
+    assert outcomes[:half] == outcomes[half:]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert all("nothing is left by no_repeat_ngram=1" in error for error in errors)
     if stop:
-        assert len(complaints) < half // 2
+        assert len(errors) < half // 2
     else:
-        assert len(complaints) == len(told)
+        assert len(errors) == len(outcomes)
 
 
 def test_each_row_may_have_its_own_seed():
@@ -87,9 +89,9 @@ def test_the_cuda_graph_is_kept_for_a_text_of_the_same_size():
 def test_two_texts_at_once_do_not_disturb_each_other():
     model = small()
     fast = engine(model)
-    list(stream(fast, [3, 2], CHAIN, tokens=40, seed=3))  # leaves a loop that both would like
+    list(stream(fast, [3, 2], CHAIN, tokens=40, seed=3))  # leaves a loop that both could reuse
     one, two = (stream(fast, [n, 2], CHAIN, tokens=40, seed=n) for n in (1, 2))
-    mixed = [each for pair in zip(one, two, strict=True) for each in pair]
+    mixed = [token for pair in zip(one, two, strict=True) for token in pair]
     for n in (1, 2):
         assert mixed[n - 1 :: 2] == list(stream(model, [n, 2], CHAIN, tokens=40, seed=n))
 
@@ -149,13 +151,13 @@ def test_an_empty_stop_text_is_refused():
 
 class Letters:
     def decode(self, ids):
-        return "".join("abcdefghijk"[each] for each in ids)
+        return "".join("abcdefghijk"[id] for id in ids)
 
 
 def test_a_stop_text_ends_a_stream():
     model = small()
     whole = "".join(stream_text(model, Letters(), [1, 2], CHAIN, tokens=30, seed=3))
     stop = whole[11:14]
-    given = {"tokens": 30, "seed": 3, "stop_texts": [stop]}
-    text = "".join(stream_text(model, Letters(), [1, 2], CHAIN, **given))
+    options = {"tokens": 30, "seed": 3, "stop_texts": [stop]}
+    text = "".join(stream_text(model, Letters(), [1, 2], CHAIN, **options))
     assert text == whole[: whole.index(stop)]

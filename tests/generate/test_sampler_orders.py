@@ -178,8 +178,8 @@ def test_the_order_hf_is_that_of_transformers():
         logits = 3 * torch.randn(3, 60, generator=generator)
         processors = model._get_logits_processor(settings, input_ids_seq_length=20, device="cpu")
         context = SamplerContext.from_prompts(texts.tolist(), 1)
-        found = parse_chain(ours, "hf").process(logits, context)
-        torch.testing.assert_close(found, processors(texts, logits), rtol=1e-6, atol=1e-6)
+        processed = parse_chain(ours, "hf").process(logits, context)
+        torch.testing.assert_close(processed, processors(texts, logits), rtol=1e-6, atol=1e-6)
 
 
 def test_greedy_comes_after_the_penalties_in_every_order():

@@ -156,7 +156,7 @@ def test_a_truncation_keeps_what_its_definition_says(name):
 RESHAPINGS = {
     "temperature": lambda row, x, y, z: (
         Temperature(x + 0.1),
-        [each / (x + 0.1) for each in row],
+        [logit / (x + 0.1) for logit in row],
     ),
     "dynamic_temperature": lambda row, x, y, z: (
         DynamicTemperature(x, x + y, z + 0.1),

@@ -52,11 +52,11 @@ def made(config, seed=0, size=0.5):
     return model.double().eval().requires_grad_(False)
 
 
-def given(model):
+def source_of(model):
     return {"source": SOURCE} if getattr(model.config, "shape", "") == "encoder-decoder" else {}
 
 
-def drafted(name, model):
+def draft_of(name, model):
     if name == "prompt-lookup":
         return PromptLookup()
     if name == "same":
@@ -67,15 +67,15 @@ def drafted(name, model):
 
 
 class Counted:
-    """A model that counts how often it is asked."""
+    """A model that counts its forward passes."""
 
     def __init__(self, model):
         self.model, self.context, self.passes = model, model.context, 0
         self.vocab_size, self.device, self.start = model.vocab_size, model.device, model.start
 
-    def step(self, *given, **more):
+    def step(self, *args, **kwargs):
         self.passes += 1
-        return self.model.step(*given, **more)
+        return self.model.step(*args, **kwargs)
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -84,13 +84,13 @@ def test_greedy_text_is_the_same_to_the_token(name, draft):
     model = made(CONFIGS[name])
     if name == "pair" and draft in ("lstm", "ngram"):
         pytest.skip("they read no source")
-    settings = {"tokens": 25, "stop": {0}, **given(model)}
-    wanted = generate(model, PROMPTS, GREEDY, **settings)
+    settings = {"tokens": 25, "stop": {0}, **source_of(model)}
+    expected = generate(model, PROMPTS, GREEDY, **settings)
     count = 1 if name == "rotary" else 4
-    found = speculate(
-        model, PROMPTS, GREEDY, draft=drafted(draft, model), draft_tokens=count, **settings
+    actual = speculate(
+        model, PROMPTS, GREEDY, draft=draft_of(draft, model), draft_tokens=count, **settings
     )
-    assert found == wanted
+    assert actual == expected
 
 
 @pytest.mark.parametrize(("context", "seed"), [(1, 0), (2, 4), (3, 3), (5, 6), (8, 5)])
@@ -98,21 +98,21 @@ def test_greedy_text_is_the_same_to_the_token(name, draft):
 def test_a_full_context_forgets_what_plain_decoding_forgets(context, seed, draft):
     model = made(TransformerConfig(**(SIZES | {"context": context})), seed=seed, size=1.0)
     if draft == "shorter":
-        guesser = made(TransformerConfig(**(SIZES | {"context": max(1, context // 2)})), seed=1)
+        drafter = made(TransformerConfig(**(SIZES | {"context": max(1, context // 2)})), seed=1)
     else:
-        guesser = drafted(draft, model)
-    wanted = generate(model, PROMPTS, GREEDY, tokens=30)
-    assert any(len(set(text[8:])) > 1 for text in wanted) or context == 1
-    assert speculate(model, PROMPTS, GREEDY, draft=guesser, tokens=30) == wanted
+        drafter = draft_of(draft, model)
+    expected = generate(model, PROMPTS, GREEDY, tokens=30)
+    assert any(len(set(text[8:])) > 1 for text in expected) or context == 1
+    assert speculate(model, PROMPTS, GREEDY, draft=drafter, tokens=30) == expected
 
 
 def test_with_a_source_a_row_ends_where_its_context_is_full():
     model = made(TransformerConfig(**(SIZES | {"context": 9}), shape="encoder-decoder"))
-    wanted = generate(model, PROMPTS, GREEDY, tokens=30, source=SOURCE)
-    assert [len(text) for text in wanted] == [9, 6, 8]
+    expected = generate(model, PROMPTS, GREEDY, tokens=30, source=SOURCE)
+    assert [len(text) for text in expected] == [9, 6, 8]
     for draft in (PromptLookup(), model, made(model.config, seed=1)):
-        found = speculate(model, PROMPTS, GREEDY, draft=draft, tokens=30, source=SOURCE)
-        assert found == wanted
+        actual = speculate(model, PROMPTS, GREEDY, draft=draft, tokens=30, source=SOURCE)
+        assert actual == expected
 
 
 @pytest.mark.parametrize("words", [["greedy"], [], ["temperature=0.7", "top_p=0.9"]])
@@ -159,26 +159,26 @@ def exact(model, prompt, chain, tokens):
         rows = torch.arange(len(texts)).repeat_interleave(VOCAB)
         context, steps = context.select(rows), torch.empty(len(rows))
 
-        def decide(left, forced=forced, steps=steps):
-            steps.copy_(left.softmax(-1).gather(1, forced[:, None]).squeeze(1))
+        def draw_ids(logits, forced=forced, steps=steps):
+            steps.copy_(logits.softmax(-1).gather(1, forced[:, None]).squeeze(1))
             return forced
 
-        chain.sample(logits[rows, 0], context, decide)
+        chain.sample(logits[rows, 0], context, draw_ids)
         context.append(forced)
         texts, shares = torch.cat([texts[rows], forced[:, None]], 1), shares[rows] * steps
     ids = texts[:, len(prompt) :].tolist()
     return dict(zip(map(tuple, ids), shares.tolist(), strict=True))
 
 
-def surprise(found, shares):
+def surprise(actual, shares):
     """Pearson's chi-square by its degrees of freedom, in standard deviations."""
-    count, total = Counter(map(tuple, found)), len(found)
+    count, total = Counter(map(tuple, actual)), len(actual)
     assert all(shares[ids] > 0 for ids in count)
     rare = [ids for ids, share in shares.items() if share * total < 5]
     cells = [(count[ids], shares[ids] * total) for ids in shares if ids not in set(rare)]
     cells.append((sum(count[ids] for ids in rare), sum(shares[ids] for ids in rare) * total))
-    cells = [(seen, wanted) for seen, wanted in cells if wanted > 0]
-    square = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
+    cells = [(seen, expected) for seen, expected in cells if expected > 0]
+    square = sum((seen - expected) ** 2 / expected for seen, expected in cells)
     freedom = len(cells) - 1
     return (square - freedom) / math.sqrt(2 * freedom)
 
@@ -191,23 +191,23 @@ def draws(model, chain, draft, rows):
 @pytest.mark.parametrize(
     ("chain", "draft", "rows"),
     [
-        *((*each, 3000) for each in DRAWN),
+        *((*case, 3000) for case in DRAWN),
         *(
-            pytest.param(*each, 20_000, marks=pytest.mark.long)
-            for each in itertools.product(CHAINS, ("smaller", "lstm"))
+            pytest.param(*case, 20_000, marks=pytest.mark.long)
+            for case in itertools.product(CHAINS, ("smaller", "lstm"))
         ),
     ],
 )
 def test_texts_are_drawn_as_the_model_alone_would_draw_them(chain, draft, rows):
     model, chain = made(CONFIGS["learned"], size=0.35), parse_chain(CHAINS[chain])
-    found = draws(model, chain, drafted(draft, model), rows)
-    assert surprise(found, exact(model, [1, 2, 1], chain, 3)) < 3.5
+    actual = draws(model, chain, draft_of(draft, model), rows)
+    assert surprise(actual, exact(model, [1, 2, 1], chain, 3)) < 3.5
 
 
 def test_the_draft_alone_would_draw_otherwise():
     model = made(CONFIGS["learned"], size=0.35)
-    found = draws(drafted("smaller", model), Chain(), PromptLookup(), rows=3000)
-    assert surprise(found, exact(model, [1, 2, 1], Chain(), 3)) > 10
+    actual = draws(draft_of("smaller", model), Chain(), PromptLookup(), rows=3000)
+    assert surprise(actual, exact(model, [1, 2, 1], Chain(), 3)) > 10
 
 
 def test_a_row_draws_the_same_alone_and_in_a_batch():

@@ -37,11 +37,11 @@ def test_another_text_begins_anew():
     processor, scores = ChainProcessor(parse_chain(["min_length=2"]), stop=(0,)), torch.zeros(1, 4)
     for _ in range(2):
         ids = torch.tensor([[3, 2]])
-        left = []
+        possible = []
         for _ in range(3):
-            left.append(bool(processor(ids, scores)[0, 0].isfinite()))
+            possible.append(bool(processor(ids, scores)[0, 0].isfinite()))
             ids = torch.cat([ids, torch.ones(1, 1, dtype=torch.long)], 1)
-        assert left == [False, False, True]
+        assert possible == [False, False, True]
 
 
 def test_settings_that_leave_nothing_are_named():
@@ -52,8 +52,8 @@ def test_settings_that_leave_nothing_are_named():
 
 def test_what_ends_a_text_may_be_a_list():
     processor = ChainProcessor(parse_chain("min_length=5"), stop=[0])
-    left = processor(torch.tensor([[3, 2]]), torch.zeros(1, 4))
-    assert left.isfinite().tolist() == [[False, True, True, True]]
+    processed = processor(torch.tensor([[3, 2]]), torch.zeros(1, 4))
+    assert processed.isfinite().tolist() == [[False, True, True, True]]
 
 
 def test_words_are_no_chain():
@@ -77,7 +77,7 @@ def test_transformers_writes_what_we_write():
         "greedy",
     ]
     prompt = torch.tensor([[5, 6, 7, 5, 6]])
-    found = model.generate(
+    generated = model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         max_new_tokens=20,
@@ -86,7 +86,7 @@ def test_transformers_writes_what_we_write():
         logits_processor=[ChainProcessor(parse_chain(words))],
     )
     expected = by_hand(model, prompt[0].tolist(), parse_chain(words), 20)
-    assert found[0, 5:].tolist() == expected
+    assert generated[0, 5:].tolist() == expected
 
 
 @torch.no_grad()
