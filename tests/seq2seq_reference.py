@@ -29,7 +29,7 @@ def lstm(w: Weights, name: str, x: Tensor, state: tuple[Tensor, Tensor]) -> tupl
     return o.sigmoid() * c.tanh(), c
 
 
-def found(scores: list[Tensor], states: list[Tensor]) -> Tensor:
+def attend(scores: list[Tensor], states: list[Tensor]) -> Tensor:
     """c = sum_i softmax_i(score_i) h_i"""
     e = [score.exp() for score in scores]
     return sum(each / sum(e) * h for each, h in zip(e, states, strict=True))
@@ -53,7 +53,7 @@ def bahdanau(w: Weights, source: list[int], ids: list[int]) -> Tensor:
         for h in states:
             inner = linear(w, "attention.0.score.query", s) + linear(w, "attention.0.score.key", h)
             scores.append(w["attention.0.score.weigh.weight"][0] @ inner.tanh())
-        c = found(scores, states)
+        c = attend(scores, states)
         s = gru(w, "decoder.0", torch.cat([e, c]), s)
         zs.append(linear(w, "readout", torch.cat([e, s, c])).tanh())
     return torch.stack(zs)
@@ -73,6 +73,6 @@ def luong(w: Weights, source: list[int], ids: list[int]) -> Tensor:
         above = lstm(w, "decoder.1", below[0], above)
         s = above[0]
         scores = [s @ linear(w, "attention.0.score.key", h) for h in states]
-        z = linear(w, "readout", torch.cat([s, found(scores, states)])).tanh()
+        z = linear(w, "readout", torch.cat([s, attend(scores, states)])).tanh()
         zs.append(z)
     return torch.stack(zs)

@@ -48,7 +48,7 @@ def test_every_field_is_a_size_or_a_choice_with_at_least_two_values():
             assert said(field.default) in VALUES[field.name], field.name
 
 
-def _taken(part):
+def _options(part):
     """The names of what a part takes; a module that takes nothing would show *args."""
     own = inspect.isclass(part) and "__init__" not in vars(part)
     return set() if own else set(inspect.signature(part).parameters)
@@ -58,7 +58,7 @@ def _taken(part):
 def test_every_option_of_every_entry_is_tried(field):
     for name, part in TABLES[field].items():
         tried = {option for options in OPTIONS.get(name, []) for option in options}
-        assert tried == _taken(part) - FACTS, name
+        assert tried == _options(part) - FACTS, name
     scaled = [options for options in OPTIONS["rotary"] if "scaling" in options]
     assert {options["scaling"]["kind"] for options in scaled} == set(SCALINGS)
 
@@ -137,7 +137,7 @@ def _far_from_waves(y):
     return (y - torch.arange(y.numel(), dtype=y.dtype).sin().view_as(y)).square().sum()
 
 
-def grown(model):
+def enlarge_weights(model):
     """Weights so large that every part of a model shows in what it says."""
     for parameter in model.parameters():
         mean, std = (0.0, 0.3) if parameter.dim() > 1 else (parameter.mean().item(), 0.1)
@@ -150,7 +150,7 @@ def grown(model):
 def test_a_combination_learns(row):
     subject = Subject(config_of(row))
     if subject.config.norm_order == "none":
-        grown(subject.model)  # without a residual, nothing arrives through small weights
+        enlarge_weights(subject.model)  # without a residual, nothing arrives through small weights
     optimizer = torch.optim.AdamW(subject.model.parameters(), lr=1e-4, weight_decay=0.0)
     losses = []
     for training in (True, *[False] * 6):  # with dropout, what is learned may not show at once
@@ -167,7 +167,7 @@ def test_a_combination_learns(row):
 @every_row
 def test_every_parameter_of_a_combination_receives_a_gradient(row):
     subject = Subject(config_of(row))
-    grown(subject.model).eval()
+    enlarge_weights(subject.model).eval()
     subject.loss().backward()
     for name, parameter in subject.model.named_parameters():
         assert parameter.grad is not None, name
@@ -175,9 +175,9 @@ def test_every_parameter_of_a_combination_receives_a_gradient(row):
         # what all keys, or all ends of a span, have in common moves no softmax
         common = ["key.bias", "k_norm.bias"]
         common += ["head.out.bias", "coder.norm.bias"] if row["head"] == "span" else []
-        # nor does, but for the bend of its tanh, what the additive score adds of a query
-        bent = row["score"] == "additive" and ("query" in name or "q_norm" in name)
-        least = 1e-9 if bent else 1e-6
+        # the additive score of a query cancels too, but for the curvature of its tanh
+        curved = row["score"] == "additive" and ("query" in name or "q_norm" in name)
+        least = 1e-9 if curved else 1e-6
         assert name.endswith(tuple(common)) or parameter.grad.abs().max() > least, name
 
 
@@ -185,7 +185,7 @@ def test_every_parameter_of_a_combination_receives_a_gradient(row):
 def test_a_combination_survives_the_way_through_files(row, tmp_path):
     config = config_of(row)
     subject = Subject(config)
-    grown(subject.model).eval()
+    enlarge_weights(subject.model).eval()
     save_file(weights(subject.model), tmp_path / "model.safetensors")
     again = resolve(json.loads(json.dumps(describe(config))))
     assert again == config
@@ -206,7 +206,7 @@ WRITERS = [row for row in COVERING.rows if reads_ids(row) and row["shape"] != "e
 @pytest.mark.parametrize("row", WRITERS, ids=map(COVERING.rows.index, WRITERS))
 def test_stepping_through_a_combination_equals_one_forward_pass(row):
     subject = Subject(config_of(row))
-    grown(subject.model).eval()
+    enlarge_weights(subject.model).eval()
     expected, seen = subject.read(), 0
     state = subject.model.start(ROWS, TIME, subject.source)
     for piece in (3, 1, 1, 2):
@@ -239,7 +239,7 @@ def everything_about(config):
     subject = Subject(config)
     begun = {name: tensor.clone() for name, tensor in weights(subject.model).items()}
     torch.manual_seed(0)
-    grown(subject.model)
+    enlarge_weights(subject.model)
     with torch.no_grad():
         logits = [subject.model.train(training) and subject.read() for training in (False, True)]
     return begun | dict(enumerate(logits))

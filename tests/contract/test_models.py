@@ -117,7 +117,7 @@ def shrink(config):
 
 
 def _head_dim(fraction):
-    """The smallest width of a head whose turned part is made of pairs."""
+    """The smallest width of a head whose rotated part consists of pairs."""
     return next(d for d in range(4, 99) if int(d * fraction) and not int(d * fraction) % 2)
 
 

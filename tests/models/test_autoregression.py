@@ -16,7 +16,7 @@ def noise(rows=3, time=40, seed=0):
     return torch.randn(rows, time, dtype=torch.float64, generator=generator).cumsum(1)
 
 
-def fitted(order, *batches):
+def fit_autoregression(order, *batches):
     model = Autoregression(AutoregressionConfig(order=order))
     model.fit(map(SeriesBatch, batches))
     return model
@@ -25,7 +25,7 @@ def fitted(order, *batches):
 @pytest.mark.parametrize("order", [1, 2, 5])
 def test_the_weights_are_those_of_numpys_least_squares(order):
     first, second = noise(), noise(2, 17, seed=1)
-    model = fitted(order, first, second)
+    model = fit_autoregression(order, first, second)
     rows = [
         [1.0, *(row[t - i] for i in range(1, order + 1)), row[t]]
         for batch in (first, second)
@@ -42,7 +42,7 @@ def test_the_weights_are_those_of_numpys_least_squares(order):
 def test_a_series_that_obeys_two_weights_is_foretold_without_end():
     # cos(wt) = 2 cos(w) cos(w(t-1)) - cos(w(t-2))
     wave = torch.cos(0.3 * torch.arange(300, dtype=torch.float64)).unsqueeze(0)
-    model = fitted(2, wave[:, :50])
+    model = fit_autoregression(2, wave[:, :50])
     expected = torch.tensor([2 * math.cos(0.3), -1], dtype=torch.float64)
     torch.testing.assert_close(model.weight, expected, rtol=0, atol=1e-10)
     # 250 predictions, each made from the last: errors of 1e-13 add up
@@ -51,7 +51,7 @@ def test_a_series_that_obeys_two_weights_is_foretold_without_end():
 
 def test_one_step_ahead_is_the_formula_at_every_place():
     series = noise()
-    model = fitted(3, series)
+    model = fit_autoregression(3, series)
     predicted = model(series)
     assert predicted.shape == (3, 38)
     for row in range(3):
@@ -64,7 +64,7 @@ def test_one_step_ahead_is_the_formula_at_every_place():
 
 def test_what_is_fed_back_is_what_was_foretold():
     series = noise()
-    model = fitted(3, series)
+    model = fit_autoregression(3, series)
     one = model.forecast(series, 1)
     torch.testing.assert_close(one, model(series)[:, -1:])
     two = model.forecast(torch.cat([series, one], 1), 1)
@@ -73,7 +73,7 @@ def test_what_is_fed_back_is_what_was_foretold():
 
 def test_a_constant_series_stays_what_it_is():
     series = torch.full((1, 12), 3.0)
-    forecast = fitted(4, series).forecast(series, 5)
+    forecast = fit_autoregression(4, series).forecast(series, 5)
     torch.testing.assert_close(forecast, torch.full_like(forecast, 3.0))
 
 
@@ -81,8 +81,8 @@ def test_what_is_too_short_is_said():
     with pytest.raises(ConfigError, match="order=0 must be at least 1"):
         AutoregressionConfig(order=0)
     with pytest.raises(DataError, match="order=3 needs series of 4 numbers or more"):
-        fitted(3)
+        fit_autoregression(3)
     with pytest.raises(DataError, match="order=3 needs series of 4 numbers or more"):
-        fitted(3, noise(2, 3))
+        fit_autoregression(3, noise(2, 3))
     with pytest.raises(ShapeError, match="2 numbers are fewer than order=3"):
-        fitted(3, noise())(noise(1, 2))
+        fit_autoregression(3, noise())(noise(1, 2))

@@ -73,8 +73,8 @@ def test_before_it_learns_it_says_nothing_and_its_loss_is_convex():
     assert float(task.loss(model, batch).detach()) == pytest.approx(4 * math.log(3))
     task.loss(model, batch).backward()
     counts = model(ids, lengths=lengths)[:, 0]
-    slope = torch.full((4, 3), 1 / 3) - F.one_hot(batch.targets, 3)
-    torch.testing.assert_close(model.head.out.weight.grad, slope.T @ counts)
+    gradient = torch.full((4, 3), 1 / 3) - F.one_hot(batch.targets, 3)
+    torch.testing.assert_close(model.head.out.weight.grad, gradient.T @ counts)
 
 
 @pytest.mark.parametrize(

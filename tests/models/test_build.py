@@ -1,4 +1,4 @@
-"""Models without numbers, and models of saved ones."""
+"""Models on the meta device, and models with saved weights."""
 
 import subprocess
 import sys

@@ -25,7 +25,7 @@ def some_ids(rows=2, time=9):
     return torch.randint(VOCAB, (rows, time), generator=torch.Generator().manual_seed(1))
 
 
-def product(layer, vector):
+def matmul(layer, vector):
     rows, bias = layer.weight.tolist(), layer.bias.tolist()
     return [
         sum(a * v for a, v in zip(row, vector, strict=True)) + b
@@ -33,7 +33,7 @@ def product(layer, vector):
     ]
 
 
-def convolved(layer, x, t, dilation):
+def convolve(layer, x, t, dilation):
     """(W * x)_t = sum_k W_k x_{t - k dilation} + b; torch keeps W_0 last."""
     weight, bias = layer.weight.tolist(), layer.bias.tolist()
     width = len(weight[0][0])
@@ -48,7 +48,7 @@ def convolved(layer, x, t, dilation):
     return result
 
 
-def slow(model, ids):
+def loop_logits(model, ids):
     """h after each id of one row, a number at a time."""
     table = model.embed.weight.tolist()
     x = [table[each] for each in ids]
@@ -56,14 +56,14 @@ def slow(model, ids):
     for number, layer in enumerate(model.layers):
         dilation, y = 2**number, []
         for t in range(len(x)):
-            bent = [math.tanh(v) for v in convolved(layer.filter, x, t, dilation)]
-            gate = [1 / (1 + math.exp(-v)) for v in convolved(layer.gate, x, t, dilation)]
-            y.append(product(layer.out, [a * b for a, b in zip(bent, gate, strict=True)]))
+            activated = [math.tanh(v) for v in convolve(layer.filter, x, t, dilation)]
+            gate = [1 / (1 + math.exp(-v)) for v in convolve(layer.gate, x, t, dilation)]
+            y.append(matmul(layer.out, [a * b for a, b in zip(activated, gate, strict=True)]))
         for t, added in enumerate(y):
             x[t] = [a + b for a, b in zip(x[t], added, strict=True)]
             skips[t] = [a + b for a, b in zip(skips[t], added, strict=True)]
     relu = [[max(v, 0.0) for v in vector] for vector in skips]
-    shown = [[max(v, 0.0) for v in product(model.mix, vector)] for vector in relu]
+    shown = [[max(v, 0.0) for v in matmul(model.mix, vector)] for vector in relu]
     return torch.tensor(shown, dtype=torch.float64)
 
 
@@ -71,7 +71,7 @@ def slow(model, ids):
 @pytest.mark.parametrize("layers", [1, 3])
 def test_it_equals_the_formula(layers, width):
     model, ids = small(layers=layers, width=width), some_ids()
-    expected = torch.stack([slow(model, row) for row in ids.tolist()])
+    expected = torch.stack([loop_logits(model, row) for row in ids.tolist()])
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-12)
     logits, _ = model.step(ids, model.start(2, 9), all_logits=True)
     torch.testing.assert_close(logits, model.head(expected), rtol=0, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The formulas of the cost against what torch counts and keeps."""
+"""The formulas of the cost against what torch counts and saves for backward."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -59,7 +59,7 @@ def row(config):
 
 
 @contextmanager
-def counting():
+def count_flops():
     """Count what torch computes; it knows the products, but not the kernel that fuses them."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         yield counter
@@ -69,7 +69,7 @@ def counting():
 def test_a_forward_pass_takes_the_flops_that_torch_counts(change):
     config = replace(SMALL, **change)
     model, (ids, given) = build_model(config).eval(), row(config)
-    with torch.no_grad(), counting() as counter:
+    with torch.no_grad(), count_flops() as counter:
         model.head(model(ids, **given))
     assert cost(config).flops_per_token == round(counter.get_total_flops() / TIME)
 
@@ -78,7 +78,7 @@ def test_a_forward_pass_takes_the_flops_that_torch_counts(change):
 def test_training_takes_three_times_that(change):
     config = replace(SMALL, **change)
     model, (ids, given) = build_model(config).train(), row(config)
-    with counting() as counter:
+    with count_flops() as counter:
         model.head(model(ids, **given)).sum().backward()
     waves = 0.0
     if config.score == "transformer_xl":  # the vectors of distances need no gradient
@@ -95,7 +95,7 @@ def test_one_more_token_takes_the_flops_that_torch_counts(change):
     model, (ids, given) = build_model(config).eval(), row(config)
     with torch.no_grad():
         _, state = model.step(ids[:, 1:], model.start(1, TIME, given.get("source")))
-        with counting() as counter:
+        with count_flops() as counter:
             model.step(ids[:, :1], state)
     assert cost(config).decode_flops_per_token == counter.get_total_flops()
 
@@ -140,13 +140,13 @@ def test_a_recurrent_model_keeps_the_same_state_however_long(name):
     assert counted.state_bytes == kept
     assert counted.state_bytes_per_token == 0
     ids = torch.zeros(1, 7, dtype=torch.long)
-    with torch.no_grad(), counting() as counter:
+    with torch.no_grad(), count_flops() as counter:
         model.step(ids, model.start(1, 7), all_logits=True)
     assert counted.flops_per_token == counted.decode_flops_per_token
     assert counted.flops_per_token == counter.get_total_flops() / 7
 
 
-def kept_bytes(config):
+def saved_bytes(config):
     """All that torch keeps for the backward pass, each storage once, without the weights."""
     model, (ids, given) = build_model(config).train(), row(config)
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
@@ -165,7 +165,7 @@ def kept_bytes(config):
 def test_activations_take_the_bytes_that_torch_keeps(change):
     # within 6 %: ids, masks, angles and the leftovers of a few operations are not counted
     config = replace(SMALL, **change)
-    assert cost(config).activation_bytes == pytest.approx(kept_bytes(config), rel=0.06)
+    assert cost(config).activation_bytes == pytest.approx(saved_bytes(config), rel=0.06)
 
 
 def test_recomputation_keeps_the_input_of_each_layer_and_one_layer_whole():
@@ -190,7 +190,7 @@ def test_weights_gradients_and_moments_take_sixteen_bytes():
 def test_an_image_takes_the_flops_that_torch_counts():
     config = preset("tiny-vit")
     model = build_model(config).eval()
-    with torch.no_grad(), counting() as counter:
+    with torch.no_grad(), count_flops() as counter:
         model.head(model(torch.zeros(1, 1, 28, 28)))
     found = counter.get_total_flops() / config.context
     assert cost(config).flops_per_token == round(found)

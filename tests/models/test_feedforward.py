@@ -25,7 +25,7 @@ def some_ids(rows=2, time=6):
     return torch.randint(VOCAB, (rows, time), generator=torch.Generator().manual_seed(1))
 
 
-def slow(model, ids):
+def loop_logits(model, ids):
     """y = b + W x + U tanh(d + H x), for one row, a number at a time."""
     config, table = model.config, model.embed.weight.tolist()
     h, d = model.hidden_layer.weight.tolist(), model.hidden_layer.bias.tolist()
@@ -35,7 +35,7 @@ def slow(model, ids):
         x = []
         for at in range(t - config.order + 2, t + 1):
             x += table[ids[at]] if at >= 0 else [0.0] * config.dim
-        bent = [
+        hidden = [
             math.tanh(d[n] + sum(h[n][m] * x[m] for m in range(len(x))))
             for n in range(config.hidden_dim)
         ]
@@ -43,7 +43,7 @@ def slow(model, ids):
         for word in range(VOCAB):
             u, w = u_and_w[word][: config.hidden_dim], u_and_w[word][config.hidden_dim :]
             direct = sum(w[m] * x[m] for m in range(len(w)))
-            logits.append(b[word] + direct + sum(u[n] * bent[n] for n in range(len(u))))
+            logits.append(b[word] + direct + sum(u[n] * hidden[n] for n in range(len(u))))
         every.append(logits)
     return torch.tensor(every, dtype=torch.float64)
 
@@ -52,7 +52,7 @@ def slow(model, ids):
 @pytest.mark.parametrize("order", [2, 4, 9])
 def test_it_equals_the_formula(order, direct):
     model, ids = small(order=order, direct=direct), some_ids()
-    expected = torch.stack([slow(model, row) for row in ids.tolist()])
+    expected = torch.stack([loop_logits(model, row) for row in ids.tolist()])
     torch.testing.assert_close(model.head(model(ids)), expected, rtol=0, atol=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""The n-gram model against counts in plain dicts, and the promises every language model makes."""
+"""The n-gram model against counts in dicts, and against the `Language` protocol."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def blocks(rows=6, time=20, seed=0, vocab=VOCAB):
     return TextBatch(text[:, :-1], text[:, 1:])
 
 
-def fitted(order=4, batches=None, smoothing="interpolated"):
+def fit_ngram(order=4, batches=None, smoothing="interpolated"):
     model = NGram(NGramConfig(vocab_size=VOCAB, order=order, smoothing=smoothing))
     model.fit([blocks()] if batches is None else batches)
     return model
@@ -49,7 +49,7 @@ def pairs(batches):
 @pytest.mark.parametrize("order", [1, 2, 3, 4, 6])
 def test_probabilities_equal_the_formula_over_dicts(order, smoothing):
     batches = [blocks(seed=0), blocks(rows=2, time=3, seed=1)]
-    model = fitted(order, batches, smoothing)
+    model = fit_ngram(order, batches, smoothing)
     slow = SLOW[smoothing](pairs(batches), VOCAB, order)
     asked = blocks(rows=3, time=8, seed=2).ids
     expected = torch.stack([slow.table(row) for row in asked.tolist()])
@@ -60,7 +60,7 @@ def test_probabilities_equal_the_formula_over_dicts(order, smoothing):
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
 @pytest.mark.parametrize("order", [1, 4])
 def test_the_scores_of_targets_are_those_of_the_whole_distribution(order, smoothing):
-    model = fitted(order, smoothing=smoothing)
+    model = fit_ngram(order, smoothing=smoothing)
     asked = blocks(rows=3, time=8, seed=2)
     targets = asked.targets.clone()
     targets[1, 2:] = -1
@@ -92,7 +92,7 @@ def test_targets_that_are_not_scored_are_context_only(text, hidden, asked, order
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
 def test_probabilities_sum_to_one(smoothing):
-    p = fitted(smoothing=smoothing).probabilities(blocks(seed=3).ids)
+    p = fit_ngram(smoothing=smoothing).probabilities(blocks(seed=3).ids)
     torch.testing.assert_close(p.sum(-1), torch.ones_like(p[..., 0]), rtol=0, atol=1e-12)
 
 
@@ -100,7 +100,7 @@ def test_padding_is_not_counted():
     batch = blocks(rows=1, time=6)
     ids = torch.nn.functional.pad(batch.ids, (0, 3), value=5)
     targets = torch.nn.functional.pad(batch.targets, (0, 3), value=-1)
-    padded, plain = fitted(batches=[TextBatch(ids, targets)]), fitted(batches=[batch])
+    padded, plain = fit_ngram(batches=[TextBatch(ids, targets)]), fit_ngram(batches=[batch])
     for name, value in plain.state_dict().items():
         assert torch.equal(padded.state_dict()[name], value), name
 
@@ -109,23 +109,23 @@ def test_padding_is_not_counted():
 @pytest.mark.parametrize("sparse", [0, 1 << 20], ids=["sorted", "marked"])
 def test_chunks_merge_to_what_one_chunk_counts(monkeypatch, sparse, smoothing):
     batches = [blocks(seed=seed) for seed in range(5)]
-    whole = fitted(batches=batches, smoothing=smoothing).state_dict()
+    whole = fit_ngram(batches=batches, smoothing=smoothing).state_dict()
     monkeypatch.setattr(counts, "CHUNK_TOKENS", 150)
     monkeypatch.setattr(counts, "SPARSE", sparse)
-    merged = fitted(batches=batches, smoothing=smoothing).state_dict()
+    merged = fit_ngram(batches=batches, smoothing=smoothing).state_dict()
     for name, value in whole.items():
         assert torch.equal(merged[name], value), name
 
 
 def test_probabilities_do_not_depend_on_how_many_are_held_at_a_time(monkeypatch):
-    model, ids = fitted(), blocks(seed=3).ids
+    model, ids = fit_ngram(), blocks(seed=3).ids
     whole = model(ids)
     monkeypatch.setattr(ngram, "CHUNK_ELEMENTS", 5 * VOCAB)
     assert torch.equal(model(ids), whole)
 
 
 def test_the_tables_hold_sorted_keys_whose_followers_stand_side_by_side():
-    model = fitted(order=3)
+    model = fit_ngram(order=3)
     unigrams, bigrams, _ = model.tables
     for table in model.tables:
         assert (table.keys.diff() > 0).all()
@@ -136,14 +136,14 @@ def test_the_tables_hold_sorted_keys_whose_followers_stand_side_by_side():
 
 
 def test_it_is_a_language_model_without_limit():
-    model = fitted()
+    model = fit_ngram()
     assert isinstance(model, Language)
     assert model.context is None
     assert not list(model.parameters())
 
 
 def test_nothing_leaks_from_the_future():
-    model, ids = fitted(), blocks(seed=4).ids
+    model, ids = fit_ngram(), blocks(seed=4).ids
     changed = ids.clone()
     changed[:, 9] = (changed[:, 9] + 1) % VOCAB
     before, after = model(ids), model(changed)
@@ -154,7 +154,7 @@ def test_nothing_leaks_from_the_future():
 @pytest.mark.parametrize("order", [1, 2, 4])
 @pytest.mark.parametrize("width", [1, 2, 7, 20])
 def test_stepping_equals_forward(order, width):
-    model, ids = fitted(order), blocks(seed=5).ids
+    model, ids = fit_ngram(order), blocks(seed=5).ids
     state = model.start(len(ids), 20)
     every = []
     for part in ids.split(width, 1):
@@ -167,7 +167,7 @@ def test_stepping_equals_forward(order, width):
 
 
 def test_ragged_rows_equal_rows_alone():
-    model, ids = fitted(), blocks(seed=6).ids[:3, :6]
+    model, ids = fit_ngram(), blocks(seed=6).ids[:3, :6]
     counts = torch.tensor([6, 1, 3])
     logits, state = model.step(ids, model.start(3, 20), counts=counts)
     more, state = model.step(ids[:, :2], state, counts=torch.tensor([2, 0, 1]))
@@ -180,7 +180,7 @@ def test_ragged_rows_equal_rows_alone():
 
 
 def test_select_reorders_and_repeats_rows():
-    model, ids = fitted(), blocks(seed=7).ids[:3]
+    model, ids = fit_ngram(), blocks(seed=7).ids[:3]
     _, state = model.step(ids[:, :5], model.start(3, 20), counts=torch.tensor([5, 4, 3]))
     rows = torch.tensor([2, 0, 2])
     chosen = state.select(rows)
@@ -192,7 +192,7 @@ def test_select_reorders_and_repeats_rows():
 
 
 def test_rewind_goes_back_within_the_last_step_and_no_further():
-    model, ids = fitted(), blocks(seed=8).ids[:2]
+    model, ids = fit_ngram(), blocks(seed=8).ids[:2]
     _, state = model.step(ids[:, :4], model.start(2, 20))
     _, state = model.step(ids[:, 4:9], state)
     state = state.rewind(torch.tensor([9, 8])).rewind(torch.tensor([7, 4]))
@@ -209,7 +209,7 @@ def test_rewind_goes_back_within_the_last_step_and_no_further():
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
 def test_a_saved_model_loads_into_a_fresh_one(smoothing):
-    model = fitted(smoothing=smoothing)
+    model = fit_ngram(smoothing=smoothing)
     fresh = NGram(NGramConfig(vocab_size=VOCAB, smoothing=smoothing))
     fresh.load_state_dict(load(save(model.state_dict())))
     ids = blocks(seed=9).ids
@@ -219,7 +219,7 @@ def test_a_saved_model_loads_into_a_fresh_one(smoothing):
 
 def test_loading_says_which_table_is_missing():
     with pytest.raises(RuntimeError, match=r"tables\.3\.keys"):
-        fitted(order=4).load_state_dict(fitted(order=3).state_dict())
+        fit_ngram(order=4).load_state_dict(fit_ngram(order=3).state_dict())
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
@@ -229,9 +229,9 @@ def test_before_anything_is_counted_every_id_is_as_likely(smoothing):
 
 
 def test_fitting_again_forgets_the_first_text():
-    model = fitted(batches=[blocks(seed=1)])
+    model = fit_ngram(batches=[blocks(seed=1)])
     model.fit([blocks(seed=0)])
-    for name, value in fitted().state_dict().items():
+    for name, value in fit_ngram().state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
 
 

@@ -1,4 +1,4 @@
-"""Recurrent models that translate, against the papers' equations and torch's own parts."""
+"""Recurrent encoder-decoders against the equations of the papers and the layers of torch."""
 
 import pytest
 import torch
@@ -26,12 +26,12 @@ def small(**choices):
     return EncoderDecoder(Seq2SeqConfig(vocab_size=VOCAB, **{"dim": DIM, **choices})).eval()
 
 
-def something(rows=3, time=4):
+def random_batch(rows=3, time=4):
     source = Source(torch.randint(VOCAB, (rows, 5)), torch.tensor(LENGTHS[:rows]))
     return torch.randint(VOCAB, (rows, time)), source
 
 
-def each_row(source):
+def rows_alone(source):
     return [ids[:n].tolist() for ids, n in zip(source.ids, source.lengths, strict=True)]
 
 
@@ -50,14 +50,14 @@ def test_a_model_computes_its_papers_equations(formula, choices):
     model = small(**choices)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
-    ids, source = something()
+    ids, source = random_batch()
     actual, own = model(ids, source=source), weights(model)
-    for row, read in enumerate(each_row(source)):
+    for row, read in enumerate(rows_alone(source)):
         expected = formula(own, read, ids[row].tolist())
         torch.testing.assert_close(actual[row], expected, rtol=0, atol=1e-12)
 
 
-def copied(cell, into, suffix):
+def copy_weights(cell, into, suffix):
     """The weights of one of our cells in a layer of torch's."""
     pairs = [("weight_ih", cell.input.weight), ("weight_hh", cell.hidden.weight)]
     pairs += [("bias_ih", cell.input.bias), ("bias_hh", cell.hidden.bias)]
@@ -71,9 +71,9 @@ def test_the_encoder_equals_torchs_on_packed_rows(cell, theirs):
     model = small(cell=cell, layers=2, score="dot")
     other = theirs(DIM, DIM, 2, batch_first=True, bidirectional=True)
     for layer, both in enumerate(model.encoder):
-        copied(both.ahead, other, f"l{layer}")
-        copied(both.back, other, f"l{layer}_reverse")
-    _, source = something()
+        copy_weights(both.ahead, other, f"l{layer}")
+        copy_weights(both.back, other, f"l{layer}_reverse")
+    _, source = random_batch()
     x = model.embed(source.ids)
     packed = pack_padded_sequence(x, source.lengths, batch_first=True)
     y, last = other(packed)
@@ -92,15 +92,15 @@ def test_a_look_between_two_layers_equals_torchs_multi_head_attention():
         placement="between", tied=False,
     )  # fmt: skip
     below, above = nn.GRU(DIM, DIM, batch_first=True), nn.GRU(2 * DIM, DIM, batch_first=True)
-    copied(model.decoder[0], below, "l0")
-    copied(model.decoder[1], above, "l0")
+    copy_weights(model.decoder[0], below, "l0")
+    copy_weights(model.decoder[1], above, "l0")
     look, ours = nn.MultiheadAttention(DIM, 2, batch_first=True), model.attention[0]
     parts = (ours.query, ours.key, ours.value)
     look.in_proj_weight.data.copy_(torch.cat([part.weight for part in parts]))
     look.in_proj_bias.data.copy_(torch.cat([part.bias for part in parts]))
     look.out_proj.load_state_dict(ours.out.state_dict())
 
-    ids, source = something()
+    ids, source = random_batch()
     h, _ = model.encoder(model.embed(source.ids), source.lengths)
     h = model.join(h).tanh()
     a, _ = below(model.embed(ids))
@@ -114,7 +114,7 @@ def test_a_look_between_two_layers_equals_torchs_multi_head_attention():
 
 def test_without_attention_the_last_state_is_all_that_is_known_of_the_source():
     model = small(bidirectional=False)
-    _, source = something()
+    _, source = random_batch()
     _, states = model.encoder(model.embed(source.ids), source.lengths)
     begin, memory = model._encode(source)
     assert memory.hops == []
@@ -126,16 +126,16 @@ def test_without_attention_the_last_state_is_all_that_is_known_of_the_source():
 def test_a_reversed_source_is_read_from_its_end_and_looked_at_in_its_order():
     torch.manual_seed(1)
     plain = small(bidirectional=False, score="dot")
-    turned = small(bidirectional=False, score="dot", reversed_source=True)
-    turned.load_state_dict(plain.state_dict())
-    ids, source = something()
+    reversed_model = small(bidirectional=False, score="dot", reversed_source=True)
+    reversed_model.load_state_dict(plain.state_dict())
+    ids, source = random_batch()
     back = source.ids.clone()
     for row, length in enumerate(LENGTHS):
         back[row, :length] = source.ids[row, :length].flip(0)
     back = Source(back, source.lengths)
     expected = plain(ids, source=back)
-    torch.testing.assert_close(turned(ids, source=source), expected, rtol=0, atol=1e-6)
-    (ours,) = attention_maps(turned, lambda: turned(ids, source=source)).values()
+    torch.testing.assert_close(reversed_model(ids, source=source), expected, rtol=0, atol=1e-6)
+    (ours,) = attention_maps(reversed_model, lambda: reversed_model(ids, source=source)).values()
     (theirs,) = attention_maps(plain, lambda: plain(ids, source=back)).values()
     for row, length in enumerate(LENGTHS):
         torch.testing.assert_close(ours[row, ..., :length], theirs[row, ..., :length].flip(-1))
@@ -144,7 +144,7 @@ def test_a_reversed_source_is_read_from_its_end_and_looked_at_in_its_order():
 @pytest.mark.parametrize("placement", ["bahdanau", "luong"])
 def test_attention_maps_hold_all_steps_and_no_padding(placement):
     model = small(score="additive", placement=placement, hops=2)
-    ids, source = something()
+    ids, source = random_batch()
     maps = attention_maps(model, lambda: model(ids, source=source))
     assert list(maps) == ["attention.0", "attention.1"]
     for map in maps.values():
@@ -155,7 +155,7 @@ def test_attention_maps_hold_all_steps_and_no_padding(placement):
 
 def test_a_hop_looks_with_what_the_one_before_has_found():
     model = small(score="general", hops=2)
-    _, source = something()
+    _, source = random_batch()
     _, memory = model._encode(source)
     q = torch.randn(3, 4, DIM)
     first, second = model._attend(q, memory)
@@ -169,7 +169,7 @@ def test_a_hop_looks_with_what_the_one_before_has_found():
 
 def test_a_straight_look_goes_to_one_place():
     model = small(score="general", hard="straight").train()
-    ids, source = something()
+    ids, source = random_batch()
     (map,) = attention_maps(model, lambda: model(ids, source=source)).values()
     assert set(map.flatten().tolist()) == {0.0, 1.0}
     torch.testing.assert_close(map.sum(-1), torch.ones(3, 1, 4))
@@ -208,7 +208,7 @@ def test_reinforce_finds_the_gradient_of_the_expected_loss():
 
 def test_draws_learn_from_scored_steps_alone():
     model = small(score="dot", hard="reinforce").train()
-    ids, source = something()
+    ids, source = random_batch()
     targets = torch.randint(VOCAB, (3, 4))
     targets[1:, 2:] = IGNORED
     torch.manual_seed(0)

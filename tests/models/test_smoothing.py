@@ -15,7 +15,7 @@ from regard.models.smoothing import DEFAULT_DISCOUNTS
 HERE = Path(__file__).parent
 
 
-def counted(rows, vocab_size, order, smoothing):
+def fit_ngram(rows, vocab_size, order, smoothing):
     """A model of rows of ids, each as long as it is."""
     model = NGram(NGramConfig(vocab_size=vocab_size, order=order, smoothing=smoothing))
     texts = [torch.tensor([row]) for row in rows]
@@ -29,7 +29,7 @@ def test_modified_kneser_ney_equals_kenlm():
     lines = [line.split() for line in (HERE / "kenlm.txt").read_text().splitlines()]
     words = ["<s>", "</s>", *sorted({word for line in lines for word in line})]
     rows = [[words.index(word) for word in ["<s>", *line, "</s>"]] for line in lines]
-    model = counted(rows, len(words), 5, "kneser_ney")
+    model = fit_ngram(rows, len(words), 5, "kneser_ney")
     with (HERE / "kenlm.arpa").open() as file:
         arpa = reference.Arpa(file)
     assert len(arpa.log) == 494
@@ -50,8 +50,8 @@ def test_a_word_that_follows_one_word_only_is_no_guess_elsewhere():
     # san francisco, san francisco, …: often, but after one word; the glasses are anybody's
     san, francisco, glasses, *others = range(8)
     rows = [[san, francisco]] * 9 + [[other, glasses] for other in others]
-    kneser_ney = counted(rows, 8, 2, "kneser_ney").probabilities(torch.tensor([[glasses]]))
-    witten_bell = counted(rows, 8, 2, "interpolated").probabilities(torch.tensor([[glasses]]))
+    kneser_ney = fit_ngram(rows, 8, 2, "kneser_ney").probabilities(torch.tensor([[glasses]]))
+    witten_bell = fit_ngram(rows, 8, 2, "interpolated").probabilities(torch.tensor([[glasses]]))
     assert kneser_ney[0, 0, glasses] > 2 * kneser_ney[0, 0, francisco]
     assert witten_bell[0, 0, glasses] < witten_bell[0, 0, francisco]
 
@@ -59,7 +59,9 @@ def test_a_word_that_follows_one_word_only_is_no_guess_elsewhere():
 def test_add_k_with_more_k_is_closer_to_even():
     rows, spread = [[0, 1, 0, 1, 0, 2]], []
     for k in (0.01, 1.0, 100.0):
-        p = counted(rows, 4, 2, {"kind": "add_k", "k": k}).probabilities(torch.tensor([[0]]))[0, 0]
+        p = fit_ngram(rows, 4, 2, {"kind": "add_k", "k": k}).probabilities(torch.tensor([[0]]))[
+            0, 0
+        ]
         torch.testing.assert_close(p[1].item(), (2 + k) / (3 + 4 * k), rtol=1e-12, atol=0)
         spread.append((p.max() - p.min()).item())
     assert spread == sorted(spread, reverse=True)
@@ -68,7 +70,7 @@ def test_add_k_with_more_k_is_closer_to_even():
 def test_discounts_that_would_leave_nothing_are_replaced():
     # n1 = n2 = 3, n3 = 6: D(2) = 2 - 3 * 1/3 * 6/3 = 0
     rows = [[w] * (count + 1) for w, count in enumerate([1] * 3 + [2] * 3 + [3] * 6)]
-    model = counted(rows, 13, 1, "kneser_ney")
+    model = fit_ngram(rows, 13, 1, "kneser_ney")
     assert model.smoothing.discounts[0].tolist() == list(DEFAULT_DISCOUNTS)
     assert model(torch.tensor([[0]])).isfinite().all()
 

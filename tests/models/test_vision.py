@@ -51,7 +51,7 @@ CASES = {
 every_case = pytest.mark.parametrize("case", CASES)
 
 
-def made(case):
+def build_case(case):
     """A small model whose weights are large enough for every part to show in the result."""
     model = build_model(CASES[case]).eval()
     for parameter in model.parameters():
@@ -102,7 +102,7 @@ def test_positions_are_interpolated_by_the_formula_and_the_first_stay(float64):
 
 @every_case
 def test_logits_are_finite_and_one_for_each_class(case):
-    model = made(case)
+    model = build_case(case)
     hidden = model(torch.randn(3, 2, 12, 12))
     assert hidden.shape == (3, model.config.context, 16)
     logits = model.head(hidden)
@@ -113,7 +113,7 @@ def test_logits_are_finite_and_one_for_each_class(case):
 @every_case
 @pytest.mark.parametrize("size", [(15, 15), (9, 18)], ids=str)
 def test_images_of_another_size_are_read_too(case, size):
-    model = made(case)
+    model = build_case(case)
     hidden = model(torch.randn(2, 2, *size))
     assert hidden.shape[1] == size[0] * size[1] // 9 + model.config.cls
     assert hidden.isfinite().all()
@@ -122,7 +122,7 @@ def test_images_of_another_size_are_read_too(case, size):
 
 @every_case
 def test_every_parameter_receives_a_gradient(case):
-    model = made(case)
+    model = build_case(case)
     model.head.loss(model(torch.randn(3, 2, 12, 12)), torch.tensor([0, 1, 4])).backward()
     for name, parameter in model.named_parameters():
         unused = name.endswith("key.bias") or case == "offset"  # see tests/contract
@@ -130,14 +130,14 @@ def test_every_parameter_receives_a_gradient(case):
 
 
 def test_gradients_reach_interpolated_positions():
-    model = made("position=learned")
+    model = build_case("position=learned")
     model(torch.randn(1, 2, 15, 15)).square().sum().backward()
     assert model.encoder.position.table.weight.grad.abs().sum(1).all()
 
 
 @every_case
 def test_an_image_does_not_see_its_neighbours(case):
-    model = made(case)
+    model = build_case(case)
     images = torch.randn(3, 2, 12, 12)
     alone = torch.cat([model(image[None]) for image in images])
     torch.testing.assert_close(model(images), alone, rtol=1e-5, atol=1e-5)  # sums in other orders
@@ -145,21 +145,21 @@ def test_an_image_does_not_see_its_neighbours(case):
 
 @pytest.mark.parametrize("case", [n for n in CASES if n not in ("position=none", "window")])
 def test_where_a_patch_stands_matters(case):
-    model = made(case)
+    model = build_case(case)
     image = torch.randn(1, 2, 12, 12)
-    turned = image.roll(3, dims=-1)  # the same patches, each one place further
-    assert not torch.allclose(model(image).mean(1), model(turned).mean(1), atol=1e-3)
+    shifted = image.roll(3, dims=-1)  # the same patches, each one place further
+    assert not torch.allclose(model(image).mean(1), model(shifted).mean(1), atol=1e-3)
 
 
 def test_without_positions_the_order_of_patches_does_not_matter():
-    model = made("position=none")
+    model = build_case("position=none")
     image = torch.randn(1, 2, 12, 12)
-    turned = image.roll(3, dims=-1)
-    torch.testing.assert_close(model(image)[:, 0], model(turned)[:, 0], rtol=1e-4, atol=1e-4)
+    shifted = image.roll(3, dims=-1)
+    torch.testing.assert_close(model(image)[:, 0], model(shifted)[:, 0], rtol=1e-4, atol=1e-4)
 
 
 def test_the_mean_is_over_all_patches():
-    model = made("mean")
+    model = build_case("mean")
     hidden = model(torch.randn(2, 2, 12, 12))
     slow = F.linear(hidden.sum(1) / 16, model.head.out.weight, model.head.out.bias)
     torch.testing.assert_close(model.head(hidden), slow)
@@ -167,7 +167,7 @@ def test_the_mean_is_over_all_patches():
 
 @every_case
 def test_settings_and_weights_make_an_equal_model(case):
-    model = made(case)
+    model = build_case(case)
     twin = build_model(resolve(describe(CASES[case]))).eval()
     load_weights(twin, weights(model), "here")
     images = torch.randn(2, 2, 12, 12)
@@ -188,7 +188,7 @@ def test_names_of_parameters_are_those_promised():
 
 
 def test_what_the_whole_image_looks_at_can_be_seen():
-    model = made("position=learned")
+    model = build_case("position=learned")
     images = torch.randn(2, 2, 12, 12)
     maps = attention_maps(model, lambda: model(images), pattern="encoder.blocks.*")
     assert list(maps) == ["encoder.blocks.0.attention", "encoder.blocks.1.attention"]

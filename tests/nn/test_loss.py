@@ -84,9 +84,9 @@ def test_the_chunked_loss_trains_any_one_part_alone(trained):
 def test_the_chunked_loss_refuses_a_second_derivative_rather_than_give_a_wrong_one():
     x, weight, bias = parts()
     loss = linear_cross_entropy(x, weight, bias, TARGETS).square()
-    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope.square().sum().backward()
+        gradient.square().sum().backward()
 
 
 @pytest.mark.usefixtures("_chunked")

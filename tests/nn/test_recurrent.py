@@ -41,7 +41,7 @@ def cell(form, dim_in=3, dim_out=4, dtype=torch.float64):
     return made
 
 
-def some(batch=2, time=5, dim=3, dtype=torch.float64):
+def random_input(batch=2, time=5, dim=3, dtype=torch.float64):
     return torch.randn(batch, time, dim, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
@@ -110,7 +110,7 @@ def test_every_cell_is_tried():
 
 @every_form
 def test_what_runs_and_the_loop_equal_the_equation(form):
-    layer, x = cell(form), some()
+    layer, x = cell(form), random_input()
     expected = torch.stack([slow(form, layer, row) for row in x])
     y, _ = layer(x)
     exactly(y, expected)
@@ -122,14 +122,14 @@ def test_what_runs_and_the_loop_equal_the_equation(form):
     [(form, form in THEIRS or form in ("gru after write", "lstm 1997")) for form in FORMS],
 )
 def test_the_fused_kernel_runs_where_torch_has_one(form, fused, monkeypatch):
-    layer, x = cell(form), some()
+    layer, x = cell(form), random_input()
     called = []
     monkeypatch.setattr(layer, "loop", lambda *given: called.append(given) or (x, x))
     layer(x)
     assert bool(called) != fused
 
 
-def copied(ours, theirs):
+def copy_weights(ours, theirs):
     """Our cells with the weights of torch's layers."""
     cells = [part for part in ours.modules() if hasattr(part, "equation")]
     ends = [
@@ -153,7 +153,7 @@ def copied(ours, theirs):
 def pair(form, layers=1, bidirectional=False):
     torch.manual_seed(0)
     theirs = THEIRS[form](8, 16, layers, batch_first=True, bidirectional=bidirectional)
-    return copied(
+    return copy_weights(
         Recurrent(FORMS[form], 8, 16, layers, bidirectional=bidirectional), theirs
     ), theirs
 
@@ -173,7 +173,7 @@ def last_of(theirs, state, bidirectional):
 @pytest.mark.parametrize("padded", [False, True])
 def test_stacks_equal_torch_with_the_same_weights(form, bidirectional, padded):
     ours, theirs = pair(form, layers=2, bidirectional=bidirectional)
-    x = some(3, 11, 8, torch.float32).requires_grad_()
+    x = random_input(3, 11, 8, torch.float32).requires_grad_()
     lengths = torch.tensor([4, 11, 1]) if padded else None
     y, last = ours(x, lengths)
     if padded:
@@ -194,7 +194,7 @@ def test_stacks_equal_torch_with_the_same_weights(form, bidirectional, padded):
 @every_torch
 def test_the_loop_equals_torch_with_the_same_weights(form):
     (layer,), theirs = pair(form)
-    x = some(3, 11, 8, torch.float32)
+    x = random_input(3, 11, 8, torch.float32)
     expected, state = theirs(x)
     states = layer.loop(x, layer.start(3))
     close(states[0], expected)
@@ -207,7 +207,7 @@ def test_the_loop_equals_torch_with_the_same_weights(form):
 def test_padded_rows_equal_rows_alone(form, bidirectional):
     torch.manual_seed(0)
     layers = Recurrent(FORMS[form], 3, 4, 2, bidirectional=bidirectional).double()
-    x, lengths = some(3, 6), [2, 6, 1]
+    x, lengths = random_input(3, 6), [2, 6, 1]
     y, last = layers(x, torch.tensor(lengths))
     for row, length in enumerate(lengths):
         alone, end = layers(x[row : row + 1, :length])
@@ -220,7 +220,7 @@ def test_padded_rows_equal_rows_alone(form, bidirectional):
 
 @every_form
 def test_a_cell_goes_on_from_any_of_its_states(form):
-    layer, x = cell(form), some()
+    layer, x = cell(form), random_input()
     y, end = layer(x)
     states = layer.loop(x, layer.start(len(x)))
     rest, last = layer(x[:, 2:], state=tuple(each[:, 1] for each in states))
@@ -231,8 +231,8 @@ def test_a_cell_goes_on_from_any_of_its_states(form):
 
 @every_form
 def test_padded_rows_go_on_from_states_of_their_own(form):
-    layer, x, lengths = cell(form), some(3, 6), [2, 6, 1]
-    _, before = layer(some(3, 4))
+    layer, x, lengths = cell(form), random_input(3, 6), [2, 6, 1]
+    _, before = layer(random_input(3, 4))
     y, _ = layer(x, torch.tensor(lengths), before)
     for row, length in enumerate(lengths):
         alone = tuple(each[row : row + 1] for each in before)
@@ -242,7 +242,7 @@ def test_padded_rows_go_on_from_states_of_their_own(form):
 @every_form
 @pytest.mark.parametrize("path", ["what runs", "loop"])
 def test_gradients_are_those_of_finite_differences(form, path):
-    layer, x = cell(form, dim_in=2, dim_out=2), some(time=3, dim=2)
+    layer, x = cell(form, dim_in=2, dim_out=2), random_input(time=3, dim=2)
     names = [name for name, _ in layer.named_parameters()]
     module = layer if path == "what runs" else Loop(layer)
     prefix = "" if path == "what runs" else "layer."
@@ -268,7 +268,7 @@ class Loop(nn.Module):
 
 @every_form
 def test_gates_are_heard_and_listening_changes_nothing(form):
-    layers, x = Recurrent(FORMS[form], 3, 4, 2).double(), some()
+    layers, x = Recurrent(FORMS[form], 3, 4, 2).double(), random_input()
     expected, _ = layers(x)
     with trace(layers) as seen:
         y, _ = layers(x)
@@ -280,7 +280,7 @@ def test_gates_are_heard_and_listening_changes_nothing(form):
 
 
 def test_the_gates_that_are_heard_are_those_of_the_equation():
-    layer, x = cell("lstm"), some()
+    layer, x = cell("lstm"), random_input()
     with trace(layer) as seen:
         y, (_, c) = layer(x)
     i, f, g = (seen[f"{name}_tap"] for name in ("input_gate", "forget_gate", "candidate"))
@@ -307,7 +307,7 @@ def test_the_forget_gate_begins_open():
 
 
 def test_a_cell_that_never_forgets_keeps_a_sum():
-    layer, x = cell("lstm 1997"), some()
+    layer, x = cell("lstm 1997"), random_input()
     with trace(layer) as seen:
         layer(x)
     written = seen["input_gate_tap"] * seen["candidate_tap"]
@@ -316,7 +316,7 @@ def test_a_cell_that_never_forgets_keeps_a_sum():
 
 def test_dropout_is_between_layers_and_at_the_top_and_in_training_only():
     torch.manual_seed(0)
-    layers, x = Recurrent("gru", 3, 64, 2, dropout=0.5), some(dtype=torch.float32)
+    layers, x = Recurrent("gru", 3, 64, 2, dropout=0.5), random_input(dtype=torch.float32)
     layers.train()
     y, last = layers(x)
     assert 0.3 < (y == 0).float().mean() < 0.7
@@ -333,7 +333,7 @@ def test_what_does_not_fit_is_named():
         Recurrent({"kind": "gru", "reset": "befor"}, 3, 4, 1)
     for wrong in ([0, 5], [5, 6]):
         with pytest.raises(ShapeError, match=r"lengths \[\d, \d\] must be at least 1 and at most"):
-            Recurrent("lstm", 3, 4, 1).double()(some(), torch.tensor(wrong))
+            Recurrent("lstm", 3, 4, 1).double()(random_input(), torch.tensor(wrong))
 
 
 def test_snapshots_stand_where_each_row_has_come_to():

@@ -1,42 +1,42 @@
-"""Looks at the states of an encoder: soft, straight to one place, and drawn."""
+"""Recurrent attention: soft, straight-through and sampled."""
 
 import torch
 
 from regard.nn.recurrent_attention import RecurrentAttention, reinforce
 
 
-def test_a_straight_look_has_the_gradient_of_the_soft_one():
+def test_straight_through_attention_has_the_gradient_of_soft_attention():
     soft, hard = (
         RecurrentAttention(8, context=5, score="dot", hard=hard) for hard in (None, "straight")
     )
     s, h = torch.randn(2, 3, 8, requires_grad=True), torch.randn(2, 5, 8)
-    allowed, slope = torch.ones(2, 1, 1, 5, dtype=torch.bool), torch.randn(2, 3, 8)
+    allowed, upstream = torch.ones(2, 1, 1, 5, dtype=torch.bool), torch.randn(2, 3, 8)
     gradients = []
-    for glimpse in (soft, hard):
-        found = glimpse(s, *glimpse.keys_values(h), allowed)
-        gradients.append(torch.autograd.grad((found.context * slope).sum(), s)[0])
+    for attention in (soft, hard):
+        output = attention(s, *attention.keys_values(h), allowed)
+        gradients.append(torch.autograd.grad((output.context * upstream).sum(), s)[0])
     torch.testing.assert_close(*gradients)
 
 
-def test_a_draw_goes_where_the_weights_say_and_its_chance_is_theirs():
-    glimpse = RecurrentAttention(4, context=3, score="dot", hard="reinforce").train()
+def test_hard_attention_is_sampled_by_the_weights_with_their_log_probability():
+    attention = RecurrentAttention(4, context=3, score="dot", hard="reinforce").train()
     s, h = torch.randn(1, 1, 4).expand(1, 4000, 4), torch.randn(1, 3, 4)
     allowed = torch.tensor([True, True, False]).view(1, 1, 1, 3)
-    found = glimpse(s, *glimpse.keys_values(h), allowed)
+    output = attention(s, *attention.keys_values(h), allowed)
     soft = RecurrentAttention(4, context=3, score="dot")(
-        s, *glimpse.keys_values(h), allowed
+        s, *attention.keys_values(h), allowed
     ).weights[0, 0, 0]
-    often = found.weights[0, 0].mean(0)
-    torch.testing.assert_close(often, soft, rtol=0, atol=0.03)  # of 4,000 draws
-    drawn = found.weights[0, 0].argmax(-1)
-    torch.testing.assert_close(found.log_prob[0], soft[drawn].log())
-    glimpse.eval()
-    found = glimpse(s, *glimpse.keys_values(h), allowed)
-    assert found.log_prob is None
-    assert found.weights[0, 0, 0].argmax() == soft.argmax()
+    frequency = output.weights[0, 0].mean(0)
+    torch.testing.assert_close(frequency, soft, rtol=0, atol=0.03)  # of 4,000 draws
+    sampled = output.weights[0, 0].argmax(-1)
+    torch.testing.assert_close(output.log_prob[0], soft[sampled].log())
+    attention.eval()
+    output = attention(s, *attention.keys_values(h), allowed)
+    assert output.log_prob is None
+    assert output.weights[0, 0, 0].argmax() == soft.argmax()
 
 
-def test_a_draw_answers_for_all_that_comes_after_it():
+def test_reinforce_gives_the_gradient_of_the_expected_return():
     # two draws, of which the first also decides what the second costs; the expectation is a sum
     first, second = (torch.randn(3, requires_grad=True) for _ in range(2))
     once, twice = torch.randn(3), 3 * torch.randn(3, 3)

@@ -88,8 +88,8 @@ def test_parallel_branches_read_the_same_stream(kind):
     torch.testing.assert_close(block(x, inputs=inputs), expected, rtol=0, atol=1e-12)
 
 
-def test_parallel_branches_leave_no_place_for_cross_attention():
-    with pytest.raises(ConfigError, match="no place for cross-attention"):
+def test_parallel_branches_exclude_cross_attention():
+    with pytest.raises(ConfigError, match="no cross-attention"):
         Transformer(
             TransformerConfig(
                 vocab_size=5,
