@@ -18,7 +18,7 @@ import typer
 
 import regard
 from regard.cli import app, main
-from regard.config import DataConfig, RunConfig, TrainConfig, build, kind_of, make, studied
+from regard.config import DataConfig, RunConfig, TrainConfig, build, kind_of, make, study_runs
 from regard.data.builtin import BUILTINS
 from regard.generate import SAMPLERS
 from regard.models.build import FAMILIES, count_parameters, family_of, is_closed_form, resolve
@@ -305,7 +305,7 @@ def test_recipes_that_are_shown_can_be_read(path):
     for block in blocks(path):
         if block.language == "toml":
             recipe = {"name": "shown", **tomllib.loads(block.text)}
-            for run in studied(recipe).values() or [recipe]:
+            for run in study_runs(recipe).values() or [recipe]:
                 assert build(RunConfig, run)
 
 

@@ -1,7 +1,7 @@
-"""Settings: frozen dataclasses, filled strictly from TOML, JSON and `key=value` words.
+"""Settings: frozen dataclasses, parsed strictly from TOML, JSON and `key=value` arguments.
 
 A *choice* is a name or a table: `position = "rotary"` or `{ kind = "rotary", base = 500000 }`.
-Nothing here knows what the names mean; the tables beside the parts do.
+The names are keys of tables in other modules, such as `nn.POSITIONS`; nothing here knows them.
 """
 
 import inspect
@@ -19,14 +19,14 @@ from regard.errors import ConfigError, unknown
 
 Choice = str | Mapping[str, Any]
 T = TypeVar("T")
-LARGEST = 1 << 63  # no setting is a whole number from there on
+INTEGER_LIMIT = 1 << 63  # integer settings are below
 ALTERNATIVES = (("train", "batch", "tokens"), ("model", "preset", "family"))
 FOLDER_NAME = r"\w[\w.-]*"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """Where the examples come from and how they become ids."""
+    """Where the examples come from and how they are tokenized."""
 
     path: Choice | None = None  # file, folder, or the name (or table) of a built-in
     source: str | None = None  # or two parallel files …
@@ -34,28 +34,28 @@ class DataConfig:
     validation: list[str] = field(default_factory=list)  # one path, or [source, target]
     validation_fraction: float = 0.1  # share kept for validation when no file is given
     tokenizer: Choice = "bpe"  # text.TOKENIZERS
-    lower: bool = False  # fold case before anything else
+    lower: bool = False  # lowercase all text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """How a model is trained."""
 
-    steps: int = 1000
+    steps: int = 1000  # optimizer steps
     batch: int | None = None  # rows per step, or …
     tokens: int | None = None  # … (padded) target tokens per step
-    accumulate: int = 1  # micro-batches per step
-    lr: float = 1e-3
+    accumulate: int = 1  # gradient accumulation: micro-batches per step
+    lr: float = 1e-3  # the learning rate, before the schedule
     optimizer: Choice = "adamw"  # training.optim.OPTIMIZERS
     schedule: Choice = "cosine"  # training.optim.SCHEDULES
-    clip: float = 1.0  # largest gradient norm; 0: off
+    clip: float = 1.0  # gradient clipping: the maximum norm; 0: off
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: off
     seed: int = 1
     evaluate_every: int | None = None  # None: ten times a run
-    evaluate_tokens: int = 200_000  # at most so many targets during training
+    evaluate_tokens: int = 200_000  # validation targets per evaluation, at most
     save_every: int | None = None  # None: at every evaluation
     keep: int = 3  # newest checkpoints kept, beside the best
-    patience: int | None = None  # stop after so many evaluations without a better one
+    patience: int | None = None  # early stopping: evaluations without a better one
     best: str = "loss"  # the validation metric that picks model.safetensors; "last": the newest
     start: str | None = None  # a run folder whose weights to start from
     baseline: bool = True  # for text, evaluate an n-gram baseline first
@@ -71,7 +71,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """Everything a run is made from; saved whole as `config.json` and never re-defaulted."""
+    """All settings of a run; saved in full as `config.json`, so defaults may change later."""
 
     name: str
     task: Choice = "causal"  # tasks.TASKS
@@ -83,10 +83,10 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 
 
-TABLES = {  # the names of the settings in each, as far as they are known here, and one to show
-    "data": ({each.name for each in fields(DataConfig)}, "path"),
+TABLES = {  # the settings in each, as far as they are known here, and an example
+    "data": ({f.name for f in fields(DataConfig)}, "path"),
     "model": ({"preset", "family", "dim", "layers", "heads", "context", "dropout"}, "preset"),
-    "train": ({each.name for each in fields(TrainConfig)}, "steps"),
+    "train": ({f.name for f in fields(TrainConfig)}, "steps"),
 }
 
 
@@ -100,14 +100,14 @@ def kind_of(choice: Choice) -> tuple[str, dict[str, Any]]:
         return choice, {}
     options = dict(choice)
     if "kind" not in options:
-        raise ConfigError(f"a table of choices needs a 'kind': {dict(choice)}")
+        raise ConfigError(f"a choice that is a table needs a 'kind': {dict(choice)}")
     return str(options.pop("kind")), options
 
 
-def make(choice: Choice, table: Mapping[str, Callable[..., T]], what: str, **given: Any) -> T:
+def make(choice: Choice, table: Mapping[str, Callable[..., T]], what: str, **facts: Any) -> T:
     """Build the entry of `table` that `choice` names, with its options.
 
-    `given` are facts the caller knows (sizes); each part takes those it asks for.
+    `facts` are arguments that the caller knows, such as sizes; those the entry accepts are passed.
     """
     kind, options = kind_of(choice)
     if kind not in table:
@@ -115,15 +115,15 @@ def make(choice: Choice, table: Mapping[str, Callable[..., T]], what: str, **giv
     signature = inspect.signature(table[kind])
     accepted = signature.parameters
     for name in options:
-        if name not in accepted or name in given:
-            known = [each for each in accepted if each not in given]
+        if name not in accepted or name in facts:
+            known = [other for other in accepted if other not in facts]
             raise ConfigError(f"{what} {kind!r}: {unknown('option', name, known)}")
     hints = _hints(table[kind])
     options = {
         name: _coerce(hints[name], value, f"{what} {kind!r}: {name}") if name in hints else value
         for name, value in options.items()
     }
-    arguments = {k: v for k, v in given.items() if k in accepted} | options
+    arguments = {k: v for k, v in facts.items() if k in accepted} | options
     try:
         signature.bind(**arguments)
     except TypeError as error:  # "missing a required argument: 'factor'"
@@ -155,8 +155,8 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
 
 def _coerce(hint: Any, value: Any, path: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(value, int) and abs(value) >= LARGEST:
-        raise ConfigError(f"{path} must be below 2^63")  # it may be too long to be shown
+    if isinstance(value, int) and abs(value) >= INTEGER_LIMIT:
+        raise ConfigError(f"{path} must be below 2^63")  # it may be too long to show
     if isinstance(value, str) and not _savable(value):
         raise ConfigError(f"{path} must be text that UTF-8 can write, not {value!r}")
     if hint is Any:
@@ -165,9 +165,9 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
         if type(None) in arguments and (value is None or value == "none"):
             return None
         options = [a for a in arguments if a is not type(None)]
-        for each in options:
+        for option in options:
             try:
-                return _coerce(each, value, path)
+                return _coerce(option, value, path)
             except ConfigError as error:
                 last = error
         if len(options) == 1:
@@ -197,7 +197,7 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
 
 
 def _savable(text: str) -> bool:
-    """Whether a text can be saved: no half of a character, no NUL."""
+    """Whether a text can be saved: no lone surrogate, no NUL."""
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:
@@ -212,21 +212,24 @@ def _named(hint: Any) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a recipe; what is wrong with it is named with its file."""
+    """Read a TOML file; errors name it."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no recipe at {path}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a number without end
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not TOML, not UTF-8, or a number that is too long
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Read a recipe whose keys and types are right; what is wrong is named with its file.
+    """Read a recipe and check its keys and types; errors name the file.
 
-    It may be a study of several runs; then `studied` tells them apart.
+    It may be a study of several runs, which `study_runs` returns.
     """
     table = {"name": path.stem, **read_toml(path)}
     runs = table.get("study", {})
@@ -243,10 +246,10 @@ def read_recipe(path: Path) -> dict[str, Any]:
     return table
 
 
-def studied(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The runs of a study by name: each table under `study`, laid over the rest of the recipe.
+def study_runs(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The runs of a study by name: each table under `study`, merged into the rest of the recipe.
 
-    >>> studied({"train": {"steps": 9}, "study": {"gru": {"train": {"lr": 0.1}}}})
+    >>> study_runs({"train": {"steps": 9}, "study": {"gru": {"train": {"lr": 0.1}}}})
     {'gru': {'train': {'steps': 9, 'lr': 0.1}, 'name': 'gru'}}
     """
     rest = {key: value for key, value in recipe.items() if key != "study"}
@@ -254,8 +257,8 @@ def studied(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: overlay(rest, {"name": name, **run}) for name, run in runs.items()}
 
 
-def must_be_one(recipe: Mapping[str, Any]) -> None:
-    """Refuse a study where one run is asked for."""
+def check_not_study(recipe: Mapping[str, Any]) -> None:
+    """Refuse a study where one run is needed."""
     if "study" in recipe:
         raise ConfigError(
             f"{recipe['name']} is a study of several runs: {', '.join(recipe['study'])};\n"
@@ -264,22 +267,22 @@ def must_be_one(recipe: Mapping[str, Any]) -> None:
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay settings over others; of two ways to say the same thing, the one on top stays alone.
+    """Merge settings; an override of one of two alternatives, such as batch, removes the other.
 
     >>> overlay({"train": {"batch": 8, "lr": 0.1}}, {"train": {"tokens": 4096}})
     {'train': {'lr': 0.1, 'tokens': 4096}}
     """
     result = merge(base, over)
     for table, one, other in ALTERNATIVES:
-        given = over.get(table, {})
-        for on_top, below in ((one, other), (other, one)):
-            if on_top in given and below not in given and below in result[table]:
-                result[table] = {k: v for k, v in result[table].items() if k != below}
+        overrides = over.get(table, {})
+        for new, old in ((one, other), (other, one)):
+            if new in overrides and old not in overrides and old in result[table]:
+                result[table] = {k: v for k, v in result[table].items() if k != old}
     return result
 
 
 def check_overrides(table: Mapping[str, Any]) -> None:
-    """Refuse keys and types that no run has, before anything slow is done."""
+    """Refuse unknown keys and wrong types, before anything slow is done."""
     for key, (names, name) in TABLES.items():
         if not isinstance(table.get(key, {}), dict):
             raise ConfigError(f"{key} is a table, set as in {key}.{name}=…, not {table[key]!r}")
@@ -289,7 +292,7 @@ def check_overrides(table: Mapping[str, Any]) -> None:
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
-    """Turn `key=value` words into a nested table; values are TOML, or else plain words.
+    """Parse `key=value` arguments into a nested table; values are TOML, or else strings.
 
     >>> parse_overrides(["model.dim=128", "train.lr=1e-3", "data.tokenizer=char"])
     {'model': {'dim': 128}, 'train': {'lr': 0.001}, 'data': {'tokenizer': 'char'}}
@@ -311,7 +314,7 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"{key}: {part!r} already has a value")
-        if isinstance(table.get(last), dict) and isinstance(value, str):  # and the other way round
+        if isinstance(table.get(last), dict) and isinstance(value, str):  # or in the other order
             table[last]["kind"] = value
         else:
             table[last] = value
@@ -337,7 +340,7 @@ def parse_entry(
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one nested table over another; a choice of another kind replaces the whole choice.
+    """Merge one nested table into another; a choice of another kind replaces the whole choice.
 
     >>> merge({"train": {"steps": 10, "lr": 0.1}}, {"train": {"steps": 20}})
     {'train': {'steps': 20, 'lr': 0.1}}

@@ -1,11 +1,11 @@
-"""What can go wrong, and the exit code the command line gives it.
+"""The errors of the library, and the exit codes of the command line.
 
 RegardError               1   something failed
 ├── ConfigError           2   a setting is wrong                    (ValueError)
 │   └── ShapeError        2   sizes that do not fit together
 ├── DataError             3   the user's data cannot be used        (ValueError)
 ├── CheckpointError       4   a run folder, checkpoint or disk      (OSError)
-├── DivergedError         5   training left the finite numbers      (ArithmeticError)
+├── DivergedError         5   loss or weights are not finite        (ArithmeticError)
 └── Stopped              75   ended by a signal, saved, resumable (130 for Ctrl-C)
 """
 
@@ -14,7 +14,7 @@ from difflib import get_close_matches
 
 
 class RegardError(Exception):
-    """A mistake whose message is all the user needs: what, where, why, what to try."""
+    """An error whose message is all the user needs: what, where, why, what to try."""
 
     exit_code = 1
 
@@ -55,7 +55,7 @@ class Stopped(RegardError):
         self.exit_code = exit_code
 
 
-SHOWN = 40  # names of a table; some have hundreds
+SHOWN = 40  # names of a table in a message
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -65,8 +65,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     "unknown sampler 'topp'; did you mean 'top_p'?"
     """
     names = sorted(known)
-    alike = [each for each in names if each.lower() == name.lower()]
-    close = alike or get_close_matches(name, names, n=1, cutoff=0.6)
+    same = [known_name for known_name in names if known_name.lower() == name.lower()]
+    close = same or get_close_matches(name, names, n=1, cutoff=0.6)
     shown = names if len(names) <= SHOWN else [*names[:SHOWN], f"… ({len(names)} in all)"]
     known_ones = f"known: {', '.join(shown)}" if names else "there are none"
     hint = f"did you mean {close[0]!r}?" if close else known_ones

@@ -98,7 +98,7 @@ def test_any_damage_to_a_checkpoint_is_refused_and_the_step_before_offered(
             said = said_by(capsys, "resume", copied, MORE)
             assert f"{file} " in said, what
             assert any(cause in said for cause in ("missing", "bytes instead of", "sha256")), what
-            assert f"step 9 is whole: regard resume {copied} --step 9" in said
+            assert f"step 9 is valid: regard resume {copied} --step 9" in said
             assert everything(copied).items() >= before.items()  # nothing was chosen, or lost
             refused += 1
         print(f"{file.name}: {refused} of {refused} refused")

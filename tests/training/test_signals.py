@@ -9,19 +9,19 @@ import threading
 import pytest
 
 from regard.errors import Stopped
-from regard.training.signals import ASKING, Interrupted, Interrupts, stoppable
+from regard.training.signals import STOP_SIGNALS, Interrupted, Interrupts, stoppable
 from storm.shell import on_terminal
 
 
-@pytest.mark.parametrize("asked", ASKING)
+@pytest.mark.parametrize("asked", STOP_SIGNALS)
 def test_the_first_signal_is_noted_and_the_handlers_come_back(asked):
-    before = {each: signal.getsignal(each) for each in ASKING}
+    before = {each: signal.getsignal(each) for each in STOP_SIGNALS}
     with Interrupts() as interrupts:
         assert interrupts.received is None
         signal.raise_signal(asked)
         assert interrupts.received == asked
         assert interrupts.exit_code == (130 if asked == signal.SIGINT else 75)
-    assert {each: signal.getsignal(each) for each in ASKING} == before
+    assert {each: signal.getsignal(each) for each in STOP_SIGNALS} == before
 
 
 def test_a_second_ctrl_c_ends_at_once():
@@ -67,7 +67,7 @@ def test_outside_of_the_main_thread_nothing_is_handled():
     assert not failed
 
 
-@pytest.mark.parametrize("asked", ASKING)
+@pytest.mark.parametrize("asked", STOP_SIGNALS)
 def test_where_there_is_haste_a_signal_is_noted_and_ends_what_is_done(asked):
     with Interrupts() as interrupts:
         with pytest.raises(Interrupted), interrupts.raising():
@@ -79,7 +79,7 @@ def test_where_there_is_haste_a_signal_is_noted_and_ends_what_is_done(asked):
             signal.raise_signal(asked)  # no more haste
 
 
-@pytest.mark.parametrize("asked", [each for each in ASKING if each != signal.SIGINT])
+@pytest.mark.parametrize("asked", [each for each in STOP_SIGNALS if each != signal.SIGINT])
 def test_what_does_not_train_yet_is_stopped_and_can_be_tried_again(asked):
     before = signal.getsignal(asked)
     said = f"stopped by {asked.name} while not training"

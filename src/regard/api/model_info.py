@@ -8,9 +8,9 @@ from typing import Any
 from regard.config import (
     RunConfig,
     build,
+    check_not_study,
     kind_of,
     merge,
-    must_be_one,
     parse_overrides,
     read_toml,
     to_table,
@@ -197,7 +197,7 @@ def _recipe_model(what: str, over: dict[str, Any]) -> tuple[Any, list[str]]:
     """The model of a recipe; its vocabulary size is known only after the tokenizer is trained."""
     path = Path(what) if what.endswith(".toml") else RECIPES / f"{what}.toml"
     table = {"name": path.stem, **read_toml(path)}
-    must_be_one(table)
+    check_not_study(table)
     run = build(RunConfig, merge(table, over))
     options = kind_of(run.data.tokenizer)[1]
     size = options.get("size")

@@ -25,7 +25,7 @@ from regard.training.import_export import ExportResult, export_run, import_run
 from regard.training.parallel import launch
 from regard.training.setup import configure as settings
 from regard.training.storage.run_folder import RunFolder, new_folder
-from regard.training.study import left_to_train, train_or_go_on
+from regard.training.study import begin_or_resume, unfinished_runs
 from regard.training.tracking.history import stored_parameters
 
 OnEvent = Callable[[Event], None]
@@ -124,11 +124,11 @@ class Study:
 
     def remaining(self) -> list[str]:
         """The names of the runs that have not finished; settings that changed are refused."""
-        return left_to_train(self.configs, self.folder)
+        return unfinished_runs(self.configs, self.folder)
 
     def events(self, name: str, progress: Progress | None = None) -> Iterator[Event]:
         """Train one run of the study, or continue it, and yield its events."""
-        return train_or_go_on(self.configs[name], self.folder / name, progress)
+        return begin_or_resume(self.configs[name], self.folder / name, progress)
 
     def train(
         self, *, on_event: OnEvent = lambda event: None, progress: Progress | None = None

@@ -1,4 +1,4 @@
-"""What a disk can hold, and what is said when it cannot."""
+"""Disk space: checks before a run, and messages when writing fails."""
 
 import re
 import shutil
@@ -11,32 +11,34 @@ if sys.platform != "win32":
     import resource
 
 
-def check_room(path: Path, parameters: int, *, checkpoints: int, averaged: bool) -> None:
+def check_room(path: Path, parameters: int, *, checkpoints: int, ema: bool) -> None:
     """Refuse a run whose checkpoints and model do not fit on the disk, before its first step."""
-    copies = 3 + averaged  # weights, two moments; and their mean
-    needed = 4 * parameters * (copies * checkpoints + 2)  # a better model is written beside the old
-    there = sum(file.stat().st_size for file in path.rglob("*.safetensors"))
+    copies = 3 + ema  # weights, two moments of the optimizer, and the EMA
+    needed = (
+        4 * parameters * (copies * checkpoints + 2)
+    )  # a better model is written before the old one is removed
+    existing = sum(file.stat().st_size for file in path.rglob("*.safetensors"))
     free = _free(path)
-    if needed - there > free:
+    if needed - existing > free:
         raise CheckpointError(
-            f"{path} needs {_megabytes(needed - there)} for {checkpoints} checkpoints and the "
+            f"{path} needs {_megabytes(needed - existing)} for {checkpoints} checkpoints and the "
             f"model; {_megabytes(free)} are free\n"
             "make room, lower train.keep, or name another place with --out"
         )
-    largest, most = 4 * 2 * parameters, _largest_file()
-    if most is not None and largest > most:
+    largest, limit = 4 * 2 * parameters, _max_file_size()
+    if limit is not None and largest > limit:
         raise CheckpointError(
             f"{path} needs files of {_megabytes(largest)}; this process may write "
-            f"{_megabytes(most)} at most\nallow larger ones: ulimit -f unlimited"
+            f"{_megabytes(limit)} at most\nallow larger ones: ulimit -f unlimited"
         )
 
 
 def disk_message(path: Path, error: Exception, needed: int | None = None) -> str:
-    """Why a file cannot be written, how many bytes it needs, and how much room there is."""
-    inner = re.search(r"I/O error: (.+?) \(os error", str(error))  # as safetensors words it
+    """Why a file cannot be written, how many bytes it needs, and how many are free."""
+    inner = re.search(r"I/O error: (.+?) \(os error", str(error))  # the format of safetensors
     reason = inner[1] if inner else getattr(error, "strerror", None) or str(error)
-    wanted = "" if needed is None else f"{_megabytes(needed)} needed, "
-    return f"cannot write {path}: {reason} ({wanted}{_megabytes(_free(path))} free)"
+    need = "" if needed is None else f"{_megabytes(needed)} needed, "
+    return f"cannot write {path}: {reason} ({need}{_megabytes(_free(path))} free)"
 
 
 def _megabytes(size: int) -> str:
@@ -49,8 +51,8 @@ def _free(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
-def _largest_file() -> int | None:
-    """How long a file may get, where the system sets a limit."""
+def _max_file_size() -> int | None:
+    """The file size limit of this process (ulimit -f), if any."""
     if sys.platform == "win32":
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""Being asked to stop: finish the step, save, and only then end."""
+"""Signals: a run that is asked to stop finishes its step, saves a checkpoint and then ends."""
 
 import os
 import signal
@@ -14,29 +14,30 @@ from typing import Any, Self
 from regard.errors import Stopped
 from regard.training.parallel.launch import size
 
-ASKING = [
+STOP_SIGNALS = [
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
     if hasattr(signal, name)  # Windows has the first two
 ]
-PATIENCE = 1.0  # seconds in which Python may still hear a second Ctrl-C by itself
+GRACE = 1.0  # seconds for Python to handle a second Ctrl-C before the process is ended
 Handler = Callable[[int, FrameType | None], None]
 Handlers = dict[signal.Signals, Any]
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside, a scheduler's signal ends what is not training yet by `Stopped`: nothing is lost.
+    """Inside, a scheduler's signal raises `Stopped`; for work before and after training.
 
-    Not under `torchrun`, whose signals must also end a process that waits for another.
+    Not under `torchrun`, whose signals must also end a process that waits for another rank.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        _let_go_of_terminals()
+        _redirect_lost_terminals()
         name = signal.Signals(number).name
-        raise Stopped(f"stopped by {name} while not training; all that was saved is untouched")
+        raise Stopped(f"stopped by {name} while not training; saved files are unchanged")
 
-    before = {} if size() > 1 else _handle(stop, [each for each in ASKING if each != signal.SIGINT])
+    signals = [number for number in STOP_SIGNALS if number != signal.SIGINT]
+    before = {} if size() > 1 else _handle(stop, signals)
     try:
         yield
     finally:
@@ -44,24 +45,24 @@ def stoppable() -> Iterator[None]:
 
 
 class Interrupted(Exception):
-    """A signal came where nothing has to be finished."""
+    """A signal arrived inside `Interrupts.raising`."""
 
 
 class Interrupts:
-    """Inside a `with`, the first signal is noted in `received`; a second Ctrl-C ends at once."""
+    """Inside a `with`, the first signal is stored in `received`; a second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        self._hasty = False
-        self._over = threading.Event()
+        self._raise = False
+        self._exited = threading.Event()
         self._before: Handlers = {}
 
     def __enter__(self) -> Self:
-        self._before = _handle(self._note, ASKING)
+        self._before = _handle(self._on_signal, STOP_SIGNALS)
         if self._before:
-            self._ear, self._mouth = socket.socketpair()
-            self._mouth.setblocking(False)
-            self._heard_before = signal.set_wakeup_fd(self._mouth.fileno())
+            self._receiver, self._sender = socket.socketpair()
+            self._sender.setblocking(False)
+            self._wakeup_before = signal.set_wakeup_fd(self._sender.fileno())
             threading.Thread(target=self._listen, daemon=True).start()
         return self
 
@@ -71,11 +72,11 @@ class Interrupts:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self._over.set()
+        self._exited.set()
         _restore(self._before)
         if self._before:
-            signal.set_wakeup_fd(self._heard_before)
-            self._mouth.close()
+            signal.set_wakeup_fd(self._wakeup_before)
+            self._sender.close()
 
     @property
     def exit_code(self) -> int:
@@ -93,56 +94,56 @@ class Interrupts:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Inside, a signal is noted and raises `Interrupted`, as does one that came before."""
-        self._hasty = True
+        """Inside, a signal raises `Interrupted`, as does one that was received before."""
+        self._raise = True
         try:
             if self.received is not None:
                 raise Interrupted
             yield
         finally:
-            self._hasty = False
+            self._raise = False
 
     def _listen(self) -> None:
-        """End the process at a second Ctrl-C that Python does not hear in a long call of torch."""
-        heard = 0
-        with self._ear:
-            while number := self._ear.recv(1):
-                heard += number[0] == signal.SIGINT
-                if heard > 1 and not self._over.wait(PATIENCE):
+        """End the process at a second Ctrl-C that Python cannot handle inside a long torch call."""
+        count = 0
+        with self._receiver:
+            while number := self._receiver.recv(1):
+                count += number[0] == signal.SIGINT
+                if count > 1 and not self._exited.wait(GRACE):
                     if os.isatty(2):
-                        os.write(2, b"\x1b[?25h\n")  # a bar of progress hides the cursor
+                        os.write(2, b"\x1b[?25h\n")  # show the cursor, which a progress bar hides
                     os._exit(130)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.received == signal.SIGINT and number == signal.SIGINT:
             raise KeyboardInterrupt
-        _let_go_of_terminals()
+        _redirect_lost_terminals()
         self.received = signal.Signals(number)
-        if self._hasty:
+        if self._raise:
             raise Interrupted
 
 
-def _let_go_of_terminals() -> None:
-    """Let what is said to a terminal that hung up go nowhere, or it would fail before the save."""
+def _redirect_lost_terminals() -> None:
+    """Redirect output to a closed terminal to /dev/null: writing would fail before the save."""
     for stream in (1, 2):
-        with suppress(OSError):  # one that was closed
+        with suppress(OSError):  # the stream was closed
             if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, stream)
-                os.close(nowhere)
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, stream)
+                os.close(null)
 
 
 def _handle(handler: Handler, signals: list[signal.Signals]) -> Handlers:
-    """Handle signals that are not ignored; what handled them before."""
-    if threading.current_thread() is not threading.main_thread():  # only there Python allows it
+    """Install a handler for signals that are not ignored; returns the handlers before."""
+    if threading.current_thread() is not threading.main_thread():  # required by `signal`
         return {}
     return {
-        each: signal.signal(each, handler)
-        for each in signals
-        if signal.getsignal(each) != signal.SIG_IGN  # `nohup` and `&` mean it
+        number: signal.signal(number, handler)
+        for number in signals
+        if signal.getsignal(number) != signal.SIG_IGN  # as set by `nohup` and `&`
     }
 
 
 def _restore(before: Handlers) -> None:
-    for each, handler in before.items():
-        signal.signal(each, handler)
+    for number, handler in before.items():
+        signal.signal(number, handler)

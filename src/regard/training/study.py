@@ -1,4 +1,4 @@
-"""Several runs of one recipe in one folder: which of them there are already, and how far."""
+"""Studies: several runs of one recipe in one folder, trained one after the other."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,29 +15,29 @@ from regard.training.storage import checkpoint
 from regard.training.storage.run_folder import RunFolder
 
 
-def left_to_train(runs: Mapping[str, RunConfig], place: Path) -> list[str]:
-    """The names of the runs that have not come to their end in `place`; the others are there.
+def unfinished_runs(runs: Mapping[str, RunConfig], place: Path) -> list[str]:
+    """The names of the runs that are missing or unfinished in `place`.
 
-    A run that was made with other settings is refused: it would stand for what it is not.
+    A run that exists with other settings is an error.
     """
     if launch.size() > 1:
         raise ConfigError(
             "a study trains its runs one after the other in one process; start it without torchrun"
         )
-    left = []
+    unfinished = []
     for name, config in runs.items():
         folder = RunFolder(place / name)
         if folder.path.exists():
-            _must_be_as_asked(folder, config)
+            _check_settings(folder, config)
         if not folder.path.exists() or not _is_complete(folder):
-            left.append(name)
-    return left
+            unfinished.append(name)
+    return unfinished
 
 
-def train_or_go_on(
+def begin_or_resume(
     config: RunConfig, path: Path, progress: Progress | None = None
 ) -> Iterator[Event]:
-    """Begin a run, or go on with it where it was stopped."""
+    """Begin a run, or resume it if its folder exists."""
     if path.exists():
         return resume(path, progress=progress)
     return begin(config, path, progress)
@@ -47,18 +47,18 @@ def _is_complete(folder: RunFolder) -> bool:
     return is_finished(folder, folder.load_config(), checkpoint.latest(folder.checkpoints))
 
 
-def _must_be_as_asked(folder: RunFolder, config: RunConfig) -> None:
-    there = dict(_settings(to_table(folder.load_config())))
-    for key, asked in _settings(to_table(config)):
-        if key in there and there[key] != asked:
+def _check_settings(folder: RunFolder, config: RunConfig) -> None:
+    trained = dict(_settings(to_table(folder.load_config())))
+    for key, value in _settings(to_table(config)):
+        if key in trained and trained[key] != value:
             raise ConfigError(
-                f"{folder.path} was trained with {key}={there[key]}, and now it is {asked};\n"
+                f"{folder.path} was trained with {key}={trained[key]}, and now it is {value};\n"
                 "name another folder with --out, or remove that one"
             )
 
 
 def _settings(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Every single setting by its dotted name; a choice is its kind and its options."""
+    """Every setting by its dotted name; a choice becomes its kind and its options."""
     for key, value in table.items():
         if key == "task":
             kind, options = kind_of(value)

@@ -1,4 +1,4 @@
-"""From what a user says to the settings of a run: a recipe, a file of settings, or just data."""
+"""The settings of a run: from a recipe, a .toml file, or chosen for the user's data."""
 
 import os
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 from regard.config import (
     RunConfig,
     build,
+    check_not_study,
     check_overrides,
     kind_of,
     merge,
-    must_be_one,
     overlay,
     read_recipe,
-    studied,
+    study_runs,
 )
 from regard.data.builtin import BUILTINS
 from regard.errors import ConfigError, unknown
@@ -27,7 +27,7 @@ from regard.training.setup.time_budget import fit_to_minutes
 from regard.training.storage.run_folder import RunFolder
 
 FINE_TUNING = {"lr": 1e-4, "optimizer": "adamw"}  # defaults of a run that starts from weights
-YEAR = 366 * 24 * 60  # minutes
+MAX_MINUTES = 366 * 24 * 60  # a year
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
@@ -37,42 +37,42 @@ def recipes() -> list[str]:
 
 
 def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunConfig:
-    """The settings of a run: of a recipe, a .toml file, or chosen for the user's own data.
+    """The settings of a run: of a recipe, a .toml file, or chosen for the user's data.
 
-    `overrides` is a nested table; `minutes` in it sizes model and steps to this machine.
-    Without `what`, its `data` says where the data is, as in two parallel files.
+    `overrides` is a nested table; `minutes` in it chooses model size and steps for this machine.
+    Without `what`, its `data` says where the data is, such as two parallel files.
     """
     over = dict(overrides or {})
     check_overrides(over)
     file = _recipe(what)
     if file is not None:
         base = read_recipe(file)
-        must_be_one(base)
+        check_not_study(base)
     else:
         base = _for_data(what, over)
         start = over.get("train", {}).get("start")
         if start is not None and not {"family", "preset"} & set(over.get("model", {})):
-            begun = RunFolder(_absolute(start)).load_config()
-            base["model"], base["data"]["tokenizer"] = begun.model, begun.data.tokenizer
+            started = RunFolder(_absolute(start)).load_config()
+            base["model"], base["data"]["tokenizer"] = started.model, started.data.tokenizer
             base["train"] = base.get("train", {}) | FINE_TUNING
-    return _settle(base, over, file)
+    return _combine(base, over, file)
 
 
 def configure_study(
     what: str | None, overrides: dict[str, Any] | None = None
 ) -> dict[str, RunConfig]:
-    """The settings of each run of a study, by name; none where `what` is not a study."""
+    """The settings of each run of a study by name; empty if `what` is not a study."""
     over = dict(overrides or {})
     check_overrides(over)
     file = _recipe(what)
-    runs = {} if file is None else studied(read_recipe(file))
+    runs = {} if file is None else study_runs(read_recipe(file))
     if runs and "minutes" in over:
-        raise ConfigError(f"minutes sizes one run, and {what} has {len(runs)}; give train.steps")
-    return {name: _settle(base, over, file) for name, base in runs.items()}
+        raise ConfigError(f"minutes is for one run, and {what} has {len(runs)}; set train.steps")
+    return {name: _combine(base, over, file) for name, base in runs.items()}
 
 
 def _recipe(what: str | None) -> Path | None:
-    """The file of a recipe; None where it is something else."""
+    """The file of a recipe; None if `what` is not a recipe."""
     if what is not None and what.endswith(".toml"):
         return Path(what)
     if what is not None and what in recipes() and not Path(what).exists():
@@ -80,8 +80,8 @@ def _recipe(what: str | None) -> Path | None:
     return None
 
 
-def _settle(base: dict[str, Any], over: dict[str, Any], file: Path | None) -> RunConfig:
-    """Lay what the user says over what a recipe says, or what was chosen for the data."""
+def _combine(base: dict[str, Any], over: dict[str, Any], file: Path | None) -> RunConfig:
+    """Merge the user's overrides into the settings of a recipe or those chosen for the data."""
     over = dict(over)
     minutes = over.pop("minutes", None)
     data = merge(base.get("data", {}), over.get("data", {}))
@@ -89,27 +89,27 @@ def _settle(base: dict[str, Any], over: dict[str, Any], file: Path | None) -> Ru
         if isinstance(data.get(key), str) and data[key] not in BUILTINS:
             data[key] = _absolute(data[key])
     if data.get("validation"):
-        given = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
-        data["validation"] = [_absolute(each) for each in given]
+        paths = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
+        data["validation"] = [_absolute(path) for path in paths]
     over = merge(over, {"data": data})
     if over.get("train", {}).get("start") is not None:
         over = merge(over, {"train": {"start": _absolute(over["train"]["start"])}})
     config = build(RunConfig, overlay(base, over))
     if file is not None and not {"model", "train"} & set(over):
-        _must_be_right(file, config)
+        _check_file(file, config)
     if minutes is None:
         return config
     if "steps" in over.get("train", {}):
-        raise ConfigError("give minutes or train.steps, not both")
-    if not isinstance(minutes, int | float) or not minutes < YEAR:
+        raise ConfigError("set minutes or train.steps, not both")
+    if not isinstance(minutes, int | float) or not minutes < MAX_MINUTES:
         raise ConfigError(f"minutes must be a number, and less than a year, not {minutes!r}")
     sizes = {"dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim"}
     pinned = {"preset", "family", *sizes} & set(over.get("model", {}))
     return fit_to_minutes(config, minutes, choose_model=not pinned and config.train.start is None)
 
 
-def _must_be_right(file: Path, config: RunConfig) -> None:
-    """Name the file whose settings do not go together."""
+def _check_file(file: Path, config: RunConfig) -> None:
+    """Check the settings of a file; an error names the file."""
     try:
         check_train_config(config.train)
         resolve(config.model, vocab_size=1)
@@ -118,7 +118,7 @@ def _must_be_right(file: Path, config: RunConfig) -> None:
 
 
 def _absolute(path: str) -> str:
-    """A path that still holds when the run is resumed from another folder."""
+    """An absolute path, which is still right when the run is resumed from another folder."""
     full = os.path.expandvars(path)
     if "$" in full:
         name = full[full.index("$") :].split("/")[0]

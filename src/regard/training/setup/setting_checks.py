@@ -59,7 +59,7 @@ def check_disk(path: Path, config: RunConfig, parameters: int) -> None:
     settings = config.train
     saves = -(-settings.steps // intervals(settings)[1])
     checkpoints = min(settings.keep + 2, saves)
-    check_room(path, parameters, checkpoints=checkpoints, averaged=settings.ema > 0)
+    check_room(path, parameters, checkpoints=checkpoints, ema=settings.ema > 0)
 
 
 def intervals(settings: TrainConfig) -> tuple[int, int]:

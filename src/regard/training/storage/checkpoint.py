@@ -1,15 +1,15 @@
-"""Checkpoints that survive a kill at any moment: written aside, checked, then renamed.
+"""Checkpoints that survive a kill at any moment: written to a temporary folder, then renamed.
 
-    checkpoints/.step-N.tmp-PID@HOST/   while it is being written
-    checkpoints/step-N/           model, optimizer and ema as .safetensors,
-                                  state.json, MANIFEST.json
+    checkpoints/.step-N.tmp-PID@HOST/   while it is written
+    checkpoints/step-N/                 model, optimizer and ema as .safetensors,
+                                        state.json, MANIFEST.json
 
-Where the weights lie in parts on several ranks, each writes its rows, as model-RANK.safetensors
-and so on, and index.json names the files of a tensor's rows in order. Any number of ranks can
-read what any other wrote.
+With sharded weights every rank writes its rows, as model-RANK.safetensors and so on, and
+index.json lists the files of each in the order of the rows. Any number of ranks can read what
+any other number wrote.
 
 The manifest is written last and holds size and sha256 of every other file; a folder without a
-manifest that verifies is not a checkpoint. Only safetensors and JSON, never pickle.
+valid manifest is not a checkpoint. Only safetensors and JSON, never pickle.
 """
 
 import hashlib
@@ -37,27 +37,27 @@ from regard.files.safetensors import Tensors, as_bytes, is_shard_name
 from regard.files.untrusted import open_regular_file, parse_json, read_json, read_text
 from regard.training.parallel.ranks import SINGLE, Ranks
 
-FORMAT = 1
+FORMAT = 1  # of MANIFEST.json
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint on disk whose every byte has been verified."""
+    """A checkpoint on disk whose files agree with its manifest."""
 
     path: Path
     step: int
 
     def tensors(self, name: str, rank: int = 0, ranks: int = 1) -> dict[str, Tensor]:
-        """The tensors of this name; of each, the rows that one of several ranks keeps."""
+        """The tensors of a file; of each, the rows that `rank` of `ranks` stores."""
         index, files = self.path / "index.json", [f"{name}.safetensors"]
         if index.exists():
             files = read_json(index).get(name, [])
             if not files or not isinstance(files, list) or not all(map(is_shard_name, files)):
-                raise CheckpointError(f"{index} does not name the files beside it of {name}")
+                raise CheckpointError(f"{index} does not list the files of {name} in its folder")
         return _read_rows([self.path / file for file in files], rank, ranks)
 
     def state(self) -> dict[str, Any]:
-        """The integers and names that are not tensors."""
+        """The content of state.json: everything that is not a tensor."""
         return read_json(self.path / "state.json")
 
 
@@ -68,49 +68,52 @@ def save(
     state: Mapping[str, Any],
     ranks: Ranks = SINGLE,
 ) -> Checkpoint:
-    """Write a checkpoint of `step`; until the last rename nothing of it counts.
-
-    Of several ranks, each calls this with its own rows of all tensors.
-    """
+    """Write a checkpoint of `step` atomically; several ranks call this with their rows."""
     final = folder / f"step-{step}"
-    aside = Path(ranks.broadcast(str(temporary_path(final))))
-    parts = {name: [f"{name}-{rank}" for rank in range(ranks.size)] for name in tensors}
+    temporary = Path(ranks.broadcast(str(temporary_path(final))))
+    shards = {name: [f"{name}-{rank}" for rank in range(ranks.size)] for name in tensors}
     needed = int(ranks.all_reduce_sum(torch.tensor(sum(map(_bytes, tensors.values())))))
-    facts: dict[str, dict[str, Any]] = {}  # size and hash of each file
+    files: dict[str, dict[str, Any]] = {}  # size and hash of each
 
-    def note(path: Path) -> None:
-        facts[path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
+    def add_to_manifest(path: Path) -> None:
+        files[path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
 
-    def begin() -> None:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+    def make_folder() -> None:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
         fault("begin")
 
     def write() -> None:
         for name, group in tensors.items():
-            own = name if ranks.size == 1 else parts[name][ranks.rank]
-            path = aside / f"{own}.safetensors"
+            stem = name if ranks.size == 1 else shards[name][ranks.rank]
+            path = temporary / f"{stem}.safetensors"
             _write_tensors(path, _on_cpu(group), {"format": "pt"})
-            note(path)
+            add_to_manifest(path)
             fault("tensors")
 
     def commit() -> None:
         tables: dict[str, Any] = {"state": state}
         if ranks.size > 1:
-            tables["index"] = {n: [f"{own}.safetensors" for own in parts[n]] for n in parts}
+            tables["index"] = {
+                name: [f"{stem}.safetensors" for stem in stems] for name, stems in shards.items()
+            }
         for name, table in tables.items():
-            path = aside / f"{name}.json"
+            path = temporary / f"{name}.json"
             _write(path, json.dumps(table, indent=1).encode())
-            note(path)
+            add_to_manifest(path)
         fault("state")
-        files = dict(sorted(facts.items()))
-        manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
-        _write(aside / "MANIFEST.json", json.dumps(manifest, indent=1).encode())
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "torch": torch.__version__,
+            "files": dict(sorted(files.items())),
+        }
+        _write(temporary / "MANIFEST.json", json.dumps(manifest, indent=1).encode())
         fault("manifest")
-        sync_to_disk(aside)
-        shutil.rmtree(final, ignore_errors=True)  # only ever a damaged one of the same step
+        sync_to_disk(temporary)
+        shutil.rmtree(final, ignore_errors=True)  # only a damaged one can have the same step
         fault("rename")
-        aside.rename(final)
+        temporary.rename(final)
         fault("commit")
         sync_to_disk(folder)
 
@@ -122,20 +125,20 @@ def save(
             raise CheckpointError(message) from error
 
     try:
-        ranks.on_rank0(partial(attempt, begin))
+        ranks.on_rank0(partial(attempt, make_folder))
         ranks.all_or_fail(partial(attempt, write))
-        for rank in range(ranks.size):  # each has hashed what it wrote
-            facts |= ranks.broadcast(facts, rank)
+        for rank in range(ranks.size):  # every rank has hashed its own files
+            files |= ranks.broadcast(files, rank)
         ranks.on_rank0(partial(attempt, commit))
     except RegardError:
-        if ranks.is_rank0:  # by now nobody writes there
-            shutil.rmtree(aside, ignore_errors=True)
+        if ranks.is_rank0:  # after every rank has stopped writing
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
     return Checkpoint(final, step)
 
 
 def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
-    """The newest checkpoint, or that of `step`; damage is an error that offers the one before."""
+    """The newest checkpoint, or that of `step`; if damaged, an error that names a valid one."""
     steps = _steps(folder)
     if step is not None and step not in steps:
         have = ", ".join(map(str, sorted(steps))) or "none"
@@ -145,10 +148,10 @@ def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
         problem = verify(path)
         if problem is None:
             return Checkpoint(path, number)
-        good = next(valid_steps_before(folder, number), None)
+        valid = next(valid_steps_before(folder, number), None)
         way_out = (
-            f"the one of step {good} is whole: regard resume {folder.parent} --step {good}"
-            if good is not None
+            f"the one of step {valid} is valid: regard resume {folder.parent} --step {valid}"
+            if valid is not None
             else "there is no earlier one; begin again with regard train"
         )
         raise CheckpointError(f"damaged checkpoint: {problem}\n{way_out}")
@@ -156,7 +159,7 @@ def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
 
 
 def verify(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None when it has the files of its manifest, unchanged."""
+    """Compare a checkpoint with its manifest; the first problem, or None."""
     manifest_path = path / "MANIFEST.json"
     try:
         manifest = parse_json(read_text(manifest_path))
@@ -165,16 +168,16 @@ def verify(path: Path) -> str | None:
             return f"{manifest_path} has format {manifest['format']}, this version reads {FORMAT}"
         if manifest["step"] != _step_of(path):
             return f"{manifest_path} is of step {manifest['step']}"
-        there = {file.name for file in path.iterdir() if not file.name.startswith(".")}
+        present = {file.name for file in path.iterdir() if not file.name.startswith(".")}
         for name, facts in files.items():
             file = path / name
-            if name not in there:
+            if name not in present:
                 return f"{file} is missing"
             if file.stat().st_size != facts["size"]:
                 return f"{file} has {file.stat().st_size} bytes instead of {facts['size']}"
             if sha256(file) != facts["sha256"]:
                 return f"{file} has changed since it was written (sha256 differs)"
-        if unknown := there - files.keys() - {manifest_path.name}:
+        if unknown := present - files.keys() - {manifest_path.name}:
             return f"{path / min(unknown)} is not in its manifest"
         if "state.json" not in files:
             return f"{manifest_path} names no state.json"
@@ -188,17 +191,17 @@ def verify(path: Path) -> str | None:
 
 
 def valid_steps_before(folder: Path, step: int) -> Iterator[int]:
-    """The steps before this one whose checkpoints verify, newest first."""
+    """The steps before this one with a valid checkpoint, newest first."""
     return (n for n in _steps(folder) if n < step and verify(folder / f"step-{n}") is None)
 
 
 def of_step(folder: Path, step: int) -> Checkpoint:
-    """The checkpoint of a step, which another process has verified."""
+    """The checkpoint of a step, which rank 0 has verified."""
     return Checkpoint(folder / f"step-{step}", step)
 
 
 def find_valid(folder: Path, step: int | None) -> Checkpoint | None:
-    """The checkpoint of a step, if there is one and it verifies."""
+    """The checkpoint of a step, if it exists and is valid."""
     path = folder / f"step-{step}"
     return None if step is None or verify(path) else Checkpoint(path, step)
 
@@ -212,27 +215,27 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 
 
 def drop_after(folder: Path, step: int) -> None:
-    """Remove all that is newer than `step`, newest first: a run goes on from there."""
+    """Remove the checkpoints after `step`, newest first, since a run resumes from it."""
     for newer in _steps(folder):
         if newer > step:
             _remove(folder / f"step-{newer}")
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, so that a kill leaves no half of it under its name."""
-    aside = temporary_path(path)
+    """Remove a checkpoint atomically: it is renamed first."""
+    temporary = temporary_path(path)
     try:
-        path.rename(aside)
+        path.rename(temporary)
         fault("prune")
-        shutil.rmtree(aside)
+        shutil.rmtree(temporary)
     except OSError as error:
         raise CheckpointError(f"cannot remove {path}: {error.strerror}") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file in place of an old one, whole or not at all, down to the disk.
+    """Write a safetensors file atomically, with a hash of its tensors in the metadata.
 
-    It holds the hash of its own tensors, which safetensors alone would load with any bit flipped.
+    Without the hash, safetensors would load tensors with flipped bits.
     """
     tensors = _on_cpu(tensors)
     try:
@@ -246,66 +249,70 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file; what is wrong with it is named."""
+    """Read a safetensors file and verify its hash."""
     with _reading(path), safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        wanted = (file.metadata() or {}).get("sha256")
-    _must_be(wanted, path, sorted(tensors.items()))
+        expected = (file.metadata() or {}).get("sha256")
+    _check_digest(expected, path, sorted(tensors.items()))
     return tensors
 
 
 def check_tensors(path: Path, tensors: Tensors) -> None:
-    """Refuse a safetensors file that has changed since it was written, a tensor at a time."""
+    """Verify the hash of a safetensors file, reading one tensor at a time."""
     with _reading(path), safe_open(path, framework="pt") as file, tensors:
-        wanted = (file.metadata() or {}).get("sha256")
-        _must_be(wanted, path, ((name, tensors.read(name)) for name in sorted(tensors.entries)))
+        expected = (file.metadata() or {}).get("sha256")
+        _check_digest(
+            expected, path, ((name, tensors.read(name)) for name in sorted(tensors.entries))
+        )
 
 
-def _must_be(wanted: str | None, path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    if wanted is not None and digest(tensors) != wanted:
+def _check_digest(expected: str | None, path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    if expected is not None and digest(tensors) != expected:
         raise CheckpointError(f"{path} has changed since it was written (sha256 differs)")
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """The hash of tensors, their names, types and shapes; in the order of their names."""
-    found = hashlib.sha256()
+    """The sha256 of tensors with their names, dtypes and shapes."""
+    result = hashlib.sha256()
     for name, tensor in tensors:
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-        found.update(as_bytes(tensor.contiguous()))
-    return found.hexdigest()
+        result.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        result.update(as_bytes(tensor.contiguous()))
+    return result.hexdigest()
 
 
 def _read_rows(paths: list[Path], rank: int, ranks: int) -> dict[str, Tensor]:
-    """The rows that one of several ranks keeps of tensors whose rows lie in several files."""
+    """The rows that `rank` of `ranks` stores, of tensors whose rows are in several files."""
     with ExitStack() as stack:
         files = []
         for path in paths:
             stack.enter_context(_reading(path))
             files.append(stack.enter_context(safe_open(path, framework="pt")))
-        found = {}
+        tensors = {}
         for name in files[0].keys():  # noqa: SIM118
             parts = [file.get_slice(name) for file in files]
             if len({(len(part.get_shape()), *part.get_shape()[1:]) for part in parts}) > 1:
-                raise CheckpointError(f"{paths[0]} and others have unlike parts of {name}")
+                raise CheckpointError(
+                    f"{paths[0]} and its other shards disagree on the shape of {name}"
+                )
             scalar = not parts[0].get_shape()
-            found[name] = files[0].get_tensor(name) if scalar else _rows(parts, rank, ranks)
-        return found
+            tensors[name] = files[0].get_tensor(name) if scalar else _rows(parts, rank, ranks)
+        return tensors
 
 
 def _rows(parts: list[Any], rank: int, ranks: int) -> Tensor:
     counts = [part.get_shape()[0] for part in parts]
-    each = -(-sum(counts) // ranks)  # as torch cuts: the last ranks may have less, or nothing
-    begin, end = each * rank, each * (rank + 1)
-    found = []
+    per_rank = -(-sum(counts) // ranks)  # as torch shards: the last ranks may have fewer or none
+    begin, end = per_rank * rank, per_rank * (rank + 1)
+    rows = []
     for part, count in zip(parts, counts, strict=True):
-        found.append(part[min(max(begin, 0), count) : min(max(end, 0), count)])
+        rows.append(part[min(max(begin, 0), count) : min(max(end, 0), count)])
         begin, end = begin - count, end - count
-    return torch.cat(found)
+    return torch.cat(rows)
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Inside, what is wrong with a file is named; a pipe, which may never end, at once."""
+    """Inside, errors name the file; anything but a regular file is refused."""
     try:
         open_regular_file(path).close()
         yield
@@ -326,8 +333,8 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    save_file(dict(tensors), path, metadata)  # of two entries the order would be random
-    path.chmod(0o644)  # the library makes it readable for its owner only
+    save_file(dict(tensors), path, metadata)  # more than one entry would be written in random order
+    path.chmod(0o644)  # save_file makes it readable for its owner only
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
@@ -351,6 +358,6 @@ def _step_of(path: Path) -> int | None:
 
 
 def _steps(folder: Path) -> list[int]:
-    """The steps of which there is a checkpoint, whole or not, newest first."""
-    found = map(_step_of, folder.glob("step-*"))
-    return sorted((step for step in found if step is not None), reverse=True)
+    """The steps that have a checkpoint, valid or not, newest first."""
+    steps = map(_step_of, folder.glob("step-*"))
+    return sorted((step for step in steps if step is not None), reverse=True)

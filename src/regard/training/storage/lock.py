@@ -1,4 +1,4 @@
-"""One process at a time: by the system's lock, which dies with its owner."""
+"""A lock file: one process at a time, by flock, which the system releases with the process."""
 
 import os
 import platform
@@ -16,60 +16,61 @@ if sys.platform != "win32":
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Inside, no other process has this file, which names the one that does."""
+    """Inside, this process holds the lock; the file contains its pid and host."""
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise CheckpointError(disk_message(file, error)) from error
     try:
-        way_out = _taken(file, handle)
+        way_out = _acquire(file, handle)
         if way_out is not None:
             raise CheckpointError(
-                f"{file.parent} is being trained already, by process {_owner(handle)};\n{way_out}"
+                f"{file.parent} is being trained already, by process {_read_owner(handle)};\n"
+                f"{way_out}"
             )
-        _sign(handle, f"{os.getpid()} on {platform.node()}")
+        _write_owner(handle, f"{os.getpid()} on {platform.node()}")
         try:
             yield
         finally:
-            _sign(handle, "")
+            _write_owner(handle, "")
     finally:
         os.close(handle)
 
 
-def _taken(file: Path, handle: int) -> str | None:
-    """What to do when another process has it; None when it is ours."""
+def _acquire(file: Path, handle: int) -> str | None:
+    """Take the lock; None, or what to do if another process holds it."""
     if sys.platform != "win32":
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return "wait until it ends, or stop it"
-        except OSError:  # some network file systems keep no locks: go by the name the last one left
-            if _lives(_owner(handle)):
-                return f"wait until it ends; if it runs no more, remove {file}"
+        except OSError:  # a file system without locks: use the pid in the file
+            if _may_run(_read_owner(handle)):
+                return f"wait until it ends; if it does not run any more, remove {file}"
     return None
 
 
-def _lives(owner: str) -> bool:
-    """Whether the process of this name may still run: of another machine nobody knows."""
-    number, _, machine = owner.partition(" on ")
-    if machine != platform.node() or not number.isdigit():
+def _may_run(owner: str) -> bool:
+    """Whether the process may still run; on another host that is unknown."""
+    pid, _, host = owner.partition(" on ")
+    if host != platform.node() or not pid.isdigit():
         return bool(owner)
     try:
-        os.kill(int(number), 0)
+        os.kill(int(pid), 0)
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # somebody else's
+        pass  # a process of another user
     return True
 
 
-def _owner(handle: int) -> str:
+def _read_owner(handle: int) -> str:
     os.lseek(handle, 0, os.SEEK_SET)
     return os.read(handle, 200).decode(errors="replace")
 
 
-def _sign(handle: int, name: str) -> None:
-    with suppress(OSError):  # a full disk keeps no names
+def _write_owner(handle: int, name: str) -> None:
+    with suppress(OSError):  # the disk may be full
         os.ftruncate(handle, 0)
         os.lseek(handle, 0, os.SEEK_SET)
         os.write(handle, name.encode())
