@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import regard.generate.chain as chains
 from regard.errors import ConfigError, RegardError
 from regard.generate import (
     DEFAULT_SAMPLERS,
@@ -459,3 +460,35 @@ def test_the_default_samplers_are_those_of_the_help_and_the_document():
     for name in ("src/regard/cli/generate.py", "docs/samplers.md"):
         text = (root / name).read_text(encoding="utf-8")
         assert all(spec in text for spec in DEFAULT_SAMPLERS), name
+
+
+@pytest.mark.parametrize(
+    ("specs", "draw_kernel", "supported", "expected"),
+    [
+        (["top_p=0.9"], True, True, "kernel"),
+        (["top_p=0.9"], False, True, "draw"),
+        (["top_k=5"], True, True, "fused"),
+        (["top_k=5"], False, True, "fused"),
+        (["top_k=5"], True, False, "draw"),  # fused kernels exist, but not for this dtype
+        (["greedy"], True, True, "argmax"),
+        ([], True, False, "kernel"),
+    ],
+)
+def test_one_place_decides_which_draw_runs(monkeypatch, specs, draw_kernel, supported, expected):
+    used = []
+
+    def stub(name):
+        return lambda logits, *_: used.append(name) or logits.new_zeros(len(logits)).long()
+
+    monkeypatch.setattr(chains, "usable", lambda tensor: True)
+    monkeypatch.setattr(chains, "supports_fused_tail", lambda logits: supported)
+    monkeypatch.setattr(chains, "_draw_kernel", lambda context: stub("kernel"))
+    monkeypatch.setattr(chains, "draw", stub("draw"))
+    monkeypatch.setattr(chains.FusedTail, "sample", lambda self, *args: stub("fused")(*args))
+    chain, logits = parse_chain(specs), torch.randn(2, 20)
+    ids = chain.sample(logits, context_of(2), draw_kernel=draw_kernel)
+    assert used == ([] if expected == "argmax" else [expected])
+    assert expected != "argmax" or torch.equal(ids, logits.argmax(-1))
+    used.clear()
+    chain.sample(logits, context_of(2), stub("draw_ids"), draw_kernel=draw_kernel)
+    assert used == ["draw_ids"]
