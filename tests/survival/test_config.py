@@ -187,7 +187,7 @@ def untrained(tmp_path):
     deep = tmp_path / "a" / "b" / "c"
     deep.mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "_run", lambda *words, **options: iter(()))
+        patch.setattr(run, "_train", lambda *words, **options: iter(()))
         patch.chdir(deep)
         yield
 

@@ -193,7 +193,7 @@ def test_one_rank_speaks_for_all(data, tmp_path):
     assert said.count("regard: no file, folder or built-in data set") == 1
     assert said.count("regard: unknown family of models 'no'") == 1
     assert said.count('{"run": ') == 1
-    assert said.count("held out   ") == 1
+    assert said.count("tokenizer  ") == 1
 
 
 @pytest.mark.long
