@@ -139,7 +139,7 @@ def unscored(batch: Batch) -> Batch:
     targets = {
         field.name: torch.full_like(value, IGNORED)
         for field in fields(row)
-        if field.name in ("targets", "follows") and (value := getattr(row, field.name)) is not None
+        if field.name.endswith("targets") and (value := getattr(row, field.name)) is not None
     }
     return replace(row, **cast(Any, targets))
 
