@@ -85,6 +85,18 @@ def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, 
     assert "validation: loss 1.7500" in capsys.readouterr().err
 
 
+def test_logged_taps_are_shown_at_every_evaluation(begun, capsys, monkeypatch):
+    monkeypatch.setattr("regard.cli.output.settings.quiet", False)
+    taps = {"layers.0.gate": {"mean": 0.25, "norm": 12.5, "zeros": None}}
+    event = Evaluated(20, {"loss": 1.75}, True, "x", taps)
+    picture = LiveDisplay()
+    picture.started = begun
+    picture.show(event)
+    LineDisplay().show(event)
+    for output in (drawn(picture), capsys.readouterr().err):
+        assert "layers.0.gate  mean 0.2500  norm 12.50  zeros -" in output
+
+
 def test_the_printed_settings_make_the_same_run_again(text_run, pair_run):
     for folder in (text_run, pair_run):
         config = RunFolder(folder).load_config()
