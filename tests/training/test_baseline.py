@@ -28,7 +28,7 @@ def test_what_is_to_beat_is_the_formulas_loss_on_the_same_targets(
     monkeypatch.setattr(baseline, "MAX_TOKENS", most)
     settings = config(data / "cats.txt", steps=1)
     (counted,) = run(settings, tmp_path / "run")
-    material = prepare_training(settings)
+    training_data = prepare_training(settings)
 
     def rows(batches):
         return [
@@ -37,11 +37,13 @@ def test_what_is_to_beat_is_the_formulas_loss_on_the_same_targets(
             for ids, targets in zip(batch.ids, batch.targets, strict=True)
         ]
 
-    learned = rows(material.all_batches())[: 16 if most == 100 else None]  # a batch has 16 rows
-    slow = reference.KneserNey(learned, material.tokenizers.size, 3)
+    learned = rows(training_data.all_batches())[
+        : 16 if most == 100 else None
+    ]  # a batch has 16 rows
+    slow = reference.KneserNey(learned, training_data.tokenizers.size, 3)
     surprises = [
         -math.log(slow.table(ids)[place, target])
-        for ids, targets in rows(material.validation_batches(200))
+        for ids, targets in rows(training_data.validation_batches(200))
         for place, target in enumerate(targets)
         if target != -1
     ]

@@ -8,7 +8,7 @@ import torch
 from regard.data.batch import ImageBatch, TextBatch
 from regard.models.build import count_parameters, describe, resolve
 from regard.pipelines import prepare_training
-from regard.training.setup import time_budget as size
+from regard.training.setup import time_budget
 from regard.training.setup.time_budget import fit_to_minutes
 from training.objectives import masked_batch, pair_batch
 from training.runs import config
@@ -25,11 +25,11 @@ def seconds(monkeypatch):
     """A machine on which a step takes a second, or a quarter where it is compiled."""
     asked = []
 
-    def told(candidate, material, device, *, compiled):
+    def told(candidate, training_data, device, *, compiled):
         asked.append((candidate.model["dim"], compiled))
         return 0.25 if compiled else 1.0
 
-    monkeypatch.setattr(size, "_seconds_per_step", told)
+    monkeypatch.setattr(time_budget, "_seconds_per_step", told)
     return asked
 
 
@@ -44,7 +44,7 @@ def test_the_largest_size_that_sees_enough_tokens_is_taken(over, data, seconds):
         dim: count_parameters(
             resolve({**chosen.model, "dim": dim, "layers": n, "heads": dim // 32})
         )
-        for dim, n in size.SIZES
+        for dim, n in time_budget.SIZES
     }
     assert 5 * sizes[widths[-2]] <= 216_000 * 4 * 8 < 5 * sizes[widths[-1]]
 
@@ -76,9 +76,12 @@ def test_only_the_steps_are_chosen_where_the_model_is_given(data, seconds):
 
 def test_tokens_are_those_a_model_learns_from():
     pairs = pair_batch()
-    assert size._tokens(pairs, 99) == int((pairs.targets != -1).sum())
-    assert size._tokens(masked_batch(), 99) == 3 * 12
-    assert size._tokens(ImageBatch(torch.zeros(3, 1, 4, 4), torch.zeros(3).long()), 17) == 3 * 17
+    assert time_budget._tokens(pairs, 99) == int((pairs.targets != -1).sum())
+    assert time_budget._tokens(masked_batch(), 99) == 3 * 12
+    assert (
+        time_budget._tokens(ImageBatch(torch.zeros(3, 1, 4, 4), torch.zeros(3).long()), 17)
+        == 3 * 17
+    )
 
 
 def test_compiling_is_no_part_of_the_time_of_a_step(data, monkeypatch):
@@ -96,14 +99,14 @@ def test_compiling_is_no_part_of_the_time_of_a_step(data, monkeypatch):
         return loss
 
     monkeypatch.setattr(torch, "compile", slow_at_first)
-    monkeypatch.setattr(size.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time_budget.time, "perf_counter", lambda: now[0])
     given = config(data / "cats.txt")
-    material = prepare_training(given)
+    training_data = prepare_training(given)
     ids = torch.zeros(2, 8).long()
     rows = lambda number: TextBatch(ids[:, : number + 1], ids[:, : number + 1])  # noqa: E731
-    material = replace(material, batch=rows)
-    given = replace(given, model=describe(material.model))
-    found = size._seconds_per_step(given, material, torch.device("cpu"), compiled=True)
+    training_data = replace(training_data, batch=rows)
+    given = replace(given, model=describe(training_data.model))
+    found = time_budget._seconds_per_step(given, training_data, torch.device("cpu"), compiled=True)
     assert found == pytest.approx(0.001 * given.train.accumulate)
     assert len(compiled) == 1
 
@@ -113,15 +116,15 @@ def test_of_several_ranks_each_has_its_share_of_a_step(accumulate, rows, data, m
     for name, value in {"RANK": 0, "WORLD_SIZE": 4, "MASTER_ADDR": "here"}.items():
         monkeypatch.setenv(name, str(value))
     given = config(data / "cats.txt", batch=24, accumulate=accumulate)
-    material = prepare_training(given)
-    given = replace(given, model=describe(material.model))
-    train, seen = size.train, []
+    training_data = prepare_training(given)
+    given = replace(given, model=describe(training_data.model))
+    train, seen = time_budget.train, []
 
     def watched(objective, batches, *words, **options):
         batches = list(batches)
         seen.extend(len(batch.targets) for batch in batches)
         return train(objective, batches, *words, **options)
 
-    monkeypatch.setattr(size, "train", watched)
-    size._seconds_per_step(given, material, torch.device("cpu"), compiled=False)
-    assert seen == rows * (1 + size.TIMED_STEPS)
+    monkeypatch.setattr(time_budget, "train", watched)
+    time_budget._seconds_per_step(given, training_data, torch.device("cpu"), compiled=False)
+    assert seen == rows * (1 + time_budget.TIMED_STEPS)
