@@ -28,6 +28,7 @@ from regard.nn.norm import NORMS
 from regard.nn.position import POSITIONS
 from regard.nn.recurrent import CELLS
 from regard.nn.score import SCORES
+from regard.pipelines import PIPELINES
 from regard.tasks import TASKS
 from regard.text import TOKENIZERS
 from regard.training.optim import OPTIMIZERS, SCHEDULES, schedule
@@ -40,7 +41,7 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 TABLES = [SCORES, POSITIONS, NORMS, FFNS, SAMPLERS, PRESETS, TASKS]
-TABLES += [SCHEDULES, OPTIMIZERS, TOKENIZERS, BUILTINS, FAMILIES, CELLS]
+TABLES += [SCHEDULES, OPTIMIZERS, TOKENIZERS, BUILTINS, FAMILIES, CELLS, PIPELINES]
 ELSEWHERE = {"pip", "git", "cd"}  # programs that are not ours to check
 
 
