@@ -288,7 +288,7 @@ def _first(x, alive, rank, count):
 
 @triton.jit
 def _near(x, alive, n):
-    """As `generate.truncate.TopNSigma`."""
+    """As `generate.samplers.truncation.TopNSigma`."""
     count = tl.sum(alive.to(tl.int32)).to(tl.float32)
     away = x - tl.sum(tl.where(alive, x, 0.0)) / count
     sigma = tl.sqrt(tl.sum(tl.where(alive, away * away, 0.0)) / count)
@@ -297,7 +297,7 @@ def _near(x, alive, n):
 
 @triton.jit
 def _typical(x, alive, weight, top, at, own, sums, KEEPS: tl.constexpr, MOST: tl.constexpr):
-    """As `generate.truncate.Typical`; tokens that were removed weigh nothing."""
+    """As `generate.samplers.truncation.Typical`; tokens that were removed weigh nothing."""
     total = tl.sum(weight)
     below = top - x
     surprise = below + tl.log(total)
@@ -339,7 +339,7 @@ def _smallest(x, k):
 
 @triton.jit
 def _choices(alive, weight, at, threshold, MOST: tl.constexpr):
-    """Which are likely enough for `generate.truncate.XTC`, but for the least likely of them."""
+    """Which are likely enough for `generate.samplers.truncation.XTC`, but for the least likely of them."""
     share = weight / tl.sum(weight)
     likely = alive & (share >= threshold)
     least = tl.min(tl.where(likely, share, float("inf")))

@@ -108,7 +108,7 @@ def draw(
 
 
 def top_k(logits: Float[Tensor, "rows vocab"], k: int) -> Float[Tensor, "rows vocab"]:
-    """As `generate.truncate.TopK` without `exact`, for float32."""
+    """As `generate.samplers.truncation.TopK` without `exact`, for float32."""
     rows, vocab = logits.shape
     out, wide = logits.new_empty(rows, vocab), triton.next_power_of_2(vocab)
     warps = min(32, max(4, wide // 4096))
