@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import regard
-from regard.accel.packed_decoder import pack
+from regard.accel import pack
 from regard.generate import generate, parse_chain
 from regard.generate.decode_loop import Engine
 from regard.hub.external_checkpoint import open_checkpoint

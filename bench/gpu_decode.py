@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from regard.accel.packed_decoder import PackedDecoder, pack
+from regard.accel import pack
+from regard.accel.packed_decoder import PackedDecoder
 from regard.generate import generate, parse_chain, stream
 from regard.generate.decode_loop import Engine
 from regard.models.build import preset
@@ -130,17 +131,17 @@ def report(name: str, model: Any, rows: int, weights: float, copy: float, turns:
 
 def tune(model: Transformer, copy: float) -> None:
     """One row with other sizes of programs, one kind of product after the other."""
-    from regard.accel.kernels import gemv as few
+    from regard.accel.kernels import gemv
 
-    for kind, own in list(few.HELD.items()):
+    for kind, own in list(gemv.PROGRAM_SIZES.items()):
         for size in ((8192, 4), (16384, 4), (16384, 8), (32768, 8)):
-            few.HELD[kind] = size
+            gemv.PROGRAM_SIZES[kind] = size
 
             def work(name: str = f"{kind} {size}", int8: bool = kind[1]) -> None:
                 report(name, Engine(pack(model, int8=int8)), 1, _bytes(model), copy, 2)
 
             guarded(work)
-        few.HELD[kind] = own
+        gemv.PROGRAM_SIZES[kind] = own
 
 
 def peer(rows: int, turns: int) -> None:

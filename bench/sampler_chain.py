@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.accel.packed_decoder import pack
+from regard.accel import pack
 from regard.generate import Chain, SamplerContext, parse_chain
 from regard.models.build import build_model, preset
 

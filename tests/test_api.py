@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from regard.accel.packed_decoder import pack
+from regard.accel import pack
 from regard.config import RunConfig, TrainConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.generate import PromptLookup, generate, parse_chain

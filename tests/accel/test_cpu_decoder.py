@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from regard.accel import pack
 from regard.accel.cpu_decoder import CpuDecoder, CpuDecoderState
-from regard.accel.packed_decoder import pack
 from regard.models.transformer import Transformer, TransformerConfig
 
 CHOICES = [
@@ -42,8 +42,8 @@ def test_rows_that_are_left_over_are_written_as_by_the_model(choices):
 @torch.inference_mode()
 def test_the_short_way_is_taken_only_where_all_rows_see_all_before_them(monkeypatch):
     taken = []
-    look = CpuDecoder.look
-    monkeypatch.setattr(CpuDecoder, "look", lambda *given: taken.append(1) or look(*given))
+    attend = CpuDecoder.attend
+    monkeypatch.setattr(CpuDecoder, "attend", lambda *args: taken.append(1) or attend(*args))
     ids = torch.randint(0, 23, (2, 5))
     for choices, counts, layers in (
         ({}, None, 2),

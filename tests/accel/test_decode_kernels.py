@@ -1,4 +1,4 @@
-"""The kernels that write a token against the model itself: on a GPU, or interpreted."""
+"""The Triton kernels of decoding against the model itself: on a GPU, or interpreted."""
 
 import os
 from dataclasses import replace
@@ -18,13 +18,13 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 import triton
 import triton.language as tl
 
-from regard.accel import triton_decoder as fused
-from regard.accel.kernels import common
-from regard.accel.kernels import decode_attention as attend
-from regard.accel.kernels import gemm as many
-from regard.accel.kernels import sampling as kernel
+from regard.accel import triton_decoder
+from regard.accel.coverage import triton_obstacle
+from regard.accel.description import describe
+from regard.accel.kernels import common, decode_attention, gemm, sampling
 from regard.accel.kernels.common import INTERPRETED
-from regard.accel.packed import Matrix
+from regard.accel.packed import PackedLinear
+from regard.accel.triton_decoder import TritonDecoder
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LLAMA = TransformerConfig(
@@ -51,45 +51,45 @@ CHANGES = [
 ]
 
 
-def weights(matrix):
-    return matrix.weight if matrix.scale is None else matrix.weight * matrix.scale.unsqueeze(1)
+def weights(layer):
+    return layer.weight if layer.scale is None else layer.weight * layer.scale.unsqueeze(1)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 @pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("few", [0, 4])
+@pytest.mark.parametrize("gemv_rows", [0, 4])
 @torch.inference_mode()
-def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypatch):
-    monkeypatch.setattr(fused, "FEW", {4: few})
-    monkeypatch.setattr(attend, "TILE", 4 * 16 * 32)  # several shares of the keys,
-    monkeypatch.setattr(attend, "PROGRAMS", 128 if few else 1)  # or several tiles
-    steps = {key: (some, 32, *rest) for key, (some, _, *rest) in many.SIZES.items()}
-    monkeypatch.setattr(many, "SIZES", steps)  # several shares of the inputs
+def test_a_decode_step_gives_the_logits_of_the_model(change, int8, gemv_rows, monkeypatch):
+    monkeypatch.setattr(triton_decoder, "GEMV_ROWS", {4: gemv_rows})
+    monkeypatch.setattr(decode_attention, "TILE_BYTES", 4 * 16 * 32)  # several splits of the keys,
+    monkeypatch.setattr(decode_attention, "BUSY_PROGRAMS", 128 if gemv_rows else 1)  # or tiles
+    sizes = {key: (size, 32, *rest) for key, (size, _, *rest) in gemm.PROGRAM_SIZES.items()}
+    monkeypatch.setattr(gemm, "PROGRAM_SIZES", sizes)  # several splits of the inputs
     torch.manual_seed(0)
     model = Transformer(replace(LLAMA, **change)).to(DEVICE).eval()
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
-    assert fused.fusible(model)
-    fast = fused.TritonDecoder(model, int8=int8)
+    assert triton_obstacle(describe(model)) is None
+    fast = TritonDecoder(model, int8=int8)
     ids, counts = torch.randint(0, 53, (3, 90)), torch.tensor([90, 60, 3])
     ids, counts = ids.to(DEVICE), counts.to(DEVICE)
     _, state = model.step(ids, model.start(3, 128), counts=counts)
     _, fast_state = fast.step(ids, fast.start(3, 128), counts=counts)
     fast_state = fast_state.with_static_shapes()
-    for packed in fast.layers:  # the model itself now has the weights of eight bits
+    for packed in fast.layers:  # give the model the dequantized weights
         attention, ffn = packed.block.attention, packed.block.ffn
         parts = [attention.query, attention.key, attention.value]
         for part, weight in zip(
             parts,
-            weights(packed.look_up).split([len(part.weight) for part in parts]),
+            weights(packed.qkv).split([len(part.weight) for part in parts]),
             strict=True,
         ):
             part.weight.copy_(weight.clone())
         attention.out.weight.copy_(weights(packed.out).clone())
-        ffn.up.weight.copy_(weights(packed.wide)[-len(ffn.up.weight) :].clone())
+        ffn.up.weight.copy_(weights(packed.gate_up)[-len(ffn.up.weight) :].clone())
         if hasattr(ffn, "gate"):
-            ffn.gate.weight.copy_(weights(packed.wide)[: len(ffn.up.weight)].clone())
-        ffn.down.weight.copy_(weights(packed.narrow).clone())
+            ffn.gate.weight.copy_(weights(packed.gate_up)[: len(ffn.up.weight)].clone())
+        ffn.down.weight.copy_(weights(packed.down).clone())
     if not model.config.tied:
         model.head.weight.copy_(weights(fast.head).clone())
     tolerance = 0.05 if int8 and model.config.tied else 1e-4
@@ -102,11 +102,11 @@ def test_a_fused_step_gives_the_logits_of_the_model(change, int8, few, monkeypat
 @pytest.mark.parametrize(("heads", "kv_heads", "fits"), [(32, 1, True), (33, 1, False)])
 def test_only_so_many_heads_share_their_keys(heads, kv_heads, fits):
     config = replace(LLAMA, heads=heads, kv_heads=kv_heads, head_dim=16)
-    assert fused.fusible(Transformer(config)) == fits
+    assert (triton_obstacle(describe(Transformer(config))) is None) == fits
 
 
 @triton.jit
-def plain_spread(w):
+def plain_unpack_int8(w):
     a, b, c, d = w << 24, w << 16, w << 8, w
     return (
         (a >> 24).to(tl.float32) / 64,
@@ -117,46 +117,47 @@ def plain_spread(w):
 
 
 @pytest.fixture
-def in_fours(monkeypatch):
-    """Vectors that lie in fours, and their type."""
+def packed_dtype(monkeypatch):
+    """The dtype of vectors that are multiplied with packed int8."""
     if not INTERPRETED:
         return torch.bfloat16
 
-    def also_float32(matrix, dtype):
-        return matrix.scale is not None and matrix.weight.shape[1] % 64 == 0
+    def also_float32(layer, dtype):
+        return layer.scale is not None and layer.weight.shape[1] % 64 == 0
 
-    monkeypatch.setattr(many, "in_fours", also_float32)
-    monkeypatch.setattr(fused, "in_fours", also_float32)
-    monkeypatch.setattr(common, "spread", plain_spread)
-    return torch.float32  # the interpreter multiplies no bfloat16
+    monkeypatch.setattr(gemm, "reads_packed_int8", also_float32)
+    monkeypatch.setattr(triton_decoder, "reads_packed_int8", also_float32)
+    monkeypatch.setattr(common, "unpack_int8", plain_unpack_int8)
+    return torch.float32  # the interpreter has no bfloat16 matmul
 
 
 @pytest.mark.parametrize("inputs", [64, 256, 704])
 @torch.inference_mode()
-def test_a_product_with_every_int8_in_fours(inputs, in_fours):
+def test_a_matmul_with_every_packed_int8(inputs, packed_dtype):
     torch.manual_seed(0)
-    x, before = torch.randn(70, inputs).to(DEVICE, in_fours), torch.randn(70, 192)
-    before = before.to(DEVICE, in_fours)
-    every = torch.arange(-128, 128).to(DEVICE, torch.int8)
-    weight = every[torch.randperm(192 * inputs) % 256].view(192, inputs)
-    scale, gain = (torch.rand(192) / 128).to(DEVICE, in_fours), torch.ones(192, device=DEVICE)
-    arrived = torch.zeros(8, dtype=torch.int32, device=DEVICE)
-    order = shuffled(inputs)
-    flow = many.Flow.begin(before, gain, 1e-5, Matrix(weight, None, scale))
-    flow = flow.add(x[:, order], Matrix(weight, None, scale), gain, 1e-5, arrived)
+    x, before = torch.randn(70, inputs).to(DEVICE, packed_dtype), torch.randn(70, 192)
+    before = before.to(DEVICE, packed_dtype)
+    all_int8 = torch.arange(-128, 128).to(DEVICE, torch.int8)
+    weight = all_int8[torch.randperm(192 * inputs) % 256].view(192, inputs)
+    scale, gain = (torch.rand(192) / 128).to(DEVICE, packed_dtype), torch.ones(192, device=DEVICE)
+    counters = torch.zeros(8, dtype=torch.int32, device=DEVICE)
+    order = permuted(inputs)
+    layer = PackedLinear(weight, None, scale)
+    stream = gemm.ResidualStream.start(before, gain, 1e-5, layer)
+    stream = stream.add(x[:, order], layer, gain, 1e-5, counters)
     expected = before.double() + x.double() @ (weight.double() * scale.double().unsqueeze(1)).T
-    found = flow.stream.double()[:, shuffled(192)]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    actual = stream.stream.double()[:, permuted(192)]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-def shuffled(width):
-    """Bits 5 and 4 of a column in the places of 2 and 1."""
+def permuted(width):
+    """Columns with bits 5 and 4 swapped with bits 2 and 1."""
     bits = torch.arange(width).view(-1, 4, 2, 4, 2)
     return bits.permute(0, 3, 2, 1, 4).flatten()
 
 
 @pytest.mark.parametrize(
-    ("change", "fours"),
+    ("change", "packed_layers"),
     [
         ({}, 4),
         ({"heads": 8}, 4),
@@ -168,20 +169,22 @@ def shuffled(width):
     ids=str,
 )
 @torch.inference_mode()
-def test_many_rows_in_fours_write_what_few_write(change, fours, in_fours, monkeypatch):
+def test_gemm_with_packed_int8_gives_what_gemv_gives(
+    change, packed_layers, packed_dtype, monkeypatch
+):
     torch.manual_seed(0)
     config = replace(LLAMA, **{"dim": 128, "ffn_dim": 192, **change})
-    model = Transformer(config).to(DEVICE, in_fours).eval()
+    model = Transformer(config).to(DEVICE, packed_dtype).eval()
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
-    fast = fused.TritonDecoder(model, int8=True)
-    layer = fast.layers[0]
-    matrices = (layer.look_up, layer.out, layer.wide, layer.narrow)
-    assert sum(many.in_fours(each, in_fours) for each in matrices) == fours
+    fast = TritonDecoder(model, int8=True)
+    block = fast.layers[0]
+    layers = (block.qkv, block.out, block.gate_up, block.down)
+    assert sum(gemm.reads_packed_int8(layer, packed_dtype) for layer in layers) == packed_layers
     ids = torch.randint(0, 53, (3, 9)).to(DEVICE)
     logits = []
-    for few in (4, 0):
-        monkeypatch.setattr(fused, "FEW", {in_fours.itemsize: few})
+    for gemv_rows in (4, 0):
+        monkeypatch.setattr(triton_decoder, "GEMV_ROWS", {packed_dtype.itemsize: gemv_rows})
         _, state = fast.step(ids, fast.start(3, 128))
         logits.append(fast.step(ids[:, :1], state.with_static_shapes())[0])
     tolerance = 1e-4 if INTERPRETED else 0.03
@@ -194,7 +197,7 @@ def test_floats_below_the_smallest_normal_ones_are_evenly_spaced():
     assert torch.equal(bits.double() * 2.0**127 - 2, every.double() / 64)
 
 
-def test_one_kernel_draws_what_many_draw():
+def test_the_kernel_draws_what_torch_draws():
     torch.manual_seed(0)
     for vocab in (53, 9001, 40000):
         logits = 3 * torch.randn(4, vocab, device=DEVICE)
@@ -204,18 +207,18 @@ def test_one_kernel_draws_what_many_draw():
         lengths, failed = lengths.to(DEVICE), failed.to(DEVICE)
         for _ in range(15):
             expected = draw(logits, one)
-            found = kernel.draw(logits, other.keys, other.used, lengths, failed)
-            assert torch.equal(found, expected)
+            actual = sampling.draw(logits, other.keys, other.used, lengths, failed)
+            assert torch.equal(actual, expected)
         assert failed.tolist() == [99] * 4
         logits[1], logits[2, 1] = -torch.inf, torch.nan
-        kernel.draw(logits, other.keys, other.used, lengths, failed)
+        sampling.draw(logits, other.keys, other.used, lengths, failed)
         lengths += 1
-        kernel.draw(logits, other.keys, other.used, lengths, failed)
+        sampling.draw(logits, other.keys, other.used, lengths, failed)
         assert failed.tolist() == [99, 6, 7, 99]
         assert torch.equal(one.used + 2, other.used)
 
 
-def test_one_kernel_keeps_the_largest():
+def test_the_kernel_keeps_the_top_k():
     torch.manual_seed(0)
     for vocab, k in ((53, 5), (53, 1), (9001, 50), (9001, 9000)):
         logits = torch.randn(4, vocab, device=DEVICE)
@@ -223,5 +226,5 @@ def test_one_kernel_keeps_the_largest():
         logits[2, 3:] = -torch.inf  # fewer than k are left
         logits[3] = -logits[3].abs()
         expected = TopK(k).process(logits, None)
-        assert torch.equal(kernel.top_k(logits, k), expected)
-        assert torch.equal(kernel.top_k(logits.T.contiguous().T, k), expected)
+        assert torch.equal(sampling.top_k(logits, k), expected)
+        assert torch.equal(sampling.top_k(logits.T.contiguous().T, k), expected)

@@ -129,7 +129,7 @@ def test_large_tokens_may_stand_together():
 
 
 def test_there_may_be_less_room(monkeypatch):
-    monkeypatch.setattr(kernel, "MOST", 64)
+    monkeypatch.setattr(kernel, "MAX_RANKED", 64)
     compare(parse_chain(["top_k=20", "top_p=0.9", "temperature=2"]), many_kinds(3001))
 
 

@@ -1,4 +1,4 @@
-"""Triton's kernels made into machine code, for cards that need not be there."""
+"""The Triton kernels compiled to machine code, for GPUs that need not be present."""
 
 import os
 import re
@@ -9,25 +9,29 @@ import torch
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
 if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("what is interpreted is not compiled", allow_module_level=True)
+    pytest.skip("kernels are interpreted, not compiled", allow_module_level=True)
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from regard.accel.kernels import common, penalties
-from regard.accel.kernels import cross_entropy as loss
-from regard.accel.kernels import decode_attention as attend
-from regard.accel.kernels import fused_sampling as tail
-from regard.accel.kernels import gemm as many
-from regard.accel.kernels import sampling as draw
-from regard.accel.triton_decoder import MOST, TritonDecoder
+from regard.accel.coverage import MAX_SHARED_HEADS
+from regard.accel.kernels import (
+    common,
+    cross_entropy,
+    decode_attention,
+    fused_sampling,
+    gemm,
+    penalties,
+    sampling,
+)
+from regard.accel.triton_decoder import TritonDecoder
 from regard.models.build import preset
 from regard.models.transformer import Transformer
 from regard.nn.state import KVCache
 
-CARDS = {"A100": (80, 166_912), "L40": (89, 101_376), "H200": (90, 232_448)}  # shared memory
+GPUS = {"A100": (80, 166_912), "L40": (89, 101_376), "H200": (90, 232_448)}  # shared memory
 TYPES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
@@ -40,7 +44,7 @@ TYPES = {
 
 
 def source(kernel, values):
-    """The kernel as it would be made for these values."""
+    """The kernel as it would be compiled for these arguments."""
     signature, constants, attributes = {}, {}, {}
     for place, (parameter, value) in enumerate(zip(kernel.params, values, strict=True)):
         name = parameter.name
@@ -104,89 +108,90 @@ def test_what_tensor_cores_still_read_is_found():
     assert overwritten(loop.format("IMAD.WIDE R10, R3, 0x4, R6", 0)) == {10, 11}
 
 
-@pytest.fixture(params=CARDS)
-def made(request, monkeypatch, tmp_path):
-    """What is launched is compiled instead, and kept by its name."""
-    capability, room = CARDS[request.param]
-    found = {}
+@pytest.fixture(params=GPUS)
+def compiled(request, monkeypatch, tmp_path):
+    """The compiled kernels by name: a launch compiles instead."""
+    capability, shared_bytes = GPUS[request.param]
+    kernels = {}
 
-    def run(kernel, *words, grid, warmup, **more):
+    def run(kernel, *args, grid, warmup, **options):
         names = ("num_warps", "num_stages", "launch_pdl")
-        options = {name: more.pop(name) for name in names if name in more}
-        values = [*words, *(more[each.name] for each in kernel.params[len(words) :])]
+        launch = {name: options.pop(name) for name in names if name in options}
+        values = [*args, *(options[p.name] for p in kernel.params[len(args) :])]
         target = GPUTarget("cuda", capability, 32)
-        machine = triton.compile(source(kernel, values), target=target, options=options)
-        assert machine.metadata.shared <= room
-        assert not overwritten(disassembled(machine.asm["cubin"], tmp_path))
-        found[kernel.__name__] = machine.asm["cubin"]
+        binary = triton.compile(source(kernel, values), target=target, options=launch)
+        assert binary.metadata.shared <= shared_bytes
+        assert not overwritten(disassembled(binary.asm["cubin"], tmp_path))
+        kernels[kernel.__name__] = binary.asm["cubin"]
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(JITFunction, "run", run)
-    monkeypatch.setattr(common, "_generation", lambda: capability // 10)
-    for module in (attend, many):
-        monkeypatch.setattr(module, "shared_memory", lambda x: room)
-    return found
+    monkeypatch.setattr(common, "_capability_major", lambda: capability // 10)
+    for module in (decode_attention, gemm):
+        monkeypatch.setattr(module, "shared_memory", lambda x: shared_bytes)
+    return kernels
 
 
 @torch.inference_mode()
 def step_of_llama(rows, int8):
     config = preset("tinyllama", layers=1)
     model = TritonDecoder(Transformer(config).to(torch.bfloat16).eval(), int8=int8)
-    for capacity in (48, 2048):  # one share of the keys, and several
+    for capacity in (48, 2048):  # one split of the keys, and several
         _, state = model.step(torch.zeros(rows, 8, dtype=torch.long), model.start(rows, capacity))
         model.step(torch.zeros(rows, 1, dtype=torch.long), state.with_static_shapes())
 
 
 @pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize("int8", [False, True])
-def test_a_step_of_llama(made, rows, int8):
+def test_a_step_of_llama(compiled, rows, int8):
     step_of_llama(rows, int8)
-    parts = {"_project_kernel", "_attend_kernel", "_store_kernel", "_norm_kernel", "_gate_kernel"}
-    parts |= {"_look_up_kernel"} if rows == 1 else {"_begin_kernel", "_add_kernel"}
-    assert parts == set(made)
+    kernels = {"_attention_kernel", "_store_kernel", "_norm_kernel", "_gate_kernel"}
+    gemm_kernels = {"_start_kernel", "_project_kernel", "_add_kernel"}
+    kernels |= {"_qkv_kernel", "_linear_kernel"} if rows == 1 else gemm_kernels
+    assert kernels == set(compiled)
 
 
 @pytest.mark.skipif(triton.__version__ != "3.6.0", reason="others may wait by themselves")
-@pytest.mark.parametrize("made", ["H200"], indirect=True)
-def test_without_a_wait_it_would_be_overwritten(made, monkeypatch):
-    monkeypatch.setattr(many, "hopper", lambda: False)
+@pytest.mark.parametrize("compiled", ["H200"], indirect=True)
+def test_without_a_wait_it_would_be_overwritten(compiled, monkeypatch):
+    monkeypatch.setattr(gemm, "is_hopper", lambda: False)
     with pytest.raises(AssertionError, match="overwritten"):
         step_of_llama(64, int8=True)
 
 
-def test_samplers_and_the_loss(made):
+def test_samplers_and_the_loss(compiled):
     logits, one = torch.zeros(2, 50257), torch.zeros(2, dtype=torch.long)
     history, breakers = torch.zeros(2, 256, dtype=torch.long), torch.zeros(50257, dtype=torch.bool)
-    draw.draw(logits, one, one, one, one)
-    draw.top_k(logits, 50)
+    sampling.draw(logits, one, one, one, one)
+    sampling.top_k(logits, 50)
     penalties.repetition(logits, history, one, one, 256, 1.2)
-    penalties.frequency(logits, history, one, None, 256, 0.5, once=False)
+    penalties.frequency(logits, history, one, None, 256, 0.5, presence=False)
     penalties.dry(logits, history, one, breakers, 256, 0.8, 1.75, 2, 1e30)
     wide = torch.zeros(2, 50304, dtype=torch.bfloat16)
-    loss.softmax_gradient(wide, None, one, 50257, 0.1, 5.0)
-    assert len(made) == 6
+    cross_entropy.softmax_gradient(wide, None, one, 50257, 0.1, 5.0)
+    assert len(compiled) == 6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("first", ["near", "top_k"])
-def test_the_end_of_a_chain(made, dtype, first):
+@pytest.mark.parametrize("first", ["top_n_sigma_of_row", "top_k"])
+def test_the_end_of_a_chain(compiled, dtype, first):
     stages = ("exact_top_k", "typical", "top_p", "min_p", "xtc", "top_n_sigma", "temperature")
     ops = (first, *stages)
-    holes, keeps = tuple(at > 2 for at in range(len(ops))), tuple(op == first for op in ops)
-    numbers, one = torch.zeros(len(ops), 3).double(), torch.zeros(2, dtype=torch.long)
+    gaps, min_keeps = tuple(n > 2 for n in range(len(ops))), tuple(op == first for op in ops)
+    settings, one = torch.zeros(len(ops), 3).double(), torch.zeros(2, dtype=torch.long)
     logits = torch.zeros(2, 50257, dtype=dtype)
-    tail.tail(logits, ops, holes, keeps, numbers, one, one, one, one)
-    tail.tail(logits, ops, holes, (True,) * len(ops), numbers, one, one, one, one)
-    assert set(made) == {"_select_kernel", "_stages_kernel"}
+    fused_sampling.sample(logits, ops, gaps, min_keeps, settings, one, one, one, one)
+    fused_sampling.sample(logits, ops, gaps, (True,) * len(ops), settings, one, one, one, one)
+    assert set(compiled) == {"_select_kernel", "_stages_kernel"}
 
 
 @pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("width", [64, 128, 256])
-@pytest.mark.parametrize("group", [2, MOST])
-def test_attention_of_wide_heads(made, rows, dtype, width, group):
+@pytest.mark.parametrize("group", [2, MAX_SHARED_HEADS])
+def test_attention_of_wide_heads(compiled, rows, dtype, width, group):
     keys, lengths = torch.zeros(rows, 2, 2048, width, dtype=dtype), torch.zeros(rows).long()
     q = torch.zeros(rows, 2 * group * width, dtype=dtype)
-    arrived = torch.zeros(4096, dtype=torch.int32)
-    attend.attend(q, KVCache(keys, keys), lengths, 1.0, None, arrived)
-    assert set(made) == {"_attend_kernel"}
+    counters = torch.zeros(4096, dtype=torch.int32)
+    decode_attention.attend(q, KVCache(keys, keys), lengths, 1.0, None, counters)
+    assert set(compiled) == {"_attention_kernel"}

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.accel.packed import Matrix
+from regard.accel.packed import PackedLinear
 
 
 def linears(*widths, inputs=64, bias=True):
@@ -16,21 +16,21 @@ def linears(*widths, inputs=64, bias=True):
 def test_a_packed_matrix_gives_what_its_parts_give(widths, rows, bias):
     parts = linears(*widths, bias=bias)
     x = torch.randn(rows, 64)
-    assert (Matrix.of(*parts).turned().blocks is None) == (sum(widths) < 4096)
+    assert (PackedLinear.of(*parts).for_cpu().blocks is None) == (sum(widths) < 4096)
     expected = torch.cat([part(x) for part in parts], 1).detach()
-    for matrix in (Matrix.of(*parts), Matrix.of(*parts).turned()):
-        torch.testing.assert_close(matrix(x).detach(), expected)
-        room = torch.empty_like(expected)
-        matrix.into(room, x)
-        torch.testing.assert_close(room, expected)
+    for layer in (PackedLinear.of(*parts), PackedLinear.of(*parts).for_cpu()):
+        torch.testing.assert_close(layer(x).detach(), expected)
+        out = torch.empty_like(expected)
+        layer.write_to(out, x)
+        torch.testing.assert_close(out, expected)
         stream = torch.randn(rows, sum(widths))
-        torch.testing.assert_close(matrix.onto(stream, x).detach(), stream + expected)
+        torch.testing.assert_close(layer.add_to(stream, x).detach(), stream + expected)
     torch.testing.assert_close(torch.cat([part(x) for part in parts], 1).detach(), expected)
 
 
 def test_the_parts_are_views_of_what_is_packed():
     parts = linears(5, 3)
-    matrix = Matrix.of(*parts)
+    matrix = PackedLinear.of(*parts)
     with torch.no_grad():
         parts[1].weight.fill_(7.0)
     assert (matrix.weight[5:] == 7.0).all()
@@ -42,7 +42,7 @@ def test_int8_is_off_by_half_a_step_at_most(inputs):
     (part,) = linears(50, inputs=inputs)
     with torch.no_grad():
         part.weight[3] = 0.0  # a row without a scale
-    whole = Matrix.of(part).int8()
+    whole = PackedLinear.of(part).quantize_int8()
     step = part.weight.abs().amax(1, keepdim=True) / 127
     kept = whole.weight.float() * whole.scale.unsqueeze(1)
     assert whole.weight.dtype == torch.int8
@@ -51,5 +51,5 @@ def test_int8_is_off_by_half_a_step_at_most(inputs):
     expected = x @ kept.T + part.bias
     torch.testing.assert_close(whole(x).detach(), expected.detach(), rtol=0.02, atol=0.03)
     torch.testing.assert_close(
-        whole.onto(expected, x).detach(), 2 * expected.detach(), rtol=0.02, atol=0.03
+        whole.add_to(expected, x).detach(), 2 * expected.detach(), rtol=0.02, atol=0.03
     )

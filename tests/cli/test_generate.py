@@ -91,7 +91,7 @@ def test_a_run_generates_with_int8_weights(regard, text_run, materials):
     assert counting.code == 0
     completed = regard("generate", "counted", "the", "--int8")
     assert completed.code == 2
-    assert "int8 is not supported by this kind of model" in completed.err
+    assert "int8 is not supported by this model" in completed.err
 
 
 def test_errors_come_before_any_output(regard, text_run):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from contract.test_models import LANGUAGES, ROWS, TRANSFORMERS, make, near
-from regard.accel.packed_decoder import PackedDecoder, pack
+from regard.accel import pack
+from regard.accel.packed_decoder import PackedDecoder
 from regard.generate import Engine, generate, parse_chain
 
 GREEDY = parse_chain(["greedy"])

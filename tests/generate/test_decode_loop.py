@@ -3,7 +3,8 @@ import random
 import pytest
 import torch
 
-from regard.accel.packed_decoder import PackedDecoder, pack
+from regard.accel import pack
+from regard.accel.packed_decoder import PackedDecoder
 from regard.errors import ConfigError, RegardError
 from regard.generate import Chain, Engine, generate, parse_chain, stream, stream_text
 from regard.generate.decode_loop import CudaGraphLoop, EagerLoop

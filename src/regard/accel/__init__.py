@@ -1,3 +1,25 @@
-"""Fast paths: packed weights, CPU and Triton decoding, CUDA graphs; attached from outside."""
+"""Fast paths, attached to `nn` and `models` from outside; `decoding_path` and `training_path`
+answer what can run a model here.
+"""
 
 from regard.accel import cross_entropy as cross_entropy  # registers the CUDA kernel of the loss
+from regard.accel.compile import compile_for_training, run_eagerly
+from regard.accel.description import Snapshot
+from regard.accel.select import (
+    DecodingPath,
+    TrainingPath,
+    decoding_path,
+    pack,
+    training_path,
+)
+
+__all__ = [
+    "DecodingPath",
+    "Snapshot",
+    "TrainingPath",
+    "compile_for_training",
+    "decoding_path",
+    "pack",
+    "run_eagerly",
+    "training_path",
+]

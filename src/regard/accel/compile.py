@@ -142,6 +142,9 @@ def _split_gradient_qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor
     return split_heads(q, attention.heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
 
 
+ATTACHED = (_fused_feed_forward, _split_gradient_qkv)
+
+
 def _compiles_large_matmul(x: Tensor, weight: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()

@@ -1,7 +1,7 @@
-"""One token for rows that all stand at one place, on a CPU, in as few calls as there can be.
+"""Decode steps of rows of equal length on a CPU, in as few calls to torch as possible.
 
-A small model's token is hundreds of calls that do next to nothing. So what all layers remember
-is one tensor, every layer works in the same room, and the views of both are made once.
+A token of a small model is hundreds of calls that compute next to nothing. So the KV cache of all
+layers is one tensor, all layers share one workspace, and the views of both are made once.
 """
 
 from dataclasses import dataclass, replace
@@ -16,32 +16,32 @@ from regard.accel.packed import PackedBlock
 from regard.nn.ffn import GatedFeedForward
 from regard.nn.state import KVCache, TransformerState
 
-NOTHING = torch.zeros((), dtype=torch.float32, device="cpu")
+ZERO = torch.zeros((), dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Room:
-    """Where a layer puts what it works out for one token per row; layers take turns."""
+class Workspace:
+    """Buffers for one token per row, with views of them; used by one layer after the other."""
 
-    layer: PackedBlock  # all are like this one
+    packed: PackedBlock  # all layers have the shapes of this one
     qkv: Float[Tensor, "rows width"]
     q: Float[Tensor, "rows kv_heads group head_dim"]
     kv: Float[Tensor, "rows 2 kv_heads head_dim"]
     qk: Float[Tensor, "rows heads_and_kv_heads head_dim"]
-    pairs: Tensor | None  # queries and keys as complex numbers
-    wide: Float[Tensor, "rows inner"]
-    parts: tuple[Tensor, ...]  # of it: gate and up, or up alone
+    complex_qk: Tensor | None  # queries and keys as complex numbers
+    gate_up: Float[Tensor, "rows inner"]
+    gate_and_up: tuple[Tensor, ...]  # views of it: gate and up, or up alone
 
     @classmethod
-    def of(cls, packed: PackedBlock, like: Tensor, rows: int) -> "Room":
-        """Room for layers like this one."""
+    def of(cls, packed: PackedBlock, like: Tensor, rows: int) -> "Workspace":
+        """Buffers for layers with the shapes of this one."""
         heads, kv_heads = packed.attention.heads, packed.attention.kv_heads
-        qkv = like.new_empty(rows, len(packed.look_up.weight))
+        qkv = like.new_empty(rows, len(packed.qkv.weight))
         by_head = qkv.unflatten(1, (heads + 2 * kv_heads, -1))
         q, kv = by_head.split((heads, 2 * kv_heads), 1)
         qk = by_head.narrow(1, 0, heads + kv_heads)
         even = qk.shape[2] % 2 == 0
-        wide = like.new_empty(rows, len(packed.wide.weight))
+        gate_up = like.new_empty(rows, len(packed.gate_up.weight))
         return cls(
             packed,
             qkv,
@@ -49,79 +49,79 @@ class Room:
             kv.unflatten(1, (2, kv_heads)),
             qk,
             torch.view_as_complex(qk.unflatten(2, (-1, 2))) if even else None,
-            wide,
-            wide.chunk(2, -1) if isinstance(packed.ffn, GatedFeedForward) else (wide,),
+            gate_up,
+            gate_up.chunk(2, -1) if isinstance(packed.ffn, GatedFeedForward) else (gate_up,),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CpuDecoderState(TransformerState):
-    """A state whose layers are views of one tensor, with the room to work in."""
+    """A state whose KV caches are views of one tensor, with a workspace."""
 
-    whole: Tensor | None = None  # (layers, rows, keys and values, kv_heads, capacity, head_dim)
-    room: Room | None = None
+    kv: Tensor | None = None  # (layers, rows, keys and values, kv_heads, capacity, head_dim)
+    workspace: Workspace | None = None
 
     @classmethod
-    def of(cls, whole: Tensor, layer: PackedBlock) -> "CpuDecoderState":
-        """Nothing remembered yet; all layers are like this one."""
-        (_, rows, _, _, capacity, _), room = whole.shape, Room.of(layer, whole, whole.shape[1])
+    def of(cls, kv: Tensor, packed: PackedBlock) -> "CpuDecoderState":
+        """An empty state for layers with the shapes of this one."""
+        (_, rows, _, _, capacity, _), workspace = kv.shape, Workspace.of(packed, kv, kv.shape[1])
         lengths = torch.zeros(rows, dtype=torch.long)
-        return cls(_layers(whole), lengths, capacity, whole=whole, room=room)
+        return cls(_kv_caches(kv), lengths, capacity, kv=kv, workspace=workspace)
 
     def select(self, rows: Int[Tensor, " chosen"]) -> "CpuDecoderState":
         """The state of these rows, in this order."""
-        whole = cast(Tensor, self.whole).index_select(1, rows)
-        room = Room.of(cast(Room, self.room).layer, whole, len(rows))
+        kv = cast(Tensor, self.kv).index_select(1, rows)
+        workspace = Workspace.of(cast(Workspace, self.workspace).packed, kv, len(rows))
         lengths = self.lengths.index_select(0, rows)
-        return replace(self, layers=_layers(whole), lengths=lengths, whole=whole, room=room)
+        return replace(self, layers=_kv_caches(kv), lengths=lengths, kv=kv, workspace=workspace)
 
 
-def _layers(whole: Tensor) -> list[KVCache]:
-    return [KVCache(keys, values) for keys, values in (each.unbind(1) for each in whole)]
+def _kv_caches(kv: Tensor) -> list[KVCache]:
+    return [KVCache(keys, values) for keys, values in (layer.unbind(1) for layer in kv)]
 
 
 class CpuDecoder:
-    """What the layers of one step share; see `pack._Now`, which is for all other cases."""
+    """One decode step on a `CpuDecoderState`; `packed_decoder.DecodeStep` runs all other states."""
 
-    __slots__ = ("here", "keys", "one", "room", "turn", "values")
+    __slots__ = ("keys", "new_kv", "rotation", "single_row", "values", "workspace")
 
-    def __init__(self, state: CpuDecoderState, turn: tuple[Tensor, ...]) -> None:
-        whole, seen = cast(Tensor, state.whole), state.length_after(1)
-        self.room, self.turn = cast(Room, state.room), turn
-        keys, values = whole.narrow(4, 0, seen).unbind(2)
-        self.one = whole.shape[1] == 1
-        if self.one:  # whose attention is two plain products
+    def __init__(self, state: CpuDecoderState, rotation: tuple[Tensor, ...]) -> None:
+        kv, seen = cast(Tensor, state.kv), state.length_after(1)
+        self.workspace, self.rotation = cast(Workspace, state.workspace), rotation
+        keys, values = kv.narrow(4, 0, seen).unbind(2)
+        self.single_row = kv.shape[1] == 1
+        if self.single_row:  # its attention is two plain matmuls
             keys, values = keys.squeeze(1).transpose(2, 3), values.squeeze(1)
         self.keys, self.values = keys.unbind(), values.unbind()
-        self.here = whole.select(4, seen - 1).unbind()
+        self.new_kv = kv.select(4, seen - 1).unbind()
 
-    def look(self, x: Float[Tensor, "rows dim"], packed: PackedBlock, layer: int) -> Tensor:
-        """Attention of one token per row; the queries that share a head of keys look at once."""
-        room, turn, attention = self.room, self.turn, packed.attention
-        packed.look_up.into(room.qkv, x)
+    def attend(self, x: Float[Tensor, "rows dim"], packed: PackedBlock, layer: int) -> Tensor:
+        """Attention of one token per row, for all queries that share a key head at once."""
+        workspace, rotation, attention = self.workspace, self.rotation, packed.attention
+        packed.qkv.write_to(workspace.qkv, x)
         if attention.q_norm is not None and attention.k_norm is not None:
-            room.q.copy_(attention.q_norm(room.q))
-            keys = room.kv[:, 0]
+            workspace.q.copy_(attention.q_norm(workspace.q))
+            keys = workspace.kv[:, 0]
             keys.copy_(attention.k_norm(keys))
-        if len(turn) == 1:
-            cast(Tensor, room.pairs).mul_(turn[0])
-        elif turn:
-            cos, sin = turn
+        if len(rotation) == 1:
+            cast(Tensor, workspace.complex_qk).mul_(rotation[0])
+        elif rotation:
+            cos, sin = rotation
             width = cos.shape[-1]
-            qk = room.qk.narrow(2, 0, width)
-            turned = qk.roll(width // 2, -1).mul_(sin)
-            torch.addcmul(turned, qk, cos, out=qk)
-        self.here[layer].copy_(room.kv)
-        keys, values = self.keys[layer], self.values[layer]
-        if self.one:
-            scores = torch.baddbmm(NOTHING, room.q.squeeze(0), keys, beta=0, alpha=packed.scale)
+            qk = workspace.qk.narrow(2, 0, width)
+            rotated = qk.roll(width // 2, -1).mul_(sin)
+            torch.addcmul(rotated, qk, cos, out=qk)
+        self.new_kv[layer].copy_(workspace.kv)
+        keys, values, scale = self.keys[layer], self.values[layer], packed.score_scale
+        if self.single_row:
+            scores = torch.baddbmm(ZERO, workspace.q.squeeze(0), keys, beta=0, alpha=scale)
             return torch.bmm(scores.softmax(-1), values).view(1, -1)
-        y = F.scaled_dot_product_attention(room.q, keys, values, scale=packed.scale)
+        y = F.scaled_dot_product_attention(workspace.q, keys, values, scale=scale)
         return y.reshape(x.shape[0], -1)
 
-    def widen(self, x: Float[Tensor, "rows dim"], packed: PackedBlock) -> Tensor:
-        """The inner vector of the feed-forward part."""
-        parts = self.room.parts
-        packed.wide.into(self.room.wide, x)
-        inner = packed.ffn.activation(parts[0])
-        return inner if len(parts) == 1 else inner.mul_(parts[1])
+    def ffn_hidden(self, x: Float[Tensor, "rows dim"], packed: PackedBlock) -> Tensor:
+        """The hidden vector of the feed-forward network."""
+        parts = self.workspace.gate_and_up
+        packed.gate_up.write_to(self.workspace.gate_up, x)
+        hidden = packed.ffn.activation(parts[0])
+        return hidden if len(parts) == 1 else hidden.mul_(parts[1])

@@ -1,4 +1,4 @@
-"""The matrices of a layer, packed for writing one token at a time: fewer, larger products."""
+"""The linear layers of a block, packed for decoding: fewer and larger matmuls per token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,136 +13,161 @@ from regard.nn.attention import Attention
 from regard.nn.block import Block
 from regard.nn.ffn import FeedForward, GatedFeedForward
 
-LARGE = 1 << 18  # numbers in a matrix from which on reading them is what a product costs a CPU
-BLOCKS = 16  # of the rows of such a matrix, for the cores to share
-FEW = 4  # vectors, up to which the matrix is the left factor
+BLOCKED_ELEMENTS = 1 << 18  # size of a weight from which on a CPU's time is spent on reading it
+BLOCKS = 16  # of the rows of such a weight, for the cores to share
+GEMV_ROWS = 4  # up to so many vectors the weight is the left factor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Matrix:
-    r"""y = W x + b, with W in floats, or in int8 with one scale s for each output:
+class PackedLinear:
+    r"""y = W x + b, with W in floating point, or in int8 with one scale s for each output:
 
         W_ij = s_i * w_ij,      s_i = max_j |W_ij| / 127,      w_ij rounded to the nearest
 
-    Reading W is what a token costs, and int8 is half of bfloat16, a quarter of float32.
+    A decode step is bound by reading W: int8 is half of bfloat16, a quarter of float32.
     """
 
     weight: Float[Tensor, "outputs inputs"] | Int8[Tensor, "outputs inputs"]
     bias: Float[Tensor, " outputs"] | None = None
-    scale: Float[Tensor, " outputs"] | None = None  # None: the weights are floats
-    across: Float[Tensor, "inputs outputs"] | None = None  # the same, small, for a CPU
-    blocks: Float[Tensor, "blocks some inputs"] | None = None  # the same, large; see `turned`
+    scale: Float[Tensor, " outputs"] | None = None  # None: the weight is in floating point
+    transposed: Float[Tensor, "inputs outputs"] | None = None  # of a small weight, on a CPU
+    blocks: Float[Tensor, "blocks outputs_per_block inputs"] | None = None  # of a large weight
 
     @classmethod
-    def of(cls, *parts: nn.Linear) -> "Matrix":
-        """Several matrices of the same input as one; each becomes a view of it, kept once."""
-        weight = _packed([part.weight for part in parts])
-        biases = [part.bias for part in parts if part.bias is not None]
-        return cls(weight, _packed(biases) if biases else None)
+    def of(cls, *layers: nn.Linear) -> "PackedLinear":
+        """Several layers of the same input as one; their weights become views of the packed one."""
+        weight = _pack([layer.weight for layer in layers])
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        return cls(weight, _pack(biases) if biases else None)
 
-    def int8(self) -> "Matrix":
-        """The same with weights of eight bits; biases stay as they are."""
+    def quantize_int8(self) -> "PackedLinear":
+        """The same with int8 weights; biases stay as they are."""
         weight = self.weight.float()
         scale = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
         rounded = (weight / scale.unsqueeze(1)).round().to(torch.int8)
-        return Matrix(rounded, self.bias, scale.to(self.weight.dtype))
+        return PackedLinear(rounded, self.bias, scale.to(self.weight.dtype))
 
-    def turned(self) -> "Matrix":
-        """The same, as a CPU reads it fastest in float32: a small matrix with rows that are inputs,
-        as a copy where the outputs are not fewer; a large one in blocks, views that are multiplied
-        side by side, since a product with one vector is otherwise one core's work."""
+    def for_cpu(self) -> "PackedLinear":
+        """The same in the layout that a CPU reads fastest, for float32.
+
+        A small weight is transposed, as a copy where outputs are not fewer than inputs. A large
+        one is viewed as blocks of rows for a batched matmul, since a CPU multiplies a matrix and
+        one vector on a single core.
+        """
         if self.weight.is_cuda or self.weight.dtype != torch.float32:
             return self
-        (outputs, inputs), across = self.weight.shape, self.weight.t()
-        if self.weight.numel() < LARGE:
-            return replace(self, across=across.contiguous() if outputs >= inputs else across)
+        (outputs, inputs), transposed = self.weight.shape, self.weight.t()
+        if self.weight.numel() < BLOCKED_ELEMENTS:
+            copied = transposed.contiguous() if outputs >= inputs else transposed
+            return replace(self, transposed=copied)
         even = self.weight[: outputs - outputs % BLOCKS]
         return replace(self, blocks=even.unflatten(0, (BLOCKS, -1)))
 
     def __call__(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
         """W x + b."""
-        if self.across is not None:
-            return x @ self.across if self.bias is None else torch.addmm(self.bias, x, self.across)
+        if self.transposed is not None:
+            if self.bias is None:
+                return x @ self.transposed
+            return torch.addmm(self.bias, x, self.transposed)
         if self.blocks is not None:
-            y = self._by_blocks(x, self.blocks)
+            y = self._blocked_matmul(x, self.blocks)
             return y if self.bias is None else y + self.bias
         if self.scale is None:
             return F.linear(x, self.weight, self.bias)
         if x.is_cuda or x.shape[1] % 64:
             y = F.linear(x, self.weight.to(x.dtype)) * self.scale
-        else:  # torch's kernel for it (2.13) is fast with bfloat16, and wrong for odd widths
+        else:  # torch's kernel (2.13) is fast with bfloat16, and wrong for odd widths
             ones = torch.ones_like(self.scale, dtype=torch.bfloat16)
             y = torch._weight_int8pack_mm(x.bfloat16(), self.weight, ones).to(x.dtype) * self.scale
         return y if self.bias is None else y + self.bias
 
-    def into(
-        self, room: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
+    def write_to(
+        self, out: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
-        """W x + b, in a tensor that is there already."""
-        if self.across is None:
-            return room.copy_(self(x))
+        """Write W x + b to `out`."""
+        if self.transposed is None:
+            return out.copy_(self(x))
         if self.bias is None:
-            return torch.mm(x, self.across, out=room)
-        return torch.addmm(self.bias, x, self.across, out=room)
+            return torch.mm(x, self.transposed, out=out)
+        return torch.addmm(self.bias, x, self.transposed, out=out)
 
-    def onto(
-        self, stream: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
+    def add_to(
+        self, residual: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
-        """stream + W x + b."""
+        """residual + W x + b."""
         if self.scale is not None or self.blocks is not None:
-            return stream + self(x)
+            return residual + self(x)
         if self.bias is not None:
-            stream = stream + self.bias
-        return torch.addmm(stream, x, self.weight.t() if self.across is None else self.across)
+            residual = residual + self.bias
+        weight = self.weight.t() if self.transposed is None else self.transposed
+        return torch.addmm(residual, x, weight)
 
-    def _by_blocks(self, x: Tensor, blocks: Tensor) -> Tensor:
-        """W x, every block of its rows by itself."""
-        rows, count, some = len(x), *blocks.shape[:2]
-        if rows <= FEW:
+    def _blocked_matmul(self, x: Tensor, blocks: Tensor) -> Tensor:
+        """W x, block by block."""
+        rows, count, outputs = len(x), *blocks.shape[:2]
+        if rows <= GEMV_ROWS:
             y = torch.bmm(blocks, x.t().expand(count, -1, -1)).permute(2, 0, 1)
         else:
             y = torch.bmm(x.expand(count, -1, -1), blocks.transpose(1, 2)).transpose(0, 1)
-        y = y.reshape(rows, count * some)
-        rest = self.weight[count * some :]
+        y = y.reshape(rows, count * outputs)
+        rest = self.weight[count * outputs :]
         return torch.cat((y, F.linear(x, rest)), 1) if len(rest) else y
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBlock:
-    """The four products of a layer, beside the block they come from and its parts.
+    """The four matmuls of a block, with the block and its modules.
 
-    To ask a module for a part of it takes a microsecond, and there are many in a token.
+    Attributes of this class are read faster than those of a module, which take a microsecond.
     """
 
     block: Block
     attention: Attention
     ffn: FeedForward
-    scale: float  # of the scores
-    look_up: Matrix  # queries, keys, values
-    out: Matrix
-    wide: Matrix  # gate and up, or up alone
-    narrow: Matrix
+    score_scale: float
+    qkv: PackedLinear
+    out: PackedLinear
+    gate_up: PackedLinear  # gate and up, or up alone
+    down: PackedLinear
 
     @classmethod
     def of(cls, block: Block, *, int8: bool = False) -> "PackedBlock":
-        """Pack a block, whose own matrices become views of the packed ones."""
+        """Pack a block; its own weights become views of the packed ones."""
         attention, ffn = block.attention, cast(FeedForward, block.ffn)
-        wide = [ffn.gate, ffn.up] if isinstance(ffn, GatedFeedForward) else [ffn.up]
-        matrices = [
-            Matrix.of(attention.query, attention.key, attention.value),
-            Matrix.of(attention.out),
-            Matrix.of(*wide),
-            Matrix.of(ffn.down),
+        gate_up = [ffn.gate, ffn.up] if isinstance(ffn, GatedFeedForward) else [ffn.up]
+        layers = [
+            PackedLinear.of(attention.query, attention.key, attention.value),
+            PackedLinear.of(attention.out),
+            PackedLinear.of(*gate_up),
+            PackedLinear.of(ffn.down),
         ]
-        ready = (each.int8() if int8 else each.turned() for each in matrices)
-        return cls(block, attention, ffn, attention.score.scale, *ready)
+        packed = (layer.quantize_int8() if int8 else layer.for_cpu() for layer in layers)
+        return cls(block, attention, ffn, attention.score.scale, *packed)
 
 
-def _packed(parts: Sequence[Tensor]) -> Tensor:
-    """The tensors one under the other, each now a view of the whole."""
-    if len(parts) == 1:
-        return parts[0].detach()
-    whole = torch.cat([part.detach() for part in parts])
-    for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
-        part.data = view
-    return whole
+def _pack(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors concatenated; each becomes a view of the result.
+
+    Tensors that are consecutive views of one storage already are not moved again: a decoder that
+    was packed before keeps seeing them.
+    """
+    first = tensors[0].detach()
+    if len(tensors) == 1:
+        return first
+    rows = [len(tensor) for tensor in tensors]
+    if _are_consecutive(tensors):
+        return first.as_strided((sum(rows), *first.shape[1:]), first.stride())
+    packed = torch.cat([tensor.detach() for tensor in tensors])
+    for tensor, view in zip(tensors, packed.split(rows), strict=True):
+        tensor.data = view
+    return packed
+
+
+def _are_consecutive(tensors: Sequence[Tensor]) -> bool:
+    storage, address = tensors[0].untyped_storage().data_ptr(), tensors[0].data_ptr()
+    for tensor in tensors:
+        same = tensor.untyped_storage().data_ptr() == storage and tensor.data_ptr() == address
+        if not same or not tensor.is_contiguous():
+            return False
+        address += tensor.nbytes
+    return True

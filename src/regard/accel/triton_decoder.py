@@ -1,4 +1,4 @@
-"""A decoder like LLaMA made ready to write on a GPU, by few kernels of our own."""
+"""A LLaMA-like decoder in a few Triton kernels per layer."""
 
 from typing import cast
 
@@ -7,60 +7,41 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.accel.kernels import gemv as few
-from regard.accel.kernels import prefill as read
-from regard.accel.kernels.common import Bend, Pairing
-from regard.accel.kernels.decode_attention import GROUPS, attend
-from regard.accel.kernels.gemm import Flow, in_fours
+from regard.accel.kernels import gemv, prefill
+from regard.accel.kernels.common import Activation, RotaryPairs
+from regard.accel.kernels.decode_attention import MAX_GROUPS, attend
+from regard.accel.kernels.gemm import ResidualStream, reads_packed_int8
 from regard.accel.packed import PackedBlock
 from regard.accel.packed_decoder import PackedDecoder
 from regard.models.base import State
 from regard.models.transformer import Transformer
-from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
+from regard.nn.ffn import ACTIVATIONS, GatedFeedForward
 from regard.nn.norm import RMSNorm
 from regard.nn.position import Rotary
-from regard.nn.stack import Stack
 from regard.nn.state import TransformerState
 
-# Rows up to which each is multiplied by itself, by the bytes of a number: two of bfloat16 are
-# faster with tensor cores, which take no float32.
-FEW = {2: 1, 4: 4, 8: 4}
-MOST = 32  # heads that share their keys: of more, a card's shared memory may not hold the queries
-BENDS = {activation: name for name, activation in ACTIVATIONS.items()}
-
-
-def fusible(model: Transformer) -> bool:
-    """Whether the kernels say what this model does: RMSNorm before each branch, rotary turns."""
-    stack, head = cast(Stack, model.decoder), model.head
-    return (
-        isinstance(stack.position, Rotary)
-        and isinstance(stack.norm, RMSNorm)
-        and head.scale == 1.0
-        and head.project is None
-        and all(
-            block.norm_order.kind == "pre"
-            and isinstance(block.attention_norm, RMSNorm)
-            and block.attention.q_norm is None
-            and block.attention.head_dim in (16, 32, 64, 128, 256)
-            and block.attention.heads <= MOST * block.attention.kv_heads
-            and cast(FeedForward, block.ffn).activation in BENDS
-            for block in stack.layers
-        )
-    )
+# Rows up to which each is multiplied as a vector (gemv), by the bytes of a weight: two rows of
+# bfloat16 are faster on tensor cores (gemm), which do not take float32.
+GEMV_ROWS = {2: 1, 4: 4, 8: 4}
+ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
 
 
 class TritonDecoder(PackedDecoder):
-    """A `PackedDecoder` that runs every layer of a decode step in five Triton kernels."""
+    """A `PackedDecoder` that runs every layer of a decode step in five Triton kernels.
+
+    Prefill uses fewer kernels than torch. The model must be one that `coverage.triton_obstacle`
+    has nothing against.
+    """
 
     def __init__(self, model: Transformer, *, int8: bool = False) -> None:
         super().__init__(model, int8=int8)
         attention, position = self.layers[0].block.attention, cast(Rotary, self.stack.position)
         weight = model.embed.token.weight
-        self.given = self.layers  # with the weights that prompts are read with
-        if int8:
+        self.prefill_layers = self.layers
+        if int8:  # prefill uses the original weights
             packed = {block: PackedBlock.of(block) for block in self.stack.blocks}  # type: ignore[arg-type]
-            self.given = [packed[block] for block in self.stack.layers]
-        self.pairing = Pairing.of(
+            self.prefill_layers = [packed[block] for block in self.stack.layers]
+        self.pairs = RotaryPairs.of(
             attention.heads,
             attention.kv_heads,
             attention.head_dim,
@@ -73,7 +54,7 @@ class TritonDecoder(PackedDecoder):
             for norm in self.stack.modules()
             if isinstance(norm, RMSNorm)
         }
-        self.arrived = torch.zeros(GROUPS, dtype=torch.int32, device=weight.device)
+        self.counters = torch.zeros(MAX_GROUPS, dtype=torch.int32, device=weight.device)
 
     def step(
         self,
@@ -86,84 +67,92 @@ class TritonDecoder(PackedDecoder):
         """See `Language.step`."""
         assert isinstance(state, TransformerState)
         time, windows = ids.shape[1], self.stack.windows
-        begins = state.max_length == 0 and 1 < time <= self.context and not all_logits
-        learning = torch.is_grad_enabled() or self.model.training
-        cut = any(window is not None and window < time for window in windows)
-        if not begins or learning or cut:
+        is_prompt = state.max_length == 0 and 1 < time <= self.context and not all_logits
+        training = torch.is_grad_enabled() or self.model.training
+        windowed = any(window is not None and window < time for window in windows)
+        if not is_prompt or training or windowed:
             return super().step(ids, state, counts=counts, all_logits=all_logits)
+        self.require_unchanged()
         state.length_after(time)
-        x = self._read(ids, state)
+        x = self._prefill(ids, state)
         rows = torch.arange(len(x), device=x.device)
         x = x[:, -1:] if counts is None else x[rows, counts - 1].unsqueeze(1)
         return self.model.head(cast(RMSNorm, self.stack.norm)(x)), state.advance(counts, time)
 
-    def _level(self) -> bool:
-        return False  # the kernels want the buffers of a layer by themselves
+    def _fits_cpu_decoder(self) -> bool:
+        return False  # the kernels need the KV cache of a layer contiguous
 
-    def _turns(self, at: Int[Tensor, " places"]) -> tuple[Tensor, ...]:
-        turn = cast(Rotary, self.stack.position).rotation(at.unsqueeze(0))
-        return turn.cos[0, 0].contiguous(), turn.sin[0, 0].contiguous()
+    def _rotation_tables(self, positions: Int[Tensor, " positions"]) -> tuple[Tensor, ...]:
+        rotation = cast(Rotary, self.stack.position).rotation(positions.unsqueeze(0))
+        return rotation.cos[0, 0].contiguous(), rotation.sin[0, 0].contiguous()
 
-    def _read(self, ids: Tensor, state: TransformerState) -> Float[Tensor, "rows time dim"]:
-        """A prompt, with nothing before it, up to the last norm."""
-        (rows, time), x = ids.shape, self._embedded(ids, state.lengths)
+    def _prefill(self, ids: Tensor, state: TransformerState) -> Float[Tensor, "rows time dim"]:
+        """A prompt with an empty KV cache, up to the final norm."""
+        (rows, time), x = ids.shape, self._embed(ids, state.lengths)
         shape, x = x.shape, x.flatten(0, 1)
-        for packed, kept in zip(self.given, state.layers, strict=True):
+        for packed, cache in zip(self.prefill_layers, state.layers, strict=True):
             block, attention = packed.block, packed.attention
-            before, between = cast(RMSNorm, block.attention_norm), cast(RMSNorm, block.ffn_norm)
-            qkv = packed.look_up(read.norm(x, self.gains[before], before.eps))
-            q = read.turn_and_store(qkv, time, self.pairing, self.turns, kept)
+            norm, ffn_norm = cast(RMSNorm, block.attention_norm), cast(RMSNorm, block.ffn_norm)
+            qkv = packed.qkv(prefill.rms_norm(x, self.gains[norm], norm.eps))
+            q = prefill.rotate_and_cache(qkv, time, self.pairs, self.rotations, cache)
             y = F.scaled_dot_product_attention(
                 q.view(rows, time, attention.heads, -1).transpose(1, 2),
-                kept.keys.narrow(2, 0, time),
-                kept.values.narrow(2, 0, time),
+                cache.keys.narrow(2, 0, time),
+                cache.values.narrow(2, 0, time),
                 is_causal=True,
-                scale=packed.scale,
+                scale=packed.score_scale,
                 enable_gqa=attention.kv_heads != attention.heads,
             )
-            x = packed.out.onto(x, y.transpose(1, 2).reshape(rows * time, -1))
-            wide = packed.wide(read.norm(x, self.gains[between], between.eps))
-            x = packed.narrow.onto(x, read.gate(wide, _bend(packed)))
+            x = packed.out.add_to(x, y.transpose(1, 2).reshape(rows * time, -1))
+            gate_up = packed.gate_up(prefill.rms_norm(x, self.gains[ffn_norm], ffn_norm.eps))
+            x = packed.down.add_to(x, prefill.apply_activation(gate_up, _activation(packed)))
         return x.view(shape)
 
-    def _write(self, x: Float[Tensor, "rows dim"], state: TransformerState) -> Tensor:
-        return (self._write_few if len(x) <= FEW[x.itemsize] else self._write_many)(x, state)
+    def _decode(self, x: Float[Tensor, "rows dim"], state: TransformerState) -> Tensor:
+        few = len(x) <= GEMV_ROWS[x.itemsize]
+        return (self._decode_by_gemv if few else self._decode_by_gemm)(x, state)
 
-    def _write_few(self, x: Tensor, state: TransformerState) -> Tensor:
+    def _decode_by_gemv(self, x: Tensor, state: TransformerState) -> Tensor:
         x = x.float()
         for number, packed in enumerate(self.layers):
-            block, kept = packed.block, state.layers[number]
-            before, between = cast(RMSNorm, block.attention_norm), cast(RMSNorm, block.ffn_norm)
-            q = few.look_up(
+            block, cache = packed.block, state.layers[number]
+            norm, ffn_norm = cast(RMSNorm, block.attention_norm), cast(RMSNorm, block.ffn_norm)
+            q = gemv.project_qkv(
                 x,
-                self.gains[before],
-                before.eps,
-                packed.look_up,
-                self.pairing,
-                self.turns,
-                kept,
+                self.gains[norm],
+                norm.eps,
+                packed.qkv,
+                self.pairs,
+                self.rotations,
+                cache,
                 state.lengths,
             )
-            x = few.project(self._attend(q, packed, state, number), packed.out, stream=x)
-            wide = few.project(
-                x, packed.wide, gain=self.gains[between], eps=between.eps, bend=_bend(packed)
+            x = gemv.linear(self._attend(q, packed, state, number), packed.out, residual=x)
+            hidden = gemv.linear(
+                x,
+                packed.gate_up,
+                gain=self.gains[ffn_norm],
+                eps=ffn_norm.eps,
+                activation=_activation(packed),
             )
-            x = few.project(wide, packed.narrow, stream=x)
+            x = gemv.linear(hidden, packed.down, residual=x)
         norm = cast(RMSNorm, self.stack.norm)
-        return few.project(x, self.head, gain=self.gains[norm], eps=norm.eps)
+        return gemv.linear(x, self.head, gain=self.gains[norm], eps=norm.eps)
 
-    def _write_many(self, x: Tensor, state: TransformerState) -> Tensor:
+    def _decode_by_gemm(self, x: Tensor, state: TransformerState) -> Tensor:
         norms = [cast(RMSNorm, packed.block.attention_norm) for packed in self.layers]
         norms = [*norms, cast(RMSNorm, self.stack.norm)]
-        flow = Flow.begin(x, self.gains[norms[0]], norms[0].eps, self.layers[0].look_up)
+        stream = ResidualStream.start(x, self.gains[norms[0]], norms[0].eps, self.layers[0].qkv)
         for number, packed in enumerate(self.layers):
-            between, after = cast(RMSNorm, packed.block.ffn_norm), norms[number + 1]
-            qkv = flow.project(packed.look_up, self.arrived)
-            y = self._attend(qkv, packed, state, number, raw=True)
-            flow = flow.add(y, packed.out, self.gains[between], between.eps, self.arrived)
-            y = flow.project(packed.wide, self.arrived, _bend(packed), reader=packed.narrow)
-            flow = flow.add(y, packed.narrow, self.gains[after], after.eps, self.arrived)
-        return flow.project(self.head, self.arrived, dtype=torch.float32)
+            ffn_norm, next_norm = cast(RMSNorm, packed.block.ffn_norm), norms[number + 1]
+            qkv = stream.project(packed.qkv, self.counters)
+            y = self._attend(qkv, packed, state, number, packed_qkv=True)
+            stream = stream.add(y, packed.out, self.gains[ffn_norm], ffn_norm.eps, self.counters)
+            y = stream.project(
+                packed.gate_up, self.counters, _activation(packed), consumer=packed.down
+            )
+            stream = stream.add(y, packed.down, self.gains[next_norm], next_norm.eps, self.counters)
+        return stream.project(self.head, self.counters, dtype=torch.float32)
 
     def _attend(
         self,
@@ -171,19 +160,20 @@ class TritonDecoder(PackedDecoder):
         packed: PackedBlock,
         state: TransformerState,
         number: int,
-        raw: bool = False,
+        packed_qkv: bool = False,
     ) -> Tensor:
         return attend(
             q,
             state.layers[number],
             state.lengths,
-            packed.scale,
+            packed.score_scale,
             self.stack.windows[number],
-            self.arrived,
-            (self.pairing, self.turns) if raw else None,
-            raw and in_fours(packed.out, q.dtype),
+            self.counters,
+            (self.pairs, self.rotations) if packed_qkv else None,
+            packed_qkv and reads_packed_int8(packed.out, q.dtype),
         )
 
 
-def _bend(packed: PackedBlock) -> Bend:
-    return Bend(BENDS[packed.ffn.activation], isinstance(packed.ffn, GatedFeedForward))
+def _activation(packed: PackedBlock) -> Activation:
+    gated = isinstance(packed.ffn, GatedFeedForward)
+    return Activation(ACTIVATION_NAMES[packed.ffn.activation], gated)

@@ -5,14 +5,13 @@ from typing import cast
 
 from torch import nn
 
-from regard.accel.packed_decoder import pack
+from regard.accel import Snapshot, decoding_path
 from regard.errors import ConfigError
 from regard.generate import Chain, Engine, parse_chain
 from regard.models.base import Language
 from regard.text import Tokenizer
 
 SMALL_MODEL = 2e6  # parameters up to which one CPU thread decodes as fast as several
-Weights = list[tuple[object, ...]]
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -52,31 +51,23 @@ def chain_for(
 
 
 class EngineCache:
-    """Packs a model for decoding once, and again when its weights have changed."""
+    """The decode engine of a model: made once, and again when the model has changed."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._engine: Engine | None = None
-        self._built_from: tuple[bool, Weights] | None = None
+        self._int8 = False
+        self._snapshot: Snapshot | None = None
 
     def engine(self, int8: bool = False) -> Engine:
-        """The engine of the packed model, with int8 weights where asked for."""
-        if self._engine is None or self._built_from != (int8, self._weights()):
-            model = cast(Language, self.model)
-            packed = pack(model, int8=int8)
-            if int8 and packed is model:
-                raise ConfigError("int8 is not supported by this kind of model; leave it out")
-            self._engine = Engine(packed)
-            self._built_from = (int8, self._weights())  # after packing, which moves the storage
+        """The engine of the fastest decoder, with int8 weights where asked for."""
+        unchanged = self._snapshot is not None and self._snapshot.find_change() is None
+        if self._engine is None or self._int8 != int8 or not unchanged:
+            path = decoding_path(cast(Language, self.model), int8=int8)
+            if int8 and path.name == "plain":
+                raise ConfigError(
+                    f"int8 is not supported by this model: {path.obstacles['packed']}; leave it out"
+                )
+            self._engine, self._int8 = Engine(path.language), int8
+            self._snapshot = Snapshot(self.model)  # after packing, which moves the storage
         return self._engine
-
-    def _weights(self) -> Weights:
-        """Storage, dtype and version counter of every parameter."""
-        return [
-            (parameter.data_ptr(), parameter.dtype, _version(parameter))
-            for parameter in self.model.parameters()
-        ]
-
-
-def _version(parameter: nn.Parameter) -> int:
-    return 0 if parameter.is_inference() else parameter._version

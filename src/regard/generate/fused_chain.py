@@ -32,7 +32,7 @@ KERNEL_OPS: Mapping[type, Callable[[Any], KernelOp]] = {
 
 @dataclass(frozen=True, slots=True)
 class FusedTail:
-    """Stages as the kernels take them: top-k first, or second after a top-n-sigma (`near`)."""
+    """Stages as the kernels take them: top-k first, or second after a `top_n_sigma_of_row`."""
 
     start: int  # how many stages come before; they need token ids and run unfused
     ops: tuple[str, ...]
@@ -61,7 +61,9 @@ class FusedTail:
             return None
         fused = [*sigmas, top_k, *temperatures, *rest[first + 1 :]]
         kernel_ops = [KERNEL_OPS[type(stage)](stage) for stage in fused]
-        ops = ["near"] * len(sigmas) + [name for name, *_ in kernel_ops[len(sigmas) :]]
+        ops = ["top_n_sigma_of_row"] * len(sigmas) + [
+            name for name, *_ in kernel_ops[len(sigmas) :]
+        ]
         gaps = [any(stage.may_leave_gaps for stage in fused[:at]) for at in range(len(fused))]
         settings = [
             (first_setting, second_setting, min(getattr(stage, "min_keep", 1), 2 * MAX_TOP_K))
@@ -76,7 +78,7 @@ class FusedTail:
         failed: Int[Tensor, " rows"],
     ) -> Int[Tensor, " rows"]:
         """The next id of each row, from logits that the stages before have processed."""
-        from regard.accel.kernels.fused_sampling import tail
+        from regard.accel.kernels.fused_sampling import sample
 
         settings = context.constant(
             ("tail", self.settings),
@@ -84,7 +86,7 @@ class FusedTail:
         )
         generators = context.generators
         has_min_keep = tuple(min_keep > 1 for *_, min_keep in self.settings)
-        return tail(
+        return sample(
             logits if logits.stride(1) == 1 else logits.contiguous(),
             self.ops,
             self.gaps,

@@ -1,4 +1,4 @@
-"""Kernels for CUDA, in Triton: each does what a plain function says, in one pass."""
+"""Triton kernels for CUDA: each computes what a function in plain torch does, in one pass."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -6,18 +6,26 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+COMPUTE_CAPABILITY = (8, 0)  # the least that the kernels need
+
 
 def usable(x: Tensor) -> bool:
-    """Whether there is a GPU to run them, the one in use, and Triton, to make them; not while
-    torch compiles."""
-    return (
-        x.is_cuda
-        and not torch.compiler.is_compiling()
-        and x.device.index == torch.cuda.current_device()
-        and _triton()
-    )
+    """Whether the kernels can run on the device of `x`."""
+    return x.is_cuda and kernels_obstacle(x) is None
+
+
+def kernels_obstacle(x: Tensor) -> str | None:
+    """Why the kernels cannot run on the device of `x`; None if they can."""
+    if not x.is_cuda:
+        return f"Triton kernels need a CUDA GPU, not {x.device.type}"
+    if torch.compiler.is_compiling():
+        return "torch is compiling"
+    if x.device.index != torch.cuda.current_device():
+        return f"{x.device} is not the current GPU"
+    return None if _has_triton() else "Triton is missing, or the GPU is older than Ampere"
 
 
 @cache
-def _triton() -> bool:
-    return find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)
+def _has_triton() -> bool:
+    capable = torch.cuda.get_device_capability() >= COMPUTE_CAPABILITY
+    return find_spec("triton") is not None and capable

@@ -1,4 +1,4 @@
-"""What the kernels share."""
+"""Functions and values that the Triton kernels share."""
 
 import os
 from dataclasses import dataclass
@@ -13,59 +13,59 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime import driver
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # where assembly is not understood
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # where inline assembly does not run
 
 
 @triton.jit
-def wait(EARLY: tl.constexpr):
-    """From here on, what the kernel before this one wrote may be read."""
-    if EARLY:
+def wait_for_previous(PDL: tl.constexpr):
+    """Wait for the previous kernel (PDL); what it wrote may be read from here on."""
+    if PDL:
         gdc_wait()
         gdc_launch_dependents()
 
 
 @triton.jit
-def vector(x, begin, width, WIDE: tl.constexpr):
-    """Some of a vector, in float32."""
+def load_vector(x, begin, width, WIDE: tl.constexpr):
+    """A block of a vector, in float32."""
     columns = begin + tl.arange(0, WIDE)
     return tl.load(x + columns, mask=columns < width, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def numbers(x, rows, inside, GIVEN: tl.constexpr, other):
-    """One number for each of some rows; the same for all where they are not given."""
-    if GIVEN:
+def load_per_output(x, rows, inside, IS_GIVEN: tl.constexpr, default):
+    """One value for each output; `default` for all where there are none."""
+    if IS_GIVEN:
         return tl.load(x + rows, mask=inside, other=0.0).to(tl.float32)
-    return tl.full(rows.shape, other, tl.float32)
+    return tl.full(rows.shape, default, tl.float32)
 
 
 @triton.jit
-def shuffled(place):
-    """Where a column lies, or which one lies there: bits 5 and 4 trade places with 2 and 1.
+def permute_columns(column):
+    """The position of a column, and the column at a position: bits 5, 4 and 2, 1 are swapped.
 
-    In this order vectors meet the columns of a W of int8 as `sixty_fourths` gives them.
+    `dequantize_int8` gives the columns of W in this order, so vectors must have it too.
     """
-    return (place & ~54) | ((place >> 3) & 6) | ((place & 6) << 3)
+    return (column & ~54) | ((column >> 3) & 6) | ((column & 6) << 3)
 
 
 @triton.jit
-def sixty_fourths(w):
-    """int8 / 64 in bfloat16, of fours that lie in int32, with the columns `shuffled`.
+def dequantize_int8(w):
+    """int8 / 64 in bfloat16, from int32 words of four, with permuted columns.
 
-    Tensor cores want 2t, 2t + 1, 2t + 8 and 2t + 9 of every 16 columns from thread t of four. For
-    four times 16 it gives them those 16 that lie side by side in W, which are loaded at once.
+    A tensor core takes 2t, 2t + 1, 2t + 8 and 2t + 9 of every 16 columns from thread t of four.
+    For four times 16 columns this gives it 16 that are contiguous in W, which are loaded at once.
     """
-    a, b, c, d = spread(w)
-    SOME: tl.constexpr = w.shape[0]
+    a, b, c, d = unpack_int8(w)
+    OUTPUTS: tl.constexpr = w.shape[0]
     BLOCKS: tl.constexpr = w.shape[1] // 16
     four = tl.join(tl.join(a, b), tl.join(c, d))
-    four = tl.reshape(four, (SOME, BLOCKS, 4, 2, 2, 2, 2))  # bits of columns: 5 4, 3, 2, 0, 1
-    return tl.reshape(tl.permute(four, (0, 1, 4, 6, 3, 2, 5)), (SOME, BLOCKS * 64))
+    four = tl.reshape(four, (OUTPUTS, BLOCKS, 4, 2, 2, 2, 2))  # bits of columns: 5 4, 3, 2, 0, 1
+    return tl.reshape(tl.permute(four, (0, 1, 4, 6, 3, 2, 5)), (OUTPUTS, BLOCKS * 64))
 
 
 @triton.jit
-def spread(w):
-    """Four int8 / 64 in bfloat16, in fewer instructions than Triton's.
+def unpack_int8(w):
+    """Four int8 / 64 in bfloat16, in fewer instructions than Triton's conversion.
 
     u = v + 128 as the bits of a bfloat16 is u * 2^-133: below 2^-125 floats are evenly spaced.
     2^127 and -2 make v / 64 of it, exactly.
@@ -94,12 +94,12 @@ def spread(w):
 
 
 @triton.jit
-def settle(number):
-    """Hopper's tensor cores are done with all they were given; registers they read are free.
+def wait_for_wgmma(number):
+    """Wait until Hopper's tensor cores have finished, so that the registers they read are free.
 
-    They read a factor in registers while the program goes on. In a loop, what Triton 3.6 makes
-    may write the next into the same registers without waiting, so this must stand before it.
-    Takes any number, since assembly must.
+    They read an operand in registers while the program continues. In a loop, the code of Triton
+    3.6 may overwrite these registers without waiting, so this must come before. `number` is any
+    value: inline assembly needs one.
     """
     tl.inline_asm_elementwise(
         "wgmma.wait_group.sync.aligned 0; mov.b32 $0, $1;",
@@ -112,38 +112,38 @@ def settle(number):
 
 
 @triton.jit
-def bent(x, BEND: tl.constexpr):
-    """The activation of a feed-forward layer, by its name in `nn.ffn`."""
-    if BEND == "silu":
+def activate(x, ACTIVATION: tl.constexpr):
+    """An activation, by its name in `nn.ffn.ACTIVATIONS`."""
+    if ACTIVATION == "silu":
         x = x * tl.sigmoid(x)
-    elif BEND == "gelu_tanh":
+    elif ACTIVATION == "gelu_tanh":
         x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    elif BEND == "gelu":
+    elif ACTIVATION == "gelu":
         x = 0.5 * x * (1 + tl.erf(0.7071067811865476 * x))
-    elif BEND == "relu":
+    elif ACTIVATION == "relu":
         x = tl.maximum(x, 0.0)
-    elif BEND == "relu2":
+    elif ACTIVATION == "relu2":
         x = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
     return x
 
 
 @triton.jit
-def ranking(x):
-    """A whole number for each float, in their order."""
+def to_sort_key(x):
+    """An integer for each float, in the same order."""
     bits = x.to(tl.float32).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
-def number_of(key):
-    """The float of a key."""
+def from_sort_key(key):
+    """The float of a sort key."""
     bits = key.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def uniform(key, count):
-    """A number of `generate.sampler_context.RowGenerators`."""
+    """A random number in [0, 1), as `generate.sampler_context.RowGenerators` draws it."""
     mixed = key + count * -7046029254386353131
     mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
@@ -151,26 +151,26 @@ def uniform(key, count):
     return ((mixed >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * 1.1102230246251565e-16
 
 
-class Bend(NamedTuple):
-    """The activation after a product, by its name in `nn.ffn`, and whether it gates another."""
+class Activation(NamedTuple):
+    """An activation by its name in `nn.ffn`, and whether it is that of a gate."""
 
     name: str = ""
     gated: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pairing:
-    """Which outputs of the packed product are turned together, and by which of the waves.
+class RotaryPairs:
+    """The pairs of outputs of the packed projection that RoPE rotates, and their frequencies.
 
-    Outputs that are not turned are paired too, without a wave (-1). The last three say the same
-    by the columns of one head: the other of the pair, the wave, and the sign of the sine.
+    Outputs that are not rotated are paired too, with frequency -1. The last three fields describe
+    the same by the columns of one head: partner, frequency, and sign of the sine.
     """
 
     first: Int[Tensor, " pairs"]
     second: Int[Tensor, " pairs"]
-    wave: Int[Tensor, " pairs"]
-    other: Int[Tensor, " head_dim"]
-    waves: Int[Tensor, " head_dim"]
+    frequency: Int[Tensor, " pairs"]
+    partner: Int[Tensor, " head_dim"]
+    frequencies: Int[Tensor, " head_dim"]
     signs: Int[Tensor, " head_dim"]
 
     @classmethod
@@ -179,51 +179,56 @@ class Pairing:
         heads: int,
         kv_heads: int,
         head_dim: int,
-        waves: int,
+        frequencies: int,
         interleaved: bool,
         device: torch.device,
-    ) -> "Pairing":
-        """The pairs of `heads` queries, then of as many keys and values as `kv_heads`."""
-        turned, rest = torch.arange(waves), torch.arange(head_dim // 2 - waves)
-        one = 2 * turned if interleaved else turned
-        two = one + 1 if interleaved else turned + waves
-        first = torch.cat([one, 2 * waves + rest])
-        second = torch.cat([two, 2 * waves + rest + len(rest)])
-        wave = torch.cat([turned, torch.full_like(rest, -1)])
+    ) -> "RotaryPairs":
+        """The pairs of `heads` queries, then of `kv_heads` keys and values."""
+        rotated, rest = torch.arange(frequencies), torch.arange(head_dim // 2 - frequencies)
+        first_column = 2 * rotated if interleaved else rotated
+        second_column = first_column + 1 if interleaved else rotated + frequencies
+        first = torch.cat([first_column, 2 * frequencies + rest])
+        second = torch.cat([second_column, 2 * frequencies + rest + len(rest)])
+        frequency = torch.cat([rotated, torch.full_like(rest, -1)])
         start = head_dim * torch.arange(heads + 2 * kv_heads).unsqueeze(1)
-        waves_of = wave.repeat(heads + 2 * kv_heads, 1)
-        waves_of[heads + kv_heads :] = -1
+        all_frequencies = frequency.repeat(heads + 2 * kv_heads, 1)
+        all_frequencies[heads + kv_heads :] = -1
         column = torch.cat([first, second]).argsort()
-        signs = torch.ones_like(wave)
-        by_column = (torch.cat([second, first]), wave.repeat(2), torch.cat([-signs, signs]))
-        parts = (start + first, start + second, waves_of, *(each[column] for each in by_column))
+        signs = torch.ones_like(frequency)
+        by_column = (torch.cat([second, first]), frequency.repeat(2), torch.cat([-signs, signs]))
+        parts = (
+            start + first,
+            start + second,
+            all_frequencies,
+            *(field[column] for field in by_column),
+        )
         return cls(*(part.flatten().to(device, torch.int32) for part in parts))
 
 
 def shared_memory(x: Tensor) -> int:
-    """Bytes that a program can share among its threads."""
+    """Bytes of shared memory per program."""
     if not x.is_cuda:
         return 1 << 18
-    known: dict[str, int] = driver.active.utils.get_device_properties(x.device.index)
-    return known["max_shared_mem"]
+    properties: dict[str, int] = driver.active.utils.get_device_properties(x.device.index)
+    return properties["max_shared_mem"]
 
 
-def early() -> dict[str, bool]:
-    """Whether a kernel begins before the one before it ends, which Hopper was the first to do."""
-    return {"EARLY": _generation() >= 9, "launch_pdl": _generation() >= 9}
+def pdl_options() -> dict[str, bool]:
+    """Launch options for programmatic dependent launch, which Hopper and later GPUs have."""
+    return {"PDL": _capability_major() >= 9, "launch_pdl": _capability_major() >= 9}
 
 
-def hopper() -> bool:
-    """Whether the card is one that `settle` is for."""
-    return _generation() == 9
+def is_hopper() -> bool:
+    """Whether the current GPU is one that needs `wait_for_wgmma`."""
+    return _capability_major() == 9
 
 
-def _generation() -> int:
-    """Of the current card; 0 where there is none."""
-    return _generations()[torch.cuda.current_device()] if _generations() else 0
+def _capability_major() -> int:
+    """The major compute capability of the current GPU; 0 without one."""
+    return _capability_majors()[torch.cuda.current_device()] if _capability_majors() else 0
 
 
 @cache
-def _generations() -> list[int]:
-    cards = range(torch.cuda.device_count())
-    return [torch.cuda.get_device_capability(card)[0] for card in cards]
+def _capability_majors() -> list[int]:
+    devices = range(torch.cuda.device_count())
+    return [torch.cuda.get_device_capability(device)[0] for device in devices]

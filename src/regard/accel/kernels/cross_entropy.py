@@ -1,26 +1,26 @@
-"""Kernels for CUDA, in Triton: each does what a plain function of `nn` says, in one pass."""
+"""The Triton kernel of the cross-entropy and its gradient with respect to the logits."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS, WARPS = 4096, 32  # of a row, at a time
+COLUMNS, WARPS = 4096, 32  # columns of a block, and warps of a program
 LOG2E = tl.constexpr(1.4426950408889634)  # powers of 2 are what the hardware computes
 
 
 @triton.jit
-def _bend(logits, bias, cap, columns, inside, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr):
-    """Logits with bias and cap, -inf outside, and the slope of the cap."""
+def _load_logits(logits, bias, cap, columns, inside, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr):
+    """Logits with bias and soft cap, -inf outside, and the derivative of the cap."""
     x = tl.load(logits + columns, mask=inside, other=-float("inf")).to(tl.float32)
     if HAS_BIAS:
         x += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-    bend = 1.0
+    cap_gradient = 1.0
     if HAS_CAP:
-        flat = 2 * tl.sigmoid(2 * x / cap) - 1  # tanh
-        bend = 1 - flat * flat
-        x = tl.where(inside, cap * flat, -float("inf"))
-    return x, bend
+        tanh = 2 * tl.sigmoid(2 * x / cap) - 1
+        cap_gradient = 1 - tanh * tanh
+        x = tl.where(inside, cap * tanh, -float("inf"))
+    return x, cap_gradient
 
 
 @triton.jit
@@ -38,46 +38,54 @@ def _softmax_gradient(
     SMOOTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One row: its largest logit, sum of exponentials and loss, then the slope over the logits."""
+    """One row: its maximum, sum of exponentials and loss; then the gradient over the logits."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
     target = tl.load(targets + row)
     scored = target != -1
-    lanes = tl.arange(0, COLUMNS)  # each has a maximum and sums of its own until the end
-    most = tl.full([COLUMNS], -1e30, tl.float32)
+    lanes = tl.arange(0, COLUMNS)  # each lane has its own maximum and sums until the end
+    running_max = tl.full([COLUMNS], -1e30, tl.float32)
     total = tl.zeros([COLUMNS], tl.float32)
-    plain = tl.zeros([COLUMNS], tl.float32)
-    for start in range(0, vocab, 2 * COLUMNS):  # two at a time, to scale the sum half as often
+    logit_sum = tl.zeros([COLUMNS], tl.float32)
+    for start in range(
+        0, vocab, 2 * COLUMNS
+    ):  # two blocks at a time: the sum is rescaled half as often
         columns = start + lanes
-        inside, beside = columns < vocab, columns + COLUMNS < vocab
-        x, _ = _bend(logits, bias, cap, columns, inside, HAS_BIAS, HAS_CAP)
-        y, _ = _bend(logits, bias, cap, columns + COLUMNS, beside, HAS_BIAS, HAS_CAP)
+        inside, inside_next = columns < vocab, columns + COLUMNS < vocab
+        x, _ = _load_logits(logits, bias, cap, columns, inside, HAS_BIAS, HAS_CAP)
+        y, _ = _load_logits(logits, bias, cap, columns + COLUMNS, inside_next, HAS_BIAS, HAS_CAP)
         if SMOOTH:
-            plain += tl.where(inside, x, 0.0) + tl.where(beside, y, 0.0)
-        higher = tl.maximum(most, tl.maximum(x, y))
-        top = higher * LOG2E
-        total = total * tl.exp2((most - higher) * LOG2E)  # 1 where nothing was seen
+            logit_sum += tl.where(inside, x, 0.0) + tl.where(inside_next, y, 0.0)
+        new_max = tl.maximum(running_max, tl.maximum(x, y))
+        top = new_max * LOG2E
+        total = total * tl.exp2((running_max - new_max) * LOG2E)  # 1 before the first block
         total += tl.exp2(x * LOG2E - top) + tl.exp2(y * LOG2E - top)
-        most = higher
-    highest = tl.max(most) * LOG2E
-    log_total = highest + tl.log2(tl.sum(total * tl.exp2(most * LOG2E - highest)))
-    wanted, lever = _bend(logits, bias, cap, target, scored, HAS_BIAS, HAS_CAP)
-    loss = log_total / LOG2E - (1 - smoothing) * wanted
+        running_max = new_max
+    highest = tl.max(running_max) * LOG2E
+    log_total = highest + tl.log2(tl.sum(total * tl.exp2(running_max * LOG2E - highest)))
+    target_logit, target_cap_gradient = _load_logits(
+        logits, bias, cap, target, scored, HAS_BIAS, HAS_CAP
+    )
+    loss = log_total / LOG2E - (1 - smoothing) * target_logit
     if SMOOTH:
-        loss -= smoothing * tl.sum(plain) / vocab
+        loss -= smoothing * tl.sum(logit_sum) / vocab
     tl.store(losses + row, tl.where(scored, loss, 0.0))
-    there = (tl.exp2(wanted * LOG2E - log_total) - smoothing / vocab - (1 - smoothing)) * lever
-    log_total = tl.where(scored, log_total, float("inf"))  # no slope
-    tl.debug_barrier()  # the wanted logit has been read before it is written over
+    target_gradient = (
+        tl.exp2(target_logit * LOG2E - log_total) - smoothing / vocab - (1 - smoothing)
+    ) * target_cap_gradient
+    log_total = tl.where(scored, log_total, float("inf"))  # gradient 0
+    tl.debug_barrier()  # the target's logit is read before it is overwritten
     for start in range(0, width, COLUMNS):
         columns = start + lanes
-        x, bend = _bend(logits, bias, cap, columns, columns < vocab, HAS_BIAS, HAS_CAP)
-        slope = tl.exp2(x * LOG2E - log_total) * bend
+        x, cap_gradient = _load_logits(
+            logits, bias, cap, columns, columns < vocab, HAS_BIAS, HAS_CAP
+        )
+        gradient = tl.exp2(x * LOG2E - log_total) * cap_gradient
         if SMOOTH:
-            slope -= tl.where(scored & (columns < vocab), smoothing / vocab * bend, 0.0)
-        tl.store(logits + columns, slope.to(logits.dtype.element_ty), mask=columns < width)
+            gradient -= tl.where(scored & (columns < vocab), smoothing / vocab * cap_gradient, 0.0)
+        tl.store(logits + columns, gradient.to(logits.dtype.element_ty), mask=columns < width)
     tl.debug_barrier()
-    tl.store(logits + target, there.to(logits.dtype.element_ty), mask=scored)
+    tl.store(logits + target, target_gradient.to(logits.dtype.element_ty), mask=scored)
 
 
 def softmax_gradient(
@@ -88,7 +96,7 @@ def softmax_gradient(
     smoothing: float,
     cap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """As `nn.loss.softmax_gradient`; the slope takes the place of the logits."""
+    """As `nn.loss.softmax_gradient`; the gradient overwrites the logits."""
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     _softmax_gradient[(len(logits),)](
         logits,

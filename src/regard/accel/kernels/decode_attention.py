@@ -1,206 +1,242 @@
-"""The kernel of attention for one token per row."""
+"""The Triton kernel of decode attention: one query position per row over the KV cache."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.accel.kernels.common import Pairing, early, shared_memory, shuffled, wait
+from regard.accel.kernels.common import (
+    RotaryPairs,
+    pdl_options,
+    permute_columns,
+    shared_memory,
+    wait_for_previous,
+)
 from regard.nn.state import KVCache
 
-TILE = 1 << 16  # bytes of keys that a program looks at
-PROGRAMS = 128  # about as many as there are multiprocessors
-SMALL, STAGES = 128, 3  # keys of a step, and steps loaded ahead, where there is enough to do
-GROUPS = 1 << 16  # at most so many heads of keys in all rows
+TILE_BYTES = 1 << 16  # of the keys that a program reads
+BUSY_PROGRAMS = 128  # from so many on all multiprocessors are occupied without splitting the keys
+BUSY_TILE, STAGES = 128, 3  # keys per iteration and pipeline stages, if so
+MAX_GROUPS = 1 << 16  # the most key heads of all rows together
 
 
 @triton.jit
-def _attend_kernel(
+def _attention_kernel(
     q,
-    other,
-    wave,
-    sign,
+    partner,
+    frequency_of,
+    sine_sign,
     cos,
     sin,
     keys,
     values,
     lengths,
     out,
-    parts,
-    sums,
-    arrived,
+    partials,
+    stats,
+    counters,
     scale,
     window,
     capacity,
     stride,
-    waves,
+    frequencies,
     splits,
     tiles,
-    RAW: tl.constexpr,
+    PACKED_QKV: tl.constexpr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD: tl.constexpr,
-    MANY: tl.constexpr,
-    ALONE: tl.constexpr,
-    SEVERAL: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    SINGLE_SPLIT: tl.constexpr,
+    MANY_TILES: tl.constexpr,
     TILE: tl.constexpr,
-    SHUFFLED: tl.constexpr,
-    EARLY: tl.constexpr,
+    PERMUTE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """One head of keys, its group of queries, one share of the keys; who is last adds up.
+    """One key head, its group of query heads, one split of the keys; the last program adds up.
 
-    All keys but the newest were there before, and so the first tile is loaded before the wait.
-    Of RAW queries, which keys and values follow, the newest are turned and stored here.
+    Only the newest key may still be missing, so the first tile is loaded before the wait. With
+    PACKED_QKV, q holds unrotated q, k and v: q and k are rotated here, k and v are stored.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     group = row * (HEADS // GROUP) + head
-    own, d, s = tl.arange(0, MANY), tl.arange(0, HEAD), split * tiles * TILE + tl.arange(0, TILE)
-    mate = (head * GROUP + own)[:, None] * HEAD
-    place = row * HEADS * HEAD + mate + d[None, :]
-    to = row * HEADS * HEAD + shuffled(mate + d[None, :]) if SHUFFLED else place
-    real = (own < GROUP)[:, None]
-    newest = tl.load(lengths + row)
-    mine = newest // (TILE * tiles) == split
+    query, d, s = (
+        tl.arange(0, BLOCK_QUERIES),
+        tl.arange(0, HEAD),
+        split * tiles * TILE + tl.arange(0, TILE),
+    )
+    head_offset = (head * GROUP + query)[:, None] * HEAD
+    offset = row * HEADS * HEAD + head_offset + d[None, :]
+    out_offset = (
+        row * HEADS * HEAD + permute_columns(head_offset + d[None, :]) if PERMUTE else offset
+    )
+    real = (query < GROUP)[:, None]
+    position = tl.load(lengths + row)
+    owns_position = position // (TILE * tiles) == split
     keys += group * capacity * HEAD
     values += group * capacity * HEAD
-    old = ((s < newest) & (s > newest - window))[:, None]
-    k = tl.load(keys + s[:, None] * HEAD + d[None, :], mask=old, other=0.0)
-    v = tl.load(values + s[:, None] * HEAD + d[None, :], mask=old, other=0.0)
-    if RAW:
-        swap, which = tl.load(other + d), tl.load(wave + d)
-        c = tl.load(cos + newest * waves + which, mask=which >= 0, other=1.0)
-        turn = tl.load(sin + newest * waves + which, mask=which >= 0, other=0.0) * tl.load(sign + d)
-    wait(EARLY)
-    kind = keys.dtype.element_ty
-    if RAW:
+    seen = ((s < position) & (s > position - window))[:, None]
+    k = tl.load(keys + s[:, None] * HEAD + d[None, :], mask=seen, other=0.0)
+    v = tl.load(values + s[:, None] * HEAD + d[None, :], mask=seen, other=0.0)
+    if PACKED_QKV:
+        partner_column, frequency = tl.load(partner + d), tl.load(frequency_of + d)
+        c = tl.load(cos + position * frequencies + frequency, mask=frequency >= 0, other=1.0)
+        signed_sin = tl.load(
+            sin + position * frequencies + frequency, mask=frequency >= 0, other=0.0
+        ) * tl.load(sine_sign + d)
+    wait_for_previous(PDL)
+    dtype = keys.dtype.element_ty
+    if PACKED_QKV:
         q += row * stride
-        asked = tl.load(q + mate + d[None, :], mask=real, other=0.0).to(tl.float32) * c[None, :]
-        swapped = tl.load(q + mate + swap[None, :], mask=real, other=0.0).to(tl.float32)
-        asked = (asked + swapped * turn[None, :]).to(kind)
+        queries = (
+            tl.load(q + head_offset + d[None, :], mask=real, other=0.0).to(tl.float32) * c[None, :]
+        )
+        partners = tl.load(q + head_offset + partner_column[None, :], mask=real, other=0.0).to(
+            tl.float32
+        )
+        queries = (queries + partners * signed_sin[None, :]).to(dtype)
         q += (HEADS + head) * HEAD
-        new_k = tl.load(q + d).to(tl.float32) * c + tl.load(q + swap).to(tl.float32) * turn
+        new_k = (
+            tl.load(q + d).to(tl.float32) * c
+            + tl.load(q + partner_column).to(tl.float32) * signed_sin
+        )
         new_v = tl.load(q + (HEADS // GROUP) * HEAD + d)
-        new_k, new_v = new_k.to(kind), new_v.to(kind)
-        tl.store(keys + newest * HEAD + d, new_k, mask=mine)
-        tl.store(values + newest * HEAD + d, new_v, mask=mine)
+        new_k, new_v = new_k.to(dtype), new_v.to(dtype)
+        tl.store(keys + position * HEAD + d, new_k, mask=owns_position)
+        tl.store(values + position * HEAD + d, new_v, mask=owns_position)
         new_k, new_v = new_k.to(tl.float32), new_v.to(tl.float32)
     else:
-        asked = tl.load(q + place, mask=real, other=0.0).to(kind)
-        new_k = tl.load(keys + newest * HEAD + d).to(tl.float32)
-        new_v = tl.load(values + newest * HEAD + d).to(tl.float32)
-    score = tl.dot(asked, tl.trans(k), input_precision="ieee") * scale
-    score = tl.where(tl.trans(old), score, -float("inf"))
-    new_score = tl.sum(asked.to(tl.float32) * new_k[None, :], 1) * scale
-    new_score = tl.where(mine, new_score, -float("inf"))
-    most = tl.maximum(tl.maximum(tl.max(score, 1), new_score), -1e30)  # finite, to subtract
-    share = tl.exp(score - most[:, None])
-    new_share = tl.exp(new_score - most)
-    total = tl.sum(share, 1) + new_share
-    found = tl.dot(share.to(v.dtype), v, input_precision="ieee")
-    found += new_share[:, None] * new_v[None, :]
-    if SEVERAL:
-        for tile in range(1, tl.minimum(tiles, tl.cdiv(newest, TILE) - split * tiles)):
-            here = s + tile * TILE
-            old = ((here < newest) & (here > newest - window))[:, None]
-            k = tl.load(keys + here[:, None] * HEAD + d[None, :], mask=old, other=0.0)
-            v = tl.load(values + here[:, None] * HEAD + d[None, :], mask=old, other=0.0)
-            score = tl.dot(asked, tl.trans(k), input_precision="ieee") * scale
-            score = tl.where(tl.trans(old), score, -float("inf"))
-            higher = tl.maximum(most, tl.max(score, 1))
-            share, fade = tl.exp(score - higher[:, None]), tl.exp(most - higher)
-            total = total * fade + tl.sum(share, 1)
-            found = found * fade[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
-            most = higher
-    if ALONE:
-        tl.store(out + to, (found / total[:, None]).to(out.dtype.element_ty), mask=real)
+        queries = tl.load(q + offset, mask=real, other=0.0).to(dtype)
+        new_k = tl.load(keys + position * HEAD + d).to(tl.float32)
+        new_v = tl.load(values + position * HEAD + d).to(tl.float32)
+    score = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+    score = tl.where(tl.trans(seen), score, -float("inf"))
+    new_score = tl.sum(queries.to(tl.float32) * new_k[None, :], 1) * scale
+    new_score = tl.where(owns_position, new_score, -float("inf"))
+    running_max = tl.maximum(tl.maximum(tl.max(score, 1), new_score), -1e30)  # finite, to subtract
+    weights = tl.exp(score - running_max[:, None])
+    new_weight = tl.exp(new_score - running_max)
+    total = tl.sum(weights, 1) + new_weight
+    accumulated = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    accumulated += new_weight[:, None] * new_v[None, :]
+    if MANY_TILES:
+        for tile in range(1, tl.minimum(tiles, tl.cdiv(position, TILE) - split * tiles)):
+            tile_positions = s + tile * TILE
+            seen = ((tile_positions < position) & (tile_positions > position - window))[:, None]
+            k = tl.load(keys + tile_positions[:, None] * HEAD + d[None, :], mask=seen, other=0.0)
+            v = tl.load(values + tile_positions[:, None] * HEAD + d[None, :], mask=seen, other=0.0)
+            score = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+            score = tl.where(tl.trans(seen), score, -float("inf"))
+            new_max = tl.maximum(running_max, tl.max(score, 1))
+            weights, rescale = tl.exp(score - new_max[:, None]), tl.exp(running_max - new_max)
+            total = total * rescale + tl.sum(weights, 1)
+            accumulated = accumulated * rescale[:, None] + tl.dot(
+                weights.to(v.dtype), v, input_precision="ieee"
+            )
+            running_max = new_max
+    if SINGLE_SPLIT:
+        tl.store(
+            out + out_offset,
+            (accumulated / total[:, None]).to(out.dtype.element_ty),
+            mask=real,
+        )
     else:
-        part = (group * splits + split) * MANY + own
-        tl.store(parts + part[:, None] * HEAD + d[None, :], found)
-        tl.store(sums + 2 * part, most)
-        tl.store(sums + 2 * part + 1, total)
-        tl.debug_barrier()  # all of this share is written before it counts as arrived
-        if tl.atomic_add(arrived + group, 1) == splits - 1:
-            tl.store(arrived + group, 0)
-            most = tl.full((MANY,), -1e30, tl.float32)
-            total = tl.zeros((MANY,), tl.float32)
-            found = tl.zeros((MANY, HEAD), tl.float32)
-            for each in range(splits):
-                part = (group * splits + each) * MANY + own
-                peak = tl.load(sums + 2 * part, volatile=True)
-                higher = tl.maximum(most, peak)
-                fade, grow = tl.exp(most - higher), tl.exp(peak - higher)
-                total = total * fade + grow * tl.load(sums + 2 * part + 1, volatile=True)
-                piece = tl.load(parts + part[:, None] * HEAD + d[None, :], volatile=True)
-                found = found * fade[:, None] + grow[:, None] * piece
-                most = higher
-            tl.store(out + to, (found / total[:, None]).to(out.dtype.element_ty), mask=real)
+        partial = (group * splits + split) * BLOCK_QUERIES + query
+        tl.store(partials + partial[:, None] * HEAD + d[None, :], accumulated)
+        tl.store(stats + 2 * partial, running_max)
+        tl.store(stats + 2 * partial + 1, total)
+        tl.debug_barrier()  # all of this split is written before it is counted
+        if tl.atomic_add(counters + group, 1) == splits - 1:
+            tl.store(counters + group, 0)
+            running_max = tl.full((BLOCK_QUERIES,), -1e30, tl.float32)
+            total = tl.zeros((BLOCK_QUERIES,), tl.float32)
+            accumulated = tl.zeros((BLOCK_QUERIES, HEAD), tl.float32)
+            for other_split in range(splits):
+                partial = (group * splits + other_split) * BLOCK_QUERIES + query
+                split_max = tl.load(stats + 2 * partial, volatile=True)
+                new_max = tl.maximum(running_max, split_max)
+                rescale, split_scale = tl.exp(running_max - new_max), tl.exp(split_max - new_max)
+                total = total * rescale + split_scale * tl.load(
+                    stats + 2 * partial + 1, volatile=True
+                )
+                split_values = tl.load(
+                    partials + partial[:, None] * HEAD + d[None, :], volatile=True
+                )
+                accumulated = accumulated * rescale[:, None] + split_scale[:, None] * split_values
+                running_max = new_max
+            tl.store(
+                out + out_offset,
+                (accumulated / total[:, None]).to(out.dtype.element_ty),
+                mask=real,
+            )
 
 
 def attend(
     q: Tensor,
-    state: KVCache,
+    cache: KVCache,
     lengths: Tensor,
     scale: float,
     window: int | None,
-    arrived: Tensor,
-    raw: tuple[Pairing, tuple[Tensor, ...]] | None = None,
-    shuffle: bool = False,
+    counters: Tensor,
+    rotation: tuple[RotaryPairs, tuple[Tensor, ...]] | None = None,
+    permute: bool = False,
 ) -> Tensor:
-    """What each query finds among the keys up to its row's length, its own included.
+    """Attention of one query position per row over its KV cache, its own key included.
 
-    With `raw`, how they are turned, the queries come with the keys and values of their rows, as
-    a packed product gave them; those are turned and stored too. With `shuffle`, what is found
-    lies in the order of `common.shuffled`.
+    With `rotation`, q holds unrotated q, k and v of a packed projection; they are rotated and
+    stored too. With `permute`, the columns of the result are in the order of `permute_columns`.
     """
-    rows, kv_heads, capacity, head_dim = state.keys.shape
-    heads = q.shape[1] // head_dim - (0 if raw is None else 2 * kv_heads)
+    rows, kv_heads, capacity, head_dim = cache.keys.shape
+    heads = q.shape[1] // head_dim - (0 if rotation is None else 2 * kv_heads)
     group = heads // kv_heads
-    many = max(16, triton.next_power_of_2(group))  # the smallest product the cores do
-    busy = rows * kv_heads >= PROGRAMS  # then small steps, which leave room for others
-    tile = SMALL if busy else TILE // (state.keys.itemsize * head_dim)
+    block_queries = max(
+        16, triton.next_power_of_2(group)
+    )  # the least that a tensor core multiplies
+    busy = rows * kv_heads >= BUSY_PROGRAMS  # small tiles then leave room for other programs
+    tile = BUSY_TILE if busy else TILE_BYTES // (cache.keys.itemsize * head_dim)
     tile = min(triton.next_power_of_2(max(capacity, 16)), tile)
-    loaded = 4 if busy else 2  # tiles of keys and values at once
-    room = shared_memory(q) - (1 << 14) - many * head_dim * state.keys.itemsize
-    while tile > 16 and loaded * tile * head_dim * state.keys.itemsize > room:
+    tiles_loaded = 4 if busy else 2  # of keys and values at once
+    shared_bytes = shared_memory(q) - (1 << 14) - block_queries * head_dim * cache.keys.itemsize
+    while tile > 16 and tiles_loaded * tile * head_dim * cache.keys.itemsize > shared_bytes:
         tile //= 2
     tiles = triton.cdiv(capacity, tile) if busy else 1
     splits = triton.cdiv(capacity, tile * tiles)
     out = q.new_empty(rows, heads * head_dim)
-    shares = rows * kv_heads * splits * many
-    parts = torch.empty(shares, head_dim, dtype=torch.float32, device=q.device)
-    sums = torch.empty(shares, 2, dtype=torch.float32, device=q.device)
-    pairing, turns = (None, (None, None)) if raw is None else raw
-    _attend_kernel[(rows, kv_heads, splits)](
+    num_partials = rows * kv_heads * splits * block_queries
+    partials = torch.empty(num_partials, head_dim, dtype=torch.float32, device=q.device)
+    stats = torch.empty(num_partials, 2, dtype=torch.float32, device=q.device)
+    pairs, tables = (None, (None, None)) if rotation is None else rotation
+    _attention_kernel[(rows, kv_heads, splits)](
         q,
-        pairing and pairing.other,
-        pairing and pairing.waves,
-        pairing and pairing.signs,
-        *turns,
-        state.keys,
-        state.values,
+        pairs and pairs.partner,
+        pairs and pairs.frequencies,
+        pairs and pairs.signs,
+        *tables,
+        cache.keys,
+        cache.values,
         lengths,
         out,
-        parts,
-        sums,
-        arrived,
+        partials,
+        stats,
+        counters,
         scale,
         capacity if window is None else window,
         capacity,
         q.shape[1],
-        0 if turns[0] is None else turns[0].shape[1],
+        0 if tables[0] is None else tables[0].shape[1],
         splits,
         tiles,
-        RAW=raw is not None,
+        PACKED_QKV=rotation is not None,
         HEADS=heads,
         GROUP=group,
         HEAD=head_dim,
-        MANY=many,
-        ALONE=splits == 1,
-        SEVERAL=tiles > 1,
+        BLOCK_QUERIES=block_queries,
+        SINGLE_SPLIT=splits == 1,
+        MANY_TILES=tiles > 1,
         TILE=tile,
-        SHUFFLED=shuffle,
+        PERMUTE=permute,
         num_warps=8 if tile * head_dim > 8192 else 4,
         num_stages=STAGES,
-        **early(),
+        **pdl_options(),
     )
     return out

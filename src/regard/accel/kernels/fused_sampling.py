@@ -1,4 +1,4 @@
-"""Kernels that end a chain: the largest logits in their order, then stages behind a top-k, draw."""
+"""Triton kernels that end a sampler chain: rank the largest logits, apply stages, sample."""
 
 import torch
 import triton
@@ -6,109 +6,158 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.accel.kernels.common import early, number_of, ranking, uniform, wait
+from regard.accel.kernels.common import (
+    from_sort_key,
+    pdl_options,
+    to_sort_key,
+    uniform,
+    wait_for_previous,
+)
 
-MOST = 1024  # tokens that can be ranked
-GROUPS = 2048  # of tokens, of which the largest are looked at
-DEEP = 8  # tokens of each that are read at once
-SOME = 256  # tokens that are ranked at once,
-OTHERS = 32  # by so many others at once
+MAX_RANKED = 1024  # tokens that can be ranked per row
+GROUPS = 2048  # of tokens; the largest of each group are compared first
+TOKENS_PER_GROUP = 8  # read at once
+RANK_BLOCK = 256  # tokens that are ranked at once,
+COMPARE_BLOCK = 32  # by comparison with so many others at once
 
 
-@triton.jit(do_not_specialize=["stride", "vocab"])  # made once for all vocabularies
+@triton.jit(do_not_specialize=["stride", "vocab"])  # compiled once for all vocabularies
 def _select_kernel(
     logits,
-    numbers,
+    settings,
     count,
     values,
     ids,
-    about,
+    row_stats,
     stride,
     vocab,
-    SPREAD: tl.constexpr,
+    WITH_SIGMA: tl.constexpr,
     GROUPS: tl.constexpr,
-    DEEP: tl.constexpr,
-    MOST: tl.constexpr,
-    SOME: tl.constexpr,
-    OTHERS: tl.constexpr,
-    EARLY: tl.constexpr,
+    TOKENS_PER_GROUP: tl.constexpr,
+    MAX_RANKED: tl.constexpr,
+    RANK_BLOCK: tl.constexpr,
+    COMPARE_BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Rank the k largest logits, and a few more.
 
-    `values` are logits as they were found, then ranked; `ids` likewise, then the place of each
-    ranked one among all of them by id. `about` says the largest and, with `SPREAD`, where
-    `top_n_sigma` puts its bar.
+    `values` holds the collected logits, then the ranked ones; `ids` likewise, then the rank of
+    each ranked token by id. `row_stats` holds the largest logit and, WITH_SIGMA, the threshold of
+    `top_n_sigma`.
     """
-    wait(EARLY)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     count += row
-    values += row * 2 * MOST
-    ids += row * 3 * MOST
-    about += row * 2
-    k = tl.load(numbers + 3 * SPREAD).to(tl.int32)
+    values += row * 2 * MAX_RANKED
+    ids += row * 3 * MAX_RANKED
+    row_stats += row * 2
+    k = tl.load(settings + 3 * WITH_SIGMA).to(tl.int32)
 
-    # the largest of each group: as many tokens are at least as large as k of them
-    every = tl.arange(0, GROUPS) >= 0
-    best = tl.full((GROUPS,), -float("inf"), tl.float32)
-    added, there = tl.zeros((GROUPS,), tl.float32), tl.zeros((GROUPS,), tl.int32)
-    for start in range(0, vocab, DEEP * GROUPS):
-        _, x = _tile(logits, start, vocab, every, DEEP, GROUPS)
-        best = tl.maximum(best, tl.max(x, 1))
-        if SPREAD:
-            added += tl.sum(tl.where(x > -float("inf"), x, 0.0), 1)
-            there += tl.sum((x > -float("inf")).to(tl.int32), 1)
-    top = tl.max(best)
-    low, high, enough = ranking(tl.min(best)), ranking(top) + 1, GROUPS
-    while (high - low > 1) & (enough > MOST * 9 // 16):  # so few groups hardly have MOST tokens
+    # at least k tokens are as large as the k-th largest group maximum
+    all_groups = tl.arange(0, GROUPS) >= 0
+    group_max = tl.full((GROUPS,), -float("inf"), tl.float32)
+    group_sums, group_counts = tl.zeros((GROUPS,), tl.float32), tl.zeros((GROUPS,), tl.int32)
+    for start in range(0, vocab, TOKENS_PER_GROUP * GROUPS):
+        _, x = _tile(logits, start, vocab, all_groups, TOKENS_PER_GROUP, GROUPS)
+        group_max = tl.maximum(group_max, tl.max(x, 1))
+        if WITH_SIGMA:
+            group_sums += tl.sum(tl.where(x > -float("inf"), x, 0.0), 1)
+            group_counts += tl.sum((x > -float("inf")).to(tl.int32), 1)
+    top = tl.max(group_max)
+    low, high, groups_above = to_sort_key(tl.min(group_max)), to_sort_key(top) + 1, GROUPS
+    while (high - low > 1) & (
+        groups_above > MAX_RANKED * 9 // 16
+    ):  # so few groups rarely have MAX_RANKED tokens
         middle = low + (high - low) // 2
-        found = tl.sum((best >= number_of(middle)).to(tl.int32))
-        enough = tl.where(found >= k, found, enough)
-        low, high = tl.where(found >= k, middle, low), tl.where(found >= k, high, middle)
-    bar = number_of(low)
-    some, alive, mean = best >= bar, 1.0, 0.0
-    if SPREAD:
-        alive = tl.sum(there).to(tl.float32)
-        some, mean = every, tl.sum(added) / alive
-    left, away = _collect(
-        logits, vocab, some, bar, vocab, values, ids, mean, SPREAD, DEEP // 2, GROUPS, MOST
-    )
-    if left > MOST:
-        bar, behind = _crowd(logits, vocab, every, k, low, ranking(top) + 1, DEEP, GROUPS, MOST)
-        tl.debug_barrier()  # too many have been written there
-        left, _ = _collect(
-            logits, vocab, every, bar, behind, values, ids, 0.0, False, DEEP // 2, GROUPS, MOST
+        count_above = tl.sum((group_max >= from_sort_key(middle)).to(tl.int32))
+        groups_above = tl.where(count_above >= k, count_above, groups_above)
+        low, high = (
+            tl.where(count_above >= k, middle, low),
+            tl.where(count_above >= k, high, middle),
         )
-    tl.store(count, left)
-    tl.store(about, top)
-    if SPREAD:
-        n = tl.load(numbers).to(tl.float32)
-        tl.store(about + 1, top - n * tl.sqrt(tl.sum(away) / alive))
+    threshold_logit = from_sort_key(low)
+    chosen_groups, alive, mean = group_max >= threshold_logit, 1.0, 0.0
+    if WITH_SIGMA:
+        alive = tl.sum(group_counts).to(tl.float32)
+        chosen_groups, mean = all_groups, tl.sum(group_sums) / alive
+    collected, deviations = _collect(
+        logits,
+        vocab,
+        chosen_groups,
+        threshold_logit,
+        vocab,
+        values,
+        ids,
+        mean,
+        WITH_SIGMA,
+        TOKENS_PER_GROUP // 2,
+        GROUPS,
+        MAX_RANKED,
+    )
+    if collected > MAX_RANKED:
+        threshold_logit, tie_limit = _kth_largest(
+            logits,
+            vocab,
+            all_groups,
+            k,
+            low,
+            to_sort_key(top) + 1,
+            TOKENS_PER_GROUP,
+            GROUPS,
+            MAX_RANKED,
+        )
+        tl.debug_barrier()  # too many were written to `values`
+        collected, _ = _collect(
+            logits,
+            vocab,
+            all_groups,
+            threshold_logit,
+            tie_limit,
+            values,
+            ids,
+            0.0,
+            False,
+            TOKENS_PER_GROUP // 2,
+            GROUPS,
+            MAX_RANKED,
+        )
+    tl.store(count, collected)
+    tl.store(row_stats, top)
+    if WITH_SIGMA:
+        n = tl.load(settings).to(tl.float32)
+        tl.store(row_stats + 1, top - n * tl.sqrt(tl.sum(deviations) / alive))
     tl.debug_barrier()
 
-    for start in range(0, left, SOME):
-        at = start + tl.arange(0, SOME)
-        x = tl.load(values + at, mask=at < left, other=0.0)
-        id = tl.load(ids + at, mask=at < left, other=0)
-        rank = tl.zeros((OTHERS, SOME), tl.int32)
-        place = tl.zeros((OTHERS, SOME), tl.int32)
-        for first in range(0, left, OTHERS):
-            other = first + tl.arange(0, OTHERS)
-            its = tl.load(values + other, mask=other < left, other=-float("inf"))[:, None]
-            before = tl.load(ids + other, mask=other < left, other=vocab)[:, None] < id[None, :]
-            rank += ((its > x[None, :]) | ((its == x[None, :]) & before)).to(tl.int32)
-            place += before.to(tl.int32)
-        rank, place = tl.sum(rank, 0), tl.sum(place, 0)
-        tl.store(values + MOST + rank, x, mask=at < left)
-        tl.store(ids + MOST + rank, id, mask=at < left)
-        tl.store(ids + 2 * MOST + rank, place, mask=at < left)
+    for start in range(0, collected, RANK_BLOCK):
+        index = start + tl.arange(0, RANK_BLOCK)
+        x = tl.load(values + index, mask=index < collected, other=0.0)
+        token = tl.load(ids + index, mask=index < collected, other=0)
+        rank = tl.zeros((COMPARE_BLOCK, RANK_BLOCK), tl.int32)
+        id_rank = tl.zeros((COMPARE_BLOCK, RANK_BLOCK), tl.int32)
+        for first in range(0, collected, COMPARE_BLOCK):
+            other = first + tl.arange(0, COMPARE_BLOCK)
+            others = tl.load(values + other, mask=other < collected, other=-float("inf"))[:, None]
+            before = (
+                tl.load(ids + other, mask=other < collected, other=vocab)[:, None] < token[None, :]
+            )
+            rank += ((others > x[None, :]) | ((others == x[None, :]) & before)).to(tl.int32)
+            id_rank += before.to(tl.int32)
+        rank, id_rank = tl.sum(rank, 0), tl.sum(id_rank, 0)
+        tl.store(values + MAX_RANKED + rank, x, mask=index < collected)
+        tl.store(ids + MAX_RANKED + rank, token, mask=index < collected)
+        tl.store(ids + 2 * MAX_RANKED + rank, id_rank, mask=index < collected)
 
 
 @triton.jit
-def _tile(logits, start, vocab, some, DEEP: tl.constexpr, GROUPS: tl.constexpr):
-    """The next of some groups, by id and logit; a NaN is as bad as inf."""
-    n = start + tl.arange(0, GROUPS)[:, None] + tl.arange(0, DEEP)[None, :] * GROUPS
-    x = tl.load(logits + n, mask=(n < vocab) & some[:, None], other=-float("inf")).to(tl.float32)
+def _tile(
+    logits, start, vocab, chosen_groups, TOKENS_PER_GROUP: tl.constexpr, GROUPS: tl.constexpr
+):
+    """The next tokens of the chosen groups: ids and logits; NaN becomes inf."""
+    n = start + tl.arange(0, GROUPS)[:, None] + tl.arange(0, TOKENS_PER_GROUP)[None, :] * GROUPS
+    x = tl.load(logits + n, mask=(n < vocab) & chosen_groups[:, None], other=-float("inf")).to(
+        tl.float32
+    )
     return n, tl.where(x == x, x, float("inf"))
 
 
@@ -116,77 +165,98 @@ def _tile(logits, start, vocab, some, DEEP: tl.constexpr, GROUPS: tl.constexpr):
 def _collect(
     logits,
     vocab,
-    some,
-    bar,
-    behind,
+    chosen_groups,
+    threshold_logit,
+    tie_limit,
     values,
     ids,
     mean,
-    SPREAD: tl.constexpr,
-    DEEP: tl.constexpr,
+    WITH_SIGMA: tl.constexpr,
+    TOKENS_PER_GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    MOST: tl.constexpr,
+    MAX_RANKED: tl.constexpr,
 ):
-    """Write down what lies above the bar, or on it with an id before `behind`, in any order.
+    """Collect logits above the threshold, or equal to it with an id below `tie_limit`, unordered.
 
-    All are counted, also those for which there is no room. With `SPREAD`, also how far logits
-    lie from their mean, squared.
+    All are counted, also those beyond MAX_RANKED. WITH_SIGMA also sums the squared deviations
+    from the mean.
     """
-    left, away = 0, tl.zeros((GROUPS,), tl.float32)
-    for start in range(0, vocab, DEEP * GROUPS):
-        n, x = _tile(logits, start, vocab, some, DEEP, GROUPS)
+    collected, deviations = 0, tl.zeros((GROUPS,), tl.float32)
+    for start in range(0, vocab, TOKENS_PER_GROUP * GROUPS):
+        n, x = _tile(logits, start, vocab, chosen_groups, TOKENS_PER_GROUP, GROUPS)
         real = x > -float("inf")
-        if SPREAD:
-            away += tl.sum(tl.where(real, (x - mean) * (x - mean), 0.0), 1)
-        take = real & ((x > bar) | ((x == bar) & (n < behind)))
+        if WITH_SIGMA:
+            deviations += tl.sum(tl.where(real, (x - mean) * (x - mean), 0.0), 1)
+        take = real & ((x > threshold_logit) | ((x == threshold_logit) & (n < tie_limit)))
         one = take.to(tl.int32)
         number = tl.sum(one, 1)
-        place = left + (tl.cumsum(number, 0) - number)[:, None] + tl.cumsum(one, 1) - 1
-        left += tl.sum(number)
-        take &= place < MOST
-        tl.store(values + place, x, mask=take)
-        tl.store(ids + place, n, mask=take)
-    return left, away
+        id_rank = collected + (tl.cumsum(number, 0) - number)[:, None] + tl.cumsum(one, 1) - 1
+        collected += tl.sum(number)
+        take &= id_rank < MAX_RANKED
+        tl.store(values + id_rank, x, mask=take)
+        tl.store(ids + id_rank, n, mask=take)
+    return collected, deviations
 
 
 @triton.jit
-def _crowd(
+def _kth_largest(
     logits,
     vocab,
-    every,
+    all_groups,
     k,
     low,
     high,
-    DEEP: tl.constexpr,
+    TOKENS_PER_GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    MOST: tl.constexpr,
+    MAX_RANKED: tl.constexpr,
 ):
-    """The k-th largest logit, and the id from which on its ties find no room.
+    """The k-th largest logit, and the id from which on its ties do not fit into MAX_RANKED.
 
-    For rows in which a bar was too low, since many tokens are equal or large ones stand together.
+    For rows in which the first threshold was too low: with many equal tokens, or with the largest
+    in few groups.
     """
     while high - low > 1:
         middle = low + (high - low) // 2
-        found = _counted(logits, vocab, every, number_of(middle), vocab, DEEP, GROUPS)
-        low, high = tl.where(found >= k, middle, low), tl.where(found >= k, high, middle)
-    bar = number_of(low)
-    behind, beyond = 0, vocab + 1
-    while beyond - behind > 1:
-        middle = behind + (beyond - behind) // 2
-        fits = _counted(logits, vocab, every, bar, middle, DEEP, GROUPS) <= MOST
-        behind, beyond = tl.where(fits, middle, behind), tl.where(fits, beyond, middle)
-    return bar, behind
+        count_above = _count_collected(
+            logits, vocab, all_groups, from_sort_key(middle), vocab, TOKENS_PER_GROUP, GROUPS
+        )
+        low, high = (
+            tl.where(count_above >= k, middle, low),
+            tl.where(count_above >= k, high, middle),
+        )
+    threshold_logit = from_sort_key(low)
+    tie_limit, upper = 0, vocab + 1
+    while upper - tie_limit > 1:
+        middle = tie_limit + (upper - tie_limit) // 2
+        fits = (
+            _count_collected(
+                logits, vocab, all_groups, threshold_logit, middle, TOKENS_PER_GROUP, GROUPS
+            )
+            <= MAX_RANKED
+        )
+        tie_limit, upper = tl.where(fits, middle, tie_limit), tl.where(fits, upper, middle)
+    return threshold_logit, tie_limit
 
 
 @triton.jit
-def _counted(logits, vocab, every, bar, behind, DEEP: tl.constexpr, GROUPS: tl.constexpr):
-    """How many `_collect` would find."""
-    many = tl.zeros((GROUPS,), tl.int32)
-    for start in range(0, vocab, DEEP * GROUPS):
-        n, x = _tile(logits, start, vocab, every, DEEP, GROUPS)
-        take = (x > -float("inf")) & ((x > bar) | ((x == bar) & (n < behind)))
-        many += tl.sum(take.to(tl.int32), 1)
-    return tl.sum(many)
+def _count_collected(
+    logits,
+    vocab,
+    all_groups,
+    threshold_logit,
+    tie_limit,
+    TOKENS_PER_GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """How many tokens `_collect` would collect."""
+    counts = tl.zeros((GROUPS,), tl.int32)
+    for start in range(0, vocab, TOKENS_PER_GROUP * GROUPS):
+        n, x = _tile(logits, start, vocab, all_groups, TOKENS_PER_GROUP, GROUPS)
+        take = (x > -float("inf")) & (
+            (x > threshold_logit) | ((x == threshold_logit) & (n < tie_limit))
+        )
+        counts += tl.sum(take.to(tl.int32), 1)
+    return tl.sum(counts)
 
 
 @triton.jit(do_not_specialize=["vocab"])
@@ -194,216 +264,232 @@ def _stages_kernel(
     count,
     values,
     ids,
-    about,
-    numbers,
+    row_stats,
+    settings,
     keys,
     used,
     lengths,
     failed,
-    drawn,
+    sampled,
     sums,
     vocab,
     OPS: tl.constexpr,
-    KEEPS: tl.constexpr,
-    HOLES: tl.constexpr,
-    MOST: tl.constexpr,
-    EARLY: tl.constexpr,
+    HAS_MIN_KEEP: tl.constexpr,
+    HAS_GAPS: tl.constexpr,
+    MAX_RANKED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Go through the stages with ranked tokens, and draw by id.
+    """Apply the stages to the ranked tokens, and sample in the order of ids.
 
-    `numbers` are three of each stage: its settings, then its `min_keep`.
+    `settings` has three values per stage: its options, then its `min_keep`.
     """
-    wait(EARLY)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
-    sums += row * 2 * MOST
-    at = tl.arange(0, MOST)
-    alive = at < tl.load(count + row)
-    x = tl.load(values + row * 2 * MOST + MOST + at, mask=alive, other=-float("inf"))
-    id = tl.load(ids + row * 3 * MOST + MOST + at, mask=alive, other=0)
-    place = tl.load(ids + row * 3 * MOST + 2 * MOST + at, mask=alive, other=0)
-    place = tl.where(alive, place, at)
-    top = tl.load(about + row * 2)
-    whole = top - top == 0  # NaN where it is not finite
+    sums += row * 2 * MAX_RANKED
+    index = tl.arange(0, MAX_RANKED)
+    alive = index < tl.load(count + row)
+    x = tl.load(values + row * 2 * MAX_RANKED + MAX_RANKED + index, mask=alive, other=-float("inf"))
+    token = tl.load(ids + row * 3 * MAX_RANKED + MAX_RANKED + index, mask=alive, other=0)
+    id_rank = tl.load(ids + row * 3 * MAX_RANKED + 2 * MAX_RANKED + index, mask=alive, other=0)
+    id_rank = tl.where(alive, id_rank, index)
+    top = tl.load(row_stats + row * 2)
+    finite = top - top == 0  # inf - inf and NaN - NaN are NaN
     weight = tl.where(alive, tl.exp(x - top), 0.0)
-    key, taken = tl.load(keys + row), tl.load(used + row)
+    key, used_numbers = tl.load(keys + row), tl.load(used + row)
     for n in tl.static_range(len(OPS)):
-        own = numbers + 3 * n
+        stage_settings = settings + 3 * n
         if OPS[n] == "temperature":
-            cold = tl.load(own).to(tl.float32)
-            if HOLES[n]:
+            inverse_temperature = tl.load(stage_settings).to(tl.float32)
+            if HAS_GAPS[n]:
                 top = tl.max(tl.where(alive, x, -float("inf")))
-            # multiplied last: a product minus a product may be rounded once only, and not be 0
-            weight = tl.where(alive, tl.exp((x - top) * cold), 0.0)
-            x, top = x * cold, top * cold
+            # subtract, then multiply: as a fused multiply-add, x * t - top * t may not be 0
+            weight = tl.where(alive, tl.exp((x - top) * inverse_temperature), 0.0)
+            x, top = x * inverse_temperature, top * inverse_temperature
         else:
             keep = alive
-            rank = tl.cumsum(alive.to(tl.int32), 0) if HOLES[n] else at + 1
-            if OPS[n] == "near":
-                keep = x >= tl.load(about + row * 2 + 1)
+            rank = tl.cumsum(alive.to(tl.int32), 0) if HAS_GAPS[n] else index + 1
+            if OPS[n] == "top_n_sigma_of_row":
+                keep = x >= tl.load(row_stats + row * 2 + 1)
             elif OPS[n] == "top_n_sigma":
-                keep = _near(x, alive, tl.load(own).to(tl.float32))
+                keep = _top_n_sigma(x, alive, tl.load(stage_settings).to(tl.float32))
             elif OPS[n] == "top_k":
-                keep = _first(x, alive, rank, tl.load(own).to(tl.int32))
+                keep = _in_first(x, alive, rank, tl.load(stage_settings).to(tl.int32))
             elif OPS[n] == "exact_top_k":
-                keep = rank <= tl.load(own).to(tl.int32)
+                keep = rank <= tl.load(stage_settings).to(tl.int32)
             elif OPS[n] == "top_p":
                 reached = tl.cumsum(weight, 0)
                 before = reached - weight
-                share = tl.load(own).to(tl.float32)
+                share = tl.load(stage_settings).to(tl.float32)
                 keep = (before < share * tl.max(reached)) | (before == 0.0)
             elif OPS[n] == "min_p":
-                keep = weight >= tl.load(own).to(tl.float32) * tl.max(weight)
+                keep = weight >= tl.load(stage_settings).to(tl.float32) * tl.max(weight)
             elif OPS[n] == "typical":
-                keep = _typical(x, alive, weight, top, at, own, sums, KEEPS[n], MOST)
+                keep = _typical(
+                    x, alive, weight, top, index, stage_settings, sums, HAS_MIN_KEEP[n], MAX_RANKED
+                )
             elif OPS[n] == "xtc":
-                act = uniform(key, taken) < tl.load(own)
-                threshold = tl.where(act, tl.load(own + 1), 2.0).to(tl.float32)
-                keep = ~_choices(alive, weight, at, threshold, MOST)
-                taken += 1
-            if KEEPS[n] and OPS[n] != "typical":
-                keep |= _first(x, alive, rank, tl.load(own + 2).to(tl.int32))
+                act = uniform(key, used_numbers) < tl.load(stage_settings)
+                threshold = tl.where(act, tl.load(stage_settings + 1), 2.0).to(tl.float32)
+                keep = ~_xtc_removed(alive, weight, index, threshold, MAX_RANKED)
+                used_numbers += 1
+            if HAS_MIN_KEEP[n] and OPS[n] != "typical":
+                keep |= _in_first(x, alive, rank, tl.load(stage_settings + 2).to(tl.int32))
             alive &= keep
             weight = tl.where(alive, weight, 0.0)
 
-    tl.debug_barrier()  # a stage may have read there
-    tl.store(sums + place, weight)
+    tl.debug_barrier()  # a stage may have read `sums`
+    tl.store(sums + id_rank, weight)
     tl.debug_barrier()
-    share = tl.load(sums + at).to(tl.float64)
+    share = tl.load(sums + index).to(tl.float64)
     reached = tl.cumsum(share, 0)
-    passed = (reached > uniform(key, taken) * tl.max(reached)) & (share > 0)
-    first = tl.min(tl.where(passed, at, MOST))
-    here = tl.minimum(first, tl.max(tl.where(share > 0, at, 0)))
-    chosen = tl.sum(tl.where(place == here, id, 0))
-    tl.store(drawn + row, tl.where(whole, chosen, vocab - 1).to(tl.int64))
-    tl.store(used + row, taken + 1)
+    passed = (reached > uniform(key, used_numbers) * tl.max(reached)) & (share > 0)
+    first = tl.min(tl.where(passed, index, MAX_RANKED))
+    sampled_rank = tl.minimum(first, tl.max(tl.where(share > 0, index, 0)))
+    chosen = tl.sum(tl.where(id_rank == sampled_rank, token, 0))
+    tl.store(sampled + row, tl.where(finite, chosen, vocab - 1).to(tl.int64))
+    tl.store(used + row, used_numbers + 1)
     length = tl.load(lengths + row)
-    tl.store(failed + row, tl.minimum(tl.load(failed + row), length), mask=~whole)
+    tl.store(failed + row, tl.minimum(tl.load(failed + row), length), mask=~finite)
 
 
 @triton.jit
-def _first(x, alive, rank, count):
-    """Which are among the first so many of those that are left, or tie with the last of them."""
+def _in_first(x, alive, rank, count):
+    """Which of the remaining tokens are among the first `count`, or tie with the last of them."""
     return x >= tl.min(tl.where(alive & (rank <= count), x, float("inf")))
 
 
 @triton.jit
-def _near(x, alive, n):
+def _top_n_sigma(x, alive, n):
     """As `generate.samplers.truncation.TopNSigma`."""
     count = tl.sum(alive.to(tl.int32)).to(tl.float32)
-    away = x - tl.sum(tl.where(alive, x, 0.0)) / count
-    sigma = tl.sqrt(tl.sum(tl.where(alive, away * away, 0.0)) / count)
+    deviations = x - tl.sum(tl.where(alive, x, 0.0)) / count
+    sigma = tl.sqrt(tl.sum(tl.where(alive, deviations * deviations, 0.0)) / count)
     return x >= tl.max(tl.where(alive, x, -float("inf"))) - n * sigma
 
 
 @triton.jit
-def _typical(x, alive, weight, top, at, own, sums, KEEPS: tl.constexpr, MOST: tl.constexpr):
-    """As `generate.samplers.truncation.Typical`; tokens that were removed weigh nothing."""
+def _typical(
+    x,
+    alive,
+    weight,
+    top,
+    index,
+    stage_settings,
+    sums,
+    HAS_MIN_KEEP: tl.constexpr,
+    MAX_RANKED: tl.constexpr,
+):
+    """As `generate.samplers.truncation.Typical`; removed tokens have weight 0."""
     total = tl.sum(weight)
     below = top - x
     surprise = below + tl.log(total)
     expected = tl.sum(tl.where(alive, weight * below, 0.0)) / total + tl.log(total)
     mirror = 2 * expected - surprise
-    tl.debug_barrier()  # another stage may have read there
-    tl.store(sums + at, surprise)
-    tl.store(sums + MOST + at, tl.cumsum(weight, 0))
+    tl.debug_barrier()  # another stage may have read `sums`
+    tl.store(sums + index, surprise)
+    tl.store(sums + MAX_RANKED + index, tl.cumsum(weight, 0))
     tl.debug_barrier()
-    least, largest = tl.minimum(surprise, mirror), tl.maximum(surprise, mirror)
-    first, behind = tl.zeros((MOST,), tl.int32), tl.zeros((MOST,), tl.int32)
-    step = MOST
+    smallest, largest = tl.minimum(surprise, mirror), tl.maximum(surprise, mirror)
+    first, tie_limit = tl.zeros((MAX_RANKED,), tl.int32), tl.zeros((MAX_RANKED,), tl.int32)
+    step = MAX_RANKED
     while step > 0:
-        there = tl.load(sums + first + step - 1, mask=first + step <= MOST, other=float("inf"))
-        first += tl.where((first + step <= MOST) & (there <= least), step, 0)
-        there = tl.load(sums + behind + step - 1, mask=behind + step <= MOST, other=float("inf"))
-        behind += tl.where((behind + step <= MOST) & (there < largest), step, 0)
+        group_counts = tl.load(
+            sums + first + step - 1, mask=first + step <= MAX_RANKED, other=float("inf")
+        )
+        first += tl.where((first + step <= MAX_RANKED) & (group_counts <= smallest), step, 0)
+        group_counts = tl.load(
+            sums + tie_limit + step - 1, mask=tie_limit + step <= MAX_RANKED, other=float("inf")
+        )
+        tie_limit += tl.where((tie_limit + step <= MAX_RANKED) & (group_counts < largest), step, 0)
         step //= 2
-    nearer = tl.load(sums + MOST + behind - 1, mask=behind > 0, other=0.0)
-    nearer -= tl.load(sums + MOST + first - 1, mask=first > 0, other=0.0)
+    mass_nearer = tl.load(sums + MAX_RANKED + tie_limit - 1, mask=tie_limit > 0, other=0.0)
+    mass_nearer -= tl.load(sums + MAX_RANKED + first - 1, mask=first > 0, other=0.0)
     distance = tl.where(alive, tl.abs(surprise - expected), float("inf"))
     nearest = distance <= tl.min(distance)
-    if KEEPS:
-        nearest = _smallest(distance, tl.load(own + 2).to(tl.int32))
-    return (nearer < tl.load(own).to(tl.float32) * total) | nearest
+    if HAS_MIN_KEEP:
+        nearest = _smallest(distance, tl.load(stage_settings + 2).to(tl.int32))
+    return (mass_nearer < tl.load(stage_settings).to(tl.float32) * total) | nearest
 
 
 @triton.jit
 def _smallest(x, k):
-    """Which are the k smallest of numbers that are not negative, or tie with the last of them."""
+    """Which are the k smallest of non-negative floats, or tie with the last of them."""
     bits = x.to(tl.int32, bitcast=True)
     low, high = -1, 0x7F800000  # inf
     while high - low > 1:
         middle = low + (high - low) // 2
-        enough = tl.sum((bits <= middle).to(tl.int32)) >= k
-        low, high = tl.where(enough, low, middle), tl.where(enough, middle, high)
+        groups_above = tl.sum((bits <= middle).to(tl.int32)) >= k
+        low, high = tl.where(groups_above, low, middle), tl.where(groups_above, middle, high)
     return bits <= high
 
 
 @triton.jit
-def _choices(alive, weight, at, threshold, MOST: tl.constexpr):
-    """Which are likely enough for `generate.samplers.truncation.XTC`, but for the least likely of them."""
+def _xtc_removed(alive, weight, index, threshold, MAX_RANKED: tl.constexpr):
+    """The tokens that `generate.samplers.truncation.XTC` removes: all likely ones but one."""
     share = weight / tl.sum(weight)
-    likely = alive & (share >= threshold)
-    least = tl.min(tl.where(likely, share, float("inf")))
-    return likely & (at != tl.min(tl.where(likely & (share == least), at, MOST)))
+    above = alive & (share >= threshold)
+    smallest = tl.min(tl.where(above, share, float("inf")))
+    return above & (index != tl.min(tl.where(above & (share == smallest), index, MAX_RANKED)))
 
 
-def tail(
+def sample(
     logits: Float[Tensor, "rows vocab"],
     ops: tuple[str, ...],
-    holes: tuple[bool, ...],
-    keeps: tuple[bool, ...],
-    numbers: Float[Tensor, "any 3"],
+    gaps: tuple[bool, ...],
+    min_keeps: tuple[bool, ...],
+    settings: Float[Tensor, "any 3"],
     keys: Int[Tensor, " rows"],
     used: Int[Tensor, " rows"],
     lengths: Int[Tensor, " rows"],
     failed: Int[Tensor, " rows"],
 ) -> Int[Tensor, " rows"]:
-    """One token per row, by what `generate.fused_chain.FusedTail` says.
+    """Sample one token per row by the stages of `generate.fused_chain.FusedTail`.
 
-    No more than `MOST` tokens are ranked: of more that tie with the k-th, those with the lowest
-    ids. A row with nothing to draw from is noted in `failed`, as by `draw`.
+    At most `MAX_RANKED` tokens are ranked: of those that tie with the k-th, the ones with the
+    lowest ids. A row with nothing to sample from is noted in `failed`, as by `sampling.draw`.
     """
     rows, vocab = logits.shape
     count = torch.empty(rows, dtype=torch.int32, device=logits.device)
-    ids = torch.empty(rows, 3, MOST, dtype=torch.int32, device=logits.device)
-    values, sums = torch.empty(2, rows, 2, MOST, device=logits.device)
-    about = torch.empty(rows, 2, device=logits.device)
-    drawn = torch.empty(rows, dtype=torch.long, device=logits.device)
+    ids = torch.empty(rows, 3, MAX_RANKED, dtype=torch.int32, device=logits.device)
+    values, sums = torch.empty(2, rows, 2, MAX_RANKED, device=logits.device)
+    row_stats = torch.empty(rows, 2, device=logits.device)
+    sampled = torch.empty(rows, dtype=torch.long, device=logits.device)
     _select_kernel[(rows,)](
         logits,
-        numbers,
+        settings,
         count,
         values,
         ids,
-        about,
+        row_stats,
         logits.stride(0),
         vocab,
-        SPREAD=ops[0] == "near",
+        WITH_SIGMA=ops[0] == "top_n_sigma_of_row",
         GROUPS=GROUPS,
-        DEEP=DEEP,
-        MOST=MOST,
-        SOME=SOME,
-        OTHERS=OTHERS,
+        TOKENS_PER_GROUP=TOKENS_PER_GROUP,
+        MAX_RANKED=MAX_RANKED,
+        RANK_BLOCK=RANK_BLOCK,
+        COMPARE_BLOCK=COMPARE_BLOCK,
         num_warps=16,
-        **early(),
+        **pdl_options(),
     )
     _stages_kernel[(rows,)](
         count,
         values,
         ids,
-        about,
-        numbers,
+        row_stats,
+        settings,
         keys,
         used,
         lengths,
         failed,
-        drawn,
+        sampled,
         sums,
         vocab,
         OPS=ops,
-        KEEPS=keeps,
-        HOLES=holes,
-        MOST=MOST,
+        HAS_MIN_KEEP=min_keeps,
+        HAS_GAPS=gaps,
+        MAX_RANKED=MAX_RANKED,
         num_warps=8,
-        **early(),
+        **pdl_options(),
     )
-    return drawn
+    return sampled

@@ -1,11 +1,13 @@
-"""Kernels that write one token for many rows: the layer of `few`, with products on tensor cores.
+"""Triton kernels of a decode step of many rows: matmuls on tensor cores (gemm).
 
-A vector is normed by whoever multiplies it: beside the stream x lies g * x for the gain g of the
-norm to come, and sums of squares, one for each program that wrote. Where the outputs are too few
-to keep the card busy, programs share the inputs too, and who is last adds up.
+The layers are those of `gemv`. RMSNorm is applied by the matmul that reads it: beside the residual
+stream x the kernels write g * x, g the gain of the next norm, and partial sums of squares. Where
+the outputs are too few to occupy the GPU, programs also split the inputs, and the last one to
+finish adds up.
 
-Vectors that meet int8 four at a time (`in_fours`) lie in another order (`common.shuffled`), which
-they are written in: a program makes its outputs in that order by taking the rows of W in it.
+Vectors multiplied with int8 weights that are read four at a time (`reads_packed_int8`) have their
+columns permuted (`common.permute_columns`). They are written in that order: a program computes its
+outputs in it by permuting the rows of W.
 """
 
 from typing import NamedTuple
@@ -18,34 +20,34 @@ from torch import Tensor
 
 from regard.accel.kernels.common import (
     INTERPRETED,
-    Bend,
-    bent,
-    early,
-    hopper,
-    numbers,
-    settle,
+    Activation,
+    activate,
+    dequantize_int8,
+    is_hopper,
+    load_per_output,
+    pdl_options,
+    permute_columns,
     shared_memory,
-    shuffled,
-    sixty_fourths,
-    wait,
+    wait_for_previous,
+    wait_for_wgmma,
 )
-from regard.accel.packed import Matrix
+from regard.accel.packed import PackedLinear
 
-ROWS = 64  # of a program: what tensor cores take at once
-# Outputs of a program, inputs of a step of its loop, steps that are loaded ahead, and warps, for
-# many outputs or few and weights of floats or int8: the fastest on an H200. They fill a
-# multiprocessor, so that those of the next kernel, which come early, spread evenly.
-SIZES = {
+BLOCK_ROWS = 64  # of a program: what a tensor core instruction takes
+# Outputs of a program, inputs of an iteration, stages and warps, for (many outputs, int8 weights):
+# the fastest on an H200. A program fills a multiprocessor, so that those of the next kernel, which
+# start early, are spread evenly.
+PROGRAM_SIZES = {
     (True, False): (128, 128, 4, 4),
     (False, False): (64, 128, 4, 4),
     (True, True): (128, 64, 8, 8),
     (False, True): (64, 128, 6, 4),
 }
-PROGRAMS = 132  # as many as there are multiprocessors
+PROGRAMS = 132  # the multiprocessors of an H200
 
 
 @triton.jit
-def _multiplied(
+def _matmul_share(
     x,
     weight,
     n,
@@ -53,76 +55,81 @@ def _multiplied(
     m,
     rows,
     width,
-    share,
-    EVEN: tl.constexpr,
-    DEEP: tl.constexpr,
-    FOURS: tl.constexpr,
-    SETTLED: tl.constexpr,
+    inputs_per_split,
+    EVEN_INPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    PACKED_INT8: tl.constexpr,
+    WAIT_WGMMA: tl.constexpr,
 ):
     """The vectors m times rows n of W, over this program's share of the inputs.
 
-    In fours, W is the left factor: it goes to the tensor cores from registers, where it is made
-    into floats.
+    With PACKED_INT8, W is the left factor: tensor cores read it from registers, where it is
+    dequantized.
     """
-    PACKED: tl.constexpr = 4 if FOURS else 1
-    begin = tl.program_id(1) * share
-    end = tl.minimum(begin + share, width)
-    if FOURS:
+    INT8_PER_WORD: tl.constexpr = 4 if PACKED_INT8 else 1
+    begin = tl.program_id(1) * inputs_per_split
+    end = tl.minimum(begin + inputs_per_split, width)
+    if PACKED_INT8:
         weight = weight.to(tl.pointer_type(tl.int32))
-    x_at = x + m.to(tl.int64)[:, None] * width
-    w_at = weight + n.to(tl.int64)[:, None] * (width // PACKED)
-    ROWS: tl.constexpr = m.shape[0]
-    SOME: tl.constexpr = n.shape[0]
-    y = tl.zeros((SOME, ROWS) if FOURS else (ROWS, SOME), tl.float32)
-    for start in range(begin, end, DEEP):
-        if SETTLED:
-            settle(start)
-        k = start + tl.arange(0, DEEP)
-        w_k = start // PACKED + tl.arange(0, DEEP // PACKED)
-        there, real = (m < rows)[:, None], inside[:, None]
-        if not EVEN:
-            there, real = there & (k < end)[None, :], real & (w_k < end // PACKED)[None, :]
-        a = tl.load(x_at + k[None, :], mask=there, other=0.0)
-        w = tl.load(w_at + w_k[None, :], mask=real, other=0)
-        if FOURS:
-            y = tl.dot(sixty_fourths(w), tl.trans(a), y)
+    x_rows = x + m.to(tl.int64)[:, None] * width
+    w_rows = weight + n.to(tl.int64)[:, None] * (width // INT8_PER_WORD)
+    BLOCK_ROWS: tl.constexpr = m.shape[0]
+    OUTPUTS: tl.constexpr = n.shape[0]
+    y = tl.zeros((OUTPUTS, BLOCK_ROWS) if PACKED_INT8 else (BLOCK_ROWS, OUTPUTS), tl.float32)
+    for start in range(begin, end, BLOCK_INPUTS):
+        if WAIT_WGMMA:
+            wait_for_wgmma(start)
+        k = start + tl.arange(0, BLOCK_INPUTS)
+        w_k = start // INT8_PER_WORD + tl.arange(0, BLOCK_INPUTS // INT8_PER_WORD)
+        x_mask, w_mask = (m < rows)[:, None], inside[:, None]
+        if not EVEN_INPUTS:
+            x_mask, w_mask = (
+                x_mask & (k < end)[None, :],
+                w_mask & (w_k < end // INT8_PER_WORD)[None, :],
+            )
+        a = tl.load(x_rows + k[None, :], mask=x_mask, other=0.0)
+        w = tl.load(w_rows + w_k[None, :], mask=w_mask, other=0)
+        if PACKED_INT8:
+            y = tl.dot(dequantize_int8(w), tl.trans(a), y)
         else:
             y = tl.dot(a, tl.trans(w.to(a.dtype)), y, input_precision="ieee")
-    return 64 * tl.trans(y) if FOURS else y
+    return 64 * tl.trans(y) if PACKED_INT8 else y
 
 
 @triton.jit
-def _added_up(y, parts, arrived, SPLITS: tl.constexpr, ROWS: tl.constexpr, SOME: tl.constexpr):
-    """The sum of all shares of the inputs, and whether this program is the last, who has it."""
+def _sum_splits(
+    y, partials, counters, SPLITS: tl.constexpr, BLOCK_ROWS: tl.constexpr, OUTPUTS: tl.constexpr
+):
+    """The sum over all splits of the inputs, and whether this program is the last, which has it."""
     if SPLITS == 1:
         return y, tl.full((), True, tl.int1)
     tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-    parts += tile.to(tl.int64) * SPLITS * ROWS * SOME
-    place = tl.arange(0, ROWS)[:, None] * SOME + tl.arange(0, SOME)[None, :]
-    tl.store(parts + tl.program_id(1) * ROWS * SOME + place, y)
-    tl.debug_barrier()  # all of this share is written before it counts as arrived
-    last = tl.atomic_add(arrived + tile, 1) == SPLITS - 1
+    partials += tile.to(tl.int64) * SPLITS * BLOCK_ROWS * OUTPUTS
+    offset = tl.arange(0, BLOCK_ROWS)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
+    tl.store(partials + tl.program_id(1) * BLOCK_ROWS * OUTPUTS + offset, y)
+    tl.debug_barrier()  # all of this split is written before it is counted
+    last = tl.atomic_add(counters + tile, 1) == SPLITS - 1
     if last:
-        tl.store(arrived + tile, 0)
-        y = tl.zeros((ROWS, SOME), tl.float32)
-        for share in tl.static_range(SPLITS):  # in their order, so that the sum is always the same
-            y += tl.load(parts + share * ROWS * SOME + place, volatile=True)
+        tl.store(counters + tile, 0)
+        y = tl.zeros((BLOCK_ROWS, OUTPUTS), tl.float32)
+        for split in tl.static_range(SPLITS):  # in order, so that the sum is deterministic
+            y += tl.load(partials + split * BLOCK_ROWS * OUTPUTS + offset, volatile=True)
     return y, last
 
 
 @triton.jit
-def _normed(squares, m, rows, width, eps, pieces, PIECES: tl.constexpr):
-    """What the vectors m are divided by to be normed, inverted."""
-    piece = tl.arange(0, PIECES)
-    real = (m < rows)[:, None] & (piece < pieces)[None, :]
-    each = tl.load(squares + piece[None, :] * rows + m[:, None], mask=real, other=0.0)
-    return tl.rsqrt(tl.sum(each, 1) / width + eps)
+def _inverse_rms(squares, m, rows, width, eps, num_parts, NUM_PARTS: tl.constexpr):
+    """1 / sqrt(mean(x^2) + eps) of the vectors m."""
+    part = tl.arange(0, NUM_PARTS)
+    real = (m < rows)[:, None] & (part < num_parts)[None, :]
+    sums = tl.load(squares + part[None, :] * rows + m[:, None], mask=real, other=0.0)
+    return tl.rsqrt(tl.sum(sums, 1) / width + eps)
 
 
 @triton.jit
-def _pairs(y, ROWS: tl.constexpr, SOME: tl.constexpr):
-    """Every other column, and those between."""
-    return tl.split(tl.reshape(y, (ROWS, SOME // 2, 2)))
+def _split_pairs(y, BLOCK_ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
+    """The even and the odd columns."""
+    return tl.split(tl.reshape(y, (BLOCK_ROWS, OUTPUTS // 2, 2)))
 
 
 @triton.jit
@@ -133,54 +140,67 @@ def _project_kernel(
     scale,
     bias,
     out,
-    parts,
-    arrived,
+    partials,
+    counters,
     rows,
     outputs,
     width,
-    share,
+    inputs_per_split,
     eps,
-    pieces,
-    PIECES: tl.constexpr,
-    SCALED: tl.constexpr,
-    BIASED: tl.constexpr,
+    num_parts,
+    NUM_PARTS: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
-    BEND: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     SPLITS: tl.constexpr,
-    EVEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    SOME: tl.constexpr,
-    DEEP: tl.constexpr,
-    FOURS: tl.constexpr,
-    SETTLED: tl.constexpr,
-    SHUFFLED: tl.constexpr,
-    EARLY: tl.constexpr,
+    EVEN_INPUTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    PACKED_INT8: tl.constexpr,
+    WAIT_WGMMA: tl.constexpr,
+    PERMUTE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """f(W n(x) + b), or, gated, f(W n(x)) times what the second half of W gives."""
-    m = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
-    EACH: tl.constexpr = SOME // 2 if GATED else SOME
-    place = tl.program_id(0) * EACH + tl.arange(0, SOME) // (SOME // EACH)
-    inside = place < outputs
-    n = shuffled(place) if SHUFFLED else place
+    """f(W n(x) + b), n the norm; GATED: times the product of n(x) and the second half of W."""
+    m = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    RESULTS: tl.constexpr = OUTPUTS // 2 if GATED else OUTPUTS
+    offset = tl.program_id(0) * RESULTS + tl.arange(0, OUTPUTS) // (OUTPUTS // RESULTS)
+    inside = offset < outputs
+    n = permute_columns(offset) if PERMUTE else offset
     if GATED:
-        n += outputs * (tl.arange(0, SOME) % 2)
-    scales = numbers(scale, n, inside, SCALED, 1.0)
-    biases = numbers(bias, n, inside, BIASED, 0.0)
-    wait(EARLY)
-    y = _multiplied(x, weight, n, inside, m, rows, width, share, EVEN, DEEP, FOURS, SETTLED)
-    y, last = _added_up(y, parts, arrived, SPLITS, ROWS, SOME)
+        n += outputs * (tl.arange(0, OUTPUTS) % 2)
+    scales = load_per_output(scale, n, inside, HAS_SCALE, 1.0)
+    biases = load_per_output(bias, n, inside, HAS_BIAS, 0.0)
+    wait_for_previous(PDL)
+    y = _matmul_share(
+        x,
+        weight,
+        n,
+        inside,
+        m,
+        rows,
+        width,
+        inputs_per_split,
+        EVEN_INPUTS,
+        BLOCK_INPUTS,
+        PACKED_INT8,
+        WAIT_WGMMA,
+    )
+    y, last = _sum_splits(y, partials, counters, SPLITS, BLOCK_ROWS, OUTPUTS)
     if last:
-        y *= _normed(squares, m, rows, width, eps, pieces, PIECES)[:, None]
+        y *= _inverse_rms(squares, m, rows, width, eps, num_parts, NUM_PARTS)[:, None]
         y = y * scales[None, :] + biases[None, :]
         if GATED:
-            z, up = _pairs(y, ROWS, SOME)
-            z = bent(z, BEND) * up
+            z, up = _split_pairs(y, BLOCK_ROWS, OUTPUTS)
+            z = activate(z, ACTIVATION) * up
         else:
-            z = bent(y, BEND)
+            z = activate(y, ACTIVATION)
         row = m[:, None].to(tl.int64)
-        at = (tl.program_id(0) * EACH + tl.arange(0, EACH))[None, :]
-        real = (row < rows) & (at < outputs)
-        tl.store(out + row * outputs + at, z.to(out.dtype.element_ty), mask=real)
+        columns = (tl.program_id(0) * RESULTS + tl.arange(0, RESULTS))[None, :]
+        real = (row < rows) & (columns < outputs)
+        tl.store(out + row * outputs + columns, z.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -191,220 +211,256 @@ def _add_kernel(
     bias,
     stream,
     gain,
-    onward,
-    ready,
+    new_stream,
+    scaled,
     squares,
-    parts,
-    arrived,
+    partials,
+    counters,
     rows,
     outputs,
     width,
-    share,
-    SCALED: tl.constexpr,
-    BIASED: tl.constexpr,
+    inputs_per_split,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
-    EVEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    SOME: tl.constexpr,
-    DEEP: tl.constexpr,
-    FOURS: tl.constexpr,
-    SETTLED: tl.constexpr,
-    SHUFFLED: tl.constexpr,
-    EARLY: tl.constexpr,
+    EVEN_INPUTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    PACKED_INT8: tl.constexpr,
+    WAIT_WGMMA: tl.constexpr,
+    PERMUTE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """The stream + W x + b, and what its next norm needs."""
-    m = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
-    place = tl.program_id(0) * SOME + tl.arange(0, SOME)
-    n = shuffled(place) if SHUFFLED else place
-    inside = place < outputs
-    scales = numbers(scale, n, inside, SCALED, 1.0)
-    biases = numbers(bias, n, inside, BIASED, 0.0)
+    """The residual stream + W x + b, g times it for the next norm, and its squares."""
+    m = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    offset = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    n = permute_columns(offset) if PERMUTE else offset
+    inside = offset < outputs
+    scales = load_per_output(scale, n, inside, HAS_SCALE, 1.0)
+    biases = load_per_output(bias, n, inside, HAS_BIAS, 0.0)
     g = tl.load(gain + n, mask=inside, other=0.0).to(tl.float32)
     real = (m < rows)[:, None] & inside[None, :]
-    at = m[:, None].to(tl.int64) * outputs + place[None, :]
-    before = tl.load(stream + at, mask=real, other=0.0)  # written two kernels ago or more
-    wait(EARLY)
-    y = _multiplied(x, weight, n, inside, m, rows, width, share, EVEN, DEEP, FOURS, SETTLED)
-    y, last = _added_up(y, parts, arrived, SPLITS, ROWS, SOME)
+    columns = m[:, None].to(tl.int64) * outputs + offset[None, :]
+    residual_in = tl.load(
+        stream + columns, mask=real, other=0.0
+    )  # written at least two kernels before
+    wait_for_previous(PDL)
+    y = _matmul_share(
+        x,
+        weight,
+        n,
+        inside,
+        m,
+        rows,
+        width,
+        inputs_per_split,
+        EVEN_INPUTS,
+        BLOCK_INPUTS,
+        PACKED_INT8,
+        WAIT_WGMMA,
+    )
+    y, last = _sum_splits(y, partials, counters, SPLITS, BLOCK_ROWS, OUTPUTS)
     if last:
-        y = y * scales[None, :] + biases[None, :] + before
-        tl.store(onward + at, y, mask=real)
-        tl.store(ready + at, (y * g[None, :]).to(ready.dtype.element_ty), mask=real)
+        y = y * scales[None, :] + biases[None, :] + residual_in
+        tl.store(new_stream + columns, y, mask=real)
+        tl.store(scaled + columns, (y * g[None, :]).to(scaled.dtype.element_ty), mask=real)
         tl.store(squares + tl.program_id(0) * rows + m, tl.sum(y * y, 1), mask=m < rows)
 
 
 @triton.jit
-def _begin_kernel(
+def _start_kernel(
     x,
     gain,
     stream,
-    ready,
+    scaled,
     squares,
     width,
     WIDE: tl.constexpr,
-    SHUFFLED: tl.constexpr,
-    EARLY: tl.constexpr,
+    PERMUTE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, WIDE)
-    column = shuffled(place) if SHUFFLED else place
-    inside = place < width
+    offset = tl.arange(0, WIDE)
+    column = permute_columns(offset) if PERMUTE else offset
+    inside = offset < width
     g = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
-    wait(EARLY)
+    wait_for_previous(PDL)
     v = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    at = row * width + place
-    tl.store(stream + at, v, mask=inside)
-    tl.store(ready + at, (v * g).to(ready.dtype.element_ty), mask=inside)
+    columns = row * width + offset
+    tl.store(stream + columns, v, mask=inside)
+    tl.store(scaled + columns, (v * g).to(scaled.dtype.element_ty), mask=inside)
     tl.store(squares + row, tl.sum(v * v))
 
 
-def in_fours(matrix: Matrix, dtype: torch.dtype) -> bool:
-    """Whether its int8 are read four at a time, by vectors that lie `shuffled`."""
-    eight = matrix.scale is not None and dtype == torch.bfloat16
-    return eight and matrix.weight.shape[1] % 64 == 0 and not INTERPRETED
+def reads_packed_int8(layer: PackedLinear, dtype: torch.dtype) -> bool:
+    """Whether int8 weights are read four at a time, by vectors with permuted columns."""
+    is_int8 = layer.scale is not None and dtype == torch.bfloat16
+    return is_int8 and layer.weight.shape[1] % 64 == 0 and not INTERPRETED
 
 
-class Flow(NamedTuple):
-    """The stream of each row, and what its next norm needs."""
+class ResidualStream(NamedTuple):
+    """The residual stream of each row, and what its next norm needs."""
 
     stream: Float[Tensor, "rows dim"]  # float32
-    ready: Float[Tensor, "rows dim"]  # times the gain of that norm
-    squares: Float[Tensor, "pieces rows"]  # sums of them, over some of the columns each
+    scaled: Float[Tensor, "rows dim"]  # x times the gain of that norm
+    squares: Float[Tensor, "parts rows"]  # partial sums of x^2
     eps: float
-    shuffled: bool  # the columns, as their readers take them
+    permuted: bool  # the columns, for weights in packed int8
 
     @classmethod
-    def begin(
-        cls, x: Float[Tensor, "rows dim"], gain: Float[Tensor, " dim"], eps: float, reader: Matrix
-    ) -> "Flow":
-        """Of embedded ids, for the matrices of a model, of which `reader` is one."""
+    def start(
+        cls,
+        x: Float[Tensor, "rows dim"],
+        gain: Float[Tensor, " dim"],
+        eps: float,
+        consumer: PackedLinear,
+    ) -> "ResidualStream":
+        """From the embeddings, for a model whose first linear layer is `consumer`."""
         rows, width = x.shape
-        flow = cls._of(x, 1, eps, in_fours(reader, x.dtype))
-        _begin_kernel[(rows,)](
+        result = cls._of(x, 1, eps, reads_packed_int8(consumer, x.dtype))
+        _start_kernel[(rows,)](
             x,
             gain,
-            *flow[:3],
+            *result[:3],
             width,
             WIDE=triton.next_power_of_2(width),
-            SHUFFLED=flow.shuffled,
+            PERMUTE=result.permuted,
             num_warps=8,
-            **early(),
+            **pdl_options(),
         )
-        return flow
+        return result
 
     @classmethod
-    def _of(cls, like: Tensor, pieces: int, eps: float, shuffled: bool) -> "Flow":
+    def _of(cls, like: Tensor, num_parts: int, eps: float, permuted: bool) -> "ResidualStream":
         stream = torch.empty_like(like, dtype=torch.float32)
-        squares = stream.new_empty(pieces, len(like))
-        return cls(stream, torch.empty_like(like), squares, eps, shuffled)
+        squares = stream.new_empty(num_parts, len(like))
+        return cls(stream, torch.empty_like(like), squares, eps, permuted)
 
     def project(
         self,
-        matrix: Matrix,
-        arrived: Tensor,
-        bend: Bend = Bend(),  # noqa: B008 -- a frozen value
+        layer: PackedLinear,
+        counters: Tensor,
+        activation: Activation = Activation(),  # noqa: B008 -- a frozen value
         dtype: torch.dtype | None = None,
-        reader: Matrix | None = None,
+        consumer: PackedLinear | None = None,
     ) -> Float[Tensor, "rows outputs"]:
-        """Normed and multiplied; bent, and gated; in the order in which `reader` takes it."""
-        x, outputs = self.ready, len(matrix.weight) // (1 + bend.gated)
+        """f(W n(x) + b), with its columns in the order that `consumer` needs."""
+        x, outputs = self.scaled, len(layer.weight) // (1 + activation.gated)
         out = x.new_empty(len(x), outputs, dtype=dtype)
-        grid, shape = _shape(x, matrix)
-        assert self.shuffled == shape["FOURS"]
+        grid, shape = _shape(x, layer)
+        assert self.permuted == shape["PACKED_INT8"]
         _project_kernel[grid](
             x,
             self.squares,
-            matrix.weight,
-            matrix.scale,
-            matrix.bias,
+            layer.weight,
+            layer.scale,
+            layer.bias,
             out,
-            _parts(x, grid, shape),
-            arrived,
+            _empty_partials(x, grid, shape),
+            counters,
             len(x),
             outputs,
             x.shape[1],
-            shape.pop("share"),
+            shape.pop("inputs_per_split"),
             self.eps,
             len(self.squares),
-            PIECES=triton.next_power_of_2(len(self.squares)),
-            SCALED=matrix.scale is not None,
-            BIASED=matrix.bias is not None,
-            GATED=bend.gated,
-            BEND=bend.name,
+            NUM_PARTS=triton.next_power_of_2(len(self.squares)),
+            HAS_SCALE=layer.scale is not None,
+            HAS_BIAS=layer.bias is not None,
+            GATED=activation.gated,
+            ACTIVATION=activation.name,
             SPLITS=grid[1],
-            SHUFFLED=reader is not None and in_fours(reader, out.dtype),
+            PERMUTE=consumer is not None and reads_packed_int8(consumer, out.dtype),
             **shape,
-            **early(),
+            **pdl_options(),
         )
         return out
 
     def add(
         self,
         x: Float[Tensor, "rows inputs"],
-        matrix: Matrix,
+        layer: PackedLinear,
         gain: Float[Tensor, " dim"],
         eps: float,
-        arrived: Tensor,
-    ) -> "Flow":
-        """W x + b on top of the stream, towards the norm that has this gain; x as W takes it.
+        counters: Tensor,
+    ) -> "ResidualStream":
+        """The stream + W x + b, for a next norm with this gain and eps.
 
-        The stream is read before the kernel that was launched last has ended: not one of its.
+        The kernel reads the stream before the previous kernel has ended, so that kernel must not
+        be the one that wrote it.
         """
-        outputs = len(matrix.weight)
-        grid, shape = _shape(x, matrix)
-        flow = self._of(self.ready, grid[0], eps, self.shuffled)
+        outputs = len(layer.weight)
+        grid, shape = _shape(x, layer)
+        result = self._of(self.scaled, grid[0], eps, self.permuted)
         _add_kernel[grid](
             x,
-            matrix.weight,
-            matrix.scale,
-            matrix.bias,
+            layer.weight,
+            layer.scale,
+            layer.bias,
             self.stream,
             gain,
-            *flow[:3],
-            _parts(x, grid, shape),
-            arrived,
+            *result[:3],
+            _empty_partials(x, grid, shape),
+            counters,
             len(x),
             outputs,
             x.shape[1],
-            shape.pop("share"),
-            SCALED=matrix.scale is not None,
-            BIASED=matrix.bias is not None,
+            shape.pop("inputs_per_split"),
+            HAS_SCALE=layer.scale is not None,
+            HAS_BIAS=layer.bias is not None,
             SPLITS=grid[1],
-            SHUFFLED=self.shuffled,
+            PERMUTE=self.permuted,
             **shape,
-            **early(),
+            **pdl_options(),
         )
-        return flow
+        return result
 
 
-def _shape(x: Tensor, matrix: Matrix) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """How many programs make the outputs, share the inputs and take the rows, and their sizes."""
-    (rows, width), outputs = x.shape, len(matrix.weight)
-    large, fours = outputs >= 64 * PROGRAMS, in_fours(matrix, x.dtype)
-    some, most, stages, warps = SIZES[large, matrix.scale is not None]
-    least = 64 if fours else 16
-    deep = max(least, min(most * 2 // x.itemsize, triton.next_power_of_2(width)))
-    tiles, steps = triton.cdiv(outputs, some), triton.cdiv(width, deep)
-    splits = 1 if large else min(steps, max(1, round(PROGRAMS / tiles)))
-    share = deep * triton.cdiv(steps, splits)
-    each = deep * (ROWS * x.itemsize + some * matrix.weight.itemsize)
-    as_float = deep * some * x.itemsize * (matrix.scale is not None and not fours)
+def _shape(x: Tensor, layer: PackedLinear) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """The grid (tiles of outputs, splits of inputs, blocks of rows), and the sizes of a program."""
+    (rows, width), outputs = x.shape, len(layer.weight)
+    many_outputs, packed_int8 = outputs >= 64 * PROGRAMS, reads_packed_int8(layer, x.dtype)
+    outputs_per_program, max_block, stages, warps = PROGRAM_SIZES[
+        many_outputs, layer.scale is not None
+    ]
+    min_block = 64 if packed_int8 else 16
+    block_inputs = max(min_block, min(max_block * 2 // x.itemsize, triton.next_power_of_2(width)))
+    output_tiles, blocks = (
+        triton.cdiv(outputs, outputs_per_program),
+        triton.cdiv(width, block_inputs),
+    )
+    splits = 1 if many_outputs else min(blocks, max(1, round(PROGRAMS / output_tiles)))
+    inputs_per_split = block_inputs * triton.cdiv(blocks, splits)
+    stage_bytes = block_inputs * (
+        BLOCK_ROWS * x.itemsize + outputs_per_program * layer.weight.itemsize
+    )
+    dequantized_bytes = (
+        block_inputs
+        * outputs_per_program
+        * x.itemsize
+        * (layer.scale is not None and not packed_int8)
+    )
     shape = {
-        "share": share,
-        "EVEN": width % deep == 0,
-        "ROWS": ROWS,
-        "SOME": some,
-        "DEEP": deep,
-        "FOURS": fours,
-        "SETTLED": fours and hopper(),
+        "inputs_per_split": inputs_per_split,
+        "EVEN_INPUTS": width % block_inputs == 0,
+        "BLOCK_ROWS": BLOCK_ROWS,
+        "OUTPUTS": outputs_per_program,
+        "BLOCK_INPUTS": block_inputs,
+        "PACKED_INT8": packed_int8,
+        "WAIT_WGMMA": packed_int8 and is_hopper(),
         "num_warps": warps,
-        "num_stages": max(1, min(stages, (shared_memory(x) - as_float) // each)),
+        "num_stages": max(1, min(stages, (shared_memory(x) - dequantized_bytes) // stage_bytes)),
     }
-    return (tiles, triton.cdiv(width, share), triton.cdiv(rows, ROWS)), shape
+    return (
+        output_tiles,
+        triton.cdiv(width, inputs_per_split),
+        triton.cdiv(rows, BLOCK_ROWS),
+    ), shape
 
 
-def _parts(x: Tensor, grid: tuple[int, int, int], shape: dict[str, int]) -> Tensor:
-    """Room for the shares of the inputs."""
-    tiles, splits, blocks = grid
-    size = 0 if splits == 1 else tiles * splits * blocks * ROWS * shape["SOME"]
+def _empty_partials(x: Tensor, grid: tuple[int, int, int], shape: dict[str, int]) -> Tensor:
+    """A buffer for the partial sums of the splits."""
+    output_tiles, splits, blocks = grid
+    size = 0 if splits == 1 else output_tiles * splits * blocks * BLOCK_ROWS * shape["OUTPUTS"]
     return x.new_empty(size, dtype=torch.float32)

@@ -1,11 +1,13 @@
-"""Kernels that write one token for few rows: few of them, since each takes microseconds to begin.
+"""Triton kernels of a decode step of few rows: matrix-vector products (gemv).
 
-A layer is five: norm, queries, keys, values, turn and store; attention; its output onto the
-stream; norm, gate and up; down onto the stream. `accel.packed_decoder` does the same in torch.
+A layer is five kernels, since each takes microseconds to launch: norm, q, k and v with their
+rotation and the KV cache; attention; its output projection and the residual; norm, gate and up;
+down and the residual. `accel.packed_decoder` computes the same in torch.
 
-Vectors of the stream are float32. Weights are of any float, or int8 with a scale per output.
-Each kernel loads all that the one before it does not write, its weights above all, and only then
-waits for it (PDL): memory does not rest between two of them. What two before it wrote is there.
+The residual stream is float32. Weights are floating point, or int8 with a scale per output. With
+programmatic dependent launch (PDL) each kernel loads what the previous one does not write, above
+all its weights, and only then waits for it: the memory is never idle between two kernels. What the
+kernel before the previous one wrote is complete.
 """
 
 import torch
@@ -14,19 +16,20 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.accel.kernels.common import (
-    Bend,
-    Pairing,
-    bent,
-    early,
-    numbers,
-    vector,
-    wait,
+    Activation,
+    RotaryPairs,
+    activate,
+    load_per_output,
+    load_vector,
+    pdl_options,
+    wait_for_previous,
 )
-from regard.accel.packed import Matrix
+from regard.accel.packed import PackedLinear
 from regard.nn.state import KVCache
 
-PIECE = 2048  # inputs that are multiplied at once
-HELD = {  # numbers of W in a program, and its warps, for one or two rows of W at a time: an H200's
+BLOCK_INPUTS = 2048  # inputs that are multiplied at once
+# Elements of W in a program and its warps, by (rows of W per output, int8 weights), for an H200.
+PROGRAM_SIZES = {
     (1, False): (1 << 14, 8),
     (2, False): (1 << 13, 4),
     (1, True): (1 << 13, 4),
@@ -35,42 +38,44 @@ HELD = {  # numbers of W in a program, and its warps, for one or two rows of W a
 
 
 @triton.jit
-def _rows(weight, rows, inside, begin, width, WIDE: tl.constexpr):
-    """Some columns of some rows of a matrix."""
-    columns = begin + tl.arange(0, WIDE)
-    at = rows.to(tl.int64)[:, None] * width + columns[None, :]
-    return tl.load(weight + at, mask=inside[:, None] & (columns < width)[None, :], other=0.0)
+def _load_rows(weight, rows, inside, begin, width, BLOCK: tl.constexpr):
+    """A block of columns of the given rows of W."""
+    columns = begin + tl.arange(0, BLOCK)
+    position = rows.to(tl.int64)[:, None] * width + columns[None, :]
+    return tl.load(weight + position, mask=inside[:, None] & (columns < width)[None, :], other=0.0)
 
 
 @triton.jit
-def _product(w, v):
+def _dot(w, v):
     return tl.sum(w.to(tl.float32) * v[None, :], 1)
 
 
 @triton.jit
-def _angles(p, inside, at, wave, cos, sin, waves):
-    """How far each pair is turned at its position; not at all where it has no wave."""
-    which = tl.load(wave + p, mask=inside, other=-1)
-    turns = inside & (which >= 0)
-    c = tl.load(cos + at * waves + which, mask=turns, other=1.0)
-    s = tl.load(sin + at * waves + which, mask=turns, other=0.0)
+def _load_rotation(p, inside, position, frequency, cos, sin, frequencies):
+    """cos and sin of each pair at its position; 1 and 0 for pairs without a frequency."""
+    index = tl.load(frequency + p, mask=inside, other=-1)
+    rotated = inside & (index >= 0)
+    c = tl.load(cos + position * frequencies + index, mask=rotated, other=1.0)
+    s = tl.load(sin + position * frequencies + index, mask=rotated, other=0.0)
     return c, s
 
 
 @triton.jit
-def _put(y, n, inside, at, row, q, keys, values, q_width, k_width, capacity, HEAD: tl.constexpr):
-    """Outputs n of a packed product to where they belong: q, or row `at` of keys or of values."""
+def _store_qkv(
+    y, n, inside, position, row, q, keys, values, q_width, k_width, capacity, HEAD: tl.constexpr
+):
+    """Store outputs n of the packed projection: to q, or to the KV cache at `position`."""
     tl.store(q + row * q_width + n, y.to(q.dtype.element_ty), mask=inside & (n < q_width))
     k = n - q_width
-    kind = keys.dtype.element_ty
-    place = (row * (k_width // HEAD) + k // HEAD) * capacity * HEAD + at * HEAD + k % HEAD
-    tl.store(keys + place, y.to(kind), mask=inside & (k >= 0) & (k < k_width))
-    place -= (k_width // HEAD) * capacity * HEAD  # of v = k - k_width
-    tl.store(values + place, y.to(kind), mask=inside & (k >= k_width))
+    dtype = keys.dtype.element_ty
+    offset = (row * (k_width // HEAD) + k // HEAD) * capacity * HEAD + position * HEAD + k % HEAD
+    tl.store(keys + offset, y.to(dtype), mask=inside & (k >= 0) & (k < k_width))
+    offset -= (k_width // HEAD) * capacity * HEAD  # of v = k - k_width
+    tl.store(values + offset, y.to(dtype), mask=inside & (k >= k_width))
 
 
 @triton.jit
-def _look_up_kernel(
+def _qkv_kernel(
     x,
     gain,
     weight,
@@ -78,7 +83,7 @@ def _look_up_kernel(
     bias,
     first,
     second,
-    wave,
+    frequency,
     cos,
     sin,
     lengths,
@@ -88,205 +93,209 @@ def _look_up_kernel(
     pairs,
     width,
     eps,
-    waves,
+    frequencies,
     q_width,
     k_width,
     capacity,
-    SCALED: tl.constexpr,
-    BIASED: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     HEAD: tl.constexpr,
-    WIDE: tl.constexpr,
-    SOME: tl.constexpr,
-    EARLY: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    p = tl.program_id(1) * SOME + tl.arange(0, SOME)
+    p = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     inside = p < pairs
-    one = tl.load(first + p, mask=inside, other=0)
-    two = tl.load(second + p, mask=inside, other=0)
-    w_one = _rows(weight, one, inside, 0, width, WIDE)
-    w_two = _rows(weight, two, inside, 0, width, WIDE)
-    g = vector(gain, 0, width, WIDE)
-    at = tl.load(lengths + row)
-    c, s = _angles(p, inside, at, wave, cos, sin, waves)
-    scale_one = numbers(scale, one, inside, SCALED, 1.0)
-    scale_two = numbers(scale, two, inside, SCALED, 1.0)
-    bias_one = numbers(bias, one, inside, BIASED, 0.0)
-    bias_two = numbers(bias, two, inside, BIASED, 0.0)
-    wait(EARLY)
-    v = vector(x + row * width, 0, width, WIDE)
-    size = tl.rsqrt(tl.sum(v * v) / width + eps)
-    a = _product(w_one, v * g) * size * scale_one + bias_one
-    b = _product(w_two, v * g) * size * scale_two + bias_two
+    first_output = tl.load(first + p, mask=inside, other=0)
+    second_output = tl.load(second + p, mask=inside, other=0)
+    first_weight = _load_rows(weight, first_output, inside, 0, width, BLOCK)
+    second_weight = _load_rows(weight, second_output, inside, 0, width, BLOCK)
+    g = load_vector(gain, 0, width, BLOCK)
+    position = tl.load(lengths + row)
+    c, s = _load_rotation(p, inside, position, frequency, cos, sin, frequencies)
+    first_scale = load_per_output(scale, first_output, inside, HAS_SCALE, 1.0)
+    second_scale = load_per_output(scale, second_output, inside, HAS_SCALE, 1.0)
+    first_bias = load_per_output(bias, first_output, inside, HAS_BIAS, 0.0)
+    second_bias = load_per_output(bias, second_output, inside, HAS_BIAS, 0.0)
+    wait_for_previous(PDL)
+    v = load_vector(x + row * width, 0, width, BLOCK)
+    inverse_rms = tl.rsqrt(tl.sum(v * v) / width + eps)
+    a = _dot(first_weight, v * g) * inverse_rms * first_scale + first_bias
+    b = _dot(second_weight, v * g) * inverse_rms * second_scale + second_bias
     a, b = a * c - b * s, b * c + a * s
-    _put(a, one, inside, at, row, q, keys, values, q_width, k_width, capacity, HEAD)
-    _put(b, two, inside, at, row, q, keys, values, q_width, k_width, capacity, HEAD)
+    _store_qkv(
+        a, first_output, inside, position, row, q, keys, values, q_width, k_width, capacity, HEAD
+    )
+    _store_qkv(
+        b, second_output, inside, position, row, q, keys, values, q_width, k_width, capacity, HEAD
+    )
 
 
 @triton.jit
-def _project_kernel(
+def _linear_kernel(
     x,
     gain,
     weight,
     scale,
     bias,
-    stream,
+    residual,
     out,
     outputs,
     width,
     eps,
     NORM: tl.constexpr,
-    SCALED: tl.constexpr,
-    BIASED: tl.constexpr,
-    ADDED: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
-    BEND: tl.constexpr,
-    PIECES: tl.constexpr,
-    WIDE: tl.constexpr,
-    SOME: tl.constexpr,
-    EARLY: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """out = stream + f(W n(x) + b), or, gated, f(W n(x)) times what the second half of W gives."""
+    """residual + f(W n(x) + b), n the norm; GATED: f(...) times (second half of W) n(x) + b."""
     row = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * SOME + tl.arange(0, SOME)
+    n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     inside = n < outputs
-    w = _rows(weight, n, inside, 0, width, WIDE)
-    scales = numbers(scale, n, inside, SCALED, 1.0)
-    biases = numbers(bias, n, inside, BIASED, 0.0)
-    before = tl.zeros((SOME,), tl.float32)
-    if ADDED:
-        before = tl.load(stream + row * outputs + n, mask=inside, other=0.0)
+    w = _load_rows(weight, n, inside, 0, width, BLOCK)
+    scales = load_per_output(scale, n, inside, HAS_SCALE, 1.0)
+    biases = load_per_output(bias, n, inside, HAS_BIAS, 0.0)
+    residual_in = tl.zeros((OUTPUTS,), tl.float32)
+    if HAS_RESIDUAL:
+        residual_in = tl.load(residual + row * outputs + n, mask=inside, other=0.0)
     if GATED:
-        w_up = _rows(weight, n + outputs, inside, 0, width, WIDE)
-        scales_up = numbers(scale, n + outputs, inside, SCALED, 1.0)
-        biases_up = numbers(bias, n + outputs, inside, BIASED, 0.0)
+        w_up = _load_rows(weight, n + outputs, inside, 0, width, BLOCK)
+        scales_up = load_per_output(scale, n + outputs, inside, HAS_SCALE, 1.0)
+        biases_up = load_per_output(bias, n + outputs, inside, HAS_BIAS, 0.0)
     if NORM:
-        g = vector(gain, 0, width, WIDE)
-    wait(EARLY)
+        g = load_vector(gain, 0, width, BLOCK)
+    wait_for_previous(PDL)
     x += row * width
-    y, up = tl.zeros((SOME,), tl.float32), tl.zeros((SOME,), tl.float32)
+    y, up = tl.zeros((OUTPUTS,), tl.float32), tl.zeros((OUTPUTS,), tl.float32)
     squares = tl.zeros((), tl.float32)
-    for piece in tl.static_range(PIECES):
-        if piece > 0:
-            w = _rows(weight, n, inside, piece * WIDE, width, WIDE)
+    for block in tl.static_range(NUM_BLOCKS):
+        if block > 0:
+            w = _load_rows(weight, n, inside, block * BLOCK, width, BLOCK)
             if GATED:
-                w_up = _rows(weight, n + outputs, inside, piece * WIDE, width, WIDE)
+                w_up = _load_rows(weight, n + outputs, inside, block * BLOCK, width, BLOCK)
             if NORM:
-                g = vector(gain, piece * WIDE, width, WIDE)
-        v = vector(x, piece * WIDE, width, WIDE)
+                g = load_vector(gain, block * BLOCK, width, BLOCK)
+        v = load_vector(x, block * BLOCK, width, BLOCK)
         if NORM:
             squares += tl.sum(v * v)
             v *= g
-        y += _product(w, v)
+        y += _dot(w, v)
         if GATED:
-            up += _product(w_up, v)
+            up += _dot(w_up, v)
     if NORM:
-        size = tl.rsqrt(squares / width + eps)
-        y, up = y * size, up * size
-    y = bent(y * scales + biases, BEND)
+        inverse_rms = tl.rsqrt(squares / width + eps)
+        y, up = y * inverse_rms, up * inverse_rms
+    y = activate(y * scales + biases, ACTIVATION)
     if GATED:
         y *= up * scales_up + biases_up
-    tl.store(out + row * outputs + n, (before + y).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * outputs + n, (residual_in + y).to(out.dtype.element_ty), mask=inside)
 
 
-def look_up(
+def project_qkv(
     x: Tensor,
     gain: Tensor,
     eps: float,
-    matrix: Matrix,
-    pairing: Pairing,
-    waves: tuple[Tensor, ...],
-    state: KVCache,
+    layer: PackedLinear,
+    pairs: RotaryPairs,
+    frequencies: tuple[Tensor, ...],
+    cache: KVCache,
     lengths: Tensor,
 ) -> Tensor:
-    """Norm, queries, keys and values; turned; keys and values stored; the queries come back."""
+    """Norm, q, k and v, rotation; k and v go to the KV cache, q is returned."""
     rows, width = x.shape
-    q_width, k_width = _widths(len(matrix.weight), state)
+    q_width, k_width = _widths(len(layer.weight), cache)
     q = torch.empty(rows, q_width, dtype=torch.float32, device=x.device)
-    shape = _shape(matrix, 2)
-    pieces = shape.pop("PIECES")
-    shape |= {"WIDE": shape["WIDE"] * triton.next_power_of_2(pieces)}
-    _look_up_kernel[(rows, triton.cdiv(len(pairing.first), shape["SOME"]))](
+    shape = _shape(layer, 2)
+    blocks = shape.pop("NUM_BLOCKS")
+    shape |= {"BLOCK": shape["BLOCK"] * triton.next_power_of_2(blocks)}
+    _qkv_kernel[(rows, triton.cdiv(len(pairs.first), shape["OUTPUTS"]))](
         x,
         gain,
-        matrix.weight,
-        matrix.scale,
-        matrix.bias,
-        pairing.first,
-        pairing.second,
-        pairing.wave,
-        *waves,
+        layer.weight,
+        layer.scale,
+        layer.bias,
+        pairs.first,
+        pairs.second,
+        pairs.frequency,
+        *frequencies,
         lengths,
         q,
-        state.keys,
-        state.values,
-        len(pairing.first),
+        cache.keys,
+        cache.values,
+        len(pairs.first),
         width,
         eps,
-        waves[0].shape[1],
+        frequencies[0].shape[1],
         q_width,
         k_width,
-        state.keys.shape[2],
-        SCALED=matrix.scale is not None,
-        BIASED=matrix.bias is not None,
-        HEAD=state.keys.shape[3],
+        cache.keys.shape[2],
+        HAS_SCALE=layer.scale is not None,
+        HAS_BIAS=layer.bias is not None,
+        HEAD=cache.keys.shape[3],
         **shape,
-        **early(),
+        **pdl_options(),
     )
     return q
 
 
-def project(
+def linear(
     x: Tensor,
-    matrix: Matrix,
+    layer: PackedLinear,
     *,
     gain: Tensor | None = None,
     eps: float = 0.0,
-    stream: Tensor | None = None,
-    bend: Bend = Bend(),  # noqa: B008 -- a frozen value
+    residual: Tensor | None = None,
+    activation: Activation = Activation(),  # noqa: B008 -- a frozen value
 ) -> Tensor:
-    """A product with what stands before and after it: a norm; a bend, a gate, the stream."""
+    """W x + b, with a norm before it, and an activation, a gate and a residual after it."""
     rows, width = x.shape
-    outputs = len(matrix.weight) // (1 + bend.gated)
+    outputs = len(layer.weight) // (1 + activation.gated)
     out = torch.empty(rows, outputs, dtype=torch.float32, device=x.device)
-    shape = _shape(matrix, 1 + bend.gated)
-    _project_kernel[(rows, triton.cdiv(outputs, shape["SOME"]))](
+    shape = _shape(layer, 1 + activation.gated)
+    _linear_kernel[(rows, triton.cdiv(outputs, shape["OUTPUTS"]))](
         x,
         gain,
-        matrix.weight,
-        matrix.scale,
-        matrix.bias,
-        stream,
+        layer.weight,
+        layer.scale,
+        layer.bias,
+        residual,
         out,
         outputs,
         width,
         eps,
         NORM=gain is not None,
-        SCALED=matrix.scale is not None,
-        BIASED=matrix.bias is not None,
-        ADDED=stream is not None,
-        GATED=bend.gated,
-        BEND=bend.name,
+        HAS_SCALE=layer.scale is not None,
+        HAS_BIAS=layer.bias is not None,
+        HAS_RESIDUAL=residual is not None,
+        GATED=activation.gated,
+        ACTIVATION=activation.name,
         **shape,
-        **early(),
+        **pdl_options(),
     )
     return out
 
 
-def _shape(matrix: Matrix, together: int) -> dict[str, int]:
-    """How many outputs a program makes, so that it holds enough to be busy."""
-    width = matrix.weight.shape[1]
-    wide = min(PIECE, triton.next_power_of_2(width))
-    held, warps = HELD[together, matrix.weight.itemsize == 1]
+def _shape(layer: PackedLinear, rows_together: int) -> dict[str, int]:
+    """The sizes of a program, such that it holds enough of W to be busy."""
+    width = layer.weight.shape[1]
+    block = min(BLOCK_INPUTS, triton.next_power_of_2(width))
+    elements, warps = PROGRAM_SIZES[rows_together, layer.weight.itemsize == 1]
     return {
-        "PIECES": triton.cdiv(width, wide),
-        "WIDE": wide,
-        "SOME": max(1, held // (wide * together)),
+        "NUM_BLOCKS": triton.cdiv(width, block),
+        "BLOCK": block,
+        "OUTPUTS": max(1, elements // (block * rows_together)),
         "num_warps": warps,
     }
 
 
-def _widths(outputs: int, state: KVCache) -> tuple[int, int]:
-    """How many of the outputs of a packed product are queries, and how many are keys."""
-    keys = state.keys.shape[1] * state.keys.shape[3]
+def _widths(outputs: int, cache: KVCache) -> tuple[int, int]:
+    """The widths of q and of k in the packed projection."""
+    keys = cache.keys.shape[1] * cache.keys.shape[3]
     return outputs - 2 * keys, keys

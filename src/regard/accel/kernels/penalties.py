@@ -1,35 +1,44 @@
-"""Kernels that look back at the text and make less likely what was said."""
+"""Triton kernels of penalties on tokens that occurred before."""
 
 import triton
 import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-PIECE = 1024  # ids that one program looks at
-LAGS = 128  # earlier places that one program compares with the end of the text
-STEPS = 16  # ids compared before it asks whether any place still matches
+BLOCK = 1024  # ids of the history that one program reads
+LAGS = 128  # earlier positions that one program compares with the end of the text
+STEPS = 16  # ids compared before it checks whether any position still matches
 
 
 @triton.jit
-def _recent(n, history, lengths, prompts, room, width, vocab):
-    """The ids of the row that lie `n` places back, newest first, and which of them count."""
+def _recent(n, history, lengths, prompts, history_capacity, width, vocab):
+    """The ids of the row `n` positions back, newest first, and which of them are penalised."""
     row = tl.program_id(0).to(tl.int64)
-    at = tl.load(lengths + row) - 1 - n
+    position = tl.load(lengths + row) - 1 - n
     first = 0
     if prompts is not None:
         first = tl.load(prompts + row)
-    real = (n < width) & (at >= first)
-    ids = tl.load(history + row * room + at, mask=real, other=0)
+    real = (n < width) & (position >= first)
+    ids = tl.load(history + row * history_capacity + position, mask=real, other=0)
     return ids, real & (ids < vocab)
 
 
 @triton.jit
 def _repetition_kernel(
-    logits, out, history, lengths, prompts, room, width, vocab, penalty, PIECE: tl.constexpr
+    logits,
+    out,
+    history,
+    lengths,
+    prompts,
+    history_capacity,
+    width,
+    vocab,
+    penalty,
+    BLOCK: tl.constexpr,
 ):
-    """As `generate.penalties.Repetition`; an id said twice gets the same number twice."""
-    n = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
-    ids, real = _recent(n, history, lengths, prompts, room, width, vocab)
+    """As `generate.samplers.penalties.Repetition`; a repeated id stores the same value."""
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    ids, real = _recent(n, history, lengths, prompts, history_capacity, width, vocab)
     ids += tl.program_id(0).to(tl.int64) * vocab
     x = tl.load(logits + ids, mask=real)
     tl.store(out + ids, tl.where(x > 0, x / penalty, x * penalty), mask=real)
@@ -42,29 +51,31 @@ def _frequency_kernel(
     history,
     lengths,
     prompts,
-    room,
+    history_capacity,
     width,
     vocab,
     penalty,
-    ONCE: tl.constexpr,
-    WIDE: tl.constexpr,
+    PRESENCE: tl.constexpr,
+    BLOCK_HISTORY: tl.constexpr,
 ):
-    """As `generate.penalties.Frequency`, or, `ONCE`, as `Presence`.
+    """As `generate.samplers.penalties.Frequency`, or, `PRESENCE`, as `Presence`.
 
-    `out` comes with the logits in it. Each time that an id was said adds 1 to the bits of its
-    logit, taken as a whole number; how far they have moved is how often it was said.
+    `out` holds the logits. Each occurrence of an id adds 1 to the bits of its logit, taken as an
+    integer; the difference from the original bits is the number of occurrences.
     """
-    ids, real = _recent(tl.arange(0, WIDE), history, lengths, prompts, room, width, vocab)
+    ids, real = _recent(
+        tl.arange(0, BLOCK_HISTORY), history, lengths, prompts, history_capacity, width, vocab
+    )
     ids += tl.program_id(0).to(tl.int64) * vocab
     x = tl.load(logits + ids, mask=real)
-    said = 1.0
-    if not ONCE:
-        tally = out.to(tl.pointer_type(tl.int32), bitcast=True) + ids
-        tl.atomic_add(tally, 1, mask=real, sem="relaxed", scope="cta")
-        tl.debug_barrier()  # all have been counted before one is read,
-        said = (tl.load(tally, mask=real) - x.to(tl.int32, bitcast=True)).to(tl.float32)
-        tl.debug_barrier()  # and read before one is written over
-    tl.store(out + ids, x - penalty * said, mask=real)
+    occurrences = 1.0
+    if not PRESENCE:
+        bit_counts = out.to(tl.pointer_type(tl.int32), bitcast=True) + ids
+        tl.atomic_add(bit_counts, 1, mask=real, sem="relaxed", scope="cta")
+        tl.debug_barrier()  # all are counted before one is read,
+        occurrences = (tl.load(bit_counts, mask=real) - x.to(tl.int32, bitcast=True)).to(tl.float32)
+        tl.debug_barrier()  # and read before one is overwritten
+    tl.store(out + ids, x - penalty * occurrences, mask=real)
 
 
 @triton.jit
@@ -74,23 +85,24 @@ def _dry_kernel(
     history,
     lengths,
     breakers,
-    room,
+    history_capacity,
     width,
     vocab,
     multiplier,
     base,
-    allowed,
-    largest,
+    allowed_length,
+    max_penalty,
     LAGS: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """As `generate.penalties.DRY`, for some of the earlier places of a row.
+    """As `generate.samplers.penalties.DRY`, for a block of earlier positions of a row.
 
-    What follows a place loses by how long the place matches; `out` keeps the least that is left.
+    The token after a position is penalised by the length of the match there; `out` keeps the
+    least of the penalised logits.
     """
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
-    newest = history + row * room + length - 1
+    newest = history + row * history_capacity + length - 1
     text = tl.minimum(length, width).to(tl.int32)
     lag = tl.program_id(1) * LAGS + 1 + tl.arange(0, LAGS)
     matches = lag < text
@@ -106,19 +118,19 @@ def _dry_kernel(
         j = start + steps
         back = lag[:, None] + j[None, :]
         earlier = tl.load(newest - back, mask=matches[:, None] & (back < text), other=-2)
-        own = tl.load(newest - j, mask=j < text, other=-1)
+        current = tl.load(newest - j, mask=j < text, other=-1)
         if breakers is not None:
-            inside = (own >= 0) & (own < vocab)
-            own = tl.where(tl.load(breakers + own, mask=inside, other=0) != 0, -1, own)
-        same = tl.min(tl.where(earlier == own[None, :], STEPS, steps[None, :]), 1)
+            inside = (current >= 0) & (current < vocab)
+            current = tl.where(tl.load(breakers + current, mask=inside, other=0) != 0, -1, current)
+        same = tl.min(tl.where(earlier == current[None, :], STEPS, steps[None, :]), 1)
         matched += tl.where(matches, same, 0)
         matches = matches & (same == STEPS)
         start += STEPS
     rate = tl.log2(tl.full((), base, tl.float32).to(tl.float64))
-    growth = tl.exp2(rate * (matched - allowed)).to(tl.float32)
-    penalty = tl.minimum(multiplier * growth, largest)
-    left = out + row * vocab + following
-    tl.atomic_min(left, x - penalty, mask=counts & (matched >= allowed), sem="relaxed")
+    growth = tl.exp2(rate * (matched - allowed_length)).to(tl.float32)
+    penalty = tl.minimum(multiplier * growth, max_penalty)
+    penalised = out + row * vocab + following
+    tl.atomic_min(penalised, x - penalty, mask=counts & (matched >= allowed_length), sem="relaxed")
 
 
 def repetition(
@@ -129,12 +141,24 @@ def repetition(
     width: int,
     penalty: float,
 ) -> Float[Tensor, "rows vocab"]:
-    """As `generate.penalties.Repetition` over the last `width` ids, without `prompts` if given."""
-    (rows, vocab), room = logits.shape, history.shape[1]
+    """As `generate.samplers.penalties.Repetition` over the last `width` ids.
+
+    With `prompts`, the first so many ids of each row do not count.
+    """
+    (rows, vocab), history_capacity = logits.shape, history.shape[1]
     logits, history = logits.contiguous(), history.contiguous()
     out = logits.clone()
-    _repetition_kernel[(rows, triton.cdiv(width, PIECE))](
-        logits, out, history, lengths, prompts, room, width, vocab, float(penalty), PIECE=PIECE
+    _repetition_kernel[(rows, triton.cdiv(width, BLOCK))](
+        logits,
+        out,
+        history,
+        lengths,
+        prompts,
+        history_capacity,
+        width,
+        vocab,
+        float(penalty),
+        BLOCK=BLOCK,
     )
     return out
 
@@ -147,26 +171,26 @@ def frequency(
     width: int,
     penalty: float,
     *,
-    once: bool,
+    presence: bool,
 ) -> Float[Tensor, "rows vocab"]:
-    """As `generate.penalties.Frequency`, or `Presence`, over the last `width` ids."""
-    (rows, vocab), room = logits.shape, history.shape[1]
+    """As `generate.samplers.penalties.Frequency`, or `Presence`, over the last `width` ids."""
+    (rows, vocab), history_capacity = logits.shape, history.shape[1]
     logits, history = logits.contiguous(), history.contiguous()
-    out, wide = logits.clone(), max(PIECE, triton.next_power_of_2(width))
+    out, block_history = logits.clone(), max(BLOCK, triton.next_power_of_2(width))
     _frequency_kernel[(rows,)](
         logits,
         out,
         history,
         lengths,
         prompts,
-        room,
+        history_capacity,
         width,
         vocab,
         float(penalty),
-        ONCE=once,
-        WIDE=wide,
-        num_warps=wide // 256,
-        enable_fp_fusion=False,  # the product is rounded, as in torch
+        PRESENCE=presence,
+        BLOCK_HISTORY=block_history,
+        num_warps=block_history // 256,
+        enable_fp_fusion=False,  # the multiplication is rounded, as in torch
     )
     return out
 
@@ -179,11 +203,11 @@ def dry(
     width: int,
     multiplier: float,
     base: float,
-    allowed: int,
-    largest: float,
+    allowed_length: int,
+    max_penalty: float,
 ) -> Float[Tensor, "rows vocab"]:
-    """As `generate.penalties.DRY` over the last `width` ids, by penalties up to `largest`."""
-    (rows, vocab), room = logits.shape, history.shape[1]
+    """As `generate.samplers.penalties.DRY` over the last `width` ids."""
+    (rows, vocab), history_capacity = logits.shape, history.shape[1]
     logits, history = logits.contiguous(), history.contiguous()
     out = logits.clone()
     _dry_kernel[(rows, triton.cdiv(width - 1, LAGS))](
@@ -192,13 +216,13 @@ def dry(
         history,
         lengths,
         breakers,
-        room,
+        history_capacity,
         width,
         vocab,
         float(multiplier),
         float(base),
-        allowed,
-        largest,
+        allowed_length,
+        max_penalty,
         LAGS=LAGS,
         STEPS=STEPS,
     )

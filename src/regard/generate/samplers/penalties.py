@@ -131,7 +131,7 @@ class Frequency(LogitsProcessor):
             history, lengths = context.history, context.lengths
             prompts = context.prompts if self.scope == "answer" else None
             return frequency(
-                logits, history, lengths, prompts, width, self.penalty, once=self.binary
+                logits, history, lengths, prompts, width, self.penalty, presence=self.binary
             )
         counts = token_counts(context, logits.shape[1], self.window, self.scope, logits.dtype)
         return logits - self.penalty * (counts.clamp_max(1) if self.binary else counts)

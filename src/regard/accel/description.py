@@ -1,0 +1,226 @@
+"""The structure of a decoder, read off its modules: what the fast paths must reproduce.
+
+`describe` knows every class and every attribute that a covered model may consist of. A module of
+another class (a new norm, score or position encoding) or with another attribute (a new field of a
+block) is refused: such a model decodes by its own `step`, slowly and correctly. `Snapshot` notices
+that a described model has changed since.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from regard.accel.compile import ATTACHED
+from regard.models.transformer import Transformer
+from regard.nn.attention import Attention
+from regard.nn.block import Block
+from regard.nn.embed import Embedding
+from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
+from regard.nn.head import Head
+from regard.nn.norm import LayerNorm, RMSNorm, RMSNormPlusOne
+from regard.nn.position import T5, ALiBi, Learned, Position, Rotary, Sinusoidal
+from regard.nn.score import Dot, ScaledDot
+from regard.nn.stack import Stack
+from regard.nn.tap import Carry, Tap
+
+NORMS: dict[type, str] = {LayerNorm: "layer", RMSNorm: "rms", RMSNormPlusOne: "rms_plus_one"}
+POSITIONS: dict[type, str] = {
+    Position: "none",
+    Sinusoidal: "sinusoidal",
+    Learned: "learned",
+    Rotary: "rotary",
+    ALiBi: "alibi",
+    T5: "t5",
+}
+ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
+KNOWN_ATTRIBUTES: dict[type, str] = {
+    Transformer: "config context embed source_embed encoder decoder head",
+    Embedding: "token segment project scale",
+    Stack: "position embed_norm project blocks windows norm dropout",
+    Block: "attention attention_norm attention_after cross ffn ffn_norm ffn_after norm_order "
+    "dropout carry out_tap",
+    Attention: "heads kv_heads head_dim dropout query key value out q_norm k_norm score "
+    "q_tap k_tap",
+    FeedForward: "up down activation dropout",
+    GatedFeedForward: "up down activation dropout gate",
+    Head: "scale cap project _tied weight bias",
+    LayerNorm: "eps weight bias",
+    RMSNorm: "eps weight",
+    RMSNormPlusOne: "eps weight",
+    Dot: "scale cap fused",
+    ScaledDot: "scale cap fused",
+    Position: "",
+    Sinusoidal: "dim base halves each_layer",
+    Learned: "table offset each_layer",
+    Rotary: "width base interleaved scaling",
+    ALiBi: "slope",
+    T5: "causal buckets reach table",
+    Tap: "",
+    Carry: "",
+    nn.ModuleList: "",
+    nn.Linear: "in_features out_features weight bias",
+    nn.Embedding: "num_embeddings embedding_dim padding_idx max_norm norm_type "
+    "scale_grad_by_freq sparse weight",
+}
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # of every module, `training` among them
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDescription:
+    """One layer of a decoder."""
+
+    norm_order: str
+    norm: str  # before attention and, if any, before the feed-forward network
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    ffn_dim: int
+    score_scale: float | None  # None: not a scaled dot product, or one with a soft cap
+    qk_norm: str | None
+    activation: str | None  # None: not one of `nn.ffn.ACTIVATIONS`
+    gated: bool
+    qkv_bias: bool
+    out_bias: bool
+    ffn_bias: bool
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A decoder-only Transformer with a linear head."""
+
+    blocks: tuple[BlockDescription, ...]  # of each layer
+    position: str
+    position_in_each_layer: bool
+    rotated_dims: int  # of each query and key
+    interleaved: bool
+    biases_scores: bool
+    final_norm: str | None
+    head_scale: float
+    head_projects: bool
+    dtype: torch.dtype
+    device: torch.device
+
+
+class NotCovered(Exception):
+    """Why no fast path reproduces a model."""
+
+
+def describe(model: object) -> Description:
+    """The structure of a model; `NotCovered` for anything that is not known here."""
+    if type(model) is not Transformer:
+        raise NotCovered(f"{type(model).__name__} is not a Transformer")
+    if model.decoder is None or model.encoder is not None:
+        raise NotCovered(f"shape={model.config.shape!r} is not a decoder alone")
+    for name, module in model.named_modules():
+        _require_known(name or "the model", module)
+    stack, head = cast(Stack, model.decoder), model.head
+    if type(head) is not Head:
+        raise NotCovered(f"head {type(head).__name__} is not a linear head")
+    position, weight = stack.position, model.embed.token.weight
+    return Description(
+        blocks=tuple(map(_describe_block, stack.layers, stack.windows)),
+        position=POSITIONS[type(position)],
+        position_in_each_layer=position.each_layer,
+        rotated_dims=position.width if isinstance(position, Rotary) else 0,
+        interleaved=isinstance(position, Rotary) and position.interleaved,
+        biases_scores=type(position).bias is not Position.bias,
+        final_norm=stack.norm and NORMS[type(stack.norm)],
+        head_scale=head.scale,
+        head_projects=head.project is not None,
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+
+
+def _describe_block(block: Block, window: int | None) -> BlockDescription:
+    attention, ffn = block.attention, cast(FeedForward, block.ffn)
+    score = attention.score
+    (norm, *others) = {type(norm) for norm in (block.attention_norm, block.ffn_norm) if norm}
+    if others:
+        raise NotCovered("the norms of a block are of different classes")
+    return BlockDescription(
+        norm_order=block.norm_order.kind,
+        norm=NORMS[norm],
+        heads=attention.heads,
+        kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
+        value_dim=attention.value.out_features // attention.kv_heads,
+        ffn_dim=ffn.up.out_features,
+        score_scale=score.scale if score.cap is None else None,
+        qk_norm=attention.q_norm and NORMS[type(attention.q_norm)],
+        activation=ACTIVATION_NAMES.get(ffn.activation),
+        gated=isinstance(ffn, GatedFeedForward),
+        qkv_bias=attention.query.bias is not None,
+        out_bias=attention.out.bias is not None,
+        ffn_bias=ffn.up.bias is not None,
+        window=window,
+    )
+
+
+def _require_known(name: str, module: nn.Module) -> None:
+    """Refuse classes, attributes and hooks that no fast path knows of."""
+    if type(module) not in KNOWN_ATTRIBUTES:
+        raise NotCovered(f"{name} is a {type(module).__name__}, which no fast path implements")
+    own = set(vars(module)) - MODULE_ATTRIBUTES
+    for members in (module._parameters, module._buffers, module._modules):
+        own |= set() if type(module) is nn.ModuleList else members.keys()
+    for attribute in own - set(KNOWN_ATTRIBUTES[type(module)].split()):
+        if not _keeps_results(getattr(module, attribute)):
+            raise NotCovered(f"{name}.{attribute} is an attribute that no fast path knows")
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise NotCovered(f"{name} has a forward hook")
+
+
+def _keeps_results(attribute: Any) -> bool:
+    """Whether an attached method computes what the original does: compiled, or checkpointed."""
+    if isinstance(attribute, partial) and attribute.func is checkpoint:
+        return True
+    return getattr(attribute, "__func__", None) in ATTACHED
+
+
+class Snapshot:
+    """The values and tensors of a model, to notice that one of them has changed.
+
+    Compares attributes, storage addresses and version counters: a few comparisons per tensor.
+    Writing through `tensor.data` leaves the version counter alone and goes unnoticed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.values: list[tuple[Mapping[str, Any], str, Any, str]] = []
+        self.tensors: list[tuple[Tensor, int, int, str]] = []
+        for prefix, module in model.named_modules():
+            own = {key: vars(module)[key] for key in vars(module).keys() - MODULE_ATTRIBUTES}
+            for members, watched in (
+                (vars(module), own),
+                (module._modules, module._modules),
+                (module._parameters, module._parameters),
+                (module._buffers, module._buffers),
+            ):
+                for key, value in watched.items():
+                    name = f"{prefix}.{key}".lstrip(".")
+                    frozen = dict(value) if isinstance(value, Mapping) else value
+                    self.values.append((members, key, frozen, name))
+                    if isinstance(value, Tensor):
+                        self.tensors.append((value, value.data_ptr(), _version(value), name))
+
+    def find_change(self) -> str | None:
+        """The name of the first value that is not what it was; None if all are."""
+        for members, key, value, name in self.values:
+            current = members.get(key)
+            if current is not value and (isinstance(value, Tensor) or current != value):
+                return name
+        for tensor, address, version, name in self.tensors:
+            if tensor.data_ptr() != address or _version(tensor) != version:
+                return name
+        return None
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,369 @@
+"""Every choice of every field of a decoder: a fast path reproduces it, or it is refused."""
+
+import dataclasses
+import os
+from importlib.util import find_spec
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+from torch import nn
+
+from regard.accel import decoding_path
+from regard.accel.coverage import packing_obstacle, triton_obstacle
+from regard.accel.description import NotCovered, describe
+from regard.accel.packed_decoder import PackedDecoder
+from regard.errors import RegardError
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.block import Block
+from regard.nn.ffn import FFNS, FeedForward
+from regard.nn.head import Head
+from regard.nn.norm import NORMS, RMSNorm
+from regard.nn.position import POSITIONS, Rotary
+from regard.nn.score import SCORES, ScaledDot
+
+VOCAB, ROWS, CAPACITY = 23, 3, 16
+BASE = {
+    "vocab_size": VOCAB,
+    "dim": 32,
+    "layers": 2,
+    "heads": 4,
+    "context": CAPACITY,
+    "position": "rotary",
+    "norm": "rms",
+    "ffn": "swiglu",
+    "bias": False,
+    "tied": False,
+}
+RUNS_TRITON = find_spec("triton") is not None and (
+    torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+)
+
+
+def literals(field):
+    """The values of a closed choice."""
+    hint = get_type_hints(TransformerConfig)[field]
+    parts = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+    return [value for part in parts for value in get_args(part)]
+
+
+CHOICES = {
+    "dim": [16, 48],
+    "layers": [1, 3],
+    "heads": [1, 2, 8],
+    "kv_heads": [1, 2, 4],
+    "head_dim": [6, 16],
+    "ffn_dim": [8, 100],
+    "score": [
+        *sorted(SCORES.keys() - {"location"}),  # that one is for recurrent decoders
+        {"kind": "scaled_dot", "cap": 2.0},
+        {"kind": "scaled_dot", "width": 3},
+        {"kind": "dot", "scale": 0.3},
+    ],
+    "position": [
+        *sorted(POSITIONS),
+        {"kind": "rotary", "interleaved": True},
+        {"kind": "rotary", "fraction": 0.5},
+        {"kind": "rotary", "fraction": 0.5, "interleaved": True},
+        {"kind": "rotary", "base": 50.0},
+        {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}},
+        {"kind": "learned", "each_layer": True},
+        {"kind": "sinusoidal", "each_layer": True},
+    ],
+    "window": [1, 3, 40],
+    "global_every": [2],
+    "norm": sorted(NORMS),
+    "norm_eps": [1e-2],
+    "qk_norm": [True],
+    "norm_order": literals("norm_order"),
+    "stream_scale": [1.5],
+    "ffn": sorted(FFNS),
+    "init": [],  # of the weights, which are drawn anew here
+    "bias": [True, False, "qkv"],
+    "shared_layers": [True],
+    "embed_norm": [True],
+    "dropout": [0.5],
+    "attention_dropout": [0.5],
+    "ffn_dropout": [0.5],
+    "vocab_size": [7, 64],
+    "source_vocab_size": [],  # of an encoder-decoder
+    "context": [40],
+    "shape": [],  # `test_other_models_are_refused`
+    "encoder_layers": [],
+    "embed_dim": [8],
+    "factored": literals("factored"),
+    "embed_scaled": [True],
+    "segments": [],  # of an encoder
+    "tied": [True, False],
+    "head": [
+        "linear",
+        {"kind": "linear", "cap": 3.0},
+        {"kind": "linear", "bias": True},
+        {"kind": "linear", "scaled": True},
+    ],
+}
+TOGETHER = {  # fields that another one needs
+    "global_every": {"window": 3},
+    "factored": {"embed_dim": 8},
+    "stream_scale": {"norm_order": "deepnorm"},
+    "score": {"position": "none"},  # rotary positions exclude most other scores
+}
+CASES = [
+    pytest.param({**TOGETHER.get(field, {}), field: value}, id=f"{field}={value}")
+    for field, values in CHOICES.items()
+    for value in values
+]
+PAIRS = [  # of which one field alone says nothing
+    {"head_dim": 5, "position": {"kind": "rotary", "fraction": 0.8}},
+    {"head_dim": 5, "position": {"kind": "rotary", "fraction": 0.8, "interleaved": True}},
+    {"head_dim": 6, "position": {"kind": "rotary", "interleaved": True}},
+    {"norm_order": "parallel", "norm": "layer", "bias": True, "window": 3},
+    {"qk_norm": True, "kv_heads": 2, "norm": "rms_plus_one"},
+    {"position": "alibi", "kv_heads": 2, "window": 4},
+]
+CASES += [pytest.param(change, id=str(change)) for change in PAIRS]
+
+
+def build(change=None, **more):
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(**{**BASE, **(change or {}), **more})).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def test_every_field_of_a_decoder_has_its_choices_here():
+    assert CHOICES.keys() == {field.name for field in dataclasses.fields(TransformerConfig)}
+
+
+def require_same_logits(model, fast, counts, static):
+    """Prefill and several decode steps give the logits of the model."""
+    ids = torch.randint(0, model.vocab_size, (ROWS, 9))
+    counts = None if counts is None else torch.tensor(counts)
+    expected, state = model.step(ids[:, :5], model.start(ROWS, CAPACITY), counts=counts)
+    actual, fast_state = fast.step(ids[:, :5], fast.start(ROWS, CAPACITY), counts=counts)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    fast_state = fast_state.with_static_shapes() if static else fast_state
+    for time in range(5, 9):
+        expected, state = model.step(ids[:, time : time + 1], state)
+        actual, fast_state = fast.step(ids[:, time : time + 1], fast_state)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", CASES)
+@torch.inference_mode()
+def test_a_choice_decodes_as_the_model_does_or_is_refused(change):
+    model, reference = build(change), build(change)
+    path = decoding_path(model)
+    if path.name == "plain":
+        assert path.language is model
+        assert path.obstacles["packed"]
+        return
+    for counts in (None, (3, 5, 4)):
+        for static in (False, True):
+            require_same_logits(reference, path.language, counts, static)
+
+
+@pytest.mark.skipif(not RUNS_TRITON, reason="needs Triton, and a GPU or TRITON_INTERPRET=1")
+@pytest.mark.parametrize("change", CASES)
+@torch.inference_mode()
+def test_a_choice_without_an_obstacle_decodes_by_triton_kernels(change):
+    from regard.accel.triton_decoder import TritonDecoder
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = {"head_dim": 16, "layers": 1} | change
+    model, reference = build(sizes).to(device), build(sizes).to(device)
+    try:
+        description = describe(model)
+    except NotCovered:
+        return
+    if packing_obstacle(description) or triton_obstacle(description):
+        return
+    fast, ids = TritonDecoder(model), torch.randint(0, model.vocab_size, (2, 6), device=device)
+    _, state = reference.step(ids[:, :4], reference.start(2, CAPACITY))
+    _, fast_state = fast.step(ids[:, :4], fast.start(2, CAPACITY))
+    for time in (4, 5):
+        expected, state = reference.step(ids[:, time : time + 1], state)
+        actual, fast_state = fast.step(ids[:, time : time + 1], fast_state)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)  # sums in another order
+
+
+def test_some_choices_are_fast_and_some_are_refused():
+    names = [decoding_path(build(case.values[0])).name for case in CASES]
+    assert names.count("packed_cpu") > 40
+    assert names.count("packed") >= 2
+    assert names.count("plain") >= 12
+
+
+class OtherNorm(RMSNorm):
+    """A norm that no fast path knows."""
+
+
+class OtherScore(ScaledDot):
+    """A score that no fast path knows."""
+
+
+class OtherPosition(Rotary):
+    """A position encoding that no fast path knows."""
+
+
+class OtherFFN(FeedForward):
+    """A feed-forward network that no fast path knows."""
+
+
+class OtherHead(Head):
+    """A head that no fast path knows."""
+
+
+class OtherBlock(Block):
+    """A block that no fast path knows."""
+
+
+def replace_norm(model):
+    model.decoder.blocks[1].ffn_norm = OtherNorm(32)
+
+
+def replace_score(model):
+    model.decoder.blocks[0].attention.score = OtherScore(8)
+
+
+def replace_position(model):
+    model.decoder.position = OtherPosition(8)
+
+
+def replace_ffn(model):
+    torch.manual_seed(1)
+    model.decoder.blocks[0].ffn = OtherFFN(32, 8, torch.tanh)
+
+
+def replace_head(model):
+    model.head = OtherHead(32, VOCAB)
+
+
+def replace_block(model):
+    model.decoder.blocks[0].__class__ = OtherBlock
+
+
+def add_parameter(model):
+    model.decoder.blocks[0].layer_scale = nn.Parameter(torch.ones(32))
+
+
+def add_setting(model):
+    model.decoder.blocks[0].attention.sink_tokens = 4
+
+
+def replace_forward(model):
+    model.decoder.blocks[0].ffn.forward = lambda x: 0 * x
+
+
+def add_hook(model):
+    model.decoder.blocks[0].register_forward_hook(lambda *args: None)
+
+
+def change_norm_order(model):
+    block = model.decoder.blocks[0]
+    block.norm_order = dataclasses.replace(block.norm_order, kind="new")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replace_norm,
+        replace_score,
+        replace_position,
+        replace_ffn,
+        replace_head,
+        replace_block,
+        add_parameter,
+        add_setting,
+        replace_forward,
+        add_hook,
+        change_norm_order,
+    ],
+)
+def test_what_no_description_knows_is_refused(change):
+    model = build()
+    assert decoding_path(model).name == "packed_cpu"
+    change(model)
+    path = decoding_path(model)
+    assert path.name == "plain"
+    assert path.obstacles["packed"]
+
+
+@pytest.mark.parametrize("shape", ["encoder", "encoder-decoder"])
+def test_other_models_are_refused(shape):
+    assert decoding_path(build(shape=shape)).name == "plain"
+
+
+def scale_weight(model):
+    model.decoder.blocks[1].attention.key.weight.mul_(2)
+
+
+def replace_weight(model):
+    model.decoder.blocks[0].ffn.up.weight = nn.Parameter(torch.zeros(88, 32))
+
+
+def replace_data(model):
+    model.head.weight.data = torch.zeros(VOCAB, 32)
+
+
+def change_base(model):
+    model.decoder.position.base = 50.0
+
+
+def change_scaling(model):
+    model.decoder.position.scaling["factor"] = 4.0
+
+
+def change_eps(model):
+    model.decoder.norm.eps = 0.5
+
+
+def change_score_scale(model):
+    model.decoder.blocks[0].attention.score.scale = 3.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        scale_weight,
+        replace_weight,
+        replace_data,
+        change_base,
+        change_scaling,
+        change_eps,
+        change_score_scale,
+        replace_ffn,
+    ],
+)
+@pytest.mark.parametrize("int8", [False, True])
+@torch.no_grad()
+def test_a_packed_model_notices_a_change(change, int8):
+    position = {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}}
+    model = build(position=position)
+    fast = decoding_path(model, int8=int8).language
+    ids = torch.randint(0, VOCAB, (1, 4))
+    state = fast.start(1, 8)
+    _, state = fast.step(ids, state)
+    fast.step(ids[:, :1], state)
+    change(model)
+    with pytest.raises(RegardError, match="has changed since the model was packed"):
+        fast.start(1, 8)
+    with pytest.raises(RegardError, match="pack it again"):
+        fast.step(ids, state)
+    again, reference = decoding_path(model).language, build(position=position)
+    change(reference)
+    expected, state = reference.step(ids, reference.start(1, 8))
+    actual, fast_state = again.step(ids, again.start(1, 8))
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(
+        again.step(ids[:, :1], fast_state)[0], reference.step(ids[:, :1], state)[0]
+    )
+
+
+def test_packing_twice_moves_nothing():
+    model = build()
+    first = PackedDecoder(model)
+    second = PackedDecoder(model)
+    assert first.layers[0].qkv.weight.data_ptr() == second.layers[0].qkv.weight.data_ptr()
+    first.require_unchanged()
