@@ -57,9 +57,9 @@ def test_a_decoder_attends_to_no_later_position():
 
 def test_recording_changes_no_output_and_removes_its_hooks():
     model = small()
-    before, seen = model(IDS), []
-    attention_maps(model, lambda: seen.append(model(IDS)))
-    assert torch.equal(before, seen[0])
+    before, outputs = model(IDS), []
+    attention_maps(model, lambda: outputs.append(model(IDS)))
+    assert torch.equal(before, outputs[0])
     assert hooks(model) == 0
 
 
@@ -117,7 +117,7 @@ def test_every_call_of_a_shared_layer_has_its_map():
     ids = torch.randint(0, 11, (2, 5))
     expected = attention_maps(apart, lambda: apart(ids))
     for layer in range(3):
-        (seen,) = attention_maps(shared, lambda: shared(ids), call=layer).values()
-        torch.testing.assert_close(seen, expected[f"encoder.blocks.{layer}.attention"])
+        (weights,) = attention_maps(shared, lambda: shared(ids), call=layer).values()
+        torch.testing.assert_close(weights, expected[f"encoder.blocks.{layer}.attention"])
     (last,) = attention_maps(shared, lambda: shared(ids)).values()
-    torch.testing.assert_close(last, seen)
+    torch.testing.assert_close(last, weights)

@@ -27,33 +27,33 @@ def hooks(model):
 
 def test_the_output_of_a_tap_is_recorded_under_its_path(model):
     x = torch.randn(2, 3)
-    with trace(model) as seen:
+    with trace(model) as activations:
         y = model["one"](x)
-    assert set(seen) == {"one.before_tap", "one.after_tap"}
-    assert seen["one.before_tap"] is x
-    assert seen["one.after_tap"] is y
+    assert set(activations) == {"one.before_tap", "one.after_tap"}
+    assert activations["one.before_tap"] is x
+    assert activations["one.after_tap"] is y
 
 
 def test_a_pattern_chooses_the_taps(model):
-    with trace(model, "two.*") as seen:
+    with trace(model, "two.*") as activations:
         model["one"](torch.randn(2, 3))
         model["two"](torch.randn(2, 3))
-    assert set(seen) == {"two.before_tap", "two.after_tap"}
+    assert set(activations) == {"two.before_tap", "two.after_tap"}
 
 
 def test_a_tap_called_twice_keeps_the_last_output(model):
-    with trace(model, "one.before_tap") as seen:
+    with trace(model, "one.before_tap") as activations:
         model["one"](torch.zeros(1, 3))
         model["one"](torch.ones(1, 3))
-    assert seen["one.before_tap"].tolist() == [[1.0] * 3]
+    assert activations["one.before_tap"].tolist() == [[1.0] * 3]
 
 
 def test_hooks_are_removed_after_the_block(model):
-    with trace(model) as seen:
+    with trace(model) as activations:
         assert hooks(model) == 4
     model["one"](torch.randn(2, 3))
     assert hooks(model) == 0
-    assert not seen
+    assert not activations
 
 
 def test_hooks_are_removed_after_an_error(model):
