@@ -45,7 +45,7 @@ def test_one_range_of_lengths_has_the_metrics_of_the_whole(regard, pair_run, tmp
 def test_a_built_in_set_is_named_as_a_table(regard, pair_run):
     table = "{ kind = 'copy', examples = 4, shortest = 3, longest = 3 }"
     output = json.loads(regard("evaluate", pair_run, table, "--by-length", "--json").out)
-    assert output["unit"] == "letters"
+    assert output["unit"] == "characters"
     (span,) = output["lengths"]
     assert (span["longest"], span["examples"]) == (3, 4)
     assert "bleu" not in span  # no text has four words
@@ -57,7 +57,7 @@ def test_the_metrics_are_drawn_over_the_length(regard, pair_run, tmp_path):
     assert (completed.code, completed.err.splitlines()[-1]) == (0, "curves: curve.svg")
     svg = ElementTree.fromstring((tmp_path / "curve.svg").read_text())
     texts = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"pairs", "exact match", "chrf", "source length in letters"} <= set(texts)
+    assert {"pairs", "exact match", "chrf", "source length in characters"} <= set(texts)
 
 
 def test_options_of_by_length_are_refused_without_it(regard, pair_run):

@@ -92,7 +92,7 @@ def test_the_share_that_is_right_is_told_by_length(place, name):
         run.model.head.out.bias.copy_(torch.arange(len(run.model.head.out.bias), 0, -1))
     found, validation = run.evaluate_by_length(), run._validation_data(())
     assert found.unit == "words"
-    for span in found.spans:
+    for span in found.ranges:
         shares = []
         for parts, classes in validation.rows:
             if span.shortest <= len(" ".join(parts).split()) <= span.longest:

@@ -45,14 +45,18 @@ def history_curves(names: Sequence[str], histories: Sequence[History]) -> Pictur
 
 def by_length_curves(names: Sequence[str], runs: Sequence[ByLength]) -> Picture:
     """A panel per metric: the metric over the length of the example, a curve per run."""
-    metrics = dict.fromkeys(name for run in runs for name in run.spans[0].metrics)
+    metrics = dict.fromkeys(name for run in runs for name in run.ranges[0].metrics)
     panels = []
     for metric in metrics:
         curves = [
             Curve(
                 number,
                 [],
-                [(span.mean, span.metrics[metric]) for span in run.spans if metric in span.metrics],
+                [
+                    (span.mean, span.metrics[metric])
+                    for span in run.ranges
+                    if metric in span.metrics
+                ],
             )
             for number, run in enumerate(runs)
         ]

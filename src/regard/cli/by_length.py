@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 def as_lines(result: "ByLength") -> list[str]:
     """The metrics of one run: a line per range of lengths, a column per metric."""
-    names = list(result.spans[0].metrics)
+    names = list(result.ranges[0].metrics)
     rows = [
         (
             _range(span),
             format_number(span.examples),
             *(format_number(span.metrics[name]) for name in names),
         )
-        for span in result.spans
+        for span in result.ranges
     ]
     return align_columns([(result.unit, "examples", *names), *rows], range(1, 2 + len(names)))
 
 
 def as_groups(runs: "Sequence[ByLength]") -> dict[str, list[tuple[str, ...]]]:
     """The metrics of several runs: a group per metric, in it a line per range of lengths."""
-    tables = [{_range(span): span for span in run.spans} for run in runs]
+    tables = [{_range(span): span for span in run.ranges} for run in runs]
     ranges = {key: span.longest for table in tables for key, span in table.items()}
-    metrics = dict.fromkeys(name for run in runs for name in run.spans[0].metrics)
+    metrics = dict.fromkeys(name for run in runs for name in run.ranges[0].metrics)
 
     def cell(span: Any, metric: str) -> str:
         return format_number(span.metrics[metric]) if span and metric in span.metrics else "-"
@@ -46,7 +46,7 @@ def as_table(result: "ByLength") -> dict[str, Any]:
     spans = [
         {"shortest": span.shortest, "longest": span.longest, "examples": span.examples}
         | span.metrics
-        for span in result.spans
+        for span in result.ranges
     ]
     return {"unit": result.unit, "lengths": spans}
 
