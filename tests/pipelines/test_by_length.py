@@ -1,4 +1,4 @@
-"""Metrics by length: which texts are evaluated together, and that nothing is lost or counted twice."""
+"""Metrics by length: texts of similar length are evaluated together, each one once."""
 
 import random
 

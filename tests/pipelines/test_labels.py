@@ -55,7 +55,7 @@ def place(tmp_path_factory):
     return folder
 
 
-def test_a_file_of_labels_is_learned_without_another_word(place):
+def test_a_file_of_labels_is_trained_on_without_settings(place):
     run = regard.load(place / "label")
     assert run.config.task == {"kind": "label", "names": ["bad", "good"]}
     assert run.config.model["head"] == {"kind": "classify", "pool": "max", "classes": 2}
@@ -74,7 +74,7 @@ def test_a_file_of_labels_is_learned_without_another_word(place):
     assert run.evaluate(str(other))["accuracy"] == 1  # 0 is the first of the names
 
 
-def test_a_file_of_tags_is_learned_without_another_word(place):
+def test_a_file_of_tags_is_trained_on_without_settings(place):
     run = regard.load(place / "tag")
     assert run.config.task["names"] == ["B-thing", "I-thing", "O"]
     found = run.evaluate()
@@ -85,7 +85,7 @@ def test_a_file_of_tags_is_learned_without_another_word(place):
 
 
 @pytest.mark.parametrize("name", ["label", "tag"])
-def test_the_share_that_is_right_is_told_by_length(place, name):
+def test_accuracy_is_reported_by_length(place, name):
     run = regard.load(place / name)
     with torch.no_grad():  # always the first class: right here, wrong there
         run.model.head.out.weight.zero_()
@@ -133,7 +133,7 @@ def settings(path, **over):
     return build(RunConfig, merge(base, over))
 
 
-def test_a_run_on_labels_goes_on_bit_for_bit(tmp_path, monkeypatch):
+def test_a_run_on_labels_resumes_bit_for_bit(tmp_path, monkeypatch):
     config = settings(reviews(tmp_path), train={"accumulate": 2})
     list(begin(config, tmp_path / "whole"))
     with monkeypatch.context() as patch:
@@ -144,7 +144,7 @@ def test_a_run_on_labels_goes_on_bit_for_bit(tmp_path, monkeypatch):
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
-def test_a_language_model_may_become_a_reader(tmp_path):
+def test_a_language_model_may_become_a_classifier(tmp_path):
     """Its words and its layers are taken over, its head is not."""
     data = reviews(tmp_path)
     text = tmp_path / "plain.txt"
@@ -160,12 +160,12 @@ def test_a_language_model_may_become_a_reader(tmp_path):
     assert run.tokenizer.fingerprint() == regard.load(tmp_path / "language").tokenizer.fingerprint()
 
 
-def test_long_texts_are_cut_and_that_is_told(tmp_path):
+def test_long_texts_are_truncated_and_counted(tmp_path):
     path = reviews(tmp_path)
-    material = prepare_training(settings(path, model={"context": 5}))
-    (told,) = [line for line in material.description if line.startswith("truncated")]
+    prepared = prepare_training(settings(path, model={"context": 5}))
+    (told,) = [line for line in prepared.description if line.startswith("truncated")]
     assert told.endswith("to 5 tokens")
-    assert all(batch.ids.shape[1] <= 5 for batch in material.validation_batches(None))
+    assert all(batch.ids.shape[1] <= 5 for batch in prepared.validation_batches(None))
 
 
 def test_names_may_be_given_for_numbered_classes(tmp_path):
@@ -197,7 +197,7 @@ def test_what_does_not_read_labels_is_refused(tmp_path, over, message):
         prepare_training(build(RunConfig, table))
 
 
-def test_a_network_that_reads_both_ways_is_no_language_model(tmp_path):
+def test_a_bidirectional_network_is_no_language_model(tmp_path):
     path = tmp_path / "plain.txt"
     path.write_text("to be or not to be\n" * 30)
     with pytest.raises(ConfigError, match=r"bidirectional=true also reads a text from its end"):
@@ -211,7 +211,7 @@ def test_a_class_that_was_not_learned_is_named(place):
         regard.load(place / "label").evaluate(str(other))
 
 
-def test_choices_suit_what_is_labelled(tmp_path):
+def test_defaults_suit_what_is_labelled(tmp_path):
     words = default_settings(open_data(str(reviews(tmp_path))), {"path": "x"}, gpu=False)
     assert words["data"]["tokenizer"] == {"kind": "word", "lower": True}
     symbols = default_settings(

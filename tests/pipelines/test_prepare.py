@@ -62,27 +62,27 @@ def test_the_randomness_of_a_batch_depends_on_seed_and_number(data, monkeypatch)
         lambda self, examples, generator: drawn.append(torch.rand(3, generator=generator)),
     )
     for seed in (1, 2):
-        material = prepare_training(config(data / "cats.txt", seed=seed))
+        prepared = prepare_training(config(data / "cats.txt", seed=seed))
         for number in (0, 1, 0):
-            material.batch(number)
+            prepared.batch(number)
     a, b, again, c, d, _ = drawn
     assert torch.equal(a, again)
     assert all(not torch.equal(left, right) for left, right in ((a, b), (a, c), (b, d)))
 
 
 def test_text_becomes_blocks_and_all_of_the_validation_part_is_evaluated(data):
-    material = prepare_training(config(data / "cats.txt"))
-    batch = material.batch(0)
+    prepared = prepare_training(config(data / "cats.txt"))
+    batch = prepared.batch(0)
     assert batch.ids.shape == batch.targets.shape == (1, 8)  # of two micro-batches
     assert torch.equal(batch.ids[:, 1:], batch.targets[:, :-1])
-    validation = list(material.validation_batches(None))
+    validation = list(prepared.validation_batches(None))
     text = (data / "cats.txt").read_text()
-    count = sum(int(material.task.count(each)) for each in validation)
+    count = sum(int(prepared.task.count(each)) for each in validation)
     tail = text[int(len(text) * 0.9) :]
     assert count == len(tail) - 1
-    assert material.tokenizers.decode(validation[0].ids.flatten()[:20].tolist()) == tail[:20]
-    assert sum(int(material.task.count(each)) for each in material.validation_batches(50)) == 50
-    learned = sum(int(material.task.count(each)) for each in material.all_batches())
+    assert prepared.tokenizers.decode(validation[0].ids.flatten()[:20].tolist()) == tail[:20]
+    assert sum(int(prepared.task.count(each)) for each in prepared.validation_batches(50)) == 50
+    learned = sum(int(prepared.task.count(each)) for each in prepared.all_batches())
     assert learned == len(text) - len(tail) - 1
 
 
@@ -90,12 +90,12 @@ def test_bits_per_byte_is_exact_for_a_text_whose_bytes_are_known(tmp_path):
     text = "äöü 漢字 abc\n" * 40
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     settings = config(tmp_path / "text.txt", {"data": {"validation_fraction": 0.5}})
-    material = prepare_training(settings)
+    prepared = prepare_training(settings)
     torch.manual_seed(1)
-    model = build_model(material.model).eval()
-    metrics = validation_metrics(material, model, CPU)
-    tail = "".join(piece for piece, _ in material.validation_data.chunks())
-    ids = material.tokenizers.encode(tail)
+    model = build_model(prepared.model).eval()
+    metrics = validation_metrics(prepared, model, CPU)
+    tail = "".join(piece for piece, _ in prepared.validation_data.chunks())
+    ids = prepared.tokenizers.encode(tail)
     assert len(ids) == len(tail)  # characters
     scored = len(tail[1:].encode())  # the first is read and not predicted
     bits = metrics["loss"] * (len(ids) - 1) / math.log(2)
@@ -103,17 +103,17 @@ def test_bits_per_byte_is_exact_for_a_text_whose_bytes_are_known(tmp_path):
 
 
 def test_pairs_become_buckets_and_all_of_the_validation_pairs_are_evaluated(data):
-    material = prepare_training(config(data / "pairs.tsv"))
-    validation = list(material.validation_batches(None))
-    rows = list(material.validation_data.rows())
+    prepared = prepare_training(config(data / "pairs.tsv"))
+    validation = list(prepared.validation_batches(None))
+    rows = list(prepared.validation_data.rows())
     assert sum(len(batch.ids) for batch in validation) == len(rows)
-    targets = sum(len(material.tokenizers.target.encode(target)) + 1 for _, target in rows)
-    assert sum(int(material.task.count(batch)) for batch in validation) == targets
-    assert isinstance(material.task, Seq2Seq)
-    assert material.task.stop_id == material.tokenizers.target.stop_id
+    targets = sum(len(prepared.tokenizers.target.encode(target)) + 1 for _, target in rows)
+    assert sum(int(prepared.task.count(batch)) for batch in validation) == targets
+    assert isinstance(prepared.task, Seq2Seq)
+    assert prepared.task.stop_id == prepared.tokenizers.target.stop_id
     source, _ = rows[0]
     texts = {
-        material.tokenizers.source.decode(row[: length - 1].tolist())
+        prepared.tokenizers.source.decode(row[: length - 1].tolist())
         for batch in validation
         for row, length in zip(batch.source.ids, batch.source.lengths, strict=True)
     }
@@ -121,15 +121,15 @@ def test_pairs_become_buckets_and_all_of_the_validation_pairs_are_evaluated(data
 
 
 def test_the_model_gets_the_size_of_the_vocabulary(data):
-    material = prepare_training(config(data / "pairs.tsv"))
-    assert material.model.vocab_size == material.tokenizers.target.size
+    prepared = prepare_training(config(data / "pairs.tsv"))
+    assert prepared.model.vocab_size == prepared.tokenizers.target.size
     apart = {"data": {"tokenizer": {"kind": "char", "shared": False}}}
-    material = prepare_training(config(data / "pairs.tsv", apart))
-    assert material.model.source_vocab_size == material.tokenizers.source.size
-    assert material.model.vocab_size == material.tokenizers.target.size
+    prepared = prepare_training(config(data / "pairs.tsv", apart))
+    assert prepared.model.source_vocab_size == prepared.tokenizers.source.size
+    assert prepared.model.vocab_size == prepared.tokenizers.target.size
 
 
-def test_what_was_found_is_told(data):
+def test_the_description_says_what_was_read(data):
     lines = prepare_training(config(data / "cats.txt")).description
     assert [line.split()[0] for line in lines] == ["data", "validation", "tokenizer"]
     assert "1 file" in lines[0]
@@ -143,11 +143,11 @@ def test_what_was_found_is_told(data):
 def test_pairs_that_are_too_long_are_counted_on_both_sides(tmp_path):
     rows = [f"{n} cats\t{'x' * 50 if n % 2 else n}\n" for n in range(100, 200)]
     (tmp_path / "pairs.tsv").write_text("".join(rows))
-    material = prepare_training(config(tmp_path / "pairs.tsv"))
-    odd = sum(len(target) == 50 for _, target in material.validation_data.rows())
+    prepared = prepare_training(config(tmp_path / "pairs.tsv"))
+    odd = sum(len(target) == 50 for _, target in prepared.validation_data.rows())
     assert 0 < odd < 50
     said = f"{50 - odd} training pairs and {odd} validation pairs, longer than 31 tokens"
-    assert said in material.description[-1]
+    assert said in prepared.description[-1]
 
 
 def written(tmp_path, content, name="data.txt"):
@@ -267,7 +267,7 @@ def test_a_step_may_be_counted_in_tokens(data):
     assert prepare_training(config(data / "pairs.tsv", table)).batch(0).ids.numel() <= 40
 
 
-def test_progress_is_told_in_bytes(data):
+def test_progress_is_reported_in_bytes(data):
     told = []
     (data / "fresh.txt").write_text("fresh text that no cache knows " * 20)
     prepare_training(config(data / "fresh.txt"), progress=lambda *words: told.append(words))

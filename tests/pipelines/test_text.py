@@ -53,11 +53,11 @@ def config(path, over=None, **train) -> RunConfig:
 
 
 def test_the_files_of_a_folder_are_packed_without_padding(folder):
-    material = prepare_training(config(folder))
-    cls, sep = material.tokenizers.cls_id, material.tokenizers.sep_id
+    prepared = prepare_training(config(folder))
+    cls, sep = prepared.tokenizers.cls_id, prepared.tokenizers.sep_id
     several = 0
     for number in range(20):
-        batch = material.batch(number)
+        batch = prepared.batch(number)
         assert batch.ids.shape == (4, 24)
         assert (batch.documents > 0).all()
         several += int((batch.documents.max(1).values > 1).sum())
@@ -66,7 +66,7 @@ def test_the_files_of_a_folder_are_packed_without_padding(folder):
         assert (batch.ids[:, -1] == sep).all()
     assert several > 20
     texts = {
-        material.tokenizers.decode(ids[1:])
+        prepared.tokenizers.decode(ids[1:])
         for row, documents in zip(originals(batch).tolist(), batch.documents.tolist(), strict=True)
         for number in set(documents)
         if (ids := [id for id, each in zip(row, documents, strict=True) if each == number])
@@ -74,7 +74,7 @@ def test_the_files_of_a_folder_are_packed_without_padding(folder):
     assert not any("File" in text[1:] for text in texts)  # none runs on into the next
 
 
-def test_what_is_hidden_while_judging_is_the_same_for_every_run(folder):
+def test_the_masks_of_an_evaluation_are_the_same_for_every_run(folder):
     runs = [config(folder), config(folder, seed=7), config(folder, batch=32)]
     validation = [
         torch.cat([batch.ids for batch in prepare_training(each).validation_batches(None)])
@@ -82,9 +82,9 @@ def test_what_is_hidden_while_judging_is_the_same_for_every_run(folder):
     ]
     assert torch.equal(validation[0], validation[1])
     assert torch.equal(validation[0], validation[2])
-    material = prepare_training(runs[0])
-    assert not torch.equal(material.batch(0).ids, material.batch(1).ids)
-    assert torch.equal(material.batch(5).ids, prepare_training(runs[0]).batch(5).ids)
+    prepared = prepare_training(runs[0])
+    assert not torch.equal(prepared.batch(0).ids, prepared.batch(1).ids)
+    assert torch.equal(prepared.batch(5).ids, prepare_training(runs[0]).batch(5).ids)
 
 
 def test_a_run_resumes_bit_for_bit(folder, tmp_path, monkeypatch):
@@ -148,7 +148,7 @@ def run(folder, tmp_path_factory):
     )
 
 
-def test_blanks_are_filled_in_by_the_likeliest_pieces(run):
+def test_masks_are_filled_in_by_the_likeliest_tokens(run):
     found = run.fill("The <mask> sat on the <mask>.", top=4)
     assert [len(each) for each in found] == [4, 4]
     ids, places = encode_with_masks(run.tokenizer, "The <mask> sat on the <mask>.")
@@ -167,14 +167,14 @@ def test_blanks_are_filled_in_by_the_likeliest_pieces(run):
         ]
 
 
-def test_a_text_without_a_blank_or_too_long_for_the_model_is_refused(run):
+def test_a_text_without_a_mask_or_too_long_for_the_model_is_refused(run):
     with pytest.raises(ConfigError, match="write <mask> where a word is missing"):
         run.fill("The cat sat.")
     with pytest.raises(ShapeError, match="do not fit context=24"):
         run.fill("The <mask> " * 40)
 
 
-def test_a_model_that_fills_in_does_not_write(run):
+def test_a_masked_model_does_not_generate(run):
     with pytest.raises(ConfigError, match="use `predict` instead"):
         run.generate("The cat")
 
@@ -186,12 +186,12 @@ def test_the_heads_of_an_encoder_are_shown(run):
     assert seen.rows[-1] == "<sep>"
 
 
-def test_a_run_is_judged_later_as_it_was_while_it_learned(run):
+def test_a_run_evaluates_later_as_it_did_in_training(run):
     assert run.evaluate() == pytest.approx(run.metrics, rel=1e-6)
     assert {"accuracy", "unigram_accuracy", "unigram_loss"} <= set(run.metrics)
 
 
-def test_samples_show_a_text_with_blanks_as_filled_in_and_as_it_was(run):
+def test_samples_show_a_text_masked_filled_in_and_original(run):
     last = (run.folder.path / "samples.txt").read_text(encoding="utf-8").strip().splitlines()[-3:]
     assert last[1].startswith("→ ")
     assert last[2].startswith("= ")

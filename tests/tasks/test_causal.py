@@ -48,7 +48,7 @@ def test_the_loss_is_the_sum_over_the_scored_targets(smoothing, unscored):
     assert task.count(batch).dtype == torch.int64
 
 
-def test_smoothing_is_for_learning_and_not_for_judging():
+def test_label_smoothing_is_for_training_and_not_for_evaluation():
     model, batch = tiny(), text_batch()
     plain, smooth = Causal(), Causal(label_smoothing=0.3)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_metrics_are_of_all_targets_and_not_of_the_mean_of_batches():
     assert "bits_per_byte" not in Causal().metrics(model, batches)
 
 
-def test_judging_is_without_dropout_and_leaves_the_model_learning():
+def test_evaluation_is_without_dropout_and_leaves_the_model_in_training_mode():
     model, batch = tiny(dropout=0.5).train(), text_batch()
     first, second = (Causal().metrics(model, [batch]) for _ in range(2))
     assert first == second
@@ -115,6 +115,6 @@ def test_a_batch_moves_to_another_device_whole():
     "name", [each for each in TASKS if hasattr(TASKS[each], "label_smoothing")]
 )
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0, math.nan])
-def test_smoothing_that_leaves_nothing_to_learn_is_refused(name, smoothing):
+def test_label_smoothing_that_leaves_nothing_to_learn_is_refused(name, smoothing):
     with pytest.raises(ConfigError, match="must be at least 0 and below 1"):
         TASKS[name](label_smoothing=smoothing)

@@ -79,7 +79,7 @@ def test_man_is_to_king_as_woman_is_to_queen(run):
     assert found["king - man + woman"][0][0] == "queen"
 
 
-def test_both_forms_are_judged_by_the_same_measure_and_beat_a_blind_guess(run):
+def test_both_losses_have_the_same_metrics_and_beat_unigram_frequencies(run):
     metrics = run.metrics
     assert set(CBOWTask.metric_names) <= set(metrics)
     assert metrics["loss"] < metrics["unigram_loss"] - 0.2
@@ -87,7 +87,7 @@ def test_both_forms_are_judged_by_the_same_measure_and_beat_a_blind_guess(run):
     assert metrics["accuracy"] > metrics["unigram_accuracy"] + 0.1
 
 
-def test_a_run_is_judged_later_as_it_was_while_it_learned(run):
+def test_a_run_evaluates_later_as_it_did_in_training(run):
     assert run.evaluate() == pytest.approx(run.metrics, rel=1e-5)
     assert "king" in (run.folder.path / "samples.txt").read_text()
 
@@ -110,7 +110,7 @@ def test_a_word_has_one_vector_whatever_stands_around_it(run):
         ("", "a word is missing"),
     ],
 )
-def test_what_cannot_be_answered_is_said(run, words, message):
+def test_an_unanswerable_question_is_refused(run, words, message):
     with pytest.raises(ConfigError, match=message):
         run.neighbours(words)
 
@@ -120,7 +120,7 @@ def test_one_occurrence_is_nothing_to_compare(run):
         run.compare_occurrences("king", "the king")
 
 
-def test_it_does_not_write(run):
+def test_it_does_not_generate(run):
     with pytest.raises(ConfigError, match="cannot generate; use `neighbours` instead"):
         run.generate("the king")
 

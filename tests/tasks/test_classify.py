@@ -78,14 +78,14 @@ def config(path, **over):
     return build(RunConfig, merge(base, over))
 
 
-def test_colours_are_centred_and_scaled():
+def test_pixels_are_centred_and_scaled():
     task = Classify(mean=[0.5, 0.2], std=[0.25, 0.1])
     images = torch.tensor([[[[0, 255]], [[51, 102]]]], dtype=torch.uint8)
     expected = torch.tensor([[[[-2.0, 2.0]], [[0.0, 2.0]]]])
     torch.testing.assert_close(task.normalize(images), expected)
 
 
-def test_only_while_learning_are_images_changed():
+def test_images_are_augmented_in_training_only():
     task = Classify(mean=[0.0], std=[1.0], crop=2, flip=True)
     pixels, labels = halves(16)
     still = task.collate((pixels[:, None], labels, False), CHANCE().manual_seed(1))
@@ -188,13 +188,13 @@ def test_a_batch_is_a_function_of_seed_and_number(place):
 def test_the_changes_of_an_image_depend_on_seed_and_number(tmp_path):
     one, _ = halves(1)
     np.savez(tmp_path / "same.npz", x=np.repeat(one, 40, 0), y=np.arange(40) % 2)
-    material = prepare_training(config(tmp_path / "same.npz"))
+    prepared = prepare_training(config(tmp_path / "same.npz"))
     other = prepare_training(config(tmp_path / "same.npz", train={"seed": 2}))
-    assert not torch.equal(material.batch(0).images, material.batch(1).images)
-    assert not torch.equal(material.batch(0).images, other.batch(0).images)
+    assert not torch.equal(prepared.batch(0).images, prepared.batch(1).images)
+    assert not torch.equal(prepared.batch(0).images, other.batch(0).images)
 
 
-def test_what_only_the_data_can_tell_is_kept_in_the_run(place):
+def test_facts_of_the_data_are_saved_in_the_run(place):
     kept = regard.load(place / "run").config
     assert kept.task["names"] == ["both", "lower", "upper"]
     train, _ = open_split(kept)
@@ -205,7 +205,7 @@ def test_what_only_the_data_can_tell_is_kept_in_the_run(place):
     assert not (place / "run" / "tokenizer.json").exists()
 
 
-def test_a_run_learns_and_is_judged_again_by_the_same_numbers(place):
+def test_a_run_learns_and_evaluates_again_to_the_same_metrics(place):
     run = regard.load(place / "run")
     assert run.metrics["accuracy"] > 0.9
     again = run.evaluate()
@@ -213,7 +213,7 @@ def test_a_run_learns_and_is_judged_again_by_the_same_numbers(place):
     assert again["loss"] == pytest.approx(run.metrics["loss"], rel=1e-6)
 
 
-def test_other_data_is_judged_by_the_names_of_its_classes(place, tmp_path):
+def test_other_data_is_evaluated_by_the_names_of_its_classes(place, tmp_path):
     images, labels = halves(90, seed=5)
     few = labels != 2
     names = np.array(["upper", "lower", "both"])[labels]
@@ -322,7 +322,7 @@ def test_a_vision_model_does_not_read_text(tmp_path):
         prepare_training(settings)
 
 
-def test_a_folder_with_a_test_part_is_judged_by_that(place, tmp_path):
+def test_a_folder_with_a_test_part_is_evaluated_on_that(place, tmp_path):
     images, labels = halves(12)
     np.savez(tmp_path / "both.npz", x=images, y=labels, x_test=images[:5], y_test=labels[:5])
     validation = open_validation([str(tmp_path / "both.npz")], "images", lower=False)

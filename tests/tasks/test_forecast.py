@@ -21,7 +21,7 @@ def fitted():
     return model, series
 
 
-def test_errors_are_those_of_a_loop_that_feeds_back_what_it_said(fitted):
+def test_errors_are_those_of_a_loop_that_feeds_back_its_forecasts(fitted):
     model, series = fitted
     found = Forecast(horizon=6).metrics(model, [SeriesBatch(series)])
     weight, bias = model.weight.tolist(), float(model.bias)
@@ -49,13 +49,13 @@ def test_errors_are_those_of_a_loop_that_feeds_back_what_it_said(fitted):
     assert float(loss) == pytest.approx(sum(each**2 for each in near), abs=1e-9)
 
 
-def test_a_series_too_short_to_be_judged_by_is_refused(fitted):
+def test_a_series_too_short_for_evaluation_is_refused(fitted):
     model, series = fitted
     with pytest.raises(DataError, match="has 30 values; reading 3 and forecasting 28 takes"):
         Forecast(horizon=28).metrics(model, [SeriesBatch(series)])
 
 
-def test_a_table_of_numbers_is_trained_on_judged_and_continued(tmp_path, monkeypatch, capsys):
+def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # x_t = x_t-1 + 2: a straight line, known for ever from two numbers
     rows = [f"2020-01-{n},{5 - n},{2 * n}" for n in range(1, 101)]

@@ -88,7 +88,7 @@ def test_the_read_out_has_seen_the_whole_text():
             assert changed.all(), (name, place)
 
 
-def test_the_lectures_read_out_bends_the_last_state():
+def test_the_lectures_head_applies_an_activation_to_the_last_state():
     task = Label()
     model = made("lstm", task, relu=True)
     batch, *_ = batch_of(task)
@@ -98,7 +98,7 @@ def test_the_lectures_read_out_bends_the_last_state():
     torch.testing.assert_close(task.logits(model, batch), expected)
 
 
-def test_metrics_count_answers_by_hand():
+def test_metrics_equal_those_counted_by_hand():
     task = Label(names=["a", "b", "c"])
     model = made("lstm", task)
     batch, *_ = batch_of(task)
@@ -114,7 +114,7 @@ def test_metrics_count_answers_by_hand():
     assert task.accuracy_per_text(model, batch).tolist() == [0, 1, 0, 0]
 
 
-def test_right_tags_are_shared_out_by_text():
+def test_accuracy_per_text_is_that_of_its_tags():
     task = Tag(names=["O", "B-x", "I-x"])
     model = made("lstm", task)
     batch, _, classes = batch_of(task)

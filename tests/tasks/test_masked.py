@@ -73,7 +73,7 @@ def model(**fields):
 PAIRED = {"head": {"kind": "masked", "next_sentence": True}, "segments": 2}
 
 
-def test_of_the_chosen_eight_tenths_are_hidden_one_tenth_replaced_and_one_tenth_stays():
+def test_of_the_chosen_eight_tenths_are_masked_one_tenth_replaced_and_one_tenth_stays():
     batch = masked().collate(blocks(600, 128), generator())
     scored = batch.targets != -1
     now, was = batch.ids.gather(1, batch.masked_positions)[scored], batch.targets[scored]
@@ -97,7 +97,7 @@ def test_what_is_not_chosen_is_left_alone():
 
 
 @pytest.mark.parametrize("share", [0.01, 0.15, 0.5, 0.9])
-def test_exactly_the_promised_share_is_chosen_in_every_row(share):
+def test_exactly_mask_fraction_is_chosen_in_every_row(share):
     block, following = blocks(10, 61)
     block[3:, 5:25] = TOKENIZER.unk_id
     batch = masked(mask_fraction=share).collate((block, following), generator())
@@ -170,7 +170,7 @@ def test_a_word_that_does_not_fit_leaves_its_place_to_others():
 
 
 @pytest.mark.parametrize("kind", ["char", "word"])
-def test_characters_and_words_stand_each_for_itself(kind):
+def test_every_character_or_word_is_a_word(kind):
     words = VocabInfo.of(KINDS[kind])
     ids, _ = of_text(kind)
     assert words.begins_word(ids).all()
@@ -355,7 +355,7 @@ def test_a_batch_is_a_function_of_the_generator():
         assert not torch.equal(one.ids, other.ids)
 
 
-def test_how_rows_are_put_together_does_not_change_what_is_hidden():
+def test_how_rows_are_batched_does_not_change_what_is_masked():
     block, following = blocks(8, 40)
     whole = masked().collate((block, following), generator())
     drawn = generator()
@@ -367,7 +367,7 @@ def test_how_rows_are_put_together_does_not_change_what_is_hidden():
         assert torch.equal(joined, getattr(whole, name))
 
 
-def test_metrics_are_those_of_all_hidden_tokens_and_of_the_best_blind_guess():
+def test_metrics_are_those_of_all_masked_tokens_and_of_unigrams():
     task, net = masked(next_sentence=True), model(**PAIRED)
     batches = [task.collate(blocks(rows, 20, seed=rows), generator(rows)) for rows in (2, 7)]
     loss, right, pairs, goals = 0.0, 0, 0, []
@@ -398,7 +398,7 @@ def test_metrics_are_those_of_all_hidden_tokens_and_of_the_best_blind_guess():
     assert set(Masked.metric_names) <= set(metrics)
 
 
-def test_the_logits_are_judged_in_parts_where_they_are_many(monkeypatch):
+def test_many_logits_are_scored_in_chunks(monkeypatch):
     task, net = masked(), model()
     batches = [task.collate(blocks(5, 30), generator())]
     whole = task.metrics(net, batches)
@@ -406,13 +406,13 @@ def test_the_logits_are_judged_in_parts_where_they_are_many(monkeypatch):
     assert task.metrics(net, batches) == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_blind_guess_among_equally_frequent_tokens_is_as_good_as_chance():
+def test_unigrams_of_equally_frequent_tokens_are_as_good_as_chance():
     result = unigram_metrics(torch.tensor([3, 9, 4, 7] * 5))
     assert result["unigram_loss"] == pytest.approx(math.log(4))
     assert result["unigram_accuracy"] == 0.25
 
 
-def test_nothing_hidden_is_nothing_to_judge_by():
+def test_nothing_masked_is_nothing_to_evaluate():
     alone = np.full((2, 8), TOKENIZER.unk_id)
     with pytest.raises(DataError, match="nothing to evaluate"):
         masked().metrics(model(), [masked().collate((alone, alone), generator())])
@@ -462,12 +462,12 @@ def test_a_batch_is_pinned_whole():
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, math.nan])
-def test_a_share_that_hides_nothing_or_everything_is_refused(share):
+def test_a_mask_fraction_of_nothing_or_everything_is_refused(share):
     with pytest.raises(ConfigError, match="must lie between 0 and 1"):
         Masked(mask_fraction=share)
 
 
-def test_where_every_word_is_too_long_a_part_of_one_is_hidden():
+def test_where_every_word_is_too_long_a_part_of_one_is_masked():
     task = masked("bpe", whole_words=True, mask_fraction=0.15)
     ids = np.array([task.tokenizer.encode("unbelievableetymologiesandotherembeddings")[:12]] * 3)
     batch = task.collate((ids, ids), generator())

@@ -81,6 +81,6 @@ def test_the_loss_is_per_target_over_all_batches():
 
 
 @pytest.mark.parametrize("batches", [[], [TextBatch(torch.zeros(1, 2), -torch.ones(1, 2))]])
-def test_nothing_to_judge_by_is_an_error(batches):
+def test_nothing_to_evaluate_is_an_error(batches):
     with pytest.raises(DataError, match="nothing to evaluate"):
         mean_loss(Causal(), Chance(), batches)

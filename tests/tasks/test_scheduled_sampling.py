@@ -104,7 +104,7 @@ def test_a_share_that_is_none_is_refused(choice, said):
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_where_nothing_is_its_own_it_reads_the_truth_to_the_bit(name):
+def test_without_marks_it_reads_the_true_tokens_to_the_bit(name):
     model, truth = made(LANGUAGES[name]), ids()
     batch = TextBatch(truth, truth.roll(-1, 1))
     forced = Causal().loss(model, batch)
@@ -148,7 +148,7 @@ def test_from_step_to_step_is_what_reading_it_all_again_gives(name):
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_a_transformer_mixes_what_it_makes_of_the_truth(share):
+def test_a_transformer_mixes_samples_of_one_pass_over_the_true_tokens(share):
     model, truth, own = made(LANGUAGES["transformer"], certain=True), ids(), where(share)
     read = mix_predictions(model, truth, own)
     for row in range(ROWS):
@@ -161,7 +161,7 @@ def test_a_transformer_mixes_what_it_makes_of_the_truth(share):
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_model_that_reads_a_source_makes_its_words_from_it(name):
+def test_a_model_that_reads_a_source_predicts_from_it(name):
     model, truth, source = made(READERS[name], certain=True).eval(), ids(), read_source()
     own = where(1.0)
     if name == "transformer":  # whose draws are from the truth: all but the second word
@@ -192,7 +192,7 @@ def test_the_loss_and_its_gradient_are_those_of_what_was_read(name):
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_pairs_are_learned_from_in_the_same_way(name):
+def test_pairs_are_trained_on_in_the_same_way(name):
     model, source, truth = made(READERS[name]), read_source(), ids()
     batch = PairBatch(source, truth, truth.roll(-1, 1), where(0.6))
     torch.manual_seed(1)
@@ -204,7 +204,7 @@ def test_pairs_are_learned_from_in_the_same_way(name):
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_the_loss_on_its_own_words_is_that_of_reading_what_it_writes(name):
+def test_the_free_running_loss_is_that_of_reading_its_own_predictions(name):
     model, truth, source = made(READERS[name], certain=True).eval(), ids(), read_source()
     batch = PairBatch(source, truth, truth.roll(-1, 1))
     read = truth[:, :1]
@@ -212,9 +212,9 @@ def test_the_loss_on_its_own_words_is_that_of_reading_what_it_writes(name):
         wrote = model.head(model(read, source=source))[:, -1:].argmax(-1)
         read = torch.cat([read, wrote], 1)
     expected = Seq2Seq().metrics(model, [replace(batch, ids=read)])["loss"]
-    exam = SimpleNamespace(task=Seq2Seq(), validation_batches=lambda _: [batch])
+    eval_data = SimpleNamespace(task=Seq2Seq(), validation_batches=lambda _: [batch])
     before = torch.get_rng_state()
-    found = free_running_loss(exam, model, torch.device("cpu"))
+    found = free_running_loss(eval_data, model, torch.device("cpu"))
     assert found == pytest.approx(expected, rel=1e-5)
     assert found != pytest.approx(Seq2Seq().metrics(model, [batch])["loss"], rel=1e-2)
     assert torch.equal(torch.get_rng_state(), before)
@@ -263,7 +263,7 @@ def test_the_marks_of_a_batch_are_a_function_of_seed_and_step(kind, data):
     [("cats.txt", {}), ("cats.txt", LSTM), ("pairs.tsv", {})],
     ids=["transformer", "lstm", "pairs"],
 )
-def test_a_run_of_it_goes_on_bit_for_bit(kind, model, data, tmp_path, monkeypatch):
+def test_a_run_with_it_resumes_bit_for_bit(kind, model, data, tmp_path, monkeypatch):
     settings = config(data / kind, {"task": TASKS[kind]}, steps=6)
     settings = replace(settings, model=model or settings.model)
     list(begin(settings, tmp_path / "whole"))
@@ -300,7 +300,7 @@ def test_a_share_of_nothing_is_a_run_without_it(data, tmp_path):
         ),
     ],
 )
-def test_where_nothing_is_drawn_it_is_refused(task, model, said, data, tmp_path):
+def test_scheduled_sampling_without_training_steps_is_refused(task, model, said, data, tmp_path):
     settings = replace(config(data / "cats.txt"), task=task, model=model)
     with pytest.raises(ConfigError, match=said):
         list(begin(settings, tmp_path / "run"))

@@ -64,7 +64,7 @@ def test_padding_changes_nothing():
     assert TASK.loss(net, narrow).item() == pytest.approx(TASK.loss(net, wide).item(), 1e-6)
 
 
-def test_smoothing_is_for_learning_and_not_for_judging():
+def test_label_smoothing_is_for_training_and_not_for_evaluation():
     batch = collate([[7, 8]], [[11, 12, 13]], 6)
     net, plain = model(), Seq2Seq(label_smoothing=0.0, start_id=1, stop_id=2, source_stop_id=3)
     net.train()
