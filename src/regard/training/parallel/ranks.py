@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from regard.data.batch import Batch, map_tensors
+from regard.data.batch import Batch, map_tensors, tensors
 from regard.errors import RegardError
 from regard.nn.head import IGNORED
 from regard.training.parallel import launch
@@ -123,7 +123,7 @@ class Ranks:
 
         If that is none, one row without scored targets: every rank must take part in a step.
         """
-        rows = len(batch.targets)
+        rows = len(tensors(batch)[0])
         begin, end = (rows * rank // self.size for rank in (self.rank, self.rank + 1))
         if begin < end:
             return map_tensors(batch, lambda tensor: tensor[begin:end])
@@ -135,13 +135,14 @@ SINGLE = Ranks()
 
 def unscored(batch: Batch) -> Batch:
     """One row of a batch, with every target ignored: its loss and gradient are zero."""
-    row = map_tensors(batch, lambda tensor: tensor[:1])
+    row: Any = map_tensors(batch, lambda tensor: tensor[:1])
     targets = {
         field.name: torch.full_like(value, IGNORED)
         for field in fields(row)
         if field.name.endswith("targets") and (value := getattr(row, field.name)) is not None
     }
-    return replace(row, **cast(Any, targets))
+    result: Batch = replace(row, **targets)
+    return result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -243,7 +243,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             _write_tensors(temporary, tensors, {"sha256": digest(sorted(tensors.items()))})
             fault("weights")
     except (CheckpointError, SafetensorError) as error:
-        cause = error.__cause__ or error
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
         raise CheckpointError(disk_message(path, cause, _bytes(tensors))) from error
     fault("replace")
 
