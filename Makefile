@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LIMIT := --timeout 300  # seconds: a test that hangs fails instead
 
-.PHONY: demo test check shapes long storm format clean
+.PHONY: demo test check shapes kernels long storm format clean
 
 demo: .venv/ready  ## set up, then learn to write numbers in French, in a minute
 	$(BIN)/regard quickstart
@@ -11,6 +11,7 @@ demo: .venv/ready  ## set up, then learn to write numbers in French, in a minute
 test: .venv/ready check  ## lint, types and the tests that every commit must pass
 	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT)
 	$(MAKE) shapes
+	$(MAKE) kernels
 
 check: .venv/ready
 	$(BIN)/ruff format --check .
@@ -19,6 +20,9 @@ check: .venv/ready
 
 shapes: .venv/ready  ## the same parts with every annotated shape checked at every call
 	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT) --jaxtyping-packages=regard,beartype.beartype tests/nn tests/accel tests/contract
+
+kernels: .venv/ready  ## the Triton kernels on a CPU, by Triton's interpreter
+	TRITON_INTERPRET=1 $(BIN)/pytest -q -n 2 $(LIMIT) tests/accel -k "kernel or triton" -m "not long"
 
 long: .venv/ready  ## kill storms and other tests of minutes
 	$(BIN)/pytest -q -m long

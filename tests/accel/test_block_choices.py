@@ -123,6 +123,8 @@ PAIRS = [  # of which one field alone says nothing
 ]
 CASES += [pytest.param(change, id=str(change)) for change in PAIRS]
 
+TRITON_CASES = [case for case in CASES if not case.values[0].keys() & {"score", "norm_order"}]
+
 
 def build(change=None, **more):
     torch.manual_seed(0)
@@ -165,7 +167,7 @@ def test_a_choice_decodes_as_the_model_does_or_is_refused(change):
 
 
 @pytest.mark.skipif(not RUNS_TRITON, reason="needs Triton, and a GPU or TRITON_INTERPRET=1")
-@pytest.mark.parametrize("change", CASES)
+@pytest.mark.parametrize("change", TRITON_CASES)
 @torch.inference_mode()
 def test_a_choice_without_an_obstacle_decodes_by_triton_kernels(change):
     from regard.accel.triton_decoder import TritonDecoder

@@ -45,7 +45,7 @@ CHANGES = [
     {},
     {"position": {"kind": "rotary", "interleaved": True}, "tied": True},
     {"position": {"kind": "rotary", "fraction": 0.5}, "bias": "qkv"},
-    {"window": 50, "kv_heads": 4},
+    {"window": 20, "kv_heads": 4},
     {"norm": "rms_plus_one", "ffn": "geglu_tanh", "kv_heads": 1},
     {"ffn": "relu2", "bias": True},
 ]
@@ -61,7 +61,7 @@ def weights(layer):
 @torch.inference_mode()
 def test_a_decode_step_gives_the_logits_of_the_model(change, int8, gemv_rows, monkeypatch):
     monkeypatch.setattr(triton_decoder, "GEMV_ROWS", {4: gemv_rows})
-    monkeypatch.setattr(decode_attention, "TILE_BYTES", 4 * 16 * 32)  # several splits of the keys,
+    monkeypatch.setattr(decode_attention, "TILE_BYTES", 4 * 16 * 16)  # several splits of the keys,
     monkeypatch.setattr(decode_attention, "BUSY_PROGRAMS", 128 if gemv_rows else 1)  # or tiles
     sizes = {key: (size, 32, *rest) for key, (size, _, *rest) in gemm.PROGRAM_SIZES.items()}
     monkeypatch.setattr(gemm, "PROGRAM_SIZES", sizes)  # several splits of the inputs
@@ -71,10 +71,10 @@ def test_a_decode_step_gives_the_logits_of_the_model(change, int8, gemv_rows, mo
         parameter.add_(0.1 * torch.randn_like(parameter))
     assert triton_obstacle(describe(model)) is None
     fast = TritonDecoder(model, int8=int8)
-    ids, counts = torch.randint(0, 53, (3, 90)), torch.tensor([90, 60, 3])
+    ids, counts = torch.randint(0, 53, (3, 40)), torch.tensor([40, 25, 3])
     ids, counts = ids.to(DEVICE), counts.to(DEVICE)
-    _, state = model.step(ids, model.start(3, 128), counts=counts)
-    _, fast_state = fast.step(ids, fast.start(3, 128), counts=counts)
+    _, state = model.step(ids, model.start(3, 64), counts=counts)
+    _, fast_state = fast.step(ids, fast.start(3, 64), counts=counts)
     fast_state = fast_state.with_static_shapes()
     for packed in fast.layers:  # give the model the dequantized weights
         attention, ffn = packed.block.attention, packed.block.ffn
@@ -93,7 +93,7 @@ def test_a_decode_step_gives_the_logits_of_the_model(change, int8, gemv_rows, mo
     if not model.config.tied:
         model.head.weight.copy_(weights(fast.head).clone())
     tolerance = 0.05 if int8 and model.config.tied else 1e-4
-    for t in range(3):
+    for t in range(2):
         expected, state = model.step(ids[:, t : t + 1], state)
         actual, fast_state = fast.step(ids[:, t : t + 1], fast_state)
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
@@ -199,13 +199,13 @@ def test_floats_below_the_smallest_normal_ones_are_evenly_spaced():
 
 def test_the_kernel_draws_what_torch_draws():
     torch.manual_seed(0)
-    for vocab in (53, 9001, 40000):
+    for vocab in (53, 9001) if INTERPRETED else (53, 9001, 40000):
         logits = 3 * torch.randn(4, vocab, device=DEVICE)
         logits[0, ::2] = logits[1, :-1] = logits[2, 1:] = -torch.inf
         one, other = (RowGenerators.from_seed(7, 4, DEVICE) for _ in range(2))
         lengths, failed = torch.tensor([5, 6, 7, 8]), torch.full((4,), 99)
         lengths, failed = lengths.to(DEVICE), failed.to(DEVICE)
-        for _ in range(15):
+        for _ in range(4 if INTERPRETED else 15):
             expected = draw(logits, one)
             actual = sampling.draw(logits, other.keys, other.used, lengths, failed)
             assert torch.equal(actual, expected)

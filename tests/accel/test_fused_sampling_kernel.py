@@ -14,6 +14,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 from regard.accel.kernels import fused_sampling as kernel
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # slow, so fewer cases
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TEN = [
     *("repetition=1.1", "frequency=0.1", "dry=0.8", "top_n_sigma=3", "top_k=200"),
@@ -76,7 +77,7 @@ def test_kernels_end_a_chain_of_ten(order, vocab):
     compare(parse_chain(TEN, order), many_kinds(vocab), 6)
 
 
-@pytest.mark.parametrize("word", KINDS)
+@pytest.mark.parametrize("word", KINDS[::2] if INTERPRETED else KINDS)
 def test_each_stage_does_what_its_formula_says(word):
     logits = many_kinds(3001)
     compare(parse_chain(["top_k=40", word]), logits)
@@ -87,7 +88,7 @@ def test_each_stage_does_what_its_formula_says(word):
 def test_stages_follow_one_that_leaves_holes():
     logits = many_kinds(3001)
     holes = ["top_k=100", "xtc={probability=0.7, threshold=0.01}"]
-    for word in KINDS:
+    for word in KINDS[::4] if INTERPRETED else KINDS:
         compare(parse_chain([*holes, "typical=0.6", word, "min_p=0.01"]), logits, 1)
 
 
@@ -138,12 +139,12 @@ def test_half_precision_is_widened():
     compare(parse_chain(["top_k=50", "top_p=0.9"]), many_kinds(3001).half())
 
 
-@pytest.mark.parametrize("vocab", [53, 2048, 32000, 50257, 151936])
+@pytest.mark.parametrize("vocab", [53, 2048] if INTERPRETED else [53, 2048, 32000, 50257, 151936])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_temperature_and_top_k_alone(vocab, dtype):
     logits = many_kinds(vocab)
     logits[2] = 2.5 * torch.randn(vocab).mul(4).round().div(4)  # hundreds of ties, no thousand
-    for k in (1, 50, 200, 512):
+    for k in (1, 200) if INTERPRETED else (1, 50, 200, 512):
         compare(parse_chain(["temperature=0.8", f"top_k={k}"]), logits.to(dtype), 1)
 
 

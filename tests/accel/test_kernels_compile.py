@@ -31,6 +31,8 @@ from regard.models.build import preset
 from regard.models.transformer import Transformer
 from regard.nn.state import KVCache
 
+pytestmark = pytest.mark.long  # compiling takes minutes
+
 GPUS = {"A100": (80, 166_912), "L40": (89, 101_376), "H200": (90, 232_448)}  # shared memory
 TYPES = {
     torch.float32: "*fp32",

@@ -16,6 +16,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 from regard.accel.kernels import penalties as kernels
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # slow, so fewer cases
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REACH = [
     {"window": window, "scope": scope}
@@ -80,9 +81,9 @@ def test_one_kernel_penalises_what_was_said(stage, reach, monkeypatch):
             same(stage(penalty, **reach), room, monkeypatch)
 
 
-@pytest.mark.parametrize("settings", DRY_SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", DRY_SETTINGS[::3] if INTERPRETED else DRY_SETTINGS, ids=str)
 def test_one_kernel_penalises_the_longest_repetition(settings, monkeypatch):
-    for room in (1, 2, 6, 50, 1300):
+    for room in (1, 6, 300) if INTERPRETED else (1, 2, 6, 50, 1300):
         same(DRY(0.8, **settings), room, monkeypatch)
 
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from regard.accel import training_path
 from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError
 from regard.models.build import build_model, preset
@@ -50,7 +51,9 @@ def test_a_model_says_whether_it_asks_the_host_for_lengths(name, fields, monkeyp
         model(ids, source=Source(ids, lengths))
     else:
         model(ids, lengths=lengths)
-    assert device.packs_sequences(model) == bool(asked)
+    path = training_path(TrainConfig(), torch.device("cuda"), model)
+    assert path.cuda_graph != bool(asked)
+    assert path.obstacles.keys() == ({"cuda_graph"} if asked else set())
 
 
 def test_a_model_that_does_not_fit_is_refused_with_need_and_have(monkeypatch):
@@ -114,7 +117,7 @@ def test_precision_is_bfloat16_by_default_only_on_cuda(precision, place, wanted)
     [("auto", "cpu", False), ("auto", "cuda", True), ("on", "cpu", True), ("off", "cuda", False)],
 )
 def test_compilation_is_the_default_only_on_cuda(asked, place, wanted):
-    assert device.compiles(TrainConfig(compile=asked), torch.device(place)) is wanted
+    assert training_path(TrainConfig(compile=asked), torch.device(place)).compile is wanted
 
 
 @pytest.mark.parametrize(
@@ -128,10 +131,12 @@ def test_compilation_is_the_default_only_on_cuda(asked, place, wanted):
 )
 def test_steps_are_captured_where_they_are_compiled_for_cuda(place, over, wanted):
     place, model = torch.device(place), torch.nn.Linear(1, 1)
-    assert device.captures_graphs(TrainConfig(**over), place, model, ranks=1) is wanted
-    assert not device.captures_graphs(TrainConfig(**over), place, model, ranks=2)
+    path = training_path(TrainConfig(**over), place, model)
+    assert path.cuda_graph is wanted
+    assert ("cuda_graph" in path.obstacles) is not wanted
+    assert not training_path(TrainConfig(**over), place, model, ranks=2).cuda_graph
     model.packs = True
-    assert not device.captures_graphs(TrainConfig(**over), place, model, ranks=1)
+    assert not training_path(TrainConfig(**over), place, model).cuda_graph
 
 
 def test_the_environment_of_a_run_is_told():

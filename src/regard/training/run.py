@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from regard import pipelines
+from regard.accel import training_path
 from regard.config import RunConfig, build, merge, to_table
 from regard.data.batch import Batch, pin_memory
 from regard.data.loader import prefetch
@@ -34,7 +35,7 @@ from regard.training.parallel.ranks import (
     send_plan,
 )
 from regard.training.parallel.strategy import make_strategy, should_shard
-from regard.training.setup.device import autocast, captures_graphs, environment, ready_device
+from regard.training.setup.device import autocast, environment, ready_device
 from regard.training.setup.resume_checks import check_fixed_settings, check_resumable, is_finished
 from regard.training.setup.setting_checks import (
     check_before_data,
@@ -234,7 +235,7 @@ def _steps(state: TrainState, start: int) -> Iterator[Step]:
         start=start,
         autocast=autocast(settings, device),
         strategy=strategy,
-        capture=captures_graphs(settings, device, model, ranks=ranks.size),
+        capture=training_path(settings, device, model, ranks=ranks.size).cuda_graph,
     )
 
 

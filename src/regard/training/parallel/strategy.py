@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regard.accel.compile import compile_for_training
+from regard.accel import compile_for_training, training_path
 from regard.config import TrainConfig
 from regard.data.batch import Batch
 from regard.errors import CheckpointError
@@ -31,7 +31,6 @@ from regard.training.parallel.ranks import SINGLE, Ranks, unscored
 from regard.training.setup.device import (
     autocast,
     checkpoint_activations,
-    compiles,
     free_memory,
 )
 
@@ -333,6 +332,6 @@ def make_strategy(
         strategy = Sharded(objective, ranks, device, data.batch(0), bfloat16=bfloat16)
     else:
         strategy = Replicated(objective.to(device), ranks, data.batch(0))
-    if compiles(settings, device):
+    if training_path(settings, device).compile:
         strategy.compile()
     return strategy

@@ -122,28 +122,6 @@ def autocast(
     return partial(torch.autocast, device.type, dtype=torch.bfloat16)
 
 
-def compiles(config: TrainConfig, device: torch.device) -> bool:
-    """Whether to compile: by default on CUDA only, where it pays off within about a minute."""
-    return config.compile == "on" or (config.compile == "auto" and device.type == "cuda")
-
-
-def captures_graphs(
-    config: TrainConfig, device: torch.device, model: nn.Module, *, ranks: int
-) -> bool:
-    """Whether steps are captured as CUDA graphs: compiled ones, of one process.
-
-    Not with activation checkpointing, which resets random generators while it recomputes, and not
-    for models that pack sequences, which need the lengths on the host.
-    """
-    capturable = not config.activation_checkpointing and not packs_sequences(model)
-    return device.type == "cuda" and compiles(config, device) and ranks == 1 and capturable
-
-
-def packs_sequences(model: nn.Module) -> bool:
-    """Whether a model packs rows of different lengths, as `pack_padded_sequence` does."""
-    return bool(getattr(model, "packs", False))
-
-
 def checkpoint_activations(model: nn.Module) -> None:
     """Activation checkpointing: store only the input of each block, recompute the rest in backward.
 

@@ -7,6 +7,7 @@ from itertools import chain, cycle, islice
 
 import torch
 
+from regard.accel import training_path
 from regard.accel.cuda_graph import WARM_UP_STEPS
 from regard.config import RunConfig
 from regard.errors import ConfigError
@@ -21,9 +22,7 @@ from regard.training.parallel.ranks import Ranks
 from regard.training.parallel.strategy import SingleProcess
 from regard.training.setup.device import (
     autocast,
-    captures_graphs,
     checkpoint_activations,
-    compiles,
     ready_device,
 )
 from regard.training.setup.setting_checks import check_settings
@@ -74,7 +73,9 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, choose_model: bool = Tr
             break
         chosen = candidate
     assert chosen is not None
-    return with_steps(chosen, compiled=True) if compiles(config.train, device) else chosen
+    return (
+        with_steps(chosen, compiled=True) if training_path(config.train, device).compile else chosen
+    )
 
 
 def _seconds_per_step(
@@ -104,7 +105,7 @@ def _seconds_per_step(
         accumulate=accumulate,
         autocast=autocast(settings, device),
         strategy=strategy,
-        capture=compiled and captures_graphs(settings, device, model, ranks=ranks.size),
+        capture=compiled and training_path(settings, device, model, ranks=ranks.size).cuda_graph,
     )
     for step in islice(steps, warm_up):
         float(step.loss)  # wait for the device
