@@ -170,6 +170,25 @@ def test_in_bfloat16_positions_are_not_rounded(one_of_one):
 
 
 @forked
+def test_taps_are_logged_alike_on_one_rank_with_ddp_and_with_fsdp(data, tmp_path):
+    text, log = data / "cats.txt", ["decoder.blocks.*.attention.q", "decoder.blocks.1.out"]
+    folders = [tmp_path / name for name in ("one", "ddp", "fsdp")]
+    results, _ = launch(
+        job(text, folders[0], 1, log=log),
+        job(text, folders[1], 2, log=log),
+        job(text, folders[2], 2, "full", log=log),
+    )
+    assert [result["codes"] for result in results] == [[0], [0, 0], [0, 0]]
+    one, *others = ([r["taps"] for r in RunFolder(f).rows() if "taps" in r] for f in folders)
+    assert [len(taps) for taps in one] == [3, 3, 3]
+    for taps in others:
+        for expected, row in zip(one, taps, strict=True):
+            assert expected.keys() == row.keys()
+            for name, statistics in expected.items():
+                assert row[name] == pytest.approx(statistics, rel=1e-4, abs=1e-6)
+
+
+@forked
 def test_one_rank_speaks_for_all(data, tmp_path):
     small = ["data.tokenizer=char", "model.preset=tiny-decoder", "model.dim=8", "model.layers=1"]
     small += ["model.heads=2", "model.context=8", "train.steps=2", "device=cpu", "--json"]

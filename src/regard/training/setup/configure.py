@@ -127,10 +127,12 @@ def _absolute(path: str) -> str:
 
 
 def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
-    given = over.get("data", {})
+    data_settings = over.get("data", {})
     where: dict[str, Any]
     if what is None:
-        where = {key: given[key] for key in ("path", "source", "target") if key in given}
+        where = {
+            key: data_settings[key] for key in ("path", "source", "target") if key in data_settings
+        }
         if not where:
             raise ConfigError(
                 "nothing to train on; give a recipe, a file or a folder first, "
@@ -156,7 +158,7 @@ def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
         where.get("path"),
         where.get("source"),
         where.get("target"),
-        lower=given.get("lower", False),
+        lower=data_settings.get("lower", False),
         kind=None if asked is None else asked.learns,
     )
     device = pick_device(over.get("device", "auto"))
