@@ -98,7 +98,7 @@ READERS = [  # classes that write nothing
     (name, f"{STEMS[name]}{kind}")
     for name in STEMS
     for kind in ("Model", "ForSequenceClassification", "ForTokenClassification")
-    if kind != "ForTokenClassification" or name not in ("gpt2", "gpt_neox", "opt", "bloom")
+    if kind != "ForTokenClassification" or name != "opt"
 ]
 
 

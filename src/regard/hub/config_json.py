@@ -36,6 +36,8 @@ TRAINING_ONLY = {"init", "dropout", "attention_dropout", "ffn_dropout"}  # witho
 CHOICES: dict[str, Mapping[str, Any]] = {"position": POSITIONS, "score": SCORES, "head": HEADS}
 DEPTHS = ("layers", "encoder_layers")
 INCOMPATIBLE = 100  # the distance to a family with another architecture, in settings
+OTHER_HEAD = 10  # the distance to a class with a head for another task
+Differences = dict[str, str | None]  # a differing setting, to the argument that changes it
 # Errors that malformed values of a config.json can cause in `Family.read_settings`.
 READ_ERRORS = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
@@ -109,11 +111,11 @@ def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family
     if family is not None and family not in MODEL_TYPES:
         raise ConfigError(unknown("family", family, MODEL_TYPES))
     families = MODEL_TYPES.values() if family is None else [MODEL_TYPES[family]]
-    failures: list[tuple[int, str, list[str]]] = []  # distance, family, differing settings
+    failures: list[tuple[int, str, Differences]] = []  # distance, family, differing settings
     for equivalent in equivalent_configs(config):
         for candidate in families:
             if candidate.model_family != family_of(equivalent):
-                failures.append((INCOMPATIBLE, candidate.name, ["the kind of model"]))
+                failures.append((INCOMPATIBLE, candidate.name, {"the kind of model": None}))
                 continue
             for architecture in candidate.heads:
                 hf = _write_candidate(candidate, equivalent, architecture)
@@ -123,10 +125,23 @@ def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family
                 failures.append((distance, candidate.name, differences))
     _, nearest, differences = min(failures, key=lambda failure: failure[0])
     subject = "no Hugging Face family supports" if family is None else f"{family} does not support"
-    listed = "".join(f"\n  {difference}" for difference in differences[:6])
+    listed = "".join(f"\n  {difference}" for difference in list(differences)[:6])
+    changes = [change for change in differences.values() if change is not None]
+    smallest = f"\nthe smallest change: train with {' '.join(changes)}" if changes else ""
     raise ConfigError(
-        f"{subject} all settings of this model; the nearest, {nearest}, differs in{listed}"
+        f"{subject} all settings of this model; the nearest, {nearest}, differs in"
+        f"{listed}{smallest}"
     )
+
+
+def find_head(config: ModelConfig, kind: str) -> Choice | None:
+    """The head of this kind in the Hugging Face family of a model; None if there is none."""
+    try:
+        family, _ = write_config(config)
+    except ConfigError:
+        return None
+    heads = (head for head in family.heads.values() if not callable(head))
+    return next((head for head in heads if kind_of(head)[0] == kind), None)
 
 
 def equivalent_configs(config: Any) -> Iterator[Any]:
@@ -209,14 +224,30 @@ EFFECTIVE: dict[str, Any] = {  # the value that None stands for
 }
 
 
-def _differences(family: Family, config: Any, hf: Settings) -> tuple[int, list[str]]:
-    """The number of settings that change when `hf` is read again, and a line for each."""
+def _differences(family: Family, config: Any, hf: Settings) -> tuple[int, Differences]:
+    """How far a model is from what `hf` is read as, and the settings in which they differ."""
     try:
         reread = to_table(read_config_as(family, hf))
     except ConfigError as error:
-        return INCOMPATIBLE, [str(error).splitlines()[0]]
+        return INCOMPATIBLE, {str(error).splitlines()[0]: None}
     table = to_table(canonical(config))
     keys = [key for key in table if key not in TRAINING_ONLY and table[key] != reread[key]]
-    distance = len(keys) + INCOMPATIBLE * ("shape" in keys)
-    lines = [f"{key} = {table[key]!r} ({family.name}: {reread[key]!r})" for key in keys]
-    return distance, lines
+    other_head = kind_of(table["head"])[0] != kind_of(reread["head"])[0]
+    distance = len(keys) + INCOMPATIBLE * ("shape" in keys) + OTHER_HEAD * other_head
+    return distance, {
+        f"{key} = {table[key]!r} ({family.name}: {reread[key]!r})": _change(key, reread[key])
+        for key in keys
+    }
+
+
+def _change(key: str, value: Any) -> str | None:
+    """A setting as an argument of `regard train`; None if it has no value to write.
+
+    >>> _change("head", {"kind": "classify", "bias": False})
+    'model.head.kind=classify model.head.bias=false'
+    """
+    if isinstance(value, dict):
+        parts = [_change(f"{key}.{name}", part) for name, part in value.items()]
+        return " ".join(part for part in parts if part is not None)
+    shown = str(value).lower() if isinstance(value, bool) else value
+    return None if value is None else f"model.{key}={shown}"

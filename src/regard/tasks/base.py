@@ -77,9 +77,15 @@ def check_label_smoothing(label_smoothing: float) -> None:
 
 
 def resolve_class_names(given: list[str], in_data: Sequence[str]) -> list[str]:
-    """The names of the classes: those of the data, or names given for classes 0, 1, 2, …"""
-    if not given or given == list(in_data):
+    """The names of the classes: those of the data, or names given for classes 0, 1, 2, …
+
+    The given names may also be those of the data and others, in any order, as in a run that
+    starts from a classifier.
+    """
+    if not given:
         return list(in_data)
+    if {*in_data} <= {*given}:
+        return given
     numbered = [str(number) for number in range(len(in_data))]
     if len(given) != len(in_data) or list(in_data) != numbered:
         raise ConfigError(

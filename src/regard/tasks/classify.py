@@ -31,6 +31,7 @@ class Classify(Task):
     shapes: ClassVar[tuple[str, ...]] = ("images",)
     verbs: ClassVar[tuple[str, ...]] = ("predict", "classify")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    head: ClassVar[str] = "classify"
     label_smoothing: float = 0.0
     crop: int = 0
     flip: bool = False

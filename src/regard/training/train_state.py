@@ -14,6 +14,8 @@ from regard import pipelines
 from regard.config import RunConfig, kind_of
 from regard.files.fault_injection import fault
 from regard.models.build import load_weights, weights
+from regard.models.compatibility import with_defaults
+from regard.nn.head import HEADS
 from regard.pipelines.base import TrainingData
 from regard.tasks.metrics import better
 from regard.training.events import Evaluated, Event, TapStatistics
@@ -30,6 +32,7 @@ from regard.training.taps import tap_statistics
 
 logger = logging.getLogger(__name__)
 Results = tuple[dict[str, float], str, TapStatistics]  # metrics, a sample, statistics of taps
+POOLER = {f"head.hidden.{part}": f"head.pool.{part}" for part in ("weight", "bias")}
 
 
 @dataclass(slots=True)
@@ -196,14 +199,23 @@ class TrainState:
 
 
 def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
-    """Load the weights of the run `train.start`; a head for another task keeps its own."""
+    """Load the weights of the run `train.start`; a head for another task keeps its own.
+
+    The hidden layer of a new classification head is BERT's pooler, if the other run has one.
+    """
     start = RunFolder(cast(str, config.train.start))
     tensors = start.load_weights()
     if _head_and_classes(start.load_config()) != _head_and_classes(config):
         head = {name: w for name, w in weights(model).items() if name.startswith("head.")}
+        for name in head.keys() & POOLER.keys():
+            pooler = tensors.get(POOLER[name])
+            if pooler is not None and pooler.shape == head[name].shape:
+                head[name] = pooler
         tensors = {name: w for name, w in tensors.items() if not name.startswith("head.")} | head
     load_weights(model, tensors, str(start.model))
 
 
 def _head_and_classes(config: RunConfig) -> tuple[Any, Any]:
-    return config.model.get("head"), kind_of(config.task)[1].get("names")
+    head = config.model.get("head")
+    options = None if head is None else with_defaults(head, HEADS)
+    return options, kind_of(config.task)[1].get("names")

@@ -1,4 +1,4 @@
-"""BLOOM (BigScience 2022): causal language model, classifier.
+"""BLOOM (BigScience 2022): causal language model, classifier, tagger.
 
 Differs from GPT-2: ALiBi instead of learned positions, a norm after the embeddings, and query, key
 and value rows grouped by head, as in GPT-NeoX.
@@ -6,6 +6,8 @@ and value rows grouped by head, as in GPT-NeoX.
 
 from typing import Any
 
+from regard.config import kind_of
+from regard.hub.families.gpt2 import OUTPUTS
 from regard.hub.family import Family, Settings
 from regard.hub.weight_mapping import InterleavedByHead, Rule, module_rules
 
@@ -27,7 +29,7 @@ def _rules(config: Any) -> list[Rule]:
         *module_rules(LAYER, "h.{i}.", "decoder.blocks.{i}."),
         *module_rules(QKV, "h.{i}.", "decoder.blocks.{i}.", InterleavedByHead(config.heads)),
         Rule("lm_head.weight", "head.weight"),
-        Rule("score.weight", "head.out.weight"),
+        *module_rules(OUTPUTS.get(kind_of(config.head)[0], {})),
     ]
 
 
@@ -48,6 +50,7 @@ BLOOM = Family(
         "BloomForCausalLM": "linear",
         "BloomModel": "none",
         "BloomForSequenceClassification": {"kind": "classify", "pool": "last", "bias": False},
+        "BloomForTokenClassification": "tag",
     },
     fields={
         "vocab_size": "vocab_size",

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): causal language model, classifier.
+"""GPT-2 (Radford et al. 2019): causal language model, classifier, tagger.
 
 Pre-norm decoder with learned positions. Its Conv1D layers store weights as (in, out), and query,
 key and value in one matrix.
@@ -6,6 +6,7 @@ key and value in one matrix.
 
 from typing import Any
 
+from regard.config import kind_of
 from regard.hub.family import Family, Settings, read_activation, write_activation
 from regard.hub.weight_mapping import TRANSPOSED, Rule, module_rules
 
@@ -16,6 +17,7 @@ CONV1D: dict[str, str | tuple[str, ...]] = {  # weights stored as (in, out)
     "mlp.c_fc": "ffn.up",
     "mlp.c_proj": "ffn.down",
 }
+OUTPUTS = {"classify": {"score": "head.out"}, "tag": {"classifier": "head.out"}}  # by head
 
 
 def _rules(config: Any) -> list[Rule]:
@@ -26,7 +28,7 @@ def _rules(config: Any) -> list[Rule]:
         *module_rules(CONV1D, "h.{i}.", "decoder.blocks.{i}.", TRANSPOSED),
         *module_rules({"ln_f": "decoder.norm"}),
         Rule("lm_head.weight", "head.weight"),
-        Rule("score.weight", "head.out.weight"),
+        *module_rules(OUTPUTS.get(kind_of(config.head)[0], {})),
     ]
 
 
@@ -45,6 +47,7 @@ GPT2 = Family(
         "GPT2LMHeadModel": "linear",
         "GPT2Model": "none",
         "GPT2ForSequenceClassification": {"kind": "classify", "pool": "last", "bias": False},
+        "GPT2ForTokenClassification": "tag",
     },
     fields={
         "vocab_size": "vocab_size",

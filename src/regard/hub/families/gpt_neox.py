@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia (Black et al. 2022, Biderman et al. 2023): causal LM, classifier.
+"""GPT-NeoX and Pythia (Black et al. 2022, Biderman et al. 2023): causal LM, classifier, tagger.
 
 Differs from LLaMA: LayerNorm with biases, attention and feed-forward in parallel, RoPE on a
 fraction of each head, and query, key and value rows grouped by head, as in BLOOM.
@@ -6,6 +6,8 @@ fraction of each head, and query, key and value rows grouped by head, as in BLOO
 
 from typing import Any
 
+from regard.config import kind_of
+from regard.hub.families.gpt2 import OUTPUTS
 from regard.hub.family import Family, Settings, read_activation, write_activation
 from regard.hub.rope_config import read_rope, write_rope
 from regard.hub.weight_mapping import InterleavedByHead, Rule, module_rules
@@ -29,7 +31,7 @@ def _rules(config: Any) -> list[Rule]:
         *module_rules({"final_layer_norm": "decoder.norm"}),
         Rule("embed_out.weight", "head.weight"),
         Rule("lm_head.weight", "head.weight"),  # its name in transformers 5
-        Rule("score.weight", "head.out.weight"),
+        *module_rules(OUTPUTS.get(kind_of(config.head)[0], {})),
     ]
 
 
@@ -58,6 +60,7 @@ GPT_NEOX = Family(
         "GPTNeoXForCausalLM": "linear",
         "GPTNeoXModel": "none",
         "GPTNeoXForSequenceClassification": {"kind": "classify", "pool": "last", "bias": False},
+        "GPTNeoXForTokenClassification": "tag",
     },
     fields={
         "vocab_size": "vocab_size",

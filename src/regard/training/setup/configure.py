@@ -1,6 +1,7 @@
 """The settings of a run: from a recipe, a .toml file, or chosen for the user's data."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ from regard.models.presets import PRESETS
 from regard.pipelines import default_settings, open_data, run_name
 from regard.tasks import TASKS
 from regard.training.setup.device import pick_device
+from regard.training.setup.fine_tuning import start_from
 from regard.training.setup.setting_checks import check_train_config
 from regard.training.setup.time_budget import fit_to_minutes
 from regard.training.storage.run_folder import RunFolder
 
-FINE_TUNING = {"lr": 1e-4, "optimizer": "adamw"}  # defaults of a run that starts from weights
 MAX_MINUTES = 366 * 24 * 60  # a year
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -49,12 +50,10 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
         base = read_recipe(file)
         check_not_study(base)
     else:
-        base = _for_data(what, over)
+        base, class_names = _for_data(what, over)
         start = over.get("train", {}).get("start")
         if start is not None and not {"family", "preset"} & set(over.get("model", {})):
-            started = RunFolder(_absolute(start)).load_config()
-            base["model"], base["data"]["tokenizer"] = started.model, started.data.tokenizer
-            base["train"] = base.get("train", {}) | FINE_TUNING
+            base = start_from(base, RunFolder(_absolute(start)).load_config(), class_names)
     return _combine(base, over, file)
 
 
@@ -126,7 +125,10 @@ def _absolute(path: str) -> str:
     return str(Path(full).expanduser().absolute())
 
 
-def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
+def _for_data(
+    what: str | None, over: dict[str, Any]
+) -> tuple[dict[str, Any], Sequence[str] | None]:
+    """The default settings for data, and the names of its classes if it has classes."""
     data_settings = over.get("data", {})
     where: dict[str, Any]
     if what is None:
@@ -165,4 +167,5 @@ def _for_data(what: str | None, over: dict[str, Any]) -> dict[str, Any]:
     chosen = default_settings(data, where, gpu=device.type == "cuda", task=task)
     if {"family", "preset"} & set(over.get("model", {})):
         chosen["model"] = {}  # the sizes chosen were those of another model
-    return {"name": run_name(where.get("path"), where.get("source")), **chosen}
+    settings = {"name": run_name(where.get("path"), where.get("source")), **chosen}
+    return settings, getattr(data, "class_names", None)

@@ -1,0 +1,53 @@
+"""The settings of a run that starts from the weights of another (`train.start`)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from regard.config import Choice, RunConfig, kind_of
+from regard.hub.config_json import find_head
+from regard.models.build import resolve
+from regard.tasks import TASKS
+
+DEFAULTS = {"lr": 1e-4, "optimizer": "adamw"}
+
+
+def start_from(
+    settings: dict[str, Any], start: RunConfig, class_names: Sequence[str] | None
+) -> dict[str, Any]:
+    """The settings for data whose classes are `class_names`, with the model of the run `start`.
+
+    If the task is that of `start` and its classes are among those of the model, the head is kept.
+    Otherwise the model gets the head that its Hugging Face family has for the task, if it has one.
+    """
+    task = settings["task"]
+    kind = kind_of(task)[0]
+    start_kind, options = kind_of(start.task)
+    if kind == start_kind:
+        known = class_names is not None and {*class_names} <= {*options.get("names", [])}
+        task = _merge(task, options if known else _without(options, "names"))
+    return {
+        **settings,
+        "task": task,
+        "model": {**start.model, **_head(start.model, kind)},
+        "data": {**settings.get("data", {}), "tokenizer": start.data.tokenizer},
+        "train": {**settings.get("train", {}), **DEFAULTS},
+    }
+
+
+def _head(model: dict[str, Any], task: str) -> dict[str, Choice]:
+    """The setting `head` for another task than that of the model; empty if it can stay."""
+    wanted = getattr(TASKS.get(task), "head", None)
+    if "head" not in model or wanted in (None, kind_of(model["head"])[0]):
+        return {}
+    head = find_head(resolve(model), wanted)
+    return {} if head is None else {"head": head}
+
+
+def _merge(task: Choice, options: dict[str, Any]) -> Choice:
+    kind, own = kind_of(task)
+    merged = {**options, **own}
+    return {"kind": kind, **merged} if merged else kind
+
+
+def _without(options: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key != name}
