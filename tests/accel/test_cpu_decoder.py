@@ -25,7 +25,7 @@ def small(choices):
 
 @pytest.mark.parametrize("choices", CHOICES)
 @torch.inference_mode()
-def test_rows_that_are_left_over_are_written_as_by_the_model(choices):
+def test_selected_rows_decode_as_by_the_model(choices):
     model = small(choices)
     fast, ids = pack(model), torch.randint(0, 23, (3, 12))
     _, state = fast.step(ids[:, :5], fast.start(3, 12))
@@ -40,7 +40,7 @@ def test_rows_that_are_left_over_are_written_as_by_the_model(choices):
 
 
 @torch.inference_mode()
-def test_the_short_way_is_taken_only_where_all_rows_see_all_before_them(monkeypatch):
+def test_the_cpu_decoder_runs_only_for_rows_of_equal_length_without_a_mask(monkeypatch):
     taken = []
     attend = CpuDecoder.attend
     monkeypatch.setattr(CpuDecoder, "attend", lambda *args: taken.append(1) or attend(*args))
@@ -58,7 +58,7 @@ def test_the_short_way_is_taken_only_where_all_rows_see_all_before_them(monkeypa
         assert len(taken) == layers
 
 
-def test_a_step_outside_of_inference_is_possible():
+def test_a_step_outside_of_inference_mode_is_possible():
     model = small({})
     fast, ids = pack(model), torch.randint(0, 23, (1, 6))
     _, state = fast.step(ids[:, :5], fast.start(1, 6))

@@ -1,4 +1,4 @@
-"""Triton's kernels against their plain twins: on a GPU, or anywhere with TRITON_INTERPRET=1."""
+"""The Triton kernel of the loss against plain torch: on a GPU, or interpreted."""
 
 import os
 
@@ -21,17 +21,17 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("vocab", "width"), [(65, 128), (5000, 5056), (4096, 4096)])
-def test_the_slope_is_that_of_the_formula(vocab, width, dtype, bias, cap, smoothing):
+def test_the_gradient_is_that_of_the_formula(vocab, width, dtype, bias, cap, smoothing):
     torch.manual_seed(0)
     logits = (3 * torch.randn(5, width, device=DEVICE)).to(dtype)
     targets = torch.tensor([3, -1, 0, vocab - 1, 64], device=DEVICE)
     offset = torch.randn(vocab, device=DEVICE).to(dtype) if bias else None
     wide = None if offset is None else offset.double()
-    loss, slope = plain(logits.double(), wide, targets, vocab, smoothing, cap)
-    found_loss, found = kernels.softmax_gradient(
+    loss, gradient = plain(logits.double(), wide, targets, vocab, smoothing, cap)
+    actual_loss, actual = kernels.softmax_gradient(
         logits.clone(), offset, targets, vocab, smoothing, cap
     )
-    assert (found_loss - loss).norm() / loss.norm() < 1e-6
-    # the slope is rounded to the type of the logits: 8 bits in bfloat16
-    assert (found - slope).norm() / slope.norm() < (1e-6 if dtype == torch.float32 else 4e-3)
-    assert not found[:, vocab:].any()
+    assert (actual_loss - loss).norm() / loss.norm() < 1e-6
+    # the gradient is rounded to the type of the logits: 8 bits in bfloat16
+    assert (actual - gradient).norm() / gradient.norm() < (1e-6 if dtype == torch.float32 else 4e-3)
+    assert not actual[:, vocab:].any()

@@ -1,4 +1,4 @@
-"""The kernels that do the end of a chain against the plain stages: on a GPU, or interpreted."""
+"""The Triton kernels at the end of a chain against the plain stages: on a GPU, or interpreted."""
 
 import os
 
@@ -31,13 +31,13 @@ KINDS = [
 
 
 @pytest.fixture(autouse=True)
-def taken(monkeypatch):
+def _use_kernels(monkeypatch):
     """The kernels are used, without a GPU too."""
     monkeypatch.setattr("regard.generate.chain.supports_fused_tail", lambda logits: True)
 
 
-class Open(Chain):
-    """A chain that does not know of the kernels."""
+class PlainChain(Chain):
+    """A chain that does not use the kernels."""
 
     __slots__ = ()
 
@@ -49,11 +49,11 @@ def compare(chain, logits, turns=2):
         SamplerContext.from_prompts(prompts, turns, seed=4, device=DEVICE) for _ in range(2)
     )
     for _ in range(turns):
-        expected = Open(chain.stages).sample(logits, one)
-        found = chain.sample(logits, other)
-        assert found.tolist() == expected.tolist(), str(chain)
+        expected = PlainChain(chain.stages).sample(logits, one)
+        actual = chain.sample(logits, other)
+        assert actual.tolist() == expected.tolist(), str(chain)
         one.append(expected)
-        other.append(found)
+        other.append(actual)
     assert one.generators.used.tolist() == other.generators.used.tolist()
     assert one.state.keys() == other.state.keys()
     for key in one.state:
@@ -73,7 +73,7 @@ def many_kinds(vocab, rows=5):
 
 @pytest.mark.parametrize("order", ["llama.cpp", "regard"])
 @pytest.mark.parametrize("vocab", [53, 5003])
-def test_kernels_end_a_chain_of_ten(order, vocab):
+def test_kernels_sample_at_the_end_of_a_chain_of_ten(order, vocab):
     compare(parse_chain(TEN, order), many_kinds(vocab), 6)
 
 
@@ -85,15 +85,15 @@ def test_each_stage_does_what_its_formula_says(word):
     compare(parse_chain([*before, word]), logits)
 
 
-def test_stages_follow_one_that_leaves_holes():
+def test_stages_follow_one_that_leaves_gaps():
     logits = many_kinds(3001)
-    holes = ["top_k=100", "xtc={probability=0.7, threshold=0.01}"]
+    gaps = ["top_k=100", "xtc={probability=0.7, threshold=0.01}"]
     for word in KINDS[::4] if INTERPRETED else KINDS:
-        compare(parse_chain([*holes, "typical=0.6", word, "min_p=0.01"]), logits, 1)
+        compare(parse_chain([*gaps, "typical=0.6", word, "min_p=0.01"]), logits, 1)
 
 
 @pytest.mark.parametrize("last", ["min_p=0.1", "top_p=0.9", "typical=0.9", "temperature=1.5"])
-def test_a_cold_stage_follows_one_that_removed_the_likeliest(last):
+def test_a_low_temperature_follows_a_stage_that_removed_the_likeliest(last):
     likeliest = torch.full((1, 60), -5.0, device=DEVICE)
     likeliest[0, 7], likeliest[0, 11] = 5.0, 2.9
     xtc = ["top_k=40", "xtc={probability=1, threshold=0.1}", "temperature=0.02"]
@@ -121,7 +121,7 @@ def test_rows_of_which_many_tokens_are_equal():
     compare(parse_chain(["top_k=1", "top_p=0.9"]), logits[2:3].to(DEVICE))
 
 
-def test_large_tokens_may_stand_together():
+def test_the_largest_logits_may_have_neighbouring_ids():
     logits = torch.randn(2, 3 * 2048)
     logits[:, ::2048] += 50
     logits[1, 2048 : 2048 + 1500] += 20
@@ -129,7 +129,7 @@ def test_large_tokens_may_stand_together():
     compare(parse_chain(["top_k=512", "temperature=9"]), logits.to(DEVICE))
 
 
-def test_there_may_be_less_room(monkeypatch):
+def test_fewer_tokens_may_be_ranked(monkeypatch):
     monkeypatch.setattr(kernel, "MAX_RANKED", 64)
     compare(parse_chain(["top_k=20", "top_p=0.9", "temperature=2"]), many_kinds(3001))
 
@@ -148,7 +148,7 @@ def test_temperature_and_top_k_alone(vocab, dtype):
         compare(parse_chain(["temperature=0.8", f"top_k={k}"]), logits.to(dtype), 1)
 
 
-def test_rows_may_lie_apart():
+def test_rows_may_be_strided():
     logits = many_kinds(3001, 6).view(3, 2, 3001)[:, 1]
     compare(parse_chain(["top_k=50", "top_p=0.9"]), logits)
     compare(parse_chain(["top_k=50", "top_p=0.9"]), many_kinds(3001).T.contiguous().T)

@@ -13,7 +13,7 @@ def linears(*widths, inputs=64, bias=True):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 9])
 @pytest.mark.parametrize("widths", [(5, 3, 3), (200,), (64, 64, 64), (4096,), (4000, 200, 13)])
-def test_a_packed_matrix_gives_what_its_parts_give(widths, rows, bias):
+def test_a_packed_layer_gives_what_its_layers_give(widths, rows, bias):
     parts = linears(*widths, bias=bias)
     x = torch.randn(rows, 64)
     assert (PackedLinear.of(*parts).for_cpu().blocks is None) == (sum(widths) < 4096)
@@ -28,7 +28,7 @@ def test_a_packed_matrix_gives_what_its_parts_give(widths, rows, bias):
     torch.testing.assert_close(torch.cat([part(x) for part in parts], 1).detach(), expected)
 
 
-def test_the_parts_are_views_of_what_is_packed():
+def test_the_weights_are_views_of_the_packed_one():
     parts = linears(5, 3)
     matrix = PackedLinear.of(*parts)
     with torch.no_grad():

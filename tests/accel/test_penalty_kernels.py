@@ -1,4 +1,4 @@
-"""The kernels that look back at the text against the plain samplers: on a GPU, or interpreted."""
+"""The Triton kernels of penalties against the plain samplers: on a GPU, or interpreted."""
 
 import os
 
@@ -39,7 +39,7 @@ DRY_SETTINGS = [
 
 
 def texts(room, vocab=6):
-    """Chance, a loop, a loop with a flaw, few ids, one and none; what lies behind is no text."""
+    """Histories: random, a loop, a loop with an error, few ids, one and none, with padding."""
     torch.manual_seed(room)
     history = torch.randint(0, vocab - 1, (7, room))
     history[1] = torch.arange(room) % 3
@@ -57,13 +57,13 @@ def texts(room, vocab=6):
 
 
 def both(stage, logits, context, monkeypatch):
-    """What the plain sampler makes of the logits, and what the kernel makes of them."""
-    before, found = logits.clone(), []
-    for kernel in (False, True):
-        monkeypatch.setattr(penalties, "usable", lambda _, answer=kernel: answer)
-        found.append(stage.process(logits, context))
+    """The logits after the plain sampler, and after the kernel."""
+    before, results = logits.clone(), []
+    for uses_kernel in (False, True):
+        monkeypatch.setattr(penalties, "usable", lambda _, answer=uses_kernel: answer)
+        results.append(stage.process(logits, context))
         assert torch.equal(logits, before)
-    return found
+    return results
 
 
 def same(stage, room, monkeypatch):
@@ -75,21 +75,21 @@ def same(stage, room, monkeypatch):
 @pytest.mark.parametrize(
     "stage", [Repetition, Frequency, Presence], ids=["repetition", "frequency", "presence"]
 )
-def test_one_kernel_penalises_what_was_said(stage, reach, monkeypatch):
+def test_the_kernel_penalises_earlier_tokens(stage, reach, monkeypatch):
     for room in (1, 6, 50, 2500):
         for penalty in (1.3, 0.7):
             same(stage(penalty, **reach), room, monkeypatch)
 
 
 @pytest.mark.parametrize("settings", DRY_SETTINGS[::3] if INTERPRETED else DRY_SETTINGS, ids=str)
-def test_one_kernel_penalises_the_longest_repetition(settings, monkeypatch):
+def test_the_kernel_penalises_the_longest_repetition(settings, monkeypatch):
     for room in (1, 6, 300) if INTERPRETED else (1, 2, 6, 50, 1300):
         same(DRY(0.8, **settings), room, monkeypatch)
 
 
 @pytest.mark.parametrize("lags", [2, 8])
 @pytest.mark.parametrize("steps", [2, 4])
-def test_it_does_not_matter_how_the_places_are_shared_out(lags, steps, monkeypatch):
+def test_the_block_sizes_of_the_kernel_do_not_matter(lags, steps, monkeypatch):
     monkeypatch.setattr(kernels, "LAGS", lags)
     monkeypatch.setattr(kernels, "STEPS", steps)
     same(DRY(0.8, allowed=1, breakers=(3,)), 40, monkeypatch)
@@ -114,7 +114,7 @@ def test_a_large_vocabulary_in_strides(monkeypatch):
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_what_no_kernel_can_do_is_done_without(monkeypatch):
+def test_settings_without_a_kernel_run_in_torch(monkeypatch):
     for name in ("repetition", "frequency", "dry"):
         monkeypatch.setattr(kernels, name, None)
     logits, context = texts(50)
@@ -130,7 +130,7 @@ def test_what_no_kernel_can_do_is_done_without(monkeypatch):
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a graph is recorded on a GPU")
-def test_the_kernels_are_recorded_in_a_graph(monkeypatch):
+def test_the_kernels_are_captured_in_a_cuda_graph(monkeypatch):
     logits, context = texts(50)
     stages = [Repetition(1.5), Frequency(0.3), Presence(0.2), DRY(0.8, breakers=(3,))]
     for stage in stages:

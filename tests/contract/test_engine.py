@@ -1,4 +1,4 @@
-"""The fast way to write gives what the plain way gives, for every model that writes."""
+"""Fast decoding gives what plain decoding gives, for every model that generates."""
 
 import pytest
 import torch
@@ -9,17 +9,17 @@ from regard.accel.packed_decoder import PackedDecoder
 from regard.generate import Engine, generate, parse_chain
 
 GREEDY = parse_chain(["greedy"])
-LEAN = [case for case in TRANSFORMERS if isinstance(pack(make(case).model), PackedDecoder)]
+PACKED = [case for case in TRANSFORMERS if isinstance(pack(make(case).model), PackedDecoder)]
 
 
-def test_most_decoders_have_a_short_way():
-    assert len(LEAN) > 50
+def test_most_decoders_are_packed():
+    assert len(PACKED) > 50
 
 
-@pytest.mark.parametrize("case", LEAN)
+@pytest.mark.parametrize("case", PACKED)
 @pytest.mark.parametrize("counts", [None, (3, 5, 4)])
 @torch.inference_mode()
-def test_the_short_way_gives_the_logits_of_the_model(case, counts):
+def test_a_packed_decoder_gives_the_logits_of_the_model(case, counts):
     subject = make(case)
     model, fast = subject.model, pack(subject.model)
     counts = None if counts is None else torch.tensor(counts)
@@ -39,7 +39,7 @@ def test_the_short_way_gives_the_logits_of_the_model(case, counts):
 
 
 @pytest.mark.parametrize("case", LANGUAGES)
-def test_the_engine_writes_what_plain_generation_writes(case):
+def test_the_engine_generates_what_plain_generation_does(case):
     subject = make(case)
     prompts = [
         subject.ids[0, :1].tolist(),

@@ -51,7 +51,7 @@ def test_attention_computes_the_formula_in_the_docstring(mask, kv_heads):
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("mask", MASKS)
-def test_the_fused_kernel_equals_the_open_path_and_so_do_its_gradients(mask, kv_heads, biased):
+def test_the_fused_kernel_equals_the_explicit_path_and_so_do_its_gradients(mask, kv_heads, biased):
     attention = Attention(16, 4, kv_heads=kv_heads)
     x = torch.randn(2, 5, 16, requires_grad=True)
     inputs = AttentionInputs.of(MASKS[mask][0], AT, position=ALiBi(4) if biased else None)
@@ -69,7 +69,7 @@ def test_the_fused_kernel_equals_the_open_path_and_so_do_its_gradients(mask, kv_
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("path", [lambda a: a, opened], ids=["fused", "open"])
-def test_a_query_that_may_look_at_nothing_finds_zeros(path, biased):
+def test_a_query_without_allowed_keys_gets_zeros(path, biased):
     attention = path(Attention(16, 4))
     x = torch.randn(2, 5, 16, requires_grad=True)
     inputs = AttentionInputs.of(Mask.lengths(LENGTHS), AT, position=ALiBi(4) if biased else None)
@@ -170,7 +170,7 @@ def test_attention_drops_weights_only_in_training(path):
     assert torch.equal(attention(x, inputs=inputs), attention(x, inputs=inputs))
 
 
-def test_a_view_leaves_plain_causal_attention_to_the_kernel():
+def test_plain_causal_attention_needs_no_dense_mask():
     assert AttentionInputs.of(Mask.causal(), AT).causal
     assert AttentionInputs.of(Mask.causal(), AT).allowed is None
     assert not AttentionInputs.of(Mask.causal(), AT, AT).causal, (
@@ -181,7 +181,7 @@ def test_a_view_leaves_plain_causal_attention_to_the_kernel():
     assert AttentionInputs.of(Mask.none(), AT, position=Position()).allowed is None
 
 
-def test_a_view_tells_what_is_allowed_also_where_the_kernel_knows():
+def test_attention_inputs_give_the_dense_mask_also_if_causal():
     expected = reference.dense(reference.causal, 1, 5, 5)
     assert torch.equal(AttentionInputs.of(Mask.causal(), AT).dense(), expected)
     assert torch.equal(AttentionInputs.of(Mask.causal(), AT, AT).dense(), expected)
@@ -200,7 +200,7 @@ def test_key_heads_must_divide_the_heads():
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_one_product_in_training_gives_what_three_give(kv_heads, bias):
+def test_packed_qkv_in_training_gives_what_three_matmuls_give(kv_heads, bias):
     attention = Attention(16, 4, kv_heads=kv_heads, bias=bias)
     x, inputs = (
         torch.randn(2, 5, 16),

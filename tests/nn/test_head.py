@@ -19,7 +19,7 @@ def test_a_head_takes_any_leading_axes(smoothing):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_given_head_scores_the_log_probabilities_it_is_given(smoothing):
+def test_an_identity_head_scores_log_probabilities(smoothing):
     logp = torch.randn(2, 3, 11).double().log_softmax(-1)
     targets = torch.tensor([[1, -1, 10], [0, -1, 4]])
     expected = reference.cross_entropy(logp.flatten(0, 1), targets.flatten(), smoothing)
@@ -28,7 +28,7 @@ def test_a_given_head_scores_the_log_probabilities_it_is_given(smoothing):
     assert layer.loss(logp, targets, smoothing=smoothing).item() == pytest.approx(expected)
 
 
-def test_a_masked_head_bends_and_norms_before_it_reads():
+def test_a_masked_head_applies_activation_and_norm_before_its_matrix():
     embed = nn.Embedding(11, 3).double()
     head = MaskedHead(5, 11, norm=LayerNorm, embed_dim=3, tied=embed).double()
     nn.init.normal_(head.bias)
@@ -42,7 +42,7 @@ def test_a_masked_head_bends_and_norms_before_it_reads():
         head.next_sentence(x)
 
 
-def test_a_masked_head_judges_the_next_sentence_by_the_first_vector():
+def test_a_masked_head_predicts_the_next_sentence_from_the_first_vector():
     head = MaskedHead(5, 11, norm=LayerNorm, next_sentence=True)
     x = torch.randn(2, 4, 5)
     other = x.clone()
@@ -60,7 +60,7 @@ def test_a_class_head_sees_no_padding(pool):
         torch.testing.assert_close(head(x, lengths)[row : row + 1], alone)
 
 
-def test_a_class_head_reads_what_its_pool_says():
+def test_a_class_head_pools_as_configured():
     x, lengths = torch.randn(2, 4, 6).double(), torch.tensor([4, 2])
     for row, length in enumerate(lengths.tolist()):
         real = x[row, :length]

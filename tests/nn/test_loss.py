@@ -130,7 +130,7 @@ def test_a_loss_held_whole_is_the_chunked_one(cap, monkeypatch):
     torch.testing.assert_close(whole, chunked, rtol=0, atol=1e-12)
 
 
-def test_a_soft_cap_bends_and_none_does_not():
+def test_a_soft_cap_limits_logits_and_none_does_not():
     x = torch.tensor([-100.0, 0.0, 0.1, 100.0])
     assert soft_cap(x, None) is x
     torch.testing.assert_close(

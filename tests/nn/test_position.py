@@ -59,7 +59,7 @@ def test_sinusoids_compute_the_formula():
 
 
 @given(st.integers(0, 500), st.integers(0, 500))
-def test_a_step_of_k_turns_every_sinusoid_by_the_same_matrix(t, k):
+def test_a_step_of_k_multiplies_every_sinusoid_by_the_same_matrix(t, k):
     """p_{t+k} = M_k p_t, M_k made of k alone."""
     here, there = Sinusoidal(8).embed(at(t, t + k))[0].tolist()
     moved = []
@@ -124,13 +124,13 @@ def test_rotary_keeps_the_length_of_a_vector():
 
 
 @pytest.mark.parametrize(("head_dim", "fraction"), [(5, 1.0), (8, 0.1), (6, 0.5)])
-def test_rotary_turns_pairs(head_dim, fraction):
+def test_rotary_rotates_pairs(head_dim, fraction):
     with pytest.raises(ShapeError, match=f"head_dim={head_dim} times fraction={fraction}"):
         Rotary(head_dim, fraction=fraction)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.5])
-def test_rotary_turns_a_part_between_nothing_and_everything(fraction):
+def test_the_rotated_fraction_lies_between_0_and_1(fraction):
     with pytest.raises(ShapeError, match=r"fraction must lie in \(0, 1\]"):
         Rotary(8, fraction=fraction)
 
@@ -146,7 +146,7 @@ def test_linear_scaling_puts_position_t_where_t_over_factor_was():
     )
 
 
-def test_ntk_scaling_raises_the_base_to_squeeze_the_slowest_pair_by_the_factor():
+def test_ntk_scaling_divides_the_lowest_frequency_by_the_factor():
     width, factor = 8, 4.0
     frequency = 10_000.0 ** (-torch.arange(0, width, 2) / width)
     raised = 10_000.0 * factor ** (width / (width - 2))
@@ -155,7 +155,7 @@ def test_ntk_scaling_raises_the_base_to_squeeze_the_slowest_pair_by_the_factor()
     assert ntk(frequency, factor)[0] == frequency[0]
 
 
-def test_llama3_scaling_keeps_fast_waves_and_squeezes_slow_ones():
+def test_llama3_scaling_keeps_high_frequencies_and_divides_low_ones():
     turns = torch.tensor([5.0, 4.0, 2.5, 1.0, 0.5])  # in the original context of 100
     frequency = turns * 2 * math.pi / 100
     scaled = llama3(frequency, factor=8.0, original_context=100)
@@ -216,7 +216,7 @@ def test_t5_buckets_are_those_of_the_paper(causal, buckets, reach, dtype):
     assert position.bucket(distance).tolist() == expected
 
 
-def test_t5_adds_the_learned_number_of_the_bucket():
+def test_t5_adds_the_learned_bias_of_the_bucket():
     position = T5(2, causal=False)
     bias = position.bias(at(3, 9), at(0, 4, 60))
     for i, query in enumerate((3, 9)):
@@ -236,12 +236,12 @@ def test_a_complex_multiplication_rotates_as_the_formula_does():
     torch.testing.assert_close(*grads, rtol=0, atol=1e-6)
 
 
-def test_sines_may_stand_before_cosines():
+def test_sines_may_come_before_cosines():
     mixed, halves = Sinusoidal(8).embed(at(0, 3, 9)), Sinusoidal(8, halves=True).embed(at(0, 3, 9))
     torch.testing.assert_close(halves, torch.cat((mixed[..., ::2], mixed[..., 1::2]), -1))
 
 
-def test_learned_positions_may_begin_further_down_their_table():
+def test_learned_positions_may_have_an_offset():
     position = Learned(8, context=16, offset=2)
     assert len(position.table.weight) == 18
     assert torch.equal(position.embed(at(0, 15))[0], position.table.weight[[2, 17]])

@@ -46,7 +46,7 @@ def test_positions_of_each_layer_are_added_before_every_attention(position):
     assert len(inputs) == 2
 
 
-def test_a_block_talks_then_thinks():
+def test_a_block_is_attention_then_feed_forward():
     stack = encoder(norm_order="post", position="none").double()
     block = stack.blocks[0]
     x = torch.randn(2, 6, 16).double()
@@ -98,7 +98,7 @@ def test_shared_layers_are_one_block_used_again():
     )
 
 
-def test_some_layers_see_everything_in_spite_of_a_window():
+def test_some_layers_have_full_attention_in_spite_of_a_window():
     stack = encoder(layers=4, window=2, global_every=2)
     assert stack.windows == (2, None, 2, None)
     masks = []

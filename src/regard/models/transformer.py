@@ -1,4 +1,4 @@
-"""The Transformer in its three shapes, from one configuration."""
+"""The Transformer: encoder, decoder or encoder-decoder, from one configuration."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -32,7 +32,7 @@ from regard.nn.state import KVCache, Source, TransformerState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackConfig:
-    """Any stack of blocks. Sizes first, then choices; a choice is a key of the table beside it."""
+    """Any stack of blocks: sizes, then choices, each a key of the table named beside it."""
 
     dim: int = 512
     layers: int = 6  # of the decoder, or of the only stack
@@ -40,25 +40,25 @@ class StackConfig:
     kv_heads: int | None = None  # None: one per head
     head_dim: int | None = None  # None: dim / heads
     ffn_dim: int | None = None  # None: 4 dim, or 8/3 dim rounded up to 8 where gated
-    score: Choice = "scaled_dot"  # nn.score.SCORES; those by distance in self-attention only
+    score: Choice = "scaled_dot"  # nn.score.SCORES; relative scores in self-attention only
     position: Choice = "learned"  # nn.position.POSITIONS
-    window: int | None = None  # how far self-attention sees; None: everything
-    global_every: int | None = None  # every so many layers see everything in spite of `window`
+    window: int | None = None  # sliding-window attention: positions that are seen; None: all
+    global_every: int | None = None  # every n-th layer has full attention in spite of `window`
     norm: str = "layer"  # nn.norm.NORMS
     norm_eps: float = 1e-5
-    qk_norm: bool = False  # norm each query and each key
+    qk_norm: bool = False  # normalise each query and each key
     norm_order: Literal[
         "pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"
     ] = "pre"
-    stream_scale: float | None = None  # deepnorm's weight of the stream; None: by depth
+    stream_scale: float | None = None  # DeepNorm's weight of the residual stream; None: by depth
     ffn: str = "gelu"  # nn.ffn.FFNS
-    init: Choice = "normal"  # nn.init.INITS; deepnorm begins attention and ffn in its own way
+    init: Choice = "normal"  # nn.init.INITS; DeepNorm then scales attention and ffn
     bias: bool | Literal["qkv"] = True  # "qkv": of queries, keys and values only
-    shared_layers: bool = False  # one block, used for every layer
-    embed_norm: bool = False  # norm the embeddings, positions included
-    dropout: float = 0.0  # of embeddings and of every branch
+    shared_layers: bool = False  # all layers share one block (ALBERT)
+    embed_norm: bool = False  # normalise the embeddings, positions included
+    dropout: float = 0.0  # of the embeddings and of every residual branch
     attention_dropout: float = 0.0  # of attention weights
-    ffn_dropout: float = 0.0  # inside the feed-forward
+    ffn_dropout: float = 0.0  # of the hidden layer of the feed-forward network
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -66,9 +66,9 @@ class StackConfig:
             if type(value) is int and value < least:
                 raise ConfigError(f"{name}={value} must be at least {least}")
         for name, hint in get_type_hints(type(self)).items():
-            value, words = getattr(self, name), _words(hint)
-            if words and isinstance(value, str) and value not in words:
-                known = (*words, "true", "false") if bool in get_args(hint) else words
+            value, allowed = getattr(self, name), _literal_values(hint)
+            if allowed and isinstance(value, str) and value not in allowed:
+                known = (*allowed, "true", "false") if bool in get_args(hint) else allowed
                 raise ConfigError(unknown(f"value of {name}", value, known))
         if self.head_dim is None and self.dim % self.heads:
             raise ShapeError(f"heads={self.heads} must divide dim={self.dim}, or give head_dim")
@@ -92,31 +92,33 @@ class StackConfig:
 
     @property
     def width(self) -> int:
-        """The width of the feed-forward layer."""
+        """The width of the feed-forward network."""
         if self.ffn_dim is not None:
             return self.ffn_dim
         return -(-8 * self.dim // 24) * 8 if self.ffn in GATES else 4 * self.dim
 
     @property
     def depths(self) -> tuple[int, int]:
-        """How many layers the encoder and the decoder have; 0 where there is none."""
+        """The layers of the encoder and of the decoder; 0 for none."""
         return self.layers, 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerConfig(StackConfig):
-    """Any Transformer that reads ids."""
+    """Any Transformer over token ids."""
 
     vocab_size: int
-    source_vocab_size: int | None = None  # None: one vocabulary for both sides
+    source_vocab_size: int | None = None  # None: source and target share one
     context: int = 1024
     shape: Literal["encoder", "decoder", "encoder-decoder"] = "decoder"
     encoder_layers: int | None = None  # None: as many as `layers`
     embed_dim: int | None = None  # width of the embedding tables; None: dim
-    factored: Literal["tables", "tokens"] = "tables"  # embed_dim of positions too, or not
-    embed_scaled: bool = False  # multiply embeddings by the root of their width
-    segments: int = 0  # kinds of sentences an encoder tells apart (BERT: 2)
-    tied: bool = True  # output matrix = embedding matrix, where the head has a matrix of ids
+    factored: Literal["tables", "tokens"] = "tables"  # whether positions have embed_dim too
+    embed_scaled: bool = False  # multiply embeddings by sqrt(width)
+    segments: int = 0  # segment embeddings of an encoder (BERT: 2)
+    tied: bool = (
+        True  # weight tying: the head's matrix is the embedding matrix, if it has one over ids
+    )
     head: Choice = "linear"  # nn.head.HEADS
 
     def __post_init__(self) -> None:
@@ -128,7 +130,7 @@ class TransformerConfig(StackConfig):
 
     @property
     def depths(self) -> tuple[int, int]:
-        """How many layers the encoder and the decoder have; 0 where there is none."""
+        """The layers of the encoder and of the decoder; 0 for none."""
         if self.shape == "encoder":
             return self.layers, 0
         if self.shape == "decoder":
@@ -139,8 +141,8 @@ class TransformerConfig(StackConfig):
 class Transformer(LanguageModel):
     """Vaswani et al. 2017 and its descendants: encoder, decoder, or both.
 
-    `forward` gives hidden states; `head` reads logits off them. `start` and `step` make those
-    with a decoder a `Language`.
+    `forward` returns hidden states, which `head` projects to logits. With a decoder it is a
+    `Language`, by `start` and `step`.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -189,10 +191,10 @@ class Transformer(LanguageModel):
         positions: Int[Tensor, "#batch time"] | None = None,
         segments: Int[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
-        """The hidden states of `ids`. A decoder is causal unless `mask` opens a prefix.
+        """The hidden states of `ids`. A decoder is causal, except within a prefix of `mask`.
 
-        Rows may be right-padded: `lengths` says how many ids of each are real. It is a rule of
-        the mask, which a decoder does not need: nothing there sees what comes after it.
+        Rows may be right-padded: `lengths` gives the number of real ids of each, which an encoder
+        masks. A decoder needs no such mask: no position attends to later ones.
         """
         positions = self._positions(ids) if positions is None else positions
         x = self.embed(ids, segments)
@@ -203,15 +205,15 @@ class Transformer(LanguageModel):
         mask = _causal(mask)
         if self.encoder is None:
             return self.decoder(x, positions=positions, mask=mask)
-        memory, memory_mask = self._read(source)
+        memory, memory_mask = self._encode(source)
         return self.decoder(
             x, positions=positions, mask=mask, memory=memory, memory_mask=memory_mask
         )
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> TransformerState:
-        """Empty buffers for `rows` rows of up to `capacity` ids; the source is read here, once."""
+        """An empty KV cache for `rows` rows of up to `capacity` ids; the source is encoded here."""
         if self.decoder is None:
-            raise ConfigError("an encoder does not generate; a decoder or an encoder-decoder does")
+            raise ConfigError("an encoder does not generate; use a decoder or an encoder-decoder")
         rules.require_generating_head(self.head, self.config.head)
         if capacity > self.config.context and kind_of(self.config.position)[0] == "learned":
             raise ShapeError(f"capacity={capacity} is beyond the learned context={self.context}")
@@ -227,8 +229,8 @@ class Transformer(LanguageModel):
 
         memory = None
         if self.encoder is not None:
-            read, _ = self._read(source)
-            memory = [cast(Attention, block.cross).keys_values(read) for block in blocks]
+            encoded, _ = self._encode(source)
+            memory = [cast(Attention, block.cross).keys_values(encoded) for block in blocks]
         return TransformerState(
             [empty(block.attention) for block in blocks],
             torch.zeros(rows, dtype=torch.long, device=like.device),
@@ -245,7 +247,7 @@ class Transformer(LanguageModel):
         counts: Int[Tensor, " rows"] | None = None,
         all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], TransformerState]:
-        """The logits of what follows, and the state with `ids` taken in."""
+        """See `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
         if not all_logits:
             rows = torch.arange(len(x), device=x.device)
@@ -259,7 +261,7 @@ class Transformer(LanguageModel):
         *,
         counts: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "rows time dim"], TransformerState]:
-        """What `head` reads the logits off, and the state with `ids` taken in."""
+        """See `Hidden.hidden`."""
         assert isinstance(state, TransformerState)
         assert self.decoder is not None
         time = ids.shape[1]
@@ -274,9 +276,9 @@ class Transformer(LanguageModel):
         )
         return x, state.advance(counts, time)
 
-    def _read(self, source: Source | None) -> tuple[Tensor, Mask]:
+    def _encode(self, source: Source | None) -> tuple[Tensor, Mask]:
         if source is None or self.encoder is None:
-            raise ConfigError("an encoder-decoder needs a source to read")
+            raise ConfigError("an encoder-decoder needs a source")
         embed = self.embed if self.source_embed is None else self.source_embed
         mask = Mask.lengths(source.lengths)
         return self.encoder(
@@ -292,8 +294,8 @@ class Transformer(LanguageModel):
         __call__ = forward
 
 
-def _words(hint: Any) -> tuple[Any, ...]:
-    """The words that a field of a closed choice may hold; none where the choice is open."""
+def _literal_values(hint: Any) -> tuple[Any, ...]:
+    """The values of a field with a closed choice; none for other fields."""
     literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
     return tuple(word for literal in literals for word in get_args(literal))
 
@@ -308,7 +310,7 @@ def _deepnorm(config: StackConfig, side: str) -> tuple[float, float]:
 
 
 def norms(config: StackConfig) -> Callable[[int], nn.Module]:
-    """What makes a norm of any width, as the config chooses."""
+    """The constructor of the configured norm, for any width."""
 
     def norm(dim: int) -> nn.Module:
         options = {"dim": dim, "eps": config.norm_eps, "bias": config.bias is True}
@@ -324,7 +326,7 @@ def build_stack(
     context: int,
     embed_dim: int | None = None,
 ) -> Stack:
-    """Choose the parts of one side. Every choice of the config is made here."""
+    """The encoder or decoder of a configuration, with every choice made."""
     norm_order = NormOrder(
         config.norm_order, _deepnorm(config, side)[0] if config.norm_order == "deepnorm" else 1.0
     )

@@ -1,4 +1,4 @@
-"""Where the norm stands beside the residual stream.
+"""Residual connections: where the norms are placed.
 
 One branch after the other, n and m norms:
 
@@ -6,9 +6,9 @@ One branch after the other, n and m norms:
     post            n(x + f(x))         the 2017 Transformer, BERT
     sandwich        x + m(f(n(x)))      CogView, Gemma 2
     deepnorm        n(a x + f(x))       Wang et al. 2022; a = (2 layers)^(1/4) for a decoder
-    none            f(n(x))             no residual at all: deep stacks then stop learning
+    none            f(n(x))             no residual: deep stacks then do not train
 
-Both at once, f attention and g the feed-forward:
+Both branches in parallel, f attention and g the feed-forward network:
 
     parallel        x + f(n(x)) + g(n(x))       GPT-J, PaLM, Phi
     parallel_norms  x + f(n(x)) + g(m(x))       GPT-NeoX
@@ -26,19 +26,19 @@ Stream = Float[Tensor, "batch time dim"]
 
 @dataclass(frozen=True, slots=True)
 class NormOrder:
-    """The residual order of a block; DeepNorm also has a weight for the stream."""
+    """The norm placement of a block, and DeepNorm's weight of the residual stream."""
 
     kind: Literal["pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"]
     scale: float = 1.0
 
     @property
     def final_norm(self) -> bool:
-        """Whether the stream leaves the last block without a norm, and so needs one."""
+        """Whether the output of the last block is not normalised: the stack then has a norm."""
         return self.kind not in ("post", "deepnorm")
 
     @property
     def parallel(self) -> bool:
-        """Whether attention and feed-forward read the same stream, side by side."""
+        """Whether attention and feed-forward read the same x."""
         return self.kind in ("parallel", "parallel_norms")
 
 
@@ -49,7 +49,7 @@ def residual(
     norm_order: NormOrder,
     after: nn.Module | None = None,
 ) -> Stream:
-    """One branch beside the residual stream, in one of the orders above; `after` is m."""
+    """One branch with its residual connection and norms, as above; `after` is m."""
     if norm_order.kind == "pre":
         return x + branch(norm(x))
     if norm_order.kind == "post":
