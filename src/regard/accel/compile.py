@@ -43,7 +43,7 @@ def compile_for_training(function: Callable[..., T], model: nn.Module) -> Callab
     prepare_tracing()
     if any(parameter.is_cuda for parameter in model.parameters()):
         attach_fused_layers(model)
-    options = {"post_grad_custom_post_pass": TunedMatmuls()}
+    options: dict[str, Any] = {"post_grad_custom_post_pass": TunedMatmuls()}
     fast = torch.compile(function, dynamic=False, options=options)
 
     def call(*args: Any, **kwargs: Any) -> T:

@@ -11,7 +11,6 @@ from regard.nn import loss
 ALIGNMENT = 64  # W is padded to a multiple of so many rows: matmuls of other sizes are slow
 
 
-@torch.library.register_kernel("regard::linear_cross_entropy", "cuda")
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -51,3 +50,6 @@ def _softmax_gradient(
     from regard.accel.kernels import cross_entropy as kernels
 
     return kernels.softmax_gradient(logits, bias, targets, vocab, smoothing, cap)
+
+
+torch.library.register_kernel("regard::linear_cross_entropy", "cuda", linear_cross_entropy)

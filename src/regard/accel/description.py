@@ -120,7 +120,7 @@ def describe(model: object) -> Description:
         raise NotCovered(f"shape={model.config.shape!r} is not a decoder alone")
     for name, module in model.named_modules():
         _require_known(name or "the model", module)
-    stack, head = cast(Stack, model.decoder), model.head
+    stack, head = model.decoder, model.head
     if type(head) is not Head:
         raise NotCovered(f"head {type(head).__name__} is not a linear head")
     position, weight = stack.position, model.embed.token.weight
@@ -131,7 +131,7 @@ def describe(model: object) -> Description:
         rotated_dims=position.width if isinstance(position, Rotary) else 0,
         interleaved=isinstance(position, Rotary) and position.interleaved,
         biases_scores=type(position).bias is not Position.bias,
-        final_norm=stack.norm and NORMS[type(stack.norm)],
+        final_norm=_norm_name(stack.norm),
         head_scale=head.scale,
         head_projects=head.project is not None,
         dtype=weight.dtype,
@@ -154,7 +154,7 @@ def _describe_block(block: Block, window: int | None) -> BlockDescription:
         value_dim=attention.value.out_features // attention.kv_heads,
         ffn_dim=ffn.up.out_features,
         score_scale=score.scale if score.cap is None else None,
-        qk_norm=attention.q_norm and NORMS[type(attention.q_norm)],
+        qk_norm=_norm_name(attention.q_norm),
         activation=ACTIVATION_NAMES.get(ffn.activation),
         gated=isinstance(ffn, GatedFeedForward),
         qkv_bias=attention.query.bias is not None,
@@ -162,6 +162,10 @@ def _describe_block(block: Block, window: int | None) -> BlockDescription:
         ffn_bias=ffn.up.bias is not None,
         window=window,
     )
+
+
+def _norm_name(norm: nn.Module | None) -> str | None:
+    return None if norm is None else NORMS[type(norm)]
 
 
 def _require_known(name: str, module: nn.Module) -> None:

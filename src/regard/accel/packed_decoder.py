@@ -37,7 +37,7 @@ class PackedDecoder:
     """
 
     def __init__(self, model: Transformer, *, int8: bool = False) -> None:
-        self.model, self.context = model, model.context
+        self.model, self.context = model, model.config.context
         self.stack = cast(Stack, model.decoder)
         packed = {block: PackedBlock.of(block, int8=int8) for block in self.stack.blocks}  # type: ignore[arg-type]
         self.layers = [packed[block] for block in self.stack.layers]
