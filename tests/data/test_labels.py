@@ -96,21 +96,21 @@ def test_words_with_tags_are_read_line_by_line(tmp_path):
     ]
     spaced = write(tmp_path, "tags.txt", "U.N.  NNP I-NP I-ORG\nofficial NN I-NP O\n")
     assert isinstance(open_data(str(spaced)), Text)
-    assert contents(open_data(str(spaced), kind="tags")) == [("U.N. official", ["I-ORG", "O"])]
+    assert contents(open_data(str(spaced), kind="tags")) == [("U.N. official", ["B-ORG", "O"])]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.csv", "text,label\nx,1\n\ny\n", r"a\.csv, line 4 has 1 columns, the first line 2"),
-        ("a.csv", 'text,label\n"x,1\n', r"a\.csv, line \d is not CSV"),
+        ("a.csv", 'text,label\n"x,1\ny\n', r"a\.csv, line \d is not CSV"),
         ("a.csv", "text,label\nx,\ny,1\n", r"a\.csv, line 2 has no label: 'x'"),
         ("a.csv", "text,label\nx,1\ny,1\n", "every text has the same class, '1'"),
         ("a.csv", "text,label\n ,1\n", "no text with a label"),
-        ("a.tsv", "text\tlabel\nx\ty\tz\n", r"a\.tsv, line 2 has 2 tabs, not 1: 'x\\ty\\tz'"),
+        ("a.tsv", "text\tlabel\nx\ty\tz\n", r"a\.tsv, line 2 has 3 columns, the first line 2"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{\n', r"a\.jsonl, line 2 is not JSON"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}', "line 2 has no 'text' and 'label'"),
-        ("a.jsonl", '{"text": "x", "label": 1.5}', "line 1: a text is a string, and a label"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}', "line 2 has no label: 'y'"),
+        ("a.jsonl", '{"text": "x", "label": 1.5}', "line 1: a label is a string or"),
         ("a.conll", "New\tO\nYork\n", r"a\.conll, line 2 has one column: 'York'"),
         ("a.conll", "New\tO\n\nYork\tO\n", "every word has the same class, 'O'"),
     ],
@@ -122,7 +122,9 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path, name, content, message):
 
 def test_a_csv_that_names_no_columns_is_refused_where_labels_are_asked_for(tmp_path):
     path = write(tmp_path, "a.csv", "x,y\n1,2\n")
-    with pytest.raises(DataError, match=r"has no columns for text and label.*'x, y'"):
+    with pytest.raises(
+        DataError, match=r"cannot tell which of its columns hold labels\n.*: x \('1'\), y \('2'\)"
+    ):
         open_data(str(path), kind="labels")
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from regard.data.series import Series
-from regard.data.text import Text
 from regard.errors import ConfigError, DataError
 from regard.pipelines import open_data
 
@@ -31,8 +30,9 @@ def test_a_csv_of_numbers_is_a_series_of_its_columns(tmp_path):
     assert open_data(str(tmp_path / "zip.csv.gz")).fingerprint() == opened.fingerprint()
 
 
-def test_a_csv_without_numbers_is_a_text(tmp_path):
-    assert isinstance(open_data(write_file(tmp_path / "a.csv", "one,two\nthree,four\n")), Text)
+def test_a_csv_without_numbers_is_no_series(tmp_path):
+    opened = open_data(write_file(tmp_path / "a.csv", "one,two\nthree,four\n"))
+    assert opened.kind == "pairs"
 
 
 def test_validation_rows_come_after_training_rows():
@@ -57,7 +57,7 @@ def test_sines_are_what_they_are_called():
         (TABLE + "2016-07-04,,28\n", "line 5: load is '', not a number"),
         (TABLE + "2016-07-04,nan,28\n", "line 5: load is 'nan', not a number"),
         (TABLE + "2016-07-04,1\n", "line 5 has 2 columns, the first line 3"),
-        ("a,a\n1,2\n", "two columns of the same name"),
+        ("a,a\n1,2\n", "two columns named 'a'"),
     ],
 )
 def test_what_is_missing_is_named_with_its_line(tmp_path, content, told):

@@ -285,8 +285,12 @@ def test_a_gzipped_tsv_is_pairs(tmp_path):
 
 
 def test_a_tsv_row_without_exactly_one_tab_is_named(tmp_path):
-    assert "line 2 has 0 tabs: 'b'" in failure(write_file(tmp_path / "a.tsv", "a\tA\nb\n"))
-    assert "line 1 has 2 tabs" in failure(write_file(tmp_path / "b.tsv", "a\tA\tx\n"))
+    assert "line 2 has 1 columns, the first line 2: 'b'" in failure(
+        write_file(tmp_path / "a.tsv", "a\tA\nb\n")
+    )
+    assert "cannot tell what its columns are" in failure(
+        write_file(tmp_path / "b.tsv", "one dog\ttwo dogs\tno dog\n")
+    )
     assert "each of the 2 lines has an empty side" in failure(
         write_file(tmp_path / "c.tsv", "a\t\n\tA\n")
     )

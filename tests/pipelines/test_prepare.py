@@ -137,7 +137,8 @@ def test_the_description_says_what_was_read(data):
     assert "for training" in lines[2]
     lines = prepare_training(config(data / "pairs.tsv")).description
     assert "100 rows" in lines[0]
-    assert "joint" in lines[2]
+    assert "→" in lines[1]
+    assert "joint" in lines[5]
 
 
 def test_pairs_that_are_too_long_are_counted_on_both_sides(tmp_path):

@@ -53,7 +53,7 @@ def test_held_out_files_of_unequal_length_are_told_too(refused, tmp_path):
 def test_tabs_inside_a_field_are_told_with_the_first_bad_line(refused, tmp_path):
     (tmp_path / "pairs.tsv").write_text("one\tun\ntwo\tdeux\ttwo again\nthree\n")
     said = refused("pairs.tsv")
-    assert "pairs.tsv, line 2 has 2 tabs: 'two\\tdeux\\ttwo again'" in said
+    assert "pairs.tsv, line 2 has 3 columns, the first line 2: 'two\\tdeux\\ttwo again'" in said
 
 
 def test_a_side_that_is_empty_everywhere_is_told_with_the_count(refused, tmp_path):

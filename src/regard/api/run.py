@@ -47,6 +47,7 @@ from regard.nn.state import Source
 from regard.pipelines import (
     Data,
     Pipeline,
+    column_settings,
     data_fingerprint,
     open_data,
     open_split,
@@ -351,7 +352,9 @@ class Run:
         config = self.config
         kind = self._task_class("be evaluated").learns
         if data:
-            opened: Data = open_validation(data, kind, lower=config.data.lower)
+            opened: Data = open_validation(
+                data, kind, lower=config.data.lower, columns=column_settings(config.data)
+            )
             return opened
         if config.data.path is None and config.data.source is None:
             raise ConfigError("this run was not trained here; name data to evaluate it on")

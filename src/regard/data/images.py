@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from regard.data.labels import class_ids
 from regard.data.loader import permute
-from regard.data.text import stem
-from regard.data.text_files import open_bytes
+from regard.data.text_files import open_bytes, stem
 from regard.data.validation_split import check_fraction
 from regard.errors import DataError
 

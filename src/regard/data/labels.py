@@ -1,24 +1,23 @@
 """Labelled text: one class per text (labels) or per word (tags)."""
 
-import csv
 import hashlib
-import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from regard.data.text import stem
-from regard.data.text_files import open_bytes, preview, read_lines, scan
+from regard.data.columns import Roles
+from regard.data.conll import read_conll
+from regard.data.tables import Table
+from regard.data.tag_scheme import check_classes, to_iob2
+from regard.data.text_files import preview, stem
 from regard.data.validation_split import hash_threshold, row_hash
 from regard.errors import DataError
 
 LabelKind = Literal["labels", "tags"]
 Row = tuple[tuple[str, ...], tuple[int, ...]]  # the parts of a text, and their classes
-NumberedRow = tuple[int, Sequence[str], Sequence[str]]  # line number, parts, their labels
-TEXT, LABEL = ("text", "sentence"), ("label", "class")  # accepted column names
+NumberedRow = tuple[str, Sequence[str], Sequence[str]]  # its place in a file, parts, their labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,21 @@ class LabelledText:
     description: str
     rows: Sequence[Row] = field(repr=False)
     class_names: tuple[str, ...]
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table, by role: `data.text`, …
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def first_rows(self, count: int) -> list[str]:
+        """The first texts with their classes, as a reader would check them."""
+        lines = []
+        for parts, classes in self.rows[:count]:
+            names = [self.class_names[number] for number in classes]
+            tagged = " ".join(f"{part}/{name}" for part, name in zip(parts, names, strict=True))
+            lines.append(
+                f"{preview(parts[0])} → {names[0]}" if self.kind == "labels" else preview(tagged)
+            )
+        return lines
 
     def texts(self) -> list[str]:
         """The texts, their parts joined by spaces."""
@@ -135,168 +146,95 @@ def _number_or_minus_1(label: str) -> int:
     return int(label) if label.isdecimal() else -1
 
 
-def from_csv(path: Path) -> LabelledText:
-    """A .csv file whose first line names a column of texts and one of labels."""
-    return _from_numbered("labels", path, "comma-separated", lambda: _csv_rows(path))
+def from_table(table: Table, roles: Roles) -> LabelledText:
+    """The texts of a table and their labels, or the words of a table and their tags."""
+    kind: LabelKind = "labels" if roles.kind == "labels" else "tags"
+    text, label = (table.column(name) for name in roles.columns.values())
+
+    def rows() -> Iterator[NumberedRow]:
+        for number, row in table.rows():
+            place = table.position(number)
+            if kind == "tags":
+                yield place, _words(place, row[text]), _words(place, row[label])
+            else:
+                yield place, [_text(place, row[text])], [_label(place, row[label])]
+
+    # The columns of a table with a header need no mention where they have the usual names.
+    note = "" if roles.columns == {"text": "text", "label": "label"} else roles.note
+    hint = f"{table.listing()}\nchoose another: data.tags=COLUMN"
+    data = _from_numbered(kind, table.name, table.path, f"{table.format}{note}", rows(), hint)
+    return replace(data, columns=roles.to_save)
 
 
-def from_tsv(path: Path) -> LabelledText:
-    """A text, a tab and a label on each line, after an optional header."""
-    return _from_numbered("labels", path, "tab-separated", lambda: _tsv_rows(path))
+def _text(place: str, cell: Any) -> str:
+    if cell is not None and not isinstance(cell, str):
+        raise DataError(f"{place}: a text is a string, not {preview(str(cell))}")
+    return cell or ""
 
 
-def from_jsonl(path: Path) -> LabelledText:
-    """A JSON object with a text and a label on each line."""
-    return _from_numbered("labels", path, "an object a line", lambda: _jsonl_rows(path))
+def _label(place: str, cell: Any) -> str:
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)
+    if cell is not None and not isinstance(cell, str | int):
+        raise DataError(f"{place}: a label is a string or a whole number, not {preview(str(cell))}")
+    return "" if cell is None else str(cell)
 
 
-def from_conll(path: Path) -> LabelledText:
-    """A word on each line, its tag in the last column, and an empty line after each text.
+def _words(place: str, cell: Any) -> list[str]:
+    """The words or tags of a cell: a list, or a string with spaces between them."""
+    parts = cell.split() if isinstance(cell, str) else cell
+    if not isinstance(parts, list):
+        raise DataError(f"{place}: words and tags are lists, not {preview(str(cell))}")
+    return ["" if part is None else str(part) for part in parts]
 
-    Columns are separated by tabs, or by spaces if there is no tab. Lines that begin with # are not
-    comments.
+
+def from_conll(path: Path, columns: Sequence[int] = ()) -> LabelledText:
+    """A word on each line with its tag, and an empty line after each text.
+
+    `columns` are the numbers of the columns of words and of tags, from 1; see `read_conll`.
     """
-    return _from_numbered("tags", path, "a word a line", lambda: _conll_rows(path))
-
-
-READERS = {".csv": from_csv, ".tsv": from_tsv, ".jsonl": from_jsonl}
-
-
-def has_labels(path: Path) -> bool:
-    """Whether the first line of a table has columns (or keys) for texts and labels."""
-    first = next(read_lines(path, scan(path)))
-    with suppress(ValueError, RecursionError):
-        return (
-            isinstance(row := json.loads(first), dict)
-            and _text_and_label_columns(list(row)) is not None
-        )
-    return (
-        _text_and_label_columns(first.split("\t") if "\t" in first else first.split(","))
-        is not None
-    )
-
-
-def _text_and_label_columns(header: Sequence[str]) -> tuple[int, int] | None:
-    words = [word.strip(' "').lower() for word in header]
-    text, label = (
-        next((words.index(name) for name in names if name in words), None)
-        for names in (TEXT, LABEL)
-    )
-    return None if text is None or label is None else (text, label)
+    file = read_conll(path, columns)
+    rows = ((f"{path}, line {line}", words, tags) for line, words, tags in file.rows)
+    return _from_numbered("tags", stem(path), str(path), file.description, rows, file.hint)
 
 
 def _from_numbered(
-    kind: LabelKind, path: Path, source_format: str, rows: Callable[[], Iterator[NumberedRow]]
+    kind: LabelKind,
+    name: str,
+    path: str,
+    source_format: str,
+    rows: Iterable[NumberedRow],
+    hint: str = "",
 ) -> LabelledText:
-    """Read all rows; skip and count those without a text, refuse those without a label."""
-    scan(path)
+    """Check all rows; skip and count those without a text, refuse those without a label.
+
+    `hint` tells how to choose other tags, where these have too many classes.
+    """
     labelled: list[tuple[Sequence[str], Sequence[str]]] = []
-    skipped = first = 0
-    for line, parts, labels in rows():
+    places: list[str] = []
+    skipped, first = 0, ""
+    for place, parts, labels in rows:
         if not any(part.strip() for part in parts):
             skipped += 1
-            first = first or line
+            first = first or place
             continue
+        if len(parts) != len(labels):
+            raise DataError(f"{place} has {len(parts)} words and {len(labels)} tags")
         if not all(label.strip() for label in labels):
-            raise DataError(f"{path}, line {line} has no label: {preview(' '.join(parts))}")
+            what = "label" if kind == "labels" else "tag"
+            raise DataError(f"{place} has no {what}: {preview(' '.join(parts))}")
         labelled.append((parts, [label.strip() for label in labels]))
+        places.append(place)
     if not labelled:
         raise DataError(f"{path} has no text with a label in it")
-    data = from_rows(kind, stem(path), source_format, labelled)
-    if not skipped:
-        return data
-    note = f"skipped: {skipped:,} without a text (the first is line {first})"
-    return replace(data, description=f"{data.description}; {note}")
-
-
-def _csv_rows(path: Path) -> Iterator[NumberedRow]:
-    with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as stream:
-        reader = csv.reader(stream, strict=True)
-        try:
-            header = next(reader)
-            columns = _text_and_label_columns(header)
-            if columns is None:
-                raise DataError(
-                    f"{path} has no columns for text and label in its first line: "
-                    f"{preview(', '.join(header))}\nname them {TEXT[0]!r} and {LABEL[0]!r}"
-                )
-            for row in reader:
-                if not row:
-                    continue
-                if len(row) != len(header):
-                    raise DataError(
-                        f"{path}, line {reader.line_num} has {len(row)} columns, the first line "
-                        f"{len(header)};\na text that contains a comma needs double quotes"
-                    )
-                text, label = (row[column] for column in columns)
-                yield reader.line_num, [text], [label]
-        except csv.Error as error:
-            raise DataError(f"{path}, line {reader.line_num} is not CSV: {error}") from None
-
-
-def _tsv_rows(path: Path) -> Iterator[NumberedRow]:
-    columns: tuple[int, int] | None = None
-    width = 2
-    for number, line in enumerate(read_lines(path, scan(path)), 1):
-        row = line.split("\t")
-        if number == 1:
-            columns = _text_and_label_columns(row)
-            if columns is not None:
-                width = len(row)
-                continue
-        if not line.strip():
-            continue
-        if len(row) != width:
-            raise DataError(
-                f"{path}, line {number} has {len(row) - 1} tabs, not {width - 1}: {preview(line)}"
-                "\na row is a text, one tab and a label, or the columns of the first line"
-            )
-        text, label = (row[column] for column in columns or (0, 1))
-        yield number, [text], [label]
-
-
-def _jsonl_rows(path: Path) -> Iterator[NumberedRow]:
-    for number, line in enumerate(read_lines(path, scan(path)), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number} is not JSON: {error}") from None
-        keys = [] if not isinstance(row, dict) else list(row)
-        columns = _text_and_label_columns(keys)
-        if columns is None:
-            raise DataError(
-                f"{path}, line {number} has no {TEXT[0]!r} and {LABEL[0]!r}: {preview(line)}"
-                f'\na line is an object, as in {{"text": "…", "label": "…"}}'
-            )
-        text, label = (row[keys[column]] for column in columns)
-        if not isinstance(text, str) or not isinstance(label, str | int):
-            raise DataError(
-                f"{path}, line {number}: a text is a string, and a label a string or a whole "
-                f"number: {preview(line)}"
-            )
-        yield number, [text], [str(label)]
-
-
-def _conll_rows(path: Path) -> Iterator[NumberedRow]:
-    words: list[str] = []
-    tags: list[str] = []
-    start_line = number = 0
-    for number, line in enumerate(read_lines(path, scan(path)), 1):
-        if not line.strip():
-            if words:
-                yield start_line, words, tags
-            words, tags = [], []
-            continue
-        row = line.split("\t") if "\t" in line else line.split()
-        if len(row) < 2:
-            raise DataError(
-                f"{path}, line {number} has one column: {preview(line)}"
-                "\na line is a word and, in the last column, its tag"
-            )
-        start_line = start_line if words else number
-        words.append(row[0])
-        tags.append(row[-1])
-    if words:
-        yield start_line, words, tags
+    note = ""
+    if kind == "tags":
+        check_classes(path, [tags for _, tags in labelled], hint)
+        scheme = to_iob2([tags for _, tags in labelled])
+        note = scheme.note(places)
+        labelled = [(words, tags) for (words, _), tags in zip(labelled, scheme.tags, strict=True)]
+    data = from_rows(kind, name, source_format, labelled)
+    if skipped:
+        where = first.removeprefix(f"{path}, ")
+        note += f"; skipped: {skipped:,} without a text (the first is {where})"
+    return replace(data, description=f"{data.description}{note}")

@@ -3,14 +3,15 @@
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from regard.data.text import stem
-from regard.data.text_files import Scan, preview, read_lines, scan
+from regard.data.columns import Roles
+from regard.data.tables import Table
+from regard.data.text_files import Scan, preview, read_lines, scan, stem
 from regard.data.validation_split import hash_threshold, row_hash
 from regard.errors import DataError
 
@@ -28,6 +29,7 @@ class Pairs:
     count: int
     rows: Callable[[], Iterator[Row]] = field(repr=False)
     digest: str
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: source and target
 
     def split(self, fraction: float, seed: int) -> tuple["Pairs", "Pairs"]:
         """Training pairs, and about a `fraction` of the pairs for validation.
@@ -62,6 +64,11 @@ class Pairs:
             part(training, False, f"{self.description}; {training:,} for training"),
             part(validation, True, f"{validation:,} of the {self.count:,} pairs"),
         )
+
+    def first_rows(self, count: int) -> list[str]:
+        """The first pairs, as a reader would check them."""
+        rows = islice(self.rows(), count)
+        return [f"{preview(source)} → {preview(target)}" for source, target in rows]
 
     def lowercase(self) -> "Pairs":
         """The same pairs in lower case."""
@@ -101,11 +108,28 @@ def from_rows(name: str, description: str, rows: Iterable[Row]) -> Pairs:
     return Pairs(name, description, len(pairs), lambda: iter(pairs), _digest(pairs))
 
 
-def from_tsv(path: Path) -> Pairs:
-    """One file with a source, a tab and a target on each line."""
-    scanned = scan(path)
-    digest = _digest(scanned.digest)
-    return _from_numbered(stem(path), "tab-separated", lambda: _tsv_rows(path, scanned), digest)
+def from_table(table: Table, roles: Roles) -> Pairs:
+    """The sources and targets of a table."""
+    source, target = (table.column(roles.columns[role]) for role in ("source", "target"))
+
+    def numbered() -> Iterator[NumberedRow]:
+        for number, row in table.rows():
+            place = table.position(number)
+            yield number, _sentence(place, row[source]), _sentence(place, row[target])
+
+    plain = not table.header and len(table.columns) == 2
+    digest = _digest(table.digest) if plain else _digest(table.digest, source, target)
+    note = "" if plain else roles.note
+    pairs = _from_numbered(
+        table.name, f"{table.format}{note}", numbered, digest, counts=table.counts
+    )
+    return replace(pairs, columns=roles.to_save)
+
+
+def _sentence(place: str, cell: Any) -> str:
+    if cell is not None and not isinstance(cell, str):
+        raise DataError(f"{place}: a sentence is a string, not {preview(str(cell))}")
+    return cell or ""
 
 
 def from_parallel(source: Path, target: Path) -> Pairs:
@@ -120,7 +144,11 @@ def from_parallel(source: Path, target: Path) -> Pairs:
 
 
 def _from_numbered(
-    name: str, source_format: str, numbered: Callable[[], Iterator[NumberedRow]], digest: str
+    name: str,
+    source_format: str,
+    numbered: Callable[[], Iterator[NumberedRow]],
+    digest: str,
+    counts: str = "line",
 ) -> Pairs:
     """Read all lines once to check them; lines with an empty side are skipped and counted."""
     count = skipped = first = 0
@@ -131,29 +159,17 @@ def _from_numbered(
             skipped += 1
             first = first or number
     if not count:
-        raise DataError(f"{name}: each of the {skipped} lines has an empty side; there is no pair")
+        raise DataError(
+            f"{name}: each of the {skipped} {counts}s has an empty side; there is no pair"
+        )
 
     def rows() -> Iterator[Row]:
         return ((s, t) for _, s, t in numbered() if s.strip() and t.strip())
 
     description = f"pairs, {count:,} rows, {source_format}"
     if skipped:
-        description += f"; skipped: {skipped:,} with an empty side (the first is line {first})"
+        description += f"; skipped: {skipped:,} with an empty side (the first is {counts} {first})"
     return Pairs(name, description, count, rows, digest)
-
-
-def _tsv_rows(path: Path, scanned: Scan) -> Iterator[NumberedRow]:
-    for number, line in enumerate(read_lines(path, scanned), 1):
-        if not line.strip():
-            yield number, "", ""
-            continue
-        if (tabs := line.count("\t")) != 1:
-            raise DataError(
-                f"{path}, line {number} has {tabs} tabs: {preview(line)}"
-                "\na row is a source, one tab and a target; plain text should not be called .tsv"
-            )
-        source, target = line.split("\t")
-        yield number, source, target
 
 
 def _parallel_rows(source: Path, target: Path, *scans: Scan) -> Iterator[NumberedRow]:

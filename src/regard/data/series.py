@@ -1,20 +1,16 @@
 """Time series: one or several columns of numbers."""
 
-import csv
 import hashlib
-import io
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.text import stem
-from regard.data.text_files import open_bytes, preview, read_lines, scan
+from regard.data.tables import Table
 from regard.data.validation_split import check_fraction
 from regard.errors import ConfigError, DataError, unknown
 
@@ -69,50 +65,33 @@ def from_columns(name: str, note: str, columns: Mapping[str, Sequence[float]]) -
     return Series(name, f"series, {len(values):,} rows, {count}{note}", values, tuple(columns))
 
 
-def is_series(path: Path) -> bool:
-    """Whether the second line of a table has a number."""
-    lines = read_lines(path, scan(path))
-    next(lines)
-    return any(_number(cell) is not None for cell in next(lines, "").split(","))
-
-
-def from_csv(path: Path) -> Series:
-    """A .csv file whose first line names its columns; those without numbers are left out."""
-    scan(path)
-    with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as stream:
-        reader = csv.reader(stream, strict=True)
-        try:
-            header = next(reader)
-            rows = [(reader.line_num, row) for row in reader if row]
-        except csv.Error as error:
-            raise DataError(f"{path}, line {reader.line_num} is not CSV: {error}") from None
-    if not rows or len(set(header)) < len(header):
-        problem = "two columns of the same name" if rows else "no row after its first line"
-        raise DataError(f"{path} has {problem}; the first line names the columns")
+def from_table(table: Table) -> Series:
+    """The columns of numbers of a table; those without numbers are left out."""
+    rows = [
+        (number, row) for number, row in table.rows() if any(cell not in ("", None) for cell in row)
+    ]
+    if not rows:
+        raise DataError(f"{table.path} has no row after its first line")
     numeric = [index for index, cell in enumerate(rows[0][1]) if _number(cell) is not None]
-    columns: dict[str, list[float]] = {header[i]: [] for i in numeric if i < len(header)}
+    columns: dict[str, list[float]] = {table.columns[index]: [] for index in numeric}
     if not columns:
-        raise DataError(f"{path} has no column of numbers: {preview(', '.join(rows[0][1]))}")
-    for line, row in rows:
-        if len(row) != len(header):
-            raise DataError(
-                f"{path}, line {line} has {len(row)} columns, the first line {len(header)}"
-            )
+        raise DataError(f"{table.path} has no column of numbers\n{table.listing()}")
+    for number, row in rows:
         for index in numeric:
             value = _number(row[index])
             if value is None:
                 raise DataError(
-                    f"{path}, line {line}: {header[index]} is {row[index]!r}, not a number;\n"
-                    "fill in missing values, or remove the column"
+                    f"{table.position(number)}: {table.columns[index]} is {row[index]!r}, not a "
+                    "number;\nfill in missing values, or remove the column"
                 )
-            columns[header[index]].append(value)
-    ignored = [name for name in header if name not in columns]
+            columns[table.columns[index]].append(value)
+    ignored = [name for name in table.columns if name not in columns]
     note = f"; left out: {', '.join(ignored)}" if ignored else ""
-    return from_columns(stem(path), note, columns)
+    return from_columns(table.name, note, columns)
 
 
-def _number(cell: str) -> float | None:
-    with suppress(ValueError):
+def _number(cell: Any) -> float | None:
+    with suppress(ValueError, TypeError):
         value = float(cell)
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) and not isinstance(cell, bool) else None
     return None

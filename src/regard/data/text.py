@@ -2,13 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar
 
-from regard.data.text_files import NotTextError, open_bytes, scan
+from regard.data.columns import Roles
+from regard.data.tables import Table
+from regard.data.text_files import NotTextError, open_bytes, preview, scan, stem
 from regard.data.validation_split import check_fraction
 from regard.errors import DataError
 
@@ -79,6 +81,7 @@ class Text:
     description: str
     documents: tuple[Document, ...] = field(repr=False)
     lower: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: text
 
     @property
     def size(self) -> int:
@@ -130,6 +133,11 @@ class Text:
             replace(self, description=f"the last {last:,} bytes", documents=tuple(rest)),
         )
 
+    def first_rows(self, count: int) -> list[str]:
+        """The beginnings of the first texts, as a reader would check them."""
+        first = (next(each.chunks(256))[0] for each in self.documents[:count])
+        return [preview(data.decode("utf-8")) for data in first]
+
     def lowercase(self) -> "Text":
         """The same text in lower case."""
         return replace(self, lower=True, description=f"{self.description}, in lower case")
@@ -158,6 +166,26 @@ def from_strings(name: str, description: str, documents: Iterable[str]) -> Text:
     )
     size = format_bytes(sum(map(len, contents)))
     return Text(name, f"{description}, {size}", tuple(spans))
+
+
+def from_table(table: Table, roles: Roles) -> Text:
+    """A column of a table: each cell is a document; empty ones are skipped and counted."""
+    column = table.column(roles.columns["text"])
+    documents: list[str] = []
+    skipped = 0
+    for number, row in table.rows():
+        cell = row[column]
+        if cell is not None and not isinstance(cell, str):
+            raise DataError(f"{table.position(number)}: a text is a string, not {cell!r:.60}")
+        if cell and cell.strip():
+            documents.append(cell)
+        else:
+            skipped += 1
+    if not documents:
+        raise DataError(f"{table.path}: the column {roles.columns['text']} is empty")
+    note = f"; skipped: {skipped:,} empty" if skipped else ""
+    rows = f"text, {len(documents):,} rows of {table.format}{roles.note}{note}"
+    return replace(from_strings(table.name, rows, documents), columns=roles.columns)
 
 
 def from_file(path: Path) -> Text:
@@ -194,11 +222,6 @@ def from_files(name: str, paths: Iterable[Path], skipped: dict[str, list[str]]) 
     files = "1 file" if len(documents) == 1 else f"{len(documents):,} files"
     description = f"text, {files}, {size}" + (f"; skipped: {skipped_note}" if skipped_note else "")
     return Text(name, description, tuple(documents))
-
-
-def stem(path: Path) -> str:
-    """The name of a file without its suffixes: train.de.gz is train."""
-    return path.name.split(".")[0] or path.name
 
 
 def format_bytes(size: int) -> str:

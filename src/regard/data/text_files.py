@@ -30,6 +30,9 @@ _MAGIC = {  # the first bytes of files that are not text
     b"\x80\x04": "a pickle",
     b"\x80\x05": "a pickle",
     b"PK\x03\x04": "a zip archive (as .npz, .pt, .docx are)",
+    **{b"BZh%d1AY" % level: "bzip2" for level in range(1, 10)},
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
     b"%PDF": "a PDF",
     b"\x89PNG": "an image",
     b"\xff\xd8\xff": "an image",
@@ -107,6 +110,17 @@ def read_lines(path: Path, scanned: Scan) -> Iterator[str]:
         stream.seek(scanned.start)
         for line in stream:
             yield line.decode("utf-8").rstrip("\r\n")
+
+
+def stem(path: Path) -> str:
+    """The name of a file without its suffixes: train.de.gz is train."""
+    return path.name.split(".")[0] or path.name
+
+
+def suffix(path: Path) -> str:
+    """The last suffix of a path in lower case, without that of gzip."""
+    suffixes = [part.lower() for part in path.suffixes if part.lower() != ".gz"]
+    return suffixes[-1] if suffixes else ""
 
 
 def preview(line: str) -> str:

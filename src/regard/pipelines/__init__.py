@@ -9,7 +9,9 @@ from regard.pipelines.base import (
     validation_metrics,
 )
 from regard.pipelines.detect import (
+    column_settings,
     data_fingerprint,
+    is_name,
     open_data,
     open_split,
     open_validation,
@@ -36,9 +38,11 @@ __all__ = [
     "Pipeline",
     "TrainedModel",
     "TrainingData",
+    "column_settings",
     "data_fingerprint",
     "default_settings",
     "has_tokenizer",
+    "is_name",
     "load_tokenizers",
     "open_data",
     "open_split",

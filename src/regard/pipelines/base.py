@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from regard.config import Choice, RunConfig, TrainConfig
 from regard.data.batch import Batch
+from regard.data.columns import Roles
+from regard.data.tables import Table
 from regard.errors import ConfigError
 from regard.generate import Search
 from regard.models.build import resolve
@@ -115,6 +117,10 @@ class Pipeline:
         """The `Data` at a path."""
         raise NotImplementedError
 
+    def from_table(self, table: Table, roles: Roles) -> Any:
+        """The `Data` of a table, whose columns have these roles."""
+        raise NotImplementedError
+
     def lowercase(self, data: Any) -> Any:
         """The data with case folded (`data.lower`)."""
         raise ConfigError(f"data.lower folds the case of text; {data.name} holds {data.kind}")
@@ -185,10 +191,9 @@ def validation_metrics(
     return data.task.metrics(model, batches)
 
 
-def suffix(path: Path) -> str:
-    """The last suffix of a path in lower case, without that of gzip."""
-    suffixes = [part.lower() for part in path.suffixes if part.lower() != ".gz"]
-    return suffixes[-1] if suffixes else ""
+def first_rows(data: Any) -> list[str]:
+    """The lines of a description that show the first three rows of the data as understood."""
+    return [f"row {number}      {row}" for number, row in enumerate(data.first_rows(3), 1)]
 
 
 def best_classes(logits: Tensor, names: list[str], top: int) -> list[list[tuple[str, float]]]:

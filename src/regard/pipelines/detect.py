@@ -1,16 +1,23 @@
 """A path is enough: find out what kind of data it holds, and open it."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from regard.config import Choice, RunConfig, kind_of, make
+from regard.config import Choice, DataConfig, RunConfig, kind_of, make
 from regard.data.builtin import BUILTINS
+from regard.data.columns import ROLES, find_roles, refuse
 from regard.data.pairs import from_parallel
+from regard.data.tables import HUB, Table, is_table, read_table, read_validation
+from regard.data.text import Text
+from regard.data.text_files import suffix
 from regard.errors import ConfigError, DataError
 from regard.pipelines.base import Data, Pipeline
+from regard.pipelines.labels import TagsPipeline
 from regard.pipelines.table import PIPELINES
 from regard.tasks import TASKS
 
@@ -22,15 +29,16 @@ def open_data(
     *,
     lower: bool = False,
     kind: str | None = None,
+    columns: Mapping[str, Any] | None = None,
 ) -> Any:
     """Open the data at a path with the pipeline that recognizes it.
 
         a file                    text, one document
         a folder                  text, a document for each text file in it
-        a .tsv file               pairs: source, tab, target
         source and target         pairs: two files, line by line
-        .csv, .tsv, .jsonl        labels: with columns (or keys) text and label
-        a .csv file               series: columns of numbers, a row for each time
+        .csv .tsv .json .jsonl    a table (also .parquet, a folder of such files, and
+                                  hf://datasets/owner/name): labels, pairs, tags, series or
+                                  text, by its columns (`data.columns.find_roles`)
         a .conll file             tags: a word and its tag on each line
         a .npz file               images: arrays x and y, or images and labels
         MNIST's IDX files         images: the folder that holds them
@@ -39,10 +47,12 @@ def open_data(
                                   (a file of such a name is opened as ./name)
 
     Each file may be gzip, whatever its name. The `description` of the result says what was read
-    and what was skipped. `kind` is the kind of data that the task learns from: with "labels", a
-    .tsv file is text, tab, label; with "tags", any file is read as .conll.
+    and what was skipped. `kind` is the kind of data that the task learns from: with "tags", any
+    file is read as .conll; with "labels" or "series", as a table; with "text", a table that is
+    not understood is read as it is. `columns` are the settings that name columns (`text`, `label`,
+    `tags`, and `columns` of a .conll file); with a path, `source` and `target` name columns too.
     """
-    data = _open(path, source, target, kind)
+    data = _open(path, source, target, kind, columns or {})
     return PIPELINES[data.kind].lowercase(data) if lower else data
 
 
@@ -51,26 +61,48 @@ def open_split(config: RunConfig) -> tuple[Any, Any]:
     data = config.data
     task = TASKS.get(kind_of(config.task)[0])
     kind = None if task is None else task.learns
-    whole = open_data(data.path, data.source, data.target, lower=data.lower, kind=kind)
-    if not data.validation:
-        training, validation = whole.split(data.validation_fraction, config.train.seed)
-        return training, validation
-    validation = open_validation(data.validation, whole.kind, lower=data.lower)
-    return whole, validation.note_overlap(whole)
+    columns = column_settings(data)
+    whole = open_data(
+        data.path, data.source, data.target, lower=data.lower, kind=kind, columns=columns
+    )
+    columns |= getattr(whole, "columns", {})
+    if data.validation:
+        validation = open_validation(data.validation, whole.kind, lower=data.lower, columns=columns)
+        return whole, validation.note_overlap(whole)
+    part = _validation_table(data.path)
+    if part is not None:
+        validation = _understand(part, columns, whole.kind)
+        validation = PIPELINES[whole.kind].lowercase(validation) if data.lower else validation
+        return whole, validation.note_overlap(whole)
+    training, validation = whole.split(data.validation_fraction, config.train.seed)
+    return training, validation
 
 
-def open_validation(paths: Sequence[Choice], kind: str, *, lower: bool) -> Any:
+def column_settings(data: DataConfig) -> dict[str, Any]:
+    """The settings that name columns; `source` and `target` do where there is a path."""
+    names = ("text", "label", "tags", "columns", *(("source", "target") if data.path else ()))
+    return {name: value for name in names if (value := getattr(data, name))}
+
+
+def open_validation(
+    paths: Sequence[Choice], kind: str, *, lower: bool, columns: Mapping[str, Any] | None = None
+) -> Any:
     """Validation data of this kind, from one path or from a source and a target."""
     if len(paths) > 2:
         raise ConfigError(f"validation takes one path, or a source and a target, not {len(paths)}")
     if len(paths) == 2:
         data = open_data(None, *map(str, paths), lower=lower)
     else:
-        data = open_data(paths[0], lower=lower, kind=kind)
+        data = open_data(paths[0], lower=lower, kind=kind, columns=columns)
     if data.kind != kind:
         names = ", ".join(map(str, paths))
         raise DataError(f"{names} holds {data.kind}; the run learns from {kind}")
     return PIPELINES[kind].validation_part(data)
+
+
+def is_name(path: str) -> bool:
+    """Whether a data set goes by a name instead of a path: built in, or of the hub."""
+    return path in BUILTINS or path.startswith(HUB)
 
 
 def data_fingerprint(training: Data, validation: Data) -> str:
@@ -81,6 +113,8 @@ def data_fingerprint(training: Data, validation: Data) -> str:
 
 def run_name(path: Choice | None, source: str | None) -> str:
     """A name for a run: that of its data file, or of the folder of a file named "train"."""
+    if isinstance(path, str) and path.startswith(HUB):
+        return path.rstrip("/").rsplit("/", 1)[-1]
     if path is not None and not (isinstance(path, str) and Path(path).exists()):
         return kind_of(path)[0]  # a built-in
     place = Path(str(path if path is not None else source)).resolve()
@@ -88,10 +122,17 @@ def run_name(path: Choice | None, source: str | None) -> str:
     return (place.parent.name if stem in ("input", "train", "data", "") else stem) or "text"
 
 
-def _open(path: Choice | None, source: str | None, target: str | None, kind: str | None) -> Data:
-    if source is not None or target is not None:
-        if path is not None:
-            raise ConfigError("give data.path, or data.source and data.target, not both")
+def _open(
+    path: Choice | None,
+    source: str | None,
+    target: str | None,
+    kind: str | None,
+    columns: Mapping[str, Any],
+) -> Data:
+    if path is not None:
+        sides = {"source": source, "target": target}
+        columns = {**columns, **{side: name for side, name in sides.items() if name is not None}}
+    elif source is not None or target is not None:
         if source is None or target is None:
             given = "source" if target is None else "target"
             raise ConfigError(
@@ -101,15 +142,75 @@ def _open(path: Choice | None, source: str | None, target: str | None, kind: str
     if path is None:
         raise ConfigError("no data; give data.path, or data.source and data.target")
     if not isinstance(path, str) or path in BUILTINS:
+        if columns:
+            raise ConfigError(f"data.{next(iter(columns))} is for tables; {path} is built in")
         return make(path, BUILTINS, "built-in data set")
+    if path.startswith(HUB):
+        return _understand(read_table(path), columns, kind)
     place = _existing(path)
     if place.is_dir() and all((place / name).exists() for name in ("config.json", "metrics.jsonl")):
         raise DataError(
             f"{place} is a run, not data; continue it with regard resume {place},\n"
             f"or start from its weights: regard train DATA train.start={place}"
         )
-    data: Data = _pipeline_for(place, kind).open(place)
+    if {"source", "target"} & set(columns) and not is_table(place):
+        raise ConfigError(
+            f"give data.path, or data.source and data.target, not both; {place.name} is no table, "
+            "whose columns they could name"
+        )
+    if "columns" in columns:
+        return TagsPipeline().open(place, columns["columns"])
+    pipeline = _pipeline_for(place, kind)
+    if _reads_table(pipeline, place, columns):
+        return _open_table(place, columns, kind)
+    if columns:
+        name = next(iter(columns))
+        raise ConfigError(f"data.{name} is a column of a table; {place} holds {pipeline.name}")
+    data: Data = pipeline.open(place)
     return data
+
+
+def _reads_table(pipeline: Pipeline, place: Path, columns: Mapping[str, str]) -> bool:
+    """Whether to read a path as a table: one by its name, or where columns or the task say so."""
+    if pipeline.name == "tags":
+        delimited = suffix(place) in (".csv", ".tsv")  # lines of a word and a tag, unless named
+        return bool(columns) or (is_table(place) and not delimited)
+    if pipeline.name == "text":
+        return bool(columns) or is_table(place)
+    return pipeline.name in ("labels", "series")
+
+
+def _open_table(place: Path, columns: Mapping[str, str], kind: str | None) -> Data:
+    """A table; with the task of a language model, one that is not understood as it is."""
+    if kind != "text" or columns or place.is_dir():
+        return _understand(read_table(place), columns, kind)
+    with suppress(DataError):
+        return _understand(read_table(place), columns, kind)
+    with suppress(DataError):
+        return _understand(read_table(place), columns, None)  # which the task does not fit
+    text: Text = PIPELINES["text"].open(place)
+    note = "; read as it is, not as a table (data.text=COLUMN reads a column)"
+    return replace(text, description=text.description + note)
+
+
+def _understand(table: Table, columns: Mapping[str, str], kind: str | None) -> Data:
+    """The data of a table, by what its columns are."""
+    wanted = kind if kind in ROLES else None
+    roles = find_roles(table, columns, wanted)
+    if roles is None:
+        raise refuse(table, wanted)
+    data: Data = PIPELINES[roles.kind].from_table(table, roles)
+    return data
+
+
+def _validation_table(path: Choice | None) -> Table | None:
+    """The part for validation of a folder of tables, or of a data set of the hub."""
+    if not isinstance(path, str) or path in BUILTINS:
+        return None
+    if path.startswith(HUB):
+        return read_validation(path)
+    place = Path(path).expanduser()
+    return read_validation(place) if place.is_dir() and is_table(place) else None
 
 
 def _pipeline_for(path: Path, kind: str | None) -> Pipeline:

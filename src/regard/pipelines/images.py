@@ -24,6 +24,7 @@ from regard.data.images import (
     resize,
 )
 from regard.data.loader import RowLoader
+from regard.data.text_files import suffix
 from regard.errors import ConfigError, DataError
 from regard.models.build import describe, resolve
 from regard.models.vision import Vision, VisionConfig
@@ -34,7 +35,6 @@ from regard.pipelines.base import (
     TrainedModel,
     TrainingData,
     best_classes,
-    suffix,
 )
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, Classify

@@ -1,6 +1,6 @@
 """Labelled texts (a class per text) and tagged texts (a class per word)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -12,8 +12,12 @@ from torch import nn
 
 from regard.config import Choice, RunConfig, make, merge
 from regard.data.batch import Batch
-from regard.data.labels import READERS, LabelKind, LabelledText, from_conll, from_tsv, has_labels
+from regard.data.columns import Roles
+from regard.data.conll import SUFFIXES
+from regard.data.labels import LabelKind, LabelledText, from_conll, from_table
 from regard.data.loader import PairIndices, PairLoader
+from regard.data.tables import Table
+from regard.data.text_files import suffix
 from regard.data.token_store import PairStore
 from regard.errors import ConfigError
 from regard.generate import Search
@@ -29,7 +33,7 @@ from regard.pipelines.base import (
     TrainedModel,
     TrainingData,
     best_classes,
-    suffix,
+    first_rows,
 )
 from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.pairs import pair_loader
@@ -49,17 +53,9 @@ class LabelsPipeline(Pipeline):
     name: ClassVar[str] = "labels"
     tokenizer_type: ClassVar[type | None] = Tokenizer
 
-    def recognizes(self, path: Path) -> bool:
-        """A .csv, .tsv or .jsonl file with columns (or keys) text and label."""
-        return not path.is_dir() and suffix(path) in READERS and has_labels(path)
-
-    def reads_on_request(self, path: Path) -> bool:
-        """Any file; one of another suffix is read as .tsv."""
-        return not path.is_dir()
-
-    def open(self, path: Path) -> LabelledText:
+    def from_table(self, table: Table, roles: Roles) -> LabelledText:
         """The texts of a table and their classes."""
-        return READERS.get(suffix(path), from_tsv)(path)
+        return from_table(table, roles)
 
     def lowercase(self, data: LabelledText) -> LabelledText:
         """The texts with case folded."""
@@ -106,6 +102,7 @@ class LabelsPipeline(Pipeline):
         loader = _loader(config, model, store)
         description = [
             f"data       {train.description}",
+            *first_rows(train),
             f"validation {validation.description}",
             f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
             f"classes    {', '.join(names[:12])}{', …' if len(names) > 12 else ''}",
@@ -196,12 +193,16 @@ class TagsPipeline(LabelsPipeline):
     certain: ClassVar[bool] = True
 
     def recognizes(self, path: Path) -> bool:
-        """A .conll file."""
-        return not path.is_dir() and suffix(path) == ".conll"
+        """A file with a suffix of CoNLL files."""
+        return not path.is_dir() and suffix(path) in SUFFIXES
 
-    def open(self, path: Path) -> LabelledText:
-        """A word and its tag on each line, empty lines between texts."""
-        return from_conll(path)
+    def reads_on_request(self, path: Path) -> bool:
+        """Any file, read as CoNLL."""
+        return not path.is_dir()
+
+    def open(self, path: Path, columns: Sequence[int] = ()) -> LabelledText:
+        """A word and its tag on each line, in these columns, empty lines between texts."""
+        return from_conll(path, columns)
 
     def defaults(self, data: LabelledText, task: Choice, *, gpu: bool) -> dict[str, Any]:
         """A bidirectional LSTM."""

@@ -12,8 +12,10 @@ from torch import nn
 
 from regard.config import Choice, RunConfig, make
 from regard.data.batch import Batch, PairBatch
+from regard.data.columns import Roles
 from regard.data.loader import PairIndices, PairLoader
-from regard.data.pairs import Pairs, from_tsv
+from regard.data.pairs import Pairs, from_table
+from regard.data.tables import Table
 from regard.data.token_store import PairStore, pair_store
 from regard.generate import BeamSearch, Search
 from regard.models.base import Language
@@ -24,8 +26,8 @@ from regard.pipelines.base import (
     Pipeline,
     Progress,
     TrainingData,
+    first_rows,
     mark_scheduled_sampling,
-    suffix,
     validation_metrics,
 )
 from regard.pipelines.by_length import ByLength, by_length
@@ -45,17 +47,13 @@ class PairsPipeline(Pipeline):
     name: ClassVar[str] = "pairs"
     tokenizer_type: ClassVar[type | None] = PairTokenizers
 
-    def recognizes(self, path: Path) -> bool:
-        """A .tsv file."""
-        return not path.is_dir() and suffix(path) == ".tsv"
-
     def reads_on_request(self, path: Path) -> bool:
-        """Only what is recognized; two parallel files are named as data.source and data.target."""
+        """Only tables; two parallel files are named as data.source and data.target."""
         return False
 
-    def open(self, path: Path) -> Pairs:
-        """Lines of source, tab, target."""
-        return from_tsv(path)
+    def from_table(self, table: Table, roles: Roles) -> Pairs:
+        """The sources and targets of a table."""
+        return from_table(table, roles)
 
     def lowercase(self, data: Pairs) -> Pairs:
         """Both sides with case folded."""
@@ -119,6 +117,7 @@ class PairsPipeline(Pipeline):
             sizes = f"{source.size:,} and {target.size:,} tokens"
         description = [
             f"data       {train.description}",
+            *first_rows(train),
             f"validation {validation.description}",
             f"tokenizer  {target.kind}, {sizes}",
         ]

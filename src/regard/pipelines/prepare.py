@@ -62,8 +62,10 @@ def default_settings(
 ) -> dict[str, Any]:
     """Settings for those who gave only data, printed and saved like any others.
 
-    `where` says where the data is: `path`, or `source` and `target`.
+    `where` says where the data is: `path`, or `source` and `target`. Columns of a table that its
+    content decided are saved too.
     """
+    where = {**getattr(data, "columns", {}), **where}
     return merge(PIPELINES[data.kind].defaults(data, task, gpu=gpu), {"data": where})
 
 

@@ -10,7 +10,9 @@ from torch import nn
 
 from regard.config import Choice, RunConfig, make, merge
 from regard.data.batch import Batch
-from regard.data.series import Series, from_csv, is_series
+from regard.data.columns import Roles
+from regard.data.series import Series, from_table
+from regard.data.tables import Table, read_table
 from regard.errors import DataError
 from regard.models.build import resolve
 from regard.pipelines.base import (
@@ -19,7 +21,6 @@ from regard.pipelines.base import (
     Progress,
     TrainedModel,
     TrainingData,
-    suffix,
 )
 from regard.tasks import TASKS, Forecast
 
@@ -32,17 +33,9 @@ class SeriesPipeline(Pipeline):
 
     name: ClassVar[str] = "series"
 
-    def recognizes(self, path: Path) -> bool:
-        """A .csv file with a number in its second line."""
-        return not path.is_dir() and suffix(path) == ".csv" and is_series(path)
-
-    def reads_on_request(self, path: Path) -> bool:
-        """Any file, read as .csv."""
-        return not path.is_dir()
-
-    def open(self, path: Path) -> Series:
-        """The columns of numbers of a .csv file."""
-        return from_csv(path)
+    def from_table(self, table: Table, roles: Roles) -> Series:
+        """The columns of numbers of a table."""
+        return from_table(table)
 
     def defaults(self, data: Series, task: Choice, *, gpu: bool) -> dict[str, Any]:
         """A linear autoregression."""
@@ -123,7 +116,7 @@ class SeriesPipeline(Pipeline):
 
     def predict(self, run: TrainedModel, what: Any, *, top: int) -> list[float]:
         """The next values of a series, 24 of them; `Run.forecast` takes their number."""
-        series = self.open(Path(what))
+        series = from_table(read_table(Path(what)))
         return forecast(run.model, series_task(run.config.task), series, PREDICTED_STEPS)
 
 

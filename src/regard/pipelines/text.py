@@ -12,8 +12,10 @@ from torch import nn
 
 from regard.config import Choice, RunConfig, kind_of, make
 from regard.data.batch import Batch, TextBatch
+from regard.data.columns import Roles
 from regard.data.loader import TextLoader, sequential_blocks
-from regard.data.text import Text, from_file, from_files
+from regard.data.tables import Table
+from regard.data.text import Text, from_file, from_files, from_table
 from regard.data.token_store import TokenStore, text_store
 from regard.errors import ConfigError, DataError
 from regard.explain.neighbours import WordVectors
@@ -27,6 +29,7 @@ from regard.pipelines.base import (
     Progress,
     TrainedModel,
     TrainingData,
+    first_rows,
     mark_scheduled_sampling,
     rows_per_step,
 )
@@ -58,6 +61,10 @@ class TextPipeline(Pipeline):
     def open(self, path: Path) -> Text:
         """A file as one document, or a folder with one document per text file."""
         return _open_folder(path) if path.is_dir() else from_file(path)
+
+    def from_table(self, table: Table, roles: Roles) -> Text:
+        """A column of a table, each cell a document."""
+        return from_table(table, roles)
 
     def lowercase(self, data: Text) -> Text:
         """The text with case folded."""
@@ -121,6 +128,7 @@ class TextPipeline(Pipeline):
             all_batches=lambda: _sequential_batches(config, task, model, store, None),
             description=[
                 f"data       {train.description}",
+                *(first_rows(train) if train.columns else []),
                 f"validation {validation.description}",
                 f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens; "
                 f"{len(store):,} for training, {data.validation_size:,} for validation",

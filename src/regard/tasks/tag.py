@@ -13,6 +13,7 @@ from regard.nn.loss import IGNORED
 from regard.tasks.label import Ids, Label, pad
 
 Span = tuple[int, int, str]  # first word, word after the last, kind
+_PREFIXES, _CONTINUES, _ENDS = {*"BILUES"}, {*"ILE"}, {*"LUES"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +59,11 @@ class Tag(Label):
 
 
 def spans(tags: Sequence[str]) -> set[Span]:
-    """The spans that BIO tags mark: B-x begins one of kind x, I-x continues it, O is outside.
+    """The spans that tags mark: B-x begins one of kind x, I-x continues it, O is outside.
 
-    As in CoNLL's script, an I-x with nothing to continue begins a span; a tag of another form is
-    a span of one word.
+    In BILOU and BIOES, L-x or E-x ends a span, and U-x or S-x is one of one word. As in CoNLL's
+    script, an I-x with nothing to continue begins a span; a tag of another form is a span of one
+    word.
 
     >>> sorted(spans(["B-place", "I-place", "O", "I-person", "B-person"]))
     [(0, 2, 'place'), (3, 4, 'person'), (4, 5, 'person')]
@@ -70,10 +72,13 @@ def spans(tags: Sequence[str]) -> set[Span]:
     current: tuple[int, str] | None = None  # first word and kind of the span that is open
     for word, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
-        continues = prefix == "I" and current is not None and current[1] == kind
+        continues = prefix in _CONTINUES and current is not None and current[1] == kind
         if current is not None and not continues:
             result.add((current[0], word, current[1]))
             current = None
         if current is None and tag != "O":
-            current = (word, kind if prefix in ("B", "I") and kind else tag)
+            current = (word, kind if prefix in _PREFIXES and kind else tag)
+        if current is not None and prefix in _ENDS and kind:
+            result.add((current[0], word + 1, current[1]))
+            current = None
     return result

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import (
+    DataConfig,
     RunConfig,
     build,
     check_not_study,
@@ -20,7 +21,7 @@ from regard.data.builtin import BUILTINS
 from regard.errors import ConfigError, unknown
 from regard.models.build import resolve
 from regard.models.presets import PRESETS
-from regard.pipelines import default_settings, open_data, run_name
+from regard.pipelines import column_settings, default_settings, is_name, open_data, run_name
 from regard.tasks import TASKS
 from regard.training.setup.device import pick_device
 from regard.training.setup.fine_tuning import start_from
@@ -84,12 +85,12 @@ def _combine(base: dict[str, Any], over: dict[str, Any], file: Path | None) -> R
     over = dict(over)
     minutes = over.pop("minutes", None)
     data = merge(base.get("data", {}), over.get("data", {}))
-    for key in ("path", "source", "target"):
-        if isinstance(data.get(key), str) and data[key] not in BUILTINS:
+    for key in ("path",) if data.get("path") else ("source", "target"):
+        if isinstance(data.get(key), str) and not is_name(data[key]):
             data[key] = _absolute(data[key])
     if data.get("validation"):
         paths = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
-        data["validation"] = [_absolute(path) for path in paths]
+        data["validation"] = [path if is_name(path) else _absolute(path) for path in paths]
     over = merge(over, {"data": data})
     if over.get("train", {}).get("start") is not None:
         over = merge(over, {"train": {"start": _absolute(over["train"]["start"])}})
@@ -162,6 +163,7 @@ def _for_data(
         where.get("target"),
         lower=data_settings.get("lower", False),
         kind=None if asked is None else asked.learns,
+        columns=column_settings(build(DataConfig, {**given, **where})),
     )
     device = pick_device(over.get("device", "auto"))
     chosen = default_settings(data, where, gpu=device.type == "cuda", task=task)

@@ -1,0 +1,301 @@
+"""What the columns of a table mean: texts, labels, tags, the sides of pairs, or numbers.
+
+Columns that the user names come first, then usual names, then the content of the cells. What was
+chosen stands in the description of the data; a table that is not understood is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from regard.data.tables import LABEL, PAIRS, TAGS, TEXT, WORDS, Table, is_number
+from regard.errors import ConfigError, DataError
+
+ROLES = {  # the columns of each kind of data
+    "labels": ("text", "label"),
+    "tags": ("text", "tags"),
+    "pairs": ("source", "target"),
+    "text": ("text",),
+    "series": (),
+}
+ASKED = (  # the sentences that tell a user how to name them
+    "data.text=COLUMN data.label=COLUMN for texts with a class each",
+    "data.source=COLUMN data.target=COLUMN for pairs",
+    "data.text=COLUMN data.tags=COLUMN for words with a tag each",
+    "data.text=COLUMN task=causal for text",
+)
+METADATA = {  # columns that describe an example; they are taken for labels only where named
+    *("id", "idx", "index", "url", "source", "lang", "language", "split", "date", "time"),
+    *("timestamp", "license", "subset", "domain", "dataset", "author", "user", "title"),
+}
+PROFILE_ROWS = 50_000  # of which the content of columns is judged
+MAX_CLASSES = 1000  # of a label that is guessed …
+MAX_NUMBERS = 20  # … and if it is a number
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The kind of data that a table holds, and the column of each role."""
+
+    kind: str
+    columns: Mapping[str, str]  # role → name of the column
+    guessed: frozenset[str] = field(default_factory=frozenset)  # roles that the content decided
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def to_save(self) -> Mapping[str, str]:
+        """The columns for the settings of a run, where the content decided."""
+        return self.columns if self.guessed else {}
+
+    @property
+    def note(self) -> str:
+        """The roles for a description: "; text=review, label=stars (guessed); left out: id"."""
+        roles = ", ".join(
+            f"{role}={name}{' (guessed)' if role in self.guessed else ''}"
+            for role, name in self.columns.items()
+        )
+        names = ", ".join(self.left_out[:8]) + (", …" if len(self.left_out) > 8 else "")
+        return f"; {roles}" + (f"; left out: {names}" if self.left_out else "")
+
+
+def find_roles(table: Table, named: Mapping[str, str], kind: str | None) -> Roles | None:
+    """The roles of the columns of a table, for data of a `kind` if one is asked for.
+
+    `named` are columns that the user has named, by role. None if the table is not understood.
+    """
+    for role in named:
+        table.column(named[role])
+    if kind is not None:
+        _check_named(table, named, kind)
+    if {"question", "context"} <= set(table.columns) and not named:
+        return None  # answer spans
+    profiles = _profiles(table)
+    kinds = [kind] if kind is not None else _possible_kinds(named)
+    for each in kinds:
+        found = _FINDERS[each](table, dict(named), profiles, kind is not None)
+        if found is not None:
+            columns, guessed = found
+            resolved = {role: table.columns[table.column(name)] for role, name in columns.items()}
+            used = set(resolved.values())
+            left_out = tuple(name for name in table.columns if name not in used)
+            return Roles(each, resolved, frozenset(guessed), () if each == "series" else left_out)
+    return None
+
+
+def refuse(table: Table, kind: str | None = None) -> DataError:
+    """The error for a table that is not understood, with its columns."""
+    wanted = "what its columns are" if kind is None else f"which of its columns hold {kind}"
+    ways = ASKED if kind is None else [way for way in ASKED if _way_fits(way, kind)]
+    if {"question", "context"} <= set(table.columns):
+        return DataError(
+            f"{table.path} holds questions with contexts and answer spans, which no task learns "
+            f"from\n{table.listing()}"
+        )
+    last = "" if kind is not None else "; task=causal alone trains on the file as it is"
+    return DataError(
+        f"{table.path}: cannot tell {wanted}\n{table.listing()}\nname them: {'; '.join(ways)}{last}"
+    )
+
+
+def _way_fits(way: str, kind: str) -> bool:
+    roles = ROLES.get(kind, ())
+    return all(f"data.{role}=" in way for role in roles) and way.count("COLUMN") == len(roles)
+
+
+def _possible_kinds(named: Mapping[str, str]) -> list[str]:
+    """The kinds to try, in this order: those with all the roles that the user has named."""
+    order = ("tags", "labels", "pairs", "series", "text")
+    kinds = [kind for kind in order if set(named) <= set(ROLES[kind])]
+    if not kinds:
+        given = " and ".join(f"data.{role}" for role in named)
+        raise ConfigError(f"{given} do not go together; {'; '.join(ASKED)}")
+    return kinds
+
+
+def _check_named(table: Table, named: Mapping[str, str], kind: str) -> None:
+    wrong = [role for role in named if role not in ROLES.get(kind, ())]
+    if kind in ROLES and wrong:
+        roles = " and ".join(f"data.{role}" for role in ROLES[kind]) or "none"
+        raise ConfigError(
+            f"data.{wrong[0]}={named[wrong[0]]!r} names a column, but the task learns from {kind};"
+            f"\ncolumns of {kind} are named by: {roles}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What the cells of a column look like."""
+
+    name: str
+    filled: int  # cells that are not empty
+    distinct: int
+    is_list: bool
+    is_numeric: bool
+    is_whole: bool  # all numbers are whole
+    length: float  # characters of a cell, on average
+    words: float
+    letters: float  # share of the characters other than spaces
+
+    @property
+    def is_prose(self) -> bool:
+        """Strings, mostly of letters, mostly different."""
+        return (
+            not (self.is_list or self.is_numeric)
+            and self.letters >= 0.5
+            and 2 * self.distinct > self.filled
+        )
+
+    @property
+    def is_label(self) -> bool:
+        """Few distinct values, so that a value has four cells or more on average."""
+        if self.is_list or not self.distinct >= 2 or self.length > 40:
+            return False
+        if self.is_numeric and not (self.is_whole and self.distinct <= MAX_NUMBERS):
+            return False
+        return self.distinct <= min(MAX_CLASSES, max(2, self.filled // 4)) < self.filled
+
+
+def _profiles(table: Table) -> list[Profile]:
+    rows = [row for _, row in islice(table.rows(), PROFILE_ROWS)]
+    return [_profile(name, [row[i] for row in rows]) for i, name in enumerate(table.columns)]
+
+
+def _profile(name: str, cells: Sequence[Any]) -> Profile:
+    filled = [cell for cell in cells if cell is not None and str(cell).strip()]
+    texts = [cell if isinstance(cell, str) else str(cell) for cell in filled]
+    some = texts[:: max(1, len(texts) // 1000)]
+    characters = [each for text in some for each in text[:200] if not each.isspace()]
+    numeric = bool(filled) and all(map(is_number, filled))
+    return Profile(
+        name=name,
+        filled=len(filled),
+        distinct=len(set(texts)),
+        is_list=bool(filled) and all(isinstance(cell, list) for cell in filled),
+        is_numeric=numeric,
+        is_whole=numeric and all(float(cell).is_integer() for cell in filled),
+        length=sum(map(len, some)) / max(1, len(some)),
+        words=sum(len(text.split()) for text in some) / max(1, len(some)),
+        letters=sum(map(str.isalpha, characters)) / max(1, len(characters)),
+    )
+
+
+Found = tuple[dict[str, str], set[str]] | None  # role → column, and the roles that are guessed
+
+
+def _by_name(profiles: Sequence[Profile], names: Sequence[str]) -> str | None:
+    lower = {profile.name.lower(): profile.name for profile in reversed(profiles)}
+    return next((lower[name] for name in names if name in lower), None)
+
+
+def _label_candidates(profiles: Sequence[Profile]) -> list[str]:
+    """Columns of few values; those of nested objects and with names of metadata are none."""
+    return [
+        p.name
+        for p in profiles
+        if p.is_label and p.name.lower() not in METADATA and "." not in p.name
+    ]
+
+
+def _longest(profiles: Sequence[Profile]) -> str | None:
+    """The column with the longest prose; one with spaces before one of single words."""
+    prose = [profile for profile in profiles if profile.is_prose]
+    best = max(prose, key=lambda each: (each.words >= 2, each.length), default=None)
+    return best.name if best else None
+
+
+def _find_labels(
+    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+) -> Found:
+    if not table.header and len(profiles) == 2 and asked:
+        return {"text": "1", "label": "2"} | named, set()
+    guessed = set()
+    if "label" not in named:
+        label = _by_name([p for p in profiles if p.name not in named.values()], LABEL)
+        if label is None:
+            taken = named.get("text") or _by_name(profiles, TEXT)
+            candidates = [name for name in _label_candidates(profiles) if name != taken]
+            if len(candidates) != 1:
+                return None
+            label = candidates[0]
+            guessed.add("label")
+        named["label"] = label
+    rest = [p for p in profiles if p.name != table.columns[table.column(named["label"])]]
+    if "text" not in named:
+        text = _by_name(rest, TEXT)
+        if text is None:
+            text = _longest(rest)
+            guessed.add("text")
+        if text is None:
+            return None
+        named["text"] = text
+    if guessed == {"label", "text"} and not asked and not table.header:
+        # Two columns of words without names are pairs, unless one is surely a label.
+        label_profile = next(p for p in profiles if p.name == named["label"])
+        if label_profile.distinct * 10 > label_profile.filled:
+            return None
+    return {role: named[role] for role in ("text", "label")}, guessed
+
+
+def _find_pairs(table: Table, named: dict[str, str], profiles: list[Profile], asked: bool) -> Found:
+    if set(named) == {"source", "target"}:
+        return named, set()
+    if not named:
+        for source, target in PAIRS:
+            found = _by_name(profiles, [source]), _by_name(profiles, [target])
+            if found[0] and found[1]:
+                return {"source": found[0], "target": found[1]}, set()
+        nested = [p.name for p in profiles if p.name.startswith("translation.")]
+        if len(nested) == 2:
+            return {"source": nested[0], "target": nested[1]}, set()
+    numbers = all(p.is_numeric for p in profiles)
+    if len(profiles) == 2 and not numbers and (asked or not table.header):
+        both = [p.name for p in profiles]
+    else:
+        both = [p.name for p in profiles if p.is_prose and p.name.lower() not in METADATA]
+    taken = [table.columns[table.column(name)] for name in named.values()]
+    both = [name for name in both if name not in taken]
+    if len(both) + len(named) != 2:
+        return None
+    guesses = iter(both)
+    roles = {role: named.get(role) or next(guesses) for role in ("source", "target")}
+    return roles, set(roles) - set(named) if table.header else set()
+
+
+def _find_tags(table: Table, named: dict[str, str], profiles: list[Profile], asked: bool) -> Found:
+    lists = [p for p in profiles if p.is_list]
+    words = named.get("text") or _by_name(lists, WORDS)
+    tags = named.get("tags") or _by_name([p for p in lists if p.name != words], TAGS)
+    if words is None or tags is None:
+        return None
+    return {"text": words, "tags": tags}, set()
+
+
+def _find_text(table: Table, named: dict[str, str], profiles: list[Profile], asked: bool) -> Found:
+    if "text" in named:
+        return named, set()
+    if not table.header or (not asked and _label_candidates(profiles)):
+        return None
+    text = _by_name(profiles, TEXT)
+    if text is not None:
+        return {"text": text}, set()
+    prose = [p.name for p in profiles if p.is_prose and p.words >= 2]
+    return ({"text": prose[0]}, {"text"}) if len(prose) == 1 else None
+
+
+def _find_series(
+    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+) -> Found:
+    others = [p for p in profiles if not p.is_numeric]
+    dates_or_groups = all(p.letters < 0.2 or p.is_label or p.distinct < 2 for p in others)
+    is_series = len(others) < len(profiles) and (asked or dates_or_groups)
+    return ({}, set()) if is_series else None
+
+
+_FINDERS = {
+    "labels": _find_labels,
+    "pairs": _find_pairs,
+    "tags": _find_tags,
+    "text": _find_text,
+    "series": _find_series,
+}

@@ -1,0 +1,114 @@
+"""Tags that mark spans: IOB1, IOB2, BILOU and BIOES, all read as IOB2."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from regard.errors import DataError
+
+_TAG = re.compile(r"([BILUES])-(.+)")
+_TO_IOB2 = {"B": "B", "I": "I", "L": "I", "E": "I", "U": "B", "S": "B"}
+
+
+@dataclass(frozen=True, slots=True)
+class TagScheme:
+    """The scheme of some texts' tags, the tags as IOB2, and where they break the scheme."""
+
+    name: str | None  # None: the tags mark no spans, as parts of speech do
+    tags: Sequence[Sequence[str]]
+    invalid: Sequence[int]  # the text of each invalid transition
+
+    def note(self, places: Sequence[str]) -> str:
+        """The scheme for a description; `places` say where each text is."""
+        if self.name is None:
+            return ""
+        note = f"; {self.name}" + ("" if self.name == "IOB2" else " tags, read as IOB2")
+        if not self.invalid:
+            return note
+        place = places[self.invalid[0]].rsplit(", ", 1)[-1]
+        count = f"{len(self.invalid):,} invalid transition{'s' if len(self.invalid) > 1 else ''}"
+        return f"{note}; {count} (the first in the text at {place})"
+
+
+def to_iob2(texts: Sequence[Sequence[str]]) -> TagScheme:
+    """Find out the scheme of the tags of some texts, count breaches of it, and convert to IOB2.
+
+        IOB2    B-x begins a span of kind x, I-x continues it
+        IOB1    I-x begins it too; B-x only directly after a span of the same kind
+        BILOU   L-x ends a span, U-x is a span of one word
+        BIOES   the same with E-x and S-x
+
+    >>> to_iob2([["I-place", "I-place", "B-place", "O"]])
+    TagScheme(name='IOB1', tags=[['B-place', 'I-place', 'B-place', 'O']], invalid=[])
+    """
+    matches = {tag: _TAG.fullmatch(tag) for tags in texts for tag in tags if tag != "O"}
+    prefixes = {match[1] for match in matches.values() if match is not None}
+    if not matches or None in matches.values():
+        return TagScheme(None, texts, [])
+    if prefixes <= {*"BI"}:
+        return _iob(texts)
+    for name, ends in (("BILOU", "LU"), ("BIOES", "ES")):
+        if prefixes <= {*"BI", *ends}:
+            invalid = [
+                number
+                for number, tags in enumerate(texts)
+                for before, tag in zip(["O", *tags], [*tags, "O"], strict=True)
+                if not _follows(before, tag, ends)
+            ]
+            converted = [
+                [tag if tag == "O" else _TO_IOB2[tag[0]] + tag[1:] for tag in tags]
+                for tags in texts
+            ]
+            return TagScheme(name, converted, invalid)
+    return TagScheme(None, texts, [])
+
+
+def _follows(before: str, tag: str, ends: str) -> bool:
+    """Whether a tag may follow another in BILOU (ends "LU") or BIOES ("ES")."""
+    if before[0] in "BI":
+        return tag[0] in ("I", ends[0]) and tag[1:] == before[1:]
+    return tag[0] in ("O", "B", ends[1])
+
+
+def _iob(texts: Sequence[Sequence[str]]) -> TagScheme:
+    starts = [  # I-x that continues nothing: invalid in IOB2, the rule in IOB1
+        number
+        for number, tags in enumerate(texts)
+        for before, tag in _transitions(tags)
+        if tag[0] == "I" and before[1:] != tag[1:]
+    ]
+    needless = any(  # B-x that IOB1 would write as I-x
+        tag[0] == "B" and before[1:] != tag[1:]
+        for tags in texts
+        for before, tag in _transitions(tags)
+    )
+    if needless or not starts:
+        return TagScheme("IOB2", texts, starts)
+    converted = [
+        [
+            f"B{tag[1:]}" if tag != "O" and before[1:] != tag[1:] else tag
+            for before, tag in _transitions(tags)
+        ]
+        for tags in texts
+    ]
+    return TagScheme("IOB1", converted, [])
+
+
+def _transitions(tags: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return zip(["O", *tags[:-1]], tags, strict=True)
+
+
+def check_classes(path: str, texts: Sequence[Sequence[str]], hint: str) -> None:
+    """Refuse tags with more classes than a tenth of the words: they are words or numbers.
+
+    A short text may have ten, if they are at most three quarters of its words; any may have four.
+    """
+    words = sum(map(len, texts))
+    classes = {tag: None for tags in texts for tag in tags}
+    if len(classes) <= max(words / 10, min(10, 3 / 4 * words), 4):
+        return
+    sample = ", ".join(map(repr, list(classes)[:6]))
+    raise DataError(
+        f"{path}: the tags of {words:,} words have {len(classes):,} classes, more than a tenth: "
+        f"{sample}, …\n{hint}"
+    )

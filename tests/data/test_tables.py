@@ -1,0 +1,325 @@
+"""Tables of every shape: what is understood, what is guessed, and what is refused."""
+
+import bz2
+import gzip
+import json
+from dataclasses import replace
+
+import pytest
+
+from regard.config import RunConfig, build
+from regard.data.columns import find_roles
+from regard.data.tables import read_table
+from regard.data.text import Text
+from regard.errors import ConfigError, DataError
+from regard.pipelines import open_data, open_split, prepare_training
+
+TEXTS = [
+    "a charming and often affecting journey",
+    "one long string of cliches, and no end",
+    'it said "no" and then it stopped',
+    "what a day; what a lovely day",
+    "not for the faint of heart",
+    "every scene | is a delight to watch",
+    "the plot makes no sense at all",
+    "I would see it again tomorrow",
+]
+LABELS = ["good", "bad"] * 4
+ROWS = list(zip(TEXTS, LABELS, strict=True))
+
+
+def quoted(cell):
+    return '"' + cell.replace('"', '""') + '"'
+
+
+def delimited(delimiter, header=None, rows=ROWS, quote=quoted, end="\n"):
+    lines = ([header] if header else []) + [list(row) for row in rows]
+    return "".join(delimiter.join(map(quote, line)) + end for line in lines).encode()
+
+
+def plain(cell):
+    return cell
+
+
+def objects(*names):
+    return [dict(zip(names, row, strict=True)) for row in ROWS]
+
+
+def json_lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+HEAD = ["review", "sentiment"]
+NUMBERED = [(str(n), label, text) for n, (text, label) in enumerate(ROWS)]
+TOKENS = {"tokens": ["New", "York", "sleeps"], "ner_tags": ["B-place", "I-place", "O"]}
+PAIRED = [{"translation": {"de": f"{t} auf Deutsch", "en": t}} for t in TEXTS]
+SERIES = "date;load;heat\n" + "".join(f"2016-07-0{n};{n}.5;3{n}\n" for n in range(1, 9))
+UNDERSTOOD = "text=review, label=sentiment"
+LONG = [(f"{text} ({n})", label) for n in range(3) for text, label in ROWS]
+
+VARIANTS = {  # file name, content, kind, part of the description
+    "comma": ("a.csv", delimited(",", HEAD), "labels", UNDERSTOOD),
+    "semicolon": ("a.csv", delimited(";", HEAD), "labels", "semicolon-separated"),
+    "tab in a .csv": ("a.csv", delimited("\t", HEAD, quote=plain), "labels", "tab-separated"),
+    "bar": ("a.csv", delimited("|", HEAD), "labels", "bar-separated"),
+    "plain .tsv": ("a.tsv", delimited("\t", HEAD, quote=plain), "labels", UNDERSTOOD),
+    "Excel's .tsv": ("a.tsv", delimited("\t", HEAD, end="\r\n"), "labels", UNDERSTOOD),
+    "CRLF": ("a.csv", delimited(",", HEAD, end="\r\n"), "labels", "comma-separated"),
+    "BOM": ("a.csv", b"\xef\xbb\xbf" + delimited(",", HEAD), "labels", UNDERSTOOD),
+    "gzip": ("a.csv.gz", gzip.compress(delimited(",", HEAD)), "labels", UNDERSTOOD),
+    "usual names": ("a.csv", delimited(",", ["Sentence", "Class"]), "labels", "label=Class"),
+    "names of other columns": (
+        "a.csv",
+        delimited(",", ["id", "stars", "opinion"], NUMBERED),
+        "labels",
+        "text=opinion (guessed), label=stars; left out: id",
+    ),
+    "pandas' index": (
+        "a.csv",
+        delimited(",", ["", "y", "opinion"], NUMBERED),
+        "labels",
+        "text=opinion (guessed), label=y (guessed); left out: 1",
+    ),
+    "no header": ("a.csv", delimited(",", None, LONG), "labels", "label=2 (guessed)"),
+    "pairs without header": ("a.tsv", b"one dog\tein Hund\ntwo\tzwei\n", "pairs", "2 rows"),
+    "pairs with header": (
+        "a.tsv",
+        delimited("\t", ["en", "de"], [(t, t.upper()) for t in TEXTS], plain),
+        "pairs",
+        "source=en (guessed), target=de (guessed)",
+    ),
+    "pairs by name": (
+        "a.csv",
+        delimited(",", ["id", "target", "source"], [("1", "ja", "yes"), ("2", "nein", "no")]),
+        "pairs",
+        "source=source, target=target; left out: id",
+    ),
+    "JSONL": ("a.jsonl", json_lines(objects("text", "label")), "labels", "an object a line"),
+    "JSONL, other keys": ("a.jsonl", json_lines(objects(*HEAD)), "labels", UNDERSTOOD),
+    "JSONL called .json": ("a.json", json_lines(objects(*HEAD)), "labels", "an object a line"),
+    "JSON array": ("a.json", json.dumps(objects(*HEAD)).encode(), "labels", "JSON objects"),
+    "JSON under a key": (
+        "a.json",
+        json.dumps({"version": 1, "examples": objects(*HEAD)}, indent=1).encode(),
+        "labels",
+        "JSON objects under 'examples'",
+    ),
+    "JSON of columns": (
+        "a.json",
+        json.dumps({"review": TEXTS, "sentiment": LABELS}).encode(),
+        "labels",
+        "a list a column",
+    ),
+    "JSONL corpus": ("a.jsonl", json_lines([{"text": t} for t in TEXTS]), "text", "8 rows of"),
+    "JSONL corpus with metadata": (
+        "a.jsonl",
+        json_lines(
+            [{"text": t, "meta": {"set": n % 2}, "url": f"x/{n}"} for n, t in enumerate(TEXTS)]
+        ),
+        "text",
+        "text=text; left out: meta.set, url",
+    ),
+    "gzipped corpus": (
+        "a.jsonl.gz",
+        gzip.compress(json_lines([{"text": t} for t in TEXTS])),
+        "text",
+        "8 rows",
+    ),
+    "nested translations": (
+        "a.jsonl",
+        json_lines(PAIRED),
+        "pairs",
+        "source=translation.de, target=translation.en",
+    ),
+    "words and tags in lists": ("a.jsonl", json_lines([TOKENS] * 4), "tags", "tags=ner_tags"),
+    "one column": ("a.csv", delimited(",", ["text"], [(t,) for t in TEXTS]), "text", "8 rows"),
+    "series": ("a.csv", SERIES.encode(), "series", "8 rows, 2 columns; left out: date"),
+    "series without header": ("a.csv", b"1,2.5\n3,4.5\n2,5\n", "series", "3 rows, 2 columns"),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_thirty_variants_of_a_table_are_understood(tmp_path, variant):
+    name, content, kind, description = VARIANTS[variant]
+    (tmp_path / name).write_bytes(content)
+    opened = open_data(str(tmp_path / name))
+    assert opened.kind == kind
+    assert description in opened.description
+    if kind == "labels":
+        read = [(parts[0], opened.class_names[c]) for parts, (c,) in opened.rows]
+        assert read == (ROWS if len(read) == len(ROWS) else LONG)
+    if kind == "text" and isinstance(opened, Text):
+        assert [chunk for chunk, _ in opened.chunks()] == TEXTS
+
+
+REFUSED = {  # file name, content, message
+    "names and ages": (
+        "a.csv",
+        b"name,city\nAnna,Ulm\nBo,Bonn\nCy,Rom\n" * 1 + b"Di,Ulm,x\n",
+        "line 5",
+    ),
+    "identifiers": (
+        "a.csv",
+        b"id,code\n1,a-1\n2,b-2\n3,c-3\n",
+        r"cannot tell what its columns are\nits columns, .*: id \('1'\), code \('a-1'\)",
+    ),
+    "two labels": (
+        "a.csv",
+        delimited(
+            ",", ["t", "x", "y"], [(t, "ab"[n % 2], "cd"[n // 4]) for n, t in enumerate(TEXTS)]
+        ),
+        r"cannot tell .*\n.*: t \('a charming.*\n.*data\.text=COLUMN data\.label=COLUMN",
+    ),
+    "numbers in JSON": ("a.json", b"[1, 2]", "not a list of objects"),
+    "an object": ("a.json", b'{"a": 1, "b": {}}', "an object with the keys a, b"),
+    "SQuAD": (
+        "a.json",
+        json.dumps({"data": [{"title": "t", "paragraphs": []}], "version": "1.1"}).encode(),
+        "is SQuAD JSON",
+    ),
+    "questions": (
+        "a.jsonl",
+        json_lines(
+            [{"context": f"{t} {t}", "question": t, "answers": {"text": [t]}} for t in TEXTS]
+        ),
+        "questions with contexts and answer spans",
+    ),
+    "UTF-16": ("a.csv", "text,label\n".encode("utf-16"), "UTF-16, not UTF-8"),
+    "Latin-1": ("a.csv", "text,label\nnaïve,1\n".encode("latin-1"), r"line 2\) is 0xef"),
+    "zip": ("a.csv", b"PK\x03\x04rest", "a zip archive"),
+    "bzip2": ("a.csv.bz2", bz2.compress(delimited(",", HEAD)), "bzip2"),
+    "ragged": ("a.csv", b"text,label\na,1\nb,0,x\n", r"line 3 has 3 columns, the first line 2"),
+}
+
+
+@pytest.mark.parametrize("variant", REFUSED)
+def test_a_table_that_is_not_understood_is_refused(tmp_path, variant):
+    name, content, message = REFUSED[variant]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        open_data(str(tmp_path / name))
+
+
+def write(folder, name, content):
+    (folder / name).write_bytes(content)
+    return str(folder / name)
+
+
+def test_columns_that_the_user_names_are_taken(tmp_path):
+    rows = [(t, "ab"[n % 2], "cd"[n // 4]) for n, t in enumerate(TEXTS)]
+    path = write(tmp_path, "a.csv", delimited(",", ["t", "x", "y"], rows))
+    assert open_data(path, columns={"label": "y"}).class_names == ("c", "d")
+    assert open_data(path, columns={"text": "1", "label": "2"}).class_names == ("a", "b")
+    assert next(open_data(path, "x", "t").rows()) == ("a", TEXTS[0])
+    assert open_data(path, columns={"text": "t"}, kind="text").kind == "text"
+    with pytest.raises(DataError, match=r"has no column 'z'\nits columns.*: t \('a charm"):
+        open_data(path, columns={"text": "z"})
+    with pytest.raises(ConfigError, match=r"data\.label='x' names a column, but the task learns"):
+        open_data(path, columns={"label": "x"}, kind="pairs")
+    with pytest.raises(ConfigError, match=r"data\.label is for tables; copy is built in"):
+        open_data("copy", columns={"label": "x"})
+
+
+def test_a_table_is_raw_text_only_for_a_language_model(tmp_path):
+    path = write(tmp_path, "a.csv", b"id,code\n1,a-1\n2,b-2\n3,c-3\n")
+    opened = open_data(path, kind="text")
+    assert "read as it is, not as a table" in opened.description
+    reviews = write(tmp_path, "b.csv", delimited(",", HEAD))
+    assert [chunk for chunk, _ in open_data(reviews, kind="text").chunks()] == TEXTS
+
+
+def test_double_quotes_that_enclose_nothing_are_characters(tmp_path):
+    rows = [('"quoted" start', "a"), ('"never closed', "b"), ('closed here"', "a"), ("x y", "b")]
+    path = write(tmp_path, "a.tsv", delimited("\t", ["text", "label"], rows, plain))
+    assert open_data(path).texts() == [text for text, _ in rows]
+
+
+def test_a_cell_in_double_quotes_may_hold_line_ends_and_delimiters(tmp_path):
+    rows = [("a\r\nb\tc", "x"), ('say ""no""'.replace('""', '"'), "y")]
+    path = write(tmp_path, "a.tsv", delimited("\t", ["text", "label"], rows, end="\r\n"))
+    assert open_data(path).texts() == ["a\nb\tc", 'say "no"']
+
+
+def settings(path, **data):
+    table = {"task": "label", "model": {"preset": "gru", "dim": 8, "layers": 1, "context": 16}}
+    table |= {"name": "t", "data": {"path": path, "tokenizer": "word", **data}}
+    return build(RunConfig, table)
+
+
+def test_the_first_three_rows_are_shown_before_training(tmp_path):
+    config = settings(write(tmp_path, "a.csv", delimited(",", HEAD, ROWS * 3)))
+    lines = [line for line in prepare_training(config).description if line.startswith("row ")]
+    assert len(lines) == 3
+    assert lines[0].startswith("row 1")
+    assert "→" in lines[0]
+
+
+def test_a_folder_of_tables_is_split_as_its_names_say(tmp_path):
+    for part, rows in (("train", ROWS * 2), ("validation", ROWS[:3]), ("test", ROWS[:2])):
+        write(
+            tmp_path,
+            f"{part}.jsonl",
+            json_lines([dict(zip(HEAD, row, strict=True)) for row in rows]),
+        )
+    (tmp_path / "README.md").write_text("about it")
+    training, validation = open_split(settings(str(tmp_path)))
+    assert (len(training), len(validation)) == (16, 3)
+    assert "overlap: 3" in validation.description
+
+
+def test_validation_files_are_read_by_the_columns_of_the_training_data(tmp_path):
+    train = write(tmp_path, "a.csv", delimited(",", HEAD, ROWS * 3))
+    other = write(
+        tmp_path, "b.csv", delimited(",", [*HEAD, "note"], [(t, s, t * 2) for t, s in ROWS])
+    )
+    _, validation = open_split(settings(train, validation=[other]))
+    assert validation.texts() == TEXTS
+
+
+def test_class_names_of_parquet_files_are_those_of_hugging_face(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"opinion": datasets.Value("string"), "y": datasets.ClassLabel(names=["bad", "good"])}
+    )
+    columns = {"opinion": TEXTS, "y": [label == "good" for label in LABELS]}
+    data = datasets.Dataset.from_dict(columns, features)
+    data.to_parquet(tmp_path / "a.parquet")
+    data.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path / "two")
+    for place in (tmp_path / "a.parquet", tmp_path / "one", tmp_path / "two"):
+        opened = open_data(str(place), columns={"label": "y"})
+        assert [opened.class_names[c] for _, (c,) in opened.rows] == LABELS
+    assert len(open_split(settings(str(tmp_path / "two"), label="y"))[1]) == len(ROWS)
+
+
+def test_a_data_set_of_the_hub_goes_by_its_name(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load_dataset(*names):
+        asked.append(names)
+        part = datasets.Dataset.from_dict({"opinion": TEXTS, "y": LABELS})
+        return datasets.DatasetDict({"train": part, "validation": part})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    config = settings("hf://datasets/owner/name/part", label="y")
+    training, validation = open_split(config)
+    assert training.texts() == validation.texts() == TEXTS
+    assert asked[0] == ("owner/name", "part")
+
+
+def test_a_missing_extra_is_named(tmp_path, monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr("regard.data.tables.import_module", missing)
+    with pytest.raises(DataError, match=r"is Parquet, .* pip install 'regard\[tables\]'"):
+        open_data(write(tmp_path, "a.parquet", b"PAR1"))
+
+
+def test_rows_can_be_read_again(tmp_path):
+    table = read_table(write(tmp_path, "a.csv", delimited(",", HEAD)))
+    assert list(table.rows()) == list(table.rows())
+    roles = find_roles(table, {}, None)
+    assert roles.guessed == frozenset()
+    assert find_roles(replace(table, columns=("a", "b")), {}, None).guessed == {"text", "label"}
