@@ -115,7 +115,7 @@ def test_where_one_run_is_asked_for_a_study_is_refused(regard, recipe):
     assert "a study of several runs: counted, gru, lstm" in completed.err
     completed = regard("train", recipe, "minutes=1")
     assert completed.code == 2
-    assert "give train.steps" in completed.err
+    assert "set train.steps" in completed.err
 
 
 FAMILIES = """
