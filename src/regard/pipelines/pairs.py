@@ -192,8 +192,8 @@ class PairsPipeline(Pipeline):
         rows = list(data.validation_data.rows())
         translations = _translations(data, model, [source for source, _ in rows], search)
         has_phrases = any(len(target.split()) >= 4 for _, target in rows)
-        names = ("exact_match", "bleu", "bleu_lower", "chrf")
-        names = names if has_phrases else ("exact_match", "chrf")
+        bleu_names = ["bleu", "bleu_lower"] if has_phrases else []
+        names = ["exact_match", *bleu_names, "chrf"]
 
         def evaluate(numbers: Sequence[int]) -> dict[str, float]:
             scores = _score([translations[i] for i in numbers], [rows[i][1] for i in numbers])
