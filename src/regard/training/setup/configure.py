@@ -163,7 +163,7 @@ def _for_data(
         where.get("target"),
         lower=data_settings.get("lower", False),
         kind=None if asked is None else asked.learns,
-        columns=column_settings(build(DataConfig, {**given, **where})),
+        columns=column_settings(build(DataConfig, {**data_settings, **where})),
     )
     device = pick_device(over.get("device", "auto"))
     chosen = default_settings(data, where, gpu=device.type == "cuda", task=task)
