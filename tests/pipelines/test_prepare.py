@@ -147,23 +147,23 @@ def test_pairs_that_are_too_long_are_counted_on_both_sides(tmp_path):
     prepared = prepare_training(config(tmp_path / "pairs.tsv"))
     odd = sum(len(target) == 50 for _, target in prepared.validation_data.rows())
     assert 0 < odd < 50
-    said = f"{50 - odd} training pairs and {odd} validation pairs, longer than 31 tokens"
-    assert said in prepared.description[-1]
+    message = f"{50 - odd} training pairs and {odd} validation pairs, longer than 31 tokens"
+    assert message in prepared.description[-1]
 
 
-def written(tmp_path, content, name="data.txt"):
+def write_file(tmp_path, content, name="data.txt"):
     (tmp_path / name).write_text(content)
     return tmp_path / name
 
 
 def test_a_text_shorter_than_a_block_is_refused_with_what_would_fit(tmp_path):
-    path = written(tmp_path, "abcdefgh")
+    path = write_file(tmp_path, "abcdefgh")
     with pytest.raises(DataError, match=r"has 5 tokens.*model\.context=8 needs 9(?s:.*)=4 or less"):
         prepare_training(config(path, {"data": {"validation_fraction": 0.3}}))
 
 
 def test_a_validation_part_of_one_token_is_refused_before_training(tmp_path):
-    path = written(tmp_path, "abcdefghij" * 10)
+    path = write_file(tmp_path, "abcdefghij" * 10)
     with pytest.raises(
         DataError, match=r"validation text has 1 token(?s:.*)data\.validation_fraction"
     ):
@@ -173,7 +173,7 @@ def test_a_validation_part_of_one_token_is_refused_before_training(tmp_path):
 @pytest.mark.parametrize("content", ["", "\n", "a"])
 def test_next_to_no_text_is_an_error_of_the_data(tmp_path, content):
     with pytest.raises(DataError) as raised:
-        prepare_training(config(written(tmp_path, content)))
+        prepare_training(config(write_file(tmp_path, content)))
     assert raised.value.exit_code == 3
     assert len(str(raised.value).splitlines()) <= 5
 
@@ -201,7 +201,7 @@ def test_validation_must_be_of_the_same_kind(data):
 
 
 def test_validation_of_its_own_leaves_all_data_to_learn_from(data, tmp_path):
-    other = written(tmp_path, "the cat sat\n" * 5)
+    other = write_file(tmp_path, "the cat sat\n" * 5)
     train, validation = open_split(
         config(data / "cats.txt", {"data": {"validation": [str(other)]}})
     )
@@ -210,7 +210,7 @@ def test_validation_of_its_own_leaves_all_data_to_learn_from(data, tmp_path):
 
 
 def test_two_files_are_a_validation_of_pairs(data, tmp_path):
-    paths = [str(written(tmp_path, f"{side}\n" * 3, f"{side}.txt")) for side in ("one", "two")]
+    paths = [str(write_file(tmp_path, f"{side}\n" * 3, f"{side}.txt")) for side in ("one", "two")]
     _, validation = open_split(config(data / "pairs.tsv", {"data": {"validation": paths}}))
     assert list(validation.rows()) == [("one", "two")] * 3
 
@@ -251,14 +251,14 @@ def test_a_model_must_fit_the_task(data, kind, model):
 @pytest.mark.parametrize("kind", ["cats.txt", "pairs.tsv"])
 def test_tokenizers_are_loaded_as_they_were_saved(data, kind, tmp_path):
     settings = config(data / kind)
-    made = prepare_training(settings)
+    prepared = prepare_training(settings)
     text = kind == "cats.txt"
-    made.tokenizers.save(tmp_path / "tokenizer.json" if text else tmp_path)
+    prepared.tokenizers.save(tmp_path / "tokenizer.json" if text else tmp_path)
     loaded = load_tokenizers(tmp_path, settings)
     again = prepare_training(settings, loaded)
-    assert same(made.batch(5), again.batch(5))
+    assert same(prepared.batch(5), again.batch(5))
     if text:
-        assert loaded.fingerprint() == made.tokenizers.fingerprint()
+        assert loaded.fingerprint() == prepared.tokenizers.fingerprint()
 
 
 def test_a_step_may_be_counted_in_tokens(data):
@@ -269,8 +269,8 @@ def test_a_step_may_be_counted_in_tokens(data):
 
 
 def test_progress_is_reported_in_bytes(data):
-    told = []
+    reported = []
     (data / "fresh.txt").write_text("fresh text that no cache knows " * 20)
-    prepare_training(config(data / "fresh.txt"), progress=lambda *words: told.append(words))
-    assert {name for name, _, _ in told} == {"tokenizing", "tokenizing validation text"}
-    assert all(done <= total for _, done, total in told)
+    prepare_training(config(data / "fresh.txt"), progress=lambda *words: reported.append(words))
+    assert {name for name, _, _ in reported} == {"tokenizing", "tokenizing validation text"}
+    assert all(done <= total for _, done, total in reported)

@@ -28,7 +28,7 @@ READERS = {  # every family that reads whole texts
 LENGTHS = [5, 12, 1, 7]
 
 
-def made(name, task, **head):
+def build(name, task, **head):
     table = {**READERS[name], **({"head": head} if head else {})}
     return build_model(add_head(table, task, classes=3, vocab_size=11)).double().eval()
 
@@ -47,7 +47,7 @@ def batch_of(task, width=12):
 @pytest.mark.parametrize("kind", ["label", "tag"])
 def test_padding_changes_nothing_and_the_loss_is_a_sum(name, kind):
     task = TASKS[kind]()
-    model = made(name, task)
+    model = build(name, task)
     batch, texts, classes = batch_of(task)
     expected = 0.0
     for text, wanted in zip(texts, classes, strict=True):
@@ -62,7 +62,7 @@ def test_padding_changes_nothing_and_the_loss_is_a_sum(name, kind):
 @pytest.mark.parametrize("pool", ["mean", "max"])
 def test_every_state_counts_where_all_are_pooled(name, pool):
     task = Label()
-    model = made(name, task, pool=pool)
+    model = build(name, task, pool=pool)
     batch, *_ = batch_of(task)
     x = model(batch.ids, lengths=batch.lengths)
     for row, length in enumerate(LENGTHS):
@@ -76,7 +76,7 @@ def test_the_read_out_has_seen_the_whole_text():
     """Whatever the first or the last id is, the answer depends on it."""
     for name in READERS:
         task = Label()
-        model = made(name, task)
+        model = build(name, task)
         batch, texts, classes = batch_of(task)
         before = task.logits(model, batch)
         for place in (0, -1):
@@ -90,7 +90,7 @@ def test_the_read_out_has_seen_the_whole_text():
 
 def test_the_lectures_head_applies_an_activation_to_the_last_state():
     task = Label()
-    model = made("lstm", task, relu=True)
+    model = build("lstm", task, relu=True)
     batch, *_ = batch_of(task)
     x = model(batch.ids)
     last = torch.stack([x[row, length - 1] for row, length in enumerate(LENGTHS)])
@@ -100,7 +100,7 @@ def test_the_lectures_head_applies_an_activation_to_the_last_state():
 
 def test_metrics_equal_those_counted_by_hand():
     task = Label(names=["a", "b", "c"])
-    model = made("lstm", task)
+    model = build("lstm", task)
     batch, *_ = batch_of(task)
     with torch.no_grad():
         model.head.out.weight.zero_()
@@ -116,7 +116,7 @@ def test_metrics_equal_those_counted_by_hand():
 
 def test_accuracy_per_text_is_that_of_its_tags():
     task = Tag(names=["O", "B-x", "I-x"])
-    model = made("lstm", task)
+    model = build("lstm", task)
     batch, _, classes = batch_of(task)
     said = task.logits(model, batch).argmax(-1)
     for row, wanted in enumerate(classes):
@@ -202,7 +202,7 @@ def test_what_cannot_be_read_or_written_is_refused():
     with pytest.raises(ConfigError, match=r"unknown head 'masked'; known: classify, linear, tag"):
         preset("convolution", head="masked")
     for name in ("lstm", "convolution", "decoder"):
-        model = made(name, Label())
+        model = build(name, Label())
         with pytest.raises(ConfigError, match="it does not predict the next token"):
             model.start(1, 4)
     both = build_model(resolve({**READERS["both ways"], "tied": False}))

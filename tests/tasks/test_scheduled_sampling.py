@@ -40,7 +40,7 @@ READERS = {
 }
 
 
-def made(table, certain=False):
+def build(table, certain=False):
     """A model; one that is certain of what it would write, so that a draw is no matter of luck."""
     torch.manual_seed(6)
     model = build_model(resolve({**table, "vocab_size": VOCAB, "dim": 8, "context": 16}))
@@ -56,7 +56,7 @@ def ids(rows=ROWS, seed=7):
     return torch.randint(VOCAB, (rows, TIME), generator=torch.Generator().manual_seed(seed))
 
 
-def where(share, seed=8):
+def marks_at(share, seed=8):
     return torch.rand(ROWS, TIME, generator=torch.Generator().manual_seed(seed)) < share
 
 
@@ -105,16 +105,16 @@ def test_a_share_that_is_none_is_refused(choice, said):
 
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_without_marks_it_reads_the_true_tokens_to_the_bit(name):
-    model, truth = made(LANGUAGES[name]), ids()
+    model, truth = build(LANGUAGES[name]), ids()
     batch = TextBatch(truth, truth.roll(-1, 1))
     forced = Causal().loss(model, batch)
-    sampled = Causal().loss(model, replace(batch, use_prediction=where(0.0)))
+    sampled = Causal().loss(model, replace(batch, use_prediction=marks_at(0.0)))
     assert torch.equal(forced, sampled)
-    assert torch.equal(mix_predictions(model, truth, where(0.0)), truth)
+    assert torch.equal(mix_predictions(model, truth, marks_at(0.0)), truth)
     assert mix_predictions(model, truth, None) is truth
 
 
-def by_torch(model, truth, own):
+def by_torch(model, truth, marks):
     """A loop around torch's cell, which writes the likeliest id and reads it where it should."""
     cell, layer = nn.LSTMCell(8, 8), model.layers[0]
     with torch.no_grad():
@@ -126,22 +126,22 @@ def by_torch(model, truth, own):
         for t in range(1, TIME):
             state = cell(model.embed.weight[read[-1]], state)
             wrote = (state[0] @ model.embed.weight.T).argmax(-1)
-            read.append(torch.where(own[:, t], wrote, truth[:, t]))
+            read.append(torch.where(marks[:, t], wrote, truth[:, t]))
     return torch.stack(read, 1)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_recurrent_model_reads_what_it_would_have_written(share):
-    model, truth, own = made(LANGUAGES["lstm"], certain=True), ids(), where(share)
-    expected = by_torch(model, truth, own)
-    assert torch.equal(mix_predictions(model, truth, own), expected)
+    model, truth, marks = build(LANGUAGES["lstm"], certain=True), ids(), marks_at(share)
+    expected = by_torch(model, truth, marks)
+    assert torch.equal(mix_predictions(model, truth, marks), expected)
     assert not torch.equal(expected, truth)
 
 
 @pytest.mark.parametrize("name", [name for name in LANGUAGES if name != "transformer"])
 def test_from_step_to_step_is_what_reading_it_all_again_gives(name):
-    model, truth = made(LANGUAGES[name], certain=True).eval(), ids()
-    read = mix_predictions(model, truth, where(1.0))
+    model, truth = build(LANGUAGES[name], certain=True).eval(), ids()
+    read = mix_predictions(model, truth, marks_at(1.0))
     wrote = model.head(model(read)).argmax(-1)
     assert torch.equal(read[:, 0], truth[:, 0])
     assert torch.equal(read[:, 1:], wrote[:, :-1])
@@ -149,12 +149,12 @@ def test_from_step_to_step_is_what_reading_it_all_again_gives(name):
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_transformer_mixes_samples_of_one_pass_over_the_true_tokens(share):
-    model, truth, own = made(LANGUAGES["transformer"], certain=True), ids(), where(share)
-    read = mix_predictions(model, truth, own)
+    model, truth, marks = build(LANGUAGES["transformer"], certain=True), ids(), marks_at(share)
+    read = mix_predictions(model, truth, marks)
     for row in range(ROWS):
         for t in range(TIME):
             expected = truth[row, t]
-            if t and own[row, t]:
+            if t and marks[row, t]:
                 expected = model.head(model(truth[row : row + 1, :t]))[0, -1].argmax()
             assert read[row, t] == expected
     assert not torch.equal(read, truth)
@@ -162,22 +162,22 @@ def test_a_transformer_mixes_samples_of_one_pass_over_the_true_tokens(share):
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_model_that_reads_a_source_predicts_from_it(name):
-    model, truth, source = made(READERS[name], certain=True).eval(), ids(), read_source()
-    own = where(1.0)
+    model, truth, source = build(READERS[name], certain=True).eval(), ids(), read_source()
+    marks = marks_at(1.0)
     if name == "transformer":  # whose draws are from the truth: all but the second word
-        own[:, 2:] = False
-    read = mix_predictions(model, truth, own, source)
+        marks[:, 2:] = False
+    read = mix_predictions(model, truth, marks, source)
     wrote = model.head(model(read, source=source)).argmax(-1)
-    assert torch.equal(read[:, 1:][own[:, 1:]], wrote[:, :-1][own[:, 1:]])
+    assert torch.equal(read[:, 1:][marks[:, 1:]], wrote[:, :-1][marks[:, 1:]])
     sources = source, Source(source.ids.roll(1, 0), source.lengths.roll(1, 0))
-    one, other = (mix_predictions(model, truth, where(1.0), each) for each in sources)
+    one, other = (mix_predictions(model, truth, marks_at(1.0), each) for each in sources)
     assert not torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", ["lstm", "transformer"])
 def test_the_loss_and_its_gradient_are_those_of_what_was_read(name):
-    model, truth = made(LANGUAGES[name]), ids()
-    batch = TextBatch(truth, truth.roll(-1, 1), where(0.6))
+    model, truth = build(LANGUAGES[name]), ids()
+    batch = TextBatch(truth, truth.roll(-1, 1), marks_at(0.6))
 
     def learned(loss):
         return loss, *torch.autograd.grad(loss, list(model.parameters()))
@@ -193,8 +193,8 @@ def test_the_loss_and_its_gradient_are_those_of_what_was_read(name):
 
 @pytest.mark.parametrize("name", READERS)
 def test_pairs_are_trained_on_in_the_same_way(name):
-    model, source, truth = made(READERS[name]), read_source(), ids()
-    batch = PairBatch(source, truth, truth.roll(-1, 1), where(0.6))
+    model, source, truth = build(READERS[name]), read_source(), ids()
+    batch = PairBatch(source, truth, truth.roll(-1, 1), marks_at(0.6))
     torch.manual_seed(1)
     read = mix_predictions(model, truth, batch.use_prediction, source)
     torch.manual_seed(1)
@@ -205,7 +205,7 @@ def test_pairs_are_trained_on_in_the_same_way(name):
 
 @pytest.mark.parametrize("name", READERS)
 def test_the_free_running_loss_is_that_of_reading_its_own_predictions(name):
-    model, truth, source = made(READERS[name], certain=True).eval(), ids(), read_source()
+    model, truth, source = build(READERS[name], certain=True).eval(), ids(), read_source()
     batch = PairBatch(source, truth, truth.roll(-1, 1))
     read = truth[:, :1]
     while read.shape[1] < TIME:
