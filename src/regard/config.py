@@ -29,11 +29,13 @@ class DataConfig:
     """Where the examples come from and how they are tokenized."""
 
     path: Choice | None = None  # file, folder, or the name (or table) of a built-in
-    source: str | None = None  # or two parallel files, or (with a path) a column of a table …
-    target: str | None = None  # … line by line
-    text: str | None = None  # columns of a table, by name or number: data.columns.find_roles …
-    label: str | None = None
-    tags: str | None = None
+    source: str | int | None = None  # or two parallel files, or (with a path) a column of a table …
+    target: str | int | None = None  # … line by line
+    text: str | int | None = (
+        None  # columns of a table, by name or number: data.columns.find_roles …
+    )
+    label: str | int | None = None
+    tags: str | int | None = None
     columns: list[int] = field(default_factory=list)  # … of a CoNLL file: of words and of tags
     validation: list[str] = field(default_factory=list)  # one path, or [source, target]
     validation_fraction: float = 0.1  # share kept for validation when no file is given

@@ -3,6 +3,7 @@ import json
 import os
 import pickle
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,10 +61,32 @@ def test_gzip_is_known_by_its_bytes_not_its_name(tmp_path, name):
     ]
 
 
-def test_a_byte_order_mark_is_dropped_and_crlf_kept(tmp_path):
+def test_a_byte_order_mark_is_dropped_and_crlf_is_read_as_lf(tmp_path):
     opened = open_data(write_file(tmp_path / "dos.txt", b"\xef\xbb\xbfone\r\ntwo\r\n"))
-    assert full_text(opened) == "one\r\ntwo\r\n"
-    assert opened.size == 10
+    assert full_text(opened) == "one\ntwo\n"
+    assert "2 line ends CRLF, read as LF" in opened.description
+    assert "1 with CRLF line ends" in open_data(str(tmp_path)).description
+    assert opened.fingerprint() != replace_crlf(opened).fingerprint()
+
+
+def replace_crlf(text):
+    return replace(text, documents=tuple(replace(each, crlf=False) for each in text.documents))
+
+
+def test_a_crlf_is_never_cut_in_two(tmp_path):
+    content = "one\r\ntwo more\r\r\nthree\r\n"
+    opened = open_data(write_file(tmp_path / "dos.txt", content.encode()))
+    for offset in range(1, len(content)):
+        texts = [replace(opened, documents=(part,)) for part in opened.documents[0].cut(offset)]
+        for limit in (8, 9, 10, 11, 100):
+            parts = ["".join(chunk for chunk, _ in text.chunks(limit)) for text in texts]
+            assert "".join(parts) == content.replace("\r\n", "\n")
+
+
+def test_a_crlf_at_the_end_of_a_chunk_is_counted(tmp_path):
+    content = b"x" * ((1 << 20) - 1) + b"\r\ny"
+    opened = open_data(write_file(tmp_path / "dos.txt", content))
+    assert "1 line ends CRLF" in opened.description
 
 
 def test_lower_folds_case_and_changes_the_fingerprint(tmp_path):

@@ -274,6 +274,9 @@ def test_validation_files_are_read_by_the_columns_of_the_training_data(tmp_path)
     )
     _, validation = open_split(settings(train, validation=[other]))
     assert validation.texts() == TEXTS
+    unnamed = write(tmp_path, "c.tsv", delimited("\t", None, quote=plain))
+    _, validation = open_split(settings(train, validation=[unnamed], text="review"))
+    assert validation.texts() == TEXTS
 
 
 def test_class_names_of_parquet_files_are_those_of_hugging_face(tmp_path):

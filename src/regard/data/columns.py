@@ -59,13 +59,14 @@ class Roles:
         return f"; {roles}" + (f"; left out: {names}" if self.left_out else "")
 
 
-def find_roles(table: Table, named: Mapping[str, str], kind: str | None) -> Roles | None:
+def find_roles(table: Table, named: Mapping[str, str | int], kind: str | None) -> Roles | None:
     """The roles of the columns of a table, for data of a `kind` if one is asked for.
 
     `named` are columns that the user has named, by role. None if the table is not understood.
     """
-    for role in named:
-        table.column(named[role])
+    named = {role: str(name) for role, name in named.items()}
+    for name in named.values():
+        table.column(name)
     if kind is not None:
         _check_named(table, named, kind)
     if {"question", "context"} <= set(table.columns) and not named:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from regard.data.columns import Roles
 from regard.data.tables import Table
-from regard.data.text_files import NotTextError, open_bytes, preview, scan, stem
+from regard.data.text_files import NotTextError, Scan, open_bytes, preview, scan, stem
 from regard.data.validation_split import check_fraction
 from regard.errors import DataError
 
@@ -24,6 +24,7 @@ class Document:
     start: int
     stop: int
     ends: bool = True  # False if `split` cut it here
+    crlf: bool = False  # whether it has line ends \r\n, which `Text` reads as \n
 
     @property
     def size(self) -> int:
@@ -55,6 +56,8 @@ class Document:
             data = stream.read(offset - first + 1)
         while offset > first and _is_continuation(data[offset - first]):
             offset -= 1
+        if data[: offset - first + 1].endswith(b"\r\n"):
+            offset -= 1  # the line end stays whole
         return replace(self, stop=offset, ends=False), replace(self, start=offset)
 
 
@@ -100,6 +103,8 @@ class Text:
                 except UnicodeDecodeError as error:
                     message = f"{document.origin!s} changed while it was being read: {error}"
                     raise DataError(message) from None
+                if document.crlf:
+                    text = text.replace("\r\n", "\n")
                 yield text.lower() if self.lower else text, last and document.ends
 
     def split(self, fraction: float, seed: int = 0) -> tuple["Text", "Text"]:
@@ -153,7 +158,10 @@ class Text:
 
     def fingerprint(self) -> str:
         """A sha256 of the content and its division into documents."""
-        spans = [(doc.digest, doc.start, doc.stop, doc.ends) for doc in self.documents]
+        spans = [
+            (doc.digest, doc.start, doc.stop, doc.ends, *(["crlf"] if doc.crlf else []))
+            for doc in self.documents
+        ]
         return hashlib.sha256(json.dumps([self.lower, spans]).encode()).hexdigest()
 
 
@@ -178,7 +186,7 @@ def from_table(table: Table, roles: Roles) -> Text:
         if cell is not None and not isinstance(cell, str):
             raise DataError(f"{table.position(number)}: a text is a string, not {cell!r:.60}")
         if cell and cell.strip():
-            documents.append(cell)
+            documents.append(cell.replace("\r\n", "\n"))
         else:
             skipped += 1
     if not documents:
@@ -191,9 +199,15 @@ def from_table(table: Table, roles: Roles) -> Text:
 def from_file(path: Path) -> Text:
     """One file is one document."""
     scanned = scan(path)
-    document = Document(path, scanned.digest, scanned.start, scanned.stop)
+    document = _document(path, scanned)
     bom = "; skipped: its byte order mark" if scanned.start else ""
-    return Text(stem(path), f"text, 1 file, {format_bytes(document.size)}{bom}", (document,))
+    crlf = f"; {scanned.crlf:,} line ends CRLF, read as LF" if scanned.crlf else ""
+    description = f"text, 1 file, {format_bytes(document.size)}{bom}{crlf}"
+    return Text(stem(path), description, (document,))
+
+
+def _document(path: Path, scanned: Scan) -> Document:
+    return Document(path, scanned.digest, scanned.start, scanned.stop, crlf=scanned.crlf > 0)
 
 
 def from_files(name: str, paths: Iterable[Path], skipped: dict[str, list[str]]) -> Text:
@@ -208,7 +222,7 @@ def from_files(name: str, paths: Iterable[Path], skipped: dict[str, list[str]]) 
         except NotTextError as error:
             skipped.setdefault(error.reason, []).append(path.name)
         else:
-            documents.append(Document(path, scanned.digest, scanned.start, scanned.stop))
+            documents.append(_document(path, scanned))
     skipped_note = ", ".join(
         f"{len(names)} {reason} ({names[0]}{', …' if len(names) > 1 else ''})"
         for reason, names in sorted(skipped.items())
@@ -221,6 +235,8 @@ def from_files(name: str, paths: Iterable[Path], skipped: dict[str, list[str]]) 
     size = format_bytes(sum(document.size for document in documents))
     files = "1 file" if len(documents) == 1 else f"{len(documents):,} files"
     description = f"text, {files}, {size}" + (f"; skipped: {skipped_note}" if skipped_note else "")
+    if crlf := sum(document.crlf for document in documents):
+        description += f"; {crlf:,} with CRLF line ends, read as LF"
     return Text(name, description, tuple(documents))
 
 

@@ -56,6 +56,7 @@ class Scan:
     digest: str  # sha256 of the (unzipped) bytes
     start: int  # 3 after a byte order mark, else 0
     stop: int
+    crlf: int  # number of line ends \r\n
 
 
 def open_bytes(origin: Path | bytes) -> BinaryIO:
@@ -90,7 +91,8 @@ def scan(path: Path) -> Scan:
     current = [status.st_size, status.st_mtime_ns, status.st_ino]
     large = status.st_size >= _CHUNK  # reading a small file is faster than the cache
     if large and (entry := _cached_scans().get(key)) and entry[:3] == current:
-        return Scan(*entry[3:])
+        with suppress(TypeError):  # an entry of an earlier version has other fields
+            return Scan(*entry[3:])
     try:
         with open_bytes(path) as stream:
             scanned = _scan_stream(path, stream)
@@ -131,7 +133,7 @@ def preview(line: str) -> str:
 def _scan_stream(path: Path, stream: BinaryIO) -> Scan:
     digest = hashlib.sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()
-    offset, line, start, blank = 0, 1, 0, True
+    offset, line, start, blank, crlf, last = 0, 1, 0, True, 0, b""
     while True:
         data = stream.read(_CHUNK)
         if offset == 0:
@@ -159,10 +161,12 @@ def _scan_stream(path: Path, stream: BinaryIO) -> Scan:
         digest.update(data)
         offset += len(data)
         line += data.count(b"\n")
+        crlf += data.count(b"\r\n") + (last == b"\r" and data[:1] == b"\n")
+        last = data[-1:]
     if blank:
         problem = "is empty" if offset == start else f"holds only white space ({offset} bytes)"
         raise NotTextError(f"{path} {problem}; there is no text to train on", "empty")
-    return Scan(digest.hexdigest(), start, offset)
+    return Scan(digest.hexdigest(), start, offset, crlf)
 
 
 def _check_magic(path: Path, data: bytes) -> None:

@@ -93,11 +93,21 @@ def open_validation(
     if len(paths) == 2:
         data = open_data(None, *map(str, paths), lower=lower)
     else:
+        columns = _applicable(paths[0], columns or {})
         data = open_data(paths[0], lower=lower, kind=kind, columns=columns)
     if data.kind != kind:
         names = ", ".join(map(str, paths))
         raise DataError(f"{names} holds {data.kind}; the run learns from {kind}")
     return PIPELINES[kind].validation_part(data)
+
+
+def _applicable(path: Choice, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The columns of the training data, unless these are names and a table has no header."""
+    place = Path(path).expanduser() if isinstance(path, str) else None
+    named = any(not str(name).isdecimal() for name in columns.values())
+    if not named or "columns" in columns or not (place and place.exists() and is_table(place)):
+        return columns
+    return columns if read_table(place).header else {}
 
 
 def is_name(path: str) -> bool:

@@ -157,13 +157,15 @@ def _for_data(
             )
     task = merge({"task": "causal"}, over)["task"]
     asked = TASKS.get(kind_of(task)[0]) if "task" in over else None
+    names = ("source", "target", "text", "label", "tags", "columns")
+    columns = {name: data_settings[name] for name in names if name in data_settings} | where
     data = open_data(
         where.get("path"),
         where.get("source"),
         where.get("target"),
         lower=data_settings.get("lower", False),
         kind=None if asked is None else asked.learns,
-        columns=column_settings(build(DataConfig, {**data_settings, **where})),
+        columns=column_settings(build(DataConfig, columns)),
     )
     device = pick_device(over.get("device", "auto"))
     chosen = default_settings(data, where, gpu=device.type == "cuda", task=task)
