@@ -18,7 +18,7 @@ from regard.nn.score import MIXING, RELATIVE, SCORES
 
 VOCAB = 23
 SIZES = {"vocab_size": VOCAB, "dim": 16, "layers": 2, "heads": 4, "context": 8}
-COMPANIONS = {"factored"}  # fields that mean something beside another only, and are tried there
+COMPANIONS = {"factored", "global_layers"}  # fields that are tried beside another only
 OTHERWISE = {  # what to try beside the default, where a type does not tell
     "kv_heads": [2, 1],
     "head_dim": [8],

@@ -72,6 +72,7 @@ CHOICES = {
     ],
     "window": [1, 3, 40],
     "global_every": [2],
+    "global_layers": [[0], [1]],
     "norm": sorted(NORMS),
     "norm_eps": [1e-2],
     "qk_norm": [True],
@@ -79,7 +80,7 @@ CHOICES = {
     "stream_scale": [1.5],
     "ffn": sorted(FFNS),
     "init": [],  # of the weights, which are drawn anew here
-    "bias": [True, False, "qkv"],
+    "bias": [True, False, "qkv", "attention", "not_qkv", "not_attention"],
     "shared_layers": [True],
     "embed_norm": [True],
     "dropout": [0.5],
@@ -104,6 +105,7 @@ CHOICES = {
 }
 TOGETHER = {  # fields that another one needs
     "global_every": {"window": 3},
+    "global_layers": {"window": 3},
     "factored": {"embed_dim": 8},
     "stream_scale": {"norm_order": "deepnorm"},
     "score": {"position": "none"},  # rotary positions exclude most other scores

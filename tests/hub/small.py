@@ -15,6 +15,15 @@ GROUPED = SIZES | {"num_key_value_heads": 2}
 OPT = {key: value for key, value in SIZES.items() if key != "intermediate_size"} | {"ffn_dim": 40}
 NAMED = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0}
 LLAMA3 = NAMED | {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
+YARN |= {"original_max_position_embeddings": 8}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.5, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 16,
+}
 
 SETTINGS = {  # a name of ours: the family, and what differs from the family's defaults
     "gpt2": (
@@ -31,6 +40,8 @@ SETTINGS = {  # a name of ours: the family, and what differs from the family's d
     "gpt_neox": ("gpt_neox", SIZES | {"rotary_pct": 0.5}),
     "gpt_neox-pre": ("gpt_neox", SIZES | {"use_parallel_residual": False, "rotary_pct": 1.0}),
     "opt": ("opt", OPT),
+    "gpt_neox-unbiased": ("gpt_neox", SIZES | {"attention_bias": False}),
+    "opt-post": ("opt", OPT | {"do_layer_norm_before": False}),
     "opt-350m": ("opt", OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 10}),
     "bloom": (
         "bloom",
@@ -47,6 +58,21 @@ SETTINGS = {  # a name of ours: the family, and what differs from the family's d
         "llama",
         GROUPED | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
     ),
+    "llama-attention-biased": ("llama", GROUPED | {"attention_bias": True}),
+    "llama-mlp-biased": ("llama", GROUPED | {"mlp_bias": True}),
+    "llama-yarn": ("llama", GROUPED | {"rope_parameters": YARN}),
+    "llama-yarn-scaled": (
+        "llama",
+        GROUPED
+        | {
+            "rope_parameters": YARN
+            | {"beta_fast": 2.0, "beta_slow": 0.5, "mscale": 2.0, "mscale_all_dim": 0.5}
+        },
+    ),
+    "llama-dynamic": (
+        "llama",
+        GROUPED | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+    ),
     "mistral": ("mistral", GROUPED | {"sliding_window": 4}),
     "mistral-whole": ("mistral", GROUPED | {"sliding_window": None, "head_dim": 12}),
     "qwen2": ("qwen2", GROUPED | {"tie_word_embeddings": True}),
@@ -55,6 +81,16 @@ SETTINGS = {  # a name of ours: the family, and what differs from the family's d
         GROUPED | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
     ),
     "qwen3": ("qwen3", GROUPED | {"head_dim": 12}),
+    "qwen3-biased": ("qwen3", GROUPED | {"attention_bias": True}),
+    "qwen3-layers": (
+        "qwen3",
+        GROUPED
+        | {
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "gemma": ("gemma", GROUPED | {"head_dim": 12}),
     "gemma2": (
         "gemma2",
@@ -74,6 +110,15 @@ SETTINGS = {  # a name of ours: the family, and what differs from the family's d
     "phi": ("phi", GROUPED | {"partial_rotary_factor": 0.5}),
     "phi-normed": ("phi", SIZES | {"qk_layernorm": True, "partial_rotary_factor": 1.0}),
     "phi3": ("phi3", GROUPED | {"bos_token_id": 1, "eos_token_id": 2}),
+    "phi3-long": (
+        "phi3",
+        GROUPED
+        | {
+            "eos_token_id": 2,
+            "original_max_position_embeddings": 16,
+            "rope_parameters": LONGROPE,
+        },
+    ),
     "phi3-windowed": (
         "phi3",
         GROUPED | {"sliding_window": 4, "eos_token_id": 2, "partial_rotary_factor": 0.75},

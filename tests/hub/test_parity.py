@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from hub import small_encoders
 from hub.small import NAMES, READERS, SETTINGS, small
+from regard.accel.description import NotCovered, describe
 from regard.generate import generate, parse_chain
 from regard.hub import MODEL_TYPES
 from regard.hub.external_checkpoint import open_checkpoint
@@ -149,6 +150,18 @@ def test_the_window_is_felt(name, ids, tmp_path):
     ours = blind.load().eval()
     with torch.no_grad():
         assert furthest(ours.head(ours(ids))[REAL], theirs(ids).logits[REAL]) > 100 * NEAR
+
+
+@pytest.mark.parametrize(("name", "length"), [("phi3-long", 20), ("llama-dynamic", 48)])
+@torch.no_grad()
+def test_texts_longer_than_the_original_context_are_scaled_as_theirs(name, length, tmp_path):
+    theirs, _ = both(tmp_path, name)
+    ours = open_checkpoint(tmp_path).with_settings({"context": 64}).load().eval()
+    for time in (length, 9, length):  # the scaling follows the length of each text
+        ids = torch.randint(1, 61, (2, time))
+        assert furthest(ours.head(ours(ids)), theirs(ids).logits) < NEAR
+    with pytest.raises(NotCovered, match="by_length"):  # a packed decoder has fixed tables
+        describe(ours)
 
 
 def test_half_precision_stays_what_it_is(tmp_path):

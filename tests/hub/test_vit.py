@@ -54,9 +54,10 @@ def answers(theirs, images, **more):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("qkv_bias", [True, False])
 @pytest.mark.parametrize("size", [24, 32, 16, (20, 36)], ids=str)
-def test_images_of_any_size_give_the_same_numbers(tmp_path, architecture, size):
-    theirs = small(architecture)
+def test_images_of_any_size_give_the_same_numbers(tmp_path, architecture, qkv_bias, size):
+    theirs = small(architecture, qkv_bias=qkv_bias)
     theirs.save_pretrained(tmp_path)
     ours = open_checkpoint(tmp_path).load().eval()
     images = torch.randn(3, 3, *(size if isinstance(size, tuple) else (size, size)))
@@ -142,7 +143,6 @@ def _column(values):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"qkv_bias": False}, "qkv_bias=False is not supported"),
         ({"image_size": [24, 32]}, "equal integers"),
         ({"image_size": float("inf")}, "equal integers"),
         ({"patch_size": 16.5}, "equal integers"),

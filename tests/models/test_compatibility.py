@@ -14,6 +14,8 @@ NONSENSE = [
     ({"norm_order": "prelude"}, "unknown value of norm_order 'prelude'; did you mean 'pre'"),
     ({"shape": "encoder_decoder"}, "unknown value of shape .* did you mean 'encoder-decoder'"),
     ({"bias": "kv"}, "unknown value of bias 'kv'; did you mean 'qkv'"),
+    ({"global_layers": [1]}, r"global_layers=\[1\] needs a window and no global_every"),
+    ({"window": 3, "global_layers": [0, 99]}, r"global_layers=\[0, 99\] must be different numbers"),
     ({"window": 3, "global_every": 1}, "global_every=1 leaves no layer for window=3; leave out"),
     (
         {"factored": "tokens"},

@@ -241,7 +241,7 @@ def test_rotary_turns_as_llama_does():
             },
         ),
     ],
-    ids=SCALINGS,
+    ids=["linear", "ntk", "llama3"],  # the others: tests/hub/test_parity.py
 )
 def test_rotary_scalings_are_those_of_transformers(ours, theirs):
     from transformers import modeling_rope_utils as rope

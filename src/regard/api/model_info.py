@@ -33,8 +33,8 @@ from regard.training.tracking.history import stored_parameters
 
 SIZES = (
     *("dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim", "embed_dim"),
-    *("window", "global_every", "vocab_size", "source_vocab_size", "context", "segments"),
-    *("image_size", "patch", "channels"),
+    *("window", "global_every", "global_layers", "vocab_size", "source_vocab_size", "context"),
+    *("segments", "image_size", "patch", "channels"),
 )
 TABLES: dict[str, Mapping[str, Any]] = {  # settings whose options have defaults
     "score": SCORES,

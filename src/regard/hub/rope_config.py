@@ -10,6 +10,7 @@ pairs (2i, 2i + 1) ("interleaved") is exported with the rows of its query and ke
 reordered. That changes no attention score, because queries and keys are reordered alike.
 """
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,22 @@ SCALINGS: dict[str, dict[str, str]] = {  # rope_type: external option names to i
         "low_freq_factor": "low",
         "high_freq_factor": "high",
     },
+    "yarn": {"factor": "factor", "original_max_position_embeddings": "original_context"},
+    "dynamic": {"factor": "factor", "original_max_position_embeddings": "original_context"},
+    "longrope": {
+        "short_factor": "short",
+        "long_factor": "long",
+        "original_max_position_embeddings": "original_context",
+    },
+}
+OPTIONAL: dict[str, dict[str, str]] = {  # those with a default
+    "yarn": {
+        "beta_fast": "fast",
+        "beta_slow": "slow",
+        "truncate": "truncate",
+        "attention_factor": "attention_factor",
+    },
+    "longrope": {"attention_factor": "attention_factor"},
 }
 
 
@@ -53,6 +70,7 @@ def read_rope(
             )
         rope |= value
     kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = "longrope" if kind == "su" else kind  # its name in the first files of Phi-3
     if kind not in SCALINGS:
         raise ConfigError(
             f"rope_type={kind!r} is not supported; known: {', '.join(sorted(SCALINGS))}"
@@ -66,11 +84,43 @@ def read_rope(
         "fraction": float(values["partial_rotary_factor"]),
     }
     if kind != "default":
-        if missing := [key for key in SCALINGS[kind] if key not in rope]:
-            raise ConfigError(f"rope_type={kind!r} needs {', '.join(missing)}")
-        options = {name: rope[key] for key, name in SCALINGS[kind].items()}
-        choice["scaling"] = {"kind": kind, **options}
+        choice["scaling"] = {"kind": kind, **_read_scaling(kind, rope, hf)}
     return choice
+
+
+def _read_scaling(kind: str, rope: Settings, hf: Settings) -> Settings:
+    """The options of a scaling; transformers computes some from the context length."""
+    context = hf.get("max_position_embeddings")
+    original = hf.get("original_max_position_embeddings")
+    if kind == "dynamic":
+        original = context
+    elif kind != "llama3":
+        rope = {"original_max_position_embeddings": context} | rope
+    if original is not None:  # transformers prefers it to the one in rope_parameters
+        rope = rope | {"original_max_position_embeddings": original}
+    if missing := [key for key in SCALINGS[kind] if rope.get(key) is None]:
+        raise ConfigError(f"rope_type={kind!r} needs {', '.join(missing)}")
+    options = {name: rope[key] for key, name in SCALINGS[kind].items()}
+    for key, name in OPTIONAL.get(kind, {}).items():
+        if rope.get(key) is not None:
+            options[name] = rope[key]
+    if kind in OPTIONAL and "attention_factor" not in options:
+        options |= _default_attention_factor(kind, rope, context)
+    return options
+
+
+def _default_attention_factor(kind: str, rope: Settings, context: Any) -> Settings:
+    if kind == "yarn":
+        scales = rope.get("mscale"), rope.get("mscale_all_dim")
+        if not all(scales) or rope["factor"] <= 1:
+            return {}
+        first, second = (0.1 * scale * math.log(rope["factor"]) + 1 for scale in scales)
+        return {"attention_factor": first / second}
+    original = rope["original_max_position_embeddings"]
+    factor = rope.get("factor") or context / original
+    if factor <= 1:
+        return {}
+    return {"attention_factor": math.sqrt(1 + math.log(factor) / math.log(original))}
 
 
 def write_rope(
@@ -89,8 +139,8 @@ def write_rope(
     scaling = options.get("scaling")
     if scaling is not None and scaling["kind"] in SCALINGS:
         values = {"low": 1.0, "high": 4.0, **scaling}
-        names = SCALINGS[scaling["kind"]]
-        scaled = {external: values[name] for external, name in names.items()}
+        names = SCALINGS[scaling["kind"]] | OPTIONAL.get(scaling["kind"], {})
+        scaled = {external: values[name] for external, name in names.items() if name in values}
         hf["rope_scaling"] = {"rope_type": scaling["kind"], **scaled}
     return hf
 

@@ -82,6 +82,18 @@ STACK: tuple[Rule, ...] = (
         "global_every={c.global_every} needs a window: without one every layer is global",
     ),
     (
+        lambda c: c.global_layers is not None and (c.window is None or c.global_every is not None),
+        "global_layers={c.global_layers} needs a window and no global_every: without a window "
+        "every layer is global;\nset window, or leave out global_layers",
+    ),
+    (
+        lambda c: (
+            c.global_layers is not None
+            and not 0 < len({*c.global_layers} & {*range(max(c.depths))}) == len(c.global_layers)
+        ),
+        "global_layers={c.global_layers} must be different numbers of layers, from 0",
+    ),
+    (
         lambda c: c.global_every == 1,
         "global_every=1 leaves no layer for window={c.window}; leave out both, or set 2 or more",
     ),

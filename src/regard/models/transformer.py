@@ -44,6 +44,7 @@ class StackConfig:
     position: Choice = "learned"  # nn.position.POSITIONS
     window: int | None = None  # sliding-window attention: positions that are seen; None: all
     global_every: int | None = None  # every n-th layer has full attention in spite of `window`
+    global_layers: list[int] | None = None  # or these layers, from 0
     norm: str = "layer"  # nn.norm.NORMS
     norm_eps: float = 1e-5
     qk_norm: bool = False  # normalise each query and each key
@@ -53,7 +54,7 @@ class StackConfig:
     stream_scale: float | None = None  # DeepNorm's weight of the residual stream; None: by depth
     ffn: str = "gelu"  # nn.ffn.FFNS
     init: Choice = "normal"  # nn.init.INITS; DeepNorm then scales attention and ffn
-    bias: bool | Literal["qkv"] = True  # "qkv": of queries, keys and values only
+    bias: bool | Literal["qkv", "attention", "not_qkv", "not_attention"] = True  # see `biases`
     shared_layers: bool = False  # all layers share one block (ALBERT)
     embed_norm: bool = False  # normalise the embeddings, positions included
     dropout: float = 0.0  # of the embeddings and of every residual branch
@@ -96,6 +97,21 @@ class StackConfig:
         if self.ffn_dim is not None:
             return self.ffn_dim
         return -(-8 * self.dim // 24) * 8 if self.ffn in GATES else 4 * self.dim
+
+    @property
+    def biases(self) -> tuple[bool, bool, bool]:
+        """Whether there are biases: of queries, keys and values; of attention outputs; elsewhere.
+
+        "qkv" and "attention" (with the outputs) have biases there only (Qwen 2, LLaMA); "not_qkv"
+        and "not_attention" everywhere else (ViT, GPT-NeoX).
+        """
+        named = {
+            "qkv": (True, False, False),
+            "attention": (True, True, False),
+            "not_qkv": (False, True, True),
+            "not_attention": (False, False, True),
+        }
+        return (self.bias,) * 3 if isinstance(self.bias, bool) else named[self.bias]
 
     @property
     def depths(self) -> tuple[int, int]:
@@ -313,7 +329,7 @@ def norms(config: StackConfig) -> Callable[[int], nn.Module]:
     """The constructor of the configured norm, for any width."""
 
     def norm(dim: int) -> nn.Module:
-        options = {"dim": dim, "eps": config.norm_eps, "bias": config.bias is True}
+        options = {"dim": dim, "eps": config.norm_eps, "bias": config.biases[2]}
         return make(config.norm, NORMS, "norm", **options)
 
     return norm
@@ -350,7 +366,8 @@ def build_stack(
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         qk_norm=norm if config.qk_norm else None,
-        bias=config.bias,
+        bias=config.biases[0],
+        out_bias=config.biases[1],
         dropout=config.attention_dropout,
     )
     encoder_layers, decoder_layers = config.depths
@@ -366,7 +383,7 @@ def build_stack(
                 "ffn",
                 dim=config.dim,
                 ffn_dim=config.width,
-                bias=config.bias is True,
+                bias=config.biases[2],
                 dropout=config.ffn_dropout,
             ),
             partial(norm, config.dim),
@@ -376,12 +393,12 @@ def build_stack(
         )
         for _ in range(1 if config.shared_layers else layers)
     ]
-    every = config.global_every
+    every, chosen = config.global_every, config.global_layers or []
     return Stack(
         blocks,
         position,
         windows=[
-            None if every and not (number + 1) % every else config.window
+            None if number in chosen or (every and not (number + 1) % every) else config.window
             for number in range(layers)
         ],
         embed_norm=norm(embed_dim) if config.embed_norm else None,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -93,7 +93,8 @@ class Attention(nn.Module):
         value_dim: int | None = None,  # width of a value head; None: head_dim
         score: Choice = "scaled_dot",
         qk_norm: Callable[[int], nn.Module] | None = None,
-        bias: bool | Literal["qkv"] = False,  # "qkv": not at the output (Qwen 2)
+        bias: bool = False,  # of queries, keys and values
+        out_bias: bool | None = None,  # None: as `bias`
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -106,10 +107,10 @@ class Attention(nn.Module):
         value_dim = head_dim if value_dim is None else value_dim
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.dropout = dropout
-        self.query = nn.Linear(dim, heads * head_dim, bias=bool(bias))
-        self.key = nn.Linear(dim, kv_heads * head_dim, bias=bool(bias))
-        self.value = nn.Linear(dim, kv_heads * value_dim, bias=bool(bias))
-        self.out = nn.Linear(heads * value_dim, dim, bias=bias is True)
+        self.query = nn.Linear(dim, heads * head_dim, bias=bias)
+        self.key = nn.Linear(dim, kv_heads * head_dim, bias=bias)
+        self.value = nn.Linear(dim, kv_heads * value_dim, bias=bias)
+        self.out = nn.Linear(heads * value_dim, dim, bias=bias if out_bias is None else out_bias)
         self.q_norm = None if qk_norm is None else qk_norm(head_dim)
         self.k_norm = None if qk_norm is None else qk_norm(head_dim)
         self.score = make(score, SCORES, "score", dim=dim, heads=heads, head_dim=head_dim)

@@ -265,6 +265,8 @@ def _window(config: Any) -> list[str]:
         return []
     every = config.global_every
     others = f" (global in every {_ordinal(every)} layer)" if every else ""
+    if config.global_layers is not None:
+        others = f" (global in {len(config.global_layers)} of {config.layers} layers)"
     return [f"sliding window of {config.window:,}{others}"]
 
 

@@ -39,6 +39,7 @@ def _read(hf: Settings) -> Settings:
     return {
         "ffn": read_activation(hf["hidden_act"]),
         "norm_order": NORM_ORDERS[hf["use_parallel_residual"]],
+        "bias": {True: True, False: "not_attention"}[hf["attention_bias"]],
         "position": read_rope(
             hf, fraction=0.25, base_key="rotary_emb_base", fraction_key="rotary_pct"
         ),
@@ -49,6 +50,7 @@ def _write(config: Any) -> Settings:
     return {
         "hidden_act": write_activation(config.ffn),
         "use_parallel_residual": config.norm_order == "parallel_norms",
+        "attention_bias": config.bias is True,
         **write_rope(config.position, base_key="rotary_emb_base", fraction_key="rotary_pct"),
     }
 
@@ -74,7 +76,6 @@ GPT_NEOX = Family(
         "attention_dropout": "attention_dropout",
         "tie_word_embeddings": "tied",
     },
-    supported_values={"attention_bias": True},
     defaults={
         "vocab_size": 50432,
         "max_position_embeddings": 2048,
@@ -87,6 +88,7 @@ GPT_NEOX = Family(
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "use_parallel_residual": True,
+        "attention_bias": True,
         "tie_word_embeddings": False,
     },
     ignored_tensors=(

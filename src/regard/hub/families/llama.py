@@ -2,10 +2,10 @@
 
 Pre-norm decoders with RMSNorm, RoPE, GQA and a gated feed-forward. They differ in this:
 
-    LLaMA     biases everywhere or nowhere
+    LLaMA     biases nowhere, in attention, in the feed-forward, or in both
     Mistral   sliding window
     Qwen 2    biases on query, key and value; sliding window in some layers
-    Qwen 3    as Qwen 2 without biases, with norms on queries and keys
+    Qwen 3    as Qwen 2 with biases as LLaMA, and with norms on queries and keys
     Phi-3     qkv and gate-up stored as one matrix each, partial RoPE
 
 Gemma and Phi reuse parts of this module.
@@ -69,7 +69,13 @@ DEFAULTS = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
-BIASES = {(False, False): False, (True, True): True}  # by attention_bias and mlp_bias
+BIASES = {  # by attention_bias and mlp_bias; RMS norms have none
+    (False, False): False,
+    (True, True): True,
+    (True, False): "attention",
+    (False, True): "not_attention",
+}
+ORIGINAL_CONTEXT = "original_max_position_embeddings"
 WINDOWED, FULL = "sliding_attention", "full_attention"
 
 
@@ -115,12 +121,9 @@ def read_windows(hf: Settings, kinds: list[str]) -> Settings:
     if not full:
         return {"window": window}
     every = full[0] + 1
-    if full != list(range(every - 1, len(kinds), every)):
-        raise ConfigError(
-            f"layer_types={quote(kinds)} is not supported: "
-            "full attention must be in every n-th layer"
-        )
-    return {"window": window, "global_every": every}
+    if every > 1 and full == list(range(every - 1, len(kinds), every)):
+        return {"window": window, "global_every": every}
+    return {"window": window, "global_layers": full}
 
 
 def read_layer_types(hf: Settings) -> list[str] | None:
@@ -139,27 +142,24 @@ def read_layer_types(hf: Settings) -> list[str] | None:
 
 def write_windows(config: Any) -> Settings:
     """The reverse of `read_windows`."""
-    every = config.global_every
+    every, chosen = config.global_every, config.global_layers or []
     kinds = [
-        FULL if config.window is None or (every and not (index + 1) % every) else WINDOWED
+        FULL
+        if config.window is None or index in chosen or (every and not (index + 1) % every)
+        else WINDOWED
         for index in range(config.layers)
     ]
     return {"sliding_window": config.window, "layer_types": kinds}
 
 
 def _read_llama(hf: Settings) -> Settings:
-    biases = hf["attention_bias"], hf["mlp_bias"]
-    if biases not in BIASES:
-        raise ConfigError(
-            f"attention_bias={biases[0]!r} with mlp_bias={biases[1]!r} is not supported: "
-            "both must be true or both false"
-        )
-    return {**read_settings(hf), "bias": BIASES[biases]}
+    return {**read_settings(hf), "bias": BIASES[hf["attention_bias"], hf["mlp_bias"]]}
 
 
 def _write_llama(config: Any) -> Settings:
-    both = config.bias is True
-    return {**write_settings(config), "attention_bias": both, "mlp_bias": both}
+    names = {bias: name for name, bias in BIASES.items()}
+    attention, mlp = names.get(config.bias, (False, False))
+    return {**write_settings(config), "attention_bias": attention, "mlp_bias": mlp}
 
 
 def _read_qwen(hf: Settings) -> Settings:
@@ -179,6 +179,14 @@ def _write_qwen(config: Any) -> Settings:
         "use_sliding_window": windowed,
         "max_window_layers": 0 if windowed else config.layers,
     }
+
+
+def _read_qwen3(hf: Settings) -> Settings:
+    return {**_read_qwen(hf), "bias": BIASES[hf["attention_bias"], False]}
+
+
+def _write_qwen3(config: Any) -> Settings:
+    return {**_write_qwen(config), "attention_bias": config.bias == "attention"}
 
 
 COMMON_CONSTANTS: dict[str, Any] = {"norm": "rms", "bias": False}
@@ -241,11 +249,10 @@ QWEN3 = Family(
     heads=heads("Qwen3"),
     fields=FIELDS,
     constants={**COMMON_CONSTANTS, "qk_norm": True},
-    supported_values={"attention_bias": False},
-    defaults={**QWEN2.defaults, "head_dim": 128},
+    defaults={**QWEN2.defaults, "head_dim": 128, "attention_bias": False},
     rules=rules(LAYER),
-    read_settings=_read_qwen,
-    write_settings=_write_qwen,
+    read_settings=_read_qwen3,
+    write_settings=_write_qwen3,
 )
 
 
@@ -255,7 +262,9 @@ def _read_phi3(hf: Settings) -> Settings:
 
 def _write_phi3(config: Any) -> Settings:
     rotary = write_rope(config.position, fraction_key="partial_rotary_factor")
-    return {**write_settings(config), **rotary, "sliding_window": config.window}
+    scaling = rotary.get("rope_scaling") or {}
+    original = {key: scaling[key] for key in (ORIGINAL_CONTEXT,) if key in scaling}
+    return {**write_settings(config), **rotary, **original, "sliding_window": config.window}
 
 
 PHI3 = Family(
@@ -276,6 +285,7 @@ PHI3 = Family(
         "rms_norm_eps": 1e-5,
         "resid_pdrop": 0.0,
         "sliding_window": None,
+        ORIGINAL_CONTEXT: 4096,
     },
     rules=rules(PACKED_LAYER),
     read_settings=_read_phi3,

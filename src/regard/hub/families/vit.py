@@ -37,6 +37,7 @@ DEFAULTS = {
     "num_attention_heads": 12,
     "intermediate_size": 3072,
     "hidden_act": "gelu",
+    "qkv_bias": True,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
     "layer_norm_eps": 1e-12,
@@ -111,6 +112,7 @@ def _read(hf: Settings) -> Settings:
         "image_size": _side(hf, "image_size"),
         "patch": _side(hf, "patch_size"),
         "ffn": read_activation(hf["hidden_act"]),
+        "bias": {True: True, False: "not_qkv"}[hf["qkv_bias"]],
     }
 
 
@@ -120,6 +122,7 @@ def _write(config: Any) -> Settings:
         "patch_size": config.patch,
         "encoder_stride": config.patch,
         "hidden_act": write_activation(config.ffn),
+        "qkv_bias": config.bias is True,
     }
 
 
@@ -186,7 +189,7 @@ VIT = Family(
     fields=FIELDS,
     rules=_rules,
     prefix="vit.",
-    supported_values={"qkv_bias": True, "pooler_act": "tanh"},
+    supported_values={"pooler_act": "tanh"},
     defaults=DEFAULTS,
     read_settings=_read,
     write_settings=_write,

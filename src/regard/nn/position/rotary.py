@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.config import make
+from regard.config import kind_of, make
 from regard.errors import ShapeError
 from regard.nn.options import require_positive
 from regard.nn.position.base import Position, Rotation
@@ -46,7 +46,88 @@ def llama3(
     return frequency * (keep + (1 - keep) / factor)
 
 
-SCALINGS: dict[str, Callable[..., Frequencies]] = {"linear": linear, "ntk": ntk, "llama3": llama3}
+def yarn(
+    frequency: Frequencies,
+    base: float,
+    factor: float,
+    original_context: int,
+    fast: float = 32.0,
+    slow: float = 1.0,
+    truncate: bool = True,
+    attention_factor: float | None = None,
+) -> tuple[Frequencies, float]:
+    """Interpolate slow pairs and keep fast ones, with a ramp between (YaRN, Peng et al. 2023).
+
+    A pair is fast if it makes more than `fast` turns in the original context, slow if fewer than
+    `slow`; `truncate` rounds the ends of the ramp to whole pairs. Queries and keys are multiplied
+    by `attention_factor`, by default 0.1 ln(factor) + 1.
+    """
+    options = {"factor": factor, "original_context": original_context, "fast": fast, "slow": slow}
+    require_positive("rotary scaling 'yarn'", **options, attention_factor=attention_factor)
+    if base == 1:
+        raise ShapeError("rotary scaling 'yarn': base=1 gives all pairs the same frequency")
+    pairs = len(frequency)
+
+    def pair_with_turns(turns: float) -> float:
+        return pairs * math.log(original_context / (turns * 2 * math.pi)) / math.log(base)
+
+    low, high = pair_with_turns(fast), pair_with_turns(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    index = torch.arange(pairs, device=frequency.device)
+    ramp = ((index - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+    if attention_factor is None:
+        attention_factor = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    return frequency / factor * ramp + frequency * (1 - ramp), attention_factor
+
+
+def dynamic(
+    frequency: Frequencies, length: Int[Tensor, ""], factor: float, original_context: int
+) -> Frequencies:
+    """`ntk` by a factor that grows with the length of the text, from 1 at the original context on.
+
+    factor · length / original_context - (factor - 1)
+    """
+    require_positive("rotary scaling 'dynamic'", factor=factor, original_context=original_context)
+    growth = (factor * length / original_context - (factor - 1)).clamp_min(1)
+    exponent = torch.arange(len(frequency), device=frequency.device) / max(len(frequency) - 1, 1)
+    return frequency * growth**-exponent
+
+
+def longrope(
+    frequency: Frequencies,
+    length: Int[Tensor, ""],
+    short: list[float],
+    long: list[float],
+    original_context: int,
+    attention_factor: float = 1.0,
+) -> tuple[Frequencies, float]:
+    """Divide each frequency by its own factor: `long` beyond the original context, else `short`.
+
+    Queries and keys are multiplied by `attention_factor` (LongRoPE, Ding et al. 2024).
+    """
+    options = {"original_context": original_context, "attention_factor": attention_factor}
+    require_positive("rotary scaling 'longrope'", **options)
+    for name, factors in (("short", short), ("long", long)):
+        if len(factors) != len(frequency) or not all(0 < f < math.inf for f in factors):
+            raise ShapeError(
+                f"rotary scaling 'longrope': {name} must have {len(frequency)} factors above 0"
+            )
+    divisors = torch.tensor([short, long], device=frequency.device)
+    return frequency / divisors[(length > original_context).long()], attention_factor
+
+
+# Each returns the frequencies, or the frequencies and a factor for queries and keys.
+SCALINGS: dict[str, Callable[..., Frequencies | tuple[Frequencies, float]]] = {
+    "linear": linear,
+    "ntk": ntk,
+    "llama3": llama3,
+    "yarn": yarn,
+    "dynamic": dynamic,
+    "longrope": longrope,
+}
+BY_LENGTH = ("dynamic", "longrope")  # scalings that depend on the length of the text
 
 
 class Rotary(Position):
@@ -56,7 +137,10 @@ class Rotary(Position):
 
     so that q_t . k_s depends on t - s only (RoPE, Su et al. 2021). `fraction` rotates only the
     first part of each head (GPT-NeoX, Phi); `scaling` extends a trained model to longer contexts.
+    A scaling by length uses the largest position so far; keys in a KV cache keep their rotation.
     """
+
+    by_length = False  # the scaling depends on the length of the text
 
     def __init__(
         self,
@@ -76,6 +160,8 @@ class Rotary(Position):
                 f"rotary rotates pairs: head_dim={head_dim} times fraction={fraction} must be even"
             )
         self.width, self.base, self.interleaved, self.scaling = width, base, interleaved, scaling
+        if scaling is not None and kind_of(scaling)[0] in BY_LENGTH:
+            self.by_length = True  # packed decoders have fixed tables; they refuse this attribute
         start = torch.zeros(1, 1, dtype=torch.long, device="cpu")  # also on the meta device
         self.rotation(start)  # checks the options of `scaling`
 
@@ -83,10 +169,17 @@ class Rotary(Position):
         """The cosines and sines of the angles at `positions`."""
         pairs = torch.arange(0, self.width, 2, device=positions.device)
         frequency = self.base ** (-pairs / self.width)
+        attention_factor = 1.0
         if self.scaling is not None:
-            frequency = make(self.scaling, SCALINGS, "rotary scaling", frequency=frequency)
+            length = positions.max() + 1 if self.by_length else None
+            facts = {"frequency": frequency, "base": self.base, "length": length}
+            scaled = make(self.scaling, SCALINGS, "rotary scaling", **facts)
+            frequency, attention_factor = scaled if isinstance(scaled, tuple) else (scaled, 1.0)
         angle = (positions.unsqueeze(-1) * frequency).unsqueeze(1)  # (batch, 1, time, pairs)
-        return Rotation(*cos_sin(angle), self.interleaved)
+        cos, sin = cos_sin(angle)
+        if attention_factor != 1:
+            cos, sin = cos * attention_factor, sin * attention_factor
+        return Rotation(cos, sin, self.interleaved)
 
 
 def cos_sin(angle: Tensor) -> tuple[Tensor, Tensor]:
