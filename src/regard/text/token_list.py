@@ -18,8 +18,8 @@ def from_token_list(
     """A tokenizer whose ids are the positions in `tokens`; `special_tokens` are some of them.
 
     It splits into characters if every ordinary token is one character, else at spaces. Without
-    an "unk" token, unknown characters are dropped. Text is lowercased if the vocabulary has no
-    upper-case letters. `template` places special tokens around every text, as "start A stop".
+    an "unk" token, unknown characters or words are dropped. Text is lowercased if the vocabulary
+    has no upper-case letters. `template` places special tokens around every text, as "start A stop".
 
     >>> tokenizer = from_token_list(["<s>", "</s>", "a", "b"], {"start": "<s>", "stop": "</s>"})
     >>> tokenizer.encode("Ab, ba"), tokenizer.decode([0, 3, 2, 1])
@@ -33,16 +33,13 @@ def from_token_list(
     ):
         raise CheckpointError("the vocabulary has duplicate tokens, or lacks its special tokens")
     letters, unk = all(len(token) == 1 for token in ordinary), special_tokens.get("unk")
-    if not letters and unk is None:
-        raise CheckpointError("a vocabulary of words needs an unknown token")
     vocab = {token: id for id, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=unk or "none"))
     steps: list[normalizers.Normalizer] = []
     if all(token == token.lower() for token in ordinary):
         steps.append(normalizers.Lowercase())
     if unk is None:
-        known = "".join(map(re.escape, ordinary))
-        steps.append(normalizers.Replace(Regex(f"[^{known}]"), ""))
+        steps.append(normalizers.Replace(Regex(_unknown(ordinary, letters)), ""))
     if steps:
         backend.normalizer = normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
     if letters:
@@ -54,3 +51,9 @@ def from_token_list(
     backend.add_special_tokens(added)
     tokenizer = Tokenizer(backend, SpecialTokens(tokens=dict(special_tokens)))
     return with_template(tokenizer, template, f"{template} B")
+
+
+def _unknown(tokens: Sequence[str], letters: bool) -> str:
+    """A pattern for the characters, or the words between spaces, that are not among `tokens`."""
+    known = list(map(re.escape, tokens))
+    return f"[^{''.join(known)}]" if letters else rf"(?<!\S)(?!(?:{'|'.join(known)})(?!\S))\S+"

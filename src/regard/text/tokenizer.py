@@ -105,11 +105,16 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def unknown_parts(self, text: str) -> list[str]:
-        """The distinct parts of a text that are encoded as `<unk>`."""
+        """The distinct parts of a text that are encoded as `<unk>`, or dropped if there is none."""
         unk = self.special_id("unk")
         encoding = self._backend.encode(text, add_special_tokens=False)
-        spans = zip(encoding.ids, encoding.offsets, strict=True)
-        return list(dict.fromkeys(text[begin:end] for id, (begin, end) in spans if id == unk))
+        spans = list(zip(encoding.ids, encoding.offsets, strict=True))
+        if unk is not None:
+            return list(dict.fromkeys(text[begin:end] for id, (begin, end) in spans if id == unk))
+        dropped = list(text)
+        for _, (begin, end) in spans:
+            dropped[begin:end] = " " * (end - begin)
+        return list(dict.fromkeys("".join(dropped).split()))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of several texts, computed on all cores."""
