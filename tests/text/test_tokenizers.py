@@ -446,8 +446,17 @@ def test_one_long_piece_is_sampled_from_all_over(monkeypatch):
 
 def test_training_takes_no_more_than_the_limit(monkeypatch):
     monkeypatch.setattr(trainers, "MAX_TRAINING_BYTES", 100)
+    monkeypatch.setattr(trainers, "MAX_BPE_BYTES", 50)
     monkeypatch.setattr(trainers, "WINDOW", 10)
     seen = []
-    monkeypatch.setitem(TOKENIZERS, "mine", lambda texts: seen.extend(texts) or trained("char"))
-    train_tokenizer("mine", (f"line {number}" for number in range(10_000)))
-    assert sum(map(len, seen)) <= 100
+    for kind, limit in (("mine", 100), ("bpe", 50)):
+        seen.clear()
+        monkeypatch.setitem(TOKENIZERS, kind, lambda texts: seen.extend(texts) or trained("char"))
+        train_tokenizer(kind, (f"line {number}" for number in range(10_000)))
+        assert limit / 3 - 10 <= sum(map(len, seen)) <= limit
+
+
+def test_progress_is_told_while_a_tokenizer_is_trained():
+    told = []
+    train_tokenizer("bpe", ["one two", "three"], progress=lambda *numbers: told.append(numbers))
+    assert told == [(7, 12), (12, 12)]

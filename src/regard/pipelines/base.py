@@ -137,7 +137,9 @@ class Pipeline:
         """The model of a run before its data is read, with the fewest ids and classes."""
         return resolve(config.model, vocab_size=1)
 
-    def train_tokenizers(self, config: RunConfig, train: Any, validation: Any) -> Tokenizers | None:
+    def train_tokenizers(
+        self, config: RunConfig, train: Any, validation: Any, progress: Progress | None
+    ) -> Tokenizers | None:
         """Train the tokenizers of a run; None for data without text."""
         return None
 

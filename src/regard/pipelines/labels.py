@@ -72,7 +72,11 @@ class LabelsPipeline(Pipeline):
         return add_head(config.model, label_task(config.task), classes=2, vocab_size=1)
 
     def train_tokenizers(
-        self, config: RunConfig, train: LabelledText, validation: LabelledText
+        self,
+        config: RunConfig,
+        train: LabelledText,
+        validation: LabelledText,
+        progress: Progress | None,
     ) -> Tokenizer:
         """Train on the texts of the training data."""
         choice = config.data.tokenizer

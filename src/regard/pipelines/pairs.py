@@ -84,7 +84,7 @@ class PairsPipeline(Pipeline):
         }
 
     def train_tokenizers(
-        self, config: RunConfig, train: Pairs, validation: Pairs
+        self, config: RunConfig, train: Pairs, validation: Pairs, progress: Progress | None
     ) -> PairTokenizers:
         """One joint vocabulary or one per side, trained on the training pairs."""
         choice = config.data.tokenizer

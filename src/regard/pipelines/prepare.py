@@ -25,7 +25,7 @@ def prepare_training(
     check_compatible(config, training, tokenizers)
     pipeline = PIPELINES[training.kind]
     if tokenizers is None:
-        tokenizers = pipeline.train_tokenizers(config, training, validation)
+        tokenizers = pipeline.train_tokenizers(config, training, validation, progress)
     data = pipeline.training_data(config, training, validation, tokenizers, progress)
     return replace(data, fingerprint=data_fingerprint(training, validation))
 

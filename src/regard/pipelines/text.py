@@ -79,7 +79,9 @@ class TextPipeline(Pipeline):
             return _cbow_defaults(data)
         return {**_causal_defaults(data, gpu), "task": kind}
 
-    def train_tokenizers(self, config: RunConfig, train: Text, validation: Text) -> Tokenizer:
+    def train_tokenizers(
+        self, config: RunConfig, train: Text, validation: Text, progress: Progress | None
+    ) -> Tokenizer:
         """Train on all of the text, so that every character of it is in the vocabulary.
 
         Where the validation text is a file of its own, train on the training part alone.
@@ -87,9 +89,15 @@ class TextPipeline(Pipeline):
         texts = [train] if config.data.validation else [train, validation]
 
         def write(folder: Path) -> None:
-            chunks = (chunk for text in texts for chunk, _ in text.chunks())
             total = sum(text.size for text in texts)
-            train_tokenizer(config.data.tokenizer, chunks, total=total).save(folder / JOINT)
+            chunks = _read(texts, total, _labelled(progress, "reading"))
+            trained = train_tokenizer(
+                config.data.tokenizer,
+                chunks,
+                total=total,
+                progress=_labelled(progress, "training the tokenizer"),
+            )
+            trained.save(folder / JOINT)
 
         return Tokenizer.load(cached_tokenizer(config.data.tokenizer, texts, write) / JOINT)
 
@@ -227,6 +235,18 @@ def _sequential_batches(
     block = model.context - _special_tokens(task)
     for examples in sequential_blocks(store.tokens, block, rows, limit):
         yield task.collate(examples, generator)
+
+
+def _read(
+    texts: list[Text], total: int, progress: Callable[[int, int], None] | None
+) -> Iterator[str]:
+    done = 0
+    for text in texts:
+        for chunk, _ in text.chunks():
+            yield chunk
+            done += len(chunk)
+            if progress is not None:
+                progress(min(done, total), total)
 
 
 def _labelled(progress: Progress | None, label: str) -> Callable[[int, int], None] | None:
