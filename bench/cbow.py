@@ -82,7 +82,7 @@ def main() -> None:
         print(f"{name}  {statistics.median(speeds):,.0f} words a second")
     ratio = statistics.median(mine / other for mine, other in turns)
     print(f"ratio   {ratio:.2f}")
-    near = WordVectors.of(model, tokenizer).near([(1.0, options.words)], 5)
+    near = WordVectors.from_model(model, tokenizer).nearest([(1.0, options.words)], 5)
     print(f"regard  {options.words}: {', '.join(word for word, _ in near)}")
     near = peer.wv.most_similar(options.words, topn=5)
     print(f"gensim  {options.words}: {', '.join(word for word, _ in near)}")

@@ -220,9 +220,9 @@ def test_a_decoder_generates_with_int8_weights_where_asked(place):
             "the draft must be a run, as regard.load returns, not 'prompt-lookup'",
         ),
         ({"amateur": "runs/small"}, "the amateur must be a run"),
-        ({"seed": 1.7}, "seed=1.7 must be a whole number"),
-        ({"seed": "x"}, "seed='x' must be a whole number"),
-        ({"tokens": "9"}, "tokens='9' must be a whole number"),
+        ({"seed": 1.7}, "seed=1.7 must be an integer"),
+        ({"seed": "x"}, "seed='x' must be an integer"),
+        ({"tokens": "9"}, "tokens='9' must be an integer"),
         ({"sampler": "greedy=1"}, "'greedy=1': greedy takes no value"),
     ],
 )
@@ -233,7 +233,7 @@ def test_words_of_the_wrong_kind_are_named(place, words, message):
 
 
 def test_a_search_wants_whole_numbers_too(place):
-    with pytest.raises(ConfigError, match=r"tokens=2\.5 must be a whole number"):
+    with pytest.raises(ConfigError, match=r"tokens=2\.5 must be an integer"):
         regard.load(place / "runs" / "cats.txt", device="cpu").search("the ", tokens=2.5)
 
 

@@ -49,7 +49,7 @@ def texts(room, vocab=6):
     lengths = torch.tensor([room, room, room - 5, room // 2, 3, 1, 0]).clamp(0, room)
     context = SamplerContext.from_prompts([[0]] * 7, room - 1, seed=0, device=DEVICE)
     context.history, context.lengths = history.to(DEVICE), lengths.to(DEVICE)
-    context.prompts = (lengths // 3).to(DEVICE)
+    context.prompt_lengths = (lengths // 3).to(DEVICE)
     logits = 3 * torch.randn(7, vocab, device=DEVICE)
     logits[0, 1] = logits[1, 2] = logits[3] = -torch.inf
     logits[2, 0] = 0.0

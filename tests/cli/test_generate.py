@@ -54,7 +54,10 @@ def test_an_order_is_that_of_another_library(regard, text_run):
 def test_settings_that_leave_nothing_are_named(regard, text_run):
     completed = regard("generate", text_run, "the", "-s", "ban=[0, 1]", "-s", "allow=[0, 1]")
     assert completed.code == 1
-    assert "row 0 has nothing to draw from: nothing is left by allow=[0, 1]" in completed.err
+    assert (
+        "row 0 has no token left to draw: allow=[0, 1] removed all remaining tokens"
+        in completed.err
+    )
     completed = regard("generate", text_run, "the", "-s", "ban=[100000]")
     assert completed.code == 2
     assert "ban: token 100000 is not in the vocabulary of" in completed.err
@@ -69,7 +72,7 @@ def test_a_token_can_be_named_by_its_text(regard, text_run):
     assert re.fullmatch(r"ban=\[\d+(, \d+)+\]", completed["chain"][1])
     completed = regard(*words, "-s", "ban=['never was']")
     assert completed.code == 2
-    assert "ban: no token of this model reads 'never was'" in completed.err
+    assert "ban: no token in the vocabulary has the text 'never was'" in completed.err
 
 
 def test_beam_search_has_no_sampling_to_trace(regard, text_run):

@@ -68,7 +68,7 @@ def test_a_translation_is_searched_too(regard, pair_run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--beam", 999], "a beam of width=999 is wider than the vocabulary of"),
+        (["--beam", 999], "width=999 of a beam search must be at most vocab_size="),
         (["--search", "bem=3"], "unknown search 'bem'; did you mean 'beam'?"),
         (["--search", "beam=wide"], "beam.width must be a whole number"),
         (["--search", "contrastive={k=0}"], "k=0 of contrastive search"),

@@ -80,5 +80,5 @@ def test_the_largest_weight_is_the_darkest():
 
 
 def test_labels_must_fit_the_weights():
-    with pytest.raises(ShapeError, match="1 headings, 2 row and 2 column labels do not fit"):
+    with pytest.raises(ShapeError, match="1 headings, 2 row and 2 column labels do not match"):
         heatmap_svg(numbers(2, 2, 2), ["a", "b"], ["x", "y"], headings=["one"])

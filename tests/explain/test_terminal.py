@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from regard.errors import ShapeError
 from regard.explain import heads_overview, heatmap
-from regard.explain.render.label import cells, clusters, cut, visible
+from regard.explain.render.label import cells, clusters, truncate, visible
 
 COLOURS = re.compile(r"\x1b\[(48;2;\d+;\d+;\d+|0)m")
 HOSTILE = ["\x1b[2J", "\x07", "\x9b31m", "\u202eabc", "a\rb", "\u2028", "\ud800", "\x00", "\u0301"]
@@ -75,7 +75,7 @@ def test_a_mark_stands_upon_its_letter():
 
 @given(st.text(max_size=30), st.integers(1, 12))
 def test_a_cut_label_fits_and_says_that_it_was_cut(text, most):
-    shown = cut(visible(text), most)
+    shown = truncate(visible(text), most)
     assert cells(shown) <= most
     assert shown == visible(text) or shown.endswith("…")
 

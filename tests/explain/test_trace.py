@@ -64,7 +64,7 @@ def test_hooks_are_removed_after_an_error(model):
 
 def test_a_pattern_that_matches_nothing_says_what_there_is(model):
     with (
-        pytest.raises(RegardError, match=r"no tap matches 'three\.\*'; there are: one\.before_tap"),
+        pytest.raises(RegardError, match=r"no tap matches 'three\.\*'; available: one\.before_tap"),
         trace(model, "three.*"),
     ):
         pass

@@ -265,7 +265,7 @@ def test_an_encoder_decoder_is_searched_like_any_other():
         ({"n_best": 4}, "n_best=4 must lie between 1 and the 3 beams of a group"),
         ({"width": 6, "groups": 2, "n_best": 4}, "n_best=4 .* the 3 beams of a group"),
         ({"width": 0}, "width=0 of a beam search must be at least 1"),
-        ({"width": 7}, "a beam of width=7 is wider than the vocabulary of 6"),
+        ({"width": 7}, "width=7 of a beam search must be at most vocab_size=6"),
         ({"groups": 2}, "groups=2 must divide the beam's width=3"),
         ({"groups": 0}, "groups=0"),
         ({"diversity": -1.0}, "diversity=-1.0"),
@@ -275,7 +275,7 @@ def test_an_encoder_decoder_is_searched_like_any_other():
         ({"early_stopping": "always"}, "early_stopping 'always'"),
         ({"tokens": 0}, "tokens=0"),
         ({"prompts": [[]]}, "prompt 0 is empty"),
-        ({"prompts": [[1] * 9]}, "a prompt of 9 ids leaves no room in the model's context of 8"),
+        ({"prompts": [[1] * 9]}, "a prompt of 9 ids fills the model's context of 8"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(table_model, settings, message):

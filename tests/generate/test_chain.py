@@ -168,7 +168,7 @@ def test_half_precision_logits_are_sampled_in_float32():
 def test_logits_that_are_no_numbers_are_an_error_that_names_the_row(chain, bad):
     logits = torch.zeros(3, 4)
     logits[1, 2] = bad
-    with pytest.raises(RegardError, match="row 1 has nothing to draw from: the model's largest"):
+    with pytest.raises(RegardError, match="row 1 has no token left to draw: the model's largest"):
         chain(logits, context_of(3))
 
 
@@ -181,7 +181,7 @@ def test_a_row_without_any_token_left_is_an_error():
 def test_samplers_that_leave_nothing_are_named(words):
     ban = next(word for word in words if word.startswith("ban"))
     with pytest.raises(
-        RegardError, match="row 0 has nothing to draw from: nothing is left by ban"
+        RegardError, match=r"row 0 has no token left to draw: ban.* removed all"
     ) as e:
         parse_chain(words)(torch.tensor([[3.0, 2.0, 1.0, 0.0]]), context_of(1))
     assert ban in str(e.value)
@@ -193,7 +193,7 @@ def test_what_failed_on_a_device_is_told_when_asked():
     ids = chain.sample(logits, context)
     assert ids[0] == 2
     assert 0 <= ids[1] < 3  # some id, so that nothing downstream falls over
-    with pytest.raises(RegardError, match="row 1 has nothing to draw from: nothing is left by ban"):
+    with pytest.raises(RegardError, match=r"row 1 has no token left to draw: ban.* removed all"):
         chain.raise_if_failed(context, lambda row, length: logits[row : row + 1])
     chain.raise_if_failed(context, lambda row, length: logits[row : row + 1])  # told once
 
@@ -205,7 +205,7 @@ def test_whoever_left_nothing_is_named_by_the_coins_that_were_tossed():
         context = context_of(1, seed)
         tossed = RowGenerators.from_seed(seed, 1).uniform() < 0.5
         expected = r"ban=\[2, 3\]" if tossed else r"ban=\[0, 1\]"
-        with pytest.raises(RegardError, match=f"nothing is left by {expected}$"):
+        with pytest.raises(RegardError, match=f"{expected} removed all remaining tokens$"):
             chain(logits, context)
 
 
@@ -217,7 +217,7 @@ def test_what_a_row_draws_behind_its_stop_is_nobodys_concern():
         for _ in range(3):  # 2, 1, 0: then everything was said
             context.append(chain(logits, context))
         if fails:
-            with pytest.raises(RegardError, match="nothing is left by no_repeat_ngram=1"):
+            with pytest.raises(RegardError, match="no_repeat_ngram=1 removed all remaining tokens"):
                 chain(logits, context)
         else:
             chain(logits, context)
@@ -420,7 +420,7 @@ def test_the_context_keeps_prompt_and_answer_of_ragged_rows():
         for row, length in zip(context.history, context.lengths.tolist(), strict=True)
     ]
     assert texts == [[5, 1, 3], [6, 7, 8, 2, 4]]
-    assert context.prompts.tolist() == [1, 3]
+    assert context.prompt_lengths.tolist() == [1, 3]
 
 
 def test_words_become_stages_in_their_order():
@@ -433,7 +433,7 @@ def test_words_become_stages_in_their_order():
     [
         ("topp=0.9", "unknown sampler 'topp'; did you mean 'top_p'"),
         ("gredy", "did you mean 'greedy'"),
-        ("top_p", "lacks its value"),
+        ("top_p", "has no value"),
         ("top_p=high", "top_p.p must be a number, not 'high'"),
         ("top_k=2.5", "top_k.k must be a whole number"),
         ("top_p=2", r"must lie in \[0, 1\]"),

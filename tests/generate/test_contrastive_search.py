@@ -124,7 +124,7 @@ def test_it_ends_at_a_full_context_whose_last_place_is_read():
 
 
 def test_a_model_without_hidden_states_is_refused():
-    with pytest.raises(ConfigError, match="compares hidden states, and NGram has none"):
+    with pytest.raises(ConfigError, match="needs hidden states, and NGram has none"):
         ContrastiveSearch()(counted(), [[1]], tokens=3)
 
 
@@ -132,10 +132,10 @@ def test_a_model_without_hidden_states_is_refused():
     ("settings", "message"),
     [
         ({"k": 0}, "k=0 of contrastive search"),
-        ({"k": 12}, "k=12 of contrastive search is more than the vocabulary's 11"),
+        ({"k": 12}, "k=12 of contrastive search must be at most vocab_size=11"),
         ({"alpha": 1.5}, "alpha=1.5 of contrastive search"),
         ({"alpha": math.nan}, "alpha=nan of contrastive search"),
-        ({"prompts": [[1] * 24]}, "a prompt of 24 ids leaves no room"),
+        ({"prompts": [[1] * 24]}, "a prompt of 24 ids fills"),
         ({"prompts": [[1], []]}, "prompt 1 is empty"),
         ({"tokens": 0}, "tokens=0"),
     ],
@@ -208,17 +208,21 @@ def test_the_shorter_context_counts():
 def test_two_vocabularies_are_refused():
     other = made(TransformerConfig(**(SIZES | {"vocab_size": 12})))
     both = ContrastiveDecoding(made(CONFIGS["learned"]), other)
-    with pytest.raises(ConfigError, match="the amateur knows 12 ids and the expert 11"):
+    with pytest.raises(
+        ConfigError, match="the amateur has vocab_size=12 and the expert vocab_size=11"
+    ):
         generate(both, [[1]], GREEDY, tokens=3)
     both = ContrastiveDecoding(other, made(CONFIGS["learned"]))
-    with pytest.raises(ConfigError, match="the amateur knows 11 ids and the expert 12"):
+    with pytest.raises(
+        ConfigError, match="the amateur has vocab_size=11 and the expert vocab_size=12"
+    ):
         generate(both, [[11]], GREEDY, tokens=3)  # an id that the amateur does not know
 
 
 def test_numbers_that_are_not_finite_are_an_error():
     model = made(CONFIGS["learned"])
     model.embed.token.weight.data[:] = math.nan
-    with pytest.raises(RegardError, match="row 0: the model gives no text a probability above 0"):
+    with pytest.raises(RegardError, match="row 0: no continuation has a probability above 0"):
         ContrastiveSearch()(model, [[1]], tokens=3)
 
 

@@ -142,9 +142,9 @@ def test_no_prompts_are_no_answers(table_model):
     [
         ({"prompts": [[1], []]}, ConfigError, "prompt 1 is empty; begin with"),
         ({"tokens": 0}, ConfigError, "tokens=0 must be at least 1"),
-        ({"source": SOURCE}, ShapeError, "3 sources do not match 1 prompts"),
-        ({"prompts": [[1], [2]], "seed": [1]}, ConfigError, "1 seeds do not match 2 rows"),
-        ({"chain": TWO}, ConfigError, "2 chains do not match 1 prompts"),
+        ({"source": SOURCE}, ShapeError, "3 sources for 1 prompts"),
+        ({"prompts": [[1], [2]], "seed": [1]}, ConfigError, "1 seeds for 2 rows"),
+        ({"chain": TWO}, ConfigError, "2 chains for 1 prompts"),
     ],
 )
 def test_what_cannot_be_continued_is_refused(table_model, arguments, error, message):

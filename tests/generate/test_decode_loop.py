@@ -57,7 +57,7 @@ def test_only_a_row_that_goes_on_can_run_out_of_tokens(stop):
     half = len(outcomes) // 2
     assert outcomes[:half] == outcomes[half:]
     errors = [outcome for outcome in outcomes if isinstance(outcome, str)]
-    assert all("nothing is left by no_repeat_ngram=1" in error for error in errors)
+    assert all("no_repeat_ngram=1 removed all remaining tokens" in error for error in errors)
     if stop:
         assert len(errors) < half // 2
     else:
@@ -146,7 +146,7 @@ def test_what_cannot_begin_a_stop_is_not_held_back():
 
 
 def test_an_empty_stop_text_is_refused():
-    with pytest.raises(ConfigError, match="a stop text is empty"):
+    with pytest.raises(ConfigError, match="a stop text must have"):
         list(truncate_at_stop(["a"], [""]))
 
 

@@ -137,13 +137,13 @@ def test_sigma_differs_between_llama_and_textgen():
     ("words", "order", "message"),
     [
         ([], "llama", "unknown order 'llama'; did you mean 'llama.cpp'"),
-        (["quadratic=0.3"], "hf", "the order hf has no place for quadratic; it knows bias, "),
+        (["quadratic=0.3"], "hf", "the order hf does not include quadratic; it includes bias, "),
         (
             ["top_k=3", "top_k=4"],
             "textgen",
-            "top_k is given twice; in the order textgen it acts once",
+            "top_k is given twice; the order textgen applies each sampler once",
         ),
-        (["temperature=0"], "hf", "the order hf refuses temperature=0"),
+        (["temperature=0"], "hf", "the order hf does not accept temperature=0"),
     ],
 )
 def test_what_does_not_fit_an_order_is_explained(words, order, message):

@@ -78,7 +78,7 @@ def rows(*logits):
 def context_of(*texts, seed=0, answer=0):
     """The context of these texts, of which the last `answer` ids were generated."""
     context = SamplerContext.from_prompts(texts, 1, seed=seed)
-    context.prompts -= answer
+    context.prompt_lengths -= answer
     return context
 
 

@@ -224,9 +224,12 @@ def test_a_row_draws_the_same_alone_and_in_a_batch():
         ({"draft_tokens": 0}, "draft_tokens=0"),
         ({"tokens": 0}, "tokens=0"),
         ({"prompts": [[1], []]}, "prompt 1 is empty"),
-        ({"draft": 7}, "the draft knows 7 ids and the model 6"),
-        ({"draft": 2}, "the draft knows 2 ids and the model 6"),  # too few to read the prompts
-        ({"seed": [1]}, "1 seeds do not match 3 rows"),
+        ({"draft": 7}, "the draft has vocab_size=7 and the model vocab_size=6"),
+        (
+            {"draft": 2},
+            "the draft has vocab_size=2 and the model vocab_size=6",
+        ),  # too few to read the prompts
+        ({"seed": [1]}, "1 seeds for 3 rows"),
     ],
 )
 def test_what_cannot_be_speculated_is_refused(settings, message):

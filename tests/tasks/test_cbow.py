@@ -94,9 +94,9 @@ def test_a_run_evaluates_later_as_it_did_in_training(run):
 
 def test_a_word_has_one_vector_whatever_stands_around_it(run):
     alike = run.compare_occurrences("the", "the king sees the field")
-    assert alike["places"] == [1, 4]
+    assert alike["positions"] == [1, 4]
     assert alike["table"] == pytest.approx(np.ones((2, 2)), abs=1e-6)
-    assert set(alike) == {"places", "table"}
+    assert set(alike) == {"positions", "table"}
 
 
 @pytest.mark.parametrize(

@@ -305,10 +305,10 @@ class Run:
 
         Each word by itself, or signed sums: "war king - man + woman" is two queries.
         """
-        vectors = WordVectors.of(self.model, self.tokenizer)
+        vectors = WordVectors.from_model(self.model, self.tokenizer)
         split = words.split() if isinstance(words, str) else words
         queries = parse_terms(self._normalize(word) for word in split)
-        return {format_terms(terms): vectors.near(terms, top) for terms in queries}
+        return {format_terms(terms): vectors.nearest(terms, top) for terms in queries}
 
     def compare_occurrences(self, word: str, text: str) -> dict[str, Any]:
         """Cosines between the vectors of a word at all its positions in a text.

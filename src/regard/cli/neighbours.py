@@ -60,7 +60,7 @@ def neighbours(
         ]
         print("\n".join(align_columns(rows, [2])))
     else:
-        positions = cosines.pop("places")
+        positions = cosines.pop("positions")
         table = [("tokens", *cosines)]
         for i, j in combinations(range(len(positions)), 2):
             cells = (f"{matrix[i][j]:.3f}" for matrix in cosines.values())

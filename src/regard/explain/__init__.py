@@ -1,4 +1,4 @@
-"""Look inside a model: activations, attention maps, gradient norms, and pictures of them."""
+"""Interpretability: activations, attention maps, gradient norms, and pictures of them."""
 
 from regard.explain.attention import AttentionMap, attention_maps
 from regard.explain.gradient import GradientFlow, gradient_flow

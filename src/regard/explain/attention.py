@@ -1,4 +1,4 @@
-"""Attention maps: how much each token attends to each other one."""
+"""Attention maps: the attention weights of each query token over the key tokens."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError, ShapeError
-from regard.explain.trace import matching
+from regard.explain.trace import matching_modules
 from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.recurrent_attention import RecurrentAttention
 from regard.nn.stack import Stack
@@ -33,7 +33,7 @@ def attention_maps(
     sums to 1, or to 0 where every key is masked. Where layers share one attention module, `call`
     is the index of the layer.
     """
-    modules = matching(model, (Attention, RecurrentAttention), pattern, "attention")
+    modules = matching_modules(model, (Attention, RecurrentAttention), pattern, "attention")
     recordings = {name: _Recording() for name in modules}
     with ExitStack() as stack:
         for name, module in modules.items():
@@ -91,7 +91,7 @@ def attention_maps(
 
 @dataclass(slots=True)
 class _Recording:
-    """What hooks recorded of one attention module."""
+    """The tensors that forward hooks recorded of one attention module."""
 
     calls: int = 0
     active: bool = False  # whether the current call is recorded
@@ -113,21 +113,21 @@ class AttentionMap:
         size = (len(self.rows), len(self.columns))
         if self.weights.shape[1:] != size:
             raise ShapeError(
-                f"{size[0]} row and {size[1]} column labels do not fit weights of "
+                f"{size[0]} row and {size[1]} column labels do not match weights of shape "
                 f"{tuple(self.weights.shape)}"
             )
 
     @classmethod
-    def of(
+    def from_batch(
         cls,
         weights: Float[Tensor, "batch heads time seen"],
         rows: Sequence[str],
         columns: Sequence[str],
         *,
-        sentence: int = 0,
+        index: int = 0,
     ) -> "AttentionMap":
-        """The map of one sequence of a batch, without the padding beyond its labels."""
-        unpadded = weights[sentence, :, : len(rows), : len(columns)]
+        """The map of sequence `index` of a batch, without the padding beyond its labels."""
+        unpadded = weights[index, :, : len(rows), : len(columns)]
         return cls(list(rows), list(columns), unpadded)
 
     def mean(self) -> Float[Tensor, "rows columns"]:
@@ -148,9 +148,9 @@ def self_attention(
     `pattern` selects modules by path instead, as in "encoder.blocks.*".
     """
     side, stack = _main_stack(model)
-    number = _checked_index(layer, len(stack.layers), "layers")
+    number = _check_index(layer, len(stack.layers), "layers")
     if not text:
-        raise ConfigError("nothing to explain: the text is empty")
+        raise ConfigError("the text is empty; attention maps need at least one token")
     if side == "encoder":
         ids, _ = encode_with_masks(tokenizer, text)
     else:
@@ -171,9 +171,9 @@ def cross_attention_path(model: nn.Module, layer: int | None = None) -> str:
     """The path of the module by which a decoder attends to the source, in one layer or hop."""
     hops = getattr(model, "attention", None)
     if isinstance(hops, nn.ModuleList) and len(hops):  # of a recurrent encoder-decoder
-        return f"attention.{_checked_index(layer, len(hops), 'hops')}"
+        return f"attention.{_check_index(layer, len(hops), 'hops')}"
     _, stack = _main_stack(model)
-    return f"decoder.blocks.{_checked_index(layer, len(stack.layers), 'layers')}.cross"
+    return f"decoder.blocks.{_check_index(layer, len(stack.layers), 'layers')}.cross"
 
 
 def pair_attention(
@@ -210,12 +210,14 @@ def _main_stack(model: nn.Module) -> tuple[str, Stack]:
         if isinstance(stack, Stack):
             return side, stack
     kind = type(model).__name__
-    raise ConfigError(f"there is no attention to show: the model of this run is {kind}")
+    raise ConfigError(
+        f"{kind} has no attention to show; it needs a Transformer, or a seq2seq with a score"
+    )
 
 
-def _checked_index(index: int | None, count: int, what: str) -> int:
+def _check_index(index: int | None, count: int, what: str) -> int:
     """`index`, by default the last, if there is such a layer or hop."""
     number = count - 1 if index is None else index
     if not 0 <= number < count:
-        raise ConfigError(f"layer {number}: there are {count} {what}, 0 to {count - 1}")
+        raise ConfigError(f"layer {number}: the model has {count} {what}, 0 to {count - 1}")
     return number

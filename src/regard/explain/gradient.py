@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError
-from regard.explain.trace import matching
+from regard.explain.trace import matching_modules
 from regard.nn.state import Source
 from regard.nn.tap import Carry
 
@@ -26,7 +26,7 @@ def gradient_flow(
         flow = gradient_flow(model, lambda: F.cross_entropy(model.head(model(ids))[0, -1:], last))
         flow["layers.0"]                                   # (batch, time)
 
-    h_t is everything that later positions can know of position t in one layer: the recurrent
+    h_t is everything that later positions can read of position t in one layer: the recurrent
     state of a cell (of an LSTM h and c together), the vector that attention or a convolution
     reads. For a cell  d loss / d h_t = U' (d loss / d h_{t+1} * f'(W x_{t+1} + U h_t + b)),
     U' the transpose of U, which shrinks or grows with every step back: vanishing and exploding
@@ -36,7 +36,7 @@ def gradient_flow(
     """
     recorded: list[tuple[str, Tensor]] = []
     with ExitStack() as stack, torch.enable_grad():
-        carries = matching(model, Carry, pattern, "layer that reads earlier positions")
+        carries = matching_modules(model, Carry, pattern, "layer that reads earlier positions")
         for name, carry in carries.items():
 
             def record(_: nn.Module, __: object, out: Tensor, name: str = name) -> Tensor:
@@ -81,10 +81,10 @@ class GradientFlow:
 
 
 def require_gradients(model: nn.Module) -> None:
-    """Refuse a closed-form model."""
+    """Raise if the model is closed-form."""
     if hasattr(model, "fit"):
         kind = type(model).__name__
-        raise ConfigError(f"{kind} is a closed-form model: it has no gradients")
+        raise ConfigError(f"{kind} is a closed-form model without gradients; use a neural model")
 
 
 def last_token_gradients(
@@ -101,7 +101,8 @@ def last_token_gradients(
     """
     if len(ids) < 2:
         raise ConfigError(
-            f"the text has {len(ids)} tokens; at least 2 are needed, one to predict the other from"
+            f"the text has {len(ids)} tokens; at least 2 are needed: the last is predicted from "
+            "the others"
         )
     device = next(model.parameters()).device
     context = torch.tensor([ids[:-1]], device=device)

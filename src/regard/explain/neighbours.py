@@ -1,4 +1,4 @@
-"""Nearest neighbours of words: cosines between the rows of a model's embedding."""
+"""Nearest neighbours of words, by cosine similarity in a model's embedding."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.text import Tokenizer
 
-SAMPLE_WORDS = 5  # words of a sample, and neighbours of each
+SAMPLE_WORDS = 5  # words in a sample, and neighbours per word
 SIGNS = {"+": 1.0, "-": -1.0}
 Terms = list[tuple[float, str]]  # the sign and the word of each term of a sum
 
@@ -26,18 +26,18 @@ class WordVectors:
     tokenizer: Tokenizer
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Tokenizer) -> Self:
+    def from_model(cls, model: Any, tokenizer: Tokenizer) -> Self:
         """The input embedding of a model."""
         embed = getattr(model, "embed", None)
         embed = getattr(embed, "token", embed)
         if not isinstance(embed, nn.Embedding):
             kind = type(model).__name__
-            raise ConfigError(f"the model of this run, {kind}, has no embedding")
+            raise ConfigError(f"{kind} has no word embedding; use a model with one, such as cbow")
         return cls(nn.functional.normalize(embed.weight.detach().float()), tokenizer)
 
     @cached_property
     def words(self) -> dict[str, int]:
-        """The id of every word; of a piece with and without a space, the one with it."""
+        """The id of every word; if a piece exists with and without a leading space, the former."""
         pieces = [(self.tokenizer.piece(id), id) for id in range(self.tokenizer.size)]
         known = sorted((piece.startswith(" "), piece.strip(" "), id) for piece, id in pieces)
         special = set(self.tokenizer.special_ids)
@@ -55,7 +55,7 @@ class WordVectors:
         hint = f"did you mean {' or '.join(close)}?" if close else "try a more frequent word"
         raise ConfigError(f"{word!r} is not in this run's vocabulary; {hint}")
 
-    def near(self, terms: Terms, top: int = 10) -> list[tuple[str, float]]:
+    def nearest(self, terms: Terms, top: int = 10) -> list[tuple[str, float]]:
         r"""The words with the largest cosine to a signed sum of word vectors, best first.
 
             cos(v_w, sum_i s_i v_i),    s_i = ±1,  each v of length 1
@@ -73,10 +73,10 @@ class WordVectors:
         return [(names[id], cosine) for id, cosine in pairs]
 
     def sample(self, ids: Sequence[int]) -> str:
-        """The first long words of a text, each with its nearest neighbours."""
+        """The first words of more than three letters in a text, with their nearest neighbours."""
         known = {id: word for word, id in self.words.items()}
         long = [known[id] for id in dict.fromkeys(ids) if len(known.get(id, "")) > 3][:SAMPLE_WORDS]
-        lines = ((word, self.near([(1.0, word)], SAMPLE_WORDS)) for word in long)
+        lines = ((word, self.nearest([(1.0, word)], SAMPLE_WORDS)) for word in long)
         return "\n".join(f"{word}: {', '.join(name for name, _ in near)}" for word, near in lines)
 
 
@@ -118,18 +118,18 @@ def compare_occurrences(
 ) -> dict[str, Any]:
     """Cosines between the vectors of a word at all its positions in a text.
 
-    `places` are the positions, counted from 1. `table` compares the embedding vectors, which are
+    `positions` are counted from 1. `table` compares the embedding vectors, which are
     equal; `last layer`, where the model is `contextual`, its output vectors, which depend on the
     context.
     """
-    vectors = WordVectors.of(model, tokenizer)
+    vectors = WordVectors.from_model(model, tokenizer)
     ids, id = tokenizer.encode(text), vectors.id(word)
     positions = [position for position, other in enumerate(ids) if other == id]
     if len(positions) < 2:
         raise ConfigError(
             f"{word!r} occurs {len(positions)} times in the text; comparing needs at least 2"
         )
-    result: dict[str, Any] = {"places": [position + 1 for position in positions]}
+    result: dict[str, Any] = {"positions": [position + 1 for position in positions]}
     result["table"] = cosines(vectors.table[[id] * len(positions)]).tolist()
     if contextual:
         prefix = tokenizer.prefix_ids
@@ -143,7 +143,7 @@ def compare_occurrences(
     return result
 
 
-def cosines(vectors: Float[Tensor, "places dim"]) -> Float[Tensor, "places places"]:
+def cosines(vectors: Float[Tensor, "positions dim"]) -> Float[Tensor, "positions positions"]:
     """The cosine of every pair of vectors."""
     x = nn.functional.normalize(vectors.float(), dim=-1)
     return x @ x.T

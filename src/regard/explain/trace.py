@@ -26,7 +26,7 @@ def trace(model: nn.Module, pattern: str = "*") -> Iterator[dict[str, Tensor]]:
     """
     activations: dict[str, Tensor] = {}
     with ExitStack() as stack:
-        for name, tap in matching(model, Tap, pattern, "tap").items():
+        for name, tap in matching_modules(model, Tap, pattern, "tap").items():
 
             def record(_: nn.Module, __: object, out: Tensor, name: str = name) -> None:
                 activations[name] = out
@@ -35,10 +35,10 @@ def trace(model: nn.Module, pattern: str = "*") -> Iterator[dict[str, Tensor]]:
         yield activations
 
 
-def matching(
+def matching_modules(
     model: nn.Module, kind: type[M] | tuple[type[M], ...], pattern: str, what: str
 ) -> dict[str, M]:
-    """The submodules of one type whose path matches; without a match, an error that lists all."""
+    """The submodules of one type whose path matches; if none does, raise and list their paths."""
     modules = {name: module for name, module in model.named_modules() if isinstance(module, kind)}
     matches = {name: module for name, module in modules.items() if fnmatchcase(name, pattern)}
     if not matches:
@@ -51,4 +51,4 @@ def _list_names(names: Iterable[str], limit: int = 8) -> str:
     if not names:
         return "this model has none"
     more = f", … ({len(names)} in all)" if len(names) > limit else ""
-    return f"there are: {', '.join(names[:limit])}{more}"
+    return f"available: {', '.join(names[:limit])}{more}"

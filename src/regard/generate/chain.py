@@ -88,8 +88,9 @@ class Chain:
         per_row = any(isinstance(stage, PerRow) for stage in active)  # each row's was checked
         if stateful and stateful != [len(active) - 1] and not per_row:
             raise ConfigError(
-                f"{format_sampler(active[stateful[0]])} learns from the sampled token, and so must "
-                "be the last sampler and the only one that does"
+                f"{format_sampler(active[stateful[0]])} is stateful: it is updated with the "
+                "sampled "
+                "token, and must be the last sampler and the only stateful one"
             )
 
     @classmethod
@@ -122,7 +123,7 @@ class Chain:
 
     @property
     def fused_tail(self) -> FusedTail | None:
-        """The last stages and the draw as fused kernels; None where there are none for them."""
+        """The last stages and the draw as fused kernels; None if no kernels support them."""
         return FusedTail.from_stages(self.active) if type(self) is Chain else None
 
     @property
@@ -133,11 +134,11 @@ class Chain:
     def __call__(
         self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
     ) -> Int[Tensor, " rows"]:
-        """Sample the next id of each row; a row without any token left is an error."""
+        """Sample the next id of each row; raise if a row has no token left."""
         if self._argmax_only:
-            wide = at_least_float32(logits)
-            if all(map(math.isfinite, wide.amax(-1).tolist())):
-                return wide.argmax(-1)
+            float_logits = at_least_float32(logits)
+            if all(map(math.isfinite, float_logits.amax(-1).tolist())):
+                return float_logits.argmax(-1)
         ids = self.sample(logits, context)
         self.raise_if_failed(context, lambda row, length: logits[row : row + 1])
         return ids
@@ -223,10 +224,12 @@ class Chain:
             gaps = gaps or stage.may_leave_gaps
 
     def check_rows(self, rows: int) -> None:
-        """Refuse a chain that `per_row` made for another number of rows."""
+        """Raise if `per_row` made the chain for another number of rows."""
         for stage in self.stages:
             if isinstance(stage, PerRow) and stage.rows != rows:
-                raise ConfigError(f"{stage.rows} chains do not match {rows} prompts")
+                raise ConfigError(
+                    f"{stage.rows} chains for {rows} prompts; give one chain, or one per prompt"
+                )
 
     def raise_if_failed(
         self, context: SamplerContext, logits: Callable[[int, int], Float[Tensor, "rows vocab"]]
@@ -244,7 +247,7 @@ class Chain:
                 continue
             failed.fill_(NOT_FAILED)
             cause = self._failure_cause(logits(row, length), context, row, length)
-            raise RegardError(f"row {row} has nothing to draw from: {cause}")
+            raise RegardError(f"row {row} has no token left to draw: {cause}")
 
     def _failure_cause(self, logits: Tensor, context: SamplerContext, row: int, length: int) -> str:
         """Find out why no token was left in a row, by running its stages again."""
@@ -259,8 +262,8 @@ class Chain:
         replay.lengths = torch.full_like(replay.lengths, length)
         for trace in Chain.run_stages(chain, logits, replay):
             if not trace.after.amax().isfinite():
-                return f"nothing is left by {format_sampler(trace.stage)}"
-        return "the samplers removed all"
+                return f"{format_sampler(trace.stage)} removed all remaining tokens"
+        return "the samplers removed all tokens"
 
     def select(self, rows: Int[Tensor, " selected"]) -> "Chain":
         """The chain for a subset of the rows."""
@@ -306,12 +309,12 @@ def record_failures(logits: Float[Tensor, "rows vocab"], context: SamplerContext
 
 def _ended(context: SamplerContext, row: int, length: int) -> bool:
     """Whether a stop id is among the first `length` ids of a row, after its prompt."""
-    answer = context.history[row, int(context.prompts[row]) : length].tolist()
+    answer = context.history[row, int(context.prompt_lengths[row]) : length].tolist()
     return not set(context.stop).isdisjoint(answer)
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Logits in float32, or in float64 if they are."""
+    """Logits in float32; float64 logits stay float64."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -339,7 +342,7 @@ def parse_chain(
     order: str | None = None,
     token_ids: Callable[[str, str], list[int]] | None = None,
 ) -> Chain:
-    """Make a chain from texts like `top_p=0.9`, which are applied in the order they are given.
+    """Make a chain from texts like `top_p=0.9`, in the order of application.
 
     The value sets the sampler's first setting; a TOML table sets several. `order` names an entry
     of `SAMPLER_ORDERS` and arranges the samplers as that system does, with its defaults. Without

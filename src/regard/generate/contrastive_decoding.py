@@ -15,7 +15,7 @@ MIN_LOG_Q = -70.0  # bounds log Q of tokens that the amateur gives no probabilit
 
 @dataclass(frozen=True, slots=True)
 class ContrastiveDecoding:
-    r"""Prefer tokens that an expert model finds likelier than an amateur model does.
+    r"""Prefer tokens that are likelier under an expert model than under an amateur model.
 
         l_v = (1 + beta) log P(v) - beta log Q(v)   where  P(v) >= alpha max_u P(u)
 
@@ -38,12 +38,12 @@ class ContrastiveDecoding:
 
     @property
     def vocab_size(self) -> int:
-        """That of both models."""
+        """The vocabulary size of both models."""
         return self.expert.vocab_size
 
     @property
     def device(self) -> torch.device:
-        """That of both models."""
+        """The device of both models."""
         return self.expert.device
 
     @property
@@ -57,7 +57,7 @@ class ContrastiveDecoding:
         expert, amateur = self.expert.vocab_size, self.amateur.vocab_size
         if expert != amateur:
             raise ConfigError(
-                f"the amateur knows {amateur} ids and the expert {expert}; "
+                f"the amateur has vocab_size={amateur} and the expert vocab_size={expert}; "
                 "both must have the same vocabulary"
             )
         return ContrastiveState(
@@ -91,7 +91,7 @@ class ContrastiveState:
 
     @property
     def lengths(self) -> Int[Tensor, " rows"]:
-        """How many ids each row has taken in."""
+        """The number of ids in each row's state."""
         return self.expert.lengths
 
     def select(self, rows: Int[Tensor, " selected"]) -> "ContrastiveState":

@@ -45,7 +45,7 @@ def generate(
     first.
 
     A row that fills the model's context drops the older half and continues from the rest; with a
-    `source` it ends there instead, since a translation is not an endless text.
+    `source` it ends there instead, since a translation has an end.
     """
     answers: list[list[int]] = [[] for _ in prompts]
     for ids in _decode(model, prompts, chain, tokens, stop, seed, source):
@@ -209,7 +209,7 @@ def _start_loop(
 class _Row:
     """One text that is being generated."""
 
-    number: int  # of its prompt
+    number: int  # index of its prompt
     window: list[int]  # the ids that the model's state holds, and the newest
     live: bool = True
 
@@ -245,7 +245,7 @@ def pad_prompts(
 def check_prompts(prompts: Sequence[Sequence[int]], tokens: int, source: Source | None) -> None:
     """Raise if the prompts cannot be continued."""
     if not isinstance(tokens, int):
-        raise ConfigError(f"tokens={tokens!r} must be a whole number")
+        raise ConfigError(f"tokens={tokens!r} must be an integer")
     if tokens < 1:
         raise ConfigError(f"tokens={tokens} must be at least 1")
     for row, prompt in enumerate(prompts):
@@ -254,4 +254,6 @@ def check_prompts(prompts: Sequence[Sequence[int]], tokens: int, source: Source 
                 f"prompt {row} is empty; begin with the tokenizer's start id or with some text"
             )
     if source is not None and len(source.ids) != len(prompts):
-        raise ShapeError(f"{len(source.ids)} sources do not match {len(prompts)} prompts")
+        raise ShapeError(
+            f"{len(source.ids)} sources for {len(prompts)} prompts; give one per prompt"
+        )

@@ -20,7 +20,7 @@ TOKENS_PER_SYNC = 16  # tokens that a CUDA graph decodes before the host reads t
 class DecodeLoop(Protocol):
     """Runs decode steps for a batch of rows: feeds back the last ids and samples the next."""
 
-    tokens_per_sync: int  # how many tokens it best decodes in one call
+    tokens_per_sync: int  # tokens per call of `decode`, for best speed
     context: SamplerContext
     state: State
     last: Int[Tensor, " rows"]  # the ids sampled last, which the model has not read yet
@@ -57,7 +57,7 @@ class EagerLoop:
         return self.last.unsqueeze(1) if steps == 1 else torch.stack(decoded, 1)
 
     def raise_if_failed(self) -> None:
-        """Nothing to do: the chain raises at every token."""
+        """Do nothing: the chain already raises at every token."""
 
     def select(self, rows: Int[Tensor, " selected"], chain: Chain) -> "EagerLoop":
         """A loop for a subset of the rows, with their chain."""
@@ -149,7 +149,7 @@ class CudaGraphLoop:
 
 
 class Engine:
-    """A `Language` that decodes with a CUDA graph, which it keeps for the next text."""
+    """A `Language` that decodes with a CUDA graph and caches the graph for the next text."""
 
     def __init__(self, model: Language, *, capture: bool | None = None) -> None:
         self.model = model
@@ -158,7 +158,7 @@ class Engine:
 
     @property
     def context(self) -> int | None:
-        """The most ids a row can hold."""
+        """The maximum number of ids of a row."""
         return self.model.context
 
     @property
@@ -172,7 +172,7 @@ class Engine:
         return self.model.device
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> State:
-        """As the model's."""
+        """Call `start` of the model."""
         return self.model.start(rows, capacity, source)
 
     def step(
@@ -183,14 +183,14 @@ class Engine:
         counts: Int[Tensor, " rows"] | None = None,
         all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], State]:
-        """As the model's."""
+        """Call `step` of the model."""
         return self.model.step(ids, state, counts=counts, all_logits=all_logits)
 
     def can_capture(self, chain: Chain, state: State | None = None) -> bool:
         """Whether a decode step with this chain can be captured as a CUDA graph."""
         state = self.model.start(1, 1) if state is None else state
-        wanted = state.lengths.is_cuda if self._capture is None else self._capture
-        return wanted and chain.capturable and isinstance(state, Capturable)
+        enabled = state.lengths.is_cuda if self._capture is None else self._capture
+        return enabled and chain.capturable and isinstance(state, Capturable)
 
     def start_loop(
         self,
@@ -202,7 +202,8 @@ class Engine:
     ) -> CudaGraphLoop:
         """Prefill the prompts, sample the first ids, and return the loop for the others.
 
-        The kept loop is reused where it fits; until it is put back, no other text can take it.
+        The cached loop is reused if it fits. It is not cached while it is in use, so that no two
+        texts share it.
         """
         loop, self.loop = self.loop, None
         if loop is not None and loop.can_reuse(chain, context, capacity):
@@ -224,19 +225,25 @@ def _has_per_row_settings(chain: Chain) -> bool:
     return any(isinstance(stage, PerRow) for stage in chain.stages)
 
 
-def _capture(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Capture the work as a CUDA graph and return its replay; on a CPU, the work itself."""
+def _capture(function: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Capture a function as a CUDA graph and return its replay; on a CPU, return the function."""
     if device.type != "cuda":
-        return work
+        return function
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        work()
+        function()
     return graph.replay
 
 
 def _tensors(context: SamplerContext) -> list[Tensor]:
     """All tensors that decoding changes, in a fixed order."""
     generators = context.generators
-    fixed = [context.history, context.lengths, context.prompts, generators.keys, generators.used]
+    fixed = [
+        context.history,
+        context.lengths,
+        context.prompt_lengths,
+        generators.keys,
+        generators.used,
+    ]
     return [*fixed, *(context.state[key] for key in sorted(context.state, key=str))]

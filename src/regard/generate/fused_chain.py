@@ -17,7 +17,7 @@ from regard.generate.samplers.truncation import XTC, MinP, TopK, TopNSigma, TopP
 MAX_TOP_K = 512  # half of what the kernels sort, since more tokens may tie with the k-th
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# the kernel's name of a stage and its two settings; min_keep, which any stage may have, is apart
+# the kernel's name of a stage and its two settings; min_keep is passed separately
 KernelOp = tuple[str, float, float]
 KERNEL_OPS: Mapping[type, Callable[[Any], KernelOp]] = {
     TopK: lambda stage: ("exact_top_k" if stage.exact else "top_k", stage.k, 0),
@@ -44,10 +44,10 @@ class FusedTail:
         """The fused tail of these stages, none of them neutral; None if no kernel can run it.
 
         The kernels sort only what a top-k keeps. Before the top-k there may be temperatures,
-        which change no order and so may as well run after it, and one top-n-sigma, which keeps
-        the same of the k largest before and after it, given the statistics of the whole row.
+        which keep the order and can run after it, and one top-n-sigma, which can run after it
+        too if it uses the statistics of the whole row.
         """
-        start = max((at + 1 for at, stage in enumerate(stages) if stage.needs_ids), default=0)
+        start = max((i + 1 for i, stage in enumerate(stages) if stage.needs_ids), default=0)
         rest = stages[start:]
         top_k = next((stage for stage in rest if isinstance(stage, TopK)), None)
         if any(stage.stateful for stage in stages) or not all(map(_has_kernel, rest)):
@@ -64,7 +64,7 @@ class FusedTail:
         ops = ["top_n_sigma_of_row"] * len(sigmas) + [
             name for name, *_ in kernel_ops[len(sigmas) :]
         ]
-        gaps = [any(stage.may_leave_gaps for stage in fused[:at]) for at in range(len(fused))]
+        gaps = [any(stage.may_leave_gaps for stage in fused[:i]) for i in range(len(fused))]
         settings = [
             (first_setting, second_setting, min(getattr(stage, "min_keep", 1), 2 * MAX_TOP_K))
             for stage, (_, first_setting, second_setting) in zip(fused, kernel_ops, strict=True)
@@ -105,8 +105,8 @@ def supports_fused_tail(logits: Float[Tensor, "rows vocab"]) -> bool:
 
 
 def _has_kernel(stage: LogitsProcessor) -> bool:
-    """Whether a kernel has its formula, with settings that all rows share."""
+    """Whether a kernel implements the stage with these settings."""
     greedy = isinstance(stage, Temperature) and stage.greedy
-    # with threshold 0, XTC's kernel would take removed tokens for likely ones
+    # with threshold 0, XTC's kernel would count removed tokens as top choices
     zero_threshold = isinstance(stage, XTC) and stage.threshold == 0
     return type(stage) in KERNEL_OPS and not greedy and not zero_threshold

@@ -1,4 +1,4 @@
-"""What a sampler may use beside the logits: the token history, random numbers and its state."""
+"""The inputs of a sampler besides the logits: token history, random numbers, sampler state."""
 
 import secrets
 from array import array
@@ -35,7 +35,7 @@ class RowGenerators:
     def from_seed(
         cls, seed: int | Sequence[int] | None, rows: int, device: torch.device | str = "cpu"
     ) -> "RowGenerators":
-        """Generators for (seed, row). With one seed per row, each row is as if it were alone."""
+        """Generators for (seed, row). A row with its own seed has the numbers of a batch of one."""
         if seed is None:
             seed = secrets.randbits(62)
         pairs = (
@@ -44,9 +44,9 @@ class RowGenerators:
             else [(seed, row) for row in range(rows)]
         )
         if not all(isinstance(row_seed, int) for row_seed, _ in pairs):
-            raise ConfigError(f"seed={seed!r} must be a whole number, or one for each row")
+            raise ConfigError(f"seed={seed!r} must be an integer, or a sequence with one per row")
         if len(pairs) != rows:
-            raise ConfigError(f"{len(pairs)} seeds do not match {rows} rows; give one, or one each")
+            raise ConfigError(f"{len(pairs)} seeds for {rows} rows; give one seed, or one per row")
         keys = torch.tensor([row_key(*pair) for pair in pairs], dtype=torch.long, device=device)
         return cls(keys, torch.zeros_like(keys))
 
@@ -78,7 +78,7 @@ def pad_rows(texts: Sequence[Sequence[int]], width: int) -> Int[Tensor, "rows ti
 
 
 def _shift_right(x: Tensor, by: int) -> Tensor:
-    """A logical shift: it fills with zeros."""
+    """A logical right shift, which fills with zeros."""
     return (x >> by) & (2 ** (64 - by) - 1)
 
 
@@ -94,7 +94,7 @@ class SamplerContext:
 
     history: Int[Tensor, "rows capacity"]  # prompt and generated ids; only `lengths` ids are valid
     lengths: Int[Tensor, " rows"]  # ids in each row's history
-    prompts: Int[Tensor, " rows"]  # how many of them are the prompt
+    prompt_lengths: Int[Tensor, " rows"]  # ids of each row's prompt
     generators: RowGenerators
     stop: tuple[int, ...] = ()  # the ids that end a text
     state: dict[Hashable, Tensor] = field(default_factory=dict)  # of samplers, by row
@@ -116,7 +116,7 @@ class SamplerContext:
         return cls(
             history=pad_rows(prompts, room).to(device),
             lengths=lengths,
-            prompts=lengths.clone(),
+            prompt_lengths=lengths.clone(),
             generators=RowGenerators.from_seed(seed, len(prompts), device),
             stop=tuple(stop),
         )
@@ -131,7 +131,7 @@ class SamplerContext:
         return SamplerContext(
             self.history[rows],
             self.lengths[rows],
-            self.prompts[rows],
+            self.prompt_lengths[rows],
             self.generators.select(rows),
             self.stop,
             {key: tensor[rows] for key, tensor in self.state.items()},
@@ -146,7 +146,7 @@ class SamplerContext:
             self.state.setdefault(key, tensor.clone())[rows] = tensor
 
     def row_state(self, key: Hashable, initial: Callable[[], Tensor]) -> Tensor:
-        """A sampler's state: a tensor with a row per row, to be updated in place."""
+        """A sampler's state: a tensor with one entry per batch row, to be updated in place."""
         if key not in self.state:
             self.state[key] = initial()
         return self.state[key]

@@ -30,7 +30,7 @@ class SamplerOrder:
     names: tuple[str, ...] | None = None  # None: all samplers, in the order of `SAMPLERS`
     defaults: tuple[Sampler, ...] = ()
     window: int | None = None  # how many ids penalties look back by default
-    adapt: Callable[[list[Sampler]], list[Sampler]] = list  # further habits of the system
+    adapt: Callable[[list[Sampler]], list[Sampler]] = list  # other behaviour of the system
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -61,7 +61,10 @@ def _as_llama_cpp(stages: list[Sampler]) -> list[Sampler]:
 
 
 def _as_textgen(stages: list[Sampler]) -> list[Sampler]:
-    """Its own sigma; mirostat has already drawn a token, so that XTC after it does nothing."""
+    """Top-n-sigma with the sample standard deviation; with mirostat, XTC is dropped.
+
+    textgen's mirostat has already drawn the token when XTC is called.
+    """
     stages = [
         SampleStdTopNSigma(s.n, min_keep=s.min_keep) if isinstance(s, TopNSigma) else s
         for s in stages
@@ -74,7 +77,9 @@ def _as_textgen(stages: list[Sampler]) -> list[Sampler]:
 def _as_hf(stages: list[Sampler]) -> list[Sampler]:
     for stage in stages:
         if isinstance(stage, Temperature) and stage.greedy:
-            raise ConfigError("the order hf refuses temperature=0; write greedy without an order")
+            raise ConfigError(
+                "the order hf does not accept temperature=0; use greedy without an order"
+            )
     return stages
 
 
@@ -123,10 +128,11 @@ def arrange(samplers: Iterable[Sampler], order: str) -> tuple[Sampler, ...]:
     for sampler, name in zip(chosen, names, strict=True):
         if name not in known:
             raise ConfigError(
-                f"the order {order} has no place for {name or sampler}; it knows {', '.join(known)}"
+                f"the order {order} does not include {name or sampler}; it includes "
+                f"{', '.join(known)}"
             )
         if name != "bias" and names.count(name) > 1:
-            raise ConfigError(f"{name} is given twice; in the order {order} it acts once")
+            raise ConfigError(f"{name} is given twice; the order {order} applies each sampler once")
     chosen += [sampler for sampler in system.defaults if sampler_name(sampler) not in names]
     # stateful samplers must be last, also where a sampler was added to the end of `SAMPLERS`
     chosen.sort(key=lambda s: (_is_stateful(s), known.index(str(sampler_name(s)))))

@@ -24,7 +24,7 @@ def parse_sampler(spec: str, token_ids: Callable[[str, str], list[int]] | None =
     if name not in SAMPLERS:
         raise ConfigError(unknown("sampler", name, [*SAMPLERS, "greedy"]))
     if not equals:
-        raise ConfigError(f"{spec!r} lacks its value; write name=value, as in top_p=0.9")
+        raise ConfigError(f"{spec!r} has no value; write name=value, as in top_p=0.9")
 
     def with_ids(table: dict[str, Any]) -> dict[str, Any]:
         if isinstance(table.get("tokens"), str):
@@ -39,7 +39,7 @@ def parse_sampler(spec: str, token_ids: Callable[[str, str], list[int]] | None =
             return [token]
         ids = token_ids(name, token)
         if not ids:
-            raise ConfigError(f"{name}: no token of this model reads {token!r}")
+            raise ConfigError(f"{name}: no token in the vocabulary has the text {token!r}")
         return ids
 
     return parse_entry(spec, SAMPLERS[name], with_ids)

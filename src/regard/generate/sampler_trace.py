@@ -64,7 +64,7 @@ class TracedChain(Chain):
 
     @property
     def capturable(self) -> bool:
-        """Never: recording needs host synchronisation."""
+        """False: recording needs host synchronisation."""
         return False
 
     def run_stages(
@@ -116,7 +116,7 @@ class TracedChain(Chain):
         )
 
     def _largest(self, by: Tensor, before: Tensor, after: Tensor) -> list[ProbabilityChange]:
-        """The tokens with the largest `by`, as far as it is above rounding."""
+        """The tokens with the largest `by`, where it is above `ROUNDING`."""
         best = by.topk(min(self.shown, len(by)))
         return [
             ProbabilityChange(id, before[id].item(), after[id].item())

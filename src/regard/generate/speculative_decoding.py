@@ -119,7 +119,8 @@ def _passes(
             context, chain, drafter = context.select(rows), chain.select(rows), drafter.select(rows)
         if draft_vocab not in (None, logits.shape[-1]):
             raise ConfigError(
-                f"the draft knows {draft_vocab} ids and the model {logits.shape[-1]}; "
+                f"the draft has vocab_size={draft_vocab} and the model "
+                f"vocab_size={logits.shape[-1]}; "
                 "both must have the same vocabulary"
             )
         count = min(draft_tokens, target.room)
@@ -163,7 +164,7 @@ class Proposal:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes draft tokens."""
+    """Proposes the draft tokens of speculative decoding."""
 
     def propose(self, context: SamplerContext, chain: Chain, count: int) -> Proposal:
         """Up to `count` draft tokens for each row of the context."""
@@ -177,7 +178,7 @@ class PromptLookup:
     """Prompt lookup decoding (Saxena 2023): propose what followed the same n-gram before.
 
     The last `max_ngram` ids are searched in the text before them; if they do not occur, a
-    shorter n-gram is. It costs next to nothing, and helps where an answer quotes its prompt.
+    shorter n-gram is. It needs no model, and helps where an answer quotes its prompt.
     """
 
     max_ngram: int = 3
@@ -212,7 +213,8 @@ class _DraftModel:
     """Samples draft tokens from a smaller model, through the same chain.
 
     Its state holds accepted tokens only, and draft tokens are decoded on a copy, so that a model
-    whose state cannot be rewound works too. A full context starts again from its newer half.
+    whose state cannot be rewound works too. When its context is full, it keeps the newer half of
+    the text.
     """
 
     def __init__(self, model: Language, source: Source | None) -> None:
@@ -317,7 +319,7 @@ class _TargetModel:
         return logits
 
     def accept(self, accepted: list[list[int]], unfinished: list[int]) -> list[int]:
-        """Append accepted ids and rewind the state to them; the unfinished rows that continue."""
+        """Append accepted ids, rewind the state to them, and return the rows that continue."""
         for row, ids in zip(self.rows, accepted, strict=True):
             row += ids
         if self.source is not None:

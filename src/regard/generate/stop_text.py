@@ -14,7 +14,7 @@ def truncate_at_stop(pieces: Iterable[str], stop_texts: Sequence[str]) -> Iterat
     ['On', 'ce.']
     """
     if "" in stop_texts:
-        raise ConfigError("a stop text is empty; every text would end before it begins")
+        raise ConfigError("a stop text must have at least one character")
     pending = ""
     for piece in pieces:
         pending += piece

@@ -178,7 +178,7 @@ class TextPipeline(Pipeline):
         tokenizer = cast(Tokenizer, data.tokenizers)
         if isinstance(data.task, CBOWTask):
             batch = cast(TextBatch, next(iter(data.validation_batches(data.model.context))))
-            return WordVectors.of(model, tokenizer).sample(batch.ids[0].tolist())
+            return WordVectors.from_model(model, tokenizer).sample(batch.ids[0].tolist())
         if not isinstance(data.task, Causal):
             return super().sample(data, model, seed)
         batch = cast(TextBatch, next(iter(data.validation_batches(1))))

@@ -1,1 +1,1 @@
-"""Pictures of attention, for the terminal and for files."""
+"""Drawing of attention maps, curves and diagrams, for the terminal and for files."""

@@ -1,22 +1,22 @@
-"""Line charts of several runs, in colours that the colour-blind can tell apart."""
+"""Line charts of several runs, with a colour-blind-safe palette."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 
-from regard.explain.render.label import cells, cut, visible
+from regard.explain.render.label import cells, truncate, visible
 from regard.explain.render.picture import Dot, Label, Line, Picture, Shape
 
 Points = Sequence[tuple[float, float]]
 
-# Okabe and Ito 2008: distinct for the colour-blind and in print
+# Okabe and Ito 2008
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 GREY, GRID_COLOUR, AXIS_COLOUR = "#555555", "#e4e4e4", "#999999"
 WIDTH, HEIGHT = 430, 270  # of the inside of a panel
 LEFT, RIGHT, ABOVE, BELOW, EDGE = 62, 22, 34, 48, 14  # margins of a panel; of the picture
 LEGEND = 20  # height of a line of the legend
-WARMUP_PART = 10  # the first tenth of a training curve may lie above the panel
+WARMUP_PART = 10  # the first tenth of a training curve may be cropped
 LOG_RATIO = 3.0  # largest over smallest value from which an axis is logarithmic
 MAX_TICKS = 9  # of a logarithmic axis
 SMALLEST = 1e-100  # value on a logarithmic axis
@@ -88,12 +88,20 @@ def _legend(names: Sequence[str], width: int, caption: str) -> tuple[list[Shape]
 def _panel(panel: Panel, names: Sequence[str], x_label: str, x: float, y: float) -> list[Shape]:
     curves = _without_warmup(panel.curves)
     points = [point for curve in curves for point in (*curve.training, *curve.validation)]
-    steps = _Axis.spanning([step for step, _ in points], x, x + WIDTH, flat=True)
-    values = _Axis.spanning([value for _, value in points], y + HEIGHT, y, flat=panel.from_zero)
+    steps = _Axis.from_values([step for step, _ in points], x, x + WIDTH, from_zero=True)
+    values = _Axis.from_values(
+        [value for _, value in points], y + HEIGHT, y, from_zero=panel.from_zero
+    )
     shapes: list[Shape] = [
         Label(x, y - 12, panel.title, size=14, bold=True),
-        *(Line([(x, at), (x + WIDTH, at)], GRID_COLOUR) for at in map(values.pixel, values.ticks)),
-        *(Line([(at, y), (at, y + HEIGHT)], GRID_COLOUR) for at in map(steps.pixel, steps.ticks)),
+        *(
+            Line([(x, tick_y), (x + WIDTH, tick_y)], GRID_COLOUR)
+            for tick_y in map(values.pixel, values.ticks)
+        ),
+        *(
+            Line([(tick_x, y), (tick_x, y + HEIGHT)], GRID_COLOUR)
+            for tick_x in map(steps.pixel, steps.ticks)
+        ),
         Line([(x, y), (x, y + HEIGHT), (x + WIDTH, y + HEIGHT)], AXIS_COLOUR),
     ]
     for tick in values.ticks:
@@ -111,7 +119,7 @@ def _panel(panel: Panel, names: Sequence[str], x_label: str, x: float, y: float)
             series = curve.training if thin else curve.validation
             pixels = [(steps.pixel(step), values.pixel(value)) for step, value in series]
             if len(pixels) > 1:
-                tint = _paler(colour) if thin else colour
+                tint = _lighten(colour) if thin else colour
                 shapes.append(Line(pixels, tint, 1.2 if thin else 2.5, dashed and not thin))
             if not thin:
                 shapes += [
@@ -155,20 +163,23 @@ class _Axis:
     ticks: Sequence[float]
 
     @classmethod
-    def spanning(
-        cls, values: Sequence[float], start: float, end: float, flat: bool = False
+    def from_values(
+        cls, values: Sequence[float], start: float, end: float, from_zero: bool = False
     ) -> "_Axis":
-        """An axis that holds all values; a flat one is never logarithmic and starts at 0."""
+        """An axis that holds all values; with `from_zero` it is linear and starts at 0."""
         low, high = min(values), max(values)
-        if flat:
+        if from_zero:
             low = 0.0
-        logarithmic = not flat and low > SMALLEST and high / low >= LOG_RATIO
+        logarithmic = not from_zero and low > SMALLEST and high / low >= LOG_RATIO
         if logarithmic:
-            room = (high / low) ** 0.04
-            low, high = low / room, high * room
+            margin = (high / low) ** 0.04
+            low, high = low / margin, high * margin
         else:
-            room = 0.04 * (high - low) or abs(high) * 0.1 or 1.0
-            low, high = low if flat else low - room, high + (0 if flat and high > low else room)
+            margin = 0.04 * (high - low) or abs(high) * 0.1 or 1.0
+            low, high = (
+                low if from_zero else low - margin,
+                high + (0 if from_zero and high > low else margin),
+            )
         ticks = _log_ticks(low, high) if logarithmic else _ticks(low, high)
         return cls(low, high, start, end, logarithmic, ticks)
 
@@ -180,15 +191,15 @@ class _Axis:
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
 
-def _ticks(low: float, high: float, most: int = 8) -> list[float]:
+def _ticks(low: float, high: float, max_ticks: int = 8) -> list[float]:
     """Round tick values between two numbers.
 
     >>> _ticks(0, 2000)
     [0.0, 500.0, 1000.0, 1500.0, 2000.0]
     """
-    least = (high - low) / most
-    unit = 10.0 ** math.floor(math.log10(least))
-    step = next(unit * digit for digit in (1, 2, 5, 10) if unit * digit >= least)
+    min_step = (high - low) / max_ticks
+    unit = 10.0 ** math.floor(math.log10(min_step))
+    step = next(unit * digit for digit in (1, 2, 5, 10) if unit * digit >= min_step)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]
 
@@ -215,10 +226,12 @@ def _style(run: int) -> tuple[str, bool]:
     return COLOURS[run % len(COLOURS)], run // len(COLOURS) % 2 == 1
 
 
-def _paler(colour: str) -> str:
-    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+def _lighten(colour: str) -> str:
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - 0.45 * (255 - part)):02x}" for part in parts)
 
 
 def _printable(name: str) -> str:
-    return cut("".join(" " if character == " " else visible(character) for character in name), NAME)
+    return truncate(
+        "".join(" " if character == " " else visible(character) for character in name), NAME
+    )

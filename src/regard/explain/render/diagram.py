@@ -57,11 +57,11 @@ def _vision(config: Any) -> Lines:
     before += ["prepended [CLS] vector"] if config.cls else []
     before += _added_position(config)
     return [
-        *_begin(f"image of {size} × {size}"),
-        *_through(before, WIDTH),
+        *_input(f"image of {size} × {size}"),
+        *_in_stream(before, WIDTH),
         *_layers(config, "encoder", WIDTH),
-        *_through([*_final_norm(config), _head(config)], WIDTH),
-        *_end(_result(config)),
+        *_in_stream([*_final_norm(config), _head(config)], WIDTH),
+        *_output(_result(config)),
     ]
 
 
@@ -71,13 +71,13 @@ def _recurrent(config: Any) -> Lines:
     cell = f"{CELLS.get(kind, kind)}{_format_options(shown)}"
     direction = ", bidirectional" if config.bidirectional else ""
     part = f"{cell} {config.dim:,} → {config.dim:,}{direction}, recurrent in time"
-    inside = _through([part], WIDTH - 2, STREAM - 1)
+    inside = _in_stream([part], WIDTH - 2, STREAM - 1)
     return [
-        *_begin("ids"),
-        *_through([f"embedding {config.vocab_size:,} × {config.dim:,}"], WIDTH),
-        *_repeated(inside, config.layers, WIDTH),
-        *_through([_head(config)], WIDTH),
-        *_end(_result(config)),
+        *_input("ids"),
+        *_in_stream([f"embedding {config.vocab_size:,} × {config.dim:,}"], WIDTH),
+        *_repeat_frame(inside, config.layers, WIDTH),
+        *_in_stream([_head(config)], WIDTH),
+        *_output(_result(config)),
     ]
 
 
@@ -103,9 +103,9 @@ def _seq2seq(config: Any) -> Lines:
         details = f"{score}{_format_options(options)}{heads}{hops}{hard}"
         parts.append(f"attention to the encoder: {details}; {config.placement}{feeding}")
     return [
-        *_begin("source and target ids"),
-        *_through([*parts, _head(config)], WIDTH),
-        *_end("logits of the next token"),
+        *_input("source and target ids"),
+        *_in_stream([*parts, _head(config)], WIDTH),
+        *_output("logits of the next token"),
     ]
 
 
@@ -119,26 +119,26 @@ def _feedforward(config: Any) -> Lines:
         f"tanh layer {width:,} → {hidden:,}" + (", and a skip connection" if config.direct else ""),
         f"head: {hidden:,}{direct} → {config.vocab_size:,}, untied",
     ]
-    return [*_begin("ids"), *_through(parts, WIDTH), *_end("logits of the next token")]
+    return [*_input("ids"), *_in_stream(parts, WIDTH), *_output("logits of the next token")]
 
 
 def _convolution(config: Any) -> Lines:
     dilated = f"dilated 1 to {2 ** (config.layers - 1):,}"
     part = f"gated convolution: kernel {config.width}, {dilated}; skip connection to the output"
-    inside = _leave(_stacked([part], WIDTH - 2 - STREAM - 4), WIDTH - 2)
+    inside = _residual_branch(_boxes([part], WIDTH - 2 - STREAM - 4), WIDTH - 2)
     output = f"sum of skip connections, ReLU, {config.dim:,} → {config.dim:,}, ReLU"
     return [
-        *_begin("ids"),
-        *_through([f"embedding {config.vocab_size:,} × {config.dim:,}"], WIDTH),
-        *_repeated(inside, config.layers, WIDTH),
-        *_through([output, _head(config)], WIDTH),
-        *_end(_result(config)),
+        *_input("ids"),
+        *_in_stream([f"embedding {config.vocab_size:,} × {config.dim:,}"], WIDTH),
+        *_repeat_frame(inside, config.layers, WIDTH),
+        *_in_stream([output, _head(config)], WIDTH),
+        *_output(_result(config)),
     ]
 
 
 def _bag(config: Any) -> Lines:
     parts = [f"counts of {config.vocab_size:,} words", "head: linear"]
-    return [*_begin("ids"), *_through(parts, WIDTH), *_end(HEADS["classify"])]
+    return [*_input("ids"), *_in_stream(parts, WIDTH), *_output(HEADS["classify"])]
 
 
 def _cbow(config: Any) -> Lines:
@@ -150,32 +150,32 @@ def _cbow(config: Any) -> Lines:
     ]
     if config.negatives:
         parts[-1] += f"; in training, negative sampling with {config.negatives}"
-    return [*_begin("ids"), *_through(parts, WIDTH), *_end("logits of the middle word")]
+    return [*_input("ids"), *_in_stream(parts, WIDTH), *_output("logits of the middle word")]
 
 
 def _ngram(config: Any) -> Lines:
     context = f" after up to {config.order - 1} ids" if config.order > 1 else ""
     return [
-        *_begin("ids"),
-        *_through([f"n-gram counts of each id{context}"], WIDTH),
-        *_end("probabilities of the next token"),
+        *_input("ids"),
+        *_in_stream([f"n-gram counts of each id{context}"], WIDTH),
+        *_output("probabilities of the next token"),
     ]
 
 
 def _hmm(config: Any) -> Lines:
     states = f"transitions between {config.states:,} hidden states"
     return [
-        *_begin("ids"),
-        *_through([states, "emission probabilities of the state"], WIDTH),
-        *_end("probabilities of the next token"),
+        *_input("ids"),
+        *_in_stream([states, "emission probabilities of the state"], WIDTH),
+        *_output("probabilities of the next token"),
     ]
 
 
 def _autoregression(config: Any) -> Lines:
     return [
-        *_begin("values"),
-        *_through([f"linear in the last {config.order} values, with bias"], WIDTH),
-        *_end("the next value"),
+        *_input("values"),
+        *_in_stream([f"linear in the last {config.order} values, with bias"], WIDTH),
+        *_output("the next value"),
     ]
 
 
@@ -201,11 +201,11 @@ def _column(config: Any, side: str, width: int) -> Lines:
     is_source = both and side == "encoder"
     after = [*_final_norm(config), *([] if is_source else [_head(config)])]
     return [
-        *_begin(ids),
-        *_through(_embedding(config, is_source), width),
+        *_input(ids),
+        *_in_stream(_embedding(config, is_source), width),
         *_layers(config, side, width),
-        *(_through(after, width) if after else []),
-        *_end("memory" if is_source else _result(config)),
+        *(_in_stream(after, width) if after else []),
+        *_output("memory" if is_source else _result(config)),
     ]
 
 
@@ -334,15 +334,15 @@ def _layers(config: Any, side: str, width: int) -> Lines:
         for part in [*branches, _ffn(config)]:
             inside += _branch(config, part, inner)
     shared = ", shared weights" if config.shared_layers else ""
-    return _repeated(inside, count, width, shared)
+    return _repeat_frame(inside, count, width, shared)
 
 
 def _branch(config: Any, part: Part, width: int) -> Lines:
     norm, norm_order = _norm(config), config.norm_order
     if norm_order == "none":
-        return _through([norm, part], width, STREAM - 1)
+        return _in_stream([norm, part], width, STREAM - 1)
     boxed = {"pre": [norm, part], "sandwich": [norm, part, norm]}.get(norm_order, [part])
-    lines = _leave(_stacked(boxed, width - STREAM - 4), width)
+    lines = _residual_branch(_boxes(boxed, width - STREAM - 4), width)
     if norm_order in ("post", "deepnorm"):
         scaled = "" if norm_order == "post" else " of the scaled stream plus the branch"
         lines.append(_pad(f"{' ' * (STREAM - 1)}◇ {norm}{scaled}", width))
@@ -355,7 +355,7 @@ def _parallel(config: Any, side: str, width: int) -> Lines:
     left, right = room // 2, room - room // 2 + 1
     norm, norms = [_norm(config)], config.norm_order == "parallel_norms"
     columns = [
-        _stacked([*(norm if norms else []), part], size)
+        _boxes([*(norm if norms else []), part], size)
         for part, size in ((_attention(config, side), left), (_ffn(config), right))
     ]
     height = max(map(len, columns))
@@ -364,12 +364,12 @@ def _parallel(config: Any, side: str, width: int) -> Lines:
     joint = {"┐": "┬", "┘": "┴", "┤": "┼", "│": "│"}
     rows = [a[:-1] + joint.get(a[-1], a[-1]) + b[1:] for a, b in zip(*columns, strict=True)]
     if not norms:
-        top = _stacked(norm, room)
+        top = _boxes(norm, room)
         rows = [*top[:-1], f"├{rows[0][1:-1]}┤", *rows[1:]]
-    return _leave(rows, width)
+    return _residual_branch(rows, width)
 
 
-def _stacked(parts: Sequence[Part], width: int) -> Lines:
+def _boxes(parts: Sequence[Part], width: int) -> Lines:
     """A box for each part, one under the other."""
     rule = "─" * (width - 2)
     lines = [f"┌{rule}┐"]
@@ -381,7 +381,7 @@ def _stacked(parts: Sequence[Part], width: int) -> Lines:
     return [*lines, f"└{rule}┘"]
 
 
-def _leave(box: Lines, width: int) -> Lines:
+def _residual_branch(box: Lines, width: int) -> Lines:
     """A residual branch: a box to the right of the stream, with arrows out and back."""
     margin = " " * (STREAM - 1)
     first, *middle, last = box
@@ -389,13 +389,17 @@ def _leave(box: Lines, width: int) -> Lines:
     return [_pad(line, width) for line in [*lines, f"{margin}⊕◀──{last}"]]
 
 
-def _through(parts: Sequence[Part], width: int, at: int = STREAM) -> Lines:
-    """Boxes that the stream itself passes through, at this column."""
-    first, *middle, last = _stacked(parts, width)
-    return [f"{first[:at]}┴{first[at + 1 :]}", *middle, f"{last[:at]}┬{last[at + 1 :]}"]
+def _in_stream(parts: Sequence[Part], width: int, column: int = STREAM) -> Lines:
+    """Modules that process the residual stream itself, as boxes on it."""
+    first, *middle, last = _boxes(parts, width)
+    return [
+        f"{first[:column]}┴{first[column + 1 :]}",
+        *middle,
+        f"{last[:column]}┬{last[column + 1 :]}",
+    ]
 
 
-def _repeated(inside: Lines, count: int, width: int, note: str = "") -> Lines:
+def _repeat_frame(inside: Lines, count: int, width: int, note: str = "") -> Lines:
     """A frame around repeated layers."""
     title = f" {count} ×{note} "
     rule = "─" * (width - 2)
@@ -408,11 +412,11 @@ def _repeated(inside: Lines, count: int, width: int, note: str = "") -> Lines:
     ]
 
 
-def _begin(name: str) -> Lines:
+def _input(name: str) -> Lines:
     return [f"{' ' * STREAM}{name}", f"{' ' * STREAM}│"]
 
 
-def _end(name: str) -> Lines:
+def _output(name: str) -> Lines:
     return [f"{' ' * STREAM}▼", f"{' ' * STREAM}{name}"]
 
 

@@ -11,7 +11,7 @@ SELECTORS = range(0xFE00, 0xFE10)  # variation selectors, which only change a ch
 
 
 def visible(token: str) -> str:
-    r"""A token made printable: white space as symbols, control characters escaped.
+    r"""A printable form of a token: white space as symbols, control characters escaped.
 
     >>> visible(" a\n\x1b[2J")
     '␣a⏎\\x1b[2J'
@@ -60,18 +60,18 @@ def cells(text: str) -> int:
     )
 
 
-def cut(text: str, most: int) -> str:
-    """A text in at most `most` cells, ending in … where it was longer.
+def truncate(text: str, max_cells: int) -> str:
+    """A text truncated to `max_cells` terminal cells, with … at the end.
 
-    >>> cut("attention", 6)
+    >>> truncate("attention", 6)
     'atten…'
     """
-    if cells(text) <= most:
+    if cells(text) <= max_cells:
         return text
     result, used = "", 1
     for cluster in clusters(text):
         used += cells(cluster)
-        if used > most:
+        if used > max_cells:
             break
         result += cluster
     return result + "…"
@@ -82,16 +82,16 @@ def shade(weight: float, largest: float) -> float:
     return math.sqrt(weight / largest) if largest > 0 else 0.0
 
 
-def blend(colours: Sequence[Colour], share: float) -> Colour:
-    """The colour at `share` (0 to 1) of a map of evenly spaced colours.
+def blend(colours: Sequence[Colour], fraction: float) -> Colour:
+    """Linear interpolation in a colour map, at `fraction` (0 to 1).
 
     >>> blend([(0, 0, 0), (200, 100, 0)], 0.5)
     (100, 50, 0)
     """
-    position = share * (len(colours) - 1)
-    before = min(int(position), len(colours) - 2)
-    part = position - before
+    position = fraction * (len(colours) - 1)
+    index = min(int(position), len(colours) - 2)
+    weight = position - index
     red, green, blue = (
-        round(a + part * (b - a)) for a, b in zip(colours[before], colours[before + 1], strict=True)
+        round(a + weight * (b - a)) for a, b in zip(colours[index], colours[index + 1], strict=True)
     )
     return red, green, blue

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from regard.errors import ConfigError
 
-INK, PAPER = "#222222", "#ffffff"
+FOREGROUND, BACKGROUND = "#222222", "#ffffff"
 PNG_SCALE = 2  # PNG pixels per unit, for high-resolution screens
 SUPERSAMPLING = 3  # drawn this much larger, then shrunk: anti-aliasing
 
@@ -20,7 +20,7 @@ class Line:
     """A line through points."""
 
     points: Sequence[tuple[float, float]]
-    colour: str = INK
+    colour: str = FOREGROUND
     width: float = 1.0
     dashed: bool = False
 
@@ -32,7 +32,7 @@ class Dot:
     x: float
     y: float
     radius: float
-    colour: str = INK
+    colour: str = FOREGROUND
     tooltip: str = ""
 
 
@@ -45,7 +45,7 @@ class Label:
     text: str
     anchor: Anchor = "start"
     size: int = 12
-    colour: str = INK
+    colour: str = FOREGROUND
     bold: bool = False
     upwards: bool = False
 
@@ -117,7 +117,7 @@ def _element(shape: Shape) -> str:
 
 
 def to_png(picture: Picture) -> bytes:
-    """The picture as a PNG, by Pillow."""
+    """The picture as a PNG, drawn with Pillow."""
     try:
         from PIL import Image, ImageDraw
     except ModuleNotFoundError:
@@ -125,7 +125,7 @@ def to_png(picture: Picture) -> bytes:
             "a .png needs Pillow: pip install 'regard[images]', or write .svg or .html"
         ) from None
     scale = PNG_SCALE * SUPERSAMPLING
-    image = Image.new("RGB", (scale * picture.width, scale * picture.height), PAPER)
+    image = Image.new("RGB", (scale * picture.width, scale * picture.height), BACKGROUND)
     draw = ImageDraw.Draw(image)
     for shape in picture.shapes:
         _paint(image, draw, shape, scale)
@@ -157,16 +157,16 @@ def _draw_text(image: Any, draw: Any, label: Label, scale: int) -> None:
     font: Any = ImageFont.load_default(scale * label.size)
     anchor = {"start": "l", "middle": "m", "end": "r"}[label.anchor] + "s"
     stroke = scale // 3 if label.bold else 0
-    at = (scale * label.x, scale * label.y)
+    baseline = (scale * label.x, scale * label.y)
     if not label.upwards:
-        draw.text(at, label.text, label.colour, font, anchor, stroke_width=stroke)
+        draw.text(baseline, label.text, label.colour, font, anchor, stroke_width=stroke)
         return
     length, height = round(draw.textlength(label.text, font)), 2 * scale * label.size
     strip = Image.new("L", (length, height), 0)
     ImageDraw.Draw(strip).text((0, height // 2), label.text, 255, font, "ls", stroke_width=stroke)
     strip = strip.rotate(90, expand=True)
     above = {"start": length, "middle": length / 2, "end": 0}[label.anchor]
-    corner = (round(at[0] - height // 2), round(at[1] - above))
+    corner = (round(baseline[0] - height // 2), round(baseline[1] - above))
     image.paste(Image.new("RGB", strip.size, label.colour), corner, strip)
 
 
@@ -181,8 +181,8 @@ def _dashes(line: Line, on: float = 6, off: float = 4) -> Iterable[list[tuple[fl
         done = 0.0
         while length - done > remaining:
             done += remaining
-            share = done / length
-            corner = (x + share * (to_x - x), y + share * (to_y - y))
+            fraction = done / length
+            corner = (x + fraction * (to_x - x), y + fraction * (to_y - y))
             if drawing:
                 yield [*dash, corner]
             drawing = not drawing

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.explain.render.label import blend, cells, cut, shade, visible
+from regard.explain.render.label import blend, cells, shade, truncate, visible
 from regard.explain.render.picture import document
 
 COLOUR_MAP = [(255, 255, 255), (133, 180, 222), (33, 96, 165), (8, 36, 84)]  # light to dark
@@ -37,15 +37,15 @@ def heatmap_svg(
     if tuple(weights.shape) != (len(headings), len(rows), len(columns)):
         raise ShapeError(
             f"{len(headings)} headings, {len(rows)} row and {len(columns)} column labels "
-            f"do not fit weights of {tuple(weights.shape)}"
+            f"do not match weights of shape {tuple(weights.shape)}"
         )
-    sides = [cut(visible(row), LABEL_CELLS) for row in rows]
-    tops = [cut(visible(column), LABEL_CELLS) for column in columns]
-    titles = [cut(_visible_words(heading), 60) for heading in headings]
+    row_labels = [truncate(visible(row), LABEL_CELLS) for row in rows]
+    column_labels = [truncate(visible(column), LABEL_CELLS) for column in columns]
+    titles = [truncate(_visible_words(heading), 60) for heading in headings]
     largest = float(weights.max()) if weights.numel() else 0.0
 
-    left = _length(sides) + 6
-    above = HEADING + _length(tops) + 6
+    left = _length(row_labels) + 6
+    above = HEADING + _length(column_labels) + 6
     across = max(CELL * len(columns), _length(titles))
     panel_width, panel_height = left + across, above + CELL * len(rows)
     per_line = min(heads, max(1, (PAGE - 2 * EDGE + GAP) // (panel_width + GAP)))
@@ -58,7 +58,7 @@ def heatmap_svg(
         x = EDGE + head % per_line * (panel_width + GAP)
         y = EDGE + head // per_line * (panel_height + GAP)
         parts.append(f'<g transform="translate({x} {y})">')
-        parts += _panel(titles[head], sides, tops, values, largest, left, above)
+        parts += _panel(titles[head], row_labels, column_labels, values, largest, left, above)
         parts.append("</g>")
     parts.append(_scale(largest, EDGE, height - EDGE - 28))
     return document("attention", width, height, parts, "monospace")
@@ -71,23 +71,23 @@ def _visible_words(text: str) -> str:
 
 def _panel(
     title: str,
-    sides: list[str],
-    tops: list[str],
+    row_labels: list[str],
+    column_labels: list[str],
     values: list[list[float]],
     largest: float,
     left: int,
     above: int,
 ) -> list[str]:
-    grid_width, grid_height = CELL * len(tops), CELL * len(sides)
+    grid_width, grid_height = CELL * len(column_labels), CELL * len(row_labels)
     parts = [f'<text x="{left}" y="{FONT + 1}" font-weight="bold">{escape(title)}</text>']
-    for column, label in enumerate(tops):
+    for column, label in enumerate(column_labels):
         x, y = left + CELL * column + CELL // 2 + FONT // 3, above - 5
         parts.append(f'<text transform="translate({x} {y}) rotate(-90)">{escape(label)}</text>')
-    for row, label in enumerate(sides):
+    for row, label in enumerate(row_labels):
         y = above + CELL * row + CELL // 2 + FONT // 3
         parts.append(f'<text x="{left - 5}" y="{y}" text-anchor="end">{escape(label)}</text>')
-    for row, (side, line) in enumerate(zip(sides, values, strict=True)):
-        for column, (top, weight) in enumerate(zip(tops, line, strict=True)):
+    for row, (side, line) in enumerate(zip(row_labels, values, strict=True)):
+        for column, (top, weight) in enumerate(zip(column_labels, line, strict=True)):
             if weight == 0:  # masked: stays white
                 continue
             red, green, blue = blend(COLOUR_MAP, shade(weight, largest))
@@ -115,10 +115,10 @@ def _scale(largest: float, x: int, y: int) -> str:
     boxes.append(
         f'<rect x="{x}" y="{y}" width="{length}" height="{CELL - 6}" fill="none" stroke="#999"/>'
     )
-    for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+    for fraction, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         boxes.append(
-            f'<text x="{x + share * length:.0f}" y="{y + CELL + FONT - 6}" '
-            f'text-anchor="{anchor}">{share**2 * largest:.2f}</text>'
+            f'<text x="{x + fraction * length:.0f}" y="{y + CELL + FONT - 6}" '
+            f'text-anchor="{anchor}">{fraction**2 * largest:.2f}</text>'
         )
     return f"<g>{''.join(boxes)}</g>"
 

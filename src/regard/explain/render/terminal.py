@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.explain.render.label import blend, cells, clusters, cut, shade, visible
+from regard.explain.render.label import blend, cells, clusters, shade, truncate, visible
 
 SHADES = " ░▒▓█"
 COLOUR_MAP = [(22, 24, 44), (96, 42, 122), (214, 84, 88), (255, 236, 160)]  # dark to bright
@@ -33,30 +33,35 @@ def heatmap(
     """
     if tuple(weights.shape) != (len(rows), len(columns)):
         raise ShapeError(
-            f"{len(rows)} row and {len(columns)} column labels do not fit weights of "
+            f"{len(rows)} row and {len(columns)} column labels do not match weights of shape "
             f"{tuple(weights.shape)}"
         )
-    sides = [cut(visible(row), min(ROW_CELLS, width // 3)) for row in rows]
-    tops = [clusters(cut(visible(column), COLUMN_LINES)) for column in columns]
-    margin = max(map(cells, sides), default=0) + 1
-    roomy = margin + 2 * len(columns) <= width
-    wide = any(cells(cluster) > 1 for top in tops for cluster in top)
-    cell = 2 if roomy or wide else 1
+    row_labels = [truncate(visible(row), min(ROW_CELLS, width // 3)) for row in rows]
+    column_labels = [clusters(truncate(visible(column), COLUMN_LINES)) for column in columns]
+    margin = max(map(cells, row_labels), default=0) + 1
+    fits_wide = margin + 2 * len(columns) <= width
+    wide = any(cells(cluster) > 1 for top in column_labels for cluster in top)
+    cell = 2 if fits_wide or wide else 1
     shown = min(len(columns), max(0, width - margin) // cell)
     largest = float(weights.max()) if weights.numel() else 0.0
 
-    height = max(map(len, tops[:shown]), default=0)
+    height = max(map(len, column_labels[:shown]), default=0)
     lines = []
     for line in range(height):
-        marks = [top[line - height + len(top)] if line >= height - len(top) else "" for top in tops]
+        marks = [
+            top[line - height + len(top)] if line >= height - len(top) else ""
+            for top in column_labels
+        ]
         padded = "".join(mark + " " * (cell - cells(mark)) for mark in marks[:shown])
         lines.append((" " * margin + padded).rstrip())
-    for side, values in zip(sides, weights[:, :shown].tolist(), strict=True):
+    for side, values in zip(row_labels, weights[:, :shown].tolist(), strict=True):
         label = " " * (margin - 1 - cells(side)) + side + " "
-        lines.append(label + _shaded(values, largest, cell, colour))
+        lines.append(label + _shade_row(values, largest, cell, colour))
     lines.append(_scale(largest, width, colour))
     if shown < len(columns):
-        lines.append(cut(f"… {len(columns) - shown} of {len(columns)} columns not shown", width))
+        lines.append(
+            truncate(f"… {len(columns) - shown} of {len(columns)} columns not shown", width)
+        )
     return "\n".join(lines)
 
 
@@ -80,19 +85,19 @@ def heads_overview(
         group = range(first, min(first + per_line, heads))
         lines.append((" " * GAP).join(f"head {head}".ljust(map_width) for head in group).rstrip())
         for row in range(rows):
-            parts = (_shaded(small[head, row].tolist(), largest, cell, colour) for head in group)
+            parts = (_shade_row(small[head, row].tolist(), largest, cell, colour) for head in group)
             lines.append((blank + " " * GAP).join(parts))
         lines.append("")
     return "\n".join([*lines, _scale(largest, width, colour)])
 
 
-def _shaded(values: Sequence[float], largest: float, cell: int, colour: bool) -> str:
-    shares = [shade(value, largest) for value in values]
+def _shade_row(values: Sequence[float], largest: float, cell: int, colour: bool) -> str:
+    fractions = [shade(value, largest) for value in values]
     if not colour:
-        return "".join(SHADES[min(int(share * 5), 4)] * cell for share in shares)
+        return "".join(SHADES[min(int(fraction * 5), 4)] * cell for fraction in fractions)
     text = ""
-    for share in shares:
-        red, green, blue = blend(COLOUR_MAP, share)
+    for fraction in fractions:
+        red, green, blue = blend(COLOUR_MAP, fraction)
         text += f"\x1b[48;2;{red};{green};{blue}m" + " " * cell
     return text + RESET
 
@@ -100,8 +105,8 @@ def _shaded(values: Sequence[float], largest: float, cell: int, colour: bool) ->
 def _scale(largest: float, width: int, colour: bool) -> str:
     """The legend: the weight at which each shade begins."""
     if width < 48:
-        return cut(f"largest {largest:.2f}", width)
+        return truncate(f"largest {largest:.2f}", width)
     steps = [(step / 5) ** 2 * largest for step in range(1, 5)]
-    shades = [_shaded([ABOVE_THRESHOLD * step], largest, 2, colour) for step in steps]
+    shades = [_shade_row([ABOVE_THRESHOLD * step], largest, 2, colour) for step in steps]
     marks = (f"{shaded} {step:.2f}" for shaded, step in zip(shades, steps, strict=True))
     return "  ".join([*marks, f"largest {largest:.2f}"])

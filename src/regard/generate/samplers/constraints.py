@@ -94,7 +94,7 @@ class Force(LogitsProcessor):
         forced_ids = context.constant(
             self.tokens, lambda: torch.tensor(self.tokens, device=logits.device)
         )
-        generated = context.lengths - context.prompts
+        generated = context.lengths - context.prompt_lengths
         token = forced_ids[generated.clamp_max(len(self.tokens) - 1)].unsqueeze(1)
         forced = torch.full_like(logits, -torch.inf).scatter_(1, token, 0.0)
         return torch.where((generated < len(self.tokens)).unsqueeze(1), forced, logits)
@@ -119,7 +119,9 @@ class MinLength(LogitsProcessor):
         context = require_context(context, "min_length")
         stop_ids = self.stop or context.stop
         if not stop_ids:
-            raise ConfigError("min_length does not know which ids end a text; give it stop=[ids]")
+            raise ConfigError(
+                "min_length needs the stop ids, and the context has none; give it stop=[ids]"
+            )
         stops = token_mask("min_length", stop_ids, logits, context)
-        short = (context.lengths - context.prompts).unsqueeze(1) < self.tokens
+        short = (context.lengths - context.prompt_lengths).unsqueeze(1) < self.tokens
         return logits.masked_fill(stops & short, -torch.inf)

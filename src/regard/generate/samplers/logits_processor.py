@@ -173,7 +173,7 @@ def require_context(context: SamplerContext | None, name: str) -> SamplerContext
 
 @dataclass(frozen=True, slots=True)
 class ExternalSampler(LogitsProcessor):
-    """Wraps a sampler that is no `LogitsProcessor`; nothing about it is assumed."""
+    """Wraps a sampler that is not a `LogitsProcessor`, with conservative flags."""
 
     sampler: Sampler
 
@@ -246,7 +246,7 @@ class PerRow(LogitsProcessor):
 
     @property
     def needs_sorted(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped stage has a formula for sorted logits: only that takes tensors."""
+        """Whether the wrapped stage has a formula for sorted logits; only that accepts tensors."""
         return self.has_sorted_formula
 
     @property
@@ -285,7 +285,7 @@ def _neutral_settings(kind: type[Any]) -> dict[str, Any]:
 
 
 def merge_key(stage: LogitsProcessor) -> Hashable:
-    """What two rows must have in common to share a stage: all but its per-row settings."""
+    """The key that stages must share to be merged: type and all settings but the per-row ones."""
     per_row = [f.name for f in _per_row_fields(stage)]
     shared = (f.name for f in _settings(stage) if f.name not in per_row)
     return type(stage), *(getattr(stage, name) for name in shared)

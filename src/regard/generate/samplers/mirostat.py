@@ -25,7 +25,7 @@ LN2 = math.log(2)
 
 
 class Mirostat(LogitsProcessor):
-    """What both versions share: a bound mu that follows the surprisal of the sampled tokens."""
+    """Base class of both versions: a bound mu, adapted to the surprisal of the sampled tokens."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ class Mirostat(LogitsProcessor):
 
 
 def offset(stage: LogitsProcessor, logits: Tensor, context: SamplerContext) -> Tensor:
-    """How far each row's value has moved from its start: (rows, 1), updated in place."""
+    """The change of each row's value since the start: (rows, 1), updated in place."""
     return context.row_state(type(stage).__name__, lambda: torch.zeros_like(logits[:, :1]))
 
 

@@ -21,7 +21,7 @@ from regard.generate.samplers.logits_processor import (
 )
 
 Scope = Literal["text", "answer"]  # count prompt and answer, or the answer only
-Window = int | None  # how many ids to look back; 0: all; None: all, or the `SamplerOrder`'s
+Window = int | None  # ids to look back; 0: all; None: the default of the `SamplerOrder`, or all
 MAX_PENALTY = torch.finfo(torch.float32).max / 4
 MAX_KERNEL_WINDOW = 8192  # ids that the frequency kernel can count
 
@@ -38,7 +38,7 @@ def recent(
     """The last `window` ids of each row, newest last, and which of them are valid."""
     back = torch.arange(-window_size(context, window), 0, device=context.history.device)
     positions = context.lengths.unsqueeze(1) + back  # (rows, window)
-    valid = positions >= (context.prompts.unsqueeze(1) if scope == "answer" else 0)
+    valid = positions >= (context.prompt_lengths.unsqueeze(1) if scope == "answer" else 0)
     return context.history.gather(1, positions.clamp_min(0)), valid
 
 
@@ -59,7 +59,7 @@ def kernel_supports(logits: Tensor, *settings: float) -> bool:
 def check_window(name: str, window: Window) -> None:
     """Raise if the window is negative."""
     if window is not None and window < 0:
-        raise ConfigError(f"{name}: window={window} must be 1 or more ids to look back, or 0: all")
+        raise ConfigError(f"{name}: window={window} must be 0 (the whole text) or more ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Repetition(LogitsProcessor):
 
     def __post_init__(self) -> None:
         if not 0 < self.penalty < math.inf:
-            raise ConfigError(f"repetition={self.penalty} must be above 0; 1 is none")
+            raise ConfigError(f"repetition={self.penalty} must be above 0; 1 switches it off")
         check_window("repetition", self.window)
 
     def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
@@ -89,7 +89,7 @@ class Repetition(LogitsProcessor):
         if kernel_supports(logits, self.penalty):
             from regard.accel.kernels.penalties import repetition
 
-            prompts = context.prompts if self.scope == "answer" else None
+            prompts = context.prompt_lengths if self.scope == "answer" else None
             width = window_size(context, self.window)
             return repetition(
                 logits, context.history, context.lengths, prompts, width, self.penalty
@@ -118,7 +118,7 @@ class Frequency(LogitsProcessor):
     def __post_init__(self) -> None:
         name = type(self).__name__.lower()
         if not math.isfinite(self.penalty):
-            raise ConfigError(f"{name}={self.penalty} must be a finite number; 0 is none")
+            raise ConfigError(f"{name}={self.penalty} must be a finite number; 0 switches it off")
         check_window(name, self.window)
 
     def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
@@ -129,7 +129,7 @@ class Frequency(LogitsProcessor):
             from regard.accel.kernels.penalties import frequency
 
             history, lengths = context.history, context.lengths
-            prompts = context.prompts if self.scope == "answer" else None
+            prompts = context.prompt_lengths if self.scope == "answer" else None
             return frequency(
                 logits, history, lengths, prompts, width, self.penalty, presence=self.binary
             )
@@ -164,7 +164,7 @@ class NoRepeatNGram(LogitsProcessor):
 
     def __post_init__(self) -> None:
         if self.size < 0:
-            raise ConfigError(f"no_repeat_ngram={self.size} must be 1 or more ids, or 0: off")
+            raise ConfigError(f"no_repeat_ngram={self.size} must be 0 (off) or larger")
 
     def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Remove tokens that would repeat an n-gram."""
@@ -199,10 +199,10 @@ class DRY(LogitsProcessor):
     allowed: int = 2  # ids that may be repeated without a penalty
     window: Window = setting(
         None, per_row=False, kw_only=True
-    )  # how far back, 1,024 where nothing is said; the cost grows with its square
+    )  # ids to look back; None: 1,024; the cost is quadratic in it
     breakers: tuple[int, ...] = setting(
         (), per_row=False, kw_only=True
-    )  # ids that no passage reaches across
+    )  # sequence breakers: ids at which a repeated passage ends
 
     needs_ids = True
 

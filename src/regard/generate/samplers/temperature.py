@@ -100,7 +100,8 @@ class Quadratic(LogitsProcessor):
             raise ConfigError(f"quadratic={self.factor} must be 0 (off) or larger")
         if not 1 <= self.curve <= 3:
             raise ConfigError(
-                f"quadratic: curve={self.curve} must lie in [1, 3]; beyond, unlikely tokens win"
+                f"quadratic: curve={self.curve} must lie in [1, 3]; outside it unlikely tokens "
+                "become the likeliest"
             )
 
     def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:

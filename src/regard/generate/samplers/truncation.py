@@ -58,7 +58,7 @@ class TopK(LogitsProcessor):
             raise ConfigError(f"top_k={self.k} must be 1 or more tokens, or 0 for all")
 
     def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove tokens below the k-th."""
+        """Remove tokens with logits below the k-th largest."""
         if self.k >= logits.shape[-1]:
             return logits
         has_kernel = logits.dtype == torch.float32 and not self.exact
@@ -74,7 +74,7 @@ class TopK(LogitsProcessor):
         return keep_where(logits, keep)
 
     def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
-        """Remove tokens below the k-th."""
+        """Remove tokens with logits below the k-th largest."""
         rank = torch.arange(logits.shape[-1], device=logits.device)
         if self.exact:
             return keep_where(logits, rank < self.k)

@@ -111,7 +111,7 @@ class BeamSearch:
         logits, state = prefill(model, prompts, max(map(len, prompts)) + limit - 1, source)
         if self.width > logits.shape[1]:
             raise ConfigError(
-                f"a beam of width={self.width} is wider than the vocabulary of {logits.shape[1]}"
+                f"width={self.width} of a beam search must be at most vocab_size={logits.shape[1]}"
             )
         device, width, groups = logits.device, self.group_width, self.groups
         stops = torch.tensor(sorted(stop), dtype=torch.long, device=device)
@@ -129,17 +129,17 @@ class BeamSearch:
             parents, chosen, sums = self._extensions(logits, beams.scores, stops)
             stopped = torch.isin(chosen, stops)
             best = beams.pick(parents[:, :width], sums[:, :width] / self.penalty(length))
-            ended = best.without(~stopped[:, :width] | done[:, None])
-            finished = finished.joined(ended).best(width)
+            ended = best.mask(~stopped[:, :width] | done[:, None])
+            finished = finished.concat(ended).best(width)
             if length == limit:
-                unfinished = best.extended(chosen[:, :width])
-                unfinished = unfinished.without(stopped[:, :width] | done[:, None])
-                finished = finished.joined(unfinished).best(width)
+                unfinished = best.append(chosen[:, :width])
+                unfinished = unfinished.mask(stopped[:, :width] | done[:, None])
+                finished = finished.concat(unfinished).best(width)
                 break
             continuing = stopped.long().argsort(dim=1, stable=True)[:, :width]  # stops come last
             parents, chosen = parents.gather(1, continuing), chosen.gather(1, continuing)
             sums = sums.masked_fill(stopped, -torch.inf).gather(1, continuing)
-            beams = beams.pick(parents, sums).extended(chosen)
+            beams = beams.pick(parents, sums).append(chosen)
             done |= self._done(sums.amax(1), finished.scores, length, limit)
             prompt_done = done.view(-1, groups).all(1)
             rows = torch.arange(len(done), device=device)
@@ -214,12 +214,15 @@ class BeamSearch:
             groups = by_group[number * self.groups : (number + 1) * self.groups]
             results[prompt] = [hypothesis for group in groups for hypothesis in group]
             if not results[prompt]:
-                raise RegardError(f"row {prompt}: the model gives no text a probability above 0")
+                raise RegardError(
+                    f"row {prompt}: no continuation has a probability above 0; the logits are "
+                    "-inf or NaN"
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class _Beams:
-    """Several texts of each row; a score of -inf marks an empty place."""
+    """Several texts of each row; a score of -inf marks an unused slot."""
 
     ids: Int[Tensor, "rows beams capacity"]
     lengths: Int[Tensor, "rows beams"]
@@ -242,18 +245,18 @@ class _Beams:
         index = which.unsqueeze(-1).expand(-1, -1, self.ids.shape[-1])
         return _Beams(self.ids.gather(1, index), self.lengths.gather(1, which), scores)
 
-    def extended(self, chosen: Tensor) -> "_Beams":
+    def append(self, chosen: Tensor) -> "_Beams":
         ids = self.ids.scatter(-1, self.lengths.unsqueeze(-1), chosen.unsqueeze(-1))
         return _Beams(ids, self.lengths + 1, self.scores)
 
-    def without(self, removed: Tensor) -> "_Beams":
+    def mask(self, removed: Tensor) -> "_Beams":
         return replace(self, scores=self.scores.masked_fill(removed, -torch.inf))
 
     def best(self, count: int) -> "_Beams":
         scores, which = self.scores.topk(count)
         return self.pick(which, scores)
 
-    def joined(self, other: "_Beams") -> "_Beams":
+    def concat(self, other: "_Beams") -> "_Beams":
         return _Beams(
             torch.cat([self.ids, other.ids], 1),
             torch.cat([self.lengths, other.lengths], 1),

@@ -48,7 +48,9 @@ class ContrastiveSearch:
         """One hypothesis for each prompt."""
         if not isinstance(model, Hidden):
             kind = type(model).__name__
-            raise ConfigError(f"contrastive search compares hidden states, and {kind} has none")
+            raise ConfigError(
+                f"contrastive search needs hidden states, and {kind} has none; use beam search"
+            )
         limit = max_new_tokens(model, prompts, tokens, source, unread=0)
         if not prompts:
             return []
@@ -58,7 +60,7 @@ class ContrastiveSearch:
         counts = torch.tensor([len(prompt) for prompt in prompts], device=device)
         ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
         x, state = model.hidden(ids.to(device), state, counts=counts)
-        seen = F.pad(_direction(x), (0, 0, 0, capacity - x.shape[1]))  # (rows, capacity, dim)
+        seen = F.pad(_unit_vectors(x), (0, 0, 0, capacity - x.shape[1]))  # (rows, capacity, dim)
         x = x[torch.arange(len(x), device=device), counts - 1]
         active = list(range(len(prompts)))  # prompts that have not stopped
         texts: list[list[int]] = [[] for _ in prompts]
@@ -70,7 +72,7 @@ class ContrastiveSearch:
                 ids.flatten().unsqueeze(1), state.select(rows.repeat_interleave(self.k))
             )
             x = x.unflatten(0, (-1, self.k)).squeeze(2)  # (rows, k, dim)
-            cosine = _direction(x) @ seen.mT  # (rows, k, capacity)
+            cosine = _unit_vectors(x) @ seen.mT  # (rows, k, capacity)
             valid = torch.arange(capacity, device=device) < state.lengths.unsqueeze(1)
             similarity = cosine.masked_fill(~valid.unsqueeze(1), -1.0).amax(-1)
             best = ((1 - self.alpha) * log_p.exp() - self.alpha * similarity).argmax(1)
@@ -84,7 +86,7 @@ class ContrastiveSearch:
             if not continuing or length == limit:
                 break
             active, keep = [active[row] for row in continuing], rows[continuing]
-            seen[rows, state.lengths] = _direction(x)
+            seen[rows, state.lengths] = _unit_vectors(x)
             state = candidate_state.select((rows * self.k + best)[keep])
             x, seen = x[keep], seen[keep]
         return [[Hypothesis(text, score)] for text, score in zip(texts, scores, strict=True)]
@@ -93,16 +95,18 @@ class ContrastiveSearch:
         """log P and ids of the k likeliest tokens of each row."""
         if self.k > logits.shape[1]:
             raise ConfigError(
-                f"k={self.k} of contrastive search is more than the vocabulary's {logits.shape[1]}"
+                f"k={self.k} of contrastive search must be at most vocab_size={logits.shape[1]}"
             )
         possible = logits.amax(-1).isfinite().tolist()  # neither NaN nor -inf
         if not all(possible):
             row = prompts[possible.index(False)]
-            raise RegardError(f"row {row}: the model gives no text a probability above 0")
+            raise RegardError(
+                f"row {row}: no continuation has a probability above 0; the logits are -inf or NaN"
+            )
         best, ids = logits.float().log_softmax(-1).topk(self.k)
         return best, ids
 
 
-def _direction(x: Tensor) -> Tensor:
+def _unit_vectors(x: Tensor) -> Tensor:
     """Unit vectors, so that a dot product is a cosine."""
     return F.normalize(x.float(), dim=-1)

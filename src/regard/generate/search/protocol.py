@@ -1,4 +1,4 @@
-"""The `Search` protocol: look for the best continuation instead of sampling one."""
+"""The `Search` protocol: decoding by search instead of sampling."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Hypothesis:
     """One continuation that a search returns."""
 
     ids: list[int]  # without prompt and stop id
-    score: float  # by which the search ranks
+    score: float  # hypotheses are ranked by it
 
 
 @runtime_checkable
@@ -53,6 +53,6 @@ def max_new_tokens(
     room = model.context - longest + unread
     if room < 1:
         raise ConfigError(
-            f"a prompt of {longest} ids leaves no room in the model's context of {model.context}"
+            f"a prompt of {longest} ids fills the model's context of {model.context}; shorten it"
         )
     return min(tokens, room)
