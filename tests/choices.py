@@ -14,7 +14,7 @@ from regard.nn.head import HEADS
 from regard.nn.init import INITS
 from regard.nn.norm import NORMS
 from regard.nn.position import POSITIONS
-from regard.nn.score import MIXING, RELATIVE, SCORES
+from regard.nn.score import LEARNED_MATRIX, RELATIVE, SCORES
 
 VOCAB = 23
 SIZES = {"vocab_size": VOCAB, "dim": 16, "layers": 2, "heads": 4, "context": 8}
@@ -47,7 +47,7 @@ LLAMA3 = {"kind": "llama3", "factor": 2.0, "original_context": 4, "low": 0.5, "h
 OPTIONS = {  # of an entry of a table; without any it is taken as it is
     "scaled_dot": [{}, {"width": 9, "cap": 5.0}],
     "dot": [{}, {"scale": 0.3, "cap": 5.0}],
-    "shaw": [{"reach": 2}],
+    "shaw": [{"max_distance": 2}],
     "sinusoidal": [{}, {"each_layer": True}, {"halves": True, "base": 100.0}],
     "learned": [{}, {"offset": 2, "each_layer": True}],
     "rotary": [
@@ -56,7 +56,7 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
         {"fraction": 0.5, "interleaved": True, "scaling": {"kind": "ntk", "factor": 2.0}},
         {"interleaved": True, "base": 100.0, "scaling": LLAMA3},
     ],
-    "t5": [{"buckets": 8, "reach": 9}],
+    "t5": [{"buckets": 8, "max_distance": 9}],
     "normal": [{}, {"std": 0.1}],
     "zero_out": [{"std": 0.1}],
     "linear": [{}, {"bias": True, "scaled": True, "cap": 5.0}],
@@ -130,7 +130,7 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
         r"\nset position='none', or score='scaled_dot'",
     ),
     (
-        ("score", lambda score: kind(score) in MIXING),
+        ("score", lambda score: kind(score) in LEARNED_MATRIX),
         ("position", lambda position: kind(position) == "rotary"),
         r"score=.* has a matrix between query and key, but position=.*rotary.* rotates both first.*"
         r"\nchoose a position without rotation, or score='scaled_dot'",

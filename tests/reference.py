@@ -69,11 +69,11 @@ def scaled_dot(q: Vector, k: Vector, i: int = 0, j: int = 0) -> float:
     return dot(q, k) / math.sqrt(len(q))
 
 
-def shaw(table: list[Vector], reach: int) -> Score:
-    """q_i . (k_j + a_{j-i}) / sqrt(d), the distance clipped to [-reach, reach]."""
+def shaw(table: list[Vector], max_distance: int) -> Score:
+    """q_i . (k_j + a_{j-i}) / sqrt(d), the distance clipped to [-max_distance, max_distance]."""
 
     def score(q: Vector, k: Vector, i: int, j: int) -> float:
-        a = table[max(-reach, min(reach, j - i)) + reach]
+        a = table[max(-max_distance, min(max_distance, j - i)) + max_distance]
         return dot(q, [x + y for x, y in zip(k, a, strict=True)]) / math.sqrt(len(q))
 
     return score
@@ -230,11 +230,11 @@ def alibi(heads: int) -> Bias:
     return lambda head, i, j: -slopes[head] * abs(i - j)
 
 
-def t5_bucket(distance: int, *, causal: bool, buckets: int = 32, reach: int = 128) -> int:
+def t5_bucket(distance: int, *, causal: bool, buckets: int = 32, max_distance: int = 128) -> int:
     """The bucket of key minus query, in whole numbers, so that no logarithm is rounded.
 
-    bucket = exact + floor(span * log(n / exact) / log(reach / exact)) is the largest m with
-    (n / exact)^span >= (reach / exact)^m.
+    bucket = exact + floor(span * log(n / exact) / log(max_distance / exact)) is the largest m with
+    (n / exact)^span >= (max_distance / exact)^m.
     """
     offset = 0
     if causal:
@@ -248,7 +248,7 @@ def t5_bucket(distance: int, *, causal: bool, buckets: int = 32, reach: int = 12
         return offset + n
     span = buckets - exact
     m = 0
-    while m < span and Fraction(n, exact) ** span >= Fraction(reach, exact) ** (m + 1):
+    while m < span and Fraction(n, exact) ** span >= Fraction(max_distance, exact) ** (m + 1):
         m += 1
     return offset + min(exact + m, buckets - 1)
 

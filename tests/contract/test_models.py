@@ -64,7 +64,7 @@ VARIATIONS = [
 LOOKS = [  # beside those of the presets
     {"score": "location", "hops": 2, "reversed_source": True},
     {"score": "dot", "bidirectional": False, "source_vocab_size": VOCAB + 2},
-    {"score": "general", "hard": "straight"},
+    {"score": "general", "hard": "straight_through"},
     {
         "score": "content",
         "placement": "between",

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from regard.errors import CheckpointError, ConfigError
-from regard.files.atomic import atomic_folder, must_be_new
+from regard.files.atomic import atomic_folder, require_new_path
 
 
 def test_what_was_written_aside_is_there_at_the_end_only(tmp_path):
@@ -72,6 +72,6 @@ def test_what_a_kill_left_is_swept_away_by_the_next_attempt_and_a_living_one_is_
 
 def test_what_exists_is_never_written_over(tmp_path):
     with pytest.raises(ConfigError, match=r"(?s)exists already.*take another"):
-        must_be_new(tmp_path, "take another")
+        require_new_path(tmp_path, "take another")
     with pytest.raises(CheckpointError, match="File name too long"):
-        must_be_new(tmp_path / ("x" * 300), "take another")
+        require_new_path(tmp_path / ("x" * 300), "take another")

@@ -150,7 +150,7 @@ def test_what_is_counted_is_saved_with_the_weights():
 def test_smoothing_needs_the_whole_softmax():
     model, ids = small().train(), some_ids()
     with pytest.raises(ConfigError, match=r"task.label_smoothing=0.1 .* set model.negatives=0"):
-        model.head.loss(model(ids), ids, smoothing=0.1)
+        model.head.loss(model(ids), ids, label_smoothing=0.1)
 
 
 @pytest.mark.parametrize(

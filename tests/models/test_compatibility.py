@@ -16,7 +16,7 @@ NONSENSE = [
     ({"bias": "kv"}, "unknown value of bias 'kv'; did you mean 'qkv'"),
     ({"global_layers": [1]}, r"global_layers=\[1\] needs a window and no global_every"),
     ({"window": 3, "global_layers": [0, 99]}, r"global_layers=\[0, 99\] must be different numbers"),
-    ({"window": 3, "global_every": 1}, "global_every=1 leaves no layer for window=3; leave out"),
+    ({"window": 3, "global_every": 1}, "global_every=1 makes every layer global, so window=3"),
     (
         {"factored": "tokens"},
         "factored='tokens' needs embed_dim, .* set embed_dim, or leave out factored",
@@ -27,8 +27,14 @@ NONSENSE = [
     ({"embed_dim": 5, "position": "sinusoidal"}, r"even width \(dim, or embed_dim\), not dim=5"),
     ({"head_dim": 5, "position": "rotary"}, "head_dim=5 times fraction=1.0 must be even"),
     ({"score": "location"}, "score='location' does not depend on the keys, .* no gradient"),
-    ({"score": {"kind": "shaw", "cap": 5.0}}, "score 'shaw': unknown option 'cap'; known: reach"),
-    ({"score": {"kind": "shaw", "reach": 0}}, "score 'shaw': reach=0 must be more than 0"),
+    (
+        {"score": {"kind": "shaw", "cap": 5.0}},
+        "score 'shaw': unknown option 'cap'; known: max_distance",
+    ),
+    (
+        {"score": {"kind": "shaw", "max_distance": 0}},
+        "score 'shaw': max_distance=0 must be more than 0",
+    ),
     ({"score": {"kind": "scaled_dot", "width": 0}}, "'scaled_dot': width=0 must be more than 0"),
     ({"score": {"kind": "dot", "cap": 0.0}}, "dot score: cap=0.0 must be more than 0"),
     ({"position": {"kind": "learned", "offset": -1}}, "offset=-1 must be at least 0"),

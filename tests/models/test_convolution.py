@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigError
-from regard.models.convolution import ConvolutionConfig, ConvolutionLanguage
+from regard.models.convolution import ConvolutionConfig, ConvolutionLM
 from regard.nn.state import Source
 
 VOCAB = 7
@@ -15,7 +15,7 @@ VOCAB = 7
 def small(**choices):
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "dim": 3, "layers": 2}
-    model = ConvolutionLanguage(ConvolutionConfig(**{**sizes, **choices})).double().eval()
+    model = ConvolutionLM(ConvolutionConfig(**{**sizes, **choices})).double().eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     return model

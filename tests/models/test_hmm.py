@@ -48,7 +48,7 @@ def close(actual, expected):
 def test_the_likelihood_is_the_sum_over_all_paths(states):
     model, ids = hmm(states=states), rows()
     expected = [slow(model).likelihood(row) for row in ids.tolist()]
-    close(model.likelihood(ids).exp(), expected)
+    close(model.log_likelihood(ids).exp(), expected)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -85,7 +85,7 @@ def test_the_likelihood_never_falls(seed):
     model, ids = hmm(seed), rows(20, 15, seed)
     texts, history = [(ids, torch.full((20,), 15))], []
     for _ in range(40):
-        history.append(model.likelihood(ids).sum())
+        history.append(model.log_likelihood(ids).sum())
         model.em_step(texts)
     gains = torch.stack(history).diff()
     assert gains.min() > -1e-9  # sums of 300 logarithms
@@ -94,8 +94,8 @@ def test_the_likelihood_never_falls(seed):
 
 def test_a_long_row_does_not_vanish():
     model, ids = hmm(peaked=20.0), rows(1, 3000)
-    assert model.likelihood(ids).exp() == 0  # no float holds it
-    assert model.likelihood(ids).isfinite().all()
+    assert model.log_likelihood(ids).exp() == 0  # no float holds it
+    assert model.log_likelihood(ids).isfinite().all()
     model.em_step([(ids, torch.tensor([3000]))])
     assert all(each.exp().isfinite().all() for each in model.state_dict().values())
 
@@ -168,7 +168,7 @@ def test_likelihood_states_and_rounds_equal_hmmlearn():
         each.exp().numpy() for each in model.state_dict().values()
     )
     lengths, flat = [30] * 5, ids.flatten().unsqueeze(-1).numpy()
-    close(model.likelihood(ids).sum(), theirs.score(flat, lengths))
+    close(model.log_likelihood(ids).sum(), theirs.score(flat, lengths))
     _, path = theirs.decode(flat, lengths)
     assert model.viterbi(ids).flatten().tolist() == path.tolist()
     theirs.fit(flat, lengths)

@@ -8,7 +8,7 @@ from regard.errors import ConfigError
 from regard.models.build import preset
 from regard.models.cost import cost
 from regard.models.plan import (
-    CARDS,
+    GPU_SPECS,
     GPUS_PER_MACHINE,
     Cluster,
     fastest,
@@ -22,7 +22,7 @@ SMALL = replace(TINYLLAMA, dim=128, layers=4, heads=4, ffn_dim=256, context=128)
 
 
 def cluster(card, gpus, memory=None):
-    sheet = CARDS[card]
+    sheet = GPU_SPECS[card]
     link = sheet.link if gpus <= GPUS_PER_MACHINE else sheet.network
     return Cluster(gpus=gpus, memory=memory or sheet.memory, peak=sheet.peak, link=link)
 
@@ -157,7 +157,7 @@ def test_where_the_weights_are_too_many_to_be_gathered_no_number_of_gpus_helps()
 
 @pytest.mark.parametrize("name", ["ngram", "lstm"])
 def test_a_model_without_layers_is_refused(name):
-    with pytest.raises(ConfigError, match="only a Transformer can be planned"):
+    with pytest.raises(ConfigError, match="only the training of a Transformer can be estimated"):
         training_plans(cost(preset(name)), cluster("h100", 1))
 
 

@@ -83,7 +83,7 @@ def test_the_base_transformer_has_the_parameters_of_its_sizes():
 
 # The survey's table: order and norm, positions, feed-forward, bias, layers, heads, width, context.
 # None where it says nothing. What a paper has otherwise stands in OTHERWISE, with the reason.
-SURVEY = {
+LARGE_DECODERS = {
     "gpt3-175b": ("pre layer", "learned", "gelu", True, 96, 96, 12288, 2048),
     "pangu-alpha-207b": ("pre layer", "learned", "gelu", True, 64, 128, 16384, 1024),
     "opt-175b": ("pre layer", "learned", "relu", True, 96, 96, 12288, 2048),
@@ -105,7 +105,7 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("name", SURVEY)
+@pytest.mark.parametrize("name", LARGE_DECODERS)
 def test_the_survey_says_the_same_or_its_paper_differs(name):
     config = PRESETS[name]()
     position = kind_of(config.position)[0]
@@ -120,7 +120,7 @@ def test_the_survey_says_the_same_or_its_paper_differs(name):
         config.dim,
         config.context,
     )
-    for place, (ours, theirs) in enumerate(zip(row, SURVEY[name], strict=True)):
+    for place, (ours, theirs) in enumerate(zip(row, LARGE_DECODERS[name], strict=True)):
         assert ours == OTHERWISE.get((name, place), ours if theirs is None else theirs)
 
 

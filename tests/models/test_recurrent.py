@@ -7,7 +7,7 @@ from safetensors.torch import load, save
 from regard.errors import ConfigError, ShapeError
 from regard.models.base import Language
 from regard.models.build import describe, resolve
-from regard.models.recurrent import RecurrentConfig, RecurrentLanguage
+from regard.models.recurrent import RecurrentConfig, RecurrentLM
 from regard.nn.recurrent import CELLS
 from regard.nn.state import Source
 
@@ -16,7 +16,7 @@ VOCAB = 11
 
 def small(seed=0, **choices):
     torch.manual_seed(seed)
-    return RecurrentLanguage(RecurrentConfig(vocab_size=VOCAB, **{"dim": 16, **choices})).eval()
+    return RecurrentLM(RecurrentConfig(vocab_size=VOCAB, **{"dim": 16, **choices})).eval()
 
 
 def some_ids(rows=3, time=9, seed=0):

@@ -168,7 +168,7 @@ def test_a_hop_looks_with_what_the_one_before_has_found():
 
 
 def test_a_straight_look_goes_to_one_place():
-    model = small(score="general", hard="straight").train()
+    model = small(score="general", hard="straight_through").train()
     ids, source = random_batch()
     (map,) = attention_maps(model, lambda: model(ids, source=source)).values()
     assert set(map.flatten().tolist()) == {0.0, 1.0}

@@ -119,7 +119,7 @@ def test_attention_with_rotary_positions_computes_the_formula(kv_heads):
 
 
 def test_attention_with_shaw_scores_computes_the_formula():
-    attention = Attention(16, 4, kv_heads=2, score={"kind": "shaw", "reach": 2})
+    attention = Attention(16, 4, kv_heads=2, score={"kind": "shaw", "max_distance": 2})
     score = reference.shaw(attention.score.relative.weight.tolist(), 2)
     x = torch.randn(2, 5, 16)
     torch.testing.assert_close(

@@ -2,7 +2,7 @@ import torch
 from torch.autograd import gradcheck
 
 import reference
-from regard.nn.functional import masked_softmax, merge_heads, share_heads, split_heads
+from regard.nn.functional import masked_softmax, merge_heads, repeat_kv_heads, split_heads
 
 
 def test_masked_softmax_computes_the_formula():
@@ -47,5 +47,5 @@ def test_merging_undoes_splitting():
 
 def test_neighbouring_query_heads_share_a_key_head():
     x = torch.randn(1, 2, 3, 4)
-    shared = share_heads(x, 6)
+    shared = repeat_kv_heads(x, 6)
     assert all(torch.equal(shared[0, head], x[0, head // 3]) for head in range(6))

@@ -9,23 +9,27 @@ from regard.nn.head import HEADS, ClassHead, Head, IdentityHead, MaskedHead, Spa
 from regard.nn.norm import LayerNorm
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_head_takes_any_leading_axes(smoothing):
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_a_head_takes_any_leading_axes(label_smoothing):
     layer = Head(5, 11, bias=True).double()
     torch.nn.init.normal_(layer.bias)
     x, targets = torch.randn(2, 3, 5).double(), torch.randint(0, 11, (2, 3))
-    expected = reference.cross_entropy(layer(x).flatten(0, 1), targets.flatten(), smoothing)
-    assert layer.loss(x, targets, smoothing=smoothing).item() == pytest.approx(expected, rel=1e-12)
+    expected = reference.cross_entropy(layer(x).flatten(0, 1), targets.flatten(), label_smoothing)
+    assert layer.loss(x, targets, label_smoothing=label_smoothing).item() == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_an_identity_head_scores_log_probabilities(smoothing):
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_an_identity_head_scores_log_probabilities(label_smoothing):
     logp = torch.randn(2, 3, 11).double().log_softmax(-1)
     targets = torch.tensor([[1, -1, 10], [0, -1, 4]])
-    expected = reference.cross_entropy(logp.flatten(0, 1), targets.flatten(), smoothing)
+    expected = reference.cross_entropy(logp.flatten(0, 1), targets.flatten(), label_smoothing)
     layer = IdentityHead()
     assert layer(logp) is logp
-    assert layer.loss(logp, targets, smoothing=smoothing).item() == pytest.approx(expected)
+    assert layer.loss(logp, targets, label_smoothing=label_smoothing).item() == pytest.approx(
+        expected
+    )
 
 
 def test_a_masked_head_applies_activation_and_norm_before_its_matrix():

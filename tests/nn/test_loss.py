@@ -13,13 +13,13 @@ TARGETS = torch.tensor([3, -1, 0, 6, -1, 2, 2])
 @pytest.fixture(params=[0, 1, 3, 100], ids=lambda size: f"{size}-a-chunk" if size else "whole")
 def _chunks(request, monkeypatch):
     if request.param:
-        monkeypatch.setattr(losses, "WHOLE_ELEMENTS", 0)
+        monkeypatch.setattr(losses, "UNCHUNKED_ELEMENTS", 0)
         monkeypatch.setattr(losses, "CHUNK_ELEMENTS", request.param * 7)
 
 
 @pytest.fixture
 def _chunked(monkeypatch):
-    monkeypatch.setattr(losses, "WHOLE_ELEMENTS", 0)
+    monkeypatch.setattr(losses, "UNCHUNKED_ELEMENTS", 0)
 
 
 def parts(bias=True, dtype=torch.float64):
@@ -29,31 +29,35 @@ def parts(bias=True, dtype=torch.float64):
 
 
 @pytest.mark.usefixtures("_chunks")
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_chunked_loss_computes_the_formula(smoothing):
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_the_chunked_loss_computes_the_formula(label_smoothing):
     x, weight, bias = parts()
-    expected = reference.cross_entropy(F.linear(x, weight, bias), TARGETS, smoothing)
-    loss = linear_cross_entropy(x, weight, bias, TARGETS, smoothing=smoothing)
+    expected = reference.cross_entropy(F.linear(x, weight, bias), TARGETS, label_smoothing)
+    loss = linear_cross_entropy(x, weight, bias, TARGETS, label_smoothing=label_smoothing)
     assert abs(loss.item() - expected) < 1e-12
 
 
 @pytest.mark.usefixtures("_chunks")
 @pytest.mark.parametrize("cap", [None, 1.5])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("biased", [True, False])
-def test_the_chunked_loss_and_its_gradients_are_those_of_torch(smoothing, biased, cap):
+def test_the_chunked_loss_and_its_gradients_are_those_of_torch(label_smoothing, biased, cap):
     given = [part for part in parts(biased) if part is not None]
     values, gradients = [], []
     for loss in (
         linear_cross_entropy(
-            *given[:2], given[2] if biased else None, TARGETS, smoothing=smoothing, cap=cap
+            *given[:2],
+            given[2] if biased else None,
+            TARGETS,
+            label_smoothing=label_smoothing,
+            cap=cap,
         ),
         F.cross_entropy(
             soft_cap(F.linear(*given), cap),
             TARGETS,
             ignore_index=-1,
             reduction="sum",
-            label_smoothing=smoothing,
+            label_smoothing=label_smoothing,
         ),
     ):
         values.append(loss.detach())
@@ -64,10 +68,11 @@ def test_the_chunked_loss_and_its_gradients_are_those_of_torch(smoothing, biased
 
 
 @pytest.mark.usefixtures("_chunks")
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_chunked_loss_has_the_right_gradient(smoothing):
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_the_chunked_loss_has_the_right_gradient(label_smoothing):
     assert gradcheck(
-        lambda *given: linear_cross_entropy(*given, TARGETS, smoothing=smoothing), parts()
+        lambda *given: linear_cross_entropy(*given, TARGETS, label_smoothing=label_smoothing),
+        parts(),
     )
 
 
@@ -124,9 +129,9 @@ def test_the_loss_under_autocast_gives_parameters_gradients_of_their_own_type():
 @pytest.mark.parametrize("cap", [None, 2.0])
 def test_a_loss_held_whole_is_the_chunked_one(cap, monkeypatch):
     x, weight, bias = parts()
-    whole = linear_cross_entropy(x, weight, bias, TARGETS, smoothing=0.1, cap=cap)
-    monkeypatch.setattr(losses, "WHOLE_ELEMENTS", 0)
-    chunked = linear_cross_entropy(x, weight, bias, TARGETS, smoothing=0.1, cap=cap)
+    whole = linear_cross_entropy(x, weight, bias, TARGETS, label_smoothing=0.1, cap=cap)
+    monkeypatch.setattr(losses, "UNCHUNKED_ELEMENTS", 0)
+    chunked = linear_cross_entropy(x, weight, bias, TARGETS, label_smoothing=0.1, cap=cap)
     torch.testing.assert_close(whole, chunked, rtol=0, atol=1e-12)
 
 

@@ -202,15 +202,15 @@ def test_alibi_computes_the_formula_at_any_positions():
                     assert abs(bias[row, head, i, j].item() - expected) < 1e-12
 
 
-@pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 20)])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20)])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_t5_buckets_are_those_of_the_paper(causal, buckets, reach, dtype):
+def test_t5_buckets_are_those_of_the_paper(causal, buckets, max_distance, dtype):
     torch.set_default_dtype(dtype)  # models run in float32; the buckets must not depend on it
-    position = T5(2, causal=causal, buckets=buckets, reach=reach)
+    position = T5(2, causal=causal, buckets=buckets, max_distance=max_distance)
     distance = torch.arange(-300, 301)
     expected = [
-        reference.t5_bucket(d, causal=causal, buckets=buckets, reach=reach)
+        reference.t5_bucket(d, causal=causal, buckets=buckets, max_distance=max_distance)
         for d in distance.tolist()
     ]
     assert position.bucket(distance).tolist() == expected

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.errors import ConfigError, ShapeError
 from regard.explain.trace import trace
-from regard.nn.recurrent import CELLS, LSTM, Recurrent, Snapshots
+from regard.nn.recurrent import CELLS, LSTM, Recurrent, RecurrentState
 
 # Each cell in each of its forms.
 FORMS = {
@@ -337,7 +337,7 @@ def test_what_does_not_fit_is_named():
 
 
 def test_snapshots_stand_where_each_row_has_come_to():
-    state = Snapshots.initial([(torch.zeros(2, 1),)])
+    state = RecurrentState.initial([(torch.zeros(2, 1),)])
     seen = torch.tensor([[0.0, 1, 2, 3], [0, 10, 20, 30]]).unsqueeze(-1)
     state = state.advance([(seen,)], torch.tensor([3, 1]))
     assert state.lengths.tolist() == [3, 1]

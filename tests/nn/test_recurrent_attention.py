@@ -7,7 +7,8 @@ from regard.nn.recurrent_attention import RecurrentAttention, reinforce
 
 def test_straight_through_attention_has_the_gradient_of_soft_attention():
     soft, hard = (
-        RecurrentAttention(8, context=5, score="dot", hard=hard) for hard in (None, "straight")
+        RecurrentAttention(8, context=5, score="dot", hard=hard)
+        for hard in (None, "straight_through")
     )
     s, h = torch.randn(2, 3, 8, requires_grad=True), torch.randn(2, 5, 8)
     allowed, upstream = torch.ones(2, 1, 1, 5, dtype=torch.bool), torch.randn(2, 3, 8)

@@ -75,7 +75,7 @@ def test_location_goes_by_positions_and_refuses_those_it_has_not_learned():
 
 
 def test_shaw_computes_the_formula_also_beyond_its_reach():
-    score = Shaw(4, reach=3)
+    score = Shaw(4, max_distance=3)
     compare(score, reference.shaw(score.relative.weight.tolist(), 3))
 
 
@@ -106,7 +106,7 @@ def test_transformer_xl_computes_the_formula():
 
 
 def test_shaw_goes_by_positions_not_by_indices():
-    score = Shaw(4, reach=3)
+    score = Shaw(4, max_distance=3)
     q, k = torch.randn(2, 1, 2, 4), torch.randn(2, 1, 3, 4)
     query_positions, key_positions = torch.tensor([[5, 6], [0, 1]]), torch.tensor([[4, 5, 6]])
     formula = reference.shaw(score.relative.weight.tolist(), 3)

@@ -68,7 +68,7 @@ class Chance(nn.Module):
 
 
 class ChanceHead(nn.Module):
-    def loss(self, hidden, targets, *, smoothing=0.0):
+    def loss(self, hidden, targets, *, label_smoothing=0.0):
         return (targets != -1).sum() * math.log(4)
 
 

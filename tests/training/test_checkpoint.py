@@ -12,7 +12,7 @@ import torch
 
 from regard.errors import CheckpointError
 from regard.files.atomic import remove_leftovers, write_json
-from regard.files.disk_space import check_room
+from regard.files.disk_space import check_disk_space
 from regard.training.storage import checkpoint
 from regard.training.storage.checkpoint import (
     drop_after,
@@ -325,17 +325,17 @@ def test_what_cannot_fit_is_refused_before_it_is_begun(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=20_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     run = tmp_path / "run"
-    check_room(run, 900_000, checkpoints=1, ema=False)
+    check_disk_space(run, 900_000, checkpoints=1, ema=False)
     for parameters, checkpoints, averaged in (
         (1_010_000, 1, False),
         (900_000, 2, False),
         (900_000, 1, True),
     ):
         with pytest.raises(CheckpointError, match=r"run needs \d+ MB .*; 20 MB are free"):
-            check_room(run, parameters, checkpoints=checkpoints, ema=averaged)
+            check_disk_space(run, parameters, checkpoints=checkpoints, ema=averaged)
     run.mkdir()
     write_tensors(run / "model.safetensors", {"a": torch.zeros(300_000)})
-    check_room(run, 1_010_000, checkpoints=1, ema=False)  # what is there needs no more room
+    check_disk_space(run, 1_010_000, checkpoints=1, ema=False)  # what is there needs no more room
 
 
 def test_files_longer_than_the_system_allows_are_refused_before_they_are_begun(tmp_path):
@@ -343,11 +343,11 @@ def test_files_longer_than_the_system_allows_are_refused_before_they_are_begun(t
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8_000_000, before[1]))
-        check_room(tmp_path, 1_000_000, checkpoints=1, ema=False)
+        check_disk_space(tmp_path, 1_000_000, checkpoints=1, ema=False)
         with pytest.raises(
             CheckpointError, match=r"files of 8\.0 MB; this process .*\n.*ulimit -f"
         ):
-            check_room(tmp_path, 1_000_001, checkpoints=1, ema=False)
+            check_disk_space(tmp_path, 1_000_001, checkpoints=1, ema=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 

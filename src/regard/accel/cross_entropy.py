@@ -16,7 +16,7 @@ def linear_cross_entropy(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    smoothing: float,
+    label_smoothing: float,
     cap: float | None,
     needs_grad: bool,
 ) -> list[Tensor]:
@@ -29,7 +29,7 @@ def linear_cross_entropy(
         bias,
         targets,
         vocab,
-        smoothing,
+        label_smoothing,
         cap,
         needs_grad,
         softmax_gradient=_softmax_gradient,
@@ -42,14 +42,14 @@ def _softmax_gradient(
     bias: Tensor | None,
     targets: Tensor,
     vocab: int,
-    smoothing: float,
+    label_smoothing: float,
     cap: float | None,
 ) -> tuple[Tensor, Tensor]:
     if not usable(logits):
-        return loss.softmax_gradient(logits, bias, targets, vocab, smoothing, cap)
+        return loss.softmax_gradient(logits, bias, targets, vocab, label_smoothing, cap)
     from regard.accel.kernels import cross_entropy as kernels
 
-    return kernels.softmax_gradient(logits, bias, targets, vocab, smoothing, cap)
+    return kernels.softmax_gradient(logits, bias, targets, vocab, label_smoothing, cap)
 
 
 torch.library.register_kernel("regard::linear_cross_entropy", "cuda", linear_cross_entropy)

@@ -59,7 +59,7 @@ KNOWN_ATTRIBUTES: dict[type, str] = {
     Learned: "table offset each_layer",
     Rotary: "width base interleaved scaling",
     ALiBi: "slope",
-    T5: "causal buckets reach table",
+    T5: "causal buckets max_distance table",
     Tap: "",
     Carry: "",
     nn.ModuleList: "",

@@ -10,7 +10,7 @@ from regard.api.units import with_prefix
 from regard.errors import ConfigError, unknown
 from regard.models.cost import Cost
 from regard.models.plan import (
-    CARDS,
+    GPU_SPECS,
     GPUS_PER_MACHINE,
     TOKENS_PER_PARAMETER,
     Cluster,
@@ -74,9 +74,9 @@ def plan(
     data sheet; `utilization` is the fraction of the peak that is reached. By default there are 20
     `tokens` per parameter (Hoffmann et al. 2022), and as many `rows` per GPU as fit.
     """
-    if card not in CARDS:
-        raise ConfigError(unknown("card", card, CARDS))
-    sheet = CARDS[card]
+    if card not in GPU_SPECS:
+        raise ConfigError(unknown("card", card, GPU_SPECS))
+    sheet = GPU_SPECS[card]
     sheet_link = sheet.link if gpus <= GPUS_PER_MACHINE else sheet.network
     cluster = Cluster(
         gpus=gpus,

@@ -350,7 +350,7 @@ class Run:
     def _validation_data(self, data: Sequence[Choice]) -> Data:
         """The data at the given paths, or else the validation data of the run."""
         config = self.config
-        kind = self._task_class("be evaluated").learns
+        kind = self._task_class("be evaluated").data_kind
         if data:
             opened: Data = open_validation(
                 data, kind, lower=config.data.lower, columns=column_settings(config.data)

@@ -182,7 +182,7 @@ def summarize(path: Path | str) -> RunSummary:
         is_closed_form=closed_form,
         stored_values=stored_parameters(folder) if closed_form else 0,
         verb=task.verbs[0],
-        data_kind=task.learns,
+        data_kind=task.data_kind,
     )
 
 

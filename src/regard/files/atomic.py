@@ -25,7 +25,7 @@ from regard.files.fault_injection import fault
 DAY = 86_400  # seconds after which a temporary file of another machine counts as abandoned
 
 
-def must_be_new(path: Path, way_out: str) -> None:
+def require_new_path(path: Path, way_out: str) -> None:
     """Refuse a path that exists: nothing is ever overwritten."""
     try:
         exists = path.exists()

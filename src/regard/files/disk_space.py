@@ -11,7 +11,7 @@ if sys.platform != "win32":
     import resource
 
 
-def check_room(path: Path, parameters: int, *, checkpoints: int, ema: bool) -> None:
+def check_disk_space(path: Path, parameters: int, *, checkpoints: int, ema: bool) -> None:
     """Refuse a run whose checkpoints and model do not fit on the disk, before its first step."""
     copies = 3 + ema  # weights, two moments of the optimizer, and the EMA
     needed = (

@@ -11,7 +11,7 @@ from regard.errors import ConfigError, unknown
 from regard.files.untrusted import quote
 from regard.hub import MODEL_TYPES
 from regard.hub.class_names import read_class_count, read_class_names, write_class_names
-from regard.hub.family import MOST_LAYERS, Family, Settings
+from regard.hub.family import MAX_LAYERS, Family, Settings
 from regard.hub.rope_config import with_half_split_pairs
 from regard.models.build import family_of, resolve
 from regard.models.presets import ModelConfig
@@ -89,8 +89,8 @@ def read_config_as(family: Family, hf: Mapping[str, Any], architecture: str | No
     settings = {name: hf[key] for key, name in family.fields.items()}
     for key, name in family.fields.items():
         value = hf[key]
-        if name in DEPTHS and isinstance(value, int | float) and value > MOST_LAYERS:
-            raise ConfigError(f"{key}={quote(value)} is not supported: at most {MOST_LAYERS:,}")
+        if name in DEPTHS and isinstance(value, int | float) and value > MAX_LAYERS:
+            raise ConfigError(f"{key}={quote(value)} is not supported: at most {MAX_LAYERS:,}")
     try:
         settings = merge(merge(settings, family.constants), family.read_settings(hf))
         settings["head"] = _read_head(family, hf, architecture)

@@ -10,7 +10,7 @@ from regard.config import Choice
 from regard.errors import ConfigError
 from regard.files.safetensors import Tensors
 from regard.hub.weight_mapping import Rule
-from regard.models.build import MOST_LAYERS as MOST_LAYERS
+from regard.models.build import MAX_LAYERS as MAX_LAYERS
 from regard.models.presets import ModelConfig
 from regard.text import PairTokenizers
 

@@ -58,7 +58,7 @@ class Autoregression(nn.Module):
     def fit(self, batches: Iterable[SeriesBatch]) -> None:
         """Solve the least-squares problem in one pass over the series.
 
-        Only R of the QR decomposition is stored, which determines the same squared errors.
+        Only R of the QR decomposition is stored: it determines the least-squares solution.
         """
         size = self.config.order + 2
         r = self.weight.new_zeros(size, size)
@@ -71,21 +71,22 @@ class Autoregression(nn.Module):
             r = torch.linalg.qr(torch.cat([r, rows]), mode="r").R
         if not r.any():
             raise DataError(
-                f"order={self.config.order} needs series of {self.config.order + 1} numbers or more"
+                f"order={self.config.order} needs series of at least {self.config.order + 1} "
+                "values; set a smaller model.order, or add data"
             )
         solution = torch.linalg.pinv(r[:, :-1]) @ r[:, -1]  # the minimum-norm solution
         self.bias, self.weight = solution[0], solution[1:].flip(0)
 
-    def forward(self, series: Float[Tensor, "batch time"]) -> Float64[Tensor, "batch places"]:
+    def forward(self, series: Float[Tensor, "batch time"]) -> Float64[Tensor, "batch predictions"]:
         """One-step-ahead predictions, from the first `order` values of each row on."""
         order = self.config.order
         if series.shape[1] < order:
-            raise ShapeError(f"{series.shape[1]} numbers are fewer than order={order}")
+            raise ShapeError(f"a series of {series.shape[1]} values is shorter than order={order}")
         return series.to(self.weight).unfold(1, order, 1) @ self.weight.flip(0) + self.bias
 
     def forecast(
         self, series: Float[Tensor, "batch time"], steps: int
-    ) -> Float64[Tensor, "batch places"]:
+    ) -> Float64[Tensor, "batch predictions"]:
         """The next `steps` values; predictions are fed back as inputs."""
         seen = series.to(self.weight)
         for _ in range(steps):

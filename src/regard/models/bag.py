@@ -18,7 +18,7 @@ class BagConfig:
 
     vocab_size: int
     head: Choice = "classify"  # on counts; with pool="mean" on relative frequencies
-    context: int = 512  # a text is truncated to so many words
+    context: int = 512  # texts are truncated to this many words
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context"):
@@ -27,7 +27,7 @@ class BagConfig:
         kind, options = kind_of(self.head)
         if kind != "classify" or options.get("pool", "first") not in ("first", "mean"):
             raise ConfigError(
-                f"head={self.head!r} needs a sequence, and a bag of words has no order; "
+                f"head={self.head!r} reads a sequence, but a bag of words has no word order; "
                 "set head='classify', with pool='first' or 'mean'"
             )
 

@@ -1,4 +1,4 @@
-"""The protocols of models that generate, on which tasks, generation and explanation rely."""
+"""Protocols of models that generate text, which tasks, `generate` and `explain` use."""
 
 from itertools import chain
 from typing import Any, Protocol, runtime_checkable
@@ -81,7 +81,7 @@ class Language(Protocol):
 
 
 @runtime_checkable
-class Hidden(Language, Protocol):
+class SupportsHidden(Language, Protocol):
     """A `Language` that also returns the hidden states that its head projects to logits."""
 
     head: Any  # hidden states to logits

@@ -13,23 +13,23 @@ from regard.errors import CheckpointError, ConfigError, unknown
 from regard.models.autoregression import Autoregression, AutoregressionConfig
 from regard.models.bag import Bag, BagConfig
 from regard.models.cbow import CBOW, CBOWConfig
-from regard.models.convolution import ConvolutionConfig, ConvolutionLanguage
+from regard.models.convolution import ConvolutionConfig, ConvolutionLM
 from regard.models.feedforward import Feedforward, FeedforwardConfig
 from regard.models.hmm import HMM, HMMConfig
 from regard.models.ngram import NGram, NGramConfig
 from regard.models.presets import PRESETS, ModelConfig
-from regard.models.recurrent import RecurrentConfig, RecurrentLanguage
+from regard.models.recurrent import RecurrentConfig, RecurrentLM
 from regard.models.seq2seq import EncoderDecoder, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vision import Vision, VisionConfig
 
 FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "transformer": (TransformerConfig, Transformer),
-    "recurrent": (RecurrentConfig, RecurrentLanguage),
-    "lstm": (RecurrentConfig, RecurrentLanguage),  # the name in runs before there were other cells
+    "recurrent": (RecurrentConfig, RecurrentLM),
+    "lstm": (RecurrentConfig, RecurrentLM),  # the name in old runs, when it was the only cell
     "seq2seq": (Seq2SeqConfig, EncoderDecoder),
     "feedforward": (FeedforwardConfig, Feedforward),
-    "convolution": (ConvolutionConfig, ConvolutionLanguage),
+    "convolution": (ConvolutionConfig, ConvolutionLM),
     "bag": (BagConfig, Bag),
     "cbow": (CBOWConfig, CBOW),
     "ngram": (NGramConfig, NGram),
@@ -37,8 +37,8 @@ FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "autoregression": (AutoregressionConfig, Autoregression),
     "vision": (VisionConfig, Vision),
 }
-# Larger values are typing errors, and counting the parameters of such a model would take hours.
-MOST_LAYERS, LARGEST_SIZE = 10_000, 1 << 24
+# Larger values are typing errors; counting the parameters of such a model would take hours.
+MAX_LAYERS, MAX_MODEL_SIZE = 10_000, 1 << 24
 
 
 def preset(name: str, **fields: Any) -> ModelConfig:
@@ -66,16 +66,16 @@ def resolve(table: Mapping[str, Any], **facts: Any) -> ModelConfig:
         family, base = family_of(config), to_table(config)
     family = "transformer" if family is None else family
     if not isinstance(family, str) or family not in FAMILIES:
-        raise ConfigError(unknown("family of models", str(family), FAMILIES))
+        raise ConfigError(unknown("model family", str(family), FAMILIES))
     cls = FAMILIES[family][0]
     known = {field.name for field in dataclasses.fields(cls)}
     used_facts = {name: fact for name, fact in facts.items() if name in known}
     resolved: ModelConfig = build(cls, merge(merge(base, fields), used_facts), "model")
     for key in known:
-        most = MOST_LAYERS if key in ("layers", "encoder_layers") else LARGEST_SIZE
+        limit = MAX_LAYERS if key in ("layers", "encoder_layers") else MAX_MODEL_SIZE
         size = getattr(resolved, key)
-        if isinstance(size, int) and size > most:
-            raise ConfigError(f"model.{key}={size} is too large: at most {most:,} is supported")
+        if isinstance(size, int) and size > limit:
+            raise ConfigError(f"model.{key}={size} is too large: at most {limit:,} is supported")
     return resolved
 
 
@@ -159,9 +159,11 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
 
 def _check_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
     expected = weights(model)
-    any_shape = hasattr(model, "fit")  # tables of a closed-form model have the size of the data
+    any_shape = hasattr(model, "fit")  # the data decides the sizes of a closed-form model's tables
     problems = [f"{name} is missing" for name in expected if name not in tensors]
-    problems += [f"{name} is not of this model" for name in tensors if name not in expected]
+    problems += [
+        f"{name} is not a weight of this model" for name in tensors if name not in expected
+    ]
     problems += [
         f"{name} has shape {tuple(tensors[name].shape)}, the model {tuple(weight.shape)}"
         for name, weight in expected.items()

@@ -15,7 +15,7 @@ from regard.models.counts import Blocks
 from regard.nn.head import IGNORED, Head
 from regard.nn.loss import linear_cross_entropy
 
-POWER = 0.75  # exponent of the unigram counts in the noise distribution
+NOISE_POWER = 0.75  # exponent of the unigram counts in the noise distribution
 NOISE_SAMPLES = 32  # per row
 
 
@@ -27,7 +27,7 @@ class NegativeSamplingHead(Head):
     The words of a row share 32 samples of n: the same expectation as k samples for each word, in
     a fraction of the time. The optimal u gives u_w · h = log P(w | C) - log k Q(w) (Levy &
     Goldberg 2014), so evaluation uses P(w | C) = softmax_w(u_w · h + log Q(w)), which is
-    comparable with a full softmax. Mikolov et al. 2013, there without the 1.
+    comparable with a full softmax. Mikolov et al. 2013, where counts are not incremented by 1.
     """
 
     log_noise: Tensor
@@ -46,14 +46,15 @@ class NegativeSamplingHead(Head):
         x: Float[Tensor, "*rows dim"],
         targets: Int[Tensor, "*rows"],
         *,
-        smoothing: float = 0.0,
+        label_smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
         """Summed over `targets` other than -1; in evaluation the cross-entropy of P(w | C)."""
         if not self.training:
             return linear_cross_entropy(x, self.weight, self.log_noise, targets)
-        if smoothing:
+        if label_smoothing:
             raise ConfigError(
-                f"task.label_smoothing={smoothing} needs a full softmax; set model.negatives=0"
+                f"task.label_smoothing={label_smoothing} needs a full softmax; "
+                "set model.negatives=0"
             )
         sampled = torch.multinomial(self.log_noise.exp(), len(x) * NOISE_SAMPLES, replacement=True)
         noise = F.embedding(sampled.view(len(x), NOISE_SAMPLES), self.weight)
@@ -70,8 +71,8 @@ class CBOWConfig:
     vocab_size: int
     dim: int = 100
     window: int = 5  # context words on either side
-    negatives: int = 5  # noise words per word; 0: full softmax
-    context: int = 64  # words of a training row; windows do not cross its ends
+    negatives: int = 5  # negative samples per word; 0: full softmax
+    context: int = 64  # words per training row; windows do not extend beyond a row
 
     @property
     def shape(self) -> str:
@@ -86,7 +87,7 @@ class CBOWConfig:
 
 
 class CBOW(nn.Module):
-    r"""Continuous bag of words: predict the middle word from the mean of its neighbours' vectors.
+    r"""Continuous bag of words: predict the centre word from the mean of its neighbours' vectors.
 
         h_t = mean of v_c over c in C,    C = {id_{t-w} .. id_{t+w}} without id_t
         P(id_t = w | C) = softmax_w(u_w · h_t)
@@ -111,12 +112,12 @@ class CBOW(nn.Module):
         positions = torch.arange(ids.shape[1], device=ids.device)
         distance = (positions.unsqueeze(1) - positions).abs()
         x: Tensor = self.embed(ids)
-        near = ((distance > 0) & (distance <= self.config.window)).to(x.dtype)
-        count = near.sum(1, keepdim=True)
+        in_window = ((distance > 0) & (distance <= self.config.window)).to(x.dtype)
+        count = in_window.sum(1, keepdim=True)
         if lengths is not None:
             real = (positions < lengths.unsqueeze(1)).unsqueeze(-1).to(x.dtype)
-            x, count = x * real, near @ real
-        return near @ x / count.clamp_min(1)
+            x, count = x * real, in_window @ real
+        return in_window @ x / count.clamp_min(1)
 
     def count_words(self, batches: Iterable[Blocks]) -> None:
         """Set the noise distribution from the word counts of the training data, before training."""
@@ -126,7 +127,7 @@ class CBOW(nn.Module):
         for batch in batches:
             scored = batch.ids[batch.targets != IGNORED].cpu()
             counts += torch.bincount(scored, minlength=len(counts))
-        noise = counts**POWER
+        noise = counts**NOISE_POWER
         self.head.log_noise.copy_((noise / noise.sum()).log())
 
     if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from regard.config import Choice, kind_of
 from regard.errors import ConfigError, unknown
 from regard.nn.head import HEADS, Head
 from regard.nn.position import POSITIONS, Position
-from regard.nn.score import MIXING, RELATIVE
+from regard.nn.score import LEARNED_MATRIX, RELATIVE
 
 Rule = tuple[Callable[[Any], bool], str]  # whether a config breaks it, and the message
 
@@ -45,7 +45,7 @@ def check_rules(config: Any, rules: tuple[Rule, ...]) -> None:
             raise ConfigError(reason.format(c=config))
 
 
-READOUTS = ("linear", "classify", "tag")  # heads that only need hidden states
+READOUTS = ("linear", "classify", "tag")  # heads that need hidden states only
 
 
 def require_readout_head(head: Choice) -> None:
@@ -58,7 +58,10 @@ def require_readout_head(head: Choice) -> None:
 def require_generating_head(head: Any, choice: Choice) -> None:
     """Raise `ConfigError` if the head does not predict tokens."""
     if not isinstance(head, Head):
-        raise ConfigError(f"head={choice!r} cannot generate: it does not predict the next token")
+        raise ConfigError(
+            f"head={choice!r} cannot generate: it does not predict the next token; "
+            "use a model with head='linear'"
+        )
 
 
 def _rotates(position: Choice) -> bool:
@@ -95,7 +98,8 @@ STACK: tuple[Rule, ...] = (
     ),
     (
         lambda c: c.global_every == 1,
-        "global_every=1 leaves no layer for window={c.window}; leave out both, or set 2 or more",
+        "global_every=1 makes every layer global, so window={c.window} has no effect;\n"
+        "remove both, or set global_every to 2 or more",
     ),
     (
         lambda c: c.stream_scale is not None and c.norm_order != "deepnorm",
@@ -109,7 +113,7 @@ STACK: tuple[Rule, ...] = (
         "set position='none', or score='scaled_dot'",
     ),
     (
-        lambda c: kind_of(c.score)[0] in MIXING and _rotates(c.position),
+        lambda c: kind_of(c.score)[0] in LEARNED_MATRIX and _rotates(c.position),
         "score={c.score!r} has a matrix between query and key, but position={c.position!r} "
         "rotates both first: scores would depend on absolute positions;\n"
         "choose a position without rotation, or score='scaled_dot'",

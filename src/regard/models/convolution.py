@@ -14,10 +14,10 @@ from regard.models.base import LanguageModel, State
 from regard.models.compatibility import require_generating_head, require_readout_head
 from regard.nn.convolution import CausalConvolution, slice_rows
 from regard.nn.head import HEADS
-from regard.nn.recurrent import Snapshots
+from regard.nn.recurrent import RecurrentState
 from regard.nn.state import Source
 
-MOST_LAYERS = 20  # a receptive field of about a million ids
+MAX_CONVOLUTIONS = 20  # with a receptive field of about a million ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +37,12 @@ class ConvolutionConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         if self.width < 2:
-            raise ConfigError(f"width={self.width} must be at least 2 to see the ids before")
-        if self.layers > MOST_LAYERS:
             raise ConfigError(
-                f"layers={self.layers} must be at most {MOST_LAYERS}: "
+                f"width={self.width} must be at least 2: a kernel of 1 sees no earlier id"
+            )
+        if self.layers > MAX_CONVOLUTIONS:
+            raise ConfigError(
+                f"layers={self.layers} must be at most {MAX_CONVOLUTIONS}: "
                 "each doubles the receptive field"
             )
         if not 0 <= self.dropout < 1:
@@ -53,14 +55,14 @@ class ConvolutionConfig:
         return 1 + (self.width - 1) * (2**self.layers - 1)
 
 
-class ConvolutionLanguage(LanguageModel):
+class ConvolutionLM(LanguageModel):
     r"""A convolutional language model with residual and skip connections.
 
         x = E[ids];    y_l = convolution_l(x),  x <- x + y_l,      l = 1 ... L, dilation 2^(l - 1)
         h = relu(M relu(y_1 + ... + y_L) + m),    logits = W h
 
-    The next id depends on the last 1 + (width - 1) (2^L - 1). WaveNet (van den Oord et al. 2016),
-    for ids instead of sound.
+    The receptive field is 1 + (width - 1) (2^L - 1) ids. WaveNet (van den Oord et al. 2016) on ids
+    instead of audio.
     """
 
     def __init__(self, config: ConvolutionConfig) -> None:
@@ -79,14 +81,14 @@ class ConvolutionLanguage(LanguageModel):
     def forward(
         self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch time dim"]:
-        """The hidden states; `head` makes logits of them.
+        """The hidden states, which `head` maps to logits.
 
-        Rows may be right-padded; `lengths` is not needed, since padding cannot reach back.
+        Rows may be right-padded; `lengths` is not needed: no position sees later ids.
         """
-        x, _ = self._run(ids, self._zero_pasts(len(ids)))
+        x, _ = self._run(ids, self._zero_left_contexts(len(ids)))
         return x
 
-    def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
+    def start(self, rows: int, capacity: int, source: Source | None = None) -> RecurrentState:
         """Zeros: the left context of each layer, and h; independent of `capacity`."""
         if source is not None:
             raise ConfigError(
@@ -95,7 +97,9 @@ class ConvolutionLanguage(LanguageModel):
         require_generating_head(self.head, self.config.head)
         h = self.embed.weight.new_zeros(rows, 1, self.config.dim)
         zeros = torch.zeros(rows, dtype=torch.long, device=h.device)
-        return Snapshots([*((past,) for past in self._zero_pasts(rows)), (h,)], zeros, zeros)
+        return RecurrentState(
+            [*((left,) for left in self._zero_left_contexts(rows)), (h,)], zeros, zeros
+        )
 
     def step(
         self,
@@ -104,7 +108,7 @@ class ConvolutionLanguage(LanguageModel):
         *,
         counts: Int[Tensor, " rows"] | None = None,
         all_logits: bool = False,
-    ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
+    ) -> tuple[Float[Tensor, "rows scored vocab"], RecurrentState]:
         """Read one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
         if not all_logits:
@@ -118,39 +122,39 @@ class ConvolutionLanguage(LanguageModel):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-    ) -> tuple[Float[Tensor, "rows time dim"], Snapshots]:
+    ) -> tuple[Float[Tensor, "rows time dim"], RecurrentState]:
         """The hidden states, and the state after `ids`.
 
         The state of a layer is its inputs, those before the step and those of the step. The left
         context of the next step is a slice of them, at each row's current snapshot.
         """
-        assert isinstance(state, Snapshots)
+        assert isinstance(state, RecurrentState)
         *layers, (h,) = state.layers
-        pasts = [
-            slice_rows(seen, state.index, layer.past)
+        left_contexts = [
+            slice_rows(seen, state.index, layer.left_context)
             for layer, (seen,) in zip(self._convolutions(), layers, strict=True)
         ]
-        x, seen = self._run(ids, pasts)
+        x, seen = self._run(ids, left_contexts)
         h = torch.cat([slice_rows(h, state.index, 1), x], 1)
         if counts is None:
             counts = torch.full_like(state.index, ids.shape[1])
         return x, state.advance([*((inputs,) for inputs in seen), (h,)], counts)
 
-    def _run(self, ids: Tensor, pasts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def _run(self, ids: Tensor, left_contexts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The hidden states, and the inputs of each layer."""
         x = self.embed(ids)
         skips, seen = torch.zeros_like(x), []
-        for layer, past in zip(self._convolutions(), pasts, strict=True):
+        for layer, left in zip(self._convolutions(), left_contexts, strict=True):
             x = layer.carry(x)
-            seen.append(torch.cat([past, x], 1))
+            seen.append(torch.cat([left, x], 1))
             y = self.dropout(layer(seen[-1]))
             x, skips = x + y, skips + y
         return F.relu(self.mix(F.relu(skips))), seen
 
-    def _zero_pasts(self, rows: int) -> list[Tensor]:
+    def _zero_left_contexts(self, rows: int) -> list[Tensor]:
         """The left context of each layer at the beginning of a text: zeros."""
         empty = self.embed.weight.new_zeros
-        return [empty(rows, layer.past, self.config.dim) for layer in self._convolutions()]
+        return [empty(rows, layer.left_context, self.config.dim) for layer in self._convolutions()]
 
     def _convolutions(self) -> list[CausalConvolution]:
         return cast(list[CausalConvolution], list(self.layers))

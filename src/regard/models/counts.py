@@ -1,4 +1,4 @@
-"""Counts of n-grams in sorted arrays: one pass over a text of any length, lookup by search."""
+"""N-gram counts in sorted arrays: counted in one pass, looked up by binary search."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
@@ -54,8 +54,8 @@ class Table(nn.Module):
         """The indices of these keys in the table; -1 for unseen ones."""
         if not len(self.keys):
             return torch.full_like(keys, UNSEEN)
-        at = torch.searchsorted(self.keys, keys).clamp_max(len(self.keys) - 1)
-        return at.where(self.keys[at] == keys, UNSEEN)
+        index = torch.searchsorted(self.keys, keys).clamp_max(len(self.keys) - 1)
+        return index.where(self.keys[index] == keys, UNSEEN)
 
     def followers(
         self, contexts: Int[Tensor, " rows"], vocab_size: int
@@ -104,8 +104,8 @@ def _chunks(batches: Iterable[Blocks], vocab_size: int) -> Iterator[Rows]:
 
 
 def _concatenate(rows: list[Rows]) -> Rows:
-    tokens, place, scored = (np.concatenate(parts) for parts in zip(*rows, strict=True))
-    return tokens, place, scored
+    tokens, positions, scored = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    return tokens, positions, scored
 
 
 def flatten_rows(batch: Blocks, vocab_size: int) -> Rows:
@@ -117,12 +117,12 @@ def flatten_rows(batch: Blocks, vocab_size: int) -> Rows:
     tokens[:, 1:][scored[:, 1:]] = targets[scored[:, 1:]]  # the last token is only a target
     if not np.array_equal(tokens[:, :-1][real[:, 1:]], ids[real[:, 1:]]):
         raise DataError("n-grams are counted in contiguous text: targets[t] must be ids[t + 1]")
-    place = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
     tokens = tokens[real]
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
         invalid = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
         raise DataError(f"id {invalid} must be at least 0 and below vocab_size={vocab_size}")
-    return tokens, place[real], scored[real]
+    return tokens, positions[real], scored[real]
 
 
 def _count_chunk(rows: Rows, order: int, vocab_size: int) -> Counts:
@@ -131,12 +131,12 @@ def _count_chunk(rows: Rows, order: int, vocab_size: int) -> Counts:
     Every n-gram of a row is in the tables, since it may be the history of a longer one; only
     those that end in a scored target are counted.
     """
-    tokens, place, scored = rows
+    tokens, positions, scored = rows
     tables: Counts = []
     histories = 1  # n-grams of the lower order
     index = np.zeros_like(tokens)  # of the n-gram of the lower order that ends here
     for length in range(order):
-        ends = np.flatnonzero(place >= length)  # tokens with a history of this length
+        ends = np.flatnonzero(positions >= length)  # tokens with a history of this length
         key = index[ends - 1] * vocab_size + tokens[ends]
         keys, inverse = _unique(key, histories * vocab_size)
         counts = np.bincount(inverse[scored[ends]], minlength=len(keys))
@@ -160,7 +160,7 @@ def _unique(key: Integers, possible: int) -> tuple[Integers, Integers]:
 
 
 def _merge(left: Counts, right: Counts, vocab_size: int) -> Counts:
-    """The sum of two sets of counts; histories are re-indexed before their followers."""
+    """The sum of two sets of counts; merging an order re-indexes the histories of the next."""
     merged: Counts = []
     new_index = [np.zeros(1, np.int64), np.zeros(1, np.int64)]  # by old index, lower order
     for tables in zip(left, right, strict=True):

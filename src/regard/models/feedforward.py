@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
 from regard.nn.head import Head
-from regard.nn.recurrent import Snapshots
+from regard.nn.recurrent import RecurrentState
 from regard.nn.state import Source
 from regard.nn.tap import Carry
 
@@ -60,13 +60,13 @@ class Feedforward(LanguageModel):
         windows = self._windows(ids, self._zeros(len(ids)))
         return self._features(windows[:, 1:])
 
-    def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
+    def start(self, rows: int, capacity: int, source: Source | None = None) -> RecurrentState:
         """The state is the last order - 1 embeddings; its size does not depend on `capacity`."""
         if source is not None:
             raise ConfigError(
                 "a feed-forward language model takes no source; an encoder-decoder does"
             )
-        return Snapshots.initial([(self._zeros(rows),)])
+        return RecurrentState.initial([(self._zeros(rows),)])
 
     def step(
         self,
@@ -75,7 +75,7 @@ class Feedforward(LanguageModel):
         *,
         counts: Int[Tensor, " rows"] | None = None,
         all_logits: bool = False,
-    ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
+    ) -> tuple[Float[Tensor, "rows scored vocab"], RecurrentState]:
         """Read one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
         if not all_logits:
@@ -89,9 +89,9 @@ class Feedforward(LanguageModel):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-    ) -> tuple[Float[Tensor, "rows time dim"], Snapshots]:
+    ) -> tuple[Float[Tensor, "rows time dim"], RecurrentState]:
         """The input of the head after each id, and the state after `ids`."""
-        assert isinstance(state, Snapshots)
+        assert isinstance(state, RecurrentState)
         [(last,)] = state.current()
         windows = self._windows(ids, last)
         return self._features(windows[:, 1:]), state.advance([(windows,)], counts)

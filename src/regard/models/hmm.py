@@ -13,7 +13,7 @@ from regard.errors import ConfigError, DataError
 from regard.models.base import LanguageModel, State
 from regard.models.counts import Blocks, flatten_rows
 from regard.nn.head import IdentityHead
-from regard.nn.recurrent import Snapshots
+from regard.nn.recurrent import RecurrentState
 from regard.nn.state import Source
 
 
@@ -42,8 +42,8 @@ class HMM(LanguageModel):
         P(x_t | x_1 … x_t-1) = sum_j b_t(j) B(j, x_t)                        the forward algorithm
         b_t+1(k) = sum_j b_t(j) B(j, x_t) A(j, k) / P(x_t | x_1 … x_t-1)
 
-    pi, A and B are stored as `log_first`, `log_move` and `log_write`, in float64. Baum et al.
-    1970; Rabiner 1989.
+    log pi, log A and log B are stored as `log_first`, `log_move` and `log_write`, in float64.
+    Baum et al. 1970; Rabiner 1989.
 
     `forward` returns log-probabilities, so the head is the identity.
     """
@@ -68,7 +68,9 @@ class HMM(LanguageModel):
         At the end a pseudo-count of 1 / V is added to every emission count, so that unseen
         emissions are unlikely, not impossible.
         """
-        texts = [_text(batch, self.config.vocab_size, self.log_first.device) for batch in batches]
+        texts = [
+            _padded_rows(batch, self.config.vocab_size, self.log_first.device) for batch in batches
+        ]
         texts = [(ids, lengths) for ids, lengths in texts if ids.numel()]
         if not texts:
             raise DataError("the training data has no scored target; give fit() at least one batch")
@@ -106,7 +108,7 @@ class HMM(LanguageModel):
         )
         return write
 
-    def likelihood(self, ids: Int[Tensor, "batch time"]) -> Float64[Tensor, " batch"]:
+    def log_likelihood(self, ids: Int[Tensor, "batch time"]) -> Float64[Tensor, " batch"]:
         """log P of each row, summed over all state sequences: the forward algorithm."""
         emission = self._emission(ids)
         belief = self._beliefs(emission, self._initial_belief(ids))[:, :-1]
@@ -132,11 +134,11 @@ class HMM(LanguageModel):
         """log P of every next id, after each id of each row."""
         return self._predict(self._beliefs(self._emission(ids), self._initial_belief(ids))[:, 1:])
 
-    def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
+    def start(self, rows: int, capacity: int, source: Source | None = None) -> RecurrentState:
         """The state is the belief; its size does not depend on `capacity`."""
         if source is not None:
             raise ConfigError("a hidden Markov model takes no source; an encoder-decoder does")
-        return Snapshots.initial([(self.log_first.expand(rows, -1),)])
+        return RecurrentState.initial([(self.log_first.expand(rows, -1),)])
 
     def step(
         self,
@@ -145,9 +147,9 @@ class HMM(LanguageModel):
         *,
         counts: Int[Tensor, " rows"] | None = None,
         all_logits: bool = False,
-    ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
+    ) -> tuple[Float[Tensor, "rows scored vocab"], RecurrentState]:
         """Read one or more ids per row; see `Language.step`."""
-        assert isinstance(state, Snapshots)
+        assert isinstance(state, RecurrentState)
         [(belief,)] = state.current()
         beliefs = self._beliefs(self._emission(ids), belief)
         state = state.advance([(beliefs,)], counts)
@@ -199,10 +201,10 @@ def _log_matmul(logs: Tensor, matrix: Tensor) -> Tensor:
     return ((logs - largest).exp() @ matrix.exp()).log() + largest
 
 
-def _text(batch: Blocks, vocab_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _padded_rows(batch: Blocks, vocab_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The rows of a batch with their last targets: right-padded ids, and their lengths."""
-    tokens, place, _ = flatten_rows(batch, vocab_size)
-    ends = [*(place == 0).nonzero()[0].tolist(), len(tokens)]
+    tokens, positions, _ = flatten_rows(batch, vocab_size)
+    ends = [*(positions == 0).nonzero()[0].tolist(), len(tokens)]
     lengths = torch.tensor(ends, device=device).diff()
     if not len(lengths):
         return lengths, lengths

@@ -1,4 +1,4 @@
-"""N-gram language models with smoothing, closed-form: `fit` counts, there are no gradients."""
+"""N-gram language models with smoothing: closed-form, fitted by counting in one pass."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from regard.models.base import LanguageModel, State
 from regard.models.counts import UNSEEN, Blocks, Table, count_ngrams
 from regard.models.smoothing import SMOOTHINGS
 from regard.nn.head import IGNORED, IdentityHead
-from regard.nn.recurrent import Snapshots
+from regard.nn.recurrent import RecurrentState
 from regard.nn.state import Source
 
 CHUNK_ELEMENTS = 1 << 22  # float64 probabilities in memory at a time: 32 MiB
@@ -86,21 +86,21 @@ class NGram(LanguageModel):
         for order, contexts in enumerate(self._contexts(ids)):
             distinct, row_of = contexts[scored].unique(return_inverse=True)
             row, word, probability, backoff, known = self._smoothed(order, distinct)
-            keys, wanted = row * vocab + word, row_of * vocab + words
-            at = torch.searchsorted(keys, wanted).clamp_max(max(0, len(keys) - 1))
+            keys, target_keys = row * vocab + word, row_of * vocab + words
+            index = torch.searchsorted(keys, target_keys).clamp_max(max(0, len(keys) - 1))
             if self.smoothing.uniform_backoff:
                 p = p.where(~known[row_of], 1 / vocab)
             p *= backoff[row_of]
             if len(keys):
-                p += probability[at].where(keys[at] == wanted, 0.0)
+                p += probability[index].where(keys[index] == target_keys, 0.0)
         return p.log_()
 
-    def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
+    def start(self, rows: int, capacity: int, source: Source | None = None) -> RecurrentState:
         """The state is the last order - 1 ids; its size does not depend on `capacity`."""
         if source is not None:
             raise ConfigError("an n-gram model takes no source; an encoder-decoder does")
         history = torch.full((rows, max(1, self.config.order - 1)), UNSEEN, device=self.device)
-        return Snapshots.initial([(history,)])
+        return RecurrentState.initial([(history,)])
 
     def step(
         self,
@@ -109,9 +109,9 @@ class NGram(LanguageModel):
         *,
         counts: Int[Tensor, " rows"] | None = None,
         all_logits: bool = False,
-    ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
+    ) -> tuple[Float[Tensor, "rows scored vocab"], RecurrentState]:
         """Read one or more ids per row; see `Language.step`."""
-        assert isinstance(state, Snapshots)
+        assert isinstance(state, RecurrentState)
         [(last,)] = state.current()
         seen = torch.cat([last, ids], 1)
         state = state.advance([(seen.unfold(1, last.shape[1], 1),)], counts)
@@ -127,7 +127,7 @@ class NGram(LanguageModel):
         contexts = [torch.zeros_like(ids)]
         for table in self._tables()[:-1]:
             before = F.pad(contexts[-1], (1, -1), value=UNSEEN if len(contexts) > 1 else 0)
-            # before the beginning of a row the key is negative, and so is not found either
+            # before the beginning of a row the key is negative, so it is not in the table
             contexts.append(table.find(before * self.config.vocab_size + ids))
         return contexts
 
@@ -157,9 +157,10 @@ class NGram(LanguageModel):
     def _smoothed(
         self, order: int, contexts: Int[Tensor, " rows"]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Of each id seen after these histories the row, the id, p(hw); of each row g(h), known.
+        """The smoothed probabilities after these histories.
 
-        An unseen history backs off entirely to the lower order: g(h) = 1.
+        For each id w that was seen after a history h: its row, w and p(hw). For each row: g(h), and
+        whether h was seen. An unseen history backs off entirely to the lower order: g(h) = 1.
         """
         row, word, count = self._tables()[order].followers(contexts, self.config.vocab_size)
         total = torch.zeros(len(contexts), dtype=torch.float64, device=row.device)

@@ -1,7 +1,7 @@
 """Estimates of training on several GPUs: which strategy fits in memory, its speed, its time.
 
-Nothing is measured. Bytes and FLOPs are those of `models.cost`; what a GPU can do is taken from
-its data sheet; the utilization is an assumption, and every assumption is a field.
+Nothing is measured. Bytes and FLOPs come from `models.cost`, peak FLOP/s and bandwidths from the
+GPU's data sheet. The assumed utilization is a field of `Cluster`.
 """
 
 import math
@@ -18,7 +18,7 @@ GPUS_PER_MACHINE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GPUSpec:
     """The data sheet of a GPU: bytes, dense bfloat16 FLOP/s, bytes per second in each direction."""
 
     memory: float
@@ -27,13 +27,13 @@ class Card:
     network: float  # of one machine of 8 GPUs to the other machines
 
 
-CARDS: dict[str, Card] = {
-    "a100": Card(80e9, 312e12, 300e9, 200e9),
-    "h100": Card(80e9, 989e12, 450e9, 400e9),
-    "h200": Card(141e9, 989e12, 450e9, 400e9),
-    "b200": Card(180e9, 2250e12, 900e9, 400e9),
-    "l40s": Card(48e9, 362e12, 32e9, 100e9),
-    "rtx4090": Card(24e9, 165e12, 32e9, 12e9),
+GPU_SPECS: dict[str, GPUSpec] = {
+    "a100": GPUSpec(80e9, 312e12, 300e9, 200e9),
+    "h100": GPUSpec(80e9, 989e12, 450e9, 400e9),
+    "h200": GPUSpec(141e9, 989e12, 450e9, 400e9),
+    "b200": GPUSpec(180e9, 2250e12, 900e9, 400e9),
+    "l40s": GPUSpec(48e9, 362e12, 32e9, 100e9),
+    "rtx4090": GPUSpec(24e9, 165e12, 32e9, 12e9),
 }
 
 
@@ -81,10 +81,10 @@ class TrainingPlan:
     evaluation_weight_bytes: int  # FSDP: all bfloat16 weights, gathered at once for an evaluation
     activation_bytes: int  # of one row
     logits_bytes: int  # of one chunk of the loss
-    rows: int  # per GPU; 0 if not even one row or no evaluation fits
-    used_bytes: int  # peak memory with so many rows
+    rows: int  # per GPU; 0 if one row or the evaluation does not fit
+    used_bytes: int  # peak memory with `rows` rows
     tokens_per_second: float
-    limit: str  # "compute" or "communication": which of the two a step waits for
+    limit: str  # the bottleneck of a step: "compute" or "communication"
 
     @property
     def static_bytes(self) -> int:
@@ -121,8 +121,8 @@ def training_plans(cost: Cost, cluster: Cluster, rows: int | None = None) -> lis
     """
     if not cost.layer_parameters:
         raise ConfigError(
-            "only a Transformer can be planned: its FLOPs decide how long training takes;\n"
-            "those of recurrent and closed-form models do not"
+            "only the training of a Transformer can be estimated: FLOPs determine its time;\n"
+            "they do not for recurrent and closed-form models"
         )
     if rows is not None and rows < 1:
         raise ConfigError(f"rows={rows} must be more than 0")
@@ -176,10 +176,10 @@ def _plan(
         row = cost.mixed_checkpointed_bytes
     persistent = weights + gradients + moments
     evaluation = BFLOAT16 * cost.parameters if sharded else 0
-    most = _most_rows(cost, cluster.usable_memory - persistent - compute, row)
+    max_rows = _max_rows(cost, cluster.usable_memory - persistent - compute, row)
     if persistent + evaluation + _logits_bytes(cost, 1) > cluster.usable_memory:
-        most = 0
-    rows = most if rows is None else rows if rows <= most else 0
+        max_rows = 0
+    rows = max_rows if rows is None else rows if rows <= max_rows else 0
     logits = _logits_bytes(cost, max(rows, 1))
 
     tokens = rows * (cost.context or 1)
@@ -187,11 +187,11 @@ def _plan(
     flops = cost.training_flops_per_token * passes
     compute_time = tokens * flops / (cluster.peak * cluster.utilization)
     per_parameter = 2 * BFLOAT16 + FLOAT32 if sharded else 2 * FLOAT32
-    sent = per_parameter * cost.parameters * (gpus - 1) / gpus
-    communication_time = sent / (cluster.link * cluster.link_utilization)
+    bytes_sent = per_parameter * cost.parameters * (gpus - 1) / gpus
+    communication_time = bytes_sent / (cluster.link * cluster.link_utilization)
     strategy = "FSDP" if sharded else "DDP" if gpus > 1 else "one GPU"
     return TrainingPlan(
-        name=f"{strategy} + recompute" if activation_checkpointing else strategy,
+        name=f"{strategy} + checkpointing" if activation_checkpointing else strategy,
         sharded=sharded,
         activation_checkpointing=activation_checkpointing,
         weight_bytes=weights,
@@ -210,7 +210,7 @@ def _plan(
 
 
 def _gathered_bytes(cost: Cost) -> int:
-    """FSDP's unsharded weights and gradients: outside the layers, one layer and the prefetched."""
+    """FSDP's unsharded weights and gradients: one layer, the prefetched one, and all non-layers."""
     return (BFLOAT16 + BFLOAT16 + FLOAT32) * (cost.outside_parameters + 2 * cost.layer_parameters)
 
 
@@ -219,7 +219,7 @@ def _logits_bytes(cost: Cost, rows: int) -> int:
     return BFLOAT16 * min(tokens * cost.logits_per_token, CHUNK_ELEMENTS_CUDA)
 
 
-def _most_rows(cost: Cost, room: float, row: int) -> int:
-    """The most rows that fit with their logits, which grow with the rows up to a whole chunk."""
+def _max_rows(cost: Cost, room: float, row: int) -> int:
+    """The most rows that fit in memory with their logits, of which at most one chunk exists."""
     chunk = BFLOAT16 * CHUNK_ELEMENTS_CUDA if cost.logits_per_token else 0
     return max(0, int((room - chunk) // row), int(room // (row + _logits_bytes(cost, 1))))

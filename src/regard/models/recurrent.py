@@ -12,7 +12,7 @@ from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import option, require_generating_head, require_readout_head
 from regard.nn.head import HEADS
-from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent, Snapshots
+from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent, RecurrentState
 from regard.nn.state import Source
 
 
@@ -52,7 +52,7 @@ class RecurrentConfig:
         return "encoder" if self.bidirectional else "decoder"
 
 
-class RecurrentLanguage(LanguageModel):
+class RecurrentLM(LanguageModel):
     r"""A recurrent language model.
 
     x_t = E[id_t],    h_t = cell_L(... cell_1(x_1 ... x_t)),    logits_t = W h_t
@@ -62,9 +62,8 @@ class RecurrentLanguage(LanguageModel):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.dim)
-        nn.init.normal_(
-            self.embed.weight, std=config.dim**-0.5
-        )  # logits of a tied W are then near 1
+        # logits of a tied W then have a standard deviation near 1
+        nn.init.normal_(self.embed.weight, std=config.dim**-0.5)
         self.layers = Recurrent(
             config.cell,
             config.dim,
@@ -73,7 +72,7 @@ class RecurrentLanguage(LanguageModel):
             bidirectional=config.bidirectional,
             dropout=config.dropout,
         )
-        self.packs = config.bidirectional  # the backward direction starts at each row's length
+        self.packs = config.bidirectional  # whether lengths are read on the host, to pack sequences
         width = (1 + config.bidirectional) * config.dim
         tied = self.embed if config.tied and width == config.dim else None
         self.head: Any = make(
@@ -83,7 +82,7 @@ class RecurrentLanguage(LanguageModel):
     def forward(
         self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch time dim"]:
-        """The hidden states of the top layer; `head` makes logits of them.
+        """The hidden states of the top layer, which `head` maps to logits.
 
         Rows may be right-padded: `lengths` gives the number of real ids, which only a
         bidirectional model needs.
@@ -91,14 +90,14 @@ class RecurrentLanguage(LanguageModel):
         x, _ = self.layers(self.embed(ids), lengths if self.config.bidirectional else None)
         return x
 
-    def start(self, rows: int, capacity: int, source: Source | None = None) -> Snapshots:
+    def start(self, rows: int, capacity: int, source: Source | None = None) -> RecurrentState:
         """A zero state; its size does not depend on `capacity`."""
         if source is not None:
             raise ConfigError("a recurrent language model takes no source; an encoder-decoder does")
         require_generating_head(self.head, self.config.head)
         if self.config.bidirectional:
             raise ConfigError("a bidirectional model cannot generate; set bidirectional=false")
-        return Snapshots.initial([layer.start(rows) for layer in self._cells()])
+        return RecurrentState.initial([layer.start(rows) for layer in self._cells()])
 
     def step(
         self,
@@ -107,7 +106,7 @@ class RecurrentLanguage(LanguageModel):
         *,
         counts: Int[Tensor, " rows"] | None = None,
         all_logits: bool = False,
-    ) -> tuple[Float[Tensor, "rows scored vocab"], Snapshots]:
+    ) -> tuple[Float[Tensor, "rows scored vocab"], RecurrentState]:
         """Read one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
         if not all_logits:
@@ -120,12 +119,12 @@ class RecurrentLanguage(LanguageModel):
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
-    ) -> tuple[Float[Tensor, "rows time dim"], Snapshots]:
+    ) -> tuple[Float[Tensor, "rows time dim"], RecurrentState]:
         """The hidden states of the top layer, and the state after `ids`.
 
         The loop over time runs here, since the fused kernel returns only the final state.
         """
-        assert isinstance(state, Snapshots)
+        assert isinstance(state, RecurrentState)
         x = self.embed(ids)
         snapshots: list[CellState] = []
         for layer, before in zip(self._cells(), state.current(), strict=True):

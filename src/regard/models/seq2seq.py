@@ -14,7 +14,7 @@ from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import SEQ2SEQ, check_rules
 from regard.nn.head import Head
-from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent, Snapshots
+from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent, RecurrentState
 from regard.nn.recurrent_attention import AttentionOutput, Hard, RecurrentAttention
 from regard.nn.score import SCORES
 from regard.nn.state import Source
@@ -91,7 +91,7 @@ class Memory:
 class Seq2SeqState:
     """The decoding state: the states of the decoder, and the keys and values of the source."""
 
-    decoder: Snapshots  # of each layer, then the fed-back attentional vector
+    decoder: RecurrentState  # of each layer, then the fed-back attentional vector
     memory: Memory
 
     @property
@@ -128,15 +128,15 @@ class EncoderDecoder(LanguageModel):
     With several layers q and s are those of the top layer, and the input enters the lowest.
     With several hops, q is q + c of the hop before, and c_t is that of the last hop.
 
-    Where no state depends on c_t, all steps are computed in parallel. The paper of Bahdanau et
-    al. has a maxout of twice the width instead of R's tanh, no J, and a B of the backward state
-    alone; here h and s have the same width, so that any score can compare them.
+    Where no state depends on c_t, all steps are computed in parallel. Differences from Bahdanau et
+    al.: the paper has a maxout of twice the width instead of R's tanh, no J, and a B on the
+    backward state only. Here h and s have the same width, so that every score applies.
 
     Sutskever et al. 2014, Cho et al. 2014; Bahdanau et al. 2015; Luong et al. 2015; "between"
     as in Wu et al. 2016; hops Sukhbaatar et al. 2015.
     """
 
-    packs = True  # sources of different lengths as packed sequences
+    packs = True  # whether lengths are read on the host, to pack sequences
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class EncoderDecoder(LanguageModel):
     def forward(
         self, ids: Int[Tensor, "batch time"], *, source: Source
     ) -> Float[Tensor, "batch time dim"]:
-        """z after each target id (teacher forcing); `head` makes logits of it."""
+        """z after each target id (teacher forcing), which `head` maps to logits."""
         return self.forward_with_log_probs(ids, source=source)[0]
 
     def forward_with_log_probs(
@@ -213,9 +213,9 @@ class EncoderDecoder(LanguageModel):
     def start(self, rows: int, capacity: int, source: Source | None = None) -> Seq2SeqState:
         """Encode the source. The size of the state does not depend on `capacity`."""
         if source is None:
-            raise ConfigError("an encoder-decoder needs a source")
+            raise ConfigError("an encoder-decoder needs a source; pass source=Source(ids, lengths)")
         initial, memory = self._encode(source)
-        return Seq2SeqState(Snapshots.initial(initial), memory)
+        return Seq2SeqState(RecurrentState.initial(initial), memory)
 
     def step(
         self,
@@ -287,7 +287,7 @@ class EncoderDecoder(LanguageModel):
     ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
         """z after each id, the states that `run` returns per layer, and the attention of each step.
 
-        Step by step the states of all steps are returned, whatever `run` is.
+        If attention makes decoding sequential, `run` is not used, and all states are returned.
         """
         config, e = self.config, self._dropout(self.embed(ids))
         sequential = config.input_feeding or config.placement == "bahdanau"
@@ -329,26 +329,27 @@ class EncoderDecoder(LanguageModel):
         assert self.readout is not None
         input_feeding, cells = self.config.input_feeding, self._cells()
         e_weight, context_weight = cells[0].input.weight.split(self.config.dim, 1)
-        states, fed = (initial[:-1], initial[-1][0]) if input_feeding else (initial, None)
+        # z of the last step, with input feeding
+        states, fed_z = (initial[:-1], initial[-1][0]) if input_feeding else (initial, None)
         after: list[list[CellState]] = []
         attended: list[list[AttentionOutput]] = []
         for x in F.linear(e, e_weight, cells[0].input.bias).unbind(1):
-            if fed is None:
+            if fed_z is None:
                 attended.append(self._attend(states[-1][0].unsqueeze(1), memory))
-            joined = attended[-1][-1].context.squeeze(1) if fed is None else fed
-            x = x + F.linear(joined, context_weight)
+            extra_input = attended[-1][-1].context.squeeze(1) if fed_z is None else fed_z
+            x = x + F.linear(extra_input, context_weight)
             states = self._step_cells(x, states)
-            if fed is not None:
+            if fed_z is not None:
                 s = states[-1][0]
                 attended.append(self._attend(s.unsqueeze(1), memory))
                 c = attended[-1][-1].context.squeeze(1)
-                fed = self.readout(torch.cat([s, c], -1)).tanh()
-            after.append([*states, (fed,)] if fed is not None else states)
+                fed_z = self.readout(torch.cat([s, c], -1)).tanh()
+            after.append([*states, (fed_z,)] if fed_z is not None else states)
         stacked = [
             tuple(torch.stack(vectors, 1) for vectors in zip(*layer, strict=True))
             for layer in zip(*after, strict=True)
         ]
-        if fed is not None:
+        if fed_z is not None:
             return stacked[-1][0], stacked, attended
         c = torch.cat([step[-1].context for step in attended], 1)
         z = self.readout(torch.cat([e, stacked[-1][0], c], -1)).tanh()
@@ -400,5 +401,6 @@ def _run_loop(cell: Cell, x: Tensor, state: CellState) -> tuple[Tensor, CellStat
 
 def _embedding(vocab_size: int, dim: int) -> nn.Embedding:
     embed = nn.Embedding(vocab_size, dim)
-    nn.init.normal_(embed.weight, std=dim**-0.5)  # logits of a tied matrix are then near 1
+    # logits of a tied matrix then have a standard deviation near 1
+    nn.init.normal_(embed.weight, std=dim**-0.5)
     return embed

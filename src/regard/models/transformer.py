@@ -42,8 +42,8 @@ class StackConfig:
     ffn_dim: int | None = None  # None: 4 dim, or 8/3 dim rounded up to 8 where gated
     score: Choice = "scaled_dot"  # nn.score.SCORES; relative scores in self-attention only
     position: Choice = "learned"  # nn.position.POSITIONS
-    window: int | None = None  # sliding-window attention: positions that are seen; None: all
-    global_every: int | None = None  # every n-th layer has full attention in spite of `window`
+    window: int | None = None  # size of sliding-window attention; None: full attention
+    global_every: int | None = None  # every n-th layer has full attention instead of `window`
     global_layers: list[int] | None = None  # or these layers, from 0
     norm: str = "layer"  # nn.norm.NORMS
     norm_eps: float = 1e-5
@@ -132,9 +132,7 @@ class TransformerConfig(StackConfig):
     factored: Literal["tables", "tokens"] = "tables"  # whether positions have embed_dim too
     embed_scaled: bool = False  # multiply embeddings by sqrt(width)
     segments: int = 0  # segment embeddings of an encoder (BERT: 2)
-    tied: bool = (
-        True  # weight tying: the head's matrix is the embedding matrix, if it has one over ids
-    )
+    tied: bool = True  # weight tying: a head over the vocabulary uses the embedding matrix
     head: Choice = "linear"  # nn.head.HEADS
 
     def __post_init__(self) -> None:
@@ -232,7 +230,10 @@ class Transformer(LanguageModel):
             raise ConfigError("an encoder does not generate; use a decoder or an encoder-decoder")
         rules.require_generating_head(self.head, self.config.head)
         if capacity > self.config.context and kind_of(self.config.position)[0] == "learned":
-            raise ShapeError(f"capacity={capacity} is beyond the learned context={self.context}")
+            raise ShapeError(
+                f"capacity={capacity} exceeds context={self.context}, the number of learned "
+                "positions; use fewer tokens"
+            )
         blocks = self.decoder.layers
         like = self.embed.token.weight
 
@@ -277,7 +278,7 @@ class Transformer(LanguageModel):
         *,
         counts: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "rows time dim"], TransformerState]:
-        """See `Hidden.hidden`."""
+        """See `SupportsHidden.hidden`."""
         assert isinstance(state, TransformerState)
         assert self.decoder is not None
         time = ids.shape[1]
@@ -294,7 +295,7 @@ class Transformer(LanguageModel):
 
     def _encode(self, source: Source | None) -> tuple[Tensor, Mask]:
         if source is None or self.encoder is None:
-            raise ConfigError("an encoder-decoder needs a source")
+            raise ConfigError("an encoder-decoder needs a source; pass source=Source(ids, lengths)")
         embed = self.embed if self.source_embed is None else self.source_embed
         mask = Mask.lengths(source.lengths)
         return self.encoder(
@@ -303,7 +304,9 @@ class Transformer(LanguageModel):
 
     def _positions(self, ids: Tensor) -> Tensor:
         if ids.shape[1] > self.config.context:
-            raise ShapeError(f"{ids.shape[1]} tokens do not fit context={self.config.context}")
+            raise ShapeError(
+                f"{ids.shape[1]} tokens exceed context={self.config.context}; shorten the input"
+            )
         return torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
 
     if TYPE_CHECKING:
@@ -342,7 +345,7 @@ def build_stack(
     context: int,
     embed_dim: int | None = None,
 ) -> Stack:
-    """The encoder or decoder of a configuration, with every choice made."""
+    """Build the encoder or the decoder of a configuration."""
     norm_order = NormOrder(
         config.norm_order, _deepnorm(config, side)[0] if config.norm_order == "deepnorm" else 1.0
     )

@@ -25,7 +25,7 @@ IMAGE_HEADS = ("classify", "pooled", "none")
 class VisionConfig(StackConfig):
     """Any Vision Transformer.
 
-    Patches are a sequence, row by row; positions that are not learned count along it.
+    Patches are a sequence, row by row; its indices are the positions.
     """
 
     shape: ClassVar[str] = "images"  # it reads pixels, not ids
@@ -63,7 +63,7 @@ class VisionConfig(StackConfig):
 
 
 class Vision(nn.Module):
-    """ViT (Dosovitskiy et al. 2020): `forward` returns hidden states, `head` makes logits of them.
+    """ViT (Dosovitskiy et al. 2020): `forward` returns hidden states, `head` maps them to logits.
 
     For an image of another size than `image_size`, learned position embeddings are interpolated
     to the new grid; other positions need no change.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.config import Choice, make
 from regard.errors import ShapeError
-from regard.nn.functional import masked_softmax, merge_heads, share_heads, split_heads
+from regard.nn.functional import masked_softmax, merge_heads, repeat_kv_heads, split_heads
 from regard.nn.mask import Mask
 from regard.nn.position import Position, Rotation
 from regard.nn.score import SCORES
@@ -125,7 +125,7 @@ class Attention(nn.Module):
         state: KVCache | None = None,
         memory_kv: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
-        """Attend. `state` is the KV cache; `memory_kv` are keys and values computed before."""
+        """The attention output; `state` is the KV cache, `memory_kv` are precomputed k and v."""
         if inputs.layer_position is not None:
             x = x + inputs.layer_position.to(x.dtype)
         if self.training and memory is None and memory_kv is None:
@@ -178,7 +178,7 @@ class Attention(nn.Module):
         inputs: AttentionInputs,
     ) -> Float[Tensor, "batch heads time seen"]:
         """The attention weights, by the formula."""
-        k = share_heads(self.score.prepare(k), self.heads)
+        k = repeat_kv_heads(self.score.prepare(k), self.heads)
         scores = self.score(q, k, inputs.query_positions, inputs.key_positions)
         if inputs.bias is not None:
             bias = inputs.bias
@@ -190,7 +190,7 @@ class Attention(nn.Module):
     def _explicit(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """The formula step by step, for scores that no fused kernel computes."""
         weights = F.dropout(self.weights(q, k, inputs), self.dropout, self.training)
-        return weights @ share_heads(v, self.heads)
+        return weights @ repeat_kv_heads(v, self.heads)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """The same by torch's fused kernel, for scaled dot products."""

@@ -32,7 +32,7 @@ class Block(nn.Module):
         super().__init__()
         if norm_order.parallel and cross is not None:
             raise ConfigError(
-                f"norm_order={norm_order.kind!r} has no place for cross-attention; "
+                f"norm_order={norm_order.kind!r} does not support cross-attention; "
                 "an encoder-decoder needs pre, post, sandwich, deepnorm or none"
             )
         after = norm if norm_order.kind == "sandwich" else lambda: None

@@ -22,14 +22,14 @@ class CausalConvolution(nn.Module):
 
     def __init__(self, dim: int, width: int, dilation: int) -> None:
         super().__init__()
-        self.past = (width - 1) * dilation  # left padding: inputs before the first output
+        self.left_context = (width - 1) * dilation  # inputs before the first output
         self.filter = nn.Conv1d(dim, dim, width, dilation=dilation)  # W_f
         self.gate = nn.Conv1d(dim, dim, width, dilation=dilation)  # W_g
         self.out = nn.Linear(dim, dim)  # V, c
         self.carry = Carry()
 
     def forward(self, seen: Float[Tensor, "batch seen dim"]) -> Float[Tensor, "batch time dim"]:
-        """y for all inputs but the first `past`, which are only context."""
+        """y for all inputs except the first `left_context`, which are only read."""
         channels_first = seen.transpose(1, 2)
         gated = self.filter(channels_first).tanh() * self.gate(channels_first).sigmoid()
         return self.out(gated.transpose(1, 2))
@@ -41,6 +41,6 @@ class CausalConvolution(nn.Module):
 def slice_rows(
     seen: Float[Tensor, "rows seen dim"], begin: Int[Tensor, " rows"], size: int
 ) -> Float[Tensor, "rows time dim"]:
-    """`size` vectors of each row, from its own index `begin` on."""
+    """`size` vectors of each row, starting at the index that `begin` has for the row."""
     rows = torch.arange(len(seen), device=seen.device).unsqueeze(1)
     return seen[rows, begin.unsqueeze(1) + torch.arange(size, device=seen.device)]

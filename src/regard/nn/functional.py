@@ -1,4 +1,4 @@
-"""Tensor functions of attention: masked softmax, splitting, merging and sharing heads."""
+"""Tensor functions of attention: masked softmax; splitting, merging and repeating heads."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -39,7 +39,7 @@ def merge_heads(
     return x.transpose(1, 2).flatten(-2)
 
 
-def share_heads(
+def repeat_kv_heads(
     x: Float[Tensor, "batch kv_heads seen head_dim"], heads: int
 ) -> Float[Tensor, "batch heads seen head_dim"]:
     """Repeat key or value heads for grouped-query attention (GQA): neighbouring queries share one.

@@ -48,7 +48,7 @@ class Head(nn.Module):
 
     @property
     def matrix(self) -> Tensor:
-        """W: the tied embedding or its own weight."""
+        """W: the matrix of the tied embedding, or `weight`."""
         (tied,) = self._tied
         return self.weight if tied is None else tied.weight
 
@@ -61,12 +61,12 @@ class Head(nn.Module):
         x: Float[Tensor, "*rows dim"],
         targets: Int[Tensor, "*rows"],
         *,
-        smoothing: float = 0.0,
+        label_smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
         """The summed cross-entropy against `targets`; -1 is not scored."""
         x = self.prepare(x)
         return linear_cross_entropy(
-            x, self.matrix, self.bias, targets, smoothing=smoothing, cap=self.cap
+            x, self.matrix, self.bias, targets, label_smoothing=label_smoothing, cap=self.cap
         )
 
     def prepare(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows width"]:
@@ -115,7 +115,9 @@ class MaskedHead(Head):
     def next_sentence(self, x: Hidden) -> Float[Tensor, "batch 2"]:
         """Logits of "follows" and "does not follow", in BERT's order."""
         if self.pool is None or self.follows is None:
-            raise ConfigError("this head was made without next_sentence=true")
+            raise ConfigError(
+                "this head does not predict the next sentence; set model.head.next_sentence=true"
+            )
         logits: Tensor = self.follows(torch.tanh(self.pool(x[:, 0])))
         return logits
 
@@ -132,10 +134,10 @@ class IdentityHead(nn.Module):
         x: Float[Tensor, "*rows vocab"],
         targets: Int[Tensor, "*rows"],
         *,
-        smoothing: float = 0.0,
+        label_smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
         """The summed negative log-probability of `targets`; -1 is not scored."""
-        return cross_entropy(x.flatten(0, -2), targets.flatten(), smoothing)
+        return cross_entropy(x.flatten(0, -2), targets.flatten(), label_smoothing)
 
 
 class NoHead(nn.Module):
@@ -206,10 +208,10 @@ class ClassHead(nn.Module):
         targets: Int[Tensor, " batch"],
         *,
         lengths: Int[Tensor, " batch"] | None = None,
-        smoothing: float = 0.0,
+        label_smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
         """The summed cross-entropy; -1 is not scored."""
-        return cross_entropy(self(x, lengths), targets, smoothing)
+        return cross_entropy(self(x, lengths), targets, label_smoothing)
 
     def _pool(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         if self.pool == "first":
@@ -247,10 +249,10 @@ class TagHead(nn.Module):
         return logits
 
     def loss(
-        self, x: Hidden, targets: Int[Tensor, "batch time"], *, smoothing: float = 0.0
+        self, x: Hidden, targets: Int[Tensor, "batch time"], *, label_smoothing: float = 0.0
     ) -> Float[Tensor, ""]:
         """The summed cross-entropy; -1 is not scored."""
-        return cross_entropy(self(x).flatten(0, -2), targets.flatten(), smoothing)
+        return cross_entropy(self(x).flatten(0, -2), targets.flatten(), label_smoothing)
 
 
 class SpanHead(TagHead):
@@ -260,11 +262,11 @@ class SpanHead(TagHead):
         super().__init__(dim, classes=2)
 
     def loss(
-        self, x: Hidden, targets: Int[Tensor, "batch 2"], *, smoothing: float = 0.0
+        self, x: Hidden, targets: Int[Tensor, "batch 2"], *, label_smoothing: float = 0.0
     ) -> Float[Tensor, ""]:
         """The summed cross-entropy of start and end; -1 is not scored."""
         logits = self(x).transpose(1, 2).flatten(0, 1)  # (batch * 2, time)
-        return cross_entropy(logits, targets.flatten(), smoothing)
+        return cross_entropy(logits, targets.flatten(), label_smoothing)
 
 
 HEADS: dict[str, Callable[..., nn.Module]] = {

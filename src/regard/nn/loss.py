@@ -1,4 +1,4 @@
-"""The cross-entropy of an output layer over a vocabulary, without holding all logits at once."""
+"""Chunked cross-entropy of an output layer, so that not all logits are in memory at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,14 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS = 1 << 25  # logits held at a time: 128 MiB in float32
+CHUNK_ELEMENTS = 1 << 25  # logits in memory at a time: 128 MiB in float32
 CHUNK_ELEMENTS_CUDA = 1 << 28  # on a GPU a few large matmuls are faster than many small ones
-WHOLE_ELEMENTS = 1 << 20  # up to so many logits are held at once: torch's kernels are faster then
+UNCHUNKED_ELEMENTS = 1 << 20  # up to this many logits, torch's unchunked kernels are faster
 IGNORED = -1  # a target that is not scored
 
 
 def soft_cap(logits: Float[Tensor, "*any"], cap: float | None) -> Float[Tensor, "*any"]:
-    """cap tanh(logits / cap): none exceeds ±cap (Gemma 2). With None they stay as they are."""
+    """Logit soft-capping: cap tanh(logits / cap), between ±cap (Gemma 2); None changes nothing."""
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
@@ -25,7 +25,7 @@ def softmax_gradient(
     bias: Float[Tensor, " vocab"] | None,
     targets: Int[Tensor, " rows"],
     vocab: int,
-    smoothing: float,
+    label_smoothing: float,
     cap: float | None,
 ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows columns"]]:
     """Cross-entropy of each row, and its gradient with respect to the logits, in their dtype.
@@ -46,10 +46,10 @@ def softmax_gradient(
         cap_gradient, capped = 1 - capped.square(), cap * capped
     logp = capped.log_softmax(-1)
     loss = -logp.gather(-1, targets).squeeze(-1)
-    if smoothing:
-        loss = (1 - smoothing) * loss - smoothing * logp.mean(-1)
-    gradient = logp.exp_().sub_(smoothing / vocab)
-    gradient.scatter_add_(-1, targets, gradient.new_full(targets.shape, smoothing - 1))
+    if label_smoothing:
+        loss = (1 - label_smoothing) * loss - label_smoothing * logp.mean(-1)
+    gradient = logp.exp_().sub_(label_smoothing / vocab)
+    gradient.scatter_add_(-1, targets, gradient.new_full(targets.shape, label_smoothing - 1))
     factor = scored.unsqueeze(-1)
     gradient.mul_(factor if cap_gradient is None else cap_gradient * factor)
     padding = logits.shape[1] - vocab
@@ -81,7 +81,7 @@ def chunked_cross_entropy(
     bias: Float[Tensor, " vocab"] | None,
     targets: Int[Tensor, " rows"],
     vocab: int,
-    smoothing: float,
+    label_smoothing: float,
     cap: float | None,
     needs_grad: bool,
     *,
@@ -90,8 +90,8 @@ def chunked_cross_entropy(
 ) -> list[Tensor]:
     """The summed loss and, with `needs_grad`, its gradients with respect to x, W and b.
 
-    The logits of one chunk of rows exist at a time, and are computed once: their gradient is
-    known as soon as they are. Rows of W from `vocab` on are padding.
+    Only the logits of one chunk of rows exist at a time. They are not recomputed in the backward
+    pass: their gradient is computed here. Rows of W from `vocab` on are padding.
     """
     limit = CHUNK_ELEMENTS_CUDA if x.is_cuda else CHUNK_ELEMENTS
     size = 1 << max(0, (limit // vocab).bit_length() - 1)  # matmuls are fast with powers of 2
@@ -103,7 +103,7 @@ def chunked_cross_entropy(
         logits = rows.new_empty(len(rows), len(weight))
         matmul_into(logits, rows, weight.T)
         losses, gradient = softmax_gradient(
-            logits, bias, targets[start : start + size], vocab, smoothing, cap
+            logits, bias, targets[start : start + size], vocab, label_smoothing, cap
         )
         loss += losses.sum()
         if not needs_grad:
@@ -124,12 +124,14 @@ def _linear_cross_entropy(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    smoothing: float,
+    label_smoothing: float,
     cap: float | None,
     needs_grad: bool,
 ) -> list[Tensor]:
-    """`chunked_cross_entropy` as one operator; `accel` registers a kernel of its own for CUDA."""
-    return chunked_cross_entropy(x, weight, bias, targets, len(weight), smoothing, cap, needs_grad)
+    """`chunked_cross_entropy` as one operator; `accel` registers a CUDA kernel for it."""
+    return chunked_cross_entropy(
+        x, weight, bias, targets, len(weight), label_smoothing, cap, needs_grad
+    )
 
 
 @_linear_cross_entropy.register_fake
@@ -159,12 +161,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        smoothing: float,
+        label_smoothing: float,
         cap: float | None,
         needs_grad: bool,
     ) -> Tensor:
         loss, *gradients = _linear_cross_entropy(
-            x, weight, bias, targets, smoothing, cap, needs_grad
+            x, weight, bias, targets, label_smoothing, cap, needs_grad
         )
         ctx.save_for_backward(*gradients)
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -187,7 +189,7 @@ def linear_cross_entropy(
     bias: Float[Tensor, " vocab"] | None,
     targets: Int[Tensor, "*rows"],
     *,
-    smoothing: float = 0.0,
+    label_smoothing: float = 0.0,
     cap: float | None = None,
 ) -> Float[Tensor, ""]:
     r"""Cross-entropy of softmax(W x + b) against the targets, summed over the scored ones.
@@ -199,24 +201,24 @@ def linear_cross_entropy(
     if it is small.
     """
     x, targets = x.flatten(0, -2), targets.flatten()
-    if len(x) * len(weight) <= WHOLE_ELEMENTS:
-        return cross_entropy(soft_cap(F.linear(x, weight, bias), cap), targets, smoothing)
+    if len(x) * len(weight) <= UNCHUNKED_ELEMENTS:
+        return cross_entropy(soft_cap(F.linear(x, weight, bias), cap), targets, label_smoothing)
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     needs_grad = torch.is_grad_enabled()
     result: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, targets, smoothing, cap, needs_grad
+        x, weight, bias, targets, label_smoothing, cap, needs_grad
     )
     return result
 
 
 def cross_entropy(
-    logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"], smoothing: float = 0.0
+    logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"], label_smoothing: float = 0.0
 ) -> Float[Tensor, ""]:
     """The summed cross-entropy of logits, in float32 at least; targets of -1 are not scored."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(
-        logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
+        logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing
     )

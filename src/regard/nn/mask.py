@@ -69,7 +69,9 @@ class Mask:
         widths = [w for w in (self.width, other.width) if w is not None]
         lengths = [n for n in (self.key_lengths, other.key_lengths) if n is not None]
         if self.document_ids is not None and other.document_ids is not None:
-            raise ShapeError("two document masks cannot be combined; number all documents in one")
+            raise ShapeError(
+                "two document masks cannot be combined; number all documents in one mask"
+            )
         return Mask(
             is_causal=self.is_causal or other.is_causal,
             prefixes=prefixes,
@@ -109,10 +111,11 @@ class Mask:
         if self.key_lengths is not None:
             rules.append(j < self.key_lengths.view(-1, 1, 1))
         if self.document_ids is not None:
-            # indexed by place in the row: positions may restart at 0 in each document
-            of_keys = self.document_ids[:, : key_positions.shape[1]]
-            of_queries = of_keys[:, of_keys.shape[1] - query_positions.shape[1] :]
-            rules.append(of_queries.unsqueeze(-1) == of_keys.unsqueeze(-2))
+            # indexed by column: positions may restart at 0 in each document
+            key_documents = self.document_ids[:, : key_positions.shape[1]]
+            first_query = key_documents.shape[1] - query_positions.shape[1]
+            query_documents = key_documents[:, first_query:]
+            rules.append(query_documents.unsqueeze(-1) == key_documents.unsqueeze(-2))
         if not rules:
             return None
         allowed = rules[0]

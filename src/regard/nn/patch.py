@@ -34,10 +34,12 @@ class PatchEmbedding(nn.Module):
         (side, _), channels = self.patch.kernel_size, self.patch.in_channels
         _, image_channels, height, width = images.shape
         if image_channels != channels:
-            raise ShapeError(f"images of {image_channels} channels; the model reads {channels}")
+            raise ShapeError(
+                f"images have {image_channels} channels, but the model needs {channels}"
+            )
         if height % side or width % side:
             raise ShapeError(
-                f"an image of {height} × {width} pixels cannot be split into patches of {side}"
+                f"patches of {side} must divide the image, {height} × {width} pixels; resize it"
             )
         x: Tensor = self.patch(images).flatten(2).transpose(1, 2)  # (batch, patches, dim)
         if self.cls is None:

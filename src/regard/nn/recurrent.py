@@ -19,12 +19,12 @@ OPEN_GATE = 100.0  # a bias whose sigmoid is exactly 1
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshots:
-    """The decoding state of a recurrent model: its states before the last step and after each id.
+class RecurrentState:
+    """The decoding state of a recurrent model: snapshots before the last step and after each id.
 
     A recurrence cannot be inverted, so earlier states are stored. `rewind` can go back to the
-    beginning of the last step and no further; rows of different `counts` are at different
-    snapshots.
+    beginning of the last step and no further. After a step with different `counts`, rows are at
+    different snapshots.
 
         snapshot     0        1        2       …  time
                   before   after x1  after x2     after all
@@ -35,7 +35,7 @@ class Snapshots:
     index: Int[Tensor, " rows"]  # the current snapshot of each row
 
     @classmethod
-    def initial(cls, layers: list[CellState]) -> "Snapshots":
+    def initial(cls, layers: list[CellState]) -> "RecurrentState":
         """The state before the first id: one snapshot."""
         zeros = layers[0][0].new_zeros(len(layers[0][0]), dtype=torch.long)
         return cls([tuple(part.unsqueeze(1) for part in layer) for layer in layers], zeros, zeros)
@@ -45,21 +45,23 @@ class Snapshots:
         rows = torch.arange(len(self.index), device=self.index.device)
         return [tuple(part[rows, self.index] for part in layer) for layer in self.layers]
 
-    def advance(self, layers: list[CellState], counts: Int[Tensor, " rows"] | None) -> "Snapshots":
+    def advance(
+        self, layers: list[CellState], counts: Int[Tensor, " rows"] | None
+    ) -> "RecurrentState":
         """The state after a step with these snapshots; `counts` ids per row are real."""
         if counts is None:
             counts = torch.full_like(self.index, layers[0][0].shape[1] - 1)
-        return Snapshots(layers, self.lengths + counts, counts)
+        return RecurrentState(layers, self.lengths + counts, counts)
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "Snapshots":
+    def select(self, rows: Int[Tensor, " chosen"]) -> "RecurrentState":
         """The state of these rows, in this order."""
-        return Snapshots(
+        return RecurrentState(
             [tuple(part.index_select(0, rows) for part in layer) for layer in self.layers],
             self.lengths.index_select(0, rows),
             self.index.index_select(0, rows),
         )
 
-    def rewind(self, lengths: Int[Tensor, " rows"]) -> "Snapshots":
+    def rewind(self, lengths: Int[Tensor, " rows"]) -> "RecurrentState":
         """Truncate each row to its first `lengths` ids, within the last step."""
         index = self.index - (self.lengths - lengths)
         if bool(((index < 0) | (index > self.index)).any()):
@@ -161,9 +163,8 @@ class Cell(nn.Module):
         self, x: Tensor, lengths: Tensor | None, state: CellState
     ) -> tuple[Tensor, CellState]:
         assert self.kernel is not None
-        if x.is_cuda and torch.is_autocast_enabled(
-            "cuda"
-        ):  # it would run in float16, also for bfloat16
+        if x.is_cuda and torch.is_autocast_enabled("cuda"):
+            # autocast runs cuDNN RNNs in float16, also if its dtype is bfloat16
             dtype = self.hidden.weight.dtype
             with torch.autocast("cuda", enabled=False):
                 return self._fused(x.to(dtype), lengths, tuple(v.to(dtype) for v in state))
@@ -329,7 +330,7 @@ class LSTM(Cell):
         return (h, c), (i, keep, g, o, c)
 
     def weights(self) -> list[Tensor]:
-        """torch's kernel always has a forget gate; without one its bias holds it at 1."""
+        """torch's kernel always has a forget gate; without `forget`, a large bias keeps it at 1."""
         if self.forget:
             return super().weights()
         padded = []
@@ -350,7 +351,7 @@ CELLS: dict[str, Callable[..., Cell]] = {
 class Bidirectional(nn.Module):
     r"""A bidirectional layer: a forward and a backward cell, their outputs concatenated.
 
-        y_t = [ahead(x_1 ... x_t); back(x_T ... x_t)]
+        y_t = [ahead(x_1 ... x_t); back(x_T ... x_t)],     ahead forward in time, back backward
 
     Schuster & Paliwal 1997.
     """

@@ -13,7 +13,7 @@ from regard.nn.functional import masked_softmax, merge_heads, split_heads
 from regard.nn.score import SCORES
 from regard.nn.tap import Tap
 
-Hard = Literal["straight", "reinforce"]
+Hard = Literal["straight_through", "reinforce"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class RecurrentAttention(nn.Module):
 
         head_j = sum_i softmax_i(score(Q_j s, K_j h_i)) V_j h_i
 
-    `hard` attends to one position only. "straight": the one of the largest weight, with the
+    `hard` attends to one position only. "straight_through": the one of the largest weight, with the
     gradient of soft attention (straight-through estimator, Bengio et al. 2013). "reinforce":
     sampled from the weights in training, the largest weight otherwise; its gradient comes from
     `log_prob` through `reinforce` (Mnih et al. 2014, Xu et al. 2015).
@@ -87,7 +87,7 @@ class RecurrentAttention(nn.Module):
         return AttentionOutput(context, weights, log_prob)
 
     def _harden(self, soft: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The weights to use, soft or one-hot, and log P of the sampled positions."""
+        """Soft or one-hot attention weights, and log P of the sampled positions."""
         if self.hard is None:
             return soft, None
         sampled = self.hard == "reinforce" and self.training
@@ -95,7 +95,7 @@ class RecurrentAttention(nn.Module):
         index = flat.multinomial(1) if sampled else flat.argmax(-1, keepdim=True)
         index = index.view(*soft.shape[:-1], 1)
         one_hot = torch.zeros_like(soft).scatter(-1, index, 1.0)
-        if self.hard == "straight":
+        if self.hard == "straight_through":
             return one_hot + (soft - soft.detach()), None
         return one_hot, soft.gather(-1, index).squeeze(-1).log().sum(1) if sampled else None
 

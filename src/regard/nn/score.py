@@ -45,8 +45,8 @@ class Score(nn.Module):
 class Dot(Score):
     r"""score(q, k) = q . k      (Luong et al. 2015)
 
-    Its variance grows with head_dim, which is why the Transformer divides it. `cap` limits the
-    scores softly to ±cap: cap tanh(s / cap) (Gemma 2), which no fused kernel does.
+    Its variance grows with head_dim, so the Transformer divides it. `cap` is soft-capping,
+    cap tanh(s / cap) between ±cap (Gemma 2); no fused kernel computes it.
     """
 
     def __init__(self, scale: float = 1.0, cap: float | None = None) -> None:
@@ -124,8 +124,10 @@ class Additive(Score):
         key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """v . tanh(W_q q + W_k k)"""
-        both = self.query(q).unsqueeze(-2) + k.unsqueeze(-3)  # (batch, heads, time, seen, head_dim)
-        scores: Tensor = self.weigh(both.tanh()).squeeze(-1)
+        summed = self.query(q).unsqueeze(-2) + k.unsqueeze(
+            -3
+        )  # (batch, heads, time, seen, head_dim)
+        scores: Tensor = self.weigh(summed.tanh()).squeeze(-1)
         return scores
 
 
@@ -188,15 +190,16 @@ class Location(Score):
 class Shaw(Score):
     r"""score(q_i, k_j) = q_i . (k_j + a_{j-i}) / sqrt(d)      (Shaw et al. 2018)
 
-    a is learned per layer, shared by its heads; distances beyond `reach` use the last vector.
-    The paper's second table, added to the values, is left out: the paper found no gain from it.
+    a is learned per layer, shared by its heads; distances beyond `max_distance` use
+    the last vector. The paper's second table, which is added to the values, is not implemented:
+    the paper found no gain from it.
     """
 
-    def __init__(self, head_dim: int, reach: int = 16) -> None:
+    def __init__(self, head_dim: int, max_distance: int = 16) -> None:
         super().__init__()
-        require_positive("score 'shaw'", reach=reach)
-        self.scale, self.reach = head_dim**-0.5, reach
-        self.relative = nn.Embedding(2 * reach + 1, head_dim)
+        require_positive("score 'shaw'", max_distance=max_distance)
+        self.scale, self.max_distance = head_dim**-0.5, max_distance
+        self.relative = nn.Embedding(2 * max_distance + 1, head_dim)
 
     def forward(
         self,
@@ -207,7 +210,8 @@ class Shaw(Score):
     ) -> Scores:
         """The content term and the position term, both scaled."""
         i, j = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)
-        bucket = (j - i).clamp(-self.reach, self.reach) + self.reach  # (batch, time, seen)
+        limit = self.max_distance
+        bucket = (j - i).clamp(-limit, limit) + limit  # (batch, time, seen)
         by_distance = q @ self.relative.weight.T  # (batch, heads, time, distances)
         bucket = bucket.unsqueeze(1).expand(*by_distance.shape[:-1], -1)
         return self.scale * (q @ k.transpose(-1, -2) + by_distance.gather(-1, bucket))
@@ -224,7 +228,7 @@ class TransformerXL(Score):
 
     def __init__(self, dim: int, heads: int, head_dim: int) -> None:
         super().__init__()
-        self.scale, self.heads, self.waves = head_dim**-0.5, heads, Sinusoidal(dim)
+        self.scale, self.heads, self.sinusoidal = head_dim**-0.5, heads, Sinusoidal(dim)
         self.distance = nn.Linear(dim, heads * head_dim, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(heads, 1, head_dim))
         self.distance_bias = nn.Parameter(torch.zeros(heads, 1, head_dim))
@@ -237,13 +241,13 @@ class TransformerXL(Score):
         key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """The content term and the distance term, both scaled."""
-        reach = k.shape[-2] - 1  # the largest distance
-        distances = torch.arange(-reach, reach + 1, device=q.device).unsqueeze(0)
-        waves = self.waves.embed(distances).to(self.distance.weight.dtype)
-        r = split_heads(self.distance(waves), self.heads).to(q.dtype)  # (1, heads, distances, d)
+        longest = k.shape[-2] - 1  # the largest distance
+        distances = torch.arange(-longest, longest + 1, device=q.device).unsqueeze(0)
+        encoded = self.sinusoidal.embed(distances).to(self.distance.weight.dtype)
+        r = split_heads(self.distance(encoded), self.heads).to(q.dtype)  # (1, heads, distances, d)
         by_distance = (q + self.distance_bias) @ r.transpose(-1, -2)
         i, j = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)
-        index = (i - j + reach).clamp(0, 2 * reach)  # (batch, time, seen)
+        index = (i - j + longest).clamp(0, 2 * longest)  # (batch, time, seen)
         index = index.unsqueeze(1).expand(*q.shape[:-1], -1)
         content = (q + self.content_bias) @ k.transpose(-1, -2)
         return self.scale * (content + by_distance.gather(-1, index))
@@ -260,4 +264,4 @@ SCORES: dict[str, Callable[..., Score]] = {
     "transformer_xl": TransformerXL,
 }
 RELATIVE = frozenset({"shaw", "transformer_xl"})  # depend on distances: self-attention only
-MIXING = frozenset({"additive", "general"})  # a learned matrix acts on q or k: not with RoPE
+LEARNED_MATRIX = frozenset({"additive", "general"})  # applied to q or k: not with RoPE

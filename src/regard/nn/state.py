@@ -86,7 +86,9 @@ class TransformerState:
         """Truncate each row to its first `lengths` ids."""
         longest = int(lengths.max())
         if longest > self.max_length:
-            raise ShapeError(f"cannot rewind to {longest} ids: the state has {self.max_length}")
+            raise ShapeError(
+                f"cannot rewind to {longest} ids: the state has {self.max_length}; give fewer"
+            )
         return replace(self, lengths=lengths, max_length=longest, equal_lengths=False)
 
     def with_static_shapes(self) -> "TransformerState":
@@ -117,6 +119,6 @@ class TransformerState:
         if length > self.capacity:
             raise ShapeError(
                 f"{self.max_length} ids and {time} more do not fit the KV cache, "
-                f"which has capacity={self.capacity}"
+                f"which has capacity={self.capacity}; start with a larger capacity"
             )
         return length

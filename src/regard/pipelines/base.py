@@ -101,9 +101,9 @@ class Pipeline:
     defaults.
     """
 
-    name: ClassVar[str]  # `Data.kind` of its data and `Task.learns` of its tasks
+    name: ClassVar[str]  # `Data.kind` of its data and `Task.data_kind` of its tasks
     tokenizer_type: ClassVar[type | None] = None  # Tokenizer, PairTokenizers, or neither
-    certain: ClassVar[bool] = False  # what it recognizes is never opened as another kind
+    exclusive: ClassVar[bool] = False  # what it recognizes is never opened as another kind
 
     def recognizes(self, path: Path) -> bool:
         """Whether a file or folder is of this kind, by its name or content."""

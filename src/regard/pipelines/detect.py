@@ -60,7 +60,7 @@ def open_split(config: RunConfig) -> tuple[Any, Any]:
     """The training data and the validation data of a run."""
     data = config.data
     task = TASKS.get(kind_of(config.task)[0])
-    kind = None if task is None else task.learns
+    kind = None if task is None else task.data_kind
     columns = column_settings(data)
     whole = open_data(
         data.path, data.source, data.target, lower=data.lower, kind=kind, columns=columns
@@ -227,7 +227,7 @@ def _pipeline_for(path: Path, kind: str | None) -> Pipeline:
     """The pipeline that recognizes a path, or that of `kind` if it may read the path as well."""
     recognized = next(p for p in reversed(PIPELINES.values()) if p.recognizes(path))
     requested = PIPELINES.get(kind) if kind is not None else None
-    if requested is None or recognized.certain or not requested.reads_on_request(path):
+    if requested is None or recognized.exclusive or not requested.reads_on_request(path):
         return recognized
     return requested
 

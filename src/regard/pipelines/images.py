@@ -47,7 +47,7 @@ class ImagesPipeline(Pipeline):
     """Images with a class each, resized to `model.image_size`."""
 
     name: ClassVar[str] = "images"
-    certain: ClassVar[bool] = True
+    exclusive: ClassVar[bool] = True
 
     def recognizes(self, path: Path) -> bool:
         """An .npz file, a folder of MNIST's IDX files, or a folder of images for each class."""

@@ -194,7 +194,7 @@ class TagsPipeline(LabelsPipeline):
     """Texts with a class for each word."""
 
     name: ClassVar[str] = "tags"
-    certain: ClassVar[bool] = True
+    exclusive: ClassVar[bool] = True
 
     def recognizes(self, path: Path) -> bool:
         """A file with a suffix of CoNLL files."""
@@ -302,7 +302,7 @@ def predict_classes(
     parts = text.split() if task.predicts_words else [text]
     if not text.strip():
         raise ConfigError("nothing to predict: the text is empty")
-    kind = cast(LabelKind, task.learns)
+    kind = cast(LabelKind, task.data_kind)
     row = (tuple(parts), (0,) * len(parts))
     unlabelled = LabelledText(kind, "text", "", [row], tuple(task.names))
     config, token = cast(ModelConfig, model.config), _tagged_token(task)

@@ -45,16 +45,16 @@ def pipeline_of(config: RunConfig) -> Pipeline:
     kind = kind_of(config.task)[0]
     if kind not in TASKS:
         raise ConfigError(unknown("task", kind, TASKS))
-    learns = TASKS[kind].learns
-    if learns not in PIPELINES:
-        raise ConfigError(f"task={kind!r}: {unknown('kind of data', learns, PIPELINES)}")
-    return PIPELINES[learns]
+    data_kind = TASKS[kind].data_kind
+    if data_kind not in PIPELINES:
+        raise ConfigError(f"task={kind!r}: {unknown('kind of data', data_kind, PIPELINES)}")
+    return PIPELINES[data_kind]
 
 
 def sample(data: EvalData, model: nn.Module, seed: int) -> str:
     """What is shown of a model at each evaluation."""
     model.eval()
-    return PIPELINES[data.task.learns].sample(data, model, seed)
+    return PIPELINES[data.task.data_kind].sample(data, model, seed)
 
 
 def default_settings(
@@ -85,7 +85,7 @@ def check_compatible(config: RunConfig, data: Data, tokenizers: Tokenizers | Non
             f"choose among {', '.join(metric_names)}"
         )
     if pipeline.name != data.kind:
-        fitting = ", ".join(name for name, task in TASKS.items() if task.learns == data.kind)
+        fitting = ", ".join(name for name, task in TASKS.items() if task.data_kind == data.kind)
         raise ConfigError(
             f"task={kind!r} learns from {pipeline.name}, and {data.name} holds {data.kind}; "
             f"for {data.kind} there is: {fitting}"
@@ -121,7 +121,7 @@ def has_tokenizer(folder: Path) -> bool:
 def load_tokenizers(folder: Path, config: RunConfig) -> Tokenizers | None:
     """The tokenizers of a run folder; an imported run may have a task that is not in TASKS."""
     task = TASKS.get(kind_of(config.task)[0])
-    return PIPELINES["text" if task is None else task.learns].load_tokenizers(folder)
+    return PIPELINES["text" if task is None else task.data_kind].load_tokenizers(folder)
 
 
 def save_tokenizers(tokenizers: Tokenizers | None, folder: Path) -> None:

@@ -21,7 +21,7 @@ class Task:
     so that splitting a batch into micro-batches changes nothing.
     """
 
-    learns: ClassVar[str]  # the kind of data: a key of pipelines.PIPELINES
+    data_kind: ClassVar[str]  # the kind of data: a key of pipelines.PIPELINES
     shapes: ClassVar[tuple[str, ...]]  # the model shapes that can learn it
     verbs: ClassVar[tuple[str, ...]] = ("predict",)  # methods of `Run` that apply, the main first
     metric_names: ClassVar[tuple[str, ...]] = ("loss",)  # keys of `metrics` always present

@@ -30,7 +30,7 @@ class Causal(Task):
     Teacher forcing: the model reads the true tokens, unless `scheduled_sampling` replaces some.
     """
 
-    learns: ClassVar[str] = "text"
+    data_kind: ClassVar[str] = "text"
     shapes: ClassVar[tuple[str, ...]] = ("decoder",)
     verbs: ClassVar[tuple[str, ...]] = ("generate", "search", "gradients")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_byte")
@@ -62,9 +62,9 @@ class Causal(Task):
 
     def loss(self, model: nn.Module, batch: TextBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy."""
-        smoothing = self.label_smoothing if model.training else 0.0
+        label_smoothing = self.label_smoothing if model.training else 0.0
         hidden = model(mix_predictions(model, batch.ids, batch.use_prediction))
-        return model.head.loss(hidden, batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
+        return model.head.loss(hidden, batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:
         """How many tokens are predicted."""

@@ -22,7 +22,7 @@ class CBOWTask(Task):
     Continuous bag of words: every word of a row is the centre word once. Mikolov et al. 2013.
     """
 
-    learns: ClassVar[str] = "text"
+    data_kind: ClassVar[str] = "text"
     shapes: ClassVar[tuple[str, ...]] = ("cbow",)
     verbs: ClassVar[tuple[str, ...]] = ("neighbours",)
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
@@ -40,8 +40,10 @@ class CBOWTask(Task):
 
     def loss(self, model: nn.Module, batch: TextBatch) -> Float[Tensor, ""]:
         """Summed over the words."""
-        smoothing = self.label_smoothing if model.training else 0.0
-        return model.head.loss(_hidden(model, batch), batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
+        label_smoothing = self.label_smoothing if model.training else 0.0
+        return model.head.loss(
+            _hidden(model, batch), batch.targets, label_smoothing=label_smoothing
+        )  # type: ignore[operator, union-attr]
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:
         """How many words are predicted."""

@@ -27,7 +27,7 @@ class Classify(Task):
     moving in, and mirrored with probability 1/2 (`flip`).
     """
 
-    learns: ClassVar[str] = "images"
+    data_kind: ClassVar[str] = "images"
     shapes: ClassVar[tuple[str, ...]] = ("images",)
     verbs: ClassVar[tuple[str, ...]] = ("predict", "classify")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
@@ -73,8 +73,8 @@ class Classify(Task):
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy; smoothed while training."""
-        smoothing = self.label_smoothing if model.training else 0.0
-        return model.head.loss(model(batch.images), batch.targets, smoothing=smoothing)  # type: ignore[operator, union-attr]
+        label_smoothing = self.label_smoothing if model.training else 0.0
+        return model.head.loss(model(batch.images), batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: ImageBatch) -> Int[Tensor, ""]:
         """How many images there are."""

@@ -28,7 +28,7 @@ class Forecast(Task):
     that of always predicting the mean.
     """
 
-    learns: ClassVar[str] = "series"
+    data_kind: ClassVar[str] = "series"
     shapes: ClassVar[tuple[str, ...]] = ("series",)
     verbs: ClassVar[tuple[str, ...]] = ("predict", "forecast")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "mae", "fed_back")

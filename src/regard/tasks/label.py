@@ -26,7 +26,7 @@ class Label(Task):
     The model reads the whole text; its head reads one state or pools all of them.
     """
 
-    learns: ClassVar[str] = "labels"
+    data_kind: ClassVar[str] = "labels"
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "bag")
     verbs: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")
@@ -53,9 +53,9 @@ class Label(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
         """Summed cross-entropy; smoothed while training."""
-        smoothing = self.label_smoothing if model.training else 0.0
+        label_smoothing = self.label_smoothing if model.training else 0.0
         logits = self.logits(model, batch)
-        return cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), smoothing)
+        return cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), label_smoothing)
 
     def count(self, batch: Any) -> Int[Tensor, ""]:
         """How many classes are predicted."""

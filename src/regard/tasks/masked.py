@@ -49,7 +49,7 @@ class Masked(Task):
     paper, a row may cross the border between two documents.
     """
 
-    learns: ClassVar[str] = "text"
+    data_kind: ClassVar[str] = "text"
     shapes: ClassVar[tuple[str, ...]] = ("encoder",)
     verbs: ClassVar[tuple[str, ...]] = ("predict", "fill")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
@@ -137,8 +137,10 @@ class Masked(Task):
         """Summed cross-entropy; logits are computed at the masked positions only."""
         head: Any = model.head
         x = _hidden(model, batch)
-        smoothing = self.label_smoothing if model.training else 0.0
-        loss: Tensor = head.loss(_at_masked(x, batch), batch.targets, smoothing=smoothing)
+        label_smoothing = self.label_smoothing if model.training else 0.0
+        loss: Tensor = head.loss(
+            _at_masked(x, batch), batch.targets, label_smoothing=label_smoothing
+        )
         if batch.next_sentence_targets is not None:
             # One per row: weight it like all the targets of the row.
             pairs = cross_entropy(head.next_sentence(x), batch.next_sentence_targets)

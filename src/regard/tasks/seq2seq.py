@@ -33,7 +33,7 @@ class Seq2Seq(Task):
     predicts STOP at its end.
     """
 
-    learns: ClassVar[str] = "pairs"
+    data_kind: ClassVar[str] = "pairs"
     shapes: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
     verbs: ClassVar[tuple[str, ...]] = ("translate", "evaluate_by_length", "gradients")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
@@ -102,19 +102,19 @@ class Seq2Seq(Task):
         For a model that samples, as hard attention does, `reinforce` is added: it alone carries
         the gradient of the samples.
         """
-        smoothing = self.label_smoothing if model.training else 0.0
+        label_smoothing = self.label_smoothing if model.training else 0.0
         ids = mix_predictions(model, batch.ids, batch.use_prediction, batch.source)
         head: Any = model.head
         if not (model.training and getattr(model, "samples_attention", False)):
             hidden = model(ids, source=batch.source)
-            return head.loss(hidden, batch.targets, smoothing=smoothing)
+            return head.loss(hidden, batch.targets, label_smoothing=label_smoothing)
         hidden, log_prob = cast(Any, model).forward_with_log_probs(ids, source=batch.source)
-        loss = head.loss(hidden, batch.targets, smoothing=smoothing)
+        loss = head.loss(hidden, batch.targets, label_smoothing=label_smoothing)
         with torch.no_grad():
             logits, scored = head(hidden).float(), batch.targets != IGNORED
             goals = batch.targets.clamp_min(0)
             cost = F.cross_entropy(
-                logits.transpose(1, 2), goals, reduction="none", label_smoothing=smoothing
+                logits.transpose(1, 2), goals, reduction="none", label_smoothing=label_smoothing
             )
         return loss + reinforce(log_prob, cost, scored)
 

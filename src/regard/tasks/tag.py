@@ -24,7 +24,7 @@ class Tag(Label):
     are trained on the first token; imported ones keep that.
     """
 
-    learns: ClassVar[str] = "tags"
+    data_kind: ClassVar[str] = "tags"
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     head: ClassVar[str] = "tag"
     predicts_words: ClassVar[bool] = True

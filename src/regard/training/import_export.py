@@ -13,7 +13,7 @@ import torch
 
 from regard.config import Choice, DataConfig, RunConfig, kind_of
 from regard.errors import CheckpointError, ConfigError
-from regard.files.atomic import atomic_folder, must_be_new, write_json
+from regard.files.atomic import atomic_folder, require_new_path, write_json
 from regard.files.safetensors import Tensors, read_header
 from regard.files.untrusted import path_exists, read_json
 from regard.hub.class_names import write_class_names
@@ -77,7 +77,7 @@ def import_run(
     `{"model": {"position": {"base": 500000}}}`.
     """
     settings = model_overrides(overrides or {})
-    must_be_new(out, EXISTS_HINT)
+    require_new_path(out, EXISTS_HINT)
     checkpoint = open_or_download(source).with_settings(settings)
     name = checkpoint.path.resolve().name if path_exists(Path(source)) else str(source)
     imported: Settings = {"family": checkpoint.family.name, "from": name}
@@ -127,7 +127,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
     shapes = {name: weight.shape for name, weight in weights(on_meta(exported)).items()}
     plan = plan_export(prefixed_rules(chosen, exported), shapes)
     assert not plan.missing, plan.missing  # the rules of a family cover all its models
-    must_be_new(out, EXISTS_HINT)
+    require_new_path(out, EXISTS_HINT)
     unchecked = why_not_comparable(model, free_memory(torch.device("cpu")))
     with atomic_folder(out) as temporary:
         write_external(tensors, plan.mappings, shapes, temporary, transform)

@@ -59,7 +59,7 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
     if launch.attempt() and folder.belongs_to(launch.launch()):
         yield from resume(path, progress=progress)
         return
-    folder.must_be_new()
+    folder.require_new_path()
     device = check_before_data(config)
     tokenizers = None
     if config.train.start is not None:

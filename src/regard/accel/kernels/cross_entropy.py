@@ -31,7 +31,7 @@ def _softmax_gradient(
     losses,
     vocab,
     width,
-    smoothing,
+    label_smoothing,
     cap,
     HAS_BIAS: tl.constexpr,
     HAS_CAP: tl.constexpr,
@@ -66,12 +66,12 @@ def _softmax_gradient(
     target_logit, target_cap_gradient = _load_logits(
         logits, bias, cap, target, scored, HAS_BIAS, HAS_CAP
     )
-    loss = log_total / LOG2E - (1 - smoothing) * target_logit
+    loss = log_total / LOG2E - (1 - label_smoothing) * target_logit
     if SMOOTH:
-        loss -= smoothing * tl.sum(logit_sum) / vocab
+        loss -= label_smoothing * tl.sum(logit_sum) / vocab
     tl.store(losses + row, tl.where(scored, loss, 0.0))
     target_gradient = (
-        tl.exp2(target_logit * LOG2E - log_total) - smoothing / vocab - (1 - smoothing)
+        tl.exp2(target_logit * LOG2E - log_total) - label_smoothing / vocab - (1 - label_smoothing)
     ) * target_cap_gradient
     log_total = tl.where(scored, log_total, float("inf"))  # gradient 0
     tl.debug_barrier()  # the target's logit is read before it is overwritten
@@ -82,7 +82,9 @@ def _softmax_gradient(
         )
         gradient = tl.exp2(x * LOG2E - log_total) * cap_gradient
         if SMOOTH:
-            gradient -= tl.where(scored & (columns < vocab), smoothing / vocab * cap_gradient, 0.0)
+            gradient -= tl.where(
+                scored & (columns < vocab), label_smoothing / vocab * cap_gradient, 0.0
+            )
         tl.store(logits + columns, gradient.to(logits.dtype.element_ty), mask=columns < width)
     tl.debug_barrier()
     tl.store(logits + target, target_gradient.to(logits.dtype.element_ty), mask=scored)
@@ -93,7 +95,7 @@ def softmax_gradient(
     bias: Tensor | None,
     targets: Tensor,
     vocab: int,
-    smoothing: float,
+    label_smoothing: float,
     cap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """As `nn.loss.softmax_gradient`; the gradient overwrites the logits."""
@@ -105,11 +107,11 @@ def softmax_gradient(
         losses,
         vocab,
         logits.shape[1],
-        smoothing,
+        label_smoothing,
         1.0 if cap is None else cap,
         HAS_BIAS=bias is not None,
         HAS_CAP=cap is not None,
-        SMOOTH=smoothing > 0,
+        SMOOTH=label_smoothing > 0,
         COLUMNS=COLUMNS,
         num_warps=WARPS,
     )

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import ConfigError, RegardError
 from regard.generate.search.protocol import Hypothesis, max_new_tokens
-from regard.models.base import Hidden, Language
+from regard.models.base import Language, SupportsHidden
 from regard.nn.state import Source
 
 
@@ -46,7 +46,7 @@ class ContrastiveSearch:
         source: Source | None = None,
     ) -> list[list[Hypothesis]]:
         """One hypothesis for each prompt."""
-        if not isinstance(model, Hidden):
+        if not isinstance(model, SupportsHidden):
             kind = type(model).__name__
             raise ConfigError(
                 f"contrastive search needs hidden states, and {kind} has none; use beam search"

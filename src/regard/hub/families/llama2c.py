@@ -18,7 +18,7 @@ import torch
 from regard.errors import CheckpointError
 from regard.files.safetensors import Entry, Tensors, find_single_file
 from regard.files.untrusted import open_regular_file
-from regard.hub.family import MOST_LAYERS, CheckpointWithoutConfig, Family
+from regard.hub.family import MAX_LAYERS, CheckpointWithoutConfig, Family
 from regard.hub.weight_mapping import Rule, module_rules
 from regard.models.transformer import TransformerConfig
 
@@ -120,7 +120,7 @@ def _header(path: Path) -> tuple[int, ...] | None:
     header = HEADER.unpack(content)
     dim, _, layers, heads, kv_heads, vocab_size, _ = header
     positive = (*header[:5], abs(vocab_size), header[6])
-    if not all(0 < size < MAX_SIZE for size in positive) or layers > MOST_LAYERS:
+    if not all(0 < size < MAX_SIZE for size in positive) or layers > MAX_LAYERS:
         return None
     if dim % heads or heads % kv_heads:
         return None

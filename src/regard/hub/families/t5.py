@@ -67,7 +67,7 @@ def _read(hf: Settings) -> Settings:
         "position": {
             "kind": "t5",
             "buckets": hf["relative_attention_num_buckets"],
-            "reach": hf["relative_attention_max_distance"],
+            "max_distance": hf["relative_attention_max_distance"],
         },
         "attention_dropout": hf["dropout_rate"],
         "ffn_dropout": hf["dropout_rate"],
@@ -93,7 +93,7 @@ def _write(config: Any) -> Settings:
         "num_layers": encoder_layers,
         "num_decoder_layers": decoder_layers or encoder_layers,
         "relative_attention_num_buckets": options.get("buckets", 32),
-        "relative_attention_max_distance": options.get("reach", 128),
+        "relative_attention_max_distance": options.get("max_distance", 128),
         "tie_word_embeddings": config.tied,
         "scale_decoder_outputs": kind_of(config.head)[1].get("scaled", False),
         "is_encoder_decoder": decoder_layers > 0,

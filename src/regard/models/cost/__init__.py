@@ -13,25 +13,26 @@ from regard.models.presets import ModelConfig
 from regard.nn.head import Head
 from regard.nn.tap import Tap
 
-MOMENTS = 2  # running averages that AdamW keeps per parameter
-BACKWARD = 2  # FLOPs of the backward pass over those of the forward pass: dL/dx and dL/dW
+MOMENTS = 2  # AdamW's moments per parameter
+BACKWARD = 2  # FLOPs of backward relative to forward: dL/dx and dL/dW
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    r"""Bytes are of float32 unless said otherwise; a multiply-add is two FLOPs.
+    r"""Parameters, FLOPs and memory of a model for one row of T tokens, T the context.
 
-    T is the context, of which one row is counted; a source is as long as its target.
+    Bytes are for float32 unless stated otherwise; a multiply-add is two FLOPs. A source is assumed
+    to be as long as its target.
 
         forward     = 2 N + 4 A T h d_h        per token: N weights of matmuls, A attention layers
         training    = 3 forward                the backward pass is two
         decoding    = forward of one token that attends to T others; the source is encoded before
         KV cache    = 2 A k d_h                values per token, k the number of KV heads
-        to train    = 4 + 4 + 8                bytes per parameter: weights, gradients, moments
+        training    = 4 + 4 + 8                bytes per parameter: weights, gradients, moments
 
     A sliding window of w < T replaces T. A causal mask is not counted as half, as in Chowdhery
-    et al. 2022. A layer whose weights are shared counts each time it runs, an embedding table
-    not at all.
+    et al. 2022. A layer with shared weights counts every time it runs; an embedding lookup
+    counts nothing.
 
     Activations are the tensors that autograd saves for T tokens, without dropout, as eager torch
     does on a CPU. Values per token:
@@ -60,7 +61,7 @@ class Cost:
     context: int | None
     weight_bytes: int
     gradient_bytes: int
-    optimizer_bytes: int  # AdamW's moments, float32 whatever the precision
+    optimizer_bytes: int  # AdamW's moments, always float32
     training_bytes: int  # weights, gradients and moments
     mixed_training_bytes: int  # and a bfloat16 copy of the weights of matmuls
     activation_bytes: int

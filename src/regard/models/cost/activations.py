@@ -69,13 +69,13 @@ def _mixed_block_bytes(block: Block, stack: Stack, window: int | None, time: int
     dim = block.attention.query.in_features
     norms = len([norm for norm in _norms(block) if norm is not None])
     values = _branch_inputs(block) * dim
-    for attention, own_stack, keys in (
+    for attention, attention_stack, keys in (
         (block.attention, stack, window),
         (block.cross, None, time),
     ):
         if attention is not None:
             values += sum(qkv_widths(attention)) + attention.out.in_features + 2 * attention.heads
-            values += _pair_values(attention, own_stack, keys, time)
+            values += _pair_values(attention, attention_stack, keys, time)
             if attention.q_norm is not None:
                 values += sum(qkv_widths(attention)[:2])
     if isinstance(block.ffn, FeedForward):

@@ -98,7 +98,7 @@ def _attend_flops(attention: Attention | RecurrentAttention, keys: int, queries:
     if isinstance(score, Location):  # one score for every position of the context
         extra = 2 * q_width * (score.place.out_features - keys)
     if isinstance(score, Shaw):
-        extra = 2 * q_width * (2 * score.reach + 1)
+        extra = 2 * q_width * (2 * score.max_distance + 1)
     if isinstance(score, TransformerXL):  # a key for every distance, in both directions
         distances = 2 * keys - 1
         extra = 2 * distances * (q_width + score.distance.weight.numel() / queries)

@@ -1,4 +1,4 @@
-"""The parts of a model that the estimates of FLOPs and memory go through."""
+"""Access to the parts of a model whose FLOPs and memory are estimated."""
 
 from torch import nn
 

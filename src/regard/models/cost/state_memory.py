@@ -14,7 +14,7 @@ from regard.models.cost.parts import (
 )
 from regard.models.seq2seq import EncoderDecoder
 from regard.nn.head import Head, IdentityHead
-from regard.nn.recurrent import Cell, Snapshots
+from regard.nn.recurrent import Cell, RecurrentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +55,5 @@ def _fixed_size(model: nn.Module, time: int) -> int:
     if not generates or not hasattr(model, "start") or not body(model):
         return 0
     state = cast(Any, model).start(1, time)
-    layers = state.layers if isinstance(state, Snapshots) else []
+    layers = state.layers if isinstance(state, RecurrentState) else []
     return sum(part.numel() for layer in layers for part in layer if part.is_floating_point())

@@ -12,11 +12,11 @@ from regard.models.ngram import NGramConfig
 from regard.models.presets import classical, gpt, vaswani, vit
 from regard.models.presets.bert import ENCODERS
 from regard.models.presets.decoders import DECODERS
+from regard.models.presets.large_decoders import LARGE_DECODERS
 from regard.models.presets.llama import LLAMAS
 from regard.models.presets.published import PUBLISHED, Published
 from regard.models.presets.recurrent import RECURRENT
 from regard.models.presets.seq2seq import SEQ2SEQ
-from regard.models.presets.survey import SURVEY
 from regard.models.presets.t5 import ENCODER_DECODERS
 from regard.models.recurrent import RecurrentConfig
 from regard.models.seq2seq import Seq2SeqConfig
@@ -63,7 +63,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     **ENCODER_DECODERS,
     **DECODERS,
     **LLAMAS,
-    **SURVEY,
+    **LARGE_DECODERS,
 }
 
 ALIASES = {  # the name of a family alone is an alias of its most common size

@@ -1,14 +1,14 @@
-"""Published parameter counts of the presets, with which the tests compare ours."""
+"""Published parameter counts of the presets; tests compare them with `count_parameters`."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A parameter count, its source, and the reason where ours differs.
+    """A parameter count, its source, and the reason for a difference from `count_parameters`.
 
-    An exact count is that of the released weights, and ours must equal it; a rounded one is from
-    a paper, and ours must lie within 1 % of it.
+    An exact count is that of the released weights and must be equal; a rounded one is from a paper
+    and must agree within 1 %.
     """
 
     count: int
@@ -24,8 +24,8 @@ class Published:
 M, B = 1_000_000, 1_000_000_000
 RELEASED = "released weights"
 COUNTED = "counted by transformers from the released configuration"
-LOGITS_BIAS = "the bias of the logits is a parameter here, a buffer there"
-SINES = f"the released weights also store the sines of both sides; {LOGITS_BIAS}"
+LOGITS_BIAS = "the bias of the logits is a parameter here, a buffer in transformers"
+SINUSOIDS = f"the released weights also store the sinusoidal positions; {LOGITS_BIAS}"
 
 PUBLISHED: dict[str, Published] = {
     "gpt1": Published(116_534_784, f"{RELEASED}, openai-gpt; 117 M in Radford et al. 2019"),
@@ -40,8 +40,12 @@ PUBLISHED: dict[str, Published] = {
         "the sizes in the table with 37 k shared sub-words give 63.1 M; the big model agrees",
     ),
     "transformer-big": Published(213 * M, "Vaswani et al. 2017, table 3"),
-    "bert-base": Published(109_514_298, f"{RELEASED}, bert-base-uncased, masked words only"),
-    "bert-large": Published(335_174_458, f"{RELEASED}, bert-large-uncased, masked words only"),
+    "bert-base": Published(
+        109_514_298, f"{RELEASED}, bert-base-uncased, without the next-sentence head"
+    ),
+    "bert-large": Published(
+        335_174_458, f"{RELEASED}, bert-large-uncased, without the next-sentence head"
+    ),
     "roberta-base": Published(124_697_433, f"{RELEASED}, roberta-base"),
     "roberta-large": Published(355_412_057, f"{RELEASED}, roberta-large"),
     "distilbert": Published(66_985_530, f"{RELEASED}, distilbert-base-uncased"),
@@ -66,8 +70,8 @@ PUBLISHED: dict[str, Published] = {
     "t5-v1.1-xxl": Published(11_135_332_352, f"{RELEASED}, google/t5-v1_1-xxl"),
     "bart-base": Published(139_420_416, f"{RELEASED}, facebook/bart-base", LOGITS_BIAS),
     "bart-large": Published(406_291_456, f"{RELEASED}, facebook/bart-large", LOGITS_BIAS),
-    "marian-en-de": Published(74_410_496, f"{COUNTED}, Helsinki-NLP/opus-mt-en-de", SINES),
-    "marian-en-fr": Published(75_133_952, f"{COUNTED}, Helsinki-NLP/opus-mt-en-fr", SINES),
+    "marian-en-de": Published(74_410_496, f"{COUNTED}, Helsinki-NLP/opus-mt-en-de", SINUSOIDS),
+    "marian-en-fr": Published(75_133_952, f"{COUNTED}, Helsinki-NLP/opus-mt-en-fr", SINUSOIDS),
     "gpt-neox-20b": Published(20_554_567_680, "Black et al. 2022, table 1"),
     "pythia-70m": Published(70_426_624, "Biderman et al. 2023, table 1"),
     "pythia-160m": Published(162_322_944, "Biderman et al. 2023, table 1"),
@@ -144,6 +148,6 @@ PUBLISHED: dict[str, Published] = {
     "glm-130b": Published(
         130 * B,
         "Zeng et al. 2022",
-        "a rounded name: the paper's sizes, with one vocabulary for both ends, give 128.7 B",
+        "a rounded name: the paper's sizes, with tied embeddings, give 128.7 B",
     ),
 }

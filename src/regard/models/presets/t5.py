@@ -1,4 +1,4 @@
-"""Encoder–decoders: T5, BART and Marian."""
+"""Encoder-decoders: T5, BART and Marian."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The 2017 Transformer, and small encoders and encoder–decoders for a CPU."""
+"""The 2017 Transformer, and small encoders and encoder-decoders for a CPU."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def transformer_big() -> TransformerConfig:
 
 
 def tiny_encoder_decoder() -> TransformerConfig:
-    """An encoder–decoder that a laptop's CPU trains in minutes: pre-norm, stable at any lr."""
+    """An encoder-decoder that a laptop's CPU trains in minutes: pre-norm, stable at any lr."""
     return replace(
         transformer_base(), dim=128, layers=2, heads=4, context=128, norm_order="pre", dropout=0.0
     )

@@ -11,13 +11,15 @@ from regard.nn.position.base import Position
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
-    r"""m_h = 2^(-8h / heads) for a power of two; else those of the power below, then every other
-    of the power above, as published with the paper.
+    r"""The slope of each head: m_h = 2^(-8h / heads) if `heads` is a power of two.
+
+    Otherwise the slopes of the next smaller power of two, then every second slope of the next
+    larger one, as in the authors' code.
     """
     below = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * h / below) for h in range(1, below + 1)]
     slopes += [2 ** (-4 * h / below) for h in range(1, 2 * below, 2)]
-    return torch.tensor(slopes[:heads], device="cpu")  # with values on the meta device, too
+    return torch.tensor(slopes[:heads], device="cpu")  # also under the meta device: it needs values
 
 
 class ALiBi(Position):
@@ -42,16 +44,21 @@ class ALiBi(Position):
 class T5(Position):
     r"""score_ij += b_{h, bucket(j - i)}, one table for all layers (Raffel et al. 2020).
 
-    Half of the buckets hold one distance each; the others grow logarithmically up to `reach`;
-    all larger distances share the last. A bidirectional model has half of the buckets for the
-    past and half for the future.
+    Half of the buckets hold one distance each; the others grow logarithmically up to
+    `max_distance`; all larger distances share the last. A bidirectional model has half of the
+    buckets for the past and half for the future.
     """
 
-    def __init__(self, heads: int, causal: bool, buckets: int = 32, reach: int = 128) -> None:
+    def __init__(
+        self, heads: int, causal: bool, buckets: int = 32, max_distance: int = 128
+    ) -> None:
         super().__init__()
-        if buckets < 4 or reach <= buckets:
-            raise ShapeError(f"t5: buckets={buckets} must be at least 4, and reach={reach} more")
-        self.causal, self.buckets, self.reach = causal, buckets, reach
+        if buckets < 4 or max_distance <= buckets:
+            raise ShapeError(
+                f"position 't5': buckets={buckets} must be at least 4, and "
+                f"max_distance={max_distance} must be more than buckets"
+            )
+        self.causal, self.buckets, self.max_distance = causal, buckets, max_distance
         self.table = nn.Embedding(buckets, heads)
 
     def bucket(self, distance: Int[Tensor, "*any"]) -> Int[Tensor, "*any"]:
@@ -64,7 +71,7 @@ class T5(Position):
             offset = buckets * (distance > 0)
             distance = distance.abs()
         exact = buckets // 2
-        ratio = (distance.clamp_min(1) / exact).log() / math.log(self.reach / exact)
+        ratio = (distance.clamp_min(1) / exact).log() / math.log(self.max_distance / exact)
         far = (exact + (ratio * (buckets - exact)).long()).clamp_max(buckets - 1)
         return offset + torch.where(distance < exact, distance, far)
 

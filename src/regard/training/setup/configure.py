@@ -164,7 +164,7 @@ def _for_data(
         where.get("source"),
         where.get("target"),
         lower=data_settings.get("lower", False),
-        kind=None if asked is None else asked.learns,
+        kind=None if asked is None else asked.data_kind,
         columns=column_settings(build(DataConfig, columns)),
     )
     device = pick_device(over.get("device", "auto"))

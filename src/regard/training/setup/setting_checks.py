@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError
-from regard.files.disk_space import check_room
+from regard.files.disk_space import check_disk_space
 from regard.models.build import count_parameters, on_meta
 from regard.models.presets import ModelConfig
 from regard.pipelines import smallest_model
@@ -59,7 +59,7 @@ def check_disk(path: Path, config: RunConfig, parameters: int) -> None:
     settings = config.train
     saves = -(-settings.steps // intervals(settings)[1])
     checkpoints = min(settings.keep + 2, saves)
-    check_room(path, parameters, checkpoints=checkpoints, ema=settings.ema > 0)
+    check_disk_space(path, parameters, checkpoints=checkpoints, ema=settings.ema > 0)
 
 
 def intervals(settings: TrainConfig) -> tuple[int, int]:

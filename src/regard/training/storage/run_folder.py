@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.config import RunConfig, build, to_table
 from regard.errors import CheckpointError, DataError
-from regard.files.atomic import atomic_folder, must_be_new, remove_leftovers, write_json
+from regard.files.atomic import atomic_folder, remove_leftovers, require_new_path, write_json
 from regard.files.disk_space import disk_message
 from regard.files.untrusted import open_regular_file, parse_json, path_exists, quote, read_json
 from regard.pipelines import has_tokenizer, load_tokenizers, save_tokenizers
@@ -47,10 +47,10 @@ class RunFolder:
         self.lock = self.path / "lock"
         self.trackers: list[Callable[[dict[str, Any]], None]] = []  # called with every row
 
-    def must_be_new(self) -> None:
+    def require_new_path(self) -> None:
         """Refuse a folder that exists: no run is ever overwritten."""
         way_out = f"continue it with `regard resume {self.path}`, or name another with --out"
-        must_be_new(self.path, way_out)
+        require_new_path(self.path, way_out)
 
     def create(
         self,
@@ -63,7 +63,7 @@ class RunFolder:
 
         `write_model` writes the weights of an imported model.
         """
-        self.must_be_new()
+        self.require_new_path()
         with atomic_folder(self.path) as path:
             new = RunFolder(path)
             new.checkpoints.mkdir()

@@ -1,4 +1,4 @@
-"""Large language models of the surveys, each as in its own paper.
+"""Large decoders of 2020 to 2022, from GPT-3 to GLM-130B, as described in their papers.
 
 Where a paper does not state a choice, the docstring gives the one made here.
 """
@@ -32,14 +32,14 @@ def pangu_alpha() -> TransformerConfig:
 
 
 def mt_nlg() -> TransformerConfig:
-    """Smith et al. 2022, section 3. The survey does not state norm, positions and activation;
-    they are those of GPT-2, on whose code it was trained.
+    """Smith et al. 2022, section 3. The paper does not state norm, positions and activation; here
+    they are those of GPT-2.
     """
     return _gpt(20_480, 105, 128, 50_257, 2048)
 
 
 def jurassic1() -> TransformerConfig:
-    """Lieber et al. 2021, table 1: shallower and wider than GPT-3, with 256 k words."""
+    """Lieber et al. 2021, table 1: shallower and wider than GPT-3, with a vocabulary of 256 k."""
     return _gpt(13_824, 76, 96, 256_000, 2048)
 
 
@@ -51,7 +51,7 @@ def galactica() -> TransformerConfig:
 def palm() -> TransformerConfig:
     """Chowdhery et al. 2022, table 1 and section 2.
 
-    Beyond the survey: parallel attention and feed-forward, multi-query attention, heads of 256,
+    Parallel attention and feed-forward, multi-query attention, heads of 256,
     and logits divided by sqrt(dim).
     """
     return TransformerConfig(
@@ -138,7 +138,7 @@ def glm_130b() -> TransformerConfig:
     )
 
 
-SURVEY: dict[str, Callable[[], TransformerConfig]] = {
+LARGE_DECODERS: dict[str, Callable[[], TransformerConfig]] = {
     "gpt3-175b": gpt3,
     "pangu-alpha-207b": pangu_alpha,
     "palm-540b": palm,
