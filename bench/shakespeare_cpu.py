@@ -81,7 +81,7 @@ class Regard:
             self.reached = self.seconds
 
     def loss(self) -> float:
-        with self.ema.applied():
+        with self.ema.average_parameters():
             return validation_metrics(self.material, self.model, CPU)["loss"]
 
 

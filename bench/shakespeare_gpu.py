@@ -139,7 +139,7 @@ class Regard(Racer):
         self.ema.update(next(self.steps).number)
 
     def loss(self) -> float:
-        with self.ema.applied(), self.autocast():
+        with self.ema.average_parameters(), self.autocast():
             return validation_metrics(self.material, self.model, self.device)["loss"]
 
 

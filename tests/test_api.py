@@ -83,7 +83,7 @@ def test_words_and_tables_ask_for_the_same(recipe, tmp_path):
     [
         ({"trian": {}}, "did you mean 'train'"),
         ({"data": {"tokeniser": "char"}}, "did you mean 'tokenizer'"),
-        ({"train": {"steps": "many"}}, "train.steps must be a whole number"),
+        ({"train": {"steps": "many"}}, "train.steps must be an integer"),
         ({"device": "gpu"}, "device: unknown value 'gpu'"),
     ],
 )
@@ -125,7 +125,7 @@ def test_data_that_is_always_there_keeps_its_name():
 
 def test_an_unset_variable_is_named(monkeypatch):
     monkeypatch.delenv("REGARD_DATA", raising=False)
-    with pytest.raises(ConfigError, match=r"needs \$REGARD_DATA, which is not set"):
+    with pytest.raises(ConfigError, match=r"the environment variable \$REGARD_DATA is not set"):
         configure("translate-multi30k")
 
 
@@ -214,7 +214,7 @@ def test_a_decoder_generates_with_int8_weights_where_asked(place):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"prompt": ["the", "a"]}, r"a prompt is one text, not \['the', 'a'\]"),
+        ({"prompt": ["the", "a"]}, r"prompt=\['the', 'a'\] must be a string"),
         (
             {"draft": "prompt-lookup"},
             "the draft must be a run, as regard.load returns, not 'prompt-lookup'",

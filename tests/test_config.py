@@ -67,19 +67,19 @@ def test_a_table_becomes_a_config_with_defaults_where_it_says_nothing():
             r"^inner.sise: unknown key 'sise'; did you mean 'size'",
         ),
         ({}, "^name is missing$"),
-        ({"name": 3}, "^name must be a word, not 3$"),
+        ({"name": 3}, "^name must be a string, not 3$"),
         ({"name": "a", "on": "yes"}, "^on must be true or false, not 'yes'$"),
         ({"name": "a", "on": 1}, "^on must be true or false, not 1$"),
-        ({"name": "a", "limit": 2.5}, "^limit must be a whole number, not 2.5$"),
-        ({"name": "a", "limit": True}, "^limit must be a whole number, not True$"),
+        ({"name": "a", "limit": 2.5}, "^limit must be an integer, not 2.5$"),
+        ({"name": "a", "limit": True}, "^limit must be an integer, not True$"),
         ({"name": "a", "mode": "fsat"}, r"^mode: unknown value 'fsat'; did you mean 'fast'\?$"),
         ({"name": "a", "files": 3}, "^files must be a list, not 3$"),
-        ({"name": "a", "files": [3]}, "^files must be a word, not 3$"),
+        ({"name": "a", "files": [3]}, "^files must be a string, not 3$"),
         ({"name": "a", "free": "x"}, "^free must be a table, not 'x'$"),
         ({"name": "a", "inner": 3}, "^inner is a table of settings, not 3$"),
         ({"name": "a", "inner": {"rate": "x"}}, "^inner.rate must be a number, not 'x'$"),
         ({"name": "a", "inner": {"rate": True}}, "^inner.rate must be a number, not True$"),
-        ({"name": "a", "choice": 3}, "^choice must be a word or a table, not 3$"),
+        ({"name": "a", "choice": 3}, "^choice must be a string or a table, not 3$"),
     ],
 )
 def test_a_wrong_table_is_refused_with_key_value_and_rule(table, message):
@@ -88,7 +88,7 @@ def test_a_wrong_table_is_refused_with_key_value_and_rule(table, message):
 
 
 def test_the_place_of_a_wrong_key_is_named_in_full():
-    with pytest.raises(ConfigError, match=r"^model.inner.size must be a whole number"):
+    with pytest.raises(ConfigError, match=r"^model.inner.size must be an integer"):
         build(Outer, {"name": "a", "inner": {"size": "x"}}, "model")
 
 

@@ -1,7 +1,7 @@
 """Settings: frozen dataclasses, parsed strictly from TOML, JSON and `key=value` arguments.
 
 A *choice* is a name or a table: `position = "rotary"` or `{ kind = "rotary", base = 500000 }`.
-The names are keys of tables in other modules, such as `nn.POSITIONS`; nothing here knows them.
+The names are keys of tables in other modules, such as `nn.position.POSITIONS`.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from regard.errors import ConfigError, unknown
 
 Choice = str | Mapping[str, Any]
 T = TypeVar("T")
-INTEGER_LIMIT = 1 << 63  # integer settings are below
+INTEGER_LIMIT = 1 << 63  # exclusive bound of integer settings
 ALTERNATIVES = (("train", "batch", "tokens"), ("model", "preset", "family"))
 FOLDER_NAME = r"\w[\w.-]*"
 
@@ -38,7 +38,7 @@ class DataConfig:
     tags: str | int | None = None
     columns: list[int] = field(default_factory=list)  # … of a CoNLL file: of words and of tags
     validation: list[str] = field(default_factory=list)  # one path, or [source, target]
-    validation_fraction: float = 0.1  # share kept for validation when no file is given
+    validation_fraction: float = 0.1  # fraction of the data for validation if `validation` is empty
     tokenizer: Choice = "bpe"  # text.TOKENIZERS
     lower: bool = False  # lowercase all text
 
@@ -89,7 +89,7 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 
 
-TABLES = {  # the settings in each, as far as they are known here, and an example
+TABLES = {  # the common settings of each table, and an example
     "data": ({f.name for f in fields(DataConfig)}, "path"),
     "model": ({"preset", "family", "dim", "layers", "heads", "context", "dropout"}, "preset"),
     "train": ({f.name for f in fields(TrainConfig)}, "steps"),
@@ -110,10 +110,10 @@ def kind_of(choice: Choice) -> tuple[str, dict[str, Any]]:
     return str(options.pop("kind")), options
 
 
-def make(choice: Choice, table: Mapping[str, Callable[..., T]], what: str, **facts: Any) -> T:
+def make(choice: Choice, table: Mapping[str, Callable[..., T]], what: str, **provided: Any) -> T:
     """Build the entry of `table` that `choice` names, with its options.
 
-    `facts` are arguments that the caller knows, such as sizes; those the entry accepts are passed.
+    `provided` are arguments from the caller, such as sizes; those the entry accepts are passed.
     """
     kind, options = kind_of(choice)
     if kind not in table:
@@ -121,15 +121,15 @@ def make(choice: Choice, table: Mapping[str, Callable[..., T]], what: str, **fac
     signature = inspect.signature(table[kind])
     accepted = signature.parameters
     for name in options:
-        if name not in accepted or name in facts:
-            known = [other for other in accepted if other not in facts]
+        if name not in accepted or name in provided:
+            known = [other for other in accepted if other not in provided]
             raise ConfigError(f"{what} {kind!r}: {unknown('option', name, known)}")
     hints = _hints(table[kind])
     options = {
         name: _coerce(hints[name], value, f"{what} {kind!r}: {name}") if name in hints else value
         for name, value in options.items()
     }
-    arguments = {k: v for k, v in facts.items() if k in accepted} | options
+    arguments = {k: v for k, v in provided.items() if k in accepted} | options
     try:
         signature.bind(**arguments)
     except TypeError as error:  # "missing a required argument: 'factor'"
@@ -164,7 +164,7 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
     if isinstance(value, int) and abs(value) >= INTEGER_LIMIT:
         raise ConfigError(f"{path} must be below 2^63")  # it may be too long to show
     if isinstance(value, str) and not _savable(value):
-        raise ConfigError(f"{path} must be text that UTF-8 can write, not {value!r}")
+        raise ConfigError(f"{path} must be valid UTF-8 without NUL, not {value!r}")
     if hint is Any:
         return value
     if origin in (types.UnionType, typing.Union):
@@ -178,7 +178,7 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
                 last = error
         if len(options) == 1:
             raise last
-        raise ConfigError(f"{path} must be {' or '.join(map(_named, options))}, not {value!r}")
+        raise ConfigError(f"{path} must be {' or '.join(map(_type_name, options))}, not {value!r}")
     if origin is Literal:
         if value not in arguments:
             raise ConfigError(f"{path}: {unknown('value', str(value), map(str, arguments))}")
@@ -198,7 +198,7 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
     if plain is Mapping or plain is dict:
         plain = Mapping
     if not isinstance(value, plain) or (plain in (int, float) and isinstance(value, bool)):
-        raise ConfigError(f"{path} must be {_named(hint)}, not {value!r}")
+        raise ConfigError(f"{path} must be {_type_name(hint)}, not {value!r}")
     return dict(value) if plain is Mapping else value
 
 
@@ -210,10 +210,10 @@ def _savable(text: str) -> bool:
         return False
 
 
-def _named(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
-    name = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+    name = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     return name.get(hint, "a table")
 
 
@@ -222,7 +222,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"no recipe at {path}") from None
+        raise ConfigError(f"no recipe at {path}; give the path of a .toml file") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (
@@ -264,11 +264,11 @@ def study_runs(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def check_not_study(recipe: Mapping[str, Any]) -> None:
-    """Refuse a study where one run is needed."""
+    """Raise if a recipe is a study and not a single run."""
     if "study" in recipe:
         raise ConfigError(
             f"{recipe['name']} is a study of several runs: {', '.join(recipe['study'])};\n"
-            "`regard train` trains them all, and each is then a run of its own"
+            "`regard train` trains them all; then use the folder of one run"
         )
 
 
@@ -288,7 +288,7 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_overrides(table: Mapping[str, Any]) -> None:
-    """Refuse unknown keys and wrong types, before anything slow is done."""
+    """Raise on unknown keys and wrong types, before torch is imported."""
     for key, (names, name) in TABLES.items():
         if not isinstance(table.get(key, {}), dict):
             raise ConfigError(f"{key} is a table, set as in {key}.{name}=…, not {table[key]!r}")

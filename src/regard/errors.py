@@ -2,7 +2,7 @@
 
 RegardError               1   something failed
 ├── ConfigError           2   a setting is wrong                    (ValueError)
-│   └── ShapeError        2   sizes that do not fit together
+│   └── ShapeError        2   sizes or shapes do not match
 ├── DataError             3   the user's data cannot be used        (ValueError)
 ├── CheckpointError       4   a run folder, checkpoint or disk      (OSError)
 ├── DivergedError         5   loss or weights are not finite        (ArithmeticError)
@@ -14,7 +14,7 @@ from difflib import get_close_matches
 
 
 class RegardError(Exception):
-    """An error whose message is all the user needs: what, where, why, what to try."""
+    """Base class; the message names the value, the rule and what to do."""
 
     exit_code = 1
 
@@ -26,11 +26,11 @@ class ConfigError(RegardError, ValueError):
 
 
 class ShapeError(ConfigError):
-    """Sizes that do not fit together."""
+    """Sizes or shapes do not match."""
 
 
 class DataError(RegardError, ValueError):
-    """The user's data cannot be read or cannot be used for this."""
+    """The user's data cannot be read, or not used for the task."""
 
     exit_code = 3
 

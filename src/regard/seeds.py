@@ -1,8 +1,8 @@
-"""How the one seed of a run becomes the seeds of its parts: shuffling, noise, dropout.
+"""Seeds for shuffling, batches and dropout, derived from the one seed of a run.
 
-Each function below is a closed form of (seed, position in the run), so a resumed run draws what
-an uninterrupted one would. The three formulas differ for historical reasons and must not
-change: every recorded result depends on them.
+Each function below is a pure function of (seed, position in the run), so a resumed run draws the
+same random numbers as an uninterrupted one. The three formulas differ for historical reasons and
+must not change: every recorded result depends on them.
 
 function           hash            random numbers that it seeds
 shuffle_key        BLAKE2b         the order of the examples and the offset of the blocks

@@ -31,7 +31,7 @@ def test_runs_are_compared_by_distance(regard, text_run, lstm_run):
     completed = regard("explain", text_run, lstm_run, TEXT, "--gradients")
     assert completed.code == 0
     title, first, *_ = rows(completed)
-    assert title == ["back", "read", "cats", "lstm"]
+    assert title == ["distance", "token", "cats", "lstm"]
     assert first[:2] == ["0", "'a'"]
     table = json.loads(regard("explain", text_run, lstm_run, TEXT, "--gradients", "--json").out)
     assert table["runs"][0]["read"] == list("the ca")

@@ -30,7 +30,7 @@ def test_a_search_prints_what_it_finds_in_python(regard, text_run, word):
         regard("generate", text_run, "the", "-n", 5, "--search", word, "--json").out
     )
     assert completed["text"] == output[0][0]
-    assert [(each["text"], each["score"]) for each in completed["found"]] == output
+    assert [(each["text"], each["score"]) for each in completed["hypotheses"]] == output
     plain = regard("generate", text_run, "the", "-n", 5, "--search", word).out
     for text, score in output:
         assert f"the{text}" in plain
@@ -70,7 +70,7 @@ def test_a_translation_is_searched_too(regard, pair_run):
     [
         (["--beam", 999], "width=999 of a beam search must be at most vocab_size="),
         (["--search", "bem=3"], "unknown search 'bem'; did you mean 'beam'?"),
-        (["--search", "beam=wide"], "beam.width must be a whole number"),
+        (["--search", "beam=wide"], "beam.width must be an integer"),
         (["--search", "contrastive={k=0}"], "k=0 of contrastive search"),
         (["--search", "beam=3", "--beam", 3], "--beam or --search"),
         (["--search", "beam=3", "--draft", "prompt-lookup"], "--draft"),

@@ -64,7 +64,7 @@ def test_a_study_trains_and_compares_all_of_its_runs(regard, recipe):
 
     other = regard("train", recipe, "train.steps=4")
     assert other.code == 2
-    assert "was trained with train.steps=3, and now it is 4" in other.err
+    assert "was trained with train.steps=3, but now train.steps=4" in other.err
 
 
 def test_an_interrupted_study_continues_to_the_same_weights(regard, recipe):

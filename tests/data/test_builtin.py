@@ -176,7 +176,7 @@ def test_the_seed_decides_everything(name):
             {"kind": "numbers", "highest": 1_000_000},
             "highest=1000000 must be a whole number, from 1",
         ),
-        ({"kind": "numbers", "examples": "many"}, "examples must be a whole number, not 'many'"),
+        ({"kind": "numbers", "examples": "many"}, "examples must be an integer, not 'many'"),
         (
             {"kind": "copy", "shortest": 9, "longest": 3},
             "longest=3 must be a whole number, at least 9",

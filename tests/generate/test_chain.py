@@ -435,7 +435,7 @@ def test_words_become_stages_in_their_order():
         ("gredy", "did you mean 'greedy'"),
         ("top_p", "has no value"),
         ("top_p=high", "top_p.p must be a number, not 'high'"),
-        ("top_k=2.5", "top_k.k must be a whole number"),
+        ("top_k=2.5", "top_k.k must be an integer"),
         ("top_p=2", r"must lie in \[0, 1\]"),
         ("top_p={mass=0.5}", "unknown key 'mass'"),
     ],

@@ -576,7 +576,7 @@ def test_adaptive_p_keeps_a_running_mean_of_what_it_draws():
         ("xtc=1.5", "xtc=1.5 must lie"),
         ("xtc={probability=0.5, threshold=-1}", "xtc: threshold=-1.0 must lie"),
         ("repetition=0", "repetition=0.0 must be above 0"),
-        ("repetition={penalty=1.2, window=-1}", "window=-1 must be 1 or more"),
+        ("repetition={penalty=1.2, window=-1}", "window=-1 must be 0"),
         ("presence=inf", "presence=inf must be a finite number"),
         ("frequency=nan", "frequency=nan"),
         ("no_repeat_ngram=-2", "no_repeat_ngram=-2"),

@@ -114,7 +114,7 @@ def test_layer_types_of_which_every_nth_is_full_are_a_window():
         ({**LLAMA, "rope_parameters": {"full_attention": {}}}, "same RoPE frequencies"),
         ({**LLAMA, "architectures": ["LlamaForVideo"]}, "class of a llama 'LlamaForVideo'"),
         ({**LLAMA, "architectures": 5}, "architectures=5 is not a list"),
-        ({**LLAMA, "hidden_size": "big"}, "model.dim must be a whole number"),
+        ({**LLAMA, "hidden_size": "big"}, "model.dim must be an integer"),
         ({**LLAMA, "hidden_size": -64}, "dim=-64"),
         ({**LLAMA, "hidden_size": 65}, "must divide"),
         ({**LLAMA, "hidden_act": ["silu"]}, "not that of a llama"),

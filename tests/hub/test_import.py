@@ -101,7 +101,7 @@ def test_a_head_that_no_task_trains_says_so(tmp_path):
     assert run.config.task == "none"
     assert run.tokenizer.size == tokenizer().size
     for ask in (lambda: run.generate("the"), run.evaluate, lambda: run.evaluate("text.txt")):
-        with pytest.raises(ConfigError, match="no task trains a model with head"):
+        with pytest.raises(ConfigError, match="no task supports head"):
             ask()
 
 

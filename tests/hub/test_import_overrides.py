@@ -80,7 +80,7 @@ def test_weights_are_read_in_the_layout_of_the_checkpoint(tmp_path):
         (["model.contxt=4096"], r"unknown key 'contxt'.*'context'"),
         (["model.position.bse=1"], r"unknown option 'bse'.*'base'"),
         (["model.position.base=fast"], "base must be a number"),
-        (["model.context=long"], r"model\.context must be a whole number"),
+        (["model.context=long"], r"model\.context must be an integer"),
         (["model.family=recurrent"], r"model\.family cannot be changed"),
         (["model.preset=gpt2"], r"model\.preset cannot be changed"),
         (["train.lr=1"], "settings of the model only.*'train'"),

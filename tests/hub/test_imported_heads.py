@@ -171,7 +171,7 @@ def test_a_head_that_does_not_choose_one_class_is_not_given_the_task(problem, tm
     save_bert(tmp_path / "theirs", CLASSIFIER, problem_type=problem)
     run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
     assert run.config.task == "none"
-    with pytest.raises(ConfigError, match="no task trains a model with head"):
+    with pytest.raises(ConfigError, match="no task supports head"):
         run.predict("good film")
 
 

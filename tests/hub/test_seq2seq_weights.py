@@ -141,7 +141,7 @@ def test_phonemes_without_an_unknown_one_are_read(tmp_path):
     run = regard.import_model(tmp_path / "p2k", tmp_path / "run")
     source = run.tokenizers.source
     assert source.encode("P0 P12 xx P1") == [3, 15, 4]  # and not P1, P2 for P12
-    assert run.unknown("P0 xx P1") == ["xx"]
+    assert run.unknown_parts("P0 xx P1") == ["xx"]
     ids = Source(torch.tensor([[1, 3, 15, 4, 2]]), torch.tensor([5]))
     target = torch.tensor([[1, 5, 9]])
     with torch.no_grad():

@@ -89,7 +89,7 @@ def test_a_disk_filled_between_saves_costs_the_next_save_only(data, disk, whole)
     error = interrupted(begin(settings(data), folder), 12, lambda: disk.fill(leaving=100_000))
     assert re.fullmatch(
         rf"cannot write {folder}/checkpoints/step-12: No space left on device "
-        r"\(0\.6 MB needed, 0\.1 MB free\)\nearlier checkpoints are untouched",
+        r"\(0\.6 MB needed, 0\.1 MB free\)\nearlier checkpoints are intact",
         str(error),
     )
     assert checkpoint.latest(folder / "checkpoints").step == 6

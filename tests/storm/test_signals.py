@@ -153,7 +153,7 @@ def test_a_second_ctrl_c_ends_at_once(words, tmp_path):
         _, said = process.communicate()
     print(f"ended {time.monotonic() - began:.1f} s later")
     assert process.returncode == 130
-    assert "and saved" not in said
+    assert "checkpoint saved" not in said
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 

@@ -73,7 +73,7 @@ def test_there_may_be_no_checkpoint_yet(tmp_path):
 
 def test_a_step_can_be_asked_for(folder):
     assert latest(folder, 3).step == 3
-    with pytest.raises(CheckpointError, match=r"no checkpoint of step 5 in .*; there are: 3, 6"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 5 in .*; available: 3, 6"):
         latest(folder, 5)
 
 
@@ -180,7 +180,7 @@ def test_a_failure_at_any_moment_leaves_the_checkpoint_before(folder, tmp_path, 
             assert re.fullmatch(
                 r"cannot write .*step-9: No space left on device "
                 r"\(0\.0 MB needed, [\d,]+ MB free\)\n"
-                "earlier checkpoints are untouched",
+                "earlier checkpoints are intact",
                 str(raised.value),
             )
             assert not list(folder.glob("*.tmp-*"))

@@ -193,11 +193,11 @@ ILLEGAL = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
 def test_bfloat16_that_kills_the_process_is_refused_before_it_does(monkeypatch):
     bfloat16 = RunConfig(name="test", device="cpu", train=TrainConfig(precision="bfloat16"))
     monkeypatch.setattr(device, "BFLOAT16_TEST", "")
-    assert device.ready_device(bfloat16) == torch.device("cpu")
+    assert device.prepare_device(bfloat16) == torch.device("cpu")
     monkeypatch.setattr(device, "BFLOAT16_TEST", ILLEGAL)
     with pytest.raises(ConfigError, match=r"bfloat16 does not work on this CPU: .* with -4\nleave"):
-        device.ready_device(bfloat16)
-    device.ready_device(RunConfig(name="test", device="cpu"))  # nobody asked for it
+        device.prepare_device(bfloat16)
+    device.prepare_device(RunConfig(name="test", device="cpu"))  # nobody asked for it
 
 
 def test_the_trial_of_bfloat16_fails_for_no_reason_but_the_cpu():

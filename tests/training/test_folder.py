@@ -161,29 +161,29 @@ def test_a_second_run_is_refused_with_the_process_that_owns_the_folder(folder):
     with other:
         assert other.stdout.readline() == "locked\n"
         with pytest.raises(CheckpointError, match=f"by process {other.pid};") as raised:
-            folder.locked().__enter__()
+            folder.hold_lock().__enter__()
         assert raised.value.exit_code == 4
         assert folder.lock.read_text() == str(other.pid)
         other.kill()
-    with folder.locked():  # the lock died with its owner
+    with folder.hold_lock():  # the lock died with its owner
         assert re.match(rf"{os.getpid()} on .+", folder.lock.read_text())
         with pytest.raises(CheckpointError, match=f"by process {os.getpid()} on "):
-            folder.locked().__enter__()
-    with folder.locked():
+            folder.hold_lock().__enter__()
+    with folder.hold_lock():
         pass
 
 
 def test_a_lock_is_let_go_after_an_error(folder):
-    with pytest.raises(ZeroDivisionError), folder.locked():
+    with pytest.raises(ZeroDivisionError), folder.hold_lock():
         raise ZeroDivisionError
-    with folder.locked():
+    with folder.hold_lock():
         pass
 
 
 def test_what_a_kill_left_half_written_is_swept_away(folder):
     for name in (".model.safetensors.tmp-1@here", ".config.json.tmp-1@here", ".tmpAb12x"):
         (folder.path / name).write_text("half")
-    with folder.locked():
+    with folder.hold_lock():
         assert not [name for name in names(folder.path) if "tmp" in name]
     assert folder.load_config()
 

@@ -101,8 +101,8 @@ def test_two_ranks_learn_what_one_does_though_killed_and_stopped_on_the_way(data
     codes = [result["codes"] for result in results]
     assert codes == [[0], [1, -9], [0, 0], [75, 75], [0]]
     assert results[1]["seconds"][0] < results[1]["seconds"][1] + 5  # long before the timeout
-    assert "rank 0 lost the others" in said
-    assert said.count("stopped by SIGTERM at step 3 of 6, and saved") == 2
+    assert "rank 0 lost the connection to the other ranks" in said
+    assert said.count("stopped by SIGTERM at step 3 of 6; checkpoint saved") == 2
     same(killed, alone)
     same(stopped, alone)
     assert (stopped / "checkpoints" / "step-3" / "index.json").exists()
@@ -407,7 +407,7 @@ def test_any_number_of_ranks_reads_what_any_other_wrote(wrote, reads, tmp_path):
 def test_a_restarted_launch_finds_the_folder_that_it_began(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    from regard.training.parallel.launch import launch as name
+    from regard.training.parallel.launch import launch_id as name
 
     for folder, owner in (("runs/a", "another"), ("runs/a-2", name())):
         Path(folder).mkdir(parents=True)

@@ -352,7 +352,7 @@ def test_a_metric_that_is_not_measured_is_refused_before_the_first_step(data, tm
     ("wrong", "said"),
     [
         ({"schedule": "cosin"}, "did you mean 'cosine'"),
-        ({"schedule": {"kind": "cosine", "warmup": "x"}}, "warmup must be a whole number"),
+        ({"schedule": {"kind": "cosine", "warmup": "x"}}, "warmup must be an integer"),
         ({"schedule": {"kind": "cosine", "warmup": -1}}, "warmup=-1 must be at least 0"),
         ({"optimizer": {"kind": "adamw", "beta1": 2.0}}, "beta"),
         ({"batch": 3, "accumulate": 2}, "accumulate=2 must divide train.batch=3"),

@@ -34,5 +34,5 @@ def test_a_number_with_which_nothing_is_learned_is_refused(data, name, value):
 
 
 def test_patience_needs_something_to_wait_for(data):
-    with pytest.raises(ConfigError, match="patience waits for a better model"):
+    with pytest.raises(ConfigError, match="patience has no effect with"):
         check_settings(config(data / "cats.txt", patience=2, best="last"))

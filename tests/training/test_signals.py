@@ -70,10 +70,13 @@ def test_outside_of_the_main_thread_nothing_is_handled():
 @pytest.mark.parametrize("asked", STOP_SIGNALS)
 def test_where_there_is_haste_a_signal_is_noted_and_ends_what_is_done(asked):
     with Interrupts() as interrupts:
-        with pytest.raises(Interrupted), interrupts.raising():
+        with pytest.raises(Interrupted), interrupts.raise_on_signal():
             signal.raise_signal(asked)
         assert interrupts.received == asked
-        with pytest.raises(Interrupted), interrupts.raising():  # as it came before
+        with (
+            pytest.raises(Interrupted),
+            interrupts.raise_on_signal(),
+        ):  # as it came before
             raise AssertionError
         if asked != signal.SIGINT:
             signal.raise_signal(asked)  # no more haste
@@ -82,7 +85,7 @@ def test_where_there_is_haste_a_signal_is_noted_and_ends_what_is_done(asked):
 @pytest.mark.parametrize("asked", [each for each in STOP_SIGNALS if each != signal.SIGINT])
 def test_what_does_not_train_yet_is_stopped_and_can_be_tried_again(asked):
     before = signal.getsignal(asked)
-    said = f"stopped by {asked.name} while not training"
+    said = f"stopped by {asked.name} before or after training"
     with pytest.raises(Stopped, match=said) as raised, stoppable():
         signal.raise_signal(asked)
     assert raised.value.exit_code == 75

@@ -1,11 +1,11 @@
-"""Runs side by side: their metrics, their cost, their curves, the settings that differ."""
+"""Comparison of runs: metrics, cost, curves, and the settings that differ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.api.model_info import Values, differing, full_settings
+from regard.api.model_info import Values, differences, full_settings
 from regard.api.pictures import by_length_curves, history_curves
 from regard.api.run import load
 from regard.config import Choice, kind_of, to_table
@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What must be known before the runs' metrics are compared."""
+        """Reasons why the runs' metrics may not be comparable."""
         configs = [history.config for history in self.histories]
         if len({kind_of(config.task)[0] for config in configs}) > 1:
             return ["these runs have different tasks: their losses cannot be compared"]
@@ -70,7 +70,7 @@ def compare(
     and long examples of its validation data, or of `data`.
     """
     histories = [read_history(run) for run in runs]
-    settings = differing(*map(_settings, histories))
+    settings = differences(*map(_settings, histories))
     translations: list[str] = []
     lengths: list[ByLength] = []
     for path in runs if text is not None or by_length else ():

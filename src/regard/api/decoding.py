@@ -1,4 +1,4 @@
-"""What generation needs of a run: prompt ids, samplers, a decode engine."""
+"""Generation with a run: prompt ids, the chain of samplers, the decode engine."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -15,7 +15,7 @@ SMALL_MODEL = 2e6  # parameters up to which one CPU thread decodes as fast as se
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a prompt after those that open every text; never empty.
+    """The ids of a prompt, after the tokenizer's prefix ids; never empty.
 
     An empty prompt becomes a line break, as if a line had ended before it; with the vocabulary
     of another library, that library's start or stop token.
@@ -34,7 +34,7 @@ def chain_for(
 ) -> Chain:
     """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
 
-    A text names every token that reads so, with or without a leading space; the text of `force`
+    A text selects every token with this text, with or without a leading space; the text of `force`
     is encoded as it is.
     """
 
@@ -51,7 +51,7 @@ def chain_for(
 
 
 class EngineCache:
-    """The decode engine of a model: made once, and again when the model has changed."""
+    """Caches the decode engine of a model, until the model changes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -60,7 +60,7 @@ class EngineCache:
         self._snapshot: Snapshot | None = None
 
     def engine(self, int8: bool = False) -> Engine:
-        """The engine of the fastest decoder, with int8 weights where asked for."""
+        """The engine of the fastest decoder, with int8 weights if `int8`."""
         unchanged = self._snapshot is not None and self._snapshot.find_change() is None
         if self._engine is None or self._int8 != int8 or not unchanged:
             path = decoding_path(cast(Language, self.model), int8=int8)

@@ -1,4 +1,4 @@
-"""What a model is made of and what it costs; what two models have in common."""
+"""Structure and cost of a model, and the differences between two models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -102,20 +102,20 @@ def presets() -> list[str]:
 
 
 def info(what: str | Path, *words: str, **overrides: Any) -> ModelInfo:
-    """A preset, a run folder, a recipe or a Hugging Face checkpoint, counted without weights.
+    """The model of a preset, run, recipe or checkpoint, and its cost; no weights are loaded.
 
     regard.info("gpt2", "model.layers=24").cost.flops_per_token
     """
     name, over = str(what), merge(parse_overrides(words), overrides)
     kind, config, metrics, notes = _find(name, over)
-    counted = cost(config)
+    model_cost = cost(config)
     stored = stored_parameters(RunFolder(name)) if kind == "run" and not over else 0
     return ModelInfo(
         name=name,
         kind=kind,
         config=config,
-        cost=counted,
-        parameters=counted.parameters or stored,
+        cost=model_cost,
+        parameters=model_cost.parameters or stored,
         published=PUBLISHED.get(name) if kind == "preset" and not over else None,
         metrics=metrics,
         notes=notes,
@@ -125,10 +125,10 @@ def info(what: str | Path, *words: str, **overrides: Any) -> ModelInfo:
 def diff(first: str | Path, second: str | Path) -> ModelDiff:
     """The settings in which two models differ: presets, runs, recipes or checkpoints."""
     models = [_find(str(what), {})[1] for what in (first, second)]
-    settings = differing(*map(full_settings, models))
+    settings = differences(*map(full_settings, models))
     costs = [cost(model) for model in models]
-    parameters = differing(costs[0].parts, costs[1].parts, missing=0)
-    parameters |= differing(*({"total": counted.parameters} for counted in costs))
+    parameters = differences(costs[0].parts, costs[1].parts, missing=0)
+    parameters |= differences(*({"total": model_cost.parameters} for model_cost in costs))
     return ModelDiff(
         names=(str(first), str(second)),
         sizes={key: values for key, values in settings.items() if key in SIZES},
@@ -147,7 +147,7 @@ def full_settings(config: Any) -> dict[str, Any]:
     return settings
 
 
-def differing(*tables: Mapping[str, Any], missing: Any = None) -> dict[str, Values]:
+def differences(*tables: Mapping[str, Any], missing: Any = None) -> dict[str, Values]:
     """The values of all tables under every key where they are not equal.
 
     A missing setting equals one that is switched off.
@@ -176,7 +176,9 @@ def _find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], 
     if what in PRESETS:
         wrong = [key for key in over if key != "model"]
         if wrong:
-            raise ConfigError(f"{wrong[0]}: a preset is a model; change it as in model.layers=4")
+            raise ConfigError(
+                f"{wrong[0]}: a preset has only model settings; set them as in model.layers=4"
+            )
         return "preset", resolve({"preset": what, **over.get("model", {})}), {}, []
     if what.endswith(".toml") or what in recipes():
         config, notes = _recipe_model(what, over)
@@ -185,7 +187,7 @@ def _find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], 
         raise ConfigError(_unknown_name(what, [*PRESETS, *recipes()]))
     if is_external_checkpoint(Path(what)):
         if over:
-            raise ConfigError(f"{what} is a checkpoint; import it before changing its settings")
+            raise ConfigError(f"{what} is a checkpoint; regard import it to change its settings")
         return "checkpoint", open_checkpoint(Path(what)).config, {}, []
     folder = RunFolder(what)
     run = build(RunConfig, merge(to_table(folder.load_config()), over))
@@ -209,11 +211,11 @@ def _recipe_model(what: str, over: dict[str, Any]) -> tuple[Any, list[str]]:
     if "preset" in run.model:
         model = resolve(run.model)
         return model, [f"{note}the preset's"] if hasattr(model, "vocab_size") else []
-    return resolve({"vocab_size": 256, **run.model}), [f"{note}256, a guess"]
+    return resolve({"vocab_size": 256, **run.model}), [f"{note}256, an assumption"]
 
 
 def _unknown_name(what: str, known: list[str]) -> str:
     completions = sorted(name for name in known if name.startswith(what))
     if len(completions) > 1:
-        return f"{what!r} could be any of: {', '.join(completions)}"
+        return f"{what!r} is ambiguous; it could be: {', '.join(completions)}"
     return unknown("preset, run or recipe", what, known)

@@ -1,4 +1,4 @@
-"""What fits on given GPUs, how to shard it, and how long training takes: computed, not measured."""
+"""Estimates of memory, sharding and training time on given GPUs; nothing is measured."""
 
 import math
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """This process: its rank under `torchrun`, its device, and how it reacts to signals."""
 
-from regard.training.parallel.launch import rank
-from regard.training.parallel.launch import size as world_size
+from regard.training.parallel.launch import rank, world_size
 from regard.training.signals import stoppable
 
 __all__ = ["device_of", "rank", "run_worker", "stoppable", "world_size"]
@@ -15,7 +14,7 @@ def device_of(setting: str) -> str:
 
 
 def run_worker() -> None:
-    """Train as rank > 0: wait for rank 0's launch plan, join its run, show nothing."""
+    """Train as rank > 0: wait for rank 0's launch plan, join its run, without output."""
     from regard.training.run import run_worker as events
 
     for _ in events():

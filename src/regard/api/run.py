@@ -100,12 +100,12 @@ class Run:
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the generated text; for pairs, of the target."""
-        both = self.tokenizers
-        if both is None:
+        tokenizers = self.tokenizers
+        if tokenizers is None:
             raise ConfigError(
                 "this run has no tokenizer: its model reads no text, or was imported without one"
             )
-        return both.target if isinstance(both, PairTokenizers) else both
+        return tokenizers.target if isinstance(tokenizers, PairTokenizers) else tokenizers
 
     @property
     def pipeline(self) -> Pipeline:
@@ -187,18 +187,18 @@ class Run:
         stop = set(self.tokenizer.stop_ids)
         if draft is None:
             model = self._engine(int8) if amateur is None else model
-            written = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
+            new_ids = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
         else:
             proposer: Language | PromptLookup
             if isinstance(draft, PromptLookup):
                 proposer = draft
             else:
                 proposer = self._compatible_model(draft, "draft")
-            written = stream_speculative(
+            new_ids = stream_speculative(
                 model, ids, chain, draft=proposer, tokens=tokens, stop=stop, seed=seed
             )
         stops = [until] if isinstance(until, str) else until
-        return truncate_at_stop(detokenize_stream(written, self.tokenizer, ids), stops)
+        return truncate_at_stop(detokenize_stream(new_ids, self.tokenizer, ids), stops)
 
     def chain(self, words: str | Sequence[str] | None = None, order: str | None = None) -> Chain:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
@@ -261,7 +261,7 @@ class Run:
         return translations[0] if isinstance(text, str) else translations
 
     def predict(self, what: Any, *, top: int = 3) -> Any:
-        """What the run's task predicts for one input, as its pipeline does it.
+        """The prediction of the run's task for one input.
 
         For a text: the likeliest classes of it or of each of its words, or the likeliest tokens
         for each <mask>. For an image: its likeliest classes. For a series: its next values.
@@ -316,7 +316,9 @@ class Run:
         See `explain.neighbours.compare_occurrences`.
         """
         if isinstance(self.tokenizers, PairTokenizers):
-            raise ConfigError("a run trained on pairs has no single text to compare a word in")
+            raise ConfigError(
+                "compare_occurrences needs a run on text; this one is trained on pairs"
+            )
         return compare_occurrences(
             self.model,
             self.tokenizer,
@@ -357,7 +359,9 @@ class Run:
             )
             return opened
         if config.data.path is None and config.data.source is None:
-            raise ConfigError("this run was not trained here; name data to evaluate it on")
+            raise ConfigError(
+                "this run was imported and has no validation data; give the data to evaluate on"
+            )
         training, validation = open_split(config)
         self.folder.check_data(data_fingerprint(training, validation))
         return cast(Data, validation)
@@ -408,11 +412,12 @@ class Run:
         pieces = list(map(self.tokenizer.piece, ids[:-1]))
         return last_token_gradients(self.model, ids, pieces)
 
-    def unknown(self, text: str) -> list[str]:
+    def unknown_parts(self, text: str) -> list[str]:
         """The parts of a text that are not in the run's vocabulary."""
-        both = self.tokenizers
-        reads = both.source if isinstance(both, PairTokenizers) else both
-        return [] if reads is None else reads.unknown_parts(self._normalize(text))
+        tokenizer = self.tokenizers
+        if isinstance(tokenizer, PairTokenizers):
+            tokenizer = tokenizer.source
+        return [] if tokenizer is None else tokenizer.unknown_parts(self._normalize(text))
 
     def limit_threads(self) -> None:
         """Decode a small model with one CPU thread: synchronising several would cost more."""
@@ -436,7 +441,7 @@ class Run:
 
     def _prompt(self, text: str) -> list[int]:
         if not isinstance(text, str):
-            raise ConfigError(f"a prompt is one text, not {text!r}")
+            raise ConfigError(f"prompt={text!r} must be a string")
         return prompt_ids(self.tokenizer, self._normalize(text))
 
     def _engine(self, int8: bool = False) -> Engine:
@@ -467,13 +472,13 @@ class Run:
         kind = kind_of(self.config.task)[0]
         if kind not in TASKS:
             raise ConfigError(
-                f"no task trains a model with head={self.config.model['head']!r}, "
-                f"and it cannot {what}; use run.model in Python"
+                f"no task supports head={self.config.model['head']!r}, so the run cannot {what}; "
+                "use run.model in Python"
             )
         return TASKS[kind]
 
     def _require(self, verb: str, what: str) -> None:
-        """Refuse a method that does not apply to the run's task."""
+        """Raise if a method does not apply to the run's task."""
         task = self._task_class(what)
         if verb not in task.verbs:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The settings of a run as the command-line words that would set them again."""
+"""The settings of a run as `key=value` arguments of the command line."""
 
 import json
 import shlex
@@ -51,7 +51,7 @@ def override_words(config: RunConfig) -> list[list[str]]:
 
 
 def override_word(key: str, value: Any) -> str:
-    """`key=value` as a shell and then `parse_overrides` read it back.
+    """`key=value`, quoted so that a shell and then `parse_overrides` restore the value.
 
     >>> print(override_word("train.schedule", {"kind": "cosine", "warmup": 100}))
     'train.schedule={kind="cosine",warmup=100}'

@@ -123,7 +123,7 @@ class Study:
     configs: Mapping[str, RunConfig]
 
     def remaining(self) -> list[str]:
-        """The names of the runs that have not finished; settings that changed are refused."""
+        """The names of the runs that have not finished; raises if settings have changed."""
         return unfinished_runs(self.configs, self.folder)
 
     def events(self, name: str, progress: Progress | None = None) -> Iterator[Event]:
@@ -160,7 +160,7 @@ def open_study(
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a finished run was trained for, and what it is compared with."""
+    """The task, the baseline and the size of a finished run."""
 
     config: RunConfig
     baseline: BaselineEvaluated | None  # the n-gram baseline, where it was computed
@@ -188,7 +188,7 @@ def summarize(path: Path | str) -> RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class ImportedRun:
-    """A run that was made from a checkpoint of another library."""
+    """A run that was imported from a Hugging Face checkpoint."""
 
     path: Path
     family: str

@@ -50,7 +50,7 @@ def compare(
     ],
     out: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Draw the curves: .svg, .png, or .html with the table."),
+        Option(metavar="FILE", help="Write the curves: .svg, .png, or .html with the table."),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     text: Annotated[
@@ -75,7 +75,7 @@ def compare(
     regard compare runs/lstm runs/attention --by-length --out lengths.svg
     """
     if data and not by_length:
-        raise ConfigError("--data is the data of --by-length; give both")
+        raise ConfigError("--data needs --by-length; give both, or neither")
     if out is not None:
         check_output_file(out, force, SUFFIXES)
     with spinner("reading the runs"):

@@ -54,8 +54,8 @@ class NoDisplay:
     ) -> None:
         """Restore the terminal."""
 
-    def preparing(self, what: str, done: int, total: int) -> None:
-        """Show how many bytes of the data are prepared."""
+    def show_preparation(self, what: str, done: int, total: int) -> None:
+        """Show the progress of data preparation, in bytes."""
 
     def show(self, event: Event) -> None:
         """Show an event."""
@@ -68,7 +68,7 @@ class LineDisplay(NoDisplay):
         self.last_print = time.monotonic()
         self.latest: StepLogged | None = None
 
-    def preparing(self, what: str, done: int, total: int) -> None:
+    def show_preparation(self, what: str, done: int, total: int) -> None:
         """Print a line every ten seconds."""
         if time.monotonic() - self.last_print >= LINE_SECONDS:
             self._print(f"{what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
@@ -140,7 +140,7 @@ class LiveDisplay(NoDisplay):
         if error is not None:
             self.console.print()
 
-    def preparing(self, what: str, done: int, total: int) -> None:
+    def show_preparation(self, what: str, done: int, total: int) -> None:
         """Shown at the next refresh."""
         self.phase, self.phase_done = what, done / max(total, 1)
 

@@ -39,7 +39,8 @@ def evaluate(
         bool, Option("--by-length", help="Evaluate separately by source length.")
     ] = False,
     out: Annotated[
-        Path | None, Option(metavar="FILE", help="With --by-length, draw it: .svg or .png.")
+        Path | None,
+        Option(metavar="FILE", help="With --by-length, write the curves: .svg or .png."),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     as_json: Json = False,
@@ -53,7 +54,7 @@ def evaluate(
     regard evaluate runs/pairs --by-length --out lengths.svg
     """
     if out is not None and not by_length:
-        raise ConfigError("--out draws the result of --by-length; give both")
+        raise ConfigError("--out needs --by-length; give both, or neither")
     if out is not None:
         check_output_file(out, force, (".svg", ".png"))
     with spinner(f"evaluating {run}"):

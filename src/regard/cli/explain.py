@@ -35,7 +35,7 @@ def explain(
         ),
     ],
     text: Annotated[
-        str, Argument(metavar="TEXT", help="What the model reads.", show_default=False)
+        str, Argument(metavar="TEXT", help="The input of the model.", show_default=False)
     ],
     layer: Annotated[
         int | None,
@@ -56,7 +56,7 @@ def explain(
         Path | None,
         Option(
             metavar="FILE",
-            help="Draw it: all heads as .svg, gradients as .svg or .png.",
+            help="Write a picture: all heads as .svg, gradients as .svg or .png.",
         ),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
@@ -72,7 +72,7 @@ def explain(
     """
     if not runs:
         raise ConfigError(
-            f"a run and a text are needed; after {text!r} the text is missing\n"
+            f"give a run and a text; the text after {text!r} is missing\n"
             "as in: regard explain runs/my 'To be, or not to be'"
         )
     if out is not None:
@@ -81,12 +81,12 @@ def explain(
         from regard.cli.gradients import show_gradients
 
         if head is not None:
-            raise ConfigError("--head selects attention; --gradients are per --layer")
+            raise ConfigError("--head applies to attention maps, not to --gradients; leave it out")
         show_gradients(runs, text, layer or 0, out, as_json)
         return
     if len(runs) > 1:
         raise ConfigError(
-            f"{len(runs)} runs: attention is shown of one run, --gradients of several;\n"
+            f"{len(runs)} runs: attention maps are for one run, --gradients for several;\n"
             "quote a text of several words: 'To be, or not to be'"
         )
     (run,) = runs

@@ -50,6 +50,6 @@ def export(
         return
     print(f"{result.path}: {result.family}, {result.architecture}")
     if result.difference is None:
-        print(f"not checked: {result.unchecked}")
+        print(f"not verified: {result.unchecked}")
     else:
-        print(f"checked: transformers computes the same, to {result.difference:.1e}")
+        print(f"verified: outputs in transformers differ by at most {result.difference:.1e}")

@@ -33,7 +33,9 @@ def generate(
     run: Folder,
     prompt: Annotated[
         str,
-        Argument(metavar="PROMPT", help="What to continue; '-' reads stdin.", show_default=False),
+        Argument(
+            metavar="PROMPT", help="The text to continue; '-' reads stdin.", show_default=False
+        ),
     ] = "",
     sampler: Annotated[
         list[str],
@@ -61,7 +63,9 @@ def generate(
         list[str],
         Option(metavar="TEXT", help="End before this text; repeatable.", show_default=False),
     ] = [],  # noqa: B006 -- typer copies it
-    seed: Annotated[int | None, Option(metavar="N", help="Same seed, same text.")] = None,
+    seed: Annotated[
+        int | None, Option(metavar="N", help="Random seed; the same seed gives the same text.")
+    ] = None,
     beam: Annotated[
         int | None,
         Option(metavar="N", min=1, help="Beam search of this width instead of sampling."),
@@ -76,7 +80,7 @@ def generate(
     ] = None,
     amateur: Annotated[
         Path | None,
-        Option(metavar="RUN", help="Contrastive decoding against this weaker run."),
+        Option(metavar="RUN", help="Contrastive decoding with this weaker run as amateur."),
     ] = None,
     int8: Annotated[
         bool,
@@ -122,7 +126,7 @@ def generate(
         traced = api.TracedChain(chain.stages)
         amateur_run = None if amateur is None else api.load(amateur)
         draft_model = None if draft is None else _open_draft(draft)
-    warn_unknown(opened.unknown(text))
+    warn_unknown(opened.unknown_parts(text))
     hypotheses = []
     if search is None:
         pieces: Iterable[str] = opened.stream(
@@ -147,14 +151,16 @@ def generate(
         if search is None:
             result["chain"] = chain.specs()
         else:
-            result["found"] = [{"text": found, "score": score} for found, score in hypotheses]
+            result["hypotheses"] = [
+                {"text": hypothesis, "score": score} for hypothesis, score in hypotheses
+            ]
         print_json(result | (as_table(traced, opened.tokenizer) if trace else {}))
     elif trace:
         for line in as_text(traced, pieces, opened.tokenizer, out):
             print(line, flush=True)
     elif len(hypotheses) > 1:
-        for found, score in hypotheses:
-            print(f"{score:9.4f}  {dim(text_for(out, text), out)}{text_for(out, found)}")
+        for hypothesis, score in hypotheses:
+            print(f"{score:9.4f}  {dim(text_for(out, text), out)}{text_for(out, hypothesis)}")
     else:
         pieces = iter(pieces)
         first = next(pieces, "")  # errors are raised before anything is printed

@@ -67,7 +67,7 @@ def _print_norms(names: Sequence[str], flows: "Sequence[GradientFlow]", layer: i
     while distances[-1] < farthest:
         distances.append(min(farthest, max(distances[-1] + 1, distances[-1] * 5 // 4)))
     same_tokens = all(flow.pieces == flows[0].pieces for flow in flows)
-    rows = [("back", *(["read"] if same_tokens else []), *names)]
+    rows = [("distance", *(["token"] if same_tokens else []), *names)]
     for distance in distances:
         piece = repr(text_for(sys.stdout, flows[0].pieces[-1 - distance])) if same_tokens else None
         cells = [f"{run[distance]:.3g}" if distance < len(run) else "-" for run in norms]

@@ -40,7 +40,7 @@ def import_(
 ) -> None:
     """Import a Hugging Face checkpoint as a run.
 
-    Settings of the model can be changed if they change no shape of a tensor.
+    Settings of the model can be changed if no tensor changes its shape.
 
     \b
     regard import downloads/gpt2 runs/gpt2
@@ -50,7 +50,7 @@ def import_(
     """
     with spinner(f"importing {source}"):
         imported = api.import_checkpoint(source, run, *words)
-    facts = {
+    summary = {
         "run": str(run),
         "family": imported.family,
         "parameters": imported.parameters,
@@ -59,16 +59,16 @@ def import_(
         "tokenizer": imported.tokenizer,
     }
     if as_json:
-        print_json(facts)
+        print_json(summary)
         return
-    cells = {**facts, "parameters": f"{imported.parameters:,}"}
+    cells = {**summary, "parameters": f"{imported.parameters:,}"}
     for line in align_columns([(name, str(value or "none")) for name, value in cells.items()]):
         print(line)
-    print_status(f"\n{_uses(imported)}")
+    print_status(f"\n{_usage_hint(imported)}")
 
 
-def _uses(imported: "api.ImportedRun") -> str:
-    """What can be done with the imported model."""
+def _usage_hint(imported: "api.ImportedRun") -> str:
+    """The commands that use the imported model."""
     from regard.cli.report import EXAMPLES, QUOTED
 
     run = shlex.quote(str(imported.path))

@@ -31,7 +31,7 @@ def print_status(text: str = "") -> None:
 
 
 def warn_unknown(unknown: Sequence[str]) -> None:
-    """Name the parts of a text that are not in the vocabulary."""
+    """Warn about the parts of a text that are not in the vocabulary."""
     if unknown:
         few = ", ".join(repr(part) for part in dict.fromkeys(unknown[:5]))
         more = " …" if len(unknown) > 5 else ""
@@ -189,7 +189,7 @@ def stdin_text() -> str:
 
 
 def check_output_file(path: Path, force: bool, suffixes: Sequence[str]) -> None:
-    """Refuse a file with another suffix, and without --force one that exists."""
+    """Raise on another suffix, and on an existing file unless `force`."""
     if path.suffix not in suffixes:
         raise ConfigError(f"--out {path}: the suffix must be {' or '.join(suffixes)}")
     if path.exists() and not force:

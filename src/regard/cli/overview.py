@@ -25,7 +25,7 @@ def overview(context: Context) -> None:
         return
     out = sys.stdout
     print(f"{bold('regard', out)}  sequence models from Shannon's chain to the Transformer:")
-    print("        train them, look inside them, use them")
+    print("        train them, inspect them, use them")
     print(f"\n{dim('this machine', out)}  {machine()}\n\n{dim('three things to try', out)}\n")
     for line in align_columns(EXAMPLES):
         print(f"  {line}")

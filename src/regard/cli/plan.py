@@ -28,9 +28,9 @@ def plan(
     ],
     words: Overrides = [],  # noqa: B006 -- typer copies it
     gpus: Annotated[int, Option(metavar="N", help="How many GPUs.")] = 1,
-    card: Annotated[str, Option(metavar="NAME", help="Which: a100, h100, h200, …")] = "h100",
+    card: Annotated[str, Option(metavar="NAME", help="GPU model: a100, h100, h200, …")] = "h100",
     memory: Annotated[
-        float | None, Option(metavar="GB", help="Of each GPU; by default the card's.")
+        float | None, Option(metavar="GB", help="Memory of each GPU; by default the card's.")
     ] = None,
     peak: Annotated[
         float | None,
@@ -40,10 +40,10 @@ def plan(
         float | None, Option(metavar="FRACTION", help="Fraction of the peak that is reached.")
     ] = None,
     link: Annotated[
-        float | None, Option(metavar="GB/S", help="Between two GPUs, in each direction.")
+        float | None, Option(metavar="GB/S", help="Bandwidth between two GPUs, in each direction.")
     ] = None,
     tokens: Annotated[
-        float | None, Option(metavar="T", help="To train on; by default 20 per parameter.")
+        float | None, Option(metavar="T", help="Training tokens; by default 20 per parameter.")
     ] = None,
     rows: Annotated[
         int | None, Option(metavar="N", help="Rows per GPU and step; by default all that fit.")

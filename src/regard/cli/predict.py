@@ -50,7 +50,7 @@ def predict(
         _print_forecast(opened, what, steps, as_json)
         return
     if not what:
-        raise ConfigError("nothing to predict; give a text or an image")
+        raise ConfigError("no input to predict from; give a text or an image")
     with spinner("predicting"):
         predictions = {item: opened.predict(item, top=top) for item in what}
     if as_json:

@@ -28,7 +28,7 @@ EXAMPLES |= {"forecast": "--steps 24"}
 def show_progress(events: "Callable[[Progress], Iterator[Event]]") -> "RunFinished":
     """Display the events of a run as they come; returns the last."""
     with make_display() as display:
-        for event in events(display.preparing):
+        for event in events(display.show_preparation):
             display.show(event)
     assert isinstance(event, api.RunFinished)
     return event

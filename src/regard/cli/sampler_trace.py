@@ -52,29 +52,29 @@ def _token_lines(number: int, token: Any, tokenizer: "Tokenizer", out: TextIO) -
     model, sampled = _percent(token.model_prob), _percent(token.final_prob)
     yield f"{number}  {name}   model {model} %   sampled {sampled} %"
     rows: list[tuple[str, ...]] = [("model", "", "", f"{token.bits:.2f} bits", "")]
-    rows += [_row(step, tokenizer) for step in token.stages]
+    rows += [_row(effect, tokenizer) for effect in token.stages]
     width = terminal_width() - len(margin) if out.isatty() else None
     for line in align_columns(rows, right=[1, 2, 3]):
         yield margin + dim(line[:width], out)
 
 
-def _row(step: Any, tokenizer: "Tokenizer") -> tuple[str, ...]:
-    count = f"{step.remaining:,} left"
-    mass = f"{_percent(step.mass)} %" if step.removed else ""
-    return step.stage, count, mass, f"{step.bits:.2f} bits", _effect(step, tokenizer)
+def _row(effect: Any, tokenizer: "Tokenizer") -> tuple[str, ...]:
+    count = f"{effect.remaining:,} left"
+    mass = f"{_percent(effect.mass)} %" if effect.removed else ""
+    return effect.stage, count, mass, f"{effect.bits:.2f} bits", _effect(effect, tokenizer)
 
 
-def _effect(step: Any, tokenizer: "Tokenizer") -> str:
-    if step.removed:
+def _effect(effect: Any, tokenizer: "Tokenizer") -> str:
+    if effect.removed:
         removed = [
             f"{_quoted(change.id, tokenizer)} {_percent(change.before)}"
-            for change in step.top_removed[:MAX_TOKENS]
+            for change in effect.top_removed[:MAX_TOKENS]
         ]
-        count = f"- {step.removed:,}"
+        count = f"- {effect.removed:,}"
         return f"{count}: {', '.join(removed)}" if removed else count
     changes = [
         f"{_quoted(change.id, tokenizer)} {_percent(change.before)} → {_percent(change.after)}"
-        for change in step.top_changed[:MAX_TOKENS]
+        for change in effect.top_changed[:MAX_TOKENS]
         if _percent(change.before) != _percent(change.after)
     ]
     return ", ".join(changes) or "nothing"

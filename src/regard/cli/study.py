@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def train_study(study: "Study", *, as_json: bool) -> None:
-    """Train the runs that have not finished; the result is that of `regard compare`."""
+    """Train the runs that have not finished, then print the table of `regard compare`."""
     with spinner("looking for finished runs"):
         remaining = study.remaining()
     for number, name in enumerate(study.configs, 1):

@@ -33,9 +33,9 @@ def train(
 ) -> None:
     """Train a model on a recipe or on your own data.
 
-    The chosen settings are printed, and each can be changed; minutes=N sizes model and steps to
-    this machine. Ctrl-C saves; `regard resume` continues. A recipe that is a study trains several
-    runs, and continues where it was stopped.
+    The chosen settings are printed, and each can be changed; minutes=N chooses model size and
+    steps for this machine. Ctrl-C saves; `regard resume` continues. A recipe that is a study
+    trains several runs, and continues where it was stopped.
 
     \b
     regard train my.txt

@@ -20,7 +20,7 @@ def translate(
         str,
         Argument(
             metavar="TEXT",
-            help="What to translate; '-', or nothing, reads lines from stdin.",
+            help="The sentence to translate; '-', or nothing, reads lines from stdin.",
             show_default=False,
         ),
     ] = "-",
@@ -48,7 +48,7 @@ def translate(
     lines = stdin_lines() if text == "-" else iter([text])
     for batch in _batches(lines, 1 if interactive else BATCH):
         sentences = [line for line in batch if line.strip()]
-        warn_unknown([part for line in sentences for part in opened.unknown(line)])
+        warn_unknown([part for line in sentences for part in opened.unknown_parts(line)])
         translations = iter(
             opened.translate(sentences, beam=beam, length_penalty=length_penalty, search=search)
         )

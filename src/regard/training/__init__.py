@@ -1,1 +1,1 @@
-"""Training: from data and settings to a run folder, step by step."""
+"""Training runs: loop, optimizers, checkpoints, parallel strategies, trackers."""

@@ -1,4 +1,4 @@
-"""The n-gram baseline: a language model of counts, fitted to the same text before training."""
+"""The n-gram baseline: an n-gram model fitted to the same text before training starts."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -21,7 +21,7 @@ from regard.training.parallel.ranks import Ranks
 from regard.training.storage.run_folder import RunFolder
 
 ORDER = 6  # longer n-grams are not better on a text of a few million tokens
-MAX_TOKENS = 2_000_000  # fitted in a second or two
+MAX_TOKENS = 2_000_000  # fitting them takes one to two seconds
 TextBatches = Iterable[TextBatch]
 
 

@@ -1,4 +1,4 @@
-"""The events that a run yields while it goes on; nothing here imports torch."""
+"""The events that a training run yields; nothing here imports torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class BaselineEvaluated:
     """The n-gram baseline of the same text was fitted and evaluated, before the first step."""
 
     order: int
-    tokens: int  # that it was fitted to
+    tokens: int  # number of tokens it was fitted to
     metrics: dict[str, float]  # of the validation text
 
 

@@ -1,6 +1,6 @@
 """Import Hugging Face checkpoints as run folders, and export run folders as checkpoints.
 
-The checkpoint formats are in `hub`, which knows nothing of run folders.
+The checkpoint formats are in `hub`, which does not depend on run folders.
 """
 
 from collections.abc import Mapping
@@ -40,13 +40,13 @@ from regard.training.setup.device import environment, free_memory
 from regard.training.storage.checkpoint import check_tensors
 from regard.training.storage.run_folder import RunFolder
 
-EXISTS_HINT = "name another folder"
+EXISTS_HINT = "choose another folder"
 GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Where and as what a model was exported, and how much transformers' outputs differ."""
+    """The path and family of an exported model, and how much transformers' outputs differ."""
 
     path: Path
     family: str
@@ -81,18 +81,18 @@ def import_run(
     checkpoint = open_or_download(source).with_settings(settings)
     name = checkpoint.path.resolve().name if path_exists(Path(source)) else str(source)
     imported: Settings = {"family": checkpoint.family.name, "from": name}
-    facts = environment(torch.device("cpu")) | {
+    run_environment = environment(torch.device("cpu")) | {
         "data": None,
         "tokenizer": tokenizer_fingerprint(checkpoint.tokenizers),
         "imported": imported | ({"overrides": settings} if settings else {}),
     }
     config = imported_run_config(checkpoint, out.name)
-    RunFolder(out).create(config, facts, checkpoint.tokenizers, checkpoint.write_weights)
+    RunFolder(out).create(config, run_environment, checkpoint.tokenizers, checkpoint.write_weights)
     return checkpoint
 
 
 def model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings under `model`; any other key is refused."""
+    """The settings under `model`; raise if there is any other key."""
     for key in overrides:
         if key != "model":
             raise ConfigError(
@@ -137,7 +137,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
         if open_checkpoint(temporary).config != exported:
             raise CheckpointError(
                 f"{run} cannot be exported as {chosen.name}: the ids of its special tokens do "
-                "not fit"
+                f"not fit {chosen.name}; choose another --family"
             )
         difference = None
         if unchecked is None:

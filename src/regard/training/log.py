@@ -1,7 +1,7 @@
 """The log of a run: metrics of every step, skipped steps, and checks for non-finite values.
 
 The training loop leaves weights and optimizer unchanged in a step whose loss or gradient is not
-finite. The host learns of it here, when it writes the log.
+finite. The host detects such steps here, when it writes the log.
 """
 
 import logging
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 
 class Log:
-    """Keeps steps as tensors until it is worth waiting for the device, then writes them all.
+    """Buffers steps as device tensors and writes many at once, to synchronise rarely.
 
-    `example_ids` says which examples a micro-batch reads; `accumulate` of them make a step.
+    `example_ids(n)` are the examples of micro-batch n; a step has `accumulate` micro-batches.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Log:
         )
 
     def _skip(self, step: Step, loss: float, norm: float) -> None:
-        """Record what a skipped step has read; too many in a row end the training."""
+        """Record the examples of a skipped step; raise after too many in a row."""
         number = step.number
         micro_batches = range(number * self.accumulate, (number + 1) * self.accumulate)
         self.folder.append_skipped(
@@ -118,22 +118,23 @@ class Log:
                 f"loss or gradient was not finite in {MAX_SKIPPED} steps in a row, up to step "
                 f"{number + 1:,}; these steps did not change the weights\n"
                 f"the examples they read are listed in {self.folder.skipped}\n"
-                f"{_way_out(self.folder)} (now {step.lr:.2g})"
+                f"{_advice(self.folder)} (now {step.lr:.2g})"
             )
 
 
 def check_finite(folder: RunFolder, step: int, *groups: Mapping[str, Tensor]) -> None:
-    """Refuse to evaluate or save non-finite weights: the previous checkpoint is worth more."""
+    """Raise if weights are not finite, so that they are neither evaluated nor saved."""
     named = ((name, tensor) for group in groups for name, tensor in group.items())
-    broken = [name for name, tensor in named if not tensor.isfinite().all()]
-    if broken:
-        more = f" and {len(broken) - 1} more are" if len(broken) > 1 else " is"
+    non_finite = [name for name, tensor in named if not tensor.isfinite().all()]
+    if non_finite:
+        more = f" and {len(non_finite) - 1} more are" if len(non_finite) > 1 else " is"
         raise DivergedError(
-            f"{broken[0]}{more} not finite at step {step:,}; nothing was saved\n{_way_out(folder)}"
+            f"{non_finite[0]}{more} not finite at step {step:,}; nothing was "
+            f"saved\n{_advice(folder)}"
         )
 
 
-def _way_out(folder: RunFolder) -> str:
+def _advice(folder: RunFolder) -> str:
     return (
         f"resume from the last checkpoint with a lower learning rate: "
         f"regard resume {folder.path} train.lr=…"
@@ -141,7 +142,7 @@ def _way_out(folder: RunFolder) -> str:
 
 
 def _json(value: float) -> float | str:
-    """JSON has no non-finite numbers: they are written as words."""
+    """A number for JSON, which has no non-finite numbers: "nan", "inf" or "-inf" as strings."""
     return value if math.isfinite(value) else str(value)
 
 

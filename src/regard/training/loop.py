@@ -17,7 +17,7 @@ from regard.training.parallel.strategy import ParallelStrategy, SingleProcess
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The results of one step, as tensors: nothing here waits for the device."""
+    """The results of one step, as device tensors: reading them synchronises."""
 
     number: int
     loss: Tensor  # mean over the step's targets
@@ -45,9 +45,10 @@ def train(
 
     Gradient accumulation is exact: the gradient is that of sum(loss) / sum(targets) over the
     whole step, so splitting a batch into micro-batches only saves memory. Logging, evaluation,
-    checkpoints and stopping are up to the caller. The optimizers must honour `found_inf`, as
-    ours and torch's fused ones do. With several ranks each has its own batches; sums and norms
-    are over all ranks, and their strategy averages gradients, hence the factor `ranks.size`.
+    checkpoints and stopping are up to the caller. The optimizers must skip the update where
+    `found_inf` is 1, as `Muon` and torch's fused optimizers do. With several ranks each has its
+    own batches; sums and norms are over all ranks. DDP and FSDP average gradients over ranks, so
+    the loss is multiplied by the world size.
     With `capture`, steps are captured as CUDA graphs and replayed, which saves small models the
     time to launch kernels.
     """
@@ -63,7 +64,7 @@ def train(
             with strategy.sync_gradients(index == len(micro_batches)):
                 with autocast():
                     loss = strategy.loss(batch)
-                (loss * ranks.size / targets).backward()
+                (loss * ranks.world_size / targets).backward()
             total += loss.detach()
         total = strategy.all_reduce_sum(total)
         norm = strategy.clip_gradients(clip)

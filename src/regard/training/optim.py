@@ -1,4 +1,4 @@
-"""What changes the weights: optimizers (AdamW, Muon), learning-rate schedules, the EMA."""
+"""Optimizers (AdamW, Muon), learning-rate schedules, and the EMA of the weights."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -34,14 +34,14 @@ class ShardedMatrices(Protocol):
 
 
 class Muon(torch.optim.Optimizer):
-    r"""Momentum whose update is orthogonalized (Jordan et al. 2024).
+    r"""Muon: SGD with momentum and an orthogonalized update (Jordan et al. 2024).
 
         M <- m M + (1 - m) G,    U = (1 - m) G + m M,    W <- (1 - lr decay) W - lr s orth(U)
 
     orth replaces the singular values by about 1, by five Newton–Schulz steps; s = 0.2 sqrt(max
-    side), so that an update is as large as AdamW's and both share one learning rate (Liu et al.
-    2025). With `found_inf` set on the optimizer the step is skipped on the device, as torch's
-    fused AdamW does: no host synchronisation is needed to learn whether the gradient was finite.
+    side), so that the RMS of an update matches AdamW's and both share one learning rate (Liu et
+    al. 2025). With `found_inf` set on the optimizer the step is skipped on the device, as torch's
+    fused AdamW does: no host synchronisation is needed.
     Where a rank has only some rows of each matrix, `shards` gathers U, and every rank
     orthogonalizes all of it.
     """
@@ -156,7 +156,7 @@ def muon(
 
 
 def is_hidden(name: str) -> bool:
-    """Whether the name of a parameter is that of a matrix between two hidden layers."""
+    """Whether a parameter name belongs to a hidden layer: not an embedding, head or norm."""
     inside = ".blocks." in name or name.startswith("layers.")
     return inside and name.endswith(".weight") and "relative" not in name
 
@@ -245,7 +245,10 @@ def inverse_sqrt(steps: int, warmup: int = 4000) -> Schedule:
 
 
 def stable_decay(steps: int, warmup: int = 0, decay: float = 0.2, floor: float = 0.0) -> Schedule:
-    """Warm-up, constant, then linear decay over the last `decay` of the steps (Hu et al. 2024)."""
+    """Warmup-stable-decay (WSD): constant, then linear decay over the last `decay` of the steps.
+
+    Hu et al. 2024.
+    """
     first = steps - int(decay * steps)
     span = max(steps - first, 1)
     return _after_warmup(warmup, lambda step: 1 - (1 - floor) * min(max(step - first, 0) / span, 1))
@@ -266,12 +269,13 @@ def schedule(choice: Choice, steps: int) -> Schedule:
 
 
 class EMA:
-    r"""An exponential moving average (EMA) of the weights, often better than the weights.
+    r"""The exponential moving average (EMA) of the weights.
 
         a <- d a + (1 - d) w  after every step,      d = min(decay, (1 + n) / (10 + n)) at step n
 
-    The ramp of d lets a short run forget its first steps (as in Szegedy et al. 2016's released
-    code). With decay 0 there is no EMA: `tensors` is empty and `applied` changes nothing.
+    d increases with n, so that a short run forgets its initial weights (as in the released code
+    of Szegedy et al. 2016). With decay 0 there is no EMA: `tensors` is empty and
+    `average_parameters` changes nothing.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -281,14 +285,14 @@ class EMA:
         self.means = [weight.clone() for weight in self.weights] if decay else []
 
     def update(self, step: int) -> None:
-        """Average in the weights after `step`."""
+        """Update the average with the weights after `step`."""
         if self.decay:
             decay = min(self.decay, (1 + step) / (10 + step))
             torch._foreach_lerp_(self.means, self.weights, 1 - decay)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Inside, the model has the averaged weights."""
+    def average_parameters(self) -> Iterator[None]:
+        """A context in which the model has the averaged weights."""
         if not self.decay:
             yield
             return

@@ -35,7 +35,7 @@ from regard.training.parallel.ranks import (
     send_plan,
 )
 from regard.training.parallel.strategy import make_strategy, should_shard
-from regard.training.setup.device import autocast, environment, ready_device
+from regard.training.setup.device import autocast, environment, prepare_device
 from regard.training.setup.resume_checks import check_fixed_settings, check_resumable, is_finished
 from regard.training.setup.setting_checks import (
     check_before_data,
@@ -46,7 +46,7 @@ from regard.training.setup.setting_checks import (
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
 from regard.training.storage.run_folder import ReadOnlyFolder, RunFolder
-from regard.training.tracking.trackers import tracked
+from regard.training.tracking.trackers import attach_trackers
 from regard.training.train_state import TrainState, load_initial_weights
 
 
@@ -56,7 +56,7 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
         yield from run_worker()
         return
     folder = RunFolder(path)
-    if launch.attempt() and folder.belongs_to(launch.launch()):
+    if launch.restart_count() and folder.belongs_to(launch.launch_id()):
         yield from resume(path, progress=progress)
         return
     folder.require_new_path()
@@ -68,13 +68,13 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
     data = prepare_training(config, tokenizers, progress)
     config = replace(config, model=describe(data.model), task=data.task_choice)
     check_model(config, data.model, device, path)
-    facts = environment(device) | {
+    run_environment = environment(device) | {
         "data": data.fingerprint,
         "tokenizer": tokenizer_fingerprint(data.tokenizers),
-        "launch": launch.launch(),
+        "launch": launch.launch_id(),
     }
-    folder.create(config, facts, data.tokenizers)
-    with folder.locked():
+    folder.create(config, run_environment, data.tokenizers)
+    with folder.hold_lock():
         yield from _run_rank0(config, data, folder, device, None)
 
 
@@ -93,11 +93,11 @@ def resume(
     before = folder.load_config()
     config = build(RunConfig, merge(to_table(before), overrides or {}))
     check_fixed_settings(before, config, path)
-    with folder.locked():
-        if launch.attempt() and folder.belongs_to(launch.launch()):
+    with folder.hold_lock():
+        if launch.restart_count() and folder.belongs_to(launch.launch_id()):
             step = None  # an earlier attempt has continued from there
         saved = checkpoint.latest(folder.checkpoints, step)
-        if launch.attempt() and is_finished(folder, config, saved):
+        if launch.restart_count() and is_finished(folder, config, saved):
             send_plan(None)  # a rank was lost after the last step
             yield RunFinished(path, config.train.steps, folder.best_metrics(), 0.0)
             return
@@ -126,7 +126,10 @@ def _run_rank0(
         device=device.type,
         timeout=config.train.timeout,
     )
-    with tracked(folder, config, plan.step or 0), process_group(plan, send_plan(plan)) as ranks:
+    with (
+        attach_trackers(folder, config, plan.step or 0),
+        process_group(plan, send_plan(plan)) as ranks,
+    ):
         ranks.all_or_fail(lambda: None)  # wait until the other ranks have prepared the data
         yield from _train(config, data, folder, device, saved, ranks, shard=plan.shard)
 
@@ -139,7 +142,7 @@ def run_worker() -> Iterator[Event]:
     config, folder = build(RunConfig, plan.config), ReadOnlyFolder(plan.folder)
 
     def prepare() -> tuple[torch.device, TrainingData]:
-        return ready_device(config), prepare_training(config, folder.load_tokenizers(config))
+        return prepare_device(config), prepare_training(config, folder.load_tokenizers(config))
 
     with process_group(plan, store) as ranks:
         device, data = ranks.all_or_fail(prepare)
@@ -157,7 +160,7 @@ def _train(
     *,
     shard: bool,
 ) -> Iterator[Event]:
-    """Build the model and train it step by step; log, evaluate, save and stop on the way."""
+    """Build the model and train it step by step; log, evaluate, save, and stop on signals."""
     settings, start = config.train, 0 if saved is None else saved.step
     torch.manual_seed(settings.seed)
     model = build_model(data.model)
@@ -205,7 +208,7 @@ def _train(
                 ranks.all_or_fail(log.flush)
                 state.save(done)
             if signal and not last:
-                raise interrupts.stopped(signal, done, settings.steps, folder.path)
+                raise interrupts.stop_error(signal, done, settings.steps, folder.path)
             if stopping:
                 break
     seconds = time.perf_counter() - started
@@ -235,7 +238,7 @@ def _steps(state: TrainState, start: int) -> Iterator[Step]:
         start=start,
         autocast=autocast(settings, device),
         strategy=strategy,
-        capture=training_path(settings, device, model, ranks=ranks.size).cuda_graph,
+        capture=training_path(settings, device, model, ranks=ranks.world_size).cuda_graph,
     )
 
 

@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from regard.errors import Stopped
-from regard.training.parallel.launch import size
+from regard.training.parallel.launch import world_size
 
 STOP_SIGNALS = [
     getattr(signal, name)
@@ -26,7 +26,7 @@ Handlers = dict[signal.Signals, Any]
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside, a scheduler's signal raises `Stopped`; for work before and after training.
+    """A context in which a scheduler's signal raises `Stopped`; for work outside training.
 
     Not under `torchrun`, whose signals must also end a process that waits for another rank.
     """
@@ -34,10 +34,10 @@ def stoppable() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         _redirect_lost_terminals()
         name = signal.Signals(number).name
-        raise Stopped(f"stopped by {name} while not training; saved files are unchanged")
+        raise Stopped(f"stopped by {name} before or after training; saved files are unchanged")
 
     signals = [number for number in STOP_SIGNALS if number != signal.SIGINT]
-    before = {} if size() > 1 else _handle(stop, signals)
+    before = {} if world_size() > 1 else _handle(stop, signals)
     try:
         yield
     finally:
@@ -45,11 +45,11 @@ def stoppable() -> Iterator[None]:
 
 
 class Interrupted(Exception):
-    """A signal arrived inside `Interrupts.raising`."""
+    """A signal arrived inside `Interrupts.raise_on_signal`."""
 
 
 class Interrupts:
-    """Inside a `with`, the first signal is stored in `received`; a second Ctrl-C ends at once."""
+    """In its context, the first signal is stored in `received`; a second Ctrl-C exits at once."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
@@ -70,7 +70,7 @@ class Interrupts:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._exited.set()
         _restore(self._before)
@@ -80,21 +80,21 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 75 (try again later) for a scheduler's signal."""
+        """130 for Ctrl-C, 75 (EX_TEMPFAIL: try again later) for a scheduler's signal."""
         return 130 if self.received == signal.SIGINT else 75
 
-    def stopped(self, number: int, step: int, steps: int, folder: Path) -> Stopped:
+    def stop_error(self, number: int, step: int, steps: int, folder: Path) -> Stopped:
         """The error that ends a run after signal `number`, which any rank may have received."""
         self.received = signal.Signals(number)
         return Stopped(
-            f"stopped by {self.received.name} at step {step:,} of {steps:,}, and saved;\n"
+            f"stopped by {self.received.name} at step {step:,} of {steps:,}; checkpoint saved;\n"
             f"resume with: regard resume {folder}",
             self.exit_code,
         )
 
     @contextmanager
-    def raising(self) -> Iterator[None]:
-        """Inside, a signal raises `Interrupted`, as does one that was received before."""
+    def raise_on_signal(self) -> Iterator[None]:
+        """A context in which a signal, also one received before, raises `Interrupted`."""
         self._raise = True
         try:
             if self.received is not None:
@@ -134,7 +134,7 @@ def _redirect_lost_terminals() -> None:
 
 
 def _handle(handler: Handler, signals: list[signal.Signals]) -> Handlers:
-    """Install a handler for signals that are not ignored; returns the handlers before."""
+    """Install a handler for signals that are not ignored; returns the previous handlers."""
     if threading.current_thread() is not threading.main_thread():  # required by `signal`
         return {}
     return {

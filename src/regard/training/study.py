@@ -15,21 +15,21 @@ from regard.training.storage import checkpoint
 from regard.training.storage.run_folder import RunFolder
 
 
-def unfinished_runs(runs: Mapping[str, RunConfig], place: Path) -> list[str]:
-    """The names of the runs that are missing or unfinished in `place`.
+def unfinished_runs(runs: Mapping[str, RunConfig], folder: Path) -> list[str]:
+    """The names of the runs that are missing or unfinished in `folder`.
 
     A run that exists with other settings is an error.
     """
-    if launch.size() > 1:
+    if launch.world_size() > 1:
         raise ConfigError(
             "a study trains its runs one after the other in one process; start it without torchrun"
         )
     unfinished = []
     for name, config in runs.items():
-        folder = RunFolder(place / name)
-        if folder.path.exists():
-            _check_settings(folder, config)
-        if not folder.path.exists() or not _is_complete(folder):
+        run = RunFolder(folder / name)
+        if run.path.exists():
+            _check_settings(run, config)
+        if not run.path.exists() or not _is_complete(run):
             unfinished.append(name)
     return unfinished
 
@@ -52,8 +52,8 @@ def _check_settings(folder: RunFolder, config: RunConfig) -> None:
     for key, value in _settings(to_table(config)):
         if key in trained and trained[key] != value:
             raise ConfigError(
-                f"{folder.path} was trained with {key}={trained[key]}, and now it is {value};\n"
-                "name another folder with --out, or remove that one"
+                f"{folder.path} was trained with {key}={trained[key]}, but now {key}={value};\n"
+                "choose another folder with --out, or remove that one"
             )
 
 

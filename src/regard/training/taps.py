@@ -1,4 +1,4 @@
-"""`train.log`: statistics of taps, the named places inside a model, at every evaluation."""
+"""`train.log`: statistics of the activations at taps, computed at every evaluation."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -43,15 +43,15 @@ def _matches(name: str, pattern: str) -> bool:
 def tap_statistics(
     model: nn.Module, task: Task, batches: Iterator[Batch], patterns: Sequence[str]
 ) -> TapStatistics:
-    """Run the first of `batches` through the model; statistics of what passes the matching taps.
+    """Run the first of `batches` through the model; statistics of the activations at the taps.
 
     Measured in evaluation mode, with the EMA weights if `train.ema` is set, over all values of
-    the tensor that passes the tap, padding included; of a tap that is passed several times, the
-    last tensor. A tap that the loss does not pass is left out.
+    the activation, padding included. If a tap is called several times, its last activation is
+    used; a tap that is not called is left out.
 
     mean    the mean of all values
     norm    the L2 norm of the vectors along the last axis, averaged over them
-    zeros   the share of values that are exactly 0
+    zeros   the fraction of values that are exactly 0
     """
     names = find_taps(model, patterns)
     if not names:
@@ -61,12 +61,14 @@ def tap_statistics(
         traces = [(name, stack.enter_context(trace(model, name))) for name in names]
         task.loss(model, next(batches).to(next(model.parameters()).device))
     return {
-        name.removesuffix(_SUFFIX): statistics(seen[name]) for name, seen in traces if name in seen
+        name.removesuffix(_SUFFIX): statistics(activations[name])
+        for name, activations in traces
+        if name in activations
     }
 
 
 def statistics(x: Tensor) -> dict[str, float | None]:
-    """Mean, norm and share of zeros; None instead of what is not finite."""
+    """Mean, norm and fraction of zeros; None where a value is not finite."""
     x = x.detach().float()
     values = {
         "mean": x.mean(),

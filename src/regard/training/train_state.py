@@ -118,7 +118,7 @@ class TrainState:
 
         def discard_later_steps() -> None:
             checkpoint.drop_after(folder.checkpoints, saved.step)
-            folder.set_launch(launch.launch())
+            folder.set_launch(launch.launch_id())
             folder.truncate_logs(state["sizes"])
             self.best = self.best.restore_model(folder)
 
@@ -142,12 +142,12 @@ class TrainState:
             "evaluation_pending": self.evaluation_pending,
         }
         ranks.all_or_fail(partial(check_finite, folder, step, *tensors.values()))
-        place, keep = folder.checkpoints, self.config.train.keep
+        checkpoints, keep = folder.checkpoints, self.config.train.keep
         if strategy.is_sharded:
-            checkpoint.save(place, step, tensors, state, ranks)
+            checkpoint.save(checkpoints, step, tensors, state, ranks)
         else:
-            ranks.on_rank0(partial(checkpoint.save, place, step, tensors, state))
-        ranks.on_rank0(partial(checkpoint.prune, place, keep, self.best.step))
+            ranks.on_rank0(partial(checkpoint.save, checkpoints, step, tensors, state))
+        ranks.on_rank0(partial(checkpoint.prune, checkpoints, keep, self.best.step))
         logger.info("saved step %d", step)
 
     def evaluate(self, step: int, interrupts: Interrupts | None = None) -> Iterator[Event]:
@@ -159,7 +159,7 @@ class TrainState:
         ranks = strategy.ranks
         tensors = (strategy.local_weights(), self.ema.tensors())
         ranks.all_or_fail(partial(check_finite, folder, step, *tensors))
-        with self.ema.applied(), autocast(self.config.train, self.device)():
+        with self.ema.average_parameters(), autocast(self.config.train, self.device)():
             measure = partial(self._measure, interrupts)
             results: Results | None = ranks.broadcast(
                 ranks.all_or_fail(partial(strategy.with_full_weights, measure))
@@ -187,7 +187,7 @@ class TrainState:
         """Evaluate the full model; None if a signal interrupted it."""
         settings, data = self.config.train, self.data
         try:
-            with nullcontext() if interrupts is None else interrupts.raising():
+            with nullcontext() if interrupts is None else interrupts.raise_on_signal():
                 metrics = pipelines.validation_metrics(
                     data, model, self.device, settings.evaluate_tokens
                 )
@@ -199,7 +199,7 @@ class TrainState:
 
 
 def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
-    """Load the weights of the run `train.start`; a head for another task keeps its own.
+    """Load the weights of the run `train.start`; a head for another task keeps its initial weights.
 
     The hidden layer of a new classification head is BERT's pooler, if the other run has one.
     """

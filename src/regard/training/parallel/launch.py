@@ -6,11 +6,11 @@ import platform
 
 def rank() -> int:
     """The rank of this process; 0 in a single process."""
-    return int(os.environ["RANK"]) if size() > 1 else 0
+    return int(os.environ["RANK"]) if world_size() > 1 else 0
 
 
-def size() -> int:
-    """The number of ranks (world size)."""
+def world_size() -> int:
+    """The number of ranks."""
     launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
     return int(os.environ.get("WORLD_SIZE", 1)) if launched else 1
 
@@ -20,18 +20,18 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
-def local_size() -> int:
+def local_world_size() -> int:
     """The number of ranks on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if size() > 1 else 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world_size() > 1 else 1
 
 
-def launch() -> str | None:
+def launch_id() -> str | None:
     """The id of this launch of `torchrun`, the same after its restarts; None without torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     return f"{os.environ['TORCHELASTIC_RUN_ID']} {platform.node()} {os.getppid()}"
 
 
-def attempt() -> int:
+def restart_count() -> int:
     """How often `torchrun --max-restarts` has restarted the ranks."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))

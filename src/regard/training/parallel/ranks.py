@@ -1,4 +1,4 @@
-"""Several processes, one run: collectives, and how the ranks find each other.
+"""The process group of a distributed run: collectives, and the launch plan from rank 0.
 
 `torchrun` starts one process, a *rank*, per GPU. All ranks take the same steps, each with its own
 rows of every batch. Rank 0 prepares the data, writes all files and yields all events; it sends
@@ -42,7 +42,7 @@ class Ranks:
     """The process group of a run, as seen from one of its ranks."""
 
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
 
     @property
     def is_rank0(self) -> bool:
@@ -51,14 +51,14 @@ class Ranks:
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks."""
-        if self.size > 1:
+        if self.world_size > 1:
             tensor = tensor.clone()
             dist.all_reduce(tensor)
         return tensor
 
     def all_reduce_max(self, *numbers: int) -> list[int]:
         """For each number its maximum over all ranks, in one collective."""
-        if self.size == 1:
+        if self.world_size == 1:
             return list(numbers)
         tensor = torch.tensor(numbers)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
@@ -67,7 +67,7 @@ class Ranks:
 
     def broadcast(self, value: T | None, source: int = 0) -> T:
         """The value that rank `source` passes, on every rank; anything that JSON can represent."""
-        if self.size == 1:
+        if self.world_size == 1:
             return cast(T, value)
         message = json.dumps(value).encode() if self.rank == source else b""
         length = torch.tensor(len(message))
@@ -81,16 +81,16 @@ class Ranks:
 
     def all_or_fail(self, work: Callable[[], T]) -> T:
         """Call `work` on every rank; if it raises on any rank, all raise the same message."""
-        if self.size == 1:
+        if self.world_size == 1:
             return work()
         failure: RegardError | None = None
         try:
             result = work()
         except RegardError as error:
             failure = error
-        (worst,) = self.all_reduce_max(0 if failure is None else self.size - self.rank)
-        failed = self.size - worst  # the lowest rank that failed; `size` if none did
-        if failed == self.size:
+        (worst,) = self.all_reduce_max(0 if failure is None else self.world_size - self.rank)
+        failed = self.world_size - worst  # the lowest rank that failed; `world_size` if none did
+        if failed == self.world_size:
             return result
         report = (1, "") if failure is None else (failure.exit_code, str(failure))
         code, message = self.broadcast(report, failed)
@@ -106,7 +106,7 @@ class Ranks:
 
     def local_accumulate(self, accumulate: int) -> int:
         """How many micro-batches of a step this rank processes, out of `accumulate`."""
-        return accumulate if accumulate % self.size else accumulate // self.size
+        return accumulate if accumulate % self.world_size else accumulate // self.world_size
 
     def local_batch(self, batch: Callable[[int], Batch], accumulate: int, number: int) -> Batch:
         """The micro-batch `number` of this rank.
@@ -114,26 +114,26 @@ class Ranks:
         Ranks take whole micro-batches where their number divides `accumulate`; else every rank
         takes its rows of each micro-batch.
         """
-        if accumulate % self.size:
+        if accumulate % self.world_size:
             return self.shard_batch(batch(number))
-        return batch(number * self.size + self.rank)
+        return batch(number * self.world_size + self.rank)
 
     def shard_batch(self, batch: Batch) -> Batch:
-        """The rows n·rank/size … n·(rank + 1)/size - 1 of a batch of n rows.
+        """The rows n·rank/world_size … n·(rank + 1)/world_size - 1 of a batch of n rows.
 
-        If that is none, one row without scored targets: every rank must take part in a step.
+        If the range is empty, one row without scored targets: every rank must join each step.
         """
         rows = len(tensors(batch)[0])
-        begin, end = (rows * rank // self.size for rank in (self.rank, self.rank + 1))
+        begin, end = (rows * rank // self.world_size for rank in (self.rank, self.rank + 1))
         if begin < end:
             return map_tensors(batch, lambda tensor: tensor[begin:end])
-        return unscored(batch)
+        return unscored_row(batch)
 
 
 SINGLE = Ranks()
 
 
-def unscored(batch: Batch) -> Batch:
+def unscored_row(batch: Batch) -> Batch:
     """One row of a batch, with every target ignored: its loss and gradient are zero."""
     row: Any = map_tensors(batch, lambda tensor: tensor[:1])
     targets = {
@@ -157,12 +157,12 @@ class LaunchPlan:
     timeout: int
 
 
-_PLAN = "plan"  # its key in the ranks' common store
+_PLAN = "plan"  # key in the ranks' store
 
 
 def send_plan(plan: LaunchPlan | None) -> Store | None:
-    """Send the plan to the other ranks, as rank 0; None ends them."""
-    if launch.size() == 1:
+    """Send the plan to the other ranks, as rank 0; with None, they exit."""
+    if launch.world_size() == 1:
         return None
     store = _open_store()
     store.set(_PLAN, json.dumps(None if plan is None else asdict(plan)))
@@ -178,16 +178,16 @@ def receive_plan() -> tuple[LaunchPlan | None, Store]:
 
 def _open_store() -> Store:
     store, _, _ = next(rendezvous("env://", timeout=PLAN_TIMEOUT))
-    return PrefixStore(f"regard-{launch.attempt()}", store)  # torchrun keeps the old keys
+    return PrefixStore(f"regard-{launch.restart_count()}", store)  # torchrun keeps the old keys
 
 
 @contextmanager
 def process_group(plan: LaunchPlan, store: Store | None) -> Iterator[Ranks]:
-    """Inside, the ranks are connected; if one is lost, the others raise instead of waiting."""
+    """A context in which the ranks are connected; if one is lost, the others raise."""
     if store is None:
         yield SINGLE
         return
-    ranks = Ranks(launch.rank(), launch.size())
+    ranks = Ranks(launch.rank(), launch.world_size())
     path = Path(plan.folder)
     with _log_to(path / "logs" / f"rank-{ranks.rank}.txt"):
         try:
@@ -195,11 +195,11 @@ def process_group(plan: LaunchPlan, store: Store | None) -> Iterator[Ranks]:
                 "cpu:gloo,cuda:nccl" if plan.device == "cuda" else "gloo",
                 store=store,
                 rank=ranks.rank,
-                world_size=ranks.size,
+                world_size=ranks.world_size,
                 timeout=timedelta(seconds=plan.timeout),
             )
             where = f"process {os.getpid()} on {platform.node()}, {plan.device}"
-            logger.info("rank %d of %d: %s", ranks.rank, ranks.size, where)
+            logger.info("rank %d of %d: %s", ranks.rank, ranks.world_size, where)
             yield ranks
             dist.destroy_process_group()
         except RuntimeError as error:
@@ -207,7 +207,7 @@ def process_group(plan: LaunchPlan, store: Store | None) -> Iterator[Ranks]:
             if not isinstance(error, dist.DistError) and not CONNECTION_ERROR.search(str(error)):
                 raise
             raise RegardError(
-                f"rank {ranks.rank} lost the others: {_reason(error)}\n"
+                f"rank {ranks.rank} lost the connection to the other ranks: {_reason(error)}\n"
                 f"each rank's log is in {path / 'logs'}; resume with: "
                 f"torchrun … -m regard resume {path}"
             ) from error
@@ -227,7 +227,7 @@ def _reason(error: RuntimeError) -> str:
 
 @contextmanager
 def _log_to(path: Path) -> Iterator[None]:
-    """Inside, the library logs to a file of this rank."""
+    """A context in which the library also logs to a file of this rank."""
     path.parent.mkdir(exist_ok=True)
     root = logging.getLogger("regard")
     handler = logging.FileHandler(path, encoding="utf-8")

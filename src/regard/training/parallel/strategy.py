@@ -1,4 +1,4 @@
-"""How the ranks share the training of one objective: wrapped from outside, the model is unchanged.
+"""Parallel strategies: they wrap the objective, and the model's code does not change.
 
 SingleProcess  one process, no communication
 Replicated     every rank has all weights; gradients are averaged (DDP, Li et al. 2020)
@@ -27,7 +27,7 @@ from regard.pipelines.base import TrainingData
 from regard.tasks.base import Objective
 from regard.training.optim import Muon
 from regard.training.parallel import launch
-from regard.training.parallel.ranks import SINGLE, Ranks, unscored
+from regard.training.parallel.ranks import SINGLE, Ranks, unscored_row
 from regard.training.setup.device import (
     autocast,
     checkpoint_activations,
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class ParallelStrategy:
-    """Everything in training that depends on the number of ranks; here, for one."""
+    """The part of training that depends on the number of ranks; this class is for one rank."""
 
     shard = (0, 1)  # which part of every tensor this rank stores, of how many
 
@@ -57,10 +57,10 @@ class ParallelStrategy:
         self.loss = compile_for_training(self.loss, self.objective.model)
 
     def attach(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Give the optimizers what they need to know about the other ranks."""
+        """Connect the optimizers to the other ranks, where they need them."""
 
-    def sync_gradients(self, now: bool) -> AbstractContextManager[object]:
-        """Inside, the backward pass all-reduces gradients only with `now`.
+    def sync_gradients(self, enabled: bool) -> AbstractContextManager[object]:
+        """A context in which the backward pass all-reduces gradients only if `enabled`.
 
         With gradient accumulation that is the last micro-batch of a step.
         """
@@ -122,16 +122,16 @@ class Replicated(_Distributed):
 
     def __init__(self, objective: Objective, ranks: Ranks, batch: Batch) -> None:
         super().__init__(objective, ranks)
-        row = unscored(batch).to(next(objective.parameters()).device)
+        row = unscored_row(batch).to(next(objective.parameters()).device)
         _freeze_unused(objective, row)
         self.loss = self.wrapped = DistributedDataParallel(objective, gradient_as_bucket_view=True)
         # DDP orders its all-reduces by the arrival of the first gradients. A first step with zero
         # gradients makes a resumed run use the same order as an uninterrupted one, to the bit.
         _dry_run(self.wrapped, row)
 
-    def sync_gradients(self, now: bool) -> AbstractContextManager[object]:
+    def sync_gradients(self, enabled: bool) -> AbstractContextManager[object]:
         """Use DDP's `no_sync`, which must surround the forward pass too."""
-        return nullcontext() if now else self.wrapped.no_sync()
+        return nullcontext() if enabled else self.wrapped.no_sync()
 
 
 def _dry_run(wrapped: nn.Module, row: Batch) -> None:
@@ -171,7 +171,7 @@ class Sharded(_Distributed):
         )
 
         super().__init__(objective, ranks)
-        mesh = init_device_mesh(device.type, (ranks.size,))
+        mesh = init_device_mesh(device.type, (ranks.world_size,))
         policy = MixedPrecisionPolicy()
         if bfloat16:
             # the inputs of blocks keep their dtype: bfloat16 would round the rotary positions
@@ -180,18 +180,18 @@ class Sharded(_Distributed):
         self.groups: list[Any] = [
             fully_shard(part, mesh=mesh, mp_policy=policy) for part in (*self.blocks, objective)
         ]
-        self.shard = (ranks.rank, ranks.size)
+        self.shard = (ranks.rank, ranks.world_size)
         self.sharded_parameters: dict[str, Any] = dict(objective.model.named_parameters())
         self.local_model = self.rows = LocalRows(self.sharded_parameters, ranks)
         # FSDP decides at its first forward pass which group is the outermost. That must not be an
         # evaluation, which calls the model and not the objective.
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-            _dry_run(objective, unscored(batch).to(device))
+            _dry_run(objective, unscored_row(batch).to(device))
 
     def compile(self) -> None:
         """Compile block by block: between blocks, weights are gathered and freed."""
         for block in self.blocks:
-            block.forward = _compiled_in_training(block)  # type: ignore[method-assign]
+            block.forward = _compile_training_forward(block)  # type: ignore[method-assign]
 
     def attach(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Muon orthogonalizes full matrices, so it must gather their rows."""
@@ -199,9 +199,9 @@ class Sharded(_Distributed):
             if isinstance(optimizer, Muon):
                 optimizer.shards = self.rows
 
-    def sync_gradients(self, now: bool) -> AbstractContextManager[object]:
+    def sync_gradients(self, enabled: bool) -> AbstractContextManager[object]:
         """Accumulate unsharded gradients until the last micro-batch."""
-        self.groups[-1].set_requires_gradient_sync(now)
+        self.groups[-1].set_requires_gradient_sync(enabled)
         return nullcontext()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
@@ -249,7 +249,10 @@ class Sharded(_Distributed):
         local = self.local_weights()
         for name in local.keys() | tensors.keys():
             if name not in local or name not in tensors or local[name].shape != tensors[name].shape:
-                raise CheckpointError(f"{name} in {where} does not fit the model")
+                raise CheckpointError(
+                    f"{name} in {where} is missing, unexpected or of another shape than in the "
+                    "model"
+                )
             local[name].copy_(tensors[name])
 
 
@@ -278,20 +281,20 @@ class LocalRows(nn.Module):
 
         Every rank must contribute equally many rows, so they are padded.
         """
-        per_rank = -(-shape[0] // self.ranks.size)
+        per_rank = -(-shape[0] // self.ranks.world_size)
         padded = F.pad(rows, (0, 0, 0, per_rank - rows.shape[1])).contiguous()
-        gathered = [torch.empty_like(padded) for _ in range(self.ranks.size)]
+        gathered = [torch.empty_like(padded) for _ in range(self.ranks.world_size)]
         dist.all_gather(gathered, padded)
         return torch.cat(gathered, 1)[:, : shape[0]]
 
     def local_rows(self, full: Tensor) -> Tensor:
         """The rows of this rank."""
-        per_rank = -(-full.shape[1] // self.ranks.size)
+        per_rank = -(-full.shape[1] // self.ranks.world_size)
         return full[:, per_rank * self.ranks.rank : per_rank * (self.ranks.rank + 1)]
 
 
-def _compiled_in_training(block: Block) -> Callable[..., Any]:
-    """Compiled for the one shape of training; evaluation has many shapes and runs eager."""
+def _compile_training_forward(block: Block) -> Callable[..., Any]:
+    """A forward that is compiled in training, which has one shape, and eager in evaluation."""
     eager, compiled = block.forward, compile_for_training(block.forward, block)
 
     def forward(*args: Any, **options: Any) -> Any:
@@ -301,11 +304,11 @@ def _compiled_in_training(block: Block) -> Callable[..., Any]:
 
 
 def should_shard(parameters: int, config: TrainConfig, device: torch.device) -> bool:
-    """Whether to shard the weights over the ranks: if asked to, or if they need it.
+    """Whether to shard the weights over the ranks: `train.shard=full`, or `auto` if they are large.
 
-    `train.shard=auto` leaves half of a rank's memory to activations.
+    `auto` reserves half of a rank's memory for activations.
     """
-    if launch.size() == 1 or config.shard == "none":
+    if launch.world_size() == 1 or config.shard == "none":
         return False
     needed = training_bytes(parameters, ema=config.ema > 0)
     return config.shard == "full" or 2 * needed > free_memory(device)
@@ -320,12 +323,12 @@ def make_strategy(
     *,
     shard: bool,
 ) -> ParallelStrategy:
-    """Move a model to its device, with its task, ready to be trained on this number of ranks."""
+    """Combine a model with its task, on its device, for this number of ranks."""
     if settings.activation_checkpointing:
         checkpoint_activations(model)
     objective = Objective(model, data.task)
     strategy: ParallelStrategy
-    if ranks.size == 1:
+    if ranks.world_size == 1:
         strategy = SingleProcess(objective.to(device))
     elif shard:
         bfloat16 = autocast(settings, device) is not nullcontext

@@ -1,1 +1,1 @@
-"""From what the user gives to a run's settings, device and size."""
+"""Settings, device, checks and time budget of a run."""

@@ -42,7 +42,7 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
     """The settings of a run: of a recipe, a .toml file, or chosen for the user's data.
 
     `overrides` is a nested table; `minutes` in it chooses model size and steps for this machine.
-    Without `what`, its `data` says where the data is, such as two parallel files.
+    Without `what`, `overrides["data"]` names the data, such as two parallel files.
     """
     over = dict(overrides or {})
     check_overrides(over)
@@ -67,7 +67,9 @@ def configure_study(
     file = _recipe(what)
     runs = {} if file is None else study_runs(read_recipe(file))
     if runs and "minutes" in over:
-        raise ConfigError(f"minutes is for one run, and {what} has {len(runs)}; set train.steps")
+        raise ConfigError(
+            f"minutes applies to one run, and {what} has {len(runs)}; set train.steps"
+        )
     return {name: _combine(base, over, file) for name, base in runs.items()}
 
 
@@ -102,7 +104,7 @@ def _combine(base: dict[str, Any], over: dict[str, Any], file: Path | None) -> R
     if "steps" in over.get("train", {}):
         raise ConfigError("set minutes or train.steps, not both")
     if not isinstance(minutes, int | float) or not minutes < MAX_MINUTES:
-        raise ConfigError(f"minutes must be a number, and less than a year, not {minutes!r}")
+        raise ConfigError(f"minutes={minutes!r} must be a number below {MAX_MINUTES:,}")
     sizes = {"dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim"}
     pinned = {"preset", "family", *sizes} & set(over.get("model", {}))
     return fit_to_minutes(config, minutes, choose_model=not pinned and config.train.start is None)
@@ -122,7 +124,9 @@ def _absolute(path: str) -> str:
     full = os.path.expandvars(path)
     if "$" in full:
         name = full[full.index("$") :].split("/")[0]
-        raise ConfigError(f"{path} needs {name}, which is not set; say where the data is")
+        raise ConfigError(
+            f"{path}: the environment variable {name} is not set; set it to the data's folder"
+        )
     return str(Path(full).expanduser().absolute())
 
 
@@ -138,7 +142,7 @@ def _for_data(
         }
         if not where:
             raise ConfigError(
-                "nothing to train on; give a recipe, a file or a folder first, "
+                "no data to train on; give a recipe, a file or a folder first, "
                 "or data.source=… and data.target=…"
             )
     else:
@@ -147,16 +151,16 @@ def _for_data(
         if not looks_like_a_path and not Path(what).exists() and what not in BUILTINS:
             if what in PRESETS:
                 raise ConfigError(
-                    f"{what!r} is a model, not data; say what it shall learn from:\n"
+                    f"{what!r} is a preset, not data; give the data to train on:\n"
                     f"regard train DATA model.preset={what}"
                 )
             known = {*recipes(), *BUILTINS}
             raise ConfigError(
                 f"{unknown('recipe, file or built-in data set', what, known)}\n"
-                "give a recipe's name, a .toml file, or a file or folder of your own"
+                "give a recipe's name, a .toml file, or the path of your data"
             )
     task = merge({"task": "causal"}, over)["task"]
-    asked = TASKS.get(kind_of(task)[0]) if "task" in over else None
+    task_class = TASKS.get(kind_of(task)[0]) if "task" in over else None
     names = ("source", "target", "text", "label", "tags", "columns")
     columns = {name: data_settings[name] for name in names if name in data_settings} | where
     data = open_data(
@@ -164,7 +168,7 @@ def _for_data(
         where.get("source"),
         where.get("target"),
         lower=data_settings.get("lower", False),
-        kind=None if asked is None else asked.data_kind,
+        kind=None if task_class is None else task_class.data_kind,
         columns=column_settings(build(DataConfig, columns)),
     )
     device = pick_device(over.get("device", "auto"))

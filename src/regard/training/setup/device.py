@@ -1,4 +1,4 @@
-"""Where and how a model runs: device, threads, mixed precision, memory, compile, CUDA graphs."""
+"""The device of a run: threads, mixed precision, activation checkpointing, memory."""
 
 import math
 import os
@@ -35,10 +35,10 @@ for width in (8, 64, 100):
 """
 
 
-def ready_device(config: RunConfig) -> torch.device:
+def prepare_device(config: RunConfig) -> torch.device:
     """The device of a run; sets the number of threads and checks that its precision works."""
     device = pick_device(config.device)
-    if launch.size() > 1:
+    if launch.world_size() > 1:
         _use_gpu_of_rank(device)
     use_threads(config.train.threads)
     if device.type == "cpu" and config.train.precision == "bfloat16":
@@ -46,48 +46,50 @@ def ready_device(config: RunConfig) -> torch.device:
     return device
 
 
-def pick_device(wanted: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
     """The device of this name; `auto` takes the fastest available one."""
     available = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
     }
-    if wanted == "auto":
-        wanted = next(name for name in ("cuda", "mps", "cpu") if available[name])
-    if wanted not in available:
-        raise ConfigError(unknown("device", wanted, ["auto", *available]))
-    if not available[wanted]:
+    if name == "auto":
+        name = next(option for option in ("cuda", "mps", "cpu") if available[option])
+    if name not in available:
+        raise ConfigError(unknown("device", name, ["auto", *available]))
+    if not available[name]:
         raise ConfigError(
-            f"device={wanted}: torch finds no {wanted.upper()} device; "
-            "use device=cpu or device=auto"
+            f"device={name}: torch finds no {name.upper()} device; use device=cpu or device=auto"
         )
-    return torch.device(wanted)
+    return torch.device(name)
 
 
 def _use_gpu_of_rank(device: torch.device) -> None:
     """Give each rank its own GPU."""
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"several ranks train on cpu or cuda, not on device={device.type}")
+        raise ConfigError(
+            f"device={device.type} does not support several ranks; use device=cpu or device=cuda"
+        )
     if device.type == "cuda":
-        if (count := torch.cuda.device_count()) < launch.local_size():
+        if (count := torch.cuda.device_count()) < launch.local_world_size():
             raise ConfigError(
-                f"{launch.local_size()} ranks need as many GPUs, and this machine has {count};\n"
+                f"{launch.local_world_size()} ranks need as many GPUs, and this machine has "
+                f"{count};\n"
                 f"start fewer with torchrun --nproc-per-node={count}, or give device=cpu"
             )
         torch.cuda.set_device(launch.local_rank())
 
 
-def use_threads(wanted: int | None) -> None:
+def use_threads(threads: int | None) -> None:
     """Set torch's number of threads; by default at most the number of usable cores.
 
-    torch counts the cores of the machine. A container may be limited to the time of a few of
-    them, and further threads would wait for each other.
+    torch counts the cores of the machine; the CPU quota of a container may be smaller, and more
+    threads than that slow each other down.
     """
-    if wanted is not None and not 1 <= wanted <= MAX_THREADS:
-        raise ConfigError(f"train.threads={wanted} must lie between 1 and {MAX_THREADS:,}")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise ConfigError(f"train.threads={threads} must lie between 1 and {MAX_THREADS:,}")
     torch.set_num_threads(
-        min(torch.get_num_threads(), _usable_cores()) if wanted is None else wanted
+        min(torch.get_num_threads(), _usable_cores()) if threads is None else threads
     )
 
 
@@ -159,10 +161,10 @@ def _cgroup_memory() -> float:
 
 
 def check_memory(parameters: int, config: TrainConfig, device: torch.device) -> None:
-    """Refuse a model whose weights, gradients and optimizer state do not fit into memory."""
+    """Raise if the weights, gradients and optimizer state do not fit into memory."""
     needed, free = training_bytes(parameters, ema=config.ema > 0), free_memory(device)
     if config.shard != "none":
-        needed //= launch.size()
+        needed //= launch.world_size()
     if needed > free:
         raise ConfigError(
             f"{parameters:,} parameters need {needed / 1e9:,.1f} GB to train "

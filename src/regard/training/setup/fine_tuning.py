@@ -44,8 +44,8 @@ def _head(model: dict[str, Any], task: str) -> dict[str, Choice]:
 
 
 def _merge(task: Choice, options: dict[str, Any]) -> Choice:
-    kind, own = kind_of(task)
-    merged = {**options, **own}
+    kind, task_options = kind_of(task)
+    merged = {**options, **task_options}
     return {"kind": kind, **merged} if merged else kind
 
 

@@ -1,4 +1,4 @@
-"""Checks before a run is resumed: the same model, optimizer and data, and steps left to take."""
+"""Checks before a run is resumed: the same model and optimizer, and steps left to train."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def fixed_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def check_fixed_settings(before: RunConfig, after: RunConfig, path: Path) -> None:
-    """Refuse to resume with other settings of what weights and optimizer state depend on."""
+    """Raise if a setting changed on which weights and optimizer state depend."""
     if before.data.path is None and before.data.source is None:
         raise ConfigError(
             f"{path} was imported, not trained here, so there is no training to resume;\n"
@@ -51,7 +51,7 @@ def check_resumable(folder: RunFolder, config: RunConfig, saved: Checkpoint | No
         if value != now[key]:
             raise CheckpointError(
                 f"{key} in {folder.config} is not what the checkpoint of step {saved.step:,} was "
-                f"trained with\nput it back, or begin a new run with train.start={folder.path}"
+                f"trained with\nrestore it, or begin a new run with train.start={folder.path}"
             )
 
 
@@ -60,7 +60,9 @@ def check_unfinished(folder: RunFolder, config: RunConfig, saved: Checkpoint | N
     steps, patience = config.train.steps, config.train.patience
     if saved is None:
         if is_closed_form(config.model["family"]) and folder.model.exists():
-            raise ConfigError(f"{folder.path} is fitted to all of its data; it has no more steps")
+            raise ConfigError(
+                f"{folder.path} is a closed-form model that is already fitted; train a new run"
+            )
         return
     if saved.step >= steps:
         raise ConfigError(
@@ -77,7 +79,7 @@ def check_unfinished(folder: RunFolder, config: RunConfig, saved: Checkpoint | N
 
 
 def is_finished(folder: RunFolder, config: RunConfig, saved: Checkpoint | None) -> bool:
-    """Whether no step is left to take."""
+    """Whether the run has finished."""
     try:
         check_unfinished(folder, config, saved)
     except ConfigError:
@@ -90,6 +92,7 @@ def _read_state(saved: Checkpoint) -> dict[str, Any]:
     tables = ("best", "config", "sizes")
     if absent := [key for key in tables if not isinstance(state.get(key), dict)]:
         raise CheckpointError(
-            f"{saved.path / 'state.json'} lacks {', '.join(absent)}: another version wrote it"
+            f"{saved.path / 'state.json'} lacks {', '.join(absent)}: another version "
+            "of regard wrote it; use that version, or train again"
         )
     return state

@@ -1,4 +1,4 @@
-"""Checks of a run before it trains: what can be refused is refused before a folder is made."""
+"""Checks of the settings of a run, before its folder is created."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ from regard.training.setup.device import (
     checkpoint_activations,
     free_memory,
     pick_device,
-    ready_device,
+    prepare_device,
 )
 from regard.training.taps import find_taps
 from regard.training.tracking.trackers import check_trackers
@@ -27,9 +27,9 @@ from regard.training.train_state import load_initial_weights
 
 
 def check_before_data(config: RunConfig) -> torch.device:
-    """Refuse what can be refused before the data is read; the device of the run."""
+    """Check all settings that do not depend on the data, and return the device of the run."""
     check_trackers(config.train.trackers)
-    device = ready_device(config)
+    device = prepare_device(config)
     if "preset" in config.model:
         check_memory(count_parameters(smallest_model(config)), config.train, device)
     check_settings(config)
@@ -37,7 +37,7 @@ def check_before_data(config: RunConfig) -> torch.device:
 
 
 def check_model(config: RunConfig, model: ModelConfig, device: torch.device, path: Path) -> None:
-    """Refuse a model that does not fit into memory, onto the disk or to the settings."""
+    """Raise if the model does not fit into memory or on the disk, or contradicts the settings."""
     parameters = count_parameters(model)
     check_memory(parameters, config.train, device)
     check_disk(path, config, parameters)
@@ -77,7 +77,7 @@ def check_settings(config: RunConfig) -> None:
 
 
 def check_train_config(settings: TrainConfig) -> None:
-    """Refuse values with which nothing could be learned."""
+    """Check the ranges of the training settings."""
     for name in (
         *("steps", "batch", "tokens", "accumulate", "keep", "patience"),
         *("evaluate_every", "evaluate_tokens", "save_every", "timeout"),
@@ -93,19 +93,21 @@ def check_train_config(settings: TrainConfig) -> None:
         raise ConfigError(
             f"train.accumulate={settings.accumulate} must divide train.batch={settings.batch}"
         )
-    if settings.accumulate > (most := settings.batch or settings.tokens or DEFAULT_TOKENS):
+    if settings.accumulate > (limit := settings.batch or settings.tokens or DEFAULT_TOKENS):
         raise ConfigError(
-            f"train.accumulate={settings.accumulate} must not be more than the {most:,} of a step"
+            f"train.accumulate={settings.accumulate} must be at most the rows or tokens of a "
+            f"step, {limit:,}"
         )
     if settings.patience is not None and settings.best == "last":
         raise ConfigError(
-            "train.patience waits for a better model, and by train.best='last' every one is;\n"
+            "train.patience has no effect with train.best='last', which makes every model the "
+            "best;\n"
             "give train.best=loss, or train.patience=none"
         )
 
 
 class _TinyModel(nn.Module):
-    """A model to try an optimizer on before the real one exists: one matrix, one bias."""
+    """A tiny model for checking the optimizer's settings: one matrix, one bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +115,7 @@ class _TinyModel(nn.Module):
 
 
 def _check_step_memory(config: RunConfig) -> None:
-    """Refuse a step of which not even one vector for each token fits into memory."""
+    """Raise if the activations of one layer in one micro-batch do not fit into memory."""
     model = smallest_model(config)
     context, dim = model.context, getattr(model, "dim", 1)
     rows = rows_per_step(config.train, context)
@@ -121,7 +123,8 @@ def _check_step_memory(config: RunConfig) -> None:
     needed, free = 4 * dim * context * rows // config.train.accumulate, free_memory(device)
     if needed > free:
         raise ConfigError(
-            f"{rows:,} rows of {context:,} tokens a step need {needed / 1e9:,.1f} GB for one layer "
+            f"{rows:,} rows of {context:,} tokens per step need {needed / 1e9:,.1f} GB for one "
+            "layer "
             f"alone; {device.type} has {free / 1e9:,.1f} GB\n"
             "lower train.batch, train.tokens or model.context, or raise train.accumulate"
         )

@@ -23,13 +23,13 @@ from regard.training.parallel.strategy import SingleProcess
 from regard.training.setup.device import (
     autocast,
     checkpoint_activations,
-    ready_device,
+    prepare_device,
 )
 from regard.training.setup.setting_checks import check_settings
 
 SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
 HEAD_DIM = 32
-TOKENS_PER_PARAMETER = 5  # a quarter of the optimum of Hoffmann et al. 2022: size pays off early
+TOKENS_PER_PARAMETER = 5  # a quarter of Hoffmann et al. 2022: favours larger models
 MIN_STEPS = 50
 TIMED_STEPS = 4
 
@@ -48,7 +48,7 @@ def fit_to_minutes(config: RunConfig, minutes: float, *, choose_model: bool = Tr
     table = describe(data.model)
     if is_closed_form(table["family"]):  # there are no steps to choose
         return config
-    device = ready_device(config)
+    device = prepare_device(config)
     tokens = sum(
         data.task.tokens_read(data.batch(number), data.model.context)
         for number in range(config.train.accumulate)
@@ -83,9 +83,9 @@ def _seconds_per_step(
 ) -> float:
     """The seconds of a step after a warm-up: one step, or enough to compile every shape.
 
-    With several ranks, of rank 0's share; communication is not counted.
+    With several ranks: of rank 0's micro-batches, without communication.
     """
-    settings, ranks = config.train, Ranks(size=launch.size())
+    settings, ranks = config.train, Ranks(world_size=launch.world_size())
     model = build_model(resolve(config.model)).to(device)
     if settings.activation_checkpointing:
         checkpoint_activations(model)
@@ -105,7 +105,8 @@ def _seconds_per_step(
         accumulate=accumulate,
         autocast=autocast(settings, device),
         strategy=strategy,
-        capture=compiled and training_path(settings, device, model, ranks=ranks.size).cuda_graph,
+        capture=compiled
+        and training_path(settings, device, model, ranks=ranks.world_size).cuda_graph,
     )
     for step in islice(steps, warm_up):
         float(step.loss)  # wait for the device

@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill at any moment: written to a temporary folder, then renamed.
+"""Crash-safe checkpoints: written to a temporary folder, synced, then renamed.
 
     checkpoints/.step-N.tmp-PID@HOST/   while it is written
     checkpoints/step-N/                 model, optimizer and ema as .safetensors,
@@ -71,7 +71,7 @@ def save(
     """Write a checkpoint of `step` atomically; several ranks call this with their rows."""
     final = folder / f"step-{step}"
     temporary = Path(ranks.broadcast(str(temporary_path(final))))
-    shards = {name: [f"{name}-{rank}" for rank in range(ranks.size)] for name in tensors}
+    shards = {name: [f"{name}-{rank}" for rank in range(ranks.world_size)] for name in tensors}
     needed = int(ranks.all_reduce_sum(torch.tensor(sum(map(_bytes, tensors.values())))))
     files: dict[str, dict[str, Any]] = {}  # size and hash of each
 
@@ -85,7 +85,7 @@ def save(
 
     def write() -> None:
         for name, group in tensors.items():
-            stem = name if ranks.size == 1 else shards[name][ranks.rank]
+            stem = name if ranks.world_size == 1 else shards[name][ranks.rank]
             path = temporary / f"{stem}.safetensors"
             _write_tensors(path, _on_cpu(group), {"format": "pt"})
             add_to_manifest(path)
@@ -93,7 +93,7 @@ def save(
 
     def commit() -> None:
         tables: dict[str, Any] = {"state": state}
-        if ranks.size > 1:
+        if ranks.world_size > 1:
             tables["index"] = {
                 name: [f"{stem}.safetensors" for stem in stems] for name, stems in shards.items()
             }
@@ -117,19 +117,19 @@ def save(
         fault("commit")
         sync_to_disk(folder)
 
-    def attempt(work: Callable[[], None]) -> None:
+    def with_disk_errors(function: Callable[[], None]) -> None:
         try:
-            work()
+            function()
         except (OSError, SafetensorError) as error:
-            message = f"{disk_message(final, error, needed)}\nearlier checkpoints are untouched"
+            message = f"{disk_message(final, error, needed)}\nearlier checkpoints are intact"
             raise CheckpointError(message) from error
 
     try:
-        ranks.on_rank0(partial(attempt, make_folder))
-        ranks.all_or_fail(partial(attempt, write))
-        for rank in range(ranks.size):  # every rank has hashed its own files
+        ranks.on_rank0(partial(with_disk_errors, make_folder))
+        ranks.all_or_fail(partial(with_disk_errors, write))
+        for rank in range(ranks.world_size):  # every rank has hashed its own files
             files |= ranks.broadcast(files, rank)
-        ranks.on_rank0(partial(attempt, commit))
+        ranks.on_rank0(partial(with_disk_errors, commit))
     except RegardError:
         if ranks.is_rank0:  # after every rank has stopped writing
             shutil.rmtree(temporary, ignore_errors=True)
@@ -141,20 +141,20 @@ def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
     """The newest checkpoint, or that of `step`; if damaged, an error that names a valid one."""
     steps = _steps(folder)
     if step is not None and step not in steps:
-        have = ", ".join(map(str, sorted(steps))) or "none"
-        raise CheckpointError(f"no checkpoint of step {step} in {folder}; there are: {have}")
+        available = ", ".join(map(str, sorted(steps))) or "none"
+        raise CheckpointError(f"no checkpoint of step {step} in {folder}; available: {available}")
     for number in steps if step is None else [step]:
         path = folder / f"step-{number}"
         problem = verify(path)
         if problem is None:
             return Checkpoint(path, number)
         valid = next(valid_steps_before(folder, number), None)
-        way_out = (
+        advice = (
             f"the one of step {valid} is valid: regard resume {folder.parent} --step {valid}"
             if valid is not None
-            else "there is no earlier one; begin again with regard train"
+            else "there is no earlier one; train the run again with regard train"
         )
-        raise CheckpointError(f"damaged checkpoint: {problem}\n{way_out}")
+        raise CheckpointError(f"damaged checkpoint: {problem}\n{advice}")
     return None
 
 
@@ -250,7 +250,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file and verify its hash."""
-    with _reading(path), safe_open(path, framework="pt") as file:
+    with _file_errors(path), safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         expected = (file.metadata() or {}).get("sha256")
     _check_digest(expected, path, sorted(tensors.items()))
@@ -259,7 +259,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def check_tensors(path: Path, tensors: Tensors) -> None:
     """Verify the hash of a safetensors file, reading one tensor at a time."""
-    with _reading(path), safe_open(path, framework="pt") as file, tensors:
+    with _file_errors(path), safe_open(path, framework="pt") as file, tensors:
         expected = (file.metadata() or {}).get("sha256")
         _check_digest(
             expected, path, ((name, tensors.read(name)) for name in sorted(tensors.entries))
@@ -285,7 +285,7 @@ def _read_rows(paths: list[Path], rank: int, ranks: int) -> dict[str, Tensor]:
     with ExitStack() as stack:
         files = []
         for path in paths:
-            stack.enter_context(_reading(path))
+            stack.enter_context(_file_errors(path))
             files.append(stack.enter_context(safe_open(path, framework="pt")))
         tensors = {}
         for name in files[0].keys():  # noqa: SIM118
@@ -311,8 +311,8 @@ def _rows(parts: list[Any], rank: int, ranks: int) -> Tensor:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Inside, errors name the file; anything but a regular file is refused."""
+def _file_errors(path: Path) -> Iterator[None]:
+    """A context whose errors name the file; raises unless it is a regular file."""
     try:
         open_regular_file(path).close()
         yield

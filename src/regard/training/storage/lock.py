@@ -1,4 +1,4 @@
-"""A lock file: one process at a time, by flock, which the system releases with the process."""
+"""A lock file: flock, which the operating system releases when the process ends."""
 
 import os
 import platform
@@ -15,18 +15,18 @@ if sys.platform != "win32":
 
 
 @contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """Inside, this process holds the lock; the file contains its pid and host."""
+def hold_lock(file: Path) -> Iterator[None]:
+    """A context in which this process holds the lock; the file contains its pid and host."""
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise CheckpointError(disk_message(file, error)) from error
     try:
-        way_out = _acquire(file, handle)
-        if way_out is not None:
+        advice = _acquire(file, handle)
+        if advice is not None:
             raise CheckpointError(
                 f"{file.parent} is being trained already, by process {_read_owner(handle)};\n"
-                f"{way_out}"
+                f"{advice}"
             )
         _write_owner(handle, f"{os.getpid()} on {platform.node()}")
         try:
@@ -38,7 +38,7 @@ def locked(file: Path) -> Iterator[None]:
 
 
 def _acquire(file: Path, handle: int) -> str | None:
-    """Take the lock; None, or what to do if another process holds it."""
+    """Acquire the lock and return None; if another process holds it, return advice."""
     if sys.platform != "win32":
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

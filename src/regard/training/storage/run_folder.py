@@ -22,9 +22,9 @@ from regard.files.untrusted import open_regular_file, parse_json, path_exists, q
 from regard.pipelines import has_tokenizer, load_tokenizers, save_tokenizers
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
-from regard.training.parallel.launch import attempt, launch
+from regard.training.parallel.launch import launch_id, restart_count
 from regard.training.storage.checkpoint import read_tensors, valid_steps_before
-from regard.training.storage.lock import locked
+from regard.training.storage.lock import hold_lock
 
 FORMAT = 2  # of config.json; raise it when a setting is renamed
 MAX_ROW = 1_000_000  # bytes of a line of metrics.jsonl
@@ -48,14 +48,14 @@ class RunFolder:
         self.trackers: list[Callable[[dict[str, Any]], None]] = []  # called with every row
 
     def require_new_path(self) -> None:
-        """Refuse a folder that exists: no run is ever overwritten."""
-        way_out = f"continue it with `regard resume {self.path}`, or name another with --out"
-        require_new_path(self.path, way_out)
+        """Raise if the folder exists: no run is ever overwritten."""
+        advice = f"continue it with `regard resume {self.path}`, or name another with --out"
+        require_new_path(self.path, advice)
 
     def create(
         self,
         config: RunConfig,
-        facts: dict[str, Any],
+        environment: dict[str, Any],
         tokenizers: Tokenizer | PairTokenizers | None,
         write_model: Callable[[Path], None] | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class RunFolder:
             new = RunFolder(path)
             new.checkpoints.mkdir()
             new.save_config(config)
-            write_json(new.environment, facts)
+            write_json(new.environment, environment)
             save_tokenizers(tokenizers, path)
             new.metrics.touch()
             new.samples.touch()
@@ -76,9 +76,9 @@ class RunFolder:
                 write_model(new.model)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Inside, no other process trains here; the system releases the lock of a dead process."""
-        with locked(self.lock):
+    def hold_lock(self) -> Iterator[None]:
+        """A context in which no other process trains in this folder; removes leftovers first."""
+        with hold_lock(self.lock):
             for folder in (self.path, self.checkpoints):
                 remove_leftovers(folder, locked=True)
             for leftover in self.path.glob(".tmp*"):  # of the safetensors library
@@ -121,26 +121,26 @@ class RunFolder:
 
     def load_tokenizers(self, config: RunConfig) -> PairTokenizers | Tokenizer | None:
         """The tokenizers of the run; None if it has none, as a run on images."""
-        without = self.load_environment().get("tokenizer") == "none"
-        if without and not has_tokenizer(self.path):
+        no_tokenizer = self.load_environment().get("tokenizer") == "none"
+        if no_tokenizer and not has_tokenizer(self.path):
             return None
         return load_tokenizers(self.path, config)
 
     def check_tokenizer(self, tokenizer: str) -> None:
-        """Refuse a tokenizer with another fingerprint than the run began with."""
+        """Raise if the tokenizer has changed since the run began."""
         if tokenizer != self._json(self.environment).get("tokenizer"):
             raise CheckpointError(
-                f"the tokenizer in {self.path} has changed since the run began; its ids no "
-                "longer mean what the model learned"
+                f"the tokenizer in {self.path} has changed since the run began, and its ids "
+                "no longer match the model; restore tokenizer.json"
             )
 
     def check_data(self, data: str) -> None:
-        """Refuse data with another fingerprint than the run began with."""
+        """Raise if the data has changed since the run began."""
         if data != self._json(self.environment).get("data"):
             settings = self.load_config().data
             raise DataError(
                 f"the data has changed since the run began: {settings.path or settings.source}\n"
-                "put the old file back, or begin a new run with regard train"
+                "restore the old file, or begin a new run with regard train"
             )
 
     def best_metrics(self) -> dict[str, float]:
@@ -169,7 +169,7 @@ class RunFolder:
                     f"{error}; none were saved yet; to continue training: regard resume {self.path}"
                 ) from None
             raise CheckpointError(
-                f"{error}\nto make it again: regard resume {self.path} --step {valid}"
+                f"{error}\nto restore it: regard resume {self.path} --step {valid}"
             ) from None
 
     def append(self, row: dict[str, Any]) -> None:
@@ -232,7 +232,7 @@ def _parse_row(line: bytes) -> dict[str, Any]:
     row = parse_json(line.decode())
     if isinstance(row, dict) and "step" in row and all(_is_valid(*item) for item in row.items()):
         return row
-    raise ValueError(f"{quote(line.decode())} is no row of metrics")
+    raise ValueError(f"{quote(line.decode())} is not a row of metrics")
 
 
 def _is_valid(name: str, value: Any) -> bool:
@@ -266,9 +266,9 @@ class ReadOnlyFolder(RunFolder):
 
 
 def new_folder(name: str) -> Path:
-    """The first free of runs/NAME, runs/NAME-2, …, or the one that this launch created before."""
+    """The first of runs/NAME, runs/NAME-2, … that does not exist, or that this launch created."""
     number, path = 1, Path("runs", name)
-    while path.exists() and not (attempt() and RunFolder(path).belongs_to(launch())):
+    while path.exists() and not (restart_count() and RunFolder(path).belongs_to(launch_id())):
         number += 1
         path = Path("runs", f"{name}-{number}")
     return path

@@ -1,4 +1,4 @@
-"""What a run has logged so far: its metrics, its cost and its curves."""
+"""The logged history of a run: metrics, cost and curves."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class History:
     path: Path
     config: RunConfig
     metrics: dict[str, float]  # on the validation data, of the best model
-    parameters: int  # of a closed-form model, the numbers in its file
+    parameters: int  # of a closed-form model, the number of values in its file
     step: int  # the last one that was logged
     targets: int  # trained on
     seconds: float | None  # of training and evaluation; None if unknown
@@ -94,14 +94,14 @@ def stored_parameters(folder: RunFolder) -> int:
         return 0
 
 
-def downsample(points: Points, most: int) -> Points:
-    """At most `most` points, each the mean of neighbouring ones.
+def downsample(points: Points, max_points: int) -> Points:
+    """At most `max_points` points, each the mean of neighbouring ones.
 
-    >>> downsample([(1, 4.0), (2, 2.0), (3, 1.0)], most=2)
+    >>> downsample([(1, 4.0), (2, 2.0), (3, 1.0)], max_points=2)
     [(2, 3.0), (3, 1.0)]
     """
-    size = -(-len(points) // most)
-    groups = [points[at : at + size] for at in range(0, len(points), size)] if size else []
+    size = -(-len(points) // max_points)
+    groups = [points[i : i + size] for i in range(0, len(points), size)] if size else []
     return [(group[len(group) // 2][0], _mean(group)) for group in groups]
 
 

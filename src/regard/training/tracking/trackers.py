@@ -22,7 +22,7 @@ from regard.files.untrusted import read_json
 from regard.training.storage.run_folder import RunFolder
 from regard.training.tracking.history import read_seconds
 
-FACTS = ("folder", "config", "start")  # arguments a tracker may take; the rest are its options
+PROVIDED = ("folder", "config", "start")  # arguments provided to a tracker; others are options
 CLOCK_SECONDS = 10.0  # between two writes of clock.json
 
 Row = Mapping[str, Any]
@@ -196,12 +196,12 @@ class Clock:
 
 
 def check_trackers(choices: list[Choice]) -> None:
-    """Refuse unknown trackers, unknown options and packages that are not installed."""
+    """Raise on unknown trackers, unknown options and packages that are not installed."""
     for choice in choices:
         kind, options = kind_of(choice)
         if kind not in TRACKERS:
             raise ConfigError(f"train.trackers: {unknown('tracker', kind, TRACKERS)}")
-        known = [name for name in signature(TRACKERS[kind]).parameters if name not in FACTS]
+        known = [name for name in signature(TRACKERS[kind]).parameters if name not in PROVIDED]
         for name in options:
             if name not in known:
                 raise ConfigError(f"train.trackers={kind}: {unknown('option', name, known)}")
@@ -214,16 +214,16 @@ def check_trackers(choices: list[Choice]) -> None:
 
 
 @contextmanager
-def tracked(folder: RunFolder, config: RunConfig, start: int) -> Iterator[None]:
-    """Inside, the trackers get every row of the run, which resumes after step `start`."""
+def attach_trackers(folder: RunFolder, config: RunConfig, start: int) -> Iterator[None]:
+    """A context in which the trackers get every row of the run, which starts at step `start`."""
     check_trackers(config.train.trackers)
-    facts = dict(zip(FACTS, (folder, config, start), strict=True))
+    provided = dict(zip(PROVIDED, (folder, config, start), strict=True))
     trackers: dict[str, Tracker] = {"the clock": Clock(folder)}
     try:
         for choice in config.train.trackers:
             kind = kind_of(choice)[0]
             try:
-                trackers[kind] = make(choice, TRACKERS, "tracker", **facts)
+                trackers[kind] = make(choice, TRACKERS, "tracker", **provided)
             except ConfigError:
                 raise
             except Exception as error:
