@@ -15,12 +15,10 @@ from regard.accel.compile import attach_fused_layers, compile_for_training, prep
 from regard.data.batch import TextBatch
 from regard.models.build import build_model, preset
 from regard.nn import attention, ffn
-from regard.nn.block import Block
+from regard.nn.block import Block, NormOrder, Stack
 from regard.nn.mask import Mask
 from regard.nn.norm import LayerNorm
 from regard.nn.position import Position, Rotary
-from regard.nn.residual import NormOrder
-from regard.nn.stack import Stack
 from regard.tasks import Causal, Objective
 from regard.training.setup.device import checkpoint_activations
 

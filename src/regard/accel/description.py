@@ -18,14 +18,13 @@ from torch.utils.checkpoint import checkpoint
 from regard.accel.compile import ATTACHED
 from regard.models.transformer import Transformer
 from regard.nn.attention import Attention
-from regard.nn.block import Block
+from regard.nn.block import Block, Stack
 from regard.nn.embed import Embedding
 from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
 from regard.nn.head import Head
 from regard.nn.norm import LayerNorm, RMSNorm, RMSNormPlusOne
 from regard.nn.position import T5, ALiBi, Learned, Position, Rotary, Sinusoidal
 from regard.nn.score import Dot, ScaledDot
-from regard.nn.stack import Stack
 from regard.nn.tap import Carry, Tap
 
 NORMS: dict[type, str] = {LayerNorm: "layer", RMSNorm: "rms", RMSNormPlusOne: "rms_plus_one"}

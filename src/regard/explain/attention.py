@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, RegardError, ShapeError
 from regard.explain.trace import matching_modules
 from regard.nn.attention import Attention, AttentionInputs
+from regard.nn.block import Stack
 from regard.nn.recurrent_attention import RecurrentAttention
-from regard.nn.stack import Stack
 from regard.nn.state import Source
 from regard.tasks.vocab_info import encode_with_masks
 from regard.text import PairTokenizers, Tokenizer

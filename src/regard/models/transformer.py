@@ -15,7 +15,7 @@ from regard.models import compatibility as rules
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import check_rules, option
 from regard.nn.attention import Attention
-from regard.nn.block import Block
+from regard.nn.block import Block, NormOrder, Stack, deepnorm
 from regard.nn.embed import Embedding
 from regard.nn.ffn import FFNS, GATES
 from regard.nn.head import HEADS
@@ -24,9 +24,7 @@ from regard.nn.mask import Mask
 from regard.nn.norm import NORMS
 from regard.nn.options import require_positive
 from regard.nn.position import POSITIONS
-from regard.nn.residual import NormOrder, deepnorm
 from regard.nn.score import RELATIVE, SCORES
-from regard.nn.stack import Stack
 from regard.nn.state import KVCache, Source, TransformerState
 
 

@@ -1,23 +1,101 @@
-"""One layer of a Transformer."""
+"""A Transformer's layers: residual connections with their norms, the block, the stack of blocks.
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+Where the norms are placed. One branch after the other, n and m norms:
 
+    pre             x + f(n(x))         GPT-2, LLaMA, ViT
+    post            n(x + f(x))         the 2017 Transformer, BERT
+    sandwich        x + m(f(n(x)))      CogView, Gemma 2
+    deepnorm        n(a x + f(x))       Wang et al. 2022; a = (2 layers)^(1/4) for a decoder
+    none            f(n(x))             no residual: deep stacks then do not train
+
+Both branches in parallel, f attention and g the feed-forward network:
+
+    parallel        x + f(n(x)) + g(n(x))       GPT-J, PaLM, Phi
+    parallel_norms  x + f(n(x)) + g(m(x))       GPT-NeoX
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.nn.attention import Attention, AttentionInputs
-from regard.nn.residual import NormOrder, residual
-from regard.nn.state import KVCache
+from regard.nn.mask import Mask
+from regard.nn.position import Position
+from regard.nn.state import KVCache, TransformerState
 from regard.nn.tap import Carry, Tap
+
+Stream = Float[Tensor, "batch time dim"]
+
+
+@dataclass(frozen=True, slots=True)
+class NormOrder:
+    """The norm placement of a block, and DeepNorm's weight of the residual stream."""
+
+    kind: Literal["pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"]
+    scale: float = 1.0
+
+    @property
+    def final_norm(self) -> bool:
+        """Whether the output of the last block is not normalised: the stack then has a norm."""
+        return self.kind not in ("post", "deepnorm")
+
+    @property
+    def parallel(self) -> bool:
+        """Whether attention and feed-forward read the same x."""
+        return self.kind in ("parallel", "parallel_norms")
+
+
+def residual(
+    x: Stream,
+    branch: Callable[[Tensor], Tensor],
+    norm: nn.Module,
+    norm_order: NormOrder,
+    after: nn.Module | None = None,
+) -> Stream:
+    """One branch with its residual connection and norms, as above; `after` is m."""
+    if norm_order.kind == "pre":
+        return x + branch(norm(x))
+    if norm_order.kind == "post":
+        return norm(x + branch(x))
+    if norm_order.kind == "deepnorm":
+        return norm(norm_order.scale * x + branch(x))
+    if norm_order.kind == "sandwich":
+        assert after is not None
+        return x + after(branch(norm(x)))
+    return branch(norm(x))
+
+
+def deepnorm(
+    side: Literal["encoder", "decoder"], encoder_layers: int, decoder_layers: int
+) -> tuple[float, float]:
+    r"""DeepNorm's weight of the stream and gain of the initialisation (Wang et al. 2022, table 1).
+
+        encoder only, N layers       a = (2N)^(1/4)                  b = (8N)^(-1/4)
+        decoder only, M layers       a = (2M)^(1/4)                  b = (8M)^(-1/4)
+        encoder of both              a = 0.81 (N^4 M)^(1/16)         b = 0.87 (N^4 M)^(-1/16)
+        decoder of both              a = (3M)^(1/4)                  b = (12M)^(-1/4)
+
+    >>> deepnorm("decoder", 0, 8)[0]
+    2.0
+    """
+    n, m = encoder_layers, decoder_layers
+    if not n or not m:
+        return (2 * (n + m)) ** 0.25, (8 * (n + m)) ** -0.25
+    if side == "encoder":
+        return 0.81 * (n**4 * m) ** 0.0625, 0.87 * (n**4 * m) ** -0.0625
+    return (3 * m) ** 0.25, (12 * m) ** -0.25
 
 
 class Block(nn.Module):
     """One layer: self-attention, cross-attention to `memory` if there is one, feed-forward.
 
-    `norm_order` places the norms; see `nn.residual`.
+    `norm_order` places the norms; see above.
     """
 
     def __init__(
@@ -88,3 +166,95 @@ class Block(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+
+class Stack(nn.Module):
+    """Add positions, apply the blocks, and the final norm where `norm_order` needs one.
+
+    `windows` holds the sliding window of each layer (None: all positions), and so the number of
+    layers; with fewer blocks, they are reused in order (ALBERT has one). `project` maps embeddings
+    of another width to dim.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        position: Position,
+        *,
+        windows: Sequence[int | None],
+        embed_norm: nn.Module | None = None,
+        project: nn.Module | None = None,
+        norm: nn.Module | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.position = position
+        self.embed_norm = embed_norm
+        self.project = project
+        self.blocks = nn.ModuleList(blocks)
+        self.windows = tuple(windows)
+        self.norm = norm
+        self.dropout = dropout
+
+    @property
+    def layers(self) -> list[Block]:
+        """The block of each layer, in order."""
+        blocks = cast(list[Block], list(self.blocks))
+        return [blocks[number % len(blocks)] for number in range(len(self.windows))]
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch time width"],
+        *,
+        positions: Int[Tensor, "#batch time"],
+        mask: Mask,
+        memory: Float[Tensor, "batch source dim"] | None = None,
+        memory_mask: Mask | None = None,
+        state: TransformerState | None = None,
+    ) -> Float[Tensor, "batch time dim"]:
+        """The output of the last layer. `state` holds the KV cache of earlier tokens."""
+        embedded = None if self.position.each_layer else self.position.embed(positions)
+        if embedded is not None:
+            x = x + embedded.to(x.dtype)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        x = F.dropout(x, self.dropout, self.training)
+        if torch.is_autocast_enabled(x.device.type):  # the residual stream too
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        if self.project is not None:
+            x = self.project(x)
+
+        key_positions = None
+        if state is not None and (seen := state.length_after(x.shape[1])) > x.shape[1]:
+            key_positions = torch.arange(seen, device=x.device).unsqueeze(0)
+        inputs_by_window = {
+            window: AttentionInputs.of(
+                _in_window(mask, window), positions, key_positions, self.position
+            )
+            for window in set(self.windows)
+        }
+        memory_inputs = None
+        if memory_mask is not None:
+            seen = memory.shape[1] if memory is not None else state.memory[0][0].shape[2]  # type: ignore[union-attr, index]
+            memory_inputs = AttentionInputs.of(
+                memory_mask, positions, torch.arange(seen, device=x.device).unsqueeze(0)
+            )
+        for number, block in enumerate(self.layers):
+            x = block(
+                x,
+                memory,
+                inputs=inputs_by_window[self.windows[number]],
+                memory_inputs=memory_inputs,
+                state=None if state is None else state.layers[number],
+                memory_kv=None if state is None or state.memory is None else state.memory[number],
+            )
+        if self.norm is not None:
+            x = self.norm(x)
+        return x
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+def _in_window(mask: Mask, window: int | None) -> Mask:
+    return mask if window is None else mask & Mask.window(window)

@@ -63,7 +63,10 @@ class Causal(Task):
     def loss(self, model: nn.Module, batch: TextBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy."""
         label_smoothing = self.label_smoothing if model.training else 0.0
-        hidden = model(mix_predictions(model, batch.ids, batch.use_prediction))
+        ids = batch.ids
+        if batch.use_prediction is not None:
+            ids = mix_predictions(model, ids, batch.use_prediction)
+        hidden = model(ids)
         return model.head.loss(hidden, batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:

@@ -75,7 +75,7 @@ def check_trainable(choice: float | Choice, model: ModelConfig) -> None:
 def mix_predictions(
     model: nn.Module,
     ids: Int[Tensor, "batch time"],
-    use_prediction: Bool[Tensor, "batch time"] | None,
+    use_prediction: Bool[Tensor, "batch time"],
     source: Source | None = None,
 ) -> Int[Tensor, "batch time"]:
     r"""The input of a training step: true tokens, replaced by predictions where marked.
@@ -89,8 +89,6 @@ def mix_predictions(
     are from P(. | y_1 ... y_{t-1}). No gradient flows through the samples.
     Bengio et al. 2015; Mihaylova & Martins 2019.
     """
-    if use_prediction is None:
-        return ids
     sample = _sample_in_one_pass if isinstance(model, Transformer) else free_running
     with torch.no_grad():
         return run_eagerly(sample)(model, ids, use_prediction, source)

@@ -103,7 +103,9 @@ class Seq2Seq(Task):
         the gradient of the samples.
         """
         label_smoothing = self.label_smoothing if model.training else 0.0
-        ids = mix_predictions(model, batch.ids, batch.use_prediction, batch.source)
+        ids = batch.ids
+        if batch.use_prediction is not None:
+            ids = mix_predictions(model, ids, batch.use_prediction, batch.source)
         head: Any = model.head
         if not (model.training and getattr(model, "samples_attention", False)):
             hidden = model(ids, source=batch.source)

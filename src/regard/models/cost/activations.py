@@ -7,13 +7,12 @@ from torch import nn
 
 from regard.models.cost.parts import BFLOAT16, FLOAT32, qkv_widths, stacks
 from regard.nn.attention import Attention
-from regard.nn.block import Block
+from regard.nn.block import Block, Stack
 from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
 from regard.nn.norm import RMSNorm
 from regard.nn.position import T5, ALiBi, Rotary
 from regard.nn.recurrent import Cell
 from regard.nn.score import Additive, Score, Shaw, TransformerXL
-from regard.nn.stack import Stack
 
 # Values saved per query-key pair by a score without a fused kernel: for each head, and once.
 EXPLICIT = (3, 0)

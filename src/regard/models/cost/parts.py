@@ -3,8 +3,8 @@
 from torch import nn
 
 from regard.nn.attention import Attention
+from regard.nn.block import Stack
 from regard.nn.recurrent_attention import RecurrentAttention
-from regard.nn.stack import Stack
 
 FLOAT32, BFLOAT16 = 4, 2  # bytes of a value
 
