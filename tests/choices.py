@@ -29,6 +29,8 @@ OTHERWISE = {  # what to try beside the default, where a type does not tell
     "stream_scale": [1.5],
     "source_vocab_size": [VOCAB + 2],
     "encoder_layers": [1],
+    "encoder_heads": [2],
+    "encoder_ffn_dim": [12],
     "embed_dim": [{"embed_dim": 6, "factored": "tables"}, {"embed_dim": 6, "factored": "tokens"}],
     "segments": [2],
     "dropout": [0.1],
@@ -54,7 +56,7 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
         {},
         {"fraction": 0.5, "scaling": {"kind": "linear", "factor": 2.0}},
         {"fraction": 0.5, "interleaved": True, "scaling": {"kind": "ntk", "factor": 2.0}},
-        {"interleaved": True, "base": 100.0, "scaling": LLAMA3},
+        {"interleaved": True, "base": 100.0, "window_base": 10.0, "scaling": LLAMA3},
     ],
     "t5": [{"buckets": 8, "max_distance": 9}],
     "normal": [{}, {"std": 0.1}],
@@ -150,6 +152,19 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
         ("source_vocab_size", given),
         ("shape", lambda shape: shape != "encoder-decoder"),
         r"source_vocab_size .* belong to an encoder-decoder, not to shape='\w+'; vocab_size and",
+    ),
+    *(
+        (
+            (name, given),
+            ("shape", lambda shape: shape != "encoder-decoder"),
+            r"encoder_heads and encoder_ffn_dim belong to an encoder-decoder, not to shape='\w+';",
+        )
+        for name in ("encoder_heads", "encoder_ffn_dim")
+    ),
+    (
+        ("encoder_heads", given),
+        ("kv_heads", given),
+        r"encoder_heads=2 must divide dim=16, and cannot be combined with kv_heads; leave one",
     ),
     (
         ("encoder_layers", given),

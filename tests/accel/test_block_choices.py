@@ -91,6 +91,8 @@ CHOICES = {
     "context": [40],
     "shape": [],  # `test_other_models_are_refused`
     "encoder_layers": [],
+    "encoder_heads": [],
+    "encoder_ffn_dim": [],
     "embed_dim": [8],
     "factored": literals("factored"),
     "embed_scaled": [True],

@@ -24,6 +24,8 @@ LONGROPE = {
     "long_factor": [1.5, 2.0, 3.0, 4.0],
     "original_max_position_embeddings": 16,
 }
+GEMMA3 = {"head_dim": 12, "sliding_window": 4, "query_pre_attn_scalar": 6}
+GEMMA3 |= {"sliding_window_pattern": 2}
 
 SETTINGS = {  # a name of ours: the family, and what differs from the family's defaults
     "gpt2": (
@@ -107,6 +109,19 @@ SETTINGS = {  # a name of ours: the family, and what differs from the family's d
             "final_logit_softcapping": None,
         },
     ),
+    "gemma3": ("gemma3_text", GROUPED | GEMMA3),
+    "gemma3-scaled": (
+        "gemma3_text",
+        GROUPED
+        | GEMMA3
+        | {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0},
+            },
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
     "phi": ("phi", GROUPED | {"partial_rotary_factor": 0.5}),
     "phi-normed": ("phi", SIZES | {"qk_layernorm": True, "partial_rotary_factor": 1.0}),
     "phi3": ("phi3", GROUPED | {"bos_token_id": 1, "eos_token_id": 2}),
@@ -135,6 +150,7 @@ STEMS = {
     "qwen3": "Qwen3",
     "gemma": "Gemma",
     "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3",
     "phi": "Phi",
     "phi3": "Phi3",
 }
@@ -143,8 +159,9 @@ READERS = [  # classes that write nothing
     (name, f"{STEMS[name]}{kind}")
     for name in STEMS
     for kind in ("Model", "ForSequenceClassification", "ForTokenClassification")
-    if kind != "ForTokenClassification" or name != "opt"
+    if name != "gemma3_text" and (kind != "ForTokenClassification" or name != "opt")
 ]
+READERS += [("gemma3", "Gemma3TextModel"), ("gemma3", "Gemma3TextForSequenceClassification")]
 
 
 def writer(name):

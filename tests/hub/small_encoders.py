@@ -59,6 +59,10 @@ SETTINGS = {  # a name of ours: the family, and what differs from the family's d
     "t5-gated": ("t5", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "bart": ("bart", PAIR),
     "bart-scaled": ("bart", PAIR | {"scale_embedding": True, "activation_function": "relu"}),
+    "bart-unequal": (
+        "bart",
+        PAIR | {"encoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 20},
+    ),
     "marian": ("marian", MARIAN | {"activation_function": "swish"}),
     "marian-two": (
         "marian",
@@ -89,6 +93,7 @@ WRITERS = [  # encoder–decoders that write tokens
     ("t5-gated", "T5ForConditionalGeneration"),
     ("bart", "BartForConditionalGeneration"),
     ("bart-scaled", "BartForConditionalGeneration"),
+    ("bart-unequal", "BartForConditionalGeneration"),
     ("marian", "MarianMTModel"),
     ("marian-two", "MarianMTModel"),
 ]

@@ -102,7 +102,7 @@ def test_layer_types_of_which_every_nth_is_full_are_a_window():
         ({}, "has no model_type"),
         ({"model_type": 3}, "has no model_type"),
         ({"model_type": "lama"}, "did you mean 'llama'"),
-        ({"model_type": "gemma3_text"}, "another RoPE base"),
+        ({"model_type": "gemma3"}, "reads images and text"),
         ({"model_type": "mixtral"}, "experts"),
         ({**LLAMA, "quantization_config": {"bits": 4}}, "quantization_config=.*quantized"),
         ({**LLAMA, "hidden_act": "mish"}, "'mish'"),

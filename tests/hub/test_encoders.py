@@ -239,9 +239,7 @@ def test_a_published_preset_is_of_its_family_and_of_no_other(name):
         ("albert", "inner_group_num", 2),
         ("albert", "embedding_size", 4096),
         ("t5", "feed_forward_proj", "gated-tanh"),
-        ("bart", "decoder_ffn_dim", 8),
         ("bart", "normalize_before", True),
-        ("marian", "decoder_attention_heads", 8),
         ("marian", "static_position_embeddings", False),
     ],
 )

@@ -28,17 +28,9 @@ def small(architecture, **fields):
     """A random model of theirs, its weights large enough for every part to show."""
     import transformers
 
-    config = transformers.ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        image_size=24,
-        patch_size=4,
-        num_labels=5,
-        architectures=[architecture],
-        **fields,
-    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 48, "image_size": 24, "patch_size": 4, "num_labels": 5}
+    config = transformers.ViTConfig(**{**sizes, "architectures": [architecture], **fields})
     model = getattr(transformers, architecture)(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.2)
@@ -67,6 +59,23 @@ def test_images_of_any_size_give_the_same_numbers(tmp_path, architecture, qkv_bi
         assert (ours.head(x) - read).abs().max() <= NEAR
         if hidden is not None:
             assert (x - hidden).abs().max() <= NEAR
+
+
+@pytest.mark.parametrize(
+    ("sides", "patch"), [((24, 16), 4), ((16, 24), (4, 8)), ((24, 24), (8, 4))], ids=str
+)
+@torch.no_grad()
+def test_rectangles_are_read_and_written_as_theirs(tmp_path, sides, patch):
+    theirs = small("ViTForImageClassification", image_size=sides, patch_size=patch)
+    theirs.save_pretrained(tmp_path / "theirs")
+    run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
+    images = torch.randn(3, 3, *sides)
+    assert (run.model.head(run.model(images)) - theirs(images).logits).abs().max() <= NEAR
+    pixels = np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8)
+    assert len(run.classify(pixels)) == 3  # resized to the image size of the model
+    assert run.export(tmp_path / "ours").difference <= NEAR
+    table = json.loads((tmp_path / "ours" / "preprocessor_config.json").read_text())
+    assert table["size"] == {"height": sides[0], "width": sides[1]}
 
 
 def test_gradients_are_the_same(tmp_path):
@@ -143,9 +152,10 @@ def _column(values):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"image_size": [24, 32]}, "equal integers"),
-        ({"image_size": float("inf")}, "equal integers"),
-        ({"patch_size": 16.5}, "equal integers"),
+        ({"image_size": [24, 32, 3]}, "must be an integer, or a height and a width"),
+        ({"image_size": [224, 0]}, "must be a height and a width"),
+        ({"image_size": float("inf")}, "must be an integer, or a height and a width"),
+        ({"patch_size": 16.5}, "must be an integer, or a height and a width"),
         ({"pooler_output_size": 7}, "pooler_output_size=7"),
         ({"patch_size": 5}, "patch=5 must divide image_size=224"),
         ({"hidden_act": "snake"}, "activation 'snake'"),

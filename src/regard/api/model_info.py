@@ -32,7 +32,8 @@ from regard.training.storage.run_folder import RunFolder
 from regard.training.tracking.history import stored_parameters
 
 SIZES = (
-    *("dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim", "embed_dim"),
+    *("dim", "layers", "encoder_layers", "heads", "encoder_heads", "kv_heads", "head_dim"),
+    *("ffn_dim", "encoder_ffn_dim", "embed_dim"),
     *("window", "global_every", "global_layers", "vocab_size", "source_vocab_size", "context"),
     *("segments", "image_size", "patch", "channels"),
 )

@@ -26,6 +26,7 @@ from regard.data.validation_split import check_fraction
 from regard.errors import DataError
 
 Pixels = NDArray[np.uint8]  # (images, channels, height, width), from 0 to 255
+Size = int | tuple[int, int]  # of a square, or height and width
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 IDX = re.compile(r"(?P<part>.*)-images[-.]idx3-ubyte(?P<zipped>\.gz)?")
 NPZ_TRAIN = (
@@ -53,7 +54,7 @@ class Images:
     channels: int
     side: int  # the most frequent height or width, whichever is less
     square: bool  # whether all images are side × side
-    read: Callable[[NDArray[np.int64], int], Pixels] = field(repr=False)
+    read: Callable[[NDArray[np.int64], Size], Pixels] = field(repr=False)
     digest: str = field(repr=False)
     test: "Images | None" = field(default=None, repr=False)  # the data set's test part
 
@@ -110,7 +111,7 @@ class Images:
             self.digest, self.class_names, hashlib.sha256(self.labels.tobytes()).hexdigest()
         )
 
-    def statistics(self, size: int) -> tuple[list[float], list[float]]:
+    def statistics(self, size: Size) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each channel, of values from 0 to 1."""
         stride = max(1, len(self) // STATISTICS_IMAGES)
         rows = np.arange(0, len(self), stride)
@@ -126,12 +127,13 @@ class Images:
         return mean.round(6).tolist(), std.round(6).tolist()
 
 
-def resize(pixels: Pixels, size: int) -> Pixels:
-    """Resize images to a square, by antialiased bilinear interpolation."""
-    if pixels.shape[2:] == (size, size):
+def resize(pixels: Pixels, size: Size) -> Pixels:
+    """Resize images, by antialiased bilinear interpolation."""
+    sides = _height_and_width(size)
+    if pixels.shape[2:] == sides:
         return pixels
     images = torch.from_numpy(pixels).float()
-    scaled = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
+    scaled = F.interpolate(images, sides, mode="bilinear", antialias=True)
     return scaled.round().clamp(0, 255).byte().numpy()
 
 
@@ -318,7 +320,7 @@ def _read_class_folders(folder: Path) -> Images:
     if len(sizes) > 1:
         size_text = f"{len(sizes)} sizes, most often {size_text}"
 
-    def read(rows: NDArray[np.int64], size: int) -> Pixels:
+    def read(rows: NDArray[np.int64], size: Size) -> Pixels:
         return np.stack([_file_pixels(paths[row], size, channels) for row in rows])
 
     return Images(
@@ -334,12 +336,16 @@ def _read_class_folders(folder: Path) -> Images:
     )
 
 
-def image_pixels(path: Path, size: int, channels: int) -> Pixels:
-    """The pixels of one image file, (1, channels, size, size)."""
+def image_pixels(path: Path, size: Size, channels: int) -> Pixels:
+    """The pixels of one image file, (1, channels, height, width)."""
     return _file_pixels(path, size, channels)[None]
 
 
-def _file_pixels(path: Path, size: int, channels: int) -> Pixels:
+def _height_and_width(size: Size) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _file_pixels(path: Path, size: Size, channels: int) -> Pixels:
     image = open_image(path, _read_bytes(path))
     try:
         if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip to 8 bits
@@ -347,8 +353,9 @@ def _file_pixels(path: Path, size: int, channels: int) -> Pixels:
         image = image.convert("L" if channels == 1 else "RGB")
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{path} is a damaged image: {error}") from None
-    if image.size != (size, size):
-        image = image.resize((size, size), resample=2)  # bilinear
+    height, width = _height_and_width(size)
+    if image.size != (width, height):
+        image = image.resize((width, height), resample=2)  # bilinear
     array = np.array(image, np.uint8)
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
 

@@ -15,7 +15,7 @@ from regard.hub.families.bart import BART
 from regard.hub.families.bert import BERT
 from regard.hub.families.bloom import BLOOM
 from regard.hub.families.distilbert import DISTILBERT
-from regard.hub.families.gemma import GEMMA, GEMMA2
+from regard.hub.families.gemma import GEMMA, GEMMA2, GEMMA3
 from regard.hub.families.gpt2 import GPT2
 from regard.hub.families.gpt_neox import GPT_NEOX
 from regard.hub.families.llama import LLAMA, MISTRAL, PHI3, QWEN2, QWEN3
@@ -36,6 +36,7 @@ MODEL_TYPES: dict[str, Family] = {
     "qwen3": QWEN3,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
     "phi": PHI,
     "phi3": PHI3,
     "gpt_neox": GPT_NEOX,

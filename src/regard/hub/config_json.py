@@ -23,8 +23,7 @@ UNSUPPORTED_SETTINGS = {  # refused for every family when they are set, with the
     "quantization_config": "quantized weights cannot be read; use the original checkpoint",
 }
 UNSUPPORTED_MODEL_TYPES = {
-    "gemma3_text": "its sliding-window layers have another RoPE base than the others",
-    "gemma3": "its sliding-window layers have another RoPE base than the others",
+    "gemma3": "it reads images and text; its language model alone is gemma3_text",
     "mixtral": "mixture of experts is not implemented",
     "qwen2_moe": "mixture of experts is not implemented",
     "qwen3_moe": "mixture of experts is not implemented",
@@ -163,6 +162,8 @@ def canonical(config: Any) -> Any:
         "head_dim": config.dim // config.heads,
         "embed_dim": config.dim,
         "encoder_layers": config.layers,
+        "encoder_heads": config.heads,
+        "encoder_ffn_dim": config.width,
     }
     for name, value in implied.items():
         if name in table and table[name] == value:
@@ -221,6 +222,8 @@ EFFECTIVE: dict[str, Any] = {  # the value that None stands for
     "ffn_dim": lambda config: config.width,
     "embed_dim": lambda config: config.embed_dim or config.dim,
     "encoder_layers": lambda config: config.depths[0],
+    "encoder_heads": lambda config: config.encoder_heads or config.heads,
+    "encoder_ffn_dim": lambda config: config.encoder_ffn_dim or config.width,
 }
 
 

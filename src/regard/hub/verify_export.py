@@ -93,8 +93,7 @@ def _random_inputs(config: Any, shape: str, hf_config: Any) -> tuple[dict[str, T
     """Random arguments for the transformers model, and a function that runs our model."""
     generator = torch.Generator().manual_seed(0)
     if shape == "images":
-        size = (1, config.channels, config.image_size, config.image_size)
-        images = torch.randn(size, generator=generator)
+        images = torch.randn(1, config.channels, *config.image_sides, generator=generator)
         return {"pixel_values": images}, lambda model: model(images)
     length = min(config.context, 16)
     pad_id = -1 if hf_config.pad_token_id is None else hf_config.pad_token_id  # would be masked

@@ -145,6 +145,22 @@ TRANSFORMER: tuple[Rule, ...] = (
         "shape={c.shape!r}; vocab_size and layers are enough",
     ),
     (
+        lambda c: (
+            c.encoder_heads is not None
+            and (c.kv_heads is not None or (c.head_dim is None and c.dim % c.encoder_heads))
+        ),
+        "encoder_heads={c.encoder_heads} must divide dim={c.dim}, and cannot be combined with "
+        "kv_heads; leave one of them out",
+    ),
+    (
+        lambda c: (
+            c.shape != "encoder-decoder"
+            and (c.encoder_heads is not None or c.encoder_ffn_dim is not None)
+        ),
+        "encoder_heads and encoder_ffn_dim belong to an encoder-decoder, not to "
+        "shape={c.shape!r}; heads and ffn_dim are enough",
+    ),
+    (
         lambda c: c.norm_order.startswith("parallel") and c.shape == "encoder-decoder",
         "norm_order={c.norm_order!r} has no cross-attention; "
         "shape='encoder-decoder' needs pre, post, sandwich, deepnorm or none",

@@ -96,6 +96,10 @@ class StackConfig:
             return self.ffn_dim
         return -(-8 * self.dim // 24) * 8 if self.ffn in GATES else 4 * self.dim
 
+    def heads_and_width(self, side: str) -> tuple[int, int]:
+        """The heads and the width of the feed-forward network of an encoder or a decoder."""
+        return self.heads, self.width
+
     @property
     def biases(self) -> tuple[bool, bool, bool]:
         """Whether there are biases: of queries, keys and values; of attention outputs; elsewhere.
@@ -125,6 +129,8 @@ class TransformerConfig(StackConfig):
     source_vocab_size: int | None = None  # None: source and target share one
     context: int = 1024
     shape: Literal["encoder", "decoder", "encoder-decoder"] = "decoder"
+    encoder_heads: int | None = None  # None: as many as `heads`
+    encoder_ffn_dim: int | None = None  # None: as `ffn_dim`
     encoder_layers: int | None = None  # None: as many as `layers`
     embed_dim: int | None = None  # width of the embedding tables; None: dim
     factored: Literal["tables", "tokens"] = "tables"  # whether positions have embed_dim too
@@ -139,6 +145,12 @@ class TransformerConfig(StackConfig):
         if kind not in HEADS:
             raise ConfigError(unknown("head", kind, HEADS))
         check_rules(self, rules.TRANSFORMER)
+
+    def heads_and_width(self, side: str) -> tuple[int, int]:
+        """The heads and the width of the feed-forward network of an encoder or a decoder."""
+        if side == "decoder" or self.shape != "encoder-decoder":
+            return self.heads, self.width
+        return self.encoder_heads or self.heads, self.encoder_ffn_dim or self.width
 
     @property
     def depths(self) -> tuple[int, int]:
@@ -349,13 +361,14 @@ def build_stack(
     )
     norm = norms(config)
     embed_dim = config.dim if embed_dim is None else embed_dim
-    head_dim = config.dim // config.heads if config.head_dim is None else config.head_dim
+    heads, width = config.heads_and_width(side)
+    head_dim = config.dim // heads if config.head_dim is None else config.head_dim
     position = make(
         config.position,
         POSITIONS,
         "position",
         dim=config.dim if option(config.position, POSITIONS, "each_layer") else embed_dim,
-        heads=config.heads,
+        heads=heads,
         head_dim=head_dim,
         context=context,
         causal=side == "decoder",
@@ -363,7 +376,7 @@ def build_stack(
     attention = partial(
         Attention,
         config.dim,
-        config.heads,
+        heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         qk_norm=norm if config.qk_norm else None,
@@ -383,7 +396,7 @@ def build_stack(
                 FFNS,
                 "ffn",
                 dim=config.dim,
-                ffn_dim=config.width,
+                ffn_dim=width,
                 bias=config.biases[2],
                 dropout=config.ffn_dropout,
             ),

@@ -1,5 +1,7 @@
 """The Vision Transformer: patch embeddings and a Transformer encoder."""
 
+import math
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +20,7 @@ from regard.nn.mask import Mask
 from regard.nn.patch import PatchEmbedding, interpolate_positions
 from regard.nn.position import Learned
 
+MAX_SIDE = 1_000_000  # pixels
 IMAGE_HEADS = ("classify", "pooled", "none")
 
 
@@ -29,15 +32,19 @@ class VisionConfig(StackConfig):
     """
 
     shape: ClassVar[str] = "images"  # it reads pixels, not ids
-    image_size: int = 224  # height and width in pixels
-    patch: int = 16  # height and width of a patch
+    image_size: int | list[int] = 224  # of a square, or height and width, in pixels
+    patch: int | list[int] = 16  # of a square patch, or its height and width
     channels: int = 3
     cls: bool = True  # a class token before the patches; false: head.pool is "mean"
     head: Choice = "classify"  # nn.head.HEADS
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
-        if self.image_size % self.patch:
+        for name in ("image_size", "patch"):
+            sides = getattr(self, name)
+            if isinstance(sides, list) and (len(sides) != 2 or not all(map(_is_length, sides))):
+                raise ConfigError(f"{name}={sides} must be a height and a width, in pixels")
+        if any(map(operator.mod, self.image_sides, self.patch_sides)):
             raise ShapeError(f"patch={self.patch} must divide image_size={self.image_size}")
         kind, options = kind_of(self.head)
         if kind not in IMAGE_HEADS:
@@ -52,14 +59,34 @@ class VisionConfig(StackConfig):
             raise ConfigError("head.pool='mean' averages the patches; also set cls=false")
 
     @property
-    def grid(self) -> int:
-        """Patches per row and per column."""
-        return self.image_size // self.patch
+    def image_sides(self) -> tuple[int, int]:
+        """Height and width of an image."""
+        return _height_and_width(self.image_size)
+
+    @property
+    def patch_sides(self) -> tuple[int, int]:
+        """Height and width of a patch."""
+        return _height_and_width(self.patch)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches per column and per row."""
+        (height, width), (patch_height, patch_width) = self.image_sides, self.patch_sides
+        return height // patch_height, width // patch_width
 
     @property
     def context(self) -> int:
         """The sequence length: patches, and the class token."""
-        return self.grid**2 + self.cls
+        return math.prod(self.grid) + self.cls
+
+
+def _is_length(side: int) -> bool:
+    return 0 < side <= MAX_SIDE
+
+
+def _height_and_width(size: int | list[int]) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
 
 
 class Vision(nn.Module):
@@ -73,7 +100,7 @@ class Vision(nn.Module):
         super().__init__()
         self.config = config
         self.context = config.context
-        self.embed = PatchEmbedding(config.channels, config.dim, config.patch, cls=config.cls)
+        self.embed = PatchEmbedding(config.channels, config.dim, config.patch_sides, cls=config.cls)
         self.encoder = build_stack(config, "encoder", context=config.context)
         self.head: Any = make(config.head, HEADS, "head", dim=config.dim, norm=norms(config))
         make(config.init, INITS, "init", model=self, layers=config.layers)
@@ -86,13 +113,16 @@ class Vision(nn.Module):
         """The hidden states of the class token and of the patches, row by row."""
         x = self.embed(images)
         positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-        height, width = (pixels // self.config.patch for pixels in images.shape[2:])
-        if (height, width) == (self.config.grid, self.config.grid):
+        height, width = map(operator.floordiv, images.shape[2:], self.config.patch_sides)
+        if (height, width) == self.config.grid:
             return self.encoder(x, positions=positions, mask=Mask())
         replaced: dict[str, Tensor] = {}
         if isinstance(position := self.encoder.position, Learned):
             replaced["position.table.weight"] = interpolate_positions(
-                position.table.weight, height, width, prefix=position.offset + self.config.cls
+                position.table.weight,
+                self.config.grid,
+                (height, width),
+                prefix=position.offset + self.config.cls,
             )
         result: Tensor = functional_call(
             self.encoder, replaced, (x,), {"positions": positions, "mask": Mask()}

@@ -229,7 +229,10 @@ class Stack(nn.Module):
             key_positions = torch.arange(seen, device=x.device).unsqueeze(0)
         inputs_by_window = {
             window: AttentionInputs.of(
-                _in_window(mask, window), positions, key_positions, self.position
+                _in_window(mask, window),
+                positions,
+                key_positions,
+                self.position if window is None else self.position.in_window(),
             )
             for window in set(self.windows)
         }

@@ -11,7 +11,7 @@ from regard.errors import ShapeError
 
 
 class PatchEmbedding(nn.Module):
-    r"""Split an image into square patches and embed each, row by row, after a class token.
+    r"""Split an image into patches and embed each, row by row, after a class token.
 
         x_0 = c,    x_i = W patch_i + b
 
@@ -20,10 +20,12 @@ class PatchEmbedding(nn.Module):
     Without `cls` there is no x_0.
     """
 
-    def __init__(self, channels: int, dim: int, patch: int, *, cls: bool = True) -> None:
+    def __init__(
+        self, channels: int, dim: int, patch: int | tuple[int, int], *, cls: bool = True
+    ) -> None:
         super().__init__()
         self.patch = nn.Conv2d(channels, dim, patch, stride=patch)
-        nn.init.trunc_normal_(self.patch.weight, std=(channels * patch**2) ** -0.5)
+        nn.init.trunc_normal_(self.patch.weight, std=self.patch.weight[0].numel() ** -0.5)
         nn.init.zeros_(self.patch.bias)  # type: ignore[arg-type]
         self.cls = nn.Parameter(torch.zeros(dim)) if cls else None
 
@@ -31,15 +33,16 @@ class PatchEmbedding(nn.Module):
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch time dim"]:
         """The patch embeddings."""
-        (side, _), channels = self.patch.kernel_size, self.patch.in_channels
+        sides, channels = self.patch.kernel_size, self.patch.in_channels
         _, image_channels, height, width = images.shape
         if image_channels != channels:
             raise ShapeError(
                 f"images have {image_channels} channels, but the model needs {channels}"
             )
-        if height % side or width % side:
+        if height % sides[0] or width % sides[1]:
+            size = sides[0] if sides[0] == sides[1] else f"{sides[0]} × {sides[1]}"
             raise ShapeError(
-                f"patches of {side} must divide the image, {height} × {width} pixels; resize it"
+                f"patches of {size} must divide the image, {height} × {width} pixels; resize it"
             )
         x: Tensor = self.patch(images).flatten(2).transpose(1, 2)  # (batch, patches, dim)
         if self.cls is None:
@@ -51,15 +54,18 @@ class PatchEmbedding(nn.Module):
 
 
 def interpolate_positions(
-    table: Float[Tensor, "positions dim"], height: int, width: int, *, prefix: int
+    table: Float[Tensor, "positions dim"],
+    grid: tuple[int, int],
+    new_grid: tuple[int, int],
+    *,
+    prefix: int,
 ) -> Float[Tensor, "time dim"]:
-    """Learned position embeddings of a square grid of patches, resized to another grid.
+    """Learned position embeddings of a grid of patches, resized to another grid.
 
     The grid is interpolated bicubically; the first `prefix` rows of the table belong to no patch
     and are copied (Dosovitskiy et al. 2020, section 3.2).
     """
-    first, square = table[:prefix], table[prefix:]
-    side = round(len(square) ** 0.5)
-    grid = square.T.unflatten(1, (side, side)).unsqueeze(0)  # (1, dim, side, side)
-    resized = F.interpolate(grid, (height, width), mode="bicubic", align_corners=False)
+    first, patches = table[:prefix], table[prefix:]
+    image = patches.T.unflatten(1, grid).unsqueeze(0)  # (1, dim, height, width)
+    resized = F.interpolate(image, new_grid, mode="bicubic", align_corners=False)
     return torch.cat((first, resized.squeeze(0).flatten(1).T))

@@ -15,6 +15,7 @@ from regard.data.batch import Batch, ImageBatch
 from regard.data.images import (
     IDX,
     Images,
+    Size,
     as_pixels,
     class_folders,
     from_folder,
@@ -119,9 +120,11 @@ class ImagesPipeline(Pipeline):
         assert isinstance(model, VisionConfig)
         if (kind := kind_of(model.head)[0]) != "classify":
             raise ConfigError(f"to classify images, model.head is 'classify', not {kind!r}")
-        size = model.image_size
-        if task.crop >= size:
-            raise ConfigError(f"task.crop={task.crop} shifts all of an image of {size} pixels away")
+        size = height, width = model.image_sides
+        if task.crop >= min(size):
+            raise ConfigError(
+                f"task.crop={task.crop} shifts all of an image of {min(size)} pixels away"
+            )
         mean, std = (task.mean, task.std) if task.mean else train.statistics(size)
         facts = {"task": {"names": names, "mean": mean, "std": std}}
         choice = merge({"task": config.task}, facts)["task"]
@@ -136,8 +139,8 @@ class ImagesPipeline(Pipeline):
             examples = train.read(chosen, size), train.labels[chosen], True
             return task.collate(examples, batch_generator(settings.seed, number))
 
-        unchanged = train.square and train.side == size
-        resizing = "" if unchanged else f"; resized to {size} × {size}"
+        unchanged = train.square and size == (train.side, train.side)
+        resizing = "" if unchanged else f"; resized to {height} × {width}"
         return TrainingData(
             **vars(data),
             batch=batch,
@@ -171,7 +174,7 @@ class ImagesPipeline(Pipeline):
             raise ConfigError(
                 f"task.mean={task.mean} must have a value for each of {model.channels} channels"
             )
-        rows, size = max(DEFAULT_ROWS, config.train.batch or 0), model.image_size
+        rows, size = max(DEFAULT_ROWS, config.train.batch or 0), model.image_sides
         return EvalData(
             task=task,
             task_choice=config.task,
@@ -200,7 +203,7 @@ class ImagesPipeline(Pipeline):
     ) -> list[list[tuple[str, float]]]:
         """The likeliest classes of an image file or array with their probabilities."""
         model, task = cast(Vision, run.model), image_task(run.config.task)
-        size, channels = model.config.image_size, model.config.channels
+        size, channels = model.config.image_sides, model.config.channels
         if isinstance(what, str | Path):
             pixels = image_pixels(Path(what), size, channels)
         else:
@@ -229,7 +232,7 @@ def _has_idx_files(folder: Path) -> bool:
 
 
 def _sequential_batches(
-    task: Classify, images: Images, size: int, rows: int, limit: int | None
+    task: Classify, images: Images, size: Size, rows: int, limit: int | None
 ) -> Iterator[Batch]:
     """All images once, or about `limit` evenly spaced ones: neighbours may be of one class."""
     count = len(images)

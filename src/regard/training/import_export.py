@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -33,6 +33,7 @@ from regard.hub.tokenizer_files import write_tokenizers
 from regard.hub.verify_export import compare, why_not_comparable
 from regard.hub.weight_mapping import plan_export
 from regard.models.build import describe, load_model, on_meta, resolve, weights
+from regard.models.vision import VisionConfig
 from regard.pipelines import tokenizer_fingerprint
 from regard.tasks import TASKS
 from regard.text import PairTokenizers, Tokenizer
@@ -178,7 +179,8 @@ def _write_json_files(
     if options.get("names"):
         hf = hf | write_class_names(options["names"])
     if "classify" in verbs:
-        processor = vit.write_processor(hf["image_size"], options["mean"], options["std"])
+        sides = cast(VisionConfig, resolve(config.model)).image_sides
+        processor = vit.write_processor(sides, options["mean"], options["std"])
         write_json(folder / "preprocessor_config.json", processor)
     write_json(folder / "config.json", hf)
     if "generate" in verbs or "translate" in verbs:

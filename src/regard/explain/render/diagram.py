@@ -52,12 +52,12 @@ def _transformer(config: Any) -> Lines:
 
 
 def _vision(config: Any) -> Lines:
-    size, patch = config.image_size, config.patch
-    before = [f"patches of {patch} × {patch} × {config.channels} → {config.dim:,}"]
+    (height, width), patch = config.image_sides, config.patch_sides
+    before = [f"patches of {patch[0]} × {patch[1]} × {config.channels} → {config.dim:,}"]
     before += ["prepended [CLS] vector"] if config.cls else []
     before += _added_position(config)
     return [
-        *_input(f"image of {size} × {size}"),
+        *_input(f"image of {height} × {width}"),
         *_in_stream(before, WIDTH),
         *_layers(config, "encoder", WIDTH),
         *_in_stream([*_final_norm(config), _head(config)], WIDTH),

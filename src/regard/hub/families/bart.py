@@ -7,7 +7,6 @@ the logits. Marian shares its layers, their names and most settings.
 from typing import Any
 
 from regard.config import kind_of
-from regard.errors import ConfigError
 from regard.hub.family import Family, Settings, read_activation, write_activation
 from regard.hub.weight_mapping import LeadingAxis, Rule, module_rules
 
@@ -41,8 +40,10 @@ FIELDS = {
     "d_model": "dim",
     "encoder_layers": "encoder_layers",
     "decoder_layers": "layers",
-    "encoder_attention_heads": "heads",
-    "encoder_ffn_dim": "ffn_dim",
+    "encoder_attention_heads": "encoder_heads",
+    "encoder_ffn_dim": "encoder_ffn_dim",
+    "decoder_attention_heads": "heads",
+    "decoder_ffn_dim": "ffn_dim",
     "scale_embedding": "embed_scaled",
     "dropout": "dropout",
     "attention_dropout": "attention_dropout",
@@ -74,7 +75,6 @@ HEADS = {
     },
     "span": {"qa_outputs": "head.out"},
 }
-EQUAL = ("ffn_dim", "attention_heads")  # must agree between encoder and decoder
 
 
 def rules(config: Any) -> list[Rule]:
@@ -99,13 +99,6 @@ def rules(config: Any) -> list[Rule]:
 
 def read_settings(hf: Settings) -> Settings:
     """The settings that BART and Marian have in common."""
-    for name in EQUAL:
-        encoder, decoder = hf[f"encoder_{name}"], hf[f"decoder_{name}"]
-        if encoder != decoder:
-            raise ConfigError(
-                f"encoder_{name}={encoder!r} with decoder_{name}={decoder!r} is not supported: "
-                "encoder and decoder layers have the same size here"
-            )
     return {"ffn": read_activation(hf["activation_function"])}
 
 
@@ -113,8 +106,6 @@ def write_settings(config: Any) -> Settings:
     """The reverse of `read_settings`."""
     return {
         "activation_function": write_activation(config.ffn),
-        "decoder_ffn_dim": config.width,
-        "decoder_attention_heads": config.heads,
         "is_encoder_decoder": True,
     }
 

@@ -1,20 +1,25 @@
-"""Gemma and Gemma 2 (Gemma Team 2024): causal language model, classifier, tagger.
+"""Gemma 1, 2 and 3 (Gemma Team 2024, 2025): causal language model, classifier, tagger.
 
 Gemma differs from LLaMA: scaled embeddings, RMS norms that multiply by 1 + weight, a GELU gate and
 tied weights. Gemma 2 adds a norm after each branch, alternating sliding windows and soft caps on
-scores and logits.
+scores and logits. Gemma 3 has norms on queries and keys instead of soft caps, and another RoPE
+base in layers with a sliding window.
 """
 
 from typing import Any
 
 from regard.config import Choice, kind_of
+from regard.errors import ConfigError
+from regard.files.untrusted import quote
 from regard.hub.families.llama import (
+    BIASES,
     DEFAULTS,
     FIELDS,
     FULL,
     LAYER,
     WINDOWED,
     heads,
+    read_layer_types,
     read_windows,
     rules,
     write_windows,
@@ -57,6 +62,41 @@ def _read_gemma2(hf: Settings) -> Settings:
     if score["width"] == hf["head_dim"]:
         score["width"] = None
     return {**_read(hf), **read_windows(hf, kinds), "score": score}
+
+
+def _read_gemma3(hf: Settings) -> Settings:
+    """The RoPE settings are nested by kind of layer in transformers 5, and flat in older files."""
+    nested = hf.get("rope_parameters") or {}
+    windowed, full = nested.get(WINDOWED), nested.get(FULL)
+    if isinstance(windowed, dict) and isinstance(full, dict):
+        if windowed.get("rope_type", "default") != "default":
+            raise ConfigError(
+                f"rope_parameters={quote(nested)} is not supported: layers with a sliding window "
+                "have no RoPE scaling here"
+            )
+        local = windowed.get("rope_theta", 10_000.0)
+        hf = {**hf, "rope_parameters": full, "rope_theta": None, "rope_scaling": None}
+    else:
+        local = hf["rope_local_base_freq"]
+    every = hf.get("sliding_window_pattern") or 6
+    layers = hf["num_hidden_layers"]
+    kinds = [WINDOWED if (index + 1) % every else FULL for index in range(layers)]
+    position = read_rope(hf, base=1_000_000.0)
+    assert isinstance(position, dict)
+    common = _read_gemma2({**hf, "layer_types": read_layer_types(hf) or kinds})
+    return {
+        **common,
+        "position": {**position, "window_base": float(local)},
+        "bias": BIASES[hf["attention_bias"], False],
+    }
+
+
+def _write_gemma3(config: Any) -> Settings:
+    return {
+        **_write_gemma2(config),
+        "rope_local_base_freq": kind_of(config.position)[1].get("window_base", 10_000.0),
+        "attention_bias": config.bias == "attention",
+    }
 
 
 def _write_gemma2(config: Any) -> Settings:
@@ -118,4 +158,28 @@ GEMMA2 = Family(
     rules=rules(SANDWICH),
     read_settings=_read_gemma2,
     write_settings=_write_gemma2,
+)
+GEMMA3 = Family(
+    name="gemma3_text",
+    prefix="model.",
+    heads={
+        "Gemma3ForCausalLM": _linear,
+        "Gemma3TextModel": "none",
+        "Gemma3TextForSequenceClassification": {"kind": "classify", "pool": "last", "bias": False},
+    },
+    fields=FIELDS,
+    constants={**CONSTANTS, "norm_order": "sandwich", "qk_norm": True},
+    supported_values={"use_bidirectional_attention": (None, False)},
+    defaults={
+        **GEMMA2.defaults,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "rope_local_base_freq": 10_000.0,
+        "attention_bias": False,
+    },
+    rules=rules(SANDWICH),
+    read_settings=_read_gemma3,
+    write_settings=_write_gemma3,
 )

@@ -93,15 +93,13 @@ def _rules(config: Any) -> list[Rule]:
     return [*BODY_RULES, *module_rules(HEADS.get(kind_of(config.head)[0], {}))]
 
 
-def _side(hf: Settings, key: str) -> int:
-    """The side of a square, which may be given as one number or as two."""
+def _size(hf: Settings, key: str) -> int | list[int]:
+    """The side of a square, or height and width; two equal ones are a square."""
     value = hf[key]
-    sides = set(value if isinstance(value, list | tuple) else [value])
-    if len(sides) != 1 or type(side := sides.pop()) is not int:
-        raise ConfigError(
-            f"{key}={quote(value)} is not supported: height and width must be equal integers"
-        )
-    return side
+    sides = list(value) if isinstance(value, list | tuple) else [value]
+    if len(sides) not in (1, 2) or any(type(side) is not int for side in sides):
+        raise ConfigError(f"{key}={quote(value)} must be an integer, or a height and a width")
+    return sides[0] if len({*sides}) == 1 else sides
 
 
 def _read(hf: Settings) -> Settings:
@@ -109,8 +107,8 @@ def _read(hf: Settings) -> Settings:
     if width not in (None, hf["hidden_size"]):
         raise ConfigError(f"pooler_output_size={width} is not supported: it must equal hidden_size")
     return {
-        "image_size": _side(hf, "image_size"),
-        "patch": _side(hf, "patch_size"),
+        "image_size": _size(hf, "image_size"),
+        "patch": _size(hf, "patch_size"),
         "ffn": read_activation(hf["hidden_act"]),
         "bias": {True: True, False: "not_qkv"}[hf["qkv_bias"]],
     }
@@ -120,7 +118,7 @@ def _write(config: Any) -> Settings:
     return {
         "image_size": config.image_size,
         "patch_size": config.patch,
-        "encoder_stride": config.patch,
+        "encoder_stride": config.patch_sides[0],  # of a class that is not exported
         "hidden_act": write_activation(config.ffn),
         "qkv_bias": config.bias is True,
     }
@@ -167,12 +165,14 @@ def _flag(processor: Settings, key: str) -> bool:
     return value is not False
 
 
-def write_processor(size: int, mean: Sequence[float], std: Sequence[float]) -> Settings:
+def write_processor(
+    sides: tuple[int, int], mean: Sequence[float], std: Sequence[float]
+) -> Settings:
     """The content of preprocessor_config.json."""
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
-        "size": {"height": size, "width": size},
+        "size": {"height": sides[0], "width": sides[1]},
         "resample": 2,  # bilinear
         "do_rescale": True,
         "rescale_factor": 1 / 255,

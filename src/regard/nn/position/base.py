@@ -54,6 +54,10 @@ class Position(nn.Module):
 
     each_layer = False  # add `embed` to the input of every layer's attention, not once
 
+    def in_window(self) -> "Position":
+        """The position encoding of layers with a sliding window."""
+        return self
+
     def embed(self, positions: Positions) -> Float[Tensor, "#batch time dim"] | None:
         """Vectors to add to the embeddings."""
         return None

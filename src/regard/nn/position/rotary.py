@@ -137,6 +137,7 @@ class Rotary(Position):
 
     so that q_t . k_s depends on t - s only (RoPE, Su et al. 2021). `fraction` rotates only the
     first part of each head (GPT-NeoX, Phi); `scaling` extends a trained model to longer contexts.
+    `window_base` is the base in layers with a sliding window, which are not scaled (Gemma 3).
     A scaling by length uses the largest position so far; keys in a KV cache keep their rotation.
     """
 
@@ -149,6 +150,7 @@ class Rotary(Position):
         fraction: float = 1.0,
         interleaved: bool = False,
         scaling: Mapping[str, Any] | None = None,
+        window_base: float | None = None,
     ) -> None:
         super().__init__()
         if not 0 < fraction <= 1:
@@ -160,10 +162,16 @@ class Rotary(Position):
                 f"rotary rotates pairs: head_dim={head_dim} times fraction={fraction} must be even"
             )
         self.width, self.base, self.interleaved, self.scaling = width, base, interleaved, scaling
+        if window_base is not None:
+            self.window_rotary = Rotary(head_dim, window_base, fraction, interleaved)
         if scaling is not None and kind_of(scaling)[0] in BY_LENGTH:
             self.by_length = True  # packed decoders have fixed tables; they refuse this attribute
         start = torch.zeros(1, 1, dtype=torch.long, device="cpu")  # also on the meta device
         self.rotation(start)  # checks the options of `scaling`
+
+    def in_window(self) -> Position:
+        """Rotations by `window_base`, without scaling, if it is set."""
+        return getattr(self, "window_rotary", self)
 
     def rotation(self, positions: Int[Tensor, "#batch time"]) -> Rotation:
         """The cosines and sines of the angles at `positions`."""
