@@ -324,8 +324,8 @@ def test_every_recipe_loads_and_describes_a_model(name, monkeypatch, tmp_path):
         assert kind_of(config.data.tokenizer)[0] in TOKENIZERS
 
 
-def test_the_readme_has_every_recipe():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_of_models_has_every_recipe():
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     assert [name for name in recipes() if f"| `{name}` |" not in text] == []
 
 
