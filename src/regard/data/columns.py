@@ -59,14 +59,13 @@ class Roles:
         return f"; {roles}" + (f"; left out: {names}" if self.left_out else "")
 
 
-def find_roles(table: Table, named: Mapping[str, str | int], kind: str | None) -> Roles | None:
+def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -> Roles | None:
     """The roles of the columns of a table, for data of a `kind` if one is asked for.
 
-    `named` are columns that the user has named, by role. None if the table is not understood.
+    `asked` are columns that the user has named or numbered, by role. None if the table is not
+    understood.
     """
-    named = {role: str(name) for role, name in named.items()}
-    for name in named.values():
-        table.column(name)
+    named = {role: table.columns[table.column(str(name))] for role, name in asked.items()}
     if kind is not None:
         _check_named(table, named, kind)
     if {"question", "context"} <= set(table.columns) and not named:
@@ -77,10 +76,8 @@ def find_roles(table: Table, named: Mapping[str, str | int], kind: str | None) -
         found = _FINDERS[each](table, dict(named), profiles, kind is not None)
         if found is not None:
             columns, guessed = found
-            resolved = {role: table.columns[table.column(name)] for role, name in columns.items()}
-            used = set(resolved.values())
-            left_out = tuple(name for name in table.columns if name not in used)
-            return Roles(each, resolved, frozenset(guessed), () if each == "series" else left_out)
+            left_out = tuple(name for name in table.columns if name not in columns.values())
+            return Roles(each, columns, frozenset(guessed), () if each == "series" else left_out)
     return None
 
 
@@ -221,7 +218,7 @@ def _find_labels(
             label = candidates[0]
             guessed.add("label")
         named["label"] = label
-    rest = [p for p in profiles if p.name != table.columns[table.column(named["label"])]]
+    rest = [p for p in profiles if p.name != named["label"]]
     if "text" not in named:
         text = _by_name(rest, TEXT)
         if text is None:
@@ -254,8 +251,7 @@ def _find_pairs(table: Table, named: dict[str, str], profiles: list[Profile], as
         both = [p.name for p in profiles]
     else:
         both = [p.name for p in profiles if p.is_prose and p.name.lower() not in METADATA]
-    taken = [table.columns[table.column(name)] for name in named.values()]
-    both = [name for name in both if name not in taken]
+    both = [name for name in both if name not in named.values()]
     if len(both) + len(named) != 2:
         return None
     guesses = iter(both)

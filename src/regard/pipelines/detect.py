@@ -24,8 +24,8 @@ from regard.tasks import TASKS
 
 def open_data(
     path: Choice | None,
-    source: str | None = None,
-    target: str | None = None,
+    source: str | int | None = None,
+    target: str | int | None = None,
     *,
     lower: bool = False,
     kind: str | None = None,
@@ -134,8 +134,8 @@ def run_name(path: Choice | None, source: str | None) -> str:
 
 def _open(
     path: Choice | None,
-    source: str | None,
-    target: str | None,
+    source: str | int | None,
+    target: str | int | None,
     kind: str | None,
     columns: Mapping[str, Any],
 ) -> Data:
@@ -148,7 +148,7 @@ def _open(
             raise ConfigError(
                 f"data.{given} is given alone; data.source and data.target belong together"
             )
-        return from_parallel(_existing(source), _existing(target))
+        return from_parallel(_existing(str(source)), _existing(str(target)))
     if path is None:
         raise ConfigError("no data; give data.path, or data.source and data.target")
     if not isinstance(path, str) or path in BUILTINS:
