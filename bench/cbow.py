@@ -1,12 +1,12 @@
-"""How fast word vectors are learned beside gensim's, in turns on the same words.
+"""Training speed of CBOW word vectors, compared with gensim on the same words.
 
-    python bench/cbow.py TEXT [--turns 3]
+    python bench/cbow.py TEXT [--repeats 3]
 
-CBOW of 100 numbers with 5 noise words and 5 neighbours to either side. Ours by
-`training.loop.train`, with all that it does beside the arithmetic; gensim's compiled loop with one
-worker, without leaving out frequent words or shrinking windows at random, as we do neither. In
-seconds of the processor, so that nobody else on the machine counts. The medians count, and five
-neighbours of a frequent name tell that both have learned something.
+CBOW with dim 100, 5 negative samples and a window of 5. regard uses `training.loop.train`, gensim
+its compiled loop with one worker, without subsampling of frequent words and with fixed windows, as
+regard does. Both are timed alternately, in CPU time, so that other load on the machine does not
+matter; medians are printed. The five nearest neighbours of a frequent word show that both models
+have learned.
 """
 
 import argparse
@@ -30,17 +30,17 @@ from regard.training.optim import optimizers
 TIME, ROWS = 64, 128
 
 
-def measured(pass_over: Callable[[], object], words: int) -> float:
-    """Words a second."""
-    began = time.process_time()
-    pass_over()
-    return words / (time.process_time() - began)
+def words_per_second(run_epoch: Callable[[], object], words: int) -> float:
+    """Time one epoch in CPU time."""
+    start = time.process_time()
+    run_epoch()
+    return words / (time.process_time() - start)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("text", type=Path)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--words", default="napoleon")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -53,12 +53,10 @@ def main() -> None:
     model = build_model(preset("cbow", vocab_size=tokenizer.size))
     batches = [CBOWTask().collate((block, block), torch.Generator()) for block in ids]
     model.count_words(batches)
-    learners = optimizers({"kind": "adamw", "decay": 0.0}, model, 5e-3)
-    steps = train(
-        Objective(model, CBOWTask()), itertools.cycle(batches), learners, lambda step: 5e-3
-    )
+    adamw = optimizers({"kind": "adamw", "decay": 0.0}, model, 5e-3)
+    steps = train(Objective(model, CBOWTask()), itertools.cycle(batches), adamw, lambda step: 5e-3)
     sentences = [[tokenizer.piece(id) for id in row] for row in ids.reshape(-1, TIME)]
-    peer = Word2Vec(
+    word2vec = Word2Vec(
         vector_size=100,
         window=5,
         negative=5,
@@ -68,23 +66,26 @@ def main() -> None:
         shrink_windows=False,
         workers=1,
     )
-    peer.build_vocab(sentences)
+    word2vec.build_vocab(sentences)
 
-    def theirs() -> None:
-        peer.train(sentences, total_examples=len(sentences), epochs=1)
+    def gensim_epoch() -> None:
+        word2vec.train(sentences, total_examples=len(sentences), epochs=1)
 
-    def ours() -> None:
+    def regard_epoch() -> None:
         for _ in batches:
             next(steps)
 
-    turns = [(measured(ours, words), measured(theirs, words)) for _ in range(options.turns)]
-    for name, speeds in zip(("regard", "gensim"), zip(*turns, strict=True), strict=True):
-        print(f"{name}  {statistics.median(speeds):,.0f} words a second")
-    ratio = statistics.median(mine / other for mine, other in turns)
+    repeats = [
+        (words_per_second(regard_epoch, words), words_per_second(gensim_epoch, words))
+        for _ in range(options.repeats)
+    ]
+    for name, speeds in zip(("regard", "gensim"), zip(*repeats, strict=True), strict=True):
+        print(f"{name}  {statistics.median(speeds):,.0f} words/s")
+    ratio = statistics.median(ours / theirs for ours, theirs in repeats)
     print(f"ratio   {ratio:.2f}")
     near = WordVectors.from_model(model, tokenizer).nearest([(1.0, options.words)], 5)
     print(f"regard  {options.words}: {', '.join(word for word, _ in near)}")
-    near = peer.wv.most_similar(options.words, topn=5)
+    near = word2vec.wv.most_similar(options.words, topn=5)
     print(f"gensim  {options.words}: {', '.join(word for word, _ in near)}")
 
 

@@ -1,11 +1,11 @@
-"""Does compiling pay on a CPU? Steps as they are and compiled, in turns, and when it is paid back.
+"""Speedup of torch.compile on a CPU, and after how many steps the compile time is amortized.
 
     python bench/compile_cpu.py [--rows text pairs masked images wide]
 
-The models are those that regard chooses for data of each kind without a GPU, and one that is
-wider. All in one thread, and in seconds of the processor, so that nobody else on the machine
-counts. A turn is five steps of each; the medians count. What the compiler takes is told apart,
-and divided by what it saves: so many steps pay for it.
+The models are the defaults of regard for each kind of data without a GPU, and a wider one. Eager
+and compiled steps are timed alternately, five at a time, in one thread and in CPU time, so that
+other load on the machine does not matter; medians are printed. The compile time, divided by the
+time saved per step, is the number of steps that amortize it.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from regard.training.loop import train
 from regard.training.optim import optimizers
 from regard.training.parallel.strategy import SingleProcess
 
-TURNS, STEPS = 7, 5
+REPEATS, STEPS = 7, 5
 
 
 def ids(*shape: int, vocab: int) -> torch.Tensor:
@@ -51,11 +51,11 @@ def pairs() -> tuple[Any, Task, Batch]:
 
 def masked() -> tuple[Any, Task, Batch]:
     config = preset("tiny-encoder", vocab_size=2000, dim=128, layers=4, heads=4, context=64)
-    at = torch.arange(64).expand(16, 64)
+    positions = torch.arange(64).expand(16, 64)
     batch = MaskedBatch(
         ids=ids(16, 64, vocab=2000),
-        documents=torch.ones_like(at),
-        positions=at,
+        documents=torch.ones_like(positions),
+        positions=positions,
         masked_positions=ids(16, 9, vocab=64),
         targets=ids(16, 9, vocab=2000),
     )
@@ -76,8 +76,10 @@ ROWS: dict[str, Callable[[], tuple[Any, Task, Batch]]] = {
 }
 
 
-def stepper(make: Callable[[], tuple[Any, Task, Batch]], *, compiled: bool) -> Callable[[], float]:
-    """Something that takes some steps and says how many seconds one took."""
+def step_timer(
+    make: Callable[[], tuple[Any, Task, Batch]], *, compiled: bool
+) -> Callable[[], float]:
+    """A function that runs `STEPS` training steps and returns the seconds per step."""
     torch.manual_seed(1)
     config, task, batch = make()
     objective = Objective(build_model(config), task)
@@ -92,13 +94,13 @@ def stepper(make: Callable[[], tuple[Any, Task, Batch]], *, compiled: bool) -> C
         strategy=strategy,
     )
 
-    def turn() -> float:
-        began = time.process_time()
+    def seconds_per_step() -> float:
+        start = time.process_time()
         for _ in range(STEPS):
             next(steps)
-        return (time.process_time() - began) / STEPS
+        return (time.process_time() - start) / STEPS
 
-    return turn
+    return seconds_per_step
 
 
 def main() -> None:
@@ -106,23 +108,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    torch._inductor.config.compile_threads = 1  # in this process, so that it is counted
+    torch._inductor.config.compile_threads = 1  # in this process, so that its CPU time is measured
     torch._inductor.config.force_disable_caches = True
     print(f"torch {torch.__version__}")
-    for name in given.rows:
-        plain, compiled = (stepper(ROWS[name], compiled=each) for each in (False, True))
-        plain()
-        before_it = sum(os.times()[:4])  # of the compilers it starts too
+    for name in options.rows:
+        eager, compiled = (step_timer(ROWS[name], compiled=flag) for flag in (False, True))
+        eager()
+        start = sum(os.times()[:4])  # child processes (the C++ compiler) included
         compiled()
-        first = sum(os.times()[:4]) - before_it
-        turns = [(plain(), compiled()) for _ in range(TURNS)]
-        before, after = (statistics.median(column) for column in zip(*turns, strict=True))
-        paid = f"{first / (before - after):,.0f} steps" if after < before else "never"
+        compile_time = sum(os.times()[:4]) - start
+        times = [(eager(), compiled()) for _ in range(REPEATS)]
+        before, after = (statistics.median(column) for column in zip(*times, strict=True))
+        steps = f"{compile_time / (before - after):,.0f} steps" if after < before else "never"
         print(
             f"{name:7} {1e3 * before:7.1f} ms  compiled {1e3 * after:7.1f} ms  "
-            f"ratio {before / after:5.2f}  compiling {first:6.1f} s  paid back after {paid}",
+            f"ratio {before / after:.2f}  compiled in {compile_time:6.1f} s, amortized after {steps}",
             flush=True,
         )
 

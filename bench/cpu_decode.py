@@ -1,10 +1,10 @@
-"""Writing on a CPU beside transformers, in one run: the GPT-2 124M shape and stories260K.
+"""Decoding speed on a CPU, compared with transformers: GPT-2 124M and stories260K.
 
-    REGARD_DATA=… python bench/cpu_decode.py [--models gpt2 stories] [--turns 5] [--threads 2]
+    REGARD_DATA=… python bench/cpu_decode.py [--models gpt2 stories] [--repeats 5] [--threads 2]
 
-The same weights in both, float32, one row, greedy. Each is timed in turns of some tokens, one
-after the other, so that all meet the same machine; the median of the turns' ratios counts. With
-`int8` the weights of single tokens have eight bits. The ids of float32 must be the same.
+Both use the same weights, float32, batch size 1 and greedy decoding. They are timed alternately, so
+that load on the machine affects both; the median of the ratios is printed. With int8, decode steps
+use int8 weights. In float32 the generated ids must be equal.
 """
 
 import argparse
@@ -32,11 +32,11 @@ def gpt2() -> tuple[Any, Any, int]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    theirs = GPT2LMHeadModel(GPT2Config()).eval()
+    hf_model = GPT2LMHeadModel(GPT2Config()).eval()
     with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        ours = open_checkpoint(Path(folder)).load()
-    return ours.eval(), theirs, 24
+        hf_model.save_pretrained(folder)
+        model = open_checkpoint(Path(folder)).load()
+    return model.eval(), hf_model, 24
 
 
 def stories() -> tuple[Any, Any, int]:
@@ -46,19 +46,19 @@ def stories() -> tuple[Any, Any, int]:
     with tempfile.TemporaryDirectory() as parent:
         run = regard.import_model(source, Path(parent) / "run")
         run.export(Path(parent) / "stories")
-        theirs = AutoModelForCausalLM.from_pretrained(Path(parent) / "stories").float().eval()
-    return run.model.cpu(), theirs, 200
+        hf_model = AutoModelForCausalLM.from_pretrained(Path(parent) / "stories").float().eval()
+    return run.model.cpu(), hf_model, 200
 
 
 MODELS: dict[str, Callable[[], tuple[Any, Any, int]]] = {"gpt2": gpt2, "stories": stories}
 
 
-def compare(name: str, turns: int, clock: Callable[[], float]) -> None:
-    ours, theirs, tokens = MODELS[name]()
+def compare(name: str, repeats: int, clock: Callable[[], float]) -> None:
+    model, hf_model, tokens = MODELS[name]()
     prompt = torch.randint(3, 500, (1, PROMPT), generator=torch.Generator().manual_seed(0))
 
-    def peer() -> list[int]:
-        ids = theirs.generate(
+    def transformers_ids() -> list[int]:
+        ids = hf_model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=tokens,
@@ -66,33 +66,33 @@ def compare(name: str, turns: int, clock: Callable[[], float]) -> None:
             do_sample=False,
             pad_token_id=0,
         )
-        found: list[int] = ids[0, PROMPT:].tolist()
-        return found
+        new_ids: list[int] = ids[0, PROMPT:].tolist()
+        return new_ids
 
-    def mine(model: Any) -> Callable[[], list[int]]:
-        return lambda: generate(model, prompt.tolist(), GREEDY, tokens=tokens)[0]
+    def regard_ids(decoder: Any) -> Callable[[], list[int]]:
+        return lambda: generate(decoder, prompt.tolist(), GREEDY, tokens=tokens)[0]
 
-    ways = {
-        "transformers": peer,
-        "regard, the model": mine(ours),
-        "regard": mine(Engine(pack(ours))),
-        "regard, int8": mine(Engine(pack(ours, int8=True))),
+    variants = {
+        "transformers": transformers_ids,
+        "regard, not packed": regard_ids(model),
+        "regard": regard_ids(Engine(pack(model))),
+        "regard, int8": regard_ids(Engine(pack(model, int8=True))),
     }
-    answers = {way: work() for way, work in ways.items()}
-    assert answers["transformers"] == answers["regard"] == answers["regard, the model"]
-    speeds: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(turns):
-        for way, work in ways.items():
-            began = clock()
-            work()
-            speeds[way].append(tokens / (clock() - began))
-    for way, found in speeds.items():
-        ratios = [one / other for one, other in zip(found, speeds["transformers"], strict=True)]
-        same = sum(a == b for a, b in zip(answers[way], answers["transformers"], strict=True))
+    outputs = {variant: run() for variant, run in variants.items()}
+    assert outputs["transformers"] == outputs["regard"] == outputs["regard, not packed"]
+    speeds: dict[str, list[float]] = {variant: [] for variant in variants}
+    for _ in range(repeats):
+        for variant, run in variants.items():
+            start = clock()
+            run()
+            speeds[variant].append(tokens / (clock() - start))
+    for variant, values in speeds.items():
+        ratios = [ours / hf for ours, hf in zip(values, speeds["transformers"], strict=True)]
+        same = sum(a == b for a, b in zip(outputs[variant], outputs["transformers"], strict=True))
         print(
-            f"{name:8} {way:18} {statistics.median(found):8.1f} tok/s"
+            f"{name:8} {variant:18} {statistics.median(values):8.1f} tok/s"
             f"  {statistics.median(ratios):5.2f} times  ({min(ratios):.2f} to {max(ratios):.2f})"
-            f"  {same} of {tokens} ids the same",
+            f"  {same} of {tokens} ids equal",
             flush=True,
         )
 
@@ -102,14 +102,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--busy", action="store_true", help="time of the processor, not the wall")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    print(f"torch {torch.__version__}, {given.threads} threads")
-    for name in given.models:
-        compare(name, given.turns, time.process_time if given.busy else time.perf_counter)
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time, not wall-clock time")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"torch {torch.__version__}, {options.threads} threads")
+    for name in options.models:
+        compare(name, options.repeats, time.process_time if options.cpu_time else time.perf_counter)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Writing on one GPU: the LLaMA shape of 1.1B in bfloat16, random weights, one row and 64.
+"""Decoding speed on one GPU: LLaMA 1.1B in bfloat16, random weights, batch sizes 1 and 64.
 
     python bench/gpu_decode.py [--rows 1 64] [--out DIR] [--tune] [--peer]
 
-128 ids are read and 256 written, with temperature 0.8 and top-k 50 on the device. Prints what
-the card copies in a second, then for each way of writing: tokens a second over the whole call,
-over all but the first token, the time to the first, and the bytes of weights read in a second
-as a share of what is copied. The better of some turns counts. `--peer` adds transformers with a
-static cache, compiled by itself; `--out` writes the kernels of a step with their times.
+Prompts of 128 ids, 256 new tokens, sampled on the device with temperature 0.8 and top-k 50. Prints
+the copy bandwidth of the GPU, then for each decoder: tokens/s of the whole call, tokens/s without
+prefill, the time to the first token, and the bandwidth at which weights are read, relative to the
+copy bandwidth. The best of several repeats is printed. `--peer` adds transformers with a static KV
+cache, which it compiles; `--out` writes a profile of the kernels of each decoder.
 """
 
 import argparse
@@ -33,119 +33,123 @@ CHAIN = parse_chain(["top_k=50", "temperature=0.8"])
 SHAPE = preset("tinyllama")
 
 
-def copied() -> float:
-    """Bytes a second of a large copy, read and written."""
+def copy_bandwidth() -> float:
+    """Bytes per second of a large copy, reads and writes."""
     x, y = (torch.empty(1 << 29, device=CUDA) for _ in range(2))
-    found = []
+    seconds = []
     for _ in range(12):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         y.copy_(x)
         end.record()
         torch.cuda.synchronize()
-        found.append(start.elapsed_time(end) / 1e3)
-    return 2 * x.nbytes / statistics.median(found)
+        seconds.append(start.elapsed_time(end) / 1e3)
+    return 2 * x.nbytes / statistics.median(seconds)
 
 
 @cache
 def prompts(rows: int) -> list[list[int]]:
     torch.manual_seed(1)
     ids = torch.randint(10, SHAPE.vocab_size, (rows, PROMPT))
-    return [[int(each) for each in row] for row in ids]
+    return [[int(id) for id in row] for row in ids]
 
 
-def write(model: Any, rows: int, tokens: int = TOKENS) -> None:
-    answers = generate(model, prompts(rows), CHAIN, tokens=tokens, seed=1)
-    assert all(len(answer) == tokens for answer in answers)
+def decode(model: Any, rows: int, tokens: int = TOKENS) -> None:
+    outputs = generate(model, prompts(rows), CHAIN, tokens=tokens, seed=1)
+    assert all(len(output) == tokens for output in outputs)
 
 
-def first(model: Any) -> float:
-    """Seconds until the first id of a stream."""
+def time_to_first_token(model: Any) -> float:
+    """Seconds until a stream yields its first id."""
     (prompt,) = prompts(1)
-    return measured(
-        lambda: next(iter(stream(model, prompt, CHAIN, tokens=TOKENS, seed=1))), turns=5
+    return best_time(
+        lambda: next(iter(stream(model, prompt, CHAIN, tokens=TOKENS, seed=1))), repeats=5
     )
 
 
-def measured(work: Callable[[], Any], turns: int) -> float:
-    found = []
-    for _ in range(turns):
+def best_time(run: Callable[[], Any], repeats: int) -> float:
+    """The shortest time of `run` in seconds."""
+    seconds = []
+    for _ in range(repeats):
         torch.cuda.synchronize()
-        began = time.perf_counter()
-        work()
+        start = time.perf_counter()
+        run()
         torch.cuda.synchronize()
-        found.append(time.perf_counter() - began)
-    return min(found)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
-def agreement(model: Transformer, other: Any, rows: int) -> str:
-    """How far the logits of one step are from the model's own."""
+def logits_difference(model: Transformer, decoder: Any, rows: int) -> str:
+    """Compare the logits of one decode step with those of the model."""
     with torch.inference_mode():
         ids = torch.tensor(prompts(rows), device=CUDA)
-        found = []
-        for each in (model, other):
-            _, state = each.step(ids, each.start(rows, PROMPT + 8))
-            logits, _ = each.step(ids[:, :1], state)
-            found.append(logits[:, 0].float())
-        far = float((found[0] - found[1]).abs().max() / found[0].std())
-        same = float((found[0].argmax(-1) == found[1].argmax(-1)).float().mean())
-    return f"logits differ by {far:.1e} of their spread, same best {same:.0%}"
+        logits = []
+        for language in (model, decoder):
+            _, state = language.step(ids, language.start(rows, PROMPT + 8))
+            step_logits, _ = language.step(ids[:, :1], state)
+            logits.append(step_logits[:, 0].float())
+        expected, actual = logits
+        difference = float((expected - actual).abs().max() / expected.std())
+        same = float((expected.argmax(-1) == actual.argmax(-1)).float().mean())
+    return f"max logit difference {difference:.1e} standard deviations, same argmax {same:.0%}"
 
 
-def kernels(model: Any, rows: int, tokens: int = 48) -> str:
-    """The kernels of the last steps, by name, with their share of the time."""
+def profile_kernels(model: Any, rows: int) -> str:
+    """A table of the kernels by name with their times."""
     from torch.profiler import ProfilerActivity, profile
 
-    write(model, rows)  # to record
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        write(model, rows, TOKENS)
-    return seen.key_averages().table(
+    decode(model, rows)  # captures the CUDA graph
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        decode(model, rows)
+    return profiler.key_averages().table(
         sort_by="self_device_time_total", row_limit=25, max_name_column_width=70
     )
 
 
-def ways(model: Transformer) -> dict[str, Callable[[], Any]]:
+def decoders(model: Transformer) -> dict[str, Callable[[], Any]]:
     return {
-        "model": lambda: model,
-        "model, recorded": lambda: Engine(model),
-        "packed, recorded": lambda: Engine(PackedDecoder(model)),
-        "fused, recorded": lambda: Engine(pack(model)),
-        "fused int8, recorded": lambda: Engine(pack(model, int8=True)),
+        "eager": lambda: model,
+        "CUDA graph": lambda: Engine(model),
+        "packed, CUDA graph": lambda: Engine(PackedDecoder(model)),
+        "Triton, CUDA graph": lambda: Engine(pack(model)),
+        "Triton int8, CUDA graph": lambda: Engine(pack(model, int8=True)),
     }
 
 
-def report(name: str, model: Any, rows: int, weights: float, copy: float, turns: int) -> None:
-    tokens = 32 if name == "model" else TOKENS
-    write(model, rows, tokens)
-    write(model, rows, tokens)
-    whole = measured(lambda: write(model, rows, tokens), turns)
-    begun = measured(lambda: write(model, rows, 1), turns)
-    each = (whole - begun) / (tokens - 1)
+def report(
+    name: str, model: Any, rows: int, weights: float, bandwidth: float, repeats: int
+) -> None:
+    tokens = 32 if name == "eager" else TOKENS
+    decode(model, rows, tokens)
+    decode(model, rows, tokens)
+    total = best_time(lambda: decode(model, rows, tokens), repeats)
+    first_token = best_time(lambda: decode(model, rows, 1), repeats)
+    step = (total - first_token) / (tokens - 1)
     print(
-        f"{rows:3} rows  {name:24} {rows * tokens / whole:9,.0f} tok/s"
-        f"  {rows / each:9,.0f} after the first  {1e3 * begun:7.2f} ms to the first"
-        f"  {1e3 * each:6.3f} ms a step  {weights / each / copy:5.1%} of the copy",
+        f"{rows:3} rows  {name:24} {rows * tokens / total:9,.0f} tok/s"
+        f"  {rows / step:9,.0f} without prefill  {1e3 * first_token:7.2f} ms to first token"
+        f"  {1e3 * step:6.3f} ms/step  {weights / step / bandwidth:5.1%} of copy bandwidth",
         flush=True,
     )
 
 
-def tune(model: Transformer, copy: float) -> None:
-    """One row with other sizes of programs, one kind of product after the other."""
+def tune(model: Transformer, bandwidth: float) -> None:
+    """Time batch size 1 with other program sizes of the gemv kernels."""
     from regard.accel.kernels import gemv
 
-    for kind, own in list(gemv.PROGRAM_SIZES.items()):
+    for kind, default in list(gemv.PROGRAM_SIZES.items()):
         for size in ((8192, 4), (16384, 4), (16384, 8), (32768, 8)):
             gemv.PROGRAM_SIZES[kind] = size
 
-            def work(name: str = f"{kind} {size}", int8: bool = kind[1]) -> None:
-                report(name, Engine(pack(model, int8=int8)), 1, _bytes(model), copy, 2)
+            def run(name: str = f"{kind} {size}", int8: bool = kind[1]) -> None:
+                report(name, Engine(pack(model, int8=int8)), 1, _weight_bytes(model), bandwidth, 2)
 
-            guarded(work)
-        gemv.PROGRAM_SIZES[kind] = own
+            run_and_report_errors(run)
+        gemv.PROGRAM_SIZES[kind] = default
 
 
-def peer(rows: int, turns: int) -> None:
-    """transformers' own generate with a static cache, which it compiles."""
+def report_transformers(rows: int, repeats: int) -> None:
+    """Time `generate` of transformers with a static KV cache, which it compiles."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -157,11 +161,11 @@ def peer(rows: int, turns: int) -> None:
         intermediate_size=SHAPE.ffn_dim,
     )
     with CUDA:
-        other = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+        hf_model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
     ids = torch.tensor(prompts(rows), device=CUDA)
 
-    def work() -> None:
-        other.generate(
+    def run() -> None:
+        hf_model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=TOKENS,
@@ -173,25 +177,25 @@ def peer(rows: int, turns: int) -> None:
             pad_token_id=0,
         )
 
-    work()
-    work()
-    whole = measured(work, turns)
+    run()
+    run()
+    total = best_time(run, repeats)
     print(
-        f"{rows:3} rows  transformers, static     {rows * TOKENS / whole:9,.0f} tok/s", flush=True
+        f"{rows:3} rows  transformers, static     {rows * TOKENS / total:9,.0f} tok/s", flush=True
     )
 
 
-def guarded(work: Callable[[], None]) -> None:
-    """One way that fails must not take the others with it."""
+def run_and_report_errors(run: Callable[[], None]) -> None:
+    """Print the traceback of an exception instead of raising it, so that the others still run."""
     try:
-        work()
+        run()
     except Exception:
         traceback.print_exc()
         torch.cuda.synchronize()
 
 
-def _bytes(model: Transformer) -> float:
-    """What a token reads: all but the table of embeddings."""
+def _weight_bytes(model: Transformer) -> float:
+    """Bytes of weights that a decode step reads: all except the embedding table."""
     return sum(p.nbytes for p in model.parameters()) - model.embed.token.weight.nbytes
 
 
@@ -200,44 +204,50 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 64])
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--ways", nargs="+", help="only those whose name contains one of these")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--decoders", nargs="+", help="only those whose name contains one of these")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--peer", action="store_true")
-    given = parser.parse_args()
-    copy = copied()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {copy / 1e12:.2f} TB/s")
+    options = parser.parse_args()
+    bandwidth = copy_bandwidth()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {bandwidth / 1e12:.2f} TB/s")
     torch.manual_seed(0)
     with CUDA:
         model = Transformer(SHAPE).to(torch.bfloat16).eval()
-    weights = _bytes(model)
-    print(f"weights of a token: {weights / 1e9:.2f} GB, so {copy / weights:,.0f} tok/s at most")
-    began = time.perf_counter()
-    for rows in given.rows:
-        for name, make in ways(model).items():
-            if given.ways and not any(each in name for each in given.ways):
+    weights = _weight_bytes(model)
+    limit = bandwidth / weights
+    print(f"weights read per step: {weights / 1e9:.2f} GB, so at most {limit:,.0f} steps/s")
+    start = time.perf_counter()
+    for rows in options.rows:
+        for name, make in decoders(model).items():
+            if options.decoders and not any(part in name for part in options.decoders):
                 continue
 
-            def work(name: str = name, make: Callable[[], Any] = make, rows: int = rows) -> None:
-                made = make()
-                share = weights / 2 if "int8" in name else weights
-                report(name, made, rows, share, copy, given.turns)
-                if name != "model":
-                    print("          ", agreement(model, made, rows))
-                if given.out and name != "model":
-                    given.out.mkdir(parents=True, exist_ok=True)
-                    path = given.out / f"{rows}-{name.replace(', ', '-').replace(' ', '-')}.txt"
-                    path.write_text(kernels(made, rows))
+            def run(name: str = name, make: Callable[[], Any] = make, rows: int = rows) -> None:
+                decoder = make()
+                read_bytes = weights / 2 if "int8" in name else weights
+                report(name, decoder, rows, read_bytes, bandwidth, options.repeats)
+                if name != "eager":
+                    print("          ", logits_difference(model, decoder, rows))
+                if options.out and name != "eager":
+                    options.out.mkdir(parents=True, exist_ok=True)
+                    path = options.out / f"{rows}-{name.replace(', ', '-').replace(' ', '-')}.txt"
+                    path.write_text(profile_kernels(decoder, rows))
 
-            guarded(work)
-    guarded(lambda: print(f"first id of a stream after {1e3 * first(Engine(pack(model))):.2f} ms"))
-    if given.tune:
-        tune(model, copy)
-    if given.peer:
-        for rows in given.rows:
-            guarded(lambda rows=rows: peer(rows, given.turns))
-    print(f"{time.perf_counter() - began:.0f} s")
+            run_and_report_errors(run)
+
+    def report_stream() -> None:
+        seconds = time_to_first_token(Engine(pack(model)))
+        print(f"first token of a stream after {1e3 * seconds:.2f} ms")
+
+    run_and_report_errors(report_stream)
+    if options.tune:
+        tune(model, bandwidth)
+    if options.peer:
+        for rows in options.rows:
+            run_and_report_errors(lambda rows=rows: report_transformers(rows, options.repeats))
+    print(f"{time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

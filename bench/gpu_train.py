@@ -1,11 +1,11 @@
-"""Training on one GPU, beside the usual implementation of the same model, in one run.
+"""Training speed on one GPU, compared with a reference implementation of the same model.
 
     python bench/gpu_train.py --nanogpt DIR [--rows gpt2 gpt2-biased llama …] [--steps 20]
 
-Prints what the card itself can do (the largest matrix product and copy measured), then for each
-row tokens (or images) a second, the share of the measured matrix-product rate, and peak memory:
-ours and the peer's, each compiled, autocast to bfloat16, AdamW in float32, the same batch and
-random ids. Each is measured twice, in turn; the better of the two counts for both.
+Prints the matmul FLOP/s and copy bandwidth of the GPU, measured with large tensors. Then, for each
+model in regard and in the reference implementation: tokens (or images) per second, model FLOP/s
+relative to the matmul FLOP/s, and peak memory. Both are compiled, use bfloat16 autocast, AdamW in
+float32, and the same batch of random ids. They are timed alternately; the better repeat counts.
 """
 
 import argparse
@@ -34,12 +34,12 @@ from regard.training.optim import optimizers
 from regard.training.parallel.strategy import SingleProcess
 
 CUDA = torch.device("cuda")
-Trial = Callable[[], Callable[[], None]]  # makes a model, gives its step
+Trial = Callable[[], Callable[[], None]]  # builds a model and returns its training step
 
 
 @dataclass(frozen=True)
 class Row:
-    """One piece of work: ours, the peer's, and how much a step does."""
+    """A model: its training steps in regard and in the peer, and the amount of work per step."""
 
     name: str
     units: int  # tokens or images of a step
@@ -50,27 +50,27 @@ class Row:
     peer_name: str
 
 
-def ceilings() -> tuple[float, float]:
-    """Measured bf16 matrix-product rate (FLOP/s) and copy bandwidth (bytes/s)."""
+def device_limits() -> tuple[float, float]:
+    """Measured bfloat16 matmul FLOP/s and copy bandwidth in bytes/s."""
     size = 8192
     a, b = (torch.randn(size, size, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
-    product = 2 * size**3 / _median(lambda: a @ b)
+    matmul_flops = 2 * size**3 / _median(lambda: a @ b)
     x, y = (torch.randn(1 << 29, device=CUDA) for _ in range(2))
-    return product, 2 * x.nbytes / _median(lambda: y.copy_(x))
+    return matmul_flops, 2 * x.nbytes / _median(lambda: y.copy_(x))
 
 
-def _median(work: Callable[[], Any], times: int = 20, warm: int = 3) -> float:
-    for _ in range(warm):
-        work()
-    found = []
-    for _ in range(times):
+def _median(run: Callable[[], Any], repeats: int = 20, warmup: int = 3) -> float:
+    for _ in range(warmup):
+        run()
+    seconds = []
+    for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        work()
+        run()
         end.record()
         torch.cuda.synchronize()
-        found.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(found)
+        seconds.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(seconds)
 
 
 def ids(*shape: int, vocab: int) -> torch.Tensor:
@@ -78,7 +78,7 @@ def ids(*shape: int, vocab: int) -> torch.Tensor:
 
 
 def ours(config: Any, task: Any, batch: Any) -> Trial:
-    """A step of regard's own loop, as `regard train` runs it on a GPU."""
+    """A step of `training.loop.train`, as `regard train` runs it on a GPU."""
 
     def trial() -> Callable[[], None]:
         with CUDA:
@@ -127,12 +127,12 @@ def gpt2(nanogpt: str, bias: bool = False) -> Row:
     rows, time_ = 64, 1024
     config = replace(preset("gpt2"), bias=bias)
     x, y = ids(rows, time_, vocab=50257), ids(rows, time_, vocab=50257)
-    found = importlib.util.spec_from_file_location("nanogpt", Path(nanogpt) / "model.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    spec = importlib.util.spec_from_file_location("nanogpt", Path(nanogpt) / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
     sys.modules["nanogpt"] = module
-    found.loader.exec_module(module)
+    spec.loader.exec_module(module)
     make = lambda: module.GPT(module.GPTConfig(vocab_size=50304, dropout=0.0, bias=bias))  # noqa: E731
     return Row(
         f"GPT-2 124M{', biases' if bias else ''}, 64 x 1024",
@@ -162,7 +162,7 @@ def llama(_: str) -> Row:
         attn_implementation="sdpa",
     )
     return Row(
-        "LLaMA shape 1.1B, 8 x 2048",
+        "LLaMA 1.1B, 8 x 2048",
         rows * time_,
         "tokens",
         _flops(config, time_) * rows * time_,
@@ -228,16 +228,16 @@ def bert(_: str) -> Row:
 
     rows, time_, vocab = 64, 512, 30522
     config = replace(preset("bert-base"), head="masked", dropout=0.1, attention_dropout=0.1)
-    x, goal = ids(rows, time_, vocab=vocab), ids(rows, time_, vocab=vocab)
-    places = torch.rand(rows, time_, device=CUDA).argsort(1)[:, : round(0.15 * time_)]
+    x, original = ids(rows, time_, vocab=vocab), ids(rows, time_, vocab=vocab)
+    masked_positions = torch.rand(rows, time_, device=CUDA).argsort(1)[:, : round(0.15 * time_)]
     batch = MaskedBatch(
         ids=x,
         documents=torch.ones_like(x),
         positions=torch.arange(time_, device=CUDA).repeat(rows, 1),
-        masked_positions=places,
-        targets=goal.gather(1, places),
+        masked_positions=masked_positions,
+        targets=original.gather(1, masked_positions),
     )
-    labels = torch.full_like(x, -100).scatter(1, places, batch.targets)
+    labels = torch.full_like(x, -100).scatter(1, masked_positions, batch.targets)
     return Row(
         "BERT-base masked, 64 x 512",
         rows * time_,
@@ -290,7 +290,7 @@ ROWS: dict[str, Callable[[str], Row]] = {
 
 
 def measure(trial: Trial, steps: int) -> tuple[float, float]:
-    """Seconds of a step, and gigabytes at the peak."""
+    """Seconds per step, and peak memory in gigabytes."""
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
@@ -299,11 +299,11 @@ def measure(trial: Trial, steps: int) -> tuple[float, float]:
     for _ in range(5):
         step()
 
-    def several() -> None:  # nobody waits for the device between steps, as in a run
+    def run_steps() -> None:  # without synchronization between steps, as in a training run
         for _ in range(steps):
             step()
 
-    seconds = _median(several, 3, warm=0) / steps
+    seconds = _median(run_steps, 3, warmup=0) / steps
     return seconds, torch.cuda.max_memory_allocated() / 1e9
 
 
@@ -314,26 +314,27 @@ def main() -> None:
     parser.add_argument("--nanogpt", default="")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--alone", action="store_true", help="leave the peers out")
-    given = parser.parse_args()
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--no-peer", action="store_true", help="time regard only")
+    options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    product, copy = ceilings()
+    matmul_flops, bandwidth = device_limits()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(f"ceilings: {product / 1e12:.0f} TFLOP/s bf16, {copy / 1e12:.2f} TB/s copied")
-    for name in given.rows:
-        row = ROWS[name](given.nanogpt)
-        trials = {"regard": row.ours} | ({} if given.alone else {row.peer_name: row.peer})
+    print(f"measured: {matmul_flops / 1e12:.0f} TFLOP/s bf16, copies {bandwidth / 1e12:.2f} TB/s")
+    for name in options.rows:
+        row = ROWS[name](options.nanogpt)
+        trials = {"regard": row.ours} | ({} if options.no_peer else {row.peer_name: row.peer})
         best: dict[str, tuple[float, float]] = {}
-        began = time.perf_counter()
-        for _ in range(given.turns):
-            for who, trial in trials.items():
-                best[who] = min(best.get(who, (float("inf"), 0.0)), measure(trial, given.steps))
-        print(f"{row.name}  ({time.perf_counter() - began:.0f} s to measure)")
-        for who, (seconds, peak) in best.items():
-            speed, share = row.units / seconds, row.flops / seconds / product
+        start = time.perf_counter()
+        for _ in range(options.repeats):
+            for library, trial in trials.items():
+                previous = best.get(library, (float("inf"), 0.0))
+                best[library] = min(previous, measure(trial, options.steps))
+        print(f"{row.name}  (measured in {time.perf_counter() - start:.0f} s)")
+        for library, (seconds, peak) in best.items():
+            speed, share = row.units / seconds, row.flops / seconds / matmul_flops
             print(
-                f"  {who:22} {speed:12,.0f} {row.unit}/s  {share:6.1%} of the product"
+                f"  {library:22} {speed:12,.0f} {row.unit}/s  {share:6.1%} of matmul FLOP/s"
                 f"  {peak:6.1f} GB  {1e3 * seconds:7.1f} ms",
                 flush=True,
             )

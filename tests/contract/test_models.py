@@ -407,7 +407,7 @@ def test_more_ids_than_the_state_has_room_for_are_refused(case):
 @every_transformer
 def test_more_tokens_than_the_context_are_refused(case):
     subject = make(case)
-    with pytest.raises(ShapeError, match="17 tokens do not fit context=16"):
+    with pytest.raises(ShapeError, match="17 tokens exceed context=16"):
         subject.hidden(torch.zeros(ROWS, 17, dtype=torch.long))
 
 

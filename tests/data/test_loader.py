@@ -146,7 +146,7 @@ def test_the_loader_gives_its_text_in_order():
     batches = list(loader.sequential())
     assert [ids.shape for ids, _ in batches] == [(3, 10), (2, 10)]
     assert batches[1][1][1, 6:].tolist() == [47, -1, -1, -1]
-    with pytest.raises(DataError, match="nothing to predict"):
+    with pytest.raises(DataError, match="at least 2 are needed"):
         list(sequential_blocks(text_of(1).tokens, 10, 3))
 
 

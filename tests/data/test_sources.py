@@ -281,7 +281,7 @@ def test_a_missing_path_suggests_what_is_near(tmp_path, monkeypatch):
 def test_contradicting_settings_are_config_errors(tmp_path):
     path = write_file(tmp_path / "a", "x")
     assert "not both" in failure(path, path, path, error=ConfigError)
-    assert "data.source is given alone" in failure(None, path, None, error=ConfigError)
+    assert "data.source is set alone" in failure(None, path, None, error=ConfigError)
     assert "no data" in failure(None, error=ConfigError)
     assert "did you mean 'numbers'?" in failure({"kind": "number"}, error=ConfigError)
     unknown = failure({"kind": "numbers", "higest": 3}, error=ConfigError)

@@ -242,9 +242,9 @@ def test_what_cannot_be_is_refused(fields, said):
 
 def test_images_that_do_not_fit_are_refused():
     model = Vision(TINY)
-    with pytest.raises(ShapeError, match="3 channels; the model reads 2"):
+    with pytest.raises(ShapeError, match="images have 3 channels, but the model needs 2"):
         model(torch.randn(1, 3, 12, 12))
-    with pytest.raises(ShapeError, match="13 × 12 pixels cannot be split into patches of 3"):
+    with pytest.raises(ShapeError, match="patches of 3 must divide the image, 13 × 12 pixels"):
         model(torch.randn(1, 2, 13, 12))
 
 

@@ -109,7 +109,11 @@ def test_a_run_resumes_bit_for_bit(folder, tmp_path, monkeypatch):
             {},
             "needs model.segments=2, not 0",
         ),
-        ({"task": {"next_sentence": True}, "model": PAIRED}, {"batch": 1}, "there is only one"),
+        (
+            {"task": {"next_sentence": True}, "model": PAIRED},
+            {"batch": 1},
+            "needs at least 2 rows per micro-batch",
+        ),
         ({"model": {"context": 2}}, {}, "context=2 has no room for text"),
         (
             {"model": {"context": 9000}},
@@ -170,7 +174,7 @@ def test_masks_are_filled_in_by_the_likeliest_tokens(run):
 def test_a_text_without_a_mask_or_too_long_for_the_model_is_refused(run):
     with pytest.raises(ConfigError, match="write <mask> where a word is missing"):
         run.fill("The cat sat.")
-    with pytest.raises(ShapeError, match="do not fit context=24"):
+    with pytest.raises(ShapeError, match="exceed context=24"):
         run.fill("The <mask> " * 40)
 
 

@@ -77,7 +77,7 @@ def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monke
     (tmp_path / "short.csv").write_text("up\n7\n")
     said = invoke(capsys, "predict", "run", "short.csv")
     assert said.code == 3
-    assert "short has 1 rows; the model reads 2" in said.err
+    assert "short has 1 rows, but the model needs at least 2" in said.err
     assert invoke(capsys, "generate", "run", "words").code == 2
     said = invoke(capsys, "train", "line.csv", "model.preset=lstm")
     assert said.code == 2

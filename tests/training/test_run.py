@@ -143,7 +143,7 @@ def test_a_signal_in_the_last_step_ends_the_run_as_usual(data, tmp_path, monkeyp
 
 def test_an_existing_folder_is_refused(data, copied):
     before = contents(copied)
-    with pytest.raises(ConfigError, match="exists already and is not written over"):
+    with pytest.raises(ConfigError, match="exists already and is not overwritten"):
         list(begin(config(data / "cats.txt"), copied))
     assert contents(copied) == before
 

@@ -1,5 +1,6 @@
-"""Fast paths, attached to `nn` and `models` from outside; `decoding_path` and `training_path`
-answer what can run a model here.
+"""Fast paths for `nn` and `models`, attached from outside.
+
+`decoding_path` and `training_path` choose the fastest one that supports a model on its device.
 """
 
 from regard.accel import cross_entropy as cross_entropy  # registers the CUDA kernel of the loss

@@ -1,12 +1,12 @@
-"""torch.compile for training, with faster forms of some functions and layers put in from outside.
+"""torch.compile for training, with faster versions of some functions and layers.
 
-Three attachments, none of which `nn` or `models` know of:
+`nn` and `models` do not depend on this module. It attaches three things from outside:
 
-- functions of `nn` that have a faster form in a compiled graph are substituted while torch traces;
+- functions of `nn` with a faster version for compiled graphs are substituted during tracing;
 - loops over time steps run eagerly inside a compiled step: unrolled, they would take minutes to
   compile;
-- on CUDA, large matmuls are tuned (`accel.inductor_pass`), and layers whose matmuls can do more
-  than multiply get another forward, which compiled graphs alone use.
+- on CUDA, large matmuls are tuned (`accel.inductor_pass`), and layers whose bias or activation can
+  be fused into a matmul get a fused forward, which only compiled graphs use.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def compile_for_training(function: Callable[..., T], model: nn.Module) -> Callable[..., T]:
     """A function that runs `model`, compiled for one shape.
 
-    torch traces the backward pass in the thread that compiles, and only there: other threads lack
-    the dtype of autocast and refuse to index in bfloat16 (torch 2.11).
+    The backward pass runs in the calling thread: it is traced there, and other threads do not have
+    the autocast dtype, which breaks indexing in bfloat16 (torch 2.11).
     """
     from regard.accel.inductor_pass import TunedMatmuls  # imports the compiler: two seconds
 
@@ -54,7 +54,7 @@ def compile_for_training(function: Callable[..., T], model: nn.Module) -> Callab
 
 
 def run_eagerly(function: F) -> F:
-    """The function as a compiled caller must call it: not traced, but run as it is."""
+    """Exclude a function from tracing if a compiled graph is being traced; else return it as is."""
     return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
 
 
@@ -95,7 +95,7 @@ def _(angle: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cos_sin_once(angle: Tensor) -> tuple[Tensor, Tensor]:
-    """One operator, which inductor does not fuse into every layer and so compute in each."""
+    """cos and sin as one opaque operator: inductor would fuse them into every layer."""
     cos, sin = _cos_sin_operator(angle)
     return cos, sin
 
@@ -108,11 +108,12 @@ SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 def attach_fused_layers(model: nn.Module) -> None:
-    """Give layers a forward that compiled graphs run by fewer or larger matmuls.
+    """Replace the forward of layers by a fused one, used in compiled graphs only.
 
-    GELU and its gradient move into the matmuls of a feed-forward layer. Gradients of q, k and v
-    are not concatenated where they come from the attention kernel as they are, without a rotation
-    or a norm between. Outside a compiled graph, and for small inputs, the original methods run.
+    GELU and its gradient become epilogues of the matmuls of a feed-forward layer. The gradients of
+    q, k and v are not concatenated if they come directly from the attention kernel, without a
+    rotation or a norm between them. Outside a compiled graph, and for small inputs, the original
+    methods run.
     """
     for module in model.modules():
         if type(module).forward is FeedForward.forward and module.activation is gelu_tanh:

@@ -1,4 +1,4 @@
-"""Which described models each fast decoder reproduces, and why not the others."""
+"""Which models each fast decoder supports, and the reason if it does not."""
 
 import torch
 

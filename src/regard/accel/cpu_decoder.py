@@ -1,7 +1,7 @@
 """Decode steps of rows of equal length on a CPU, in as few calls to torch as possible.
 
-A token of a small model is hundreds of calls that compute next to nothing. So the KV cache of all
-layers is one tensor, all layers share one workspace, and the views of both are made once.
+With a small model, the overhead of hundreds of torch calls dominates a decode step. Therefore the
+KV cache of all layers is one tensor, all layers share one workspace, and views are made once.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class Workspace:
 
     @classmethod
     def of(cls, packed: PackedBlock, like: Tensor, rows: int) -> "Workspace":
-        """Buffers for layers with the shapes of this one."""
+        """Buffers for layers with the shapes of `packed`."""
         heads, kv_heads = packed.attention.heads, packed.attention.kv_heads
         qkv = like.new_empty(rows, len(packed.qkv.weight))
         by_head = qkv.unflatten(1, (heads + 2 * kv_heads, -1))
@@ -63,7 +63,7 @@ class CpuDecoderState(TransformerState):
 
     @classmethod
     def of(cls, kv: Tensor, packed: PackedBlock) -> "CpuDecoderState":
-        """An empty state for layers with the shapes of this one."""
+        """An empty state for layers with the shapes of `packed`."""
         (_, rows, _, _, capacity, _), workspace = kv.shape, Workspace.of(packed, kv, kv.shape[1])
         lengths = torch.zeros(rows, dtype=torch.long)
         return cls(_kv_caches(kv), lengths, capacity, kv=kv, workspace=workspace)

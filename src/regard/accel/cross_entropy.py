@@ -8,7 +8,7 @@ from regard.accel.kernels import usable
 from regard.accel.matmul import matmul_into
 from regard.nn import loss
 
-ALIGNMENT = 64  # W is padded to a multiple of so many rows: matmuls of other sizes are slow
+ALIGNMENT = 64  # W is padded to a multiple of this many rows: other sizes are slow
 
 
 def linear_cross_entropy(

@@ -1,9 +1,9 @@
 """Tuned matmuls by cuBLASLt, called through ctypes.
 
-For a matmul the library's heuristic names several algorithms, the most promising first. torch
-runs that one; here all are timed once the same matmul has run a few times, and the fastest is
+The library's heuristic returns several algorithms for a matmul, sorted by estimated time. torch
+uses the first one. Here all are timed at the third call of the same matmul, and the fastest is
 used from then on. Epilogues apply a bias and GELU, or GELU's gradient, before the result is
-written: one pass over memory less.
+written, which saves one pass over memory.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ COMPUTE_32F = 68  # cublasComputeType_t: sums in float32
 
 
 class Epilogue(IntEnum):
-    """cublasLtEpilogue_t: what is applied to a product before it is written."""
+    """cublasLtEpilogue_t: what is applied to the result of a matmul before it is written."""
 
     PLAIN = 1
     BIAS = 4
@@ -107,7 +107,7 @@ def fastest(candidates: Sequence[T], time: Callable[[T], float]) -> T:
     """
     best = [float("inf")] * len(candidates)
     for _ in range(TIMING_ROUNDS):
-        best = [min(least, time(one)) for least, one in zip(best, candidates, strict=True)]
+        best = [min(old, time(item)) for old, item in zip(best, candidates, strict=True)]
     return candidates[best.index(min(best))]
 
 
@@ -121,8 +121,8 @@ def _layout(x: Float[Tensor, "rows outputs"]) -> Layout:
 class _Matmul:
     """A matmul of one shape, dtype and layout, with the algorithm chosen for it.
 
-    The library is column-major: it takes a row-major matrix for its transpose. It is asked for
-    (a b)' = b' a', whose factors are row-major a and b as they are.
+    The library is column-major, so it reads a row-major matrix as its transpose. Computing
+    (a b)' = b' a' therefore needs no copies of row-major a and b.
     """
 
     def __init__(
@@ -177,12 +177,12 @@ class _Matmul:
         capturing = torch.cuda.is_current_stream_capturing()
         if self.calls < TUNE_AT_CALL or deterministic or capturing:
             return self.algorithms[0]
-        spare = torch.empty_like(out) if self.add.value else out
-        self.tuned = fastest(self.algorithms, lambda one: self._time(one, a, b, spare))
+        scratch = torch.empty_like(out) if self.add.value else out
+        self.tuned = fastest(self.algorithms, lambda one: self._time(one, a, b, scratch))
         return self.tuned
 
     def _find_algorithms(self) -> list[_Algorithm]:
-        """Those that the library's heuristic names, the most promising first."""
+        """The algorithms that the library's heuristic returns, sorted by estimated time."""
         preference = _create("MatmulPreferenceCreate")
         limits = {1: WORKSPACE, 5: ALIGNMENT, 6: ALIGNMENT, 7: ALIGNMENT, 8: ALIGNMENT}
         for attribute, limit in limits.items():
@@ -251,7 +251,7 @@ def _handle(device: int) -> ctypes.c_void_p:
 
 
 def _create_layout(dtype: torch.dtype, rows: int, columns: int, layout: Layout) -> ctypes.c_void_p:
-    """A cublasLtMatrixLayout_t; of the transpose where that is what memory holds."""
+    """A cublasLtMatrixLayout_t; that of the transpose if the matrix is stored transposed."""
     transposed, leading_dimension = layout
     sizes = (columns, rows) if transposed else (rows, columns)
     data_type, sides = ctypes.c_int(DATA_TYPES[dtype]), map(ctypes.c_uint64, sizes)

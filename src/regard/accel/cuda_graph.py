@@ -15,7 +15,7 @@ Update = Callable[[Sequence[Batch]], Results]
 # cannot happen during a capture.
 WARM_UP_STEPS = 3
 assert WARM_UP_STEPS >= TUNE_AT_CALL, "a matmul must be tuned before it is captured"
-MAX_GRAPHS = 16  # batches of further shapes run without a graph
+MAX_GRAPHS = 16  # batches of more shapes run without a graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class _Capture:
     def __call__(self, work: Callable[[], Results]) -> tuple[Callable[[], None], Results]:
         """Capture `work` without running it: the replay, and the tensors it will write."""
         graph = torch.cuda.CUDAGraph()
-        # other threads go on preparing batches meanwhile
+        # other threads prepare batches during the capture
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             results = work()
         return graph.replay, results

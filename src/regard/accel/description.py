@@ -1,9 +1,9 @@
-"""The structure of a decoder, read off its modules: what the fast paths must reproduce.
+"""The structure of a decoder, read from its modules: what the fast paths must reproduce.
 
-`describe` knows every class and every attribute that a covered model may consist of. A module of
+`describe` lists every class and every attribute that a supported model may have. A module of
 another class (a new norm, score or position encoding) or with another attribute (a new field of a
-block) is refused: such a model decodes by its own `step`, slowly and correctly. `Snapshot` notices
-that a described model has changed since.
+block) raises `NotCovered`, and the model then decodes with its own, slower `step`. `Snapshot`
+detects that a described model has changed.
 """
 
 from collections.abc import Mapping
@@ -168,20 +168,20 @@ def _norm_name(norm: nn.Module | None) -> str | None:
 
 
 def _require_known(name: str, module: nn.Module) -> None:
-    """Refuse classes, attributes and hooks that no fast path knows of."""
+    """Raise `NotCovered` for classes, attributes and hooks that no fast path supports."""
     if type(module) not in KNOWN_ATTRIBUTES:
         raise NotCovered(f"{name} is a {type(module).__name__}, which no fast path implements")
-    own = set(vars(module)) - MODULE_ATTRIBUTES
+    attributes = set(vars(module)) - MODULE_ATTRIBUTES
     for members in (module._parameters, module._buffers, module._modules):
-        own |= set() if type(module) is nn.ModuleList else members.keys()
-    for attribute in own - set(KNOWN_ATTRIBUTES[type(module)].split()):
-        if not _keeps_results(getattr(module, attribute)):
+        attributes |= set() if type(module) is nn.ModuleList else members.keys()
+    for attribute in attributes - set(KNOWN_ATTRIBUTES[type(module)].split()):
+        if not _preserves_results(getattr(module, attribute)):
             raise NotCovered(f"{name}.{attribute} is an attribute that no fast path knows")
     if module._forward_hooks or module._forward_pre_hooks:
         raise NotCovered(f"{name} has a forward hook")
 
 
-def _keeps_results(attribute: Any) -> bool:
+def _preserves_results(attribute: Any) -> bool:
     """Whether an attached method computes what the original does: compiled, or checkpointed."""
     if isinstance(attribute, partial) and attribute.func is checkpoint:
         return True
@@ -189,19 +189,19 @@ def _keeps_results(attribute: Any) -> bool:
 
 
 class Snapshot:
-    """The values and tensors of a model, to notice that one of them has changed.
+    """The values and tensors of a model, to detect that one of them has changed.
 
-    Compares attributes, storage addresses and version counters: a few comparisons per tensor.
-    Writing through `tensor.data` leaves the version counter alone and goes unnoticed.
+    Compares attributes, storage addresses and version counters, a few comparisons per tensor. A
+    write through `tensor.data` does not change the version counter and is not detected.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.values: list[tuple[Mapping[str, Any], str, Any, str]] = []
         self.tensors: list[tuple[Tensor, int, int, str]] = []
         for prefix, module in model.named_modules():
-            own = {key: vars(module)[key] for key in vars(module).keys() - MODULE_ATTRIBUTES}
+            attributes = {key: vars(module)[key] for key in vars(module).keys() - MODULE_ATTRIBUTES}
             for members, watched in (
-                (vars(module), own),
+                (vars(module), attributes),
                 (module._modules, module._modules),
                 (module._parameters, module._parameters),
                 (module._buffers, module._buffers),
@@ -214,7 +214,7 @@ class Snapshot:
                         self.tensors.append((value, value.data_ptr(), _version(value), name))
 
     def find_change(self) -> str | None:
-        """The name of the first value that is not what it was; None if all are."""
+        """The name of the first value that has changed; None if none has."""
         for members, key, value, name in self.values:
             current = members.get(key)
             if current is not value and (isinstance(value, Tensor) or current != value):

@@ -1,6 +1,6 @@
 """Matmuls of compiled training steps by cuBLASLt, as custom operators with plain torch fallbacks.
 
-`accel.compile` puts them in the place of torch's: a compiler sees each as one operation.
+`accel.compile` substitutes them for torch's matmuls; the compiler treats each as one operator.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from regard.accel import cublaslt
 from regard.accel.cublaslt import Epilogue
 from regard.nn import loss
 
-TUNED_FLOPS = 2e10  # of a matmul from which tuning is worth a call from Python
+TUNED_FLOPS = 2e10  # of a matmul, above which tuning gains more than a Python call costs
 aten: Any = torch.ops.aten
 
 

@@ -13,9 +13,9 @@ from regard.nn.attention import Attention
 from regard.nn.block import Block
 from regard.nn.ffn import FeedForward, GatedFeedForward
 
-BLOCKED_ELEMENTS = 1 << 18  # size of a weight from which on a CPU's time is spent on reading it
-BLOCKS = 16  # of the rows of such a weight, for the cores to share
-GEMV_ROWS = 4  # up to so many vectors the weight is the left factor
+BLOCKED_ELEMENTS = 1 << 18  # above this size a weight makes a CPU matmul memory-bound
+BLOCKS = 16  # blocks of rows of such a weight, which the cores share
+GEMV_ROWS = 4  # up to this many vectors, the weight is the left factor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +24,7 @@ class PackedLinear:
 
         W_ij = s_i * w_ij,      s_i = max_j |W_ij| / 127,      w_ij rounded to the nearest
 
-    A decode step is bound by reading W: int8 is half of bfloat16, a quarter of float32.
+    A decode step is bound by the time to read W; int8 has half the bytes of bfloat16.
     """
 
     weight: Float[Tensor, "outputs inputs"] | Int8[Tensor, "outputs inputs"]
@@ -118,7 +118,7 @@ class PackedLinear:
 class PackedBlock:
     """The four matmuls of a block, with the block and its modules.
 
-    Attributes of this class are read faster than those of a module, which take a microsecond.
+    Reading an attribute of a module takes a microsecond; reading one of this class is faster.
     """
 
     block: Block
@@ -148,8 +148,8 @@ class PackedBlock:
 def _pack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors concatenated; each becomes a view of the result.
 
-    Tensors that are consecutive views of one storage already are not moved again: a decoder that
-    was packed before keeps seeing them.
+    Tensors that already are consecutive views of one storage are not moved, so that a decoder
+    that was packed earlier stays valid.
     """
     first = tensors[0].detach()
     if len(tensors) == 1:

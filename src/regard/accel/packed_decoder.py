@@ -30,10 +30,10 @@ from regard.nn.state import KVCache, Source, TransformerState
 class PackedDecoder:
     """A Transformer decoder with packed weights and a fast path for single-token steps.
 
-    Everything else (prefill, several ids, all logits) is the model's own `step`; both use the same
-    state. The model must be one that `coverage.packing_obstacle` has nothing against. It may not
-    change afterwards: tables and packed weights would be out of date, which `start` and prefill
-    notice.
+    Everything else (prefill, several ids, all logits) calls the model's `step`; both use the same
+    state. `coverage.packing_obstacle` must return None for the model. The model must not change
+    afterwards, because tables and packed weights would be out of date; `start` and prefill check
+    this.
     """
 
     def __init__(self, model: Transformer, *, int8: bool = False) -> None:
@@ -75,7 +75,7 @@ class PackedDecoder:
         return self.model.device
 
     def require_unchanged(self) -> None:
-        """Raise an error if the model is not what it was when it was packed."""
+        """Raise `RegardError` if the model has changed since it was packed."""
         if name := self.snapshot.find_change():
             raise RegardError(
                 f"{name} has changed since the model was packed for decoding; pack it again"
@@ -158,7 +158,7 @@ class PackedDecoder:
             return CpuDecoder(state, rotation)
         positions = state.lengths.unsqueeze(1)
         if sees_all:
-            mask = Mask.none()  # the cache holds nothing but earlier positions
+            mask = Mask.none()  # the cache holds earlier positions only
         else:
             mask = Mask.causal() if window is None else Mask.causal() & Mask.window(window)
         key_positions = torch.arange(seen, device=positions.device).unsqueeze(0)
@@ -234,10 +234,10 @@ def _norm_function(norm: nn.Module | None) -> Callable[[Tensor], Tensor]:
         return lambda x: x
     if not isinstance(norm, RMSNorm) or norm.weight.is_cuda or norm.weight.itemsize < 4:
         return norm
-    dim, length = len(norm.weight), torch.linalg.vector_norm
+    dim, vector_norm = len(norm.weight), torch.linalg.vector_norm
     gain = norm.scale.detach() * math.sqrt(dim)
-    least = gain.new_tensor(math.sqrt(dim * norm.eps))
-    return lambda x: (x / length(x, dim=-1, keepdim=True).hypot_(least)).mul_(gain)
+    eps = gain.new_tensor(math.sqrt(dim * norm.eps))
+    return lambda x: (x / vector_norm(x, dim=-1, keepdim=True).hypot_(eps)).mul_(gain)
 
 
 def _rotate(x: Float[Tensor, "rows heads head_dim"], rotation: tuple[Tensor, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What can run a model here: the fastest decoder and the fastest training step, with reasons."""
+"""Choose the fastest decoder and training step for a model on its device, with the reasons."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from regard.models.transformer import Transformer
 
 @dataclass(frozen=True, slots=True)
 class DecodingPath:
-    """How a model decodes on its device, and why not by a faster path.
+    """The path by which a model decodes on its device, and why the faster ones do not apply.
 
     triton      every layer in a few Triton kernels (`TritonDecoder`)
     packed_cpu  packed weights and one workspace, in as few calls as possible (`CpuDecoder`)
@@ -88,5 +88,5 @@ def training_path(
     elif settings.activation_checkpointing:
         obstacle = "activation checkpointing resets random generators"
     elif getattr(model, "packs", False):
-        obstacle = "the model packs sequences, whose lengths the host must read"
+        obstacle = "packed sequences need their lengths on the host"
     return TrainingPath(True, obstacle is None, {"cuda_graph": obstacle} if obstacle else {})

@@ -29,8 +29,8 @@ ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
 class TritonDecoder(PackedDecoder):
     """A `PackedDecoder` that runs every layer of a decode step in five Triton kernels.
 
-    Prefill uses fewer kernels than torch. The model must be one that `coverage.triton_obstacle`
-    has nothing against.
+    Prefill uses fewer kernels than torch. `coverage.triton_obstacle` must return None for the
+    model.
     """
 
     def __init__(self, model: Transformer, *, int8: bool = False) -> None:

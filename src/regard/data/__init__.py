@@ -1,1 +1,1 @@
-"""From a path to the examples of a batch: data sets, token stores, loaders; no models."""
+"""Data sets, token stores and loaders: from a path to the examples of a batch."""

@@ -88,7 +88,7 @@ class TagBatch(Batch):
 
 @dataclass(frozen=True, slots=True)
 class SeriesBatch(Batch):
-    """Time series; each value is to be forecast from the values before it."""
+    """Time series; each value is forecast from the values before it."""
 
     series: Float[Tensor, "batch time"]
 

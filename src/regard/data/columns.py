@@ -1,7 +1,7 @@
 """What the columns of a table mean: texts, labels, tags, the sides of pairs, or numbers.
 
-Columns that the user names come first, then usual names, then the content of the cells. What was
-chosen stands in the description of the data; a table that is not understood is refused.
+Columns that the user names come first, then common column names, then the content of the cells.
+The description of the data states the chosen columns; an ambiguous table is an error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ ROLES = {  # the columns of each kind of data
     "text": ("text",),
     "series": (),
 }
-ASKED = (  # the sentences that tell a user how to name them
+COLUMN_HINTS = (  # for messages: how to name the columns
     "data.text=COLUMN data.label=COLUMN for texts with a class each",
     "data.source=COLUMN data.target=COLUMN for pairs",
     "data.text=COLUMN data.tags=COLUMN for words with a tag each",
@@ -29,7 +29,7 @@ METADATA = {  # columns that describe an example; they are taken for labels only
     *("id", "idx", "index", "url", "source", "lang", "language", "split", "date", "time"),
     *("timestamp", "license", "subset", "domain", "dataset", "author", "user", "title"),
 }
-PROFILE_ROWS = 50_000  # of which the content of columns is judged
+PROFILE_ROWS = 50_000  # whose cells decide what a column is
 MAX_CLASSES = 1000  # of a label that is guessed …
 MAX_NUMBERS = 20  # … and if it is a number
 
@@ -41,7 +41,7 @@ class Roles:
     kind: str
     columns: Mapping[str, str]  # role → name of the column
     guessed: frozenset[str] = field(default_factory=frozenset)  # roles that the content decided
-    left_out: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
     @property
     def to_save(self) -> Mapping[str, str]:
@@ -55,8 +55,8 @@ class Roles:
             f"{role}={name}{' (guessed)' if role in self.guessed else ''}"
             for role, name in self.columns.items()
         )
-        names = ", ".join(self.left_out[:8]) + (", …" if len(self.left_out) > 8 else "")
-        return f"; {roles}" + (f"; left out: {names}" if self.left_out else "")
+        names = ", ".join(self.unused[:8]) + (", …" if len(self.unused) > 8 else "")
+        return f"; {roles}" + (f"; left out: {names}" if self.unused else "")
 
 
 def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -> Roles | None:
@@ -72,19 +72,20 @@ def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -
         return None  # answer spans
     profiles = _profiles(table)
     kinds = [kind] if kind is not None else _possible_kinds(named)
-    for each in kinds:
-        found = _FINDERS[each](table, dict(named), profiles, kind is not None)
-        if found is not None:
-            columns, guessed = found
-            left_out = tuple(name for name in table.columns if name not in columns.values())
-            return Roles(each, columns, frozenset(guessed), () if each == "series" else left_out)
+    for candidate in kinds:
+        result = _FINDERS[candidate](table, dict(named), profiles, kind is not None)
+        if result is not None:
+            columns, guessed = result
+            unused = () if candidate == "series" else table.columns
+            unused = tuple(name for name in unused if name not in columns.values())
+            return Roles(candidate, columns, frozenset(guessed), unused)
     return None
 
 
 def refuse(table: Table, kind: str | None = None) -> DataError:
     """The error for a table that is not understood, with its columns."""
     wanted = "what its columns are" if kind is None else f"which of its columns hold {kind}"
-    ways = ASKED if kind is None else [way for way in ASKED if _way_fits(way, kind)]
+    ways = COLUMN_HINTS if kind is None else [way for way in COLUMN_HINTS if _way_fits(way, kind)]
     if {"question", "context"} <= set(table.columns):
         return DataError(
             f"{table.path} holds questions with contexts and answer spans, which no task learns "
@@ -107,7 +108,7 @@ def _possible_kinds(named: Mapping[str, str]) -> list[str]:
     kinds = [kind for kind in order if set(named) <= set(ROLES[kind])]
     if not kinds:
         given = " and ".join(f"data.{role}" for role in named)
-        raise ConfigError(f"{given} do not go together; {'; '.join(ASKED)}")
+        raise ConfigError(f"{given} do not go together; {'; '.join(COLUMN_HINTS)}")
     return kinds
 
 
@@ -162,8 +163,8 @@ def _profiles(table: Table) -> list[Profile]:
 def _profile(name: str, cells: Sequence[Any]) -> Profile:
     filled = [cell for cell in cells if cell is not None and str(cell).strip()]
     texts = [cell if isinstance(cell, str) else str(cell) for cell in filled]
-    some = texts[:: max(1, len(texts) // 1000)]
-    characters = [each for text in some for each in text[:200] if not each.isspace()]
+    sample = texts[:: max(1, len(texts) // 1000)]
+    characters = [char for text in sample for char in text[:200] if not char.isspace()]
     numeric = bool(filled) and all(map(is_number, filled))
     return Profile(
         name=name,
@@ -172,13 +173,13 @@ def _profile(name: str, cells: Sequence[Any]) -> Profile:
         is_list=bool(filled) and all(isinstance(cell, list) for cell in filled),
         is_numeric=numeric,
         is_whole=numeric and all(float(cell).is_integer() for cell in filled),
-        length=sum(map(len, some)) / max(1, len(some)),
-        words=sum(len(text.split()) for text in some) / max(1, len(some)),
+        length=sum(map(len, sample)) / max(1, len(sample)),
+        words=sum(len(text.split()) for text in sample) / max(1, len(sample)),
         letters=sum(map(str.isalpha, characters)) / max(1, len(characters)),
     )
 
 
-Found = tuple[dict[str, str], set[str]] | None  # role → column, and the roles that are guessed
+Columns = tuple[dict[str, str], set[str]] | None  # role → column, and the roles that are guessed
 
 
 def _by_name(profiles: Sequence[Profile], names: Sequence[str]) -> str | None:
@@ -198,13 +199,13 @@ def _label_candidates(profiles: Sequence[Profile]) -> list[str]:
 def _longest(profiles: Sequence[Profile]) -> str | None:
     """The column with the longest prose; one with spaces before one of single words."""
     prose = [profile for profile in profiles if profile.is_prose]
-    best = max(prose, key=lambda each: (each.words >= 2, each.length), default=None)
+    best = max(prose, key=lambda profile: (profile.words >= 2, profile.length), default=None)
     return best.name if best else None
 
 
 def _find_labels(
     table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
-) -> Found:
+) -> Columns:
     if not table.header and len(profiles) == 2 and asked:
         return {"text": "1", "label": "2"} | named, set()
     guessed = set()
@@ -235,14 +236,16 @@ def _find_labels(
     return {role: named[role] for role in ("text", "label")}, guessed
 
 
-def _find_pairs(table: Table, named: dict[str, str], profiles: list[Profile], asked: bool) -> Found:
+def _find_pairs(
+    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+) -> Columns:
     if set(named) == {"source", "target"}:
         return named, set()
     if not named:
         for source, target in PAIRS:
-            found = _by_name(profiles, [source]), _by_name(profiles, [target])
-            if found[0] and found[1]:
-                return {"source": found[0], "target": found[1]}, set()
+            columns = _by_name(profiles, [source]), _by_name(profiles, [target])
+            if columns[0] and columns[1]:
+                return {"source": columns[0], "target": columns[1]}, set()
         nested = [p.name for p in profiles if p.name.startswith("translation.")]
         if len(nested) == 2:
             return {"source": nested[0], "target": nested[1]}, set()
@@ -259,7 +262,9 @@ def _find_pairs(table: Table, named: dict[str, str], profiles: list[Profile], as
     return roles, set(roles) - set(named) if table.header else set()
 
 
-def _find_tags(table: Table, named: dict[str, str], profiles: list[Profile], asked: bool) -> Found:
+def _find_tags(
+    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+) -> Columns:
     lists = [p for p in profiles if p.is_list]
     words = named.get("text") or _by_name(lists, WORDS)
     tags = named.get("tags") or _by_name([p for p in lists if p.name != words], TAGS)
@@ -268,7 +273,9 @@ def _find_tags(table: Table, named: dict[str, str], profiles: list[Profile], ask
     return {"text": words, "tags": tags}, set()
 
 
-def _find_text(table: Table, named: dict[str, str], profiles: list[Profile], asked: bool) -> Found:
+def _find_text(
+    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+) -> Columns:
     if "text" in named:
         return named, set()
     if not table.header or (not asked and _label_candidates(profiles)):
@@ -282,7 +289,7 @@ def _find_text(table: Table, named: dict[str, str], profiles: list[Profile], ask
 
 def _find_series(
     table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
-) -> Found:
+) -> Columns:
     others = [p for p in profiles if not p.is_numeric]
     dates_or_groups = all(p.letters < 0.2 or p.is_label or p.distinct < 2 for p in others)
     is_series = len(others) < len(profiles) and (asked or dates_or_groups)

@@ -80,7 +80,7 @@ class TextLoader:
             )
         context -= reserved
         self.tokens, self.context, self.batch, self.seed = store.tokens, context, batch, seed
-        self.blocks = max(1, length // context - 1)  # per epoch, whatever its offset
+        self.blocks = max(1, length // context - 1)  # per epoch, for every offset
         self._offsets = min(context, length - self.blocks * context)
 
     @property
@@ -148,7 +148,7 @@ def sequential_blocks(
     """
     count = len(tokens) - 1  # targets
     if count < 1:
-        raise DataError(f"the text has {len(tokens)} tokens; there is nothing to predict")
+        raise DataError(f"the text has {len(tokens)} tokens; at least 2 are needed for one target")
     count = count if limit_tokens is None else min(count, limit_tokens)
     for start in range(0, count, context * batch):
         size = min(count - start, context * batch)
@@ -192,7 +192,7 @@ class PairLoader:
         step s -> epoch e and number k = s mod sum n;  p_e(k) names bucket b and its batch j;
         its rows are  p_{e,b}(j·rows … (j + 1)·rows - 1),  modulo the size of the bucket
 
-    Pairs that need more than `longest` positions are left out and counted in `dropped`.
+    Pairs that need more than `longest` positions are dropped; `dropped` is their number.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class PairLoader:
         batch: int | None = None,
     ) -> None:
         if tokens is None and batch is None:
-            raise ConfigError("no batch size; give train.tokens or train.batch")
+            raise ConfigError("no batch size; set train.tokens or train.batch")
         self.seed = seed
         needed = np.maximum(store.source_lengths, store.target_lengths) + 1
         order = np.argsort(needed, kind="stable")
@@ -287,8 +287,8 @@ class _Failure:
 def prefetch(make: Callable[[int], T], start: int, stop: int, ahead: int = 2) -> Iterator[T]:
     """Yield make(start), …, make(stop - 1), computed by a thread at most `ahead` items in advance.
 
-    An exception of `make` is raised in place of its item. The thread ends with the iteration, also
-    when that ends early.
+    An exception of `make` is raised instead of its item. The thread ends when the iteration ends,
+    also if that is early.
     """
     queue: SimpleQueue[T | _Failure] = SimpleQueue()
     free, stopped = threading.Semaphore(ahead), threading.Event()

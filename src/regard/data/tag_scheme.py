@@ -31,7 +31,7 @@ class TagScheme:
 
 
 def to_iob2(texts: Sequence[Sequence[str]]) -> TagScheme:
-    """Find out the scheme of the tags of some texts, count breaches of it, and convert to IOB2.
+    """Detect the tag scheme of some texts, count its violations, and convert the tags to IOB2.
 
         IOB2    B-x begins a span of kind x, I-x continues it
         IOB1    I-x begins it too; B-x only directly after a span of the same kind
@@ -77,12 +77,12 @@ def _iob(texts: Sequence[Sequence[str]]) -> TagScheme:
         for before, tag in _transitions(tags)
         if tag[0] == "I" and before[1:] != tag[1:]
     ]
-    needless = any(  # B-x that IOB1 would write as I-x
+    has_iob2_starts = any(  # B-x that IOB1 would write as I-x
         tag[0] == "B" and before[1:] != tag[1:]
         for tags in texts
         for before, tag in _transitions(tags)
     )
-    if needless or not starts:
+    if has_iob2_starts or not starts:
         return TagScheme("IOB2", texts, starts)
     converted = [
         [

@@ -140,7 +140,7 @@ class Text:
 
     def first_rows(self, count: int) -> list[str]:
         """The beginnings of the first texts, as a reader would check them."""
-        first = (next(each.chunks(256))[0] for each in self.documents[:count])
+        first = (next(document.chunks(256))[0] for document in self.documents[:count])
         return [preview(data.decode("utf-8")) for data in first]
 
     def lowercase(self) -> "Text":

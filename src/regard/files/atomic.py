@@ -26,17 +26,17 @@ DAY = 86_400  # seconds after which a temporary file of another machine counts a
 
 
 def require_new_path(path: Path, way_out: str) -> None:
-    """Refuse a path that exists: nothing is ever overwritten."""
+    """Raise `ConfigError` if the path exists: existing files are never overwritten."""
     try:
         exists = path.exists()
     except OSError as error:
-        raise CheckpointError(f"cannot look at {path}: {error.strerror}") from None
+        raise CheckpointError(f"cannot access {path}: {error.strerror}") from None
     if exists:
-        raise ConfigError(f"{path} exists already and is not written over;\n{way_out}")
+        raise ConfigError(f"{path} exists already and is not overwritten;\n{way_out}")
 
 
 def temporary_path(path: Path) -> Path:
-    """Where this process writes what becomes `path`."""
+    """The temporary path that this process renames to `path`."""
     return path.with_name(f".{path.name}.tmp-{os.getpid()}@{platform.node()}")
 
 
@@ -44,7 +44,7 @@ def temporary_path(path: Path) -> Path:
 def atomic_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """Yield a temporary path; the file that is written there replaces `path` at the end.
 
-    With `sync` it has reached the disk before it gets its name. On any error `path` is unchanged.
+    With `sync`, the file is synced to disk before it is renamed. On any error `path` is unchanged.
     """
     temporary = temporary_path(path)
     try:
@@ -73,8 +73,8 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a new temporary folder, which is renamed to `path` at the end.
 
-    An error or SIGTERM removes it. Only a kill leaves it, and the next attempt at `path` removes
-    it then.
+    An error or SIGTERM removes it. After SIGKILL it remains, and the next attempt to write `path`
+    removes it.
     """
     temporary = temporary_path(path)
     with _exit_on_sigterm():
@@ -96,8 +96,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 def remove_leftovers(folder: Path, name: str | None = None, *, locked: bool = False) -> None:
     """Delete the temporary files and folders that killed processes left in `folder`.
 
-    By default those whose process has ended, and those of another machine that are a day old.
-    The caller who holds a lock on `folder` has all of them deleted. With `name`, only temporary
+    By default, those whose process has ended, and those of another machine that are a day old. If
+    the caller holds a lock on `folder` (`locked`), all of them. With `name`, only temporary
     versions of `folder / name`.
     """
     pattern = "*" if name is None else escape(name)

@@ -11,7 +11,7 @@ from typing import Any
 from regard.errors import CheckpointError
 from regard.files.atomic import remove_leftovers, sync_to_disk, temporary_path
 
-FORMAT = 1  # part of every key: raise it when what is stored changes
+FORMAT = 1  # part of every key; increment it when the format of stored files changes
 
 
 def cache_folder() -> Path:
@@ -23,9 +23,9 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "regard"
 
 
-def cache_key(*facts: Any) -> str:
+def cache_key(*inputs: Any) -> str:
     """A hash of everything that a cached result depends on, as JSON values."""
-    return hashlib.sha256(json.dumps([FORMAT, *facts], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([FORMAT, *inputs], sort_keys=True).encode()).hexdigest()
 
 
 def cached_folder(
@@ -33,7 +33,7 @@ def cached_folder(
 ) -> tuple[Path, dict[str, Any]]:
     """The folder `kind/key` of the cache and its index; `write` fills it if it is missing.
 
-    `write` gets an empty folder and returns what else the index shall hold. The index lists the
+    `write` gets an empty folder and returns further entries of the index. The index lists the
     size of every file; a folder that does not agree with its index is written again. Several
     processes may do this at the same time: the first to finish wins.
     """
@@ -46,9 +46,13 @@ def cached_folder(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         remove_leftovers(entries)
-        facts = write(temporary) or {}
+        entries_to_add = write(temporary) or {}
         files = sorted(temporary.iterdir())
-        index = {"format": FORMAT, "files": {f.name: f.stat().st_size for f in files}, **facts}
+        index = {
+            "format": FORMAT,
+            "files": {f.name: f.stat().st_size for f in files},
+            **entries_to_add,
+        }
         (temporary / "index.json").write_text(json.dumps(index))
         for file in (*files, temporary / "index.json"):
             sync_to_disk(file)
@@ -64,7 +68,7 @@ def cached_folder(
     except OSError as error:
         raise CheckpointError(
             f"cannot write {folder}: {error.strerror or error}"
-            "\nREGARD_HOME names another folder for the cache"
+            "\nset the environment variable REGARD_HOME to another cache folder"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

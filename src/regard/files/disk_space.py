@@ -12,7 +12,7 @@ if sys.platform != "win32":
 
 
 def check_disk_space(path: Path, parameters: int, *, checkpoints: int, ema: bool) -> None:
-    """Refuse a run whose checkpoints and model do not fit on the disk, before its first step."""
+    """Raise `CheckpointError` if the checkpoints of a run do not fit on the disk, before step 1."""
     copies = 3 + ema  # weights, two moments of the optimizer, and the EMA
     needed = (
         4 * parameters * (copies * checkpoints + 2)
@@ -23,13 +23,13 @@ def check_disk_space(path: Path, parameters: int, *, checkpoints: int, ema: bool
         raise CheckpointError(
             f"{path} needs {_megabytes(needed - existing)} for {checkpoints} checkpoints and the "
             f"model; {_megabytes(free)} are free\n"
-            "make room, lower train.keep, or name another place with --out"
+            "free disk space, lower train.keep, or choose another folder with --out"
         )
     largest, limit = 4 * 2 * parameters, _max_file_size()
     if limit is not None and largest > limit:
         raise CheckpointError(
             f"{path} needs files of {_megabytes(largest)}; this process may write "
-            f"{_megabytes(limit)} at most\nallow larger ones: ulimit -f unlimited"
+            f"{_megabytes(limit)} at most\nallow larger files: ulimit -f unlimited"
         )
 
 

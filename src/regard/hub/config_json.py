@@ -31,7 +31,7 @@ UNSUPPORTED_MODEL_TYPES = {
     "mamba2": "state space models are not implemented",
 }
 NO_MODEL_TYPE = "config.json has no model_type, so its tensors cannot be interpreted"
-TRAINING_ONLY = {"init", "dropout", "attention_dropout", "ffn_dropout"}  # without effect in eval
+TRAINING_ONLY = {"init", "dropout", "attention_dropout", "ffn_dropout"}  # no effect in eval
 CHOICES: dict[str, Mapping[str, Any]] = {"position": POSITIONS, "score": SCORES, "head": HEADS}
 DEPTHS = ("layers", "encoder_layers")
 INCOMPATIBLE = 100  # the distance to a family with another architecture, in settings
@@ -59,7 +59,7 @@ def read_family(hf: Mapping[str, Any]) -> Family | None:
                 return family
         return None
     if not isinstance(name, str):
-        raise ConfigError(f"config.json has no model_type but {quote(name)}, which is not a name")
+        raise ConfigError(f"model_type={quote(name)} in config.json must be a string")
     if name in UNSUPPORTED_MODEL_TYPES:
         raise ConfigError(f"model_type={name!r} is not supported: {UNSUPPORTED_MODEL_TYPES[name]}")
     if name not in MODEL_TYPES:

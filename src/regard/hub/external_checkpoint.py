@@ -198,7 +198,7 @@ def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
         hf = read_json(path / "config.json")
         named_family = read_family(hf)
         if named_family is not None:
-            read_config_as(named_family, hf)  # refuses settings before any tensor is looked at
+            read_config_as(named_family, hf)  # reports unsupported settings before reading tensors
         tensors = open_tensors(path)
         family = named_family or _identify_family(hf, tensors)
         hf = _correct_class_count(family, family.complete(hf, tensors.entries), tensors)
@@ -269,7 +269,7 @@ def _plan(family: Family, config: Any, tensors: Tensors) -> tuple[list[str], Sha
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes that torch cannot represent
         return [str(error).splitlines()[0]], {}, WeightPlan([], [])
     rules = family.rules(config)
-    # Published files may have or lack the prefix, whatever class they name.
+    # Published files may have or lack the prefix, independent of the class that they name.
     candidates = [_add_prefix(prefix, rule) for rule in rules for prefix in (family.prefix, "")]
     aliases = {alias: name for alias, name in TIED_WEIGHTS.items() if alias not in shapes}
     plan = plan_import(candidates, entries, shapes, aliases)

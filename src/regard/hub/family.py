@@ -55,7 +55,7 @@ class Family:
     read_settings: Callable[[Settings], Settings] = lambda hf: {}
     write_settings: Callable[[Any], Settings] = lambda config: {}
     shift_positions: Callable[[Any, int], tuple[Any, TensorTransform]] | None = None  # see roberta
-    # Completes config.json by the names of the tensors, where it does not say enough; see t5.
+    # Adds settings that follow from the names of the tensors, if config.json lacks them; see t5.
     complete: Callable[[Settings, Collection[str]], Settings] = lambda hf, names: hf
     model_family: str = "transformer"  # the family in models.build
 

@@ -39,7 +39,7 @@ AUTO_CLASSES = {  # by shape and head of a model
 OUTPUTS = {"none": "last_hidden_state", "pooled": "pooler_output"}  # all others: logits
 
 
-def why_not_comparable(config: Any, free_bytes: int) -> str | None:
+def comparison_obstacle(config: Any, free_bytes: int) -> str | None:
     """The reason why `compare` cannot run for this model; None if it can."""
     try:
         import transformers  # noqa: F401

@@ -1,4 +1,4 @@
-"""What a pipeline is: everything that depends on the kind of data, from a path to a prediction."""
+"""`Pipeline`, the base class: what depends on the kind of data, from a path to predictions."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,8 +24,8 @@ from regard.text import PairTokenizers, Tokenizer
 from regard.text.pair_tokenizers import JOINT, SOURCE
 
 Tokenizers = Tokenizer | PairTokenizers
-Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
-DEFAULT_TOKENS = 4096  # of a step, where neither train.batch nor train.tokens is set
+Progress = Callable[[str, int, int], None]  # description, bytes done, bytes in total
+DEFAULT_TOKENS = 4096  # per step, if neither train.batch nor train.tokens is set
 
 
 class Data(Protocol):
@@ -46,8 +46,8 @@ class Data(Protocol):
     def split(self, fraction: float, seed: int) -> tuple[Self, Self]:
         """The training part, and about a `fraction` of the data for validation."""
 
-    def note_overlap(self, learned: Any) -> Self:
-        """The same validation data; its description says how much of it is trained on."""
+    def note_overlap(self, train: Any) -> Self:
+        """The same validation data; its description says how much is also training data."""
 
     def fingerprint(self) -> str:
         """A hash that is equal for equal content."""
@@ -77,10 +77,10 @@ class EvalData:
     task_choice: Choice  # the task as config.json saves it, with what was read from the data
     tokenizers: Tokenizers | None  # None for data without text
     model: ModelConfig
-    validation_batches: Callable[[int | None], Iterator[Batch]]  # at most so many targets
+    validation_batches: Callable[[int | None], Iterator[Batch]]  # limit of targets → batches
     validation_data: Any  # a `Data`, of the class that the pipeline opens
     validation_size: int  # in tokens of text, pairs, images, …
-    dropped: int = 0  # validation examples dropped or truncated, being too long for the model
+    dropped: int = 0  # validation examples that are too long, dropped or truncated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class TrainingData(EvalData):
     example_ids: Callable[[int], list[int]]  # its rows of the data, or the tokens it starts at
     all_batches: Callable[[], Iterator[Batch]]  # the data once, in order, for closed-form models
     description: list[str]  # lines for the reader: data, validation, tokenizer, …
-    fingerprint: str = ""  # of the data, whatever its tokenizer; set by `prepare_training`
+    fingerprint: str = ""  # of the data without its tokenizer; set by `prepare_training`
 
 
 class Pipeline:
@@ -130,7 +130,7 @@ class Pipeline:
         return data
 
     def defaults(self, data: Any, task: Choice, *, gpu: bool) -> dict[str, Any]:
-        """Settings for those who gave only data: tables `task`, `data`, `model` and `train`."""
+        """Default settings for this data: tables `task`, `data`, `model` and `train`."""
         return {"task": task}
 
     def smallest_model(self, config: RunConfig) -> ModelConfig:
@@ -167,7 +167,7 @@ class Pipeline:
         raise NotImplementedError
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
-        """What is shown of a model at each evaluation: its output for some validation data."""
+        """Sample output of a model for some validation data, shown at each evaluation."""
         return data.task.sample(model, data.validation_batches(data.model.context))
 
     def evaluate(
@@ -181,7 +181,7 @@ class Pipeline:
         raise ConfigError(f"there is no evaluation by length for {self.name}")
 
     def predict(self, run: TrainedModel, what: Any, *, top: int) -> Any:
-        """What a trained model says of one input (`Run.predict`)."""
+        """The prediction of a trained model for one input (`Run.predict`)."""
         raise ConfigError(f"there is no prediction for {self.name}")
 
 

@@ -1,4 +1,4 @@
-"""A path is enough: find out what kind of data it holds, and open it."""
+"""Detect the kind of data at a path, and open it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -93,7 +93,7 @@ def open_validation(
     if len(paths) == 2:
         data = open_data(None, *map(str, paths), lower=lower)
     else:
-        columns = _applicable(paths[0], columns or {})
+        columns = _applicable_columns(paths[0], columns or {})
         data = open_data(paths[0], lower=lower, kind=kind, columns=columns)
     if data.kind != kind:
         names = ", ".join(map(str, paths))
@@ -101,8 +101,8 @@ def open_validation(
     return PIPELINES[kind].validation_part(data)
 
 
-def _applicable(path: Choice, columns: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The columns of the training data, unless these are names and a table has no header."""
+def _applicable_columns(path: Choice, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The columns of the training data; none if they are names and the table has no header."""
     place = Path(path).expanduser() if isinstance(path, str) else None
     named = any(not str(name).isdecimal() for name in columns.values())
     if not named or "columns" in columns or not (place and place.exists() and is_table(place)):
@@ -145,9 +145,7 @@ def _open(
     elif source is not None or target is not None:
         if source is None or target is None:
             given = "source" if target is None else "target"
-            raise ConfigError(
-                f"data.{given} is given alone; data.source and data.target belong together"
-            )
+            raise ConfigError(f"data.{given} is set alone; set both data.source and data.target")
         return from_parallel(_existing(str(source)), _existing(str(target)))
     if path is None:
         raise ConfigError("no data; give data.path, or data.source and data.target")

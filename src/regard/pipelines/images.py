@@ -71,9 +71,9 @@ class ImagesPipeline(Pipeline):
         return data if data.test is None else data.test
 
     def defaults(self, data: Images, task: Choice, *, gpu: bool) -> dict[str, Any]:
-        """A small ViT over about four by four patches, whose number decides the cost of a step.
+        """A small ViT with about four by four patches, since their number determines the cost.
 
-        With more than ten epochs, images are shifted at random, against overfitting.
+        If training takes more than ten epochs, images are shifted at random, to reduce overfitting.
         """
         side = min(data.side, 128 if gpu else 64)
         patch = max(2, side // (8 if gpu else 4))
@@ -122,9 +122,7 @@ class ImagesPipeline(Pipeline):
             raise ConfigError(f"to classify images, model.head is 'classify', not {kind!r}")
         size = height, width = model.image_sides
         if task.crop >= min(size):
-            raise ConfigError(
-                f"task.crop={task.crop} shifts all of an image of {min(size)} pixels away"
-            )
+            raise ConfigError(f"task.crop={task.crop} must be less than image_size={min(size)}")
         mean, std = (task.mean, task.std) if task.mean else train.statistics(size)
         facts = {"task": {"names": names, "mean": mean, "std": std}}
         choice = merge({"task": config.task}, facts)["task"]
@@ -167,8 +165,8 @@ class ImagesPipeline(Pipeline):
         assert isinstance(model, VisionConfig)
         if images.channels != model.channels:
             raise DataError(
-                f"{images.name} has images of {images.channels} channels; "
-                f"the model reads {model.channels}"
+                f"{images.name}: images have {images.channels} channels, but model.channels is "
+                f"{model.channels}; convert the images"
             )
         if len(task.mean) != model.channels:
             raise ConfigError(

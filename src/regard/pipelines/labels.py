@@ -141,8 +141,8 @@ class LabelsPipeline(Pipeline):
 
         def validation_batches(limit: int | None) -> Iterator[Batch]:
             targets = sum(len(classes) for _, classes in texts.rows)
-            most = None if limit is None else max(1, limit * len(texts) // targets)
-            return (_collate(config, task, store, rows, 0) for rows in loader.sequential(most))
+            max_rows = None if limit is None else max(1, limit * len(texts) // targets)
+            return (_collate(config, task, store, rows, 0) for rows in loader.sequential(max_rows))
 
         return EvalData(
             task=task,
@@ -271,10 +271,11 @@ def encode(
     room = model.context - len(before) - len(after)
     if room < 1:
         raise ConfigError(
-            f"model.context={model.context} has no room for text between special tokens"
+            f"model.context={model.context} has no room for text beside special tokens; "
+            "set a larger model.context"
         )
     words = [
-        f" {part}" if place else part for parts, _ in data.rows for place, part in enumerate(parts)
+        f" {part}" if index else part for parts, _ in data.rows for index, part in enumerate(parts)
     ]
     encoded = iter(tokenizer.encode_batch(words))
     for parts, classes in data.rows:

@@ -60,7 +60,7 @@ class PairsPipeline(Pipeline):
         return data.lowercase()
 
     def defaults(self, data: Pairs, task: Choice, *, gpu: bool) -> dict[str, Any]:
-        """An encoder–decoder over joint sub-words."""
+        """An encoder-decoder with one BPE vocabulary for both sides."""
         vocab_size = min(16_000, max(300, data.count // 4 // 100 * 100))
         dim, layers = (256, 4) if gpu else (128, 2)
         return {
@@ -245,7 +245,7 @@ def translate(
     for number, sentence in enumerate(ids):
         if limit is not None and len(sentence) > limit:
             logger.warning(
-                "sentence %d has %d tokens; the model reads %d", number + 1, len(sentence), limit
+                "sentence %d has %d tokens and is truncated to %d", number + 1, len(sentence), limit
             )
             ids[number] = sentence[:limit]
     by_length = sorted(range(len(ids)), key=lambda i: len(ids[i]))
@@ -270,7 +270,7 @@ def translate(
 def free_running_loss(data: EvalData, model: nn.Module, device: torch.device) -> float:
     """The loss of a model that reads its own predictions in place of the target.
 
-    The difference to the loss under teacher forcing measures exposure bias.
+    The difference from the loss with teacher forcing measures exposure bias.
     """
 
     def with_predictions(batch: PairBatch) -> PairBatch:

@@ -1,4 +1,4 @@
-"""From settings to batches: open the data of a run, check it, and hand it to its pipeline."""
+"""From settings to batches: open and check the data of a run, and call its pipeline."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +52,7 @@ def pipeline_of(config: RunConfig) -> Pipeline:
 
 
 def sample(data: EvalData, model: nn.Module, seed: int) -> str:
-    """What is shown of a model at each evaluation."""
+    """Sample output of a model, shown at each evaluation."""
     model.eval()
     return PIPELINES[data.task.data_kind].sample(data, model, seed)
 
@@ -60,10 +60,10 @@ def sample(data: EvalData, model: nn.Module, seed: int) -> str:
 def default_settings(
     data: Data, where: dict[str, Any], *, gpu: bool, task: Choice = "causal"
 ) -> dict[str, Any]:
-    """Settings for those who gave only data, printed and saved like any others.
+    """Default settings for this data; they are printed and saved like other settings.
 
-    `where` says where the data is: `path`, or `source` and `target`. Columns of a table that its
-    content decided are saved too.
+    `where` locates the data: `path`, or `source` and `target`. Columns of a table that were guessed
+    from its content are saved too.
     """
     where = {**getattr(data, "columns", {}), **where}
     return merge(PIPELINES[data.kind].defaults(data, task, gpu=gpu), {"data": where})
@@ -75,7 +75,7 @@ def smallest_model(config: RunConfig) -> ModelConfig:
 
 
 def check_compatible(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> None:
-    """Refuse data, a task, a model and given tokenizers that do not fit together."""
+    """Raise `ConfigError` if data, task, model and tokenizers are not compatible."""
     kind = kind_of(config.task)[0]
     pipeline = pipeline_of(config)
     metric_names = ("last", *TASKS[kind].metric_names)
@@ -105,7 +105,7 @@ def check_compatible(config: RunConfig, data: Data, tokenizers: Tokenizers | Non
 
 
 def tokenizer_fingerprint(tokenizers: Tokenizers | None) -> str:
-    """A hash of all that the ids of a run depend on; "none" for data without text."""
+    """A hash of everything that the ids of a run depend on; "none" for data without text."""
     if tokenizers is None:
         return "none"
     if isinstance(tokenizers, PairTokenizers):

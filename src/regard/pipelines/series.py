@@ -57,7 +57,9 @@ class SeriesPipeline(Pipeline):
         values = train.column(task.column)
         mean, std = float(values.mean()), float(values.std())
         if not std > 0:
-            raise DataError(f"{train.name}: all values are the same; there is nothing to forecast")
+            raise DataError(
+                f"{train.name}: all values of the column are equal; choose another task.column"
+            )
         column = task.column or train.column_names[-1]
         facts = {"task": {"column": column, "mean": mean, "std": std}}
         config = replace(config, task=merge({"task": config.task}, facts)["task"])
@@ -129,7 +131,9 @@ def forecast(model: nn.Module, task: Forecast, series: Series, steps: int) -> li
     """The values after the end of a series; each forecast is an input of the next."""
     context: int = model.context  # type: ignore[assignment]
     if len(series) < context:
-        raise DataError(f"{series.name} has {len(series)} rows; the model reads {context}")
+        raise DataError(
+            f"{series.name} has {len(series)} rows, but the model needs at least {context}"
+        )
     batch = task.collate(series.column(task.column)[None, -context:], torch.Generator())
     with torch.no_grad():
         return task.unscale(model.forecast(batch.series, steps)[0])  # type: ignore[operator]

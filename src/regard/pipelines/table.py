@@ -7,8 +7,8 @@ from regard.pipelines.pairs import PairsPipeline
 from regard.pipelines.series import SeriesPipeline
 from regard.pipelines.text import TextPipeline
 
-# In the order in which they are asked whether they recognize a path, from the last to the first:
-# text accepts every file, so it comes first, and what a user adds is asked before the others.
+# `detect` calls `recognizes` from the last entry to the first: text accepts every file, so it is
+# the first, and pipelines that a user adds have priority.
 PIPELINES: dict[str, Pipeline] = {
     "text": TextPipeline(),
     "pairs": PairsPipeline(),

@@ -39,7 +39,7 @@ from regard.tasks import TASKS, Causal, CBOWTask, Masked, Task
 from regard.text import Tokenizer, train_tokenizer
 from regard.text.pair_tokenizers import JOINT
 
-SMALL_TEXT = 10_000_000  # bytes; below, characters are learned faster than sub-words
+SMALL_TEXT = 10_000_000  # bytes, below which a character model trains faster than BPE
 VALIDATION_SEED = 1  # of the random masks in validation: the same for every run
 SAMPLE_TOKENS = 160
 
@@ -90,12 +90,12 @@ class TextPipeline(Pipeline):
 
         def write(folder: Path) -> None:
             total = sum(text.size for text in texts)
-            chunks = _read(texts, total, _labelled(progress, "reading"))
+            chunks = _read(texts, total, _with_label(progress, "reading"))
             trained = train_tokenizer(
                 config.data.tokenizer,
                 chunks,
                 total=total,
-                progress=_labelled(progress, "training the tokenizer"),
+                progress=_with_label(progress, "training the tokenizer"),
             )
             trained.save(folder / JOINT)
 
@@ -112,12 +112,12 @@ class TextPipeline(Pipeline):
         """Blocks of text in random order."""
         data = self.evaluation_data(config, validation, tokenizers, progress)
         task, model = data.task, data.model
-        store = _token_store(task, train, tokenizers, _labelled(progress, "tokenizing"))
+        store = _token_store(task, train, tokenizers, _with_label(progress, "tokenizing"))
         rows = _rows_per_micro_batch(config, model)
         if isinstance(task, Masked) and task.next_sentence and rows < 2:
             raise ConfigError(
-                "task.next_sentence takes the second sentence of half of its pairs from other "
-                "rows, and there is only one;\n"
+                "task.next_sentence needs at least 2 rows per micro-batch: half of the second "
+                "sentences come from other rows;\n"
                 "raise train.batch or train.tokens, or lower train.accumulate"
             )
         loader = TextLoader(
@@ -152,8 +152,8 @@ class TextPipeline(Pipeline):
     ) -> EvalData:
         """Consecutive blocks of the validation text."""
         task = text_task(config, tokenizers)
-        progress_of_bytes = _labelled(progress, "tokenizing validation text")
-        store = _token_store(task, data, tokenizers, progress_of_bytes)
+        report_bytes = _with_label(progress, "tokenizing validation text")
+        store = _token_store(task, data, tokenizers, report_bytes)
         if len(store) < 2:
             raise DataError(
                 f"the validation text has {len(store)} token, so there is nothing to predict in "
@@ -249,7 +249,7 @@ def _read(
                 progress(min(done, total), total)
 
 
-def _labelled(progress: Progress | None, label: str) -> Callable[[int, int], None] | None:
+def _with_label(progress: Progress | None, label: str) -> Callable[[int, int], None] | None:
     return None if progress is None else (lambda done, total: progress(label, done, total))
 
 

@@ -1,4 +1,4 @@
-"""What a task is: how examples become batches, the loss, and the metrics."""
+"""`Task`, the base class of all tasks: batches from examples, the loss, and the metrics."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -44,7 +44,7 @@ class Task:
         return {"loss": mean_loss(self, model, batches)}
 
     def check_model(self, model: ModelConfig) -> None:
-        """Refuse a model that cannot learn this task; the message continues "task=…: "."""
+        """Raise `ConfigError` for an unsuitable model; the caller prepends "task=…: "."""
         shape = getattr(model, "shape", "decoder")
         if shape not in self.shapes:
             accepted = " or ".join(map(repr, self.shapes))
@@ -54,11 +54,11 @@ class Task:
             )
 
     def sample(self, model: nn.Module, batches: Iterable[Any]) -> str:
-        """What is shown of the model at an evaluation, given the first validation batches."""
+        """Sample output of the model for the first validation batches, shown at an evaluation."""
         return ""
 
     def predict(self, model: nn.Module, text: str, *, top: int) -> Any:
-        """What the model says of one text, for tasks on text (`Run.predict`)."""
+        """The prediction of the model for one text, for tasks on text (`Run.predict`)."""
         raise ConfigError(f"the task has no prediction for a text; use `{self.verbs[0]}` instead")
 
     def tokens_per_target(self, model: ModelConfig) -> int | None:
@@ -71,7 +71,7 @@ class Task:
 
 
 def check_label_smoothing(label_smoothing: float) -> None:
-    """Refuse label smoothing that leaves no probability for the target."""
+    """Raise `ConfigError` if label smoothing leaves no probability for the target."""
     if not 0 <= label_smoothing < 1:
         raise ConfigError(f"task.label_smoothing={label_smoothing} must be at least 0 and below 1")
 

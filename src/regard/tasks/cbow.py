@@ -17,7 +17,7 @@ from regard.tasks.masked import prediction_metrics
 
 @dataclass(frozen=True, kw_only=True)
 class CBOWTask(Task):
-    r"""- sum_t log P(id_t | the words around it), or the loss of negative sampling in its place.
+    r"""- sum_t log P(id_t | the words around it), or the negative sampling loss instead.
 
     Continuous bag of words: every word of a row is the centre word once. Mikolov et al. 2013.
     """

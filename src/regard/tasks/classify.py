@@ -23,8 +23,8 @@ class Classify(Task):
     r"""P(class | image): cross-entropy of the class, with label smoothing.
 
     A pixel value c from 0 to 255 is normalised to (c / 255 - mean) / std of its channel. In
-    training an image may be shifted by up to `crop` pixels in each direction, with black pixels
-    moving in, and mirrored with probability 1/2 (`flip`).
+    training an image may be shifted by up to `crop` pixels in each direction, padded with black
+    pixels, and mirrored with probability 1/2 (`flip`).
     """
 
     data_kind: ClassVar[str] = "images"
@@ -77,7 +77,7 @@ class Classify(Task):
         return model.head.loss(model(batch.images), batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: ImageBatch) -> Int[Tensor, ""]:
-        """How many images there are."""
+        """The number of images."""
         return (batch.targets != IGNORED).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[ImageBatch]) -> dict[str, float]:
@@ -113,7 +113,7 @@ class Classify(Task):
 def random_shift(
     images: UInt8[Tensor, "batch channels height width"], pixels: int, generator: torch.Generator
 ) -> UInt8[Tensor, "batch channels height width"]:
-    """Each image shifted by at most `pixels` vertically and horizontally; black moves in."""
+    """Each image shifted by at most `pixels` vertically and horizontally, padded with black."""
     count, _, height, width = images.shape
     padded = F.pad(images, (pixels,) * 4)
     down, right = torch.randint(0, 2 * pixels + 1, (2, count, 1), generator=generator)

@@ -17,15 +17,15 @@ from regard.tasks.base import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast(Task):
-    r"""Squared error of the next value of a series, and of values fed back as inputs.
+    r"""Squared error of the next value of a series, and of free-running forecasts.
 
         one step ahead   x̂_t+1 = f(x_t, x_t-1, …)
-        fed back         x̂_t+h = f(x̂_t+h-1, …, x̂_t+1, x_t, …),     h = 1 … horizon
+        free-running     x̂_t+h = f(x̂_t+h-1, …, x̂_t+1, x_t, …),     h = 1 … horizon
 
     `loss` and `mae` are the mean squared and mean absolute error one step ahead, `fed_back` is the
-    mean squared error over the horizon, and `fed_back_h` that of step h: it shows how errors
-    accumulate. All are in units of the standard deviation of the training data: a loss of 1 is
-    that of always predicting the mean.
+    mean squared error over the horizon if forecasts are fed back as inputs (free-running), and
+    `fed_back_h` that of step h: it shows how errors accumulate. All are in units of the standard
+    deviation of the training data: a loss of 1 is that of always predicting the mean.
     """
 
     data_kind: ClassVar[str] = "series"
@@ -57,7 +57,7 @@ class Forecast(Task):
 
     @torch.no_grad()
     def metrics(self, model: nn.Module, batches: Iterable[SeriesBatch]) -> dict[str, float]:
-        """Errors one step ahead, and errors of fed-back forecasts by step."""
+        """Errors one step ahead, and errors of free-running forecasts by step."""
         one_step, fed_back = [], []
         context: int = model.context  # type: ignore[assignment]
         for batch in batches:
@@ -68,7 +68,7 @@ class Forecast(Task):
                     "raise data.validation_fraction, or lower task.horizon or model.order"
                 )
             one_step.append(_one_step_error(model, batch).flatten())
-            # every window of inputs and forecast: (places, context + horizon)
+            # every window of inputs and forecast: (windows, context + horizon)
             windows = batch.series.unfold(1, context + self.horizon, 1).flatten(0, 1)
             forecast = model.forecast(windows[:, :context], self.horizon)  # type: ignore[operator]
             fed_back.append((forecast - windows[:, context:]).square())
@@ -89,7 +89,7 @@ class Forecast(Task):
         return unscaled
 
 
-def _one_step_error(model: Any, batch: SeriesBatch) -> Float[Tensor, "batch places"]:
-    """Forecast minus value, at every place with a whole context before it."""
+def _one_step_error(model: Any, batch: SeriesBatch) -> Float[Tensor, "batch windows"]:
+    """Forecast minus value, at every position with a full context before it."""
     error: Tensor = model(batch.series[:, :-1]) - batch.series[:, model.context :]
     return error

@@ -63,7 +63,7 @@ class Label(Task):
 
     @torch.no_grad()
     def accuracy_per_text(self, model: nn.Module, batch: Any) -> Float[Tensor, " batch"]:
-        """For each text, the share of its classes that the model predicts correctly."""
+        """For each text, the fraction of its classes that the model predicts correctly."""
         correct = self.logits(model, batch).argmax(-1) == batch.targets  # False where it is -1
         scored = batch.targets != IGNORED
         hits, targets = (mask.view(len(mask), -1).sum(1) for mask in (correct, scored))
@@ -72,8 +72,8 @@ class Label(Task):
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """Loss in nats, accuracy, and F1 averaged over the classes."""
         loss, classes = self.predicted_classes(model, batches)
-        predicted = np.concatenate([ours for ours, _ in classes])
-        true = np.concatenate([theirs for _, theirs in classes])
+        predicted = np.concatenate([row for row, _ in classes])
+        true = np.concatenate([row for _, row in classes])
         accuracy = float((predicted == true).mean())
         return {"loss": loss, "accuracy": accuracy, "f1": macro_f1(predicted, true)}
 
@@ -117,16 +117,17 @@ def macro_f1(predicted: NDArray[np.int64], true: NDArray[np.int64]) -> float:
     0.6666666666666666
     """
     classes = max(predicted.max(), true.max()) + 1
-    correct, ours, theirs = (
+    correct_count, predicted_count, true_count = (
         np.bincount(numbers, minlength=classes)
         for numbers in (predicted[predicted == true], predicted, true)
     )
-    total = ours + theirs
-    return float((2 * correct[total > 0] / total[total > 0]).mean())
+    total = predicted_count + true_count
+    return float((2 * correct_count[total > 0] / total[total > 0]).mean())
 
 
 def _classes_per_text(predicted: Tensor, targets: Tensor) -> Iterator[Classes]:
     """Row by row, predicted and true classes at the scored positions."""
-    rows, true = (tensor.reshape(len(targets), -1).cpu().numpy() for tensor in (predicted, targets))
-    for ours, theirs in zip(rows, true, strict=True):
-        yield ours[theirs != IGNORED], theirs[theirs != IGNORED]
+    arrays = (tensor.reshape(len(targets), -1).cpu().numpy() for tensor in (predicted, targets))
+    for predicted_row, true_row in zip(*arrays, strict=True):
+        scored = true_row != IGNORED
+        yield predicted_row[scored], true_row[scored]

@@ -75,7 +75,7 @@ class Masked(Task):
         if self.next_sentence:
             required = {"kind": "masked", "next_sentence": True}
         if kind != "masked" or (self.next_sentence and not options.get("next_sentence")):
-            raise ConfigError(f"needs model.head={required!r}, not {head!r}")
+            raise ConfigError(f"needs model.head={required!r}, not {head!r}; set it")
         if self.next_sentence and (segments := cast(Any, model).segments) < 2:
             raise ConfigError(
                 f"task.next_sentence needs model.segments=2, not {segments}: "
@@ -111,7 +111,7 @@ class Masked(Task):
         text, following = examples
         lengths = (following != IGNORED).sum(1)
         rows, time = len(text), text.shape[1] + self.special_tokens
-        # Drawn row after row: the same row gets the same numbers, however rows are batched.
+        # Drawn row by row, so that a row gets the same numbers in every division into batches.
         random = torch.rand(rows, time, 3, generator=generator, dtype=torch.float64).numpy()
         parts = [[row[:length]] for row, length in zip(text, lengths, strict=True)]
         next_sentence = None
@@ -199,7 +199,9 @@ class Masked(Task):
         assert tokenizer is not None
         ids, positions = encode_with_masks(tokenizer, text)
         if not positions:
-            raise ConfigError(f"nothing to fill in; write {MASK} where a word is missing")
+            raise ConfigError(
+                f"the text has no {MASK} to fill in; write {MASK} where a word is missing"
+            )
         device = next(model.parameters()).device
         with torch.no_grad():
             x = model(torch.tensor([ids], device=device))[0, positions]
@@ -250,13 +252,13 @@ class Masked(Task):
         rows, width = text.shape
         random = torch.rand(rows, 3, generator=generator, dtype=torch.float64).tolist()
         parts, next_sentence = [], np.zeros(rows, np.int64)
-        for row, (where, which, whether) in enumerate(random):
+        for row, (cut_number, row_number, swap_number) in enumerate(random):  # each in [0, 1)
             length = int(lengths[row])
-            most = int(length * (0.5 + 0.25 * where))
-            cut = self.vocab.sentence_end(text[row], length // 4, most)
+            max_cut = int(length * (0.5 + 0.25 * cut_number))
+            cut = self.vocab.sentence_end(text[row], length // 4, max_cut)
             other, begin = row, cut
-            if rows > 1 and whether < 0.5:
-                other = (row + 1 + int(which * (rows - 1))) % rows
+            if rows > 1 and swap_number < 0.5:
+                other = (row + 1 + int(row_number * (rows - 1))) % rows
                 if min(length, int(lengths[other])) < width:  # the end of the text has padding
                     other = row
             if other != row:
@@ -273,8 +275,8 @@ class Masked(Task):
         """The positions to predict, -1 where a row has fewer; shapes do not depend on the text."""
         ordinary = self.vocab.ordinary[ids] & real
         begins = self.vocab.begins_word(ids) if self.whole_words else np.ones_like(ordinary)
-        most = max(1, round(self.mask_fraction * ids.shape[1]))
-        positions = np.full((len(ids), most), -1)
+        max_masked = max(1, round(self.mask_fraction * ids.shape[1]))
+        positions = np.full((len(ids), max_masked), -1)
         for row in range(len(ids)):
             starts = np.flatnonzero(begins[row])
             ends = np.append(starts[1:], ids.shape[1])
@@ -302,8 +304,8 @@ class Masked(Task):
         row, column = np.nonzero(positions >= 0)
         chosen = positions[row, column]
         original = ids[row, chosen]
-        action, which = random[row, chosen].T
-        random_id = self.vocab.ids[(which * len(self.vocab.ids)).astype(np.int64)]
+        action, id_number = random[row, chosen].T
+        random_id = self.vocab.ids[(id_number * len(self.vocab.ids)).astype(np.int64)]
         replaced = np.where(action < MASKED + REPLACED, random_id, original)
         ids[row, chosen] = np.where(action < MASKED, self.vocab.mask_id, replaced)
         targets = np.full_like(positions, IGNORED)
@@ -338,7 +340,7 @@ def prediction_metrics(
 
 
 def unigram_metrics(targets: Int[Tensor, " chosen"]) -> dict[str, float]:
-    """The best without any context: H = - sum_v p(v) log p(v) nats, and max_v p(v)."""
+    """The best unigram model: entropy H = - sum_v p(v) log p(v) in nats, and max_v p(v)."""
     p = torch.bincount(targets).double() / len(targets)
     entropy = -(p * p.clamp_min(1e-300).log()).sum()
     return {"unigram_loss": float(entropy), "unigram_accuracy": float(p.max())}
@@ -361,7 +363,7 @@ def _at_masked(
 def _score_in_chunks(
     model: nn.Module, x: Float[Tensor, "chosen dim"], targets: Int[Tensor, " chosen"]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Summed loss, targets and hits, a chunk of positions at a time: logits are large."""
+    """Summed loss, targets and correct predictions, by chunks of positions to save memory."""
     head: Any = model.head
     size = max(1, CHUNK_ELEMENTS // len(head.matrix))
     for part, chunk in zip(x.split(size), targets.split(size), strict=True):

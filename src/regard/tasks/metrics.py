@@ -11,7 +11,7 @@ from regard.errors import DataError
 
 
 def mean_loss(task: Any, model: nn.Module, batches: Iterable[Any]) -> float:
-    """The loss per scored target over all batches, without dropout or smoothing."""
+    """The loss per scored target over all batches, without dropout or label smoothing."""
     training = model.training
     model.eval()
     losses, counts = [], []
@@ -35,7 +35,7 @@ def better(name: str, new: float, old: float) -> bool:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss): as uncertain as a choice between this many equally likely tokens."""
+    """exp(loss): the number of equally likely tokens with the same uncertainty."""
     return math.exp(min(loss, 700.0))
 
 
@@ -45,15 +45,15 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
 
 
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """The share of sentences that are equal to their reference."""
+    """The fraction of sentences that are equal to their reference."""
     pairs = zip(hypotheses, references, strict=True)
-    return sum(ours == theirs for ours, theirs in pairs) / len(references)
+    return sum(hypothesis == reference for hypothesis, reference in pairs) / len(references)
 
 
 def bleu(
     hypotheses: Sequence[str], references: Sequence[str], *, lower: bool = False
 ) -> tuple[float, str]:
-    """Corpus BLEU by sacreBLEU, and the signature that says which BLEU it is."""
+    """Corpus BLEU by sacreBLEU, and its signature, which states the variant."""
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU(lowercase=lower)

@@ -30,7 +30,7 @@ def linear(steps: int, most: float = 0.5, over: float = 1.0) -> Schedule:
 
 
 def exponential(steps: int, k: float = 0.999) -> Schedule:
-    """1 - k^s at step s: early and fast."""
+    """1 - k^s at step s: rises fastest at the beginning."""
     if not 0 < k < 1:
         raise ConfigError(f"task.scheduled_sampling: k={k} must lie between 0 and 1, as in 0.999")
     return lambda step: 1.0 - k**step
@@ -53,7 +53,7 @@ SAMPLING_SCHEDULES: dict[str, Callable[..., Schedule]] = {
 def sampling_schedule(choice: float | Choice, steps: int) -> Schedule:
     """The probability of a prediction at each step: a constant, or one of SAMPLING_SCHEDULES.
 
-    In Bengio et al. 2015 epsilon is the probability of the true token, 1 minus ours.
+    In Bengio et al. 2015 epsilon is the probability of the true token, 1 minus this one.
     """
     if not isinstance(choice, int | float):
         return make(choice, SAMPLING_SCHEDULES, "task.scheduled_sampling", steps=steps)
@@ -67,8 +67,8 @@ def check_trainable(choice: float | Choice, model: ModelConfig) -> None:
     if choice and is_closed_form(family_of(model)):
         raise ConfigError(
             "task.scheduled_sampling lets a model read its own predictions in training; "
-            f"{family_of(model)!r} has no training steps, it counts the text as it is\n"
-            "leave it out, or choose another model"
+            f"{family_of(model)!r} is a closed-form model without training steps\n"
+            "remove task.scheduled_sampling, or choose another model"
         )
 
 
@@ -82,7 +82,8 @@ def mix_predictions(
 
         x_t = y_t,  or where marked  a sample from P(. | x_1 ... x_{t-1})       x_1 = y_1
 
-    With teacher forcing alone a model never learns to continue after a mistake of its own. A
+    With teacher forcing alone, a model is never trained on inputs with its own errors (exposure
+    bias). A
     recurrent model runs step by step, so x is what it would have read while generating. A
     Transformer would need one pass per step; it makes two passes instead: the first reads the
     true tokens and samples at every position, the second is trained on the mix, so its samples
@@ -100,17 +101,17 @@ def free_running(
     use_prediction: Bool[Tensor, "batch time"],
     source: Source | None = None,
 ) -> Int[Tensor, "batch time"]:
-    """The tokens that a model reads step by step when marked ones are its own predictions.
+    """Free-running inputs: the tokens that a model reads if marked ones are its own predictions.
 
     A sample is conditioned on everything read before it, true or sampled.
     """
     language = cast(Language, model)
     state = language.start(len(ids), ids.shape[1], source)
-    read = [ids[:, 0]]
+    inputs = [ids[:, 0]]
     for true, marked in zip(ids.unbind(1)[1:], use_prediction.unbind(1)[1:], strict=True):
-        logits, state = language.step(read[-1].unsqueeze(1), state)
-        read.append(_sample_ids(logits[:, 0]).where(marked, true))
-    return torch.stack(read, 1)
+        logits, state = language.step(inputs[-1].unsqueeze(1), state)
+        inputs.append(_sample_ids(logits[:, 0]).where(marked, true))
+    return torch.stack(inputs, 1)
 
 
 def _sample_in_one_pass(
@@ -123,6 +124,6 @@ def _sample_in_one_pass(
 
 
 def _sample_ids(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
-    """One id per row, by dividing by exponential noise: a CUDA graph can replay that."""
+    """Sample one id per row by the exponential-noise trick, which a CUDA graph can capture."""
     probabilities = logits.float().softmax(-1)
     return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)

@@ -29,8 +29,8 @@ from regard.tasks.scheduled_sampling import (
 class Seq2Seq(Task):
     r"""P(y | x) = prod_n P(y_n | y_1 .. y_{n-1}, x), with label smoothing.
 
-    The source ends in STOP. The decoder reads the target behind START (teacher forcing) and
-    predicts STOP at its end.
+    The source ends with STOP. The decoder reads START and the target (teacher forcing), and
+    predicts the target and STOP.
     """
 
     data_kind: ClassVar[str] = "pairs"
@@ -80,18 +80,18 @@ class Seq2Seq(Task):
         examples: tuple[Sequence[np.ndarray], Sequence[np.ndarray], int],
         generator: torch.Generator,
     ) -> PairBatch:
-        """Sources, targets shifted right behind START, and the target of each position."""
+        """Sources, targets shifted right after START, and the target of each position."""
         sources, sentences, width = examples
         width, first = width + self.prefix_length, len(self.prefix_ids)
         ids = np.zeros((len(sentences), width), dtype=np.int64)
         targets = np.full((len(sentences), width), IGNORED, dtype=np.int64)
-        for row, goal, sentence in zip(ids, targets, sentences, strict=True):
+        for row, target, sentence in zip(ids, targets, sentences, strict=True):
             row[0] = self.start_id
             end = first + len(sentence)
-            goal[:first] = self.prefix_ids
-            goal[first:end] = sentence
-            goal[end] = self.stop_id
-            row[1 : end + 1] = goal[:end]
+            target[:first] = self.prefix_ids
+            target[first:end] = sentence
+            target[end] = self.stop_id
+            row[1 : end + 1] = target[:end]
         return PairBatch(
             self.source(sources, width), torch.from_numpy(ids), torch.from_numpy(targets)
         )
@@ -99,8 +99,8 @@ class Seq2Seq(Task):
     def loss(self, model: nn.Module, batch: PairBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy of the target; smoothed while training.
 
-        For a model that samples, as hard attention does, `reinforce` is added: it alone carries
-        the gradient of the samples.
+        If the model samples its attention (hard attention), the loss of `reinforce` is added, since
+        no gradient flows through the samples.
         """
         label_smoothing = self.label_smoothing if model.training else 0.0
         ids = batch.ids
@@ -114,9 +114,12 @@ class Seq2Seq(Task):
         loss = head.loss(hidden, batch.targets, label_smoothing=label_smoothing)
         with torch.no_grad():
             logits, scored = head(hidden).float(), batch.targets != IGNORED
-            goals = batch.targets.clamp_min(0)
+            valid_targets = batch.targets.clamp_min(0)
             cost = F.cross_entropy(
-                logits.transpose(1, 2), goals, reduction="none", label_smoothing=label_smoothing
+                logits.transpose(1, 2),
+                valid_targets,
+                reduction="none",
+                label_smoothing=label_smoothing,
             )
         return loss + reinforce(log_prob, cost, scored)
 

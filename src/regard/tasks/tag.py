@@ -1,4 +1,4 @@
-"""Sequence labelling: a class for every word of a text (synchronous many to many)."""
+"""Sequence labelling (token classification): a class for every word of a text."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ _PREFIXES, _CONTINUES, _ENDS = {*"BILUES"}, {*"ILE"}, {*"LUES"}
 class Tag(Label):
     r"""P(tag_1 … tag_N | text): cross-entropy of the tag of each word, at one of its tokens.
 
-    At its last token even a causal model has read the whole word. Taggers on the Hugging Face hub
-    are trained on the first token; imported ones keep that.
+    At the last token of a word, even a causal model has read all of it. Taggers on the Hugging Face
+    hub are trained on the first token; imported ones use that.
     """
 
     data_kind: ClassVar[str] = "tags"
@@ -49,9 +49,9 @@ class Tag(Label):
         loss, classes = self.predicted_classes(model, batches)
         correct_spans = predicted_spans = true_spans = correct_tags = words = 0
         for predicted, true in classes:
-            ours, theirs = (spans([self.names[i] for i in tags]) for tags in (predicted, true))
-            predicted_spans, true_spans = predicted_spans + len(ours), true_spans + len(theirs)
-            correct_spans += len(ours & theirs)
+            found, expected = (spans([self.names[i] for i in tags]) for tags in (predicted, true))
+            predicted_spans, true_spans = predicted_spans + len(found), true_spans + len(expected)
+            correct_spans += len(found & expected)
             correct_tags, words = correct_tags + int((predicted == true).sum()), words + len(true)
         total = predicted_spans + true_spans
         f1 = 2 * correct_spans / total if total else 0.0

@@ -1,4 +1,4 @@
-"""A vocabulary as masking sees it: special ids, starts of words, ends of sentences."""
+"""Properties of a vocabulary for masking: special ids, word starts, sentence ends."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from regard.text import Tokenizer
 from regard.text.wordpiece import CONTINUATION
 
-MASK = "<mask>"  # as a user writes it, whatever the vocabulary calls it
+MASK = "<mask>"  # the mask token in user input, also if the vocabulary has another one
 SPACE_PREFIXED = ("bpe", "unigram")  # kinds in which a space belongs to the piece after it
 BYTE_PIECE = re.compile("<0x..>")  # one byte of a character that has several
 SENTENCE_ENDS = (".", "!", "?", "。", "\n")
@@ -90,10 +90,10 @@ class VocabInfo:
         inside = self.continues[ids[:, 1:]] & self.open[ids[:, :-1]]
         return np.concatenate([first, ~inside], axis=1)
 
-    def sentence_end(self, ids: Int[np.ndarray, " time"], least: int, most: int) -> int:
-        """The index after the last sentence end within ids[least:most]; `most` if there is none."""
-        ends = np.flatnonzero(self.closes[ids[least:most]])
-        return least + int(ends[-1]) + 1 if len(ends) else most
+    def sentence_end(self, ids: Int[np.ndarray, " time"], start: int, stop: int) -> int:
+        """The index after the last sentence end within ids[start:stop]; `stop` if there is none."""
+        ends = np.flatnonzero(self.closes[ids[start:stop]])
+        return start + int(ends[-1]) + 1 if len(ends) else stop
 
     def text(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str:
         """The text of ids, with ___ for each masked one."""

@@ -230,7 +230,9 @@ def _read_marian(paths: list[Path], settings: Table, family: TokenizerFamily) ->
     *sides, vocab = paths
     ids = read_vocab(vocab)
     if sorted(ids.values()) != list(range(len(ids))):
-        raise CheckpointError(f"{vocab} is damaged: its ids have gaps")
+        raise CheckpointError(
+            f"{vocab} is damaged: its ids must be 0 to {len(ids) - 1} without gaps"
+        )
     tokenizers_ = []
     for side in sides:
         backend = sentencepiece.build(sentencepiece.read_model(side), ids)

@@ -231,9 +231,12 @@ def _parse_piece(data: bytes) -> Piece:
         elif number == 2:
             (score,) = struct.unpack("<f", _bytes(value))
         elif number == 3:
-            kind = value if value in PIECE_TYPES else _fail(f"a piece of type {value!r}")
+            kind = value if value in PIECE_TYPES else _fail(f"unknown piece type {value!r}")
     if not text or len(text) > MAX_PIECE_LENGTH or not math.isfinite(score):
-        _fail(f"a piece of {len(text)} characters with score {score}")
+        _fail(
+            f"a piece has {len(text)} characters and score {score}; it must have 1 to "
+            f"{MAX_PIECE_LENGTH:,} characters and a finite score"
+        )
     return Piece(text, score, kind)
 
 
@@ -245,7 +248,7 @@ def _set(model: SentencePieceModel, name: str, value: int | bytes) -> None:
 
 
 def _bytes(value: int | bytes) -> bytes:
-    return value if isinstance(value, bytes) else _fail("a number instead of bytes")
+    return value if isinstance(value, bytes) else _fail("a field has a number instead of bytes")
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -263,9 +266,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif wire in (1, 5):
             size = {1: 8, 5: 4}[wire]
         else:
-            _fail(f"wire type {wire} at byte {offset}")
+            _fail(f"unknown wire type {wire} at byte {offset}")
         if size > len(data) - offset:
-            _fail(f"{size} bytes at byte {offset} of {len(data)}")
+            _fail(f"a field of {size} bytes at byte {offset} exceeds the {len(data)} bytes")
         yield number, data[offset : offset + size]
         offset += size
 

@@ -1,4 +1,4 @@
-"""Special tokens of a vocabulary, whatever their text, and the template that puts them in place.
+"""Special tokens of a vocabulary by their role, and the template that inserts them.
 
 They are saved in Hugging Face's format, a `tokenizer_config.json` next to `tokenizer.json`.
 """
@@ -13,9 +13,9 @@ import tokenizers
 from regard.errors import ConfigError
 from regard.files.untrusted import read_json
 
-# Of vocabularies trained here; their ids are 0, 1, 2, …
+# Special tokens of vocabularies trained here; their ids are 0, 1, 2, …
 SPECIAL_TOKENS = ("<pad>", "<start>", "<stop>", "<unk>", "<mask>", "<cls>", "<sep>")
-HF_KEYS = {  # our name of a special token: Hugging Face's
+HF_KEYS = {  # name of a special token here: its key in Hugging Face files
     "pad": "pad_token",
     "start": "bos_token",
     "stop": "eos_token",
@@ -25,7 +25,7 @@ HF_KEYS = {  # our name of a special token: Hugging Face's
     "sep": "sep_token",
 }
 DEFAULT_TOKENS = {token[1:-1]: token for token in SPECIAL_TOKENS}
-# Further keys that our tokenizer_config.json has and transformers ignores.
+# Further keys of the tokenizer_config.json written here; transformers ignores them.
 DECODER_START_KEY, STOP_TOKENS_KEY, VOCAB_SIZE_KEY = (
     "decoder_start_token",
     "stop_tokens",

@@ -49,7 +49,9 @@ KINDS = {  # by the model type in tokenizer.json
 class Tokenizer:
     r"""Converts text to token ids and back.
 
-        text -> normalize -> split -> ids,      decode(encode(text)) = text, up to what a kind drops
+        text -> normalize -> split -> ids
+
+    decode(encode(text)) is the text, except for what the kind of tokenizer does not preserve.
 
     `encode` never returns the special tokens of a vocabulary trained here: "<stop>" in a text is
     six ordinary (or unknown) characters. Callers insert special ids themselves.

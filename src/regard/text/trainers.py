@@ -18,7 +18,7 @@ TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
 
 MAX_TRAINING_BYTES = 100_000_000
 MAX_BPE_BYTES = 20_000_000  # has no unknown text, so a sample is as good: docs/results.md
-WINDOW = 1 << 16  # characters; longer texts are cut, so that a few long ones can be sampled too
+WINDOW = 1 << 16  # characters; longer texts are split, so that they can be sampled too
 
 
 def train_tokenizer(
@@ -40,7 +40,7 @@ def train_tokenizer(
     limit = MAX_BPE_BYTES if kind_of(choice)[0] == "bpe" else MAX_TRAINING_BYTES
     sampled = sample(texts, limit, total=total)
     if not sampled:
-        raise DataError("there is no text to train a tokenizer on; is the file empty?")
+        raise DataError("the training data has no text, so no tokenizer can be trained; add text")
     return make(choice, TOKENIZERS, "tokenizer", texts=_reported(sampled, progress))
 
 

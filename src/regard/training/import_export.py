@@ -30,7 +30,7 @@ from regard.hub.families import vit
 from regard.hub.family import Settings, TensorTransform
 from regard.hub.rope_config import is_interleaved, to_half_split
 from regard.hub.tokenizer_files import write_tokenizers
-from regard.hub.verify_export import compare, why_not_comparable
+from regard.hub.verify_export import compare, comparison_obstacle
 from regard.hub.weight_mapping import plan_export
 from regard.models.build import describe, load_model, on_meta, resolve, weights
 from regard.models.vision import VisionConfig
@@ -129,7 +129,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
     plan = plan_export(prefixed_rules(chosen, exported), shapes)
     assert not plan.missing, plan.missing  # the rules of a family cover all its models
     require_new_path(out, EXISTS_HINT)
-    unchecked = why_not_comparable(model, free_memory(torch.device("cpu")))
+    unchecked = comparison_obstacle(model, free_memory(torch.device("cpu")))
     with atomic_folder(out) as temporary:
         write_external(tensors, plan.mappings, shapes, temporary, transform)
         dtype_name = str(dtype).removeprefix("torch.")

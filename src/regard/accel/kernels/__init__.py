@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-COMPUTE_CAPABILITY = (8, 0)  # the least that the kernels need
+MIN_COMPUTE_CAPABILITY = (8, 0)
 
 
 def usable(x: Tensor) -> bool:
@@ -27,5 +27,5 @@ def kernels_obstacle(x: Tensor) -> str | None:
 
 @cache
 def _has_triton() -> bool:
-    capable = torch.cuda.get_device_capability() >= COMPUTE_CAPABILITY
+    capable = torch.cuda.get_device_capability() >= MIN_COMPUTE_CAPABILITY
     return find_spec("triton") is not None and capable

@@ -15,7 +15,7 @@ from regard.accel.kernels.common import (
 from regard.nn.state import KVCache
 
 TILE_BYTES = 1 << 16  # of the keys that a program reads
-BUSY_PROGRAMS = 128  # from so many on all multiprocessors are occupied without splitting the keys
+BUSY_PROGRAMS = 128  # this many programs occupy all multiprocessors without splitting the keys
 BUSY_TILE, STAGES = 128, 3  # keys per iteration and pipeline stages, if so
 MAX_GROUPS = 1 << 16  # the most key heads of all rows together
 
@@ -53,7 +53,7 @@ def _attention_kernel(
     PERMUTE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One key head, its group of query heads, one split of the keys; the last program adds up.
+    """One key head, its group of query heads, one split of the keys; the last program sums up.
 
     Only the newest key may still be missing, so the first tile is loaded before the wait. With
     PACKED_QKV, q holds unrotated q, k and v: q and k are rotated here, k and v are stored.
@@ -189,9 +189,8 @@ def attend(
     rows, kv_heads, capacity, head_dim = cache.keys.shape
     heads = q.shape[1] // head_dim - (0 if rotation is None else 2 * kv_heads)
     group = heads // kv_heads
-    block_queries = max(
-        16, triton.next_power_of_2(group)
-    )  # the least that a tensor core multiplies
+    # 16 is the smallest size of a tensor core matmul
+    block_queries = max(16, triton.next_power_of_2(group))
     busy = rows * kv_heads >= BUSY_PROGRAMS  # small tiles then leave room for other programs
     tile = BUSY_TILE if busy else TILE_BYTES // (cache.keys.itemsize * head_dim)
     tile = min(triton.next_power_of_2(max(capacity, 16)), tile)

@@ -17,8 +17,8 @@ from regard.accel.kernels.common import (
 MAX_RANKED = 1024  # tokens that can be ranked per row
 GROUPS = 2048  # of tokens; the largest of each group are compared first
 TOKENS_PER_GROUP = 8  # read at once
-RANK_BLOCK = 256  # tokens that are ranked at once,
-COMPARE_BLOCK = 32  # by comparison with so many others at once
+RANK_BLOCK = 256  # tokens that are ranked at once
+COMPARE_BLOCK = 32  # tokens that they are compared with at once
 
 
 @triton.jit(do_not_specialize=["stride", "vocab"])  # compiled once for all vocabularies
@@ -446,7 +446,7 @@ def sample(
     """Sample one token per row by the stages of `generate.fused_chain.FusedTail`.
 
     At most `MAX_RANKED` tokens are ranked: of those that tie with the k-th, the ones with the
-    lowest ids. A row with nothing to sample from is noted in `failed`, as by `sampling.draw`.
+    lowest ids. A row without a finite logit is recorded in `failed`, as by `sampling.draw`.
     """
     rows, vocab = logits.shape
     count = torch.empty(rows, dtype=torch.int32, device=logits.device)

@@ -3,7 +3,7 @@
 The layers are those of `gemv`. RMSNorm is applied by the matmul that reads it: beside the residual
 stream x the kernels write g * x, g the gain of the next norm, and partial sums of squares. Where
 the outputs are too few to occupy the GPU, programs also split the inputs, and the last one to
-finish adds up.
+finish sums the splits.
 
 Vectors multiplied with int8 weights that are read four at a time (`reads_packed_int8`) have their
 columns permuted (`common.permute_columns`). They are written in that order: a program computes its
@@ -163,7 +163,7 @@ def _project_kernel(
     PERMUTE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """f(W n(x) + b), n the norm; GATED: times the product of n(x) and the second half of W."""
+    """f(W n(x) + b), n the norm; GATED: times the matmul of n(x) with the second half of W."""
     m = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     RESULTS: tl.constexpr = OUTPUTS // 2 if GATED else OUTPUTS
     offset = tl.program_id(0) * RESULTS + tl.arange(0, OUTPUTS) // (OUTPUTS // RESULTS)

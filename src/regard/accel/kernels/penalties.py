@@ -126,8 +126,8 @@ def _dry_kernel(
         matched += tl.where(matches, same, 0)
         matches = matches & (same == STEPS)
         start += STEPS
-    rate = tl.log2(tl.full((), base, tl.float32).to(tl.float64))
-    growth = tl.exp2(rate * (matched - allowed_length)).to(tl.float32)
+    log2_base = tl.log2(tl.full((), base, tl.float32).to(tl.float64))
+    growth = tl.exp2(log2_base * (matched - allowed_length)).to(tl.float32)
     penalty = tl.minimum(multiplier * growth, max_penalty)
     penalised = out + row * vocab + following
     tl.atomic_min(penalised, x - penalty, mask=counts & (matched >= allowed_length), sem="relaxed")
@@ -143,7 +143,7 @@ def repetition(
 ) -> Float[Tensor, "rows vocab"]:
     """As `generate.samplers.penalties.Repetition` over the last `width` ids.
 
-    With `prompts`, the first so many ids of each row do not count.
+    `prompts`: for each row, the number of its first ids that are not penalised.
     """
     (rows, vocab), history_capacity = logits.shape, history.shape[1]
     logits, history = logits.contiguous(), history.contiguous()

@@ -128,7 +128,7 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 
 
 def apply_activation(gate_up: Tensor, activation: Activation) -> Tensor:
-    """The activation, and the gate, of what a plain matmul gave."""
+    """Apply the activation, and the gate, to the output of a matmul."""
     rows, width = len(gate_up), gate_up.shape[1] // (1 + activation.gated)
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     grid = (rows, triton.cdiv(width, 1024))

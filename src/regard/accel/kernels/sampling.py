@@ -88,7 +88,7 @@ def draw(
 ) -> Int[Tensor, " rows"]:
     """One token per row from softmax(logits), by the next random number of each row.
 
-    A row with nothing to draw from is noted in `failed`, by its length when that first happened.
+    A row without a finite logit is recorded in `failed`, with its length when it first happened.
     """
     rows, vocab = logits.shape
     ids = torch.empty(rows, dtype=torch.long, device=logits.device)
