@@ -15,7 +15,7 @@ from regard.models import compatibility as rules
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import check_rules, option
 from regard.nn.attention import Attention
-from regard.nn.block import Block, NormOrder, Stack, deepnorm
+from regard.nn.block import Block, NormOrder, NormPlacement, Stack, deepnorm
 from regard.nn.embed import Embedding
 from regard.nn.ffn import FFNS, GATES
 from regard.nn.head import HEADS
@@ -46,9 +46,7 @@ class StackConfig:
     norm: str = "layer"  # nn.norm.NORMS
     norm_eps: float = 1e-5
     qk_norm: bool = False  # normalise each query and each key
-    norm_order: Literal[
-        "pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"
-    ] = "pre"
+    norm_order: NormPlacement = "pre"
     stream_scale: float | None = None  # DeepNorm's weight of the residual stream; None: by depth
     ffn: str = "gelu"  # nn.ffn.FFNS
     init: Choice = "normal"  # nn.init.INITS; DeepNorm then scales attention and ffn

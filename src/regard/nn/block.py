@@ -1,6 +1,7 @@
 """A Transformer's layers: residual connections with their norms, the block, the stack of blocks.
 
-Where the norms are placed. One branch after the other, n and m norms:
+Norm placement (pre-norm, post-norm; `norm_first` of torch.nn.Transformer) is `norm_order`. One
+branch after the other, n and m norms:
 
     pre             x + f(n(x))         GPT-2, LLaMA, ViT
     post            n(x + f(x))         the 2017 Transformer, BERT
@@ -31,13 +32,14 @@ from regard.nn.state import KVCache, TransformerState
 from regard.nn.tap import Carry, Tap
 
 Stream = Float[Tensor, "batch time dim"]
+NormPlacement = Literal["pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"]
 
 
 @dataclass(frozen=True, slots=True)
 class NormOrder:
     """The norm placement of a block, and DeepNorm's weight of the residual stream."""
 
-    kind: Literal["pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"]
+    kind: NormPlacement
     scale: float = 1.0
 
     @property
@@ -68,6 +70,7 @@ def residual(
     if norm_order.kind == "sandwich":
         assert after is not None
         return x + after(branch(norm(x)))
+    assert norm_order.kind == "none"
     return branch(norm(x))
 
 
