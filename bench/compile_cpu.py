@@ -124,7 +124,7 @@ def main() -> None:
         steps = f"{compile_time / (before - after):,.0f} steps" if after < before else "never"
         print(
             f"{name:7} {1e3 * before:7.1f} ms  compiled {1e3 * after:7.1f} ms  "
-            f"ratio {before / after:.2f}  compiled in {compile_time:6.1f} s, amortized after {steps}",
+            f"ratio {before / after:.2f}  compiled in {compile_time:.1f} s, amortized in {steps}",
             flush=True,
         )
 

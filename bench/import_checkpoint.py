@@ -1,11 +1,11 @@
-"""What it costs to import and to load a checkpoint of 1 GB, beside a plain read of the file.
+"""Time and memory to import and to load a checkpoint of 1 GB, compared with a plain read.
 
     python bench/import_checkpoint.py [GIGABYTES]
 
-The checkpoint is a random LLaMA in a temporary folder. Import and load each run in a process of
-their own, which says how much more memory it held than after its imports: all of it, and what was
-its own (anonymous) rather than pages of files. Import is a copy with other names, load a read into
-new memory; the same without us stands above them.
+The checkpoint is a random LLaMA in a temporary folder. Import and load run in separate processes,
+which report their peak memory above that after the Python imports: resident memory, and anonymous
+memory without file pages. Import copies the tensors under other names, load reads them into new
+memory; a plain copy and plain reads of the file are printed for comparison.
 """
 
 import json
@@ -21,35 +21,36 @@ CHUNK = 1 << 23
 
 
 def main() -> None:
-    """Make a checkpoint, read it, import it, load it; print the figures."""
+    """Write a checkpoint, then time reading, importing and loading it."""
     size = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place, "llama")
-        make(folder, size)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, "llama")
+        write_checkpoint(folder, size)
         file = folder / "model.safetensors"
         print(f"checkpoint   {file.stat().st_size / 1e9:.2f} GB")
-        read(file)  # so that it lies in the system's cache
+        read(file)  # brings it into the page cache
         seconds = read(file)
         size = file.stat().st_size / 1e9
-        print(f"read         {seconds:6.2f} s   {size / seconds:.2f} GB/s   and forgotten")
-        seconds = keep(file)
+        print(f"read         {seconds:6.2f} s   {size / seconds:.2f} GB/s   into one buffer")
+        seconds = read_into_memory(file)
         print(f"read         {seconds:6.2f} s   {size / seconds:.2f} GB/s   into new memory")
-        seconds = copy(file, Path(place, "copy"))
-        print(f"copy         {seconds:6.2f} s   {size / seconds:.2f} GB/s   down to the disk")
-        for verb in ("import", "load"):
-            words = [sys.executable, __file__, "--measure", verb, str(folder), f"{place}/run"]
-            told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-            found = json.loads(told)
+        seconds = copy(file, Path(temporary, "copy"))
+        print(f"copy         {seconds:6.2f} s   {size / seconds:.2f} GB/s   synced to disk")
+        for action in ("import", "load"):
+            run = f"{temporary}/run"
+            command = [sys.executable, __file__, "--measure", action, str(folder), run]
+            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            result = json.loads(output)
             print(
-                f"{verb:6}       {found['seconds']:6.2f} s   "
-                f"{size / found['seconds']:.2f} GB/s   "
-                f"memory {found['resident'] / size / 1e9:.2f} of the file, "
-                f"its own {found['anonymous'] / size / 1e9:.2f}"
+                f"{action:6}       {result['seconds']:6.2f} s   "
+                f"{size / result['seconds']:.2f} GB/s   "
+                f"resident memory {result['resident'] / size / 1e9:.2f} of the file, "
+                f"anonymous {result['anonymous'] / size / 1e9:.2f}"
             )
 
 
-def make(folder: Path, gigabytes: float) -> None:
-    """A random LLaMA of about this size, as transformers would save it."""
+def write_checkpoint(folder: Path, gigabytes: float) -> None:
+    """Write a random LLaMA of about this size in the format of transformers."""
     import torch
 
     from regard.hub.config_json import write_config
@@ -74,74 +75,74 @@ def make(folder: Path, gigabytes: float) -> None:
 
 
 def read(file: Path) -> float:
-    """Seconds to read a file, a chunk at a time."""
-    began = time.perf_counter()
+    """Seconds to read a file in chunks into one buffer."""
+    start = time.perf_counter()
     with open(file, "rb", buffering=0) as opened:
         buffer = bytearray(CHUNK)
         while opened.readinto(buffer):
             pass
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def keep(file: Path) -> float:
-    """Seconds to read a file into memory that was not touched before."""
+def read_into_memory(file: Path) -> float:
+    """Seconds to read a whole file into newly allocated memory."""
     import numpy as np
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     with open(file, "rb", buffering=0) as opened:
         memory = memoryview(np.empty(file.stat().st_size, np.uint8).data)
         while len(memory):
             memory = memory[opened.readinto(memory[: 1 << 30]) :]
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def copy(file: Path, to: Path) -> float:
-    """Seconds to copy a file down to the disk, a chunk at a time."""
-    began = time.perf_counter()
+    """Seconds to copy a file in chunks and sync it to disk."""
+    start = time.perf_counter()
     with open(file, "rb", buffering=0) as opened, open(to, "wb", buffering=0) as written:
         buffer = bytearray(CHUNK)
-        while got := opened.readinto(buffer):
-            written.write(memoryview(buffer)[:got])
+        while count := opened.readinto(buffer):
+            written.write(memoryview(buffer)[:count])
         os.fsync(written.fileno())
     to.unlink()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def measure(verb: str, folder: str, run: str) -> None:
-    """Do it here, watched by a thread, and print what it took."""
+def measure(action: str, folder: str, run: str) -> None:
+    """Import or load in this process, sample its memory in a thread, and print the result."""
     import torch
 
     from regard.hub.external_checkpoint import open_checkpoint
     from regard.training.import_export import import_run
 
-    torch.ones(2, 2) @ torch.ones(2, 2)  # what torch allocates at its first use is its own affair
+    torch.ones(2, 2) @ torch.ones(2, 2)  # excludes what torch allocates at first use
     before = memory()
     peak = dict(before)
     done = threading.Event()
 
-    def watch() -> None:
+    def sample_memory() -> None:
         while not done.wait(0.002):
             now = memory()
             peak.update({name: max(peak[name], now[name]) for name in now})
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    began = time.perf_counter()
-    kept = import_run(folder, Path(run)) if verb == "import" else open_checkpoint(folder).load()
-    seconds = time.perf_counter() - began
+    thread = threading.Thread(target=sample_memory)
+    thread.start()
+    start = time.perf_counter()
+    result = import_run(folder, Path(run)) if action == "import" else open_checkpoint(folder).load()
+    seconds = time.perf_counter() - start
     done.set()
-    watcher.join()
-    assert kept is not None
-    more = {name: peak[name] - before[name] for name in peak}
-    print(json.dumps({"seconds": seconds, **more}))
+    thread.join()
+    assert result is not None
+    growth = {name: peak[name] - before[name] for name in peak}
+    print(json.dumps({"seconds": seconds, **growth}))
 
 
 def memory() -> dict[str, int]:
-    """Bytes that this process holds now: all, and its own."""
+    """Resident and anonymous memory of this process in bytes."""
     names = {"VmRSS": "resident", "RssAnon": "anonymous"}
     lines = Path("/proc/self/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    return {ours: 1024 * int(fields[theirs].split()[0]) for theirs, ours in names.items()}
+    return {name: 1024 * int(fields[key].split()[0]) for key, name in names.items()}
 
 
 if __name__ == "__main__":

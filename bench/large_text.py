@@ -1,12 +1,11 @@
-"""Train on a text of a gigabyte: how much memory, and how long until the first step.
+"""Memory of training on a 1 GB text, and the time until the first step.
 
     python bench/large_text.py [--gigabytes 1] [--tokenizer char|bpe] [--folder DIR]
 
-The text is Python's own documentation over and over, each copy with its own line numbers. Runs
-in processes of their own whose anonymous memory is read from /proc: a small text first, as the
-measure of what the model, torch and the interpreter take by themselves, then the large one
-twice, with an empty cache and with what the first start left there. Beside the clock's seconds
-stand the processor's, which do not depend on who else uses the machine.
+The text is Python's documentation, repeated with different line numbers. Each run is a separate
+process, whose anonymous memory is read from /proc: first a small text, which shows the memory of
+model, torch and interpreter, then the large one twice, with an empty cache and with the cache of
+the first run. Wall-clock time and CPU time are printed; CPU time does not depend on other load.
 """
 
 import argparse
@@ -22,15 +21,15 @@ from regard.pipelines import open_data
 
 RUN = """
 import os, sys, time
-began = time.perf_counter()
+start = time.perf_counter()
 import regard
 from regard.training.events import StepLogged
 first = []
-def watch(event):
+def on_event(event):
     if isinstance(event, StepLogged) and not first:
-        first.extend((time.perf_counter() - began, sum(os.times()[:4])))
+        first.extend((time.perf_counter() - start, sum(os.times()[:4])))
 regard.train(sys.argv[1], "train.steps=20", "train.evaluate_every=20",
-             f"data.tokenizer={sys.argv[3]}", "device=cpu", out=sys.argv[2], on_event=watch)
+             f"data.tokenizer={sys.argv[3]}", "device=cpu", out=sys.argv[2], on_event=on_event)
 print(*first)
 """
 
@@ -45,21 +44,21 @@ def write(path: Path, size: int) -> None:
 
 
 def train(text: Path, out: Path, home: Path, tokenizer: str) -> tuple[float, float, float]:
-    """The most anonymous memory in bytes, and the seconds of both kinds until the first step."""
-    words = [sys.executable, "-c", RUN, str(text), str(out), tokenizer]
+    """Peak anonymous memory in bytes; wall-clock and CPU seconds until the first step."""
+    command = [sys.executable, "-c", RUN, str(text), str(out), tokenizer]
     environment = {**os.environ, "REGARD_HOME": str(home)}
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, text=True)
-    most = 0
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    peak = 0
     while process.poll() is None:
         for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
             if line.startswith("RssAnon"):
-                most = max(most, int(line.split()[1]) * 1024)
+                peak = max(peak, int(line.split()[1]) * 1024)
         time.sleep(0.02)
     if process.returncode:
         raise SystemExit(f"training failed with {process.returncode}")
     assert process.stdout is not None
-    clock, processor = map(float, process.stdout.read().split())
-    return most, clock, processor
+    wall, cpu = map(float, process.stdout.read().split())
+    return peak, wall, cpu
 
 
 def main() -> None:
@@ -68,23 +67,23 @@ def main() -> None:
     )
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--tokenizer", default="char")
-    parser.add_argument("--folder", help="where there is room for the text")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+    parser.add_argument("--folder", help="folder for the text")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         small, large = folder / "small.txt", folder / "large.txt"
         write(small, 1_000_000)
-        write(large, int(given.gigabytes * 1e9))
+        write(large, int(options.gigabytes * 1e9))
         results = {}
         for label, text in (("small", small), ("first start", large), ("second start", large)):
-            memory, clock, processor = train(text, folder / label, folder / "home", given.tokenizer)
+            memory, wall, cpu = train(text, folder / label, folder / "home", options.tokenizer)
             results[label] = {
                 "anonymous_mb": memory / 1e6,
-                "seconds_to_first_step": clock,
-                "processor_seconds": processor,
+                "seconds_to_first_step": wall,
+                "cpu_seconds": cpu,
             }
             print(
-                f"{label:13} {memory / 1e6:8.0f} MB  {clock:7.1f} s, {processor:.1f} s of a core",
+                f"{label:13} {memory / 1e6:8.0f} MB  {wall:7.1f} s, {cpu:.1f} s CPU time",
                 file=sys.stderr,
             )
         print(json.dumps(results))

@@ -1,10 +1,10 @@
-"""A model trained here, exported, and judged by lm-eval from its folder: the same likelihoods?
+"""Compare the log-likelihoods of `regard evaluate` with those of lm-eval for an exported model.
 
     pip install "lm-eval[hf]"
     python bench/lm_eval_check.py TEXT [--documents 20] [--steps 200]
 
-Trains a small LLaMA-shaped decoder on the first nine tenths of TEXT, exports it, and cuts
-documents out of the rest. Each is a file for `regard evaluate` and a line of a local task for
+Trains a small LLaMA-like decoder on the first nine tenths of TEXT, exports it, and takes documents
+from the rest. Each is a file for `regard evaluate` and a line of a local task for
 lm-eval, which reads the exported folder through transformers; nothing is downloaded. Both give
 log P(rest of the document | its first token), which must be equal.
 """
@@ -44,27 +44,29 @@ metric_list: [{{metric: perplexity}}]
 
 
 def documents(run: Run, text: str, count: int) -> list[list[int]]:
-    """Stretches of at most a context that begin and end with a letter."""
+    """The first tokens of paragraphs, at most `context`, whose text encodes to the same ids."""
     length = run.model.context
-    found = []
+    selected = []
     for paragraph in text.split("\n\n"):
         ids = run.tokenizer.encode(paragraph.strip())[:length]
         first = run.tokenizer.decode(ids[:1])
         if len(ids) > 20 and first.strip() == first and run.tokenizer.encode(first) == ids[:1]:
-            found.append(ids)
-    return found[:count]
+            selected.append(ids)
+    return selected[:count]
 
 
-def ours(run: Run, ids: list[int], folder: Path) -> float:
-    """log P by `regard evaluate` of a file that holds the document."""
+def regard_log_likelihood(run: Run, ids: list[int], folder: Path) -> float:
+    """log P of a document by `regard evaluate`."""
     path = folder / "document.txt"
     path.write_text(run.tokenizer.decode(ids), encoding="utf-8")
     metrics: dict[str, Any] = run.evaluate(str(path))
     return -float(metrics["loss"]) * (len(ids) - 1)
 
 
-def theirs(run: Run, all_ids: list[list[int]], exported: Path, folder: Path) -> list[float]:
-    """log P by lm-eval."""
+def lm_eval_log_likelihoods(
+    run: Run, all_ids: list[list[int]], exported: Path, folder: Path
+) -> list[float]:
+    """log P of each document by lm-eval."""
     import lm_eval
 
     lines = [
@@ -95,21 +97,23 @@ def main() -> None:
     parser.add_argument("text")
     parser.add_argument("--documents", type=int, default=20)
     parser.add_argument("--steps", type=int, default=200)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        run = regard.train(given.text, *MODEL, f"train.steps={given.steps}", out=folder / "run")
+        run = regard.train(options.text, *MODEL, f"train.steps={options.steps}", out=folder / "run")
         exported = run.export(folder / "exported")
-        print(f"exported as {exported.architecture}, logits off by {exported.difference:.1e}")
-        text = Path(given.text).read_text(encoding="utf-8")
-        all_ids = documents(run, text[9 * len(text) // 10 :], given.documents)
-        here = [ours(run, ids, folder) for ids in all_ids]
-        there = theirs(run, all_ids, exported.path, folder)
+        print(
+            f"exported as {exported.architecture}, max logit difference {exported.difference:.1e}"
+        )
+        text = Path(options.text).read_text(encoding="utf-8")
+        all_ids = documents(run, text[9 * len(text) // 10 :], options.documents)
+        ours = [regard_log_likelihood(run, ids, folder) for ids in all_ids]
+        theirs = lm_eval_log_likelihoods(run, all_ids, exported.path, folder)
     tokens = sum(len(ids) - 1 for ids in all_ids)
-    largest = max(abs(a - b) for a, b in zip(here, there, strict=True))
+    largest = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
     print(f"{len(all_ids)} documents, {tokens} scored tokens")
-    print(f"log-likelihood in all: regard {sum(here):.4f}, lm-eval {sum(there):.4f}")
-    print(f"largest difference of one document: {largest:.1e}")
+    print(f"total log-likelihood: regard {sum(ours):.4f}, lm-eval {sum(theirs):.4f}")
+    print(f"largest difference for one document: {largest:.1e}")
 
 
 if __name__ == "__main__":

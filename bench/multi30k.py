@@ -1,10 +1,10 @@
-"""Train and score translation on Multi30k: BLEU of val, test2016, test2017 and MSCOCO.
+"""Train translation models on Multi30k and compute BLEU on val, test2016, test2017 and MSCOCO.
 
     REGARD_DATA=… python bench/multi30k.py train en de [key=value …] --out runs/en-de
-    REGARD_DATA=… python bench/multi30k.py write runs/en-de en de --beam 5 > en-de.json
+    REGARD_DATA=… python bench/multi30k.py translate runs/en-de en de --beam 5 > en-de.json
     python bench/multi30k.py score en-de.json
 
-Training and writing need a fast machine, scoring needs sacreBLEU; they may be two machines.
+Scoring needs sacreBLEU and may run on another machine than training and translation.
 """
 
 import argparse
@@ -28,18 +28,18 @@ def lines(name: str, language: str) -> list[str]:
     return gzip.open(path, "rt", encoding="utf-8").read().splitlines()
 
 
-def train(source: str, target: str, out: str, words: list[str]) -> None:
+def train(source: str, target: str, out: str, overrides: list[str]) -> None:
     import regard
     from regard.training.events import Evaluated
 
     folder = f"{os.environ['REGARD_DATA']}/multi30k"
-    began = time.perf_counter()
+    start = time.perf_counter()
 
-    def watch(event: object) -> None:
+    def print_evaluation(event: object) -> None:
         if isinstance(event, Evaluated):
-            spent = time.perf_counter() - began
+            seconds = time.perf_counter() - start
             print(
-                f"{spent:6.0f} s  step {event.step}  loss {event.metrics['loss']:.4f}",
+                f"{seconds:6.0f} s  step {event.step}  loss {event.metrics['loss']:.4f}",
                 event.sample.splitlines()[1],
                 file=sys.stderr,
                 flush=True,
@@ -50,65 +50,69 @@ def train(source: str, target: str, out: str, words: list[str]) -> None:
         f'data.target="{folder}/train.{target}.gz"',
     ]
     data.append(f'data.validation=["{folder}/val.{source}.gz", "{folder}/val.{target}.gz"]')
-    regard.train("translate-multi30k", *data, *words, out=out, on_event=watch)
-    print(f"trained in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    regard.train("translate-multi30k", *data, *overrides, out=out, on_event=print_evaluation)
+    print(f"trained in {time.perf_counter() - start:.0f} s", file=sys.stderr)
 
 
-def write(run: str, source: str, target: str, beam: int, penalty: float, names: list[str]) -> None:
+def translate(
+    run: str, source: str, target: str, beam: int, length_penalty: float, names: list[str]
+) -> None:
     import regard
 
     loaded = regard.load(run)
-    began = time.perf_counter()
-    written = {
+    start = time.perf_counter()
+    translations = {
         name: {
-            "written": loaded.translate(
-                lines(SETS[name], source), beam=beam, length_penalty=penalty
+            "hypotheses": loaded.translate(
+                lines(SETS[name], source), beam=beam, length_penalty=length_penalty
             ),
-            "wanted": lines(SETS[name], target),
+            "references": lines(SETS[name], target),
         }
         for name in names
     }
-    print(f"wrote in {time.perf_counter() - began:.0f} s", file=sys.stderr)
-    json.dump(written, sys.stdout, ensure_ascii=False)
+    print(f"translated in {time.perf_counter() - start:.0f} s", file=sys.stderr)
+    json.dump(translations, sys.stdout, ensure_ascii=False)
 
 
-def score(path: str) -> None:
+def print_bleu(path: str) -> None:
     from regard.tasks.metrics import bleu
 
     for name, texts in json.loads(Path(path).read_text()).items():
-        number, signature = bleu(texts["written"], texts["wanted"], lower=True)
-        print(f"{Path(path).stem:20} {name:10} {number:6.2f}  {signature}")
+        score, signature = bleu(texts["hypotheses"], texts["references"], lower=True)
+        print(f"{Path(path).stem:20} {name:10} {score:6.2f}  {signature}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    one = verbs.add_parser("train")
-    one.add_argument("source"), one.add_argument("target"), one.add_argument("--out", required=True)
-    one.add_argument("words", nargs="*")
-    two = verbs.add_parser("write")
-    two.add_argument("run"), two.add_argument("source"), two.add_argument("target")
-    (
-        two.add_argument("--beam", type=int, default=5),
-        two.add_argument("--penalty", type=float, default=1.0),
-    )
-    two.add_argument("--sets", default=",".join(SETS))
-    three = verbs.add_parser("score")
-    three.add_argument("paths", nargs="+")
-    chosen = parser.parse_args()
-    if chosen.verb == "train":
-        train(chosen.source, chosen.target, chosen.out, chosen.words)
-    elif chosen.verb == "write":
-        write(
-            chosen.run,
-            chosen.source,
-            chosen.target,
-            chosen.beam,
-            chosen.penalty,
-            chosen.sets.split(","),
+    commands = parser.add_subparsers(dest="command", required=True)
+    train_parser = commands.add_parser("train")
+    train_parser.add_argument("source")
+    train_parser.add_argument("target")
+    train_parser.add_argument("overrides", nargs="*", metavar="key=value")
+    train_parser.add_argument("--out", required=True)
+    translate_parser = commands.add_parser("translate")
+    translate_parser.add_argument("run")
+    translate_parser.add_argument("source")
+    translate_parser.add_argument("target")
+    translate_parser.add_argument("--beam", type=int, default=5)
+    translate_parser.add_argument("--length-penalty", type=float, default=1.0)
+    translate_parser.add_argument("--sets", default=",".join(SETS))
+    score_parser = commands.add_parser("score")
+    score_parser.add_argument("paths", nargs="+")
+    options = parser.parse_args()
+    if options.command == "train":
+        train(options.source, options.target, options.out, options.overrides)
+    elif options.command == "translate":
+        translate(
+            options.run,
+            options.source,
+            options.target,
+            options.beam,
+            options.length_penalty,
+            options.sets.split(","),
         )
     else:
-        for each in chosen.paths:
-            score(each)
+        for path in options.paths:
+            print_bleu(path)

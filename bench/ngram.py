@@ -1,11 +1,11 @@
-"""How fast n-grams are counted: order 5 with modified Kneser–Ney, in tokens a second.
+"""Speed of fitting an n-gram model: order 5, modified Kneser-Ney, in tokens per second.
 
-    python bench/ngram.py TEXT [--size 8000] [--order 5] [--tokens 4000000] [--turns 3]
+    python bench/ngram.py TEXT [--size 8000] [--order 5] [--tokens 4000000] [--repeats 3]
 
-TEXT is a file; its sub-words (BPE, of `--size`) are repeated, with other ids in a few places of
-a hundred, until there are `--tokens`: a longer text would have more grams than the same one again.
-The peer of the same work is counting in dicts of tuples, on the first 200,000 tokens. Seconds are
-of the wall and of the processor: where others use the machine, the second is what to look at.
+The BPE tokens of the file TEXT (vocabulary `--size`) are repeated until there are `--tokens`, with
+3 % of them replaced at random, because a longer text would also have more distinct n-grams. For
+comparison, the first 200,000 tokens are counted in Python dicts of tuples. Wall-clock and CPU time
+are printed; CPU time does not depend on other load on the machine.
 """
 
 import argparse
@@ -22,68 +22,68 @@ from regard.models.ngram import NGram, NGramConfig
 from regard.pipelines import open_data
 from regard.text import train_tokenizer
 
-ROWS, CONTEXT, CHANGED, PEER = 64, 256, 0.03, 200_000
+ROWS, CONTEXT, REPLACED, DICT_TOKENS = 64, 256, 0.03, 200_000
 
 
-def ids_of(path: str, size: int, tokens: int) -> tuple[np.ndarray, int, int]:
-    """The ids of a text, repeated; how many it has itself; the size of its vocabulary."""
+def repeated_ids(path: str, size: int, tokens: int) -> tuple[np.ndarray, int, int]:
+    """The repeated ids of a text, the number of ids before repetition, and the vocabulary size."""
     text = open_data(path)
     assert isinstance(text, Text)
     pieces = [piece for piece, _ in text.chunks()]
     tokenizer = train_tokenizer({"kind": "bpe", "size": size}, iter(pieces), total=text.size)
-    own = np.concatenate([np.asarray(tokenizer.encode(piece)) for piece in pieces])
+    text_ids = np.concatenate([np.asarray(tokenizer.encode(piece)) for piece in pieces])
     random = np.random.default_rng(1)
-    ids = np.tile(own, -(-tokens // len(own)))[:tokens]
-    changed = random.random(len(ids)) < CHANGED
-    changed[: len(own)] = False
-    ids[changed] = random.choice(own, changed.sum())
-    return ids.astype(np.int64), len(own), tokenizer.size
+    ids = np.tile(text_ids, -(-tokens // len(text_ids)))[:tokens]
+    replaced = random.random(len(ids)) < REPLACED
+    replaced[: len(text_ids)] = False
+    ids[replaced] = random.choice(text_ids, replaced.sum())
+    return ids.astype(np.int64), len(text_ids), tokenizer.size
 
 
 def blocks(ids: np.ndarray) -> list[TextBatch]:
-    """The batches that `regard train` would count."""
+    """The batches on which `regard train` would fit the model."""
     rows = torch.from_numpy(ids[: (len(ids) - 1) // CONTEXT * CONTEXT + 1]).unfold(
         0, CONTEXT + 1, CONTEXT
     )
-    return [TextBatch(each[:, :-1], each[:, 1:]) for each in rows.split(ROWS)]
+    return [TextBatch(part[:, :-1], part[:, 1:]) for part in rows.split(ROWS)]
 
 
-def measured(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the wall and of the processor."""
-    wall, own = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - wall, time.process_time() - own
+def measure(run: Callable[[], object]) -> tuple[float, float]:
+    """Wall-clock and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    run()
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def in_dicts(ids: list[int], order: int) -> list[Counter[tuple[int, ...]]]:
+def count_in_dicts(ids: list[int], order: int) -> list[Counter[tuple[int, ...]]]:
     return [Counter(zip(*(ids[i:] for i in range(n)), strict=False)) for n in range(1, order + 1)]
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument("text")
-    options.add_argument("--size", type=int, default=8000)
-    options.add_argument("--order", type=int, default=5)
-    options.add_argument("--tokens", type=int, default=4_000_000)
-    options.add_argument("--turns", type=int, default=3)
-    given = options.parse_args()
-    ids, own, vocab = ids_of(given.text, given.size, given.tokens)
-    print(f"{own:,} tokens of {given.text}, {vocab:,} different; order {given.order}")
-    print(f"{torch.get_num_threads()} threads\n{'':32}{'wall':>12}{'processor':>12}")
-    config = NGramConfig(vocab_size=vocab, order=given.order, smoothing="kneser_ney")
-    for name, part in (("the text itself", ids[:own]), (f"{given.tokens:,} tokens", ids)):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("text")
+    parser.add_argument("--size", type=int, default=8000)
+    parser.add_argument("--order", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=4_000_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    ids, text_size, vocab = repeated_ids(options.text, options.size, options.tokens)
+    print(f"{text_size:,} tokens in {options.text}, vocabulary {vocab:,}; order {options.order}")
+    print(f"{torch.get_num_threads()} threads\n{'':32}{'wall clock':>12}{'CPU time':>12}")
+    config = NGramConfig(vocab_size=vocab, order=options.order, smoothing="kneser_ney")
+    for name, part in (("text, once", ids[:text_size]), (f"{options.tokens:,} tokens", ids)):
         batches = blocks(part)
         model = NGram(config)
-        best = min(measured(lambda m=model, b=batches: m.fit(b)) for _ in range(given.turns))
-        grams = sum(len(table.keys) for table in model._tables())
-        told = "".join(f"{len(part) / seconds / 1e6:10.2f} M" for seconds in best)
-        print(f"{name:32}{told}  tokens a second; {grams:,} grams")
-    peer = ids[:PEER].tolist()
-    told = "".join(
-        f"{PEER / seconds / 1e6:10.2f} M"
-        for seconds in measured(lambda: in_dicts(peer, given.order))
+        best = min(measure(lambda m=model, b=batches: m.fit(b)) for _ in range(options.repeats))
+        ngrams = sum(len(table.keys) for table in model._tables())
+        speeds = "".join(f"{len(part) / seconds / 1e6:10.2f} M" for seconds in best)
+        print(f"{name:32}{speeds}  tokens/s; {ngrams:,} distinct n-grams")
+    dict_ids = ids[:DICT_TOKENS].tolist()
+    speeds = "".join(
+        f"{DICT_TOKENS / seconds / 1e6:10.2f} M"
+        for seconds in measure(lambda: count_in_dicts(dict_ids, options.order))
     )
-    print(f"{'dicts of tuples, counts only':32}{told}  tokens a second")
+    print(f"{'dicts of tuples, counts only':32}{speeds}  tokens/s")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How far our logits are from those of `transformers`, for a small random model of each family.
+"""The largest difference between the logits of regard and transformers, per model family.
 
     python bench/parity.py
 
-Three rows of different length, padded on the right; float32; the largest difference over all
-real positions, and how large the logits are.
+Small random models, three right-padded rows of different lengths, float32. Prints the largest
+absolute difference over all positions that are not padding, and the largest absolute logit.
 """
 
 import sys
@@ -32,32 +32,32 @@ def main() -> None:
     ids = torch.randint(1, 61, (3, 11)).masked_fill(~REAL, 0)
     with torch.no_grad():
         for name in NAMES:
-            theirs = small(name)
-            ours = opened(theirs)
-            wanted = theirs(ids, attention_mask=REAL.long()).logits[REAL]
-            tell(name, wanted, ours.head(ours(ids))[REAL])
+            hf_model = small(name)
+            model = convert(hf_model)
+            expected = hf_model(ids, attention_mask=REAL.long()).logits[REAL]
+            print_difference(name, expected, model.head(model(ids))[REAL])
         for name, architecture in encoders.ENCODERS + encoders.WRITERS + encoders.READERS:
-            theirs = encoders.small(name, architecture)
-            for what, wanted, found in encoders.results(theirs, opened(theirs)):
-                tell(f"{name} {architecture} {what}", wanted, found)
-        theirs = test_vit.small("ViTForImageClassification")
-        ours = opened(theirs)
+            hf_model = encoders.small(name, architecture)
+            for output, expected, actual in encoders.results(hf_model, convert(hf_model)):
+                print_difference(f"{name} {architecture} {output}", expected, actual)
+        hf_model = test_vit.small("ViTForImageClassification")
+        model = convert(hf_model)
         for size in (24, 32, 16):
             images = torch.randn(2, 3, size, size)
-            wanted = theirs(images, interpolate_pos_encoding=True).logits
-            tell(f"vit {size} x {size}", wanted, ours.head(ours(images)))
+            expected = hf_model(images, interpolate_pos_encoding=True).logits
+            print_difference(f"vit {size} x {size}", expected, model.head(model(images)))
 
 
-def opened(theirs: Any) -> Any:
-    """Their model, by way of a folder."""
+def convert(hf_model: Any) -> Any:
+    """Save a transformers model and load it with regard."""
     with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
+        hf_model.save_pretrained(folder)
         return open_checkpoint(folder).load().eval()
 
 
-def tell(name: str, wanted: torch.Tensor, found: torch.Tensor) -> None:
-    furthest = (wanted - found).abs().max().item()
-    print(f"{name:62} {furthest:.1e}   of {wanted.abs().max().item():.1f}")
+def print_difference(name: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
+    difference = (expected - actual).abs().max().item()
+    print(f"{name:62} {difference:.1e}   of {expected.abs().max().item():.1f}")
 
 
 if __name__ == "__main__":

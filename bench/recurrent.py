@@ -1,12 +1,11 @@
-"""How fast recurrent models train beside a bare loop around torch.nn, in turns.
+"""Training speed of recurrent models, compared with a minimal training loop around torch.nn.
 
-    python bench/recurrent.py [--cells lstm gru elman] [--turns 7]
+    python bench/recurrent.py [--cells lstm gru elman] [--repeats 7]
 
-The same embedding, layers, tied output matrix, AdamW and clipping, on the same ids: ours by
-`training.loop.train`, with all that it does beside the arithmetic; the peer's in ten lines. In
-one thread, and in seconds of the processor, so that nobody else on the machine counts. A turn
-is five steps of each; the medians count. Cells for which torch has no kernel run as a loop in
-Python, and are told beside torch.nn.LSTM: what the readable form costs.
+Both have the same embedding, layers, tied output matrix, AdamW, gradient clipping and ids. regard
+uses `training.loop.train`. They are timed alternately, five steps at a time, in one thread and in
+CPU time, so that other load on the machine does not matter; medians are printed. Cells without a torch
+kernel run as a loop over time in Python and are compared with torch.nn.LSTM.
 """
 
 import argparse
@@ -34,7 +33,7 @@ PEERS: dict[str, Callable[..., nn.RNNBase]] = {
 }
 
 
-def ours(cell: str, ids: Tensor, targets: Tensor) -> Callable[[], float]:
+def regard_steps(cell: str, ids: Tensor, targets: Tensor) -> Callable[[], float]:
     model = build_model(preset(cell, vocab_size=VOCAB, dim=DIM, layers=LAYERS, context=TIME))
     objective = Objective(model, Causal())
     batches = itertools.repeat(TextBatch(ids, targets))
@@ -42,7 +41,7 @@ def ours(cell: str, ids: Tensor, targets: Tensor) -> Callable[[], float]:
     return lambda: sum(float(next(steps).loss) for _ in range(STEPS))
 
 
-def bare(cell: str, ids: Tensor, targets: Tensor) -> Callable[[], float]:
+def torch_steps(cell: str, ids: Tensor, targets: Tensor) -> Callable[[], float]:
     embed = nn.Embedding(VOCAB, DIM)
     layers = PEERS[cell](DIM, DIM, LAYERS, batch_first=True)
     parameters = [*embed.parameters(), *layers.parameters()]
@@ -61,30 +60,30 @@ def bare(cell: str, ids: Tensor, targets: Tensor) -> Callable[[], float]:
     return steps
 
 
-def seconds(steps: Callable[[], float]) -> float:
-    """Of one step."""
-    begin = time.process_time()
-    steps()
-    return (time.process_time() - begin) / STEPS
+def seconds_per_step(run_steps: Callable[[], float]) -> float:
+    """CPU time of one of `STEPS` steps."""
+    start = time.process_time()
+    run_steps()
+    return (time.process_time() - start) / STEPS
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cells", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--turns", type=int, default=7)
-    given = parser.parse_args()
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{LAYERS} × {DIM}, {ROWS} rows of {TIME}, milliseconds of a step")
-    print(f"{'cell':8}{'ours':>10}{'torch.nn':>10}{'ratio':>8}")
-    for cell in given.cells:
+    print(f"{LAYERS} × {DIM}, {ROWS} rows of {TIME}, milliseconds per step")
+    print(f"{'cell':8}{'regard':>10}{'torch.nn':>10}{'ratio':>8}")
+    for cell in options.cells:
         torch.manual_seed(1)
         ids, targets = torch.randint(VOCAB, (2, ROWS, TIME))
-        both = [make(cell, ids, targets) for make in (ours, bare)]
-        for steps in both:  # memory is fetched, kernels are chosen
-            steps()
-        turns = [[seconds(steps) for steps in both] for _ in range(given.turns)]
-        mine, theirs = (statistics.median(turn) * 1e3 for turn in zip(*turns, strict=True))
-        print(f"{cell:8}{mine:10.1f}{theirs:10.1f}{mine / theirs:8.2f}", flush=True)
+        runs = [make(cell, ids, targets) for make in (regard_steps, torch_steps)]
+        for run_steps in runs:  # warm-up
+            run_steps()
+        times = [[seconds_per_step(run) for run in runs] for _ in range(options.repeats)]
+        ours, theirs = (statistics.median(column) * 1e3 for column in zip(*times, strict=True))
+        print(f"{cell:8}{ours:10.1f}{theirs:10.1f}{ours / theirs:8.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""One run on one, two and four ranks, whole and in parts: how far their losses are apart.
+"""Compare the losses of one run on 1, 2 and 4 ranks, with DDP and with FSDP.
 
     python bench/scale_cpu.py [--steps 200]
 
-Every run is `torchrun -m regard train python-docs …` on CPUs, without dropout, and reads the same
-rows. Printed is the largest difference from one rank of a loss in any step and of the held-out
-loss at the end.
+Every run is `torchrun -m regard train python-docs …` on CPUs, without dropout, on the same rows.
+Prints the largest difference of a step's loss and of the final validation loss from those of one
+rank.
 """
 
 import argparse
@@ -21,11 +21,11 @@ REST = ["model.context=64", "model.dropout=0", "data.tokenizer=char", "device=cp
 
 
 def train(folder: Path, ranks: int, shard: str, steps: int) -> tuple[list[float], float]:
-    """The loss of every step, and the held-out loss at the end."""
+    """The loss of every step, and the final validation loss."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    words = [*MODEL, *TRAIN, *REST, f"train.steps={steps}", f"train.shard={shard}"]
+    overrides = [*MODEL, *TRAIN, *REST, f"train.steps={steps}", f"train.shard={shard}"]
     subprocess.run(
-        [*command, "-m", "regard", "train", "python-docs", *words, "--out", folder, "--quiet"],
+        [*command, "-m", "regard", "train", "python-docs", *overrides, "--out", folder, "--quiet"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=True,
         stdout=subprocess.DEVNULL,
@@ -39,16 +39,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps
-    with tempfile.TemporaryDirectory() as place:
-        losses, held = train(Path(place, "alone"), 1, "none", steps)
-        print(f"one rank: loss {losses[0]:.6f} to {losses[-1]:.6f}, held out {held:.6f}")
-        print("| ranks | weights | largest difference of a step's loss | of the held-out loss |")
+    with tempfile.TemporaryDirectory() as temporary:
+        losses, validation = train(Path(temporary, "one-rank"), 1, "none", steps)
+        print(f"one rank: loss {losses[0]:.6f} to {losses[-1]:.6f}, validation {validation:.6f}")
+        print("| ranks | strategy | max difference of a step's loss | of the validation loss |")
         print("|---|---|---|---|")
         for ranks in (2, 4):
-            for shard, name in (("none", "whole (DDP)"), ("full", "in parts (FSDP2)")):
-                found, judged = train(Path(place, f"{ranks}-{shard}"), ranks, shard, steps)
-                far = max(abs(one - other) for one, other in zip(found, losses, strict=True))
-                print(f"| {ranks} | {name} | {far:.1e} | {abs(judged - held):.1e} |", flush=True)
+            for shard, name in (("none", "DDP"), ("full", "FSDP2")):
+                folder = Path(temporary, f"{ranks}-{shard}")
+                rank_losses, rank_validation = train(folder, ranks, shard, steps)
+                pairs = zip(rank_losses, losses, strict=True)
+                difference = max(abs(a - b) for a, b in pairs)
+                validation_difference = abs(rank_validation - validation)
+                print(
+                    f"| {ranks} | {name} | {difference:.1e} | {validation_difference:.1e} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
