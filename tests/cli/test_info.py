@@ -156,7 +156,7 @@ def test_info_of_a_recipe(regard):
 def test_a_name_that_several_presets_begin_with_lists_them(regard):
     completed = regard("info", "qwen")
     assert completed.code == 2
-    assert completed.err.startswith("regard: 'qwen' could be any of: qwen2, qwen2-0.5b,")
+    assert completed.err.startswith("regard: 'qwen' is ambiguous; it could be: qwen2, qwen2-0.5b,")
     assert "did you mean 'gpt2'" in regard("info", "gtp2").err
 
 

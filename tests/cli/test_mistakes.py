@@ -57,7 +57,7 @@ def test_a_folder_that_exists_is_not_written_over(refused, materials, text_run):
 
 
 def test_nothing_to_train_on(refused):
-    assert "nothing to train on" in refused(2, "train", "model.dim=16")
+    assert "no data to train on" in refused(2, "train", "model.dim=16")
     assert "belong together" in refused(2, "train", "data.source=a.txt")
 
 

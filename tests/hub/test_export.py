@@ -81,7 +81,7 @@ def test_without_transformers_it_is_said_that_nobody_checked(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["export", str(tmp_path / "run"), str(tmp_path / "theirs")])
     assert not ended.value.code
-    assert "not checked" in capsys.readouterr().out
+    assert "not verified" in capsys.readouterr().out
     assert names(tmp_path / "theirs") == [
         "config.json",
         "generation_config.json",
@@ -257,7 +257,7 @@ def test_a_model_too_large_to_be_compared_is_written_and_that_is_said(
     with pytest.raises(SystemExit) as ended:
         main(["export", str(tmp_path / "run"), str(tmp_path / "theirs")])
     assert not ended.value.code
-    assert "not checked: it needs 0.0 GB of memory" in capsys.readouterr().out
+    assert "not verified: it needs 0.0 GB of memory" in capsys.readouterr().out
     assert (tmp_path / "theirs" / "config.json").exists()
 
 

@@ -279,7 +279,7 @@ def test_any_flipped_bit_of_a_manifest_is_harmless_or_refused(folder):
 def test_without_a_whole_one_the_way_out_is_to_begin_again(folder):
     for step in (3, 6):
         (folder / f"step-{step}" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="there is no earlier one; begin again"):
+    with pytest.raises(CheckpointError, match="there is no earlier one; train the run again"):
         latest(folder)
 
 

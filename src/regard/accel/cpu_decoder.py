@@ -68,7 +68,7 @@ class CpuDecoderState(TransformerState):
         lengths = torch.zeros(rows, dtype=torch.long)
         return cls(_kv_caches(kv), lengths, capacity, kv=kv, workspace=workspace)
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "CpuDecoderState":
+    def select(self, rows: Int[Tensor, " selected"]) -> "CpuDecoderState":
         """The state of these rows, in this order."""
         kv = cast(Tensor, self.kv).index_select(1, rows)
         workspace = Workspace.of(cast(Workspace, self.workspace).packed, kv, len(rows))

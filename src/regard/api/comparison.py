@@ -32,7 +32,7 @@ class Comparison:
 
     @property
     def taps(self) -> dict[str, tuple[float | None, ...]]:
-        """The last value of every statistic that `train.log` asked for, one value per run."""
+        """The last value of every statistic of `train.log`, one value per run."""
         last = [
             {name: points[-1][1] for name, points in history.taps.items()}
             for history in self.histories

@@ -107,24 +107,24 @@ def plan(
 
 def _generation_memory(cost: Cost, cluster: Cluster) -> GenerationMemory:
     weights, state = cost.weight_bytes // 2, cost.state_bytes // 2
-    room = max(0, cluster.usable_memory - weights)
-    return GenerationMemory(weights, state, int(room // state) if state else 0)
+    free = max(0, cluster.usable_memory - weights)
+    return GenerationMemory(weights, state, int(free // state) if state else 0)
 
 
 def _too_large(what: str, cost: Cost, cluster: Cluster, rows: int | None) -> str:
-    memory, least = with_prefix(cluster.memory, "B"), training_plans(cost, cluster)[-1]
-    if rows is not None and least.rows:
-        return f"rows={rows} do not fit on {cluster.gpus} × {memory}; at most {least.rows} do"
+    memory, smallest = with_prefix(cluster.memory, "B"), training_plans(cost, cluster)[-1]
+    if rows is not None and smallest.rows:
+        return f"rows={rows} do not fit on {cluster.gpus} × {memory}; at most {smallest.rows} do"
     message = f"{what} does not fit on {cluster.gpus} × {memory}: each GPU holds at least "
     advice = "a smaller model"
-    if least.sharded and least.evaluation_bytes > cluster.usable_memory:
-        message += f"{with_prefix(least.persistent_bytes, 'B')},\n"
-        gathered = with_prefix(least.evaluation_weight_bytes, "B")
+    if smallest.sharded and smallest.evaluation_bytes > cluster.usable_memory:
+        message += f"{with_prefix(smallest.persistent_bytes, 'B')},\n"
+        gathered = with_prefix(smallest.evaluation_weight_bytes, "B")
         message += f"and gathers {gathered} of weights for an evaluation\n"
     else:
         advice = "a smaller model.context"
-        row = with_prefix(least.activation_bytes + least.logits_bytes, "B")
-        message += f"{with_prefix(least.static_bytes, 'B')},\n"
+        row = with_prefix(smallest.activation_bytes + smallest.logits_bytes, "B")
+        message += f"{with_prefix(smallest.static_bytes, 'B')},\n"
         message += f"and {row} more for a row of {cost.context or 1:,} tokens\n"
     needed = gpus_needed(cost, cluster)
     if needed is None:

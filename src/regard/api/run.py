@@ -303,7 +303,7 @@ class Run:
     ) -> dict[str, list[tuple[str, float]]]:
         """The words with the most similar embedding vectors and their cosines, best first.
 
-        Each word by itself, or signed sums: "war king - man + woman" is two queries.
+        Single words or signed sums: "war king - man + woman" is two queries.
         """
         vectors = WordVectors.from_model(self.model, self.tokenizer)
         split = words.split() if isinstance(words, str) else words

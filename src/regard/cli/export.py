@@ -16,7 +16,7 @@ def export(
         Path,
         Argument(
             metavar="FOLDER",
-            help="The folder to write; an existing one is refused.",
+            help="The folder to write; it must not exist.",
             show_default=False,
         ),
     ],

@@ -24,7 +24,7 @@ def import_(
         Path,
         Argument(
             metavar="RUN",
-            help="The run folder to write; an existing one is refused.",
+            help="The run folder to write; it must not exist.",
             show_default=False,
         ),
     ],

@@ -66,12 +66,12 @@ def info(
     print_section("choices", align_columns([row for key, v in settings for row in _rows(key, v)]))
     cost = model.cost
     if cost.parameters:
-        shares = [
+        parameter_rows = [
             (name, f"{count:,}", f"{count / cost.parameters:6.1%}")
             for name, count in cost.parts.items()
         ]
         total = ("total", f"{cost.parameters:,}", "")
-        print_section("parameters", align_columns([*shares, total], right=[1, 2]))
+        print_section("parameters", align_columns([*parameter_rows, total], right=[1, 2]))
         print_section("memory", align_columns(_memory(cost), right=[1, 2]))
         if cost.flops_per_token:
             print_section("FLOPs per token", align_columns(_flops(cost), right=[1]))

@@ -27,7 +27,7 @@ Out = Annotated[
     Path | None,
     Option(
         metavar="DIR",
-        help="The run folder to write; an existing one is refused. By default runs/NAME.",
+        help="The run folder to write; it must not exist. By default runs/NAME.",
     ),
 ]
 Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]

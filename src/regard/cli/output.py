@@ -33,9 +33,9 @@ def print_status(text: str = "") -> None:
 def warn_unknown(unknown: Sequence[str]) -> None:
     """Warn about the parts of a text that are not in the vocabulary."""
     if unknown:
-        few = ", ".join(repr(part) for part in dict.fromkeys(unknown[:5]))
+        shown = ", ".join(repr(part) for part in dict.fromkeys(unknown[:5]))
         more = " …" if len(unknown) > 5 else ""
-        print_status(f"not in the run's vocabulary, read as unknown tokens: {few}{more}")
+        print_status(f"not in the run's vocabulary, read as unknown tokens: {shown}{more}")
 
 
 def is_interactive(stream: TextIO) -> bool:
@@ -46,7 +46,7 @@ def is_interactive(stream: TextIO) -> bool:
 
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
-    """Inside, an interactive terminal shows a spinner."""
+    """A context in which an interactive terminal shows a spinner."""
     if settings.quiet or not is_interactive(sys.stderr):
         yield
         return

@@ -33,7 +33,7 @@ def overview(context: Context) -> None:
 
 
 def machine() -> str:
-    """Cores, memory and GPU of this machine, as far as they are known without torch."""
+    """Cores, memory and GPU of this machine, as found without torch."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:

@@ -23,7 +23,7 @@ def predict(
         Argument(
             metavar="[TEXT|IMAGE|CSV]",
             help="Texts, with <mask> for masked tokens, PNG or JPEG files, or time series; "
-            "without one, a forecasting run continues its own series.",
+            "without one, a forecasting run continues its training series.",
             show_default=False,
         ),
     ] = [],  # noqa: B006 -- typer copies it

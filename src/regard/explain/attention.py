@@ -28,8 +28,8 @@ def attention_maps(
         maps = attention_maps(model, lambda: model(ids, source=source), pattern="*.cross")
         maps["decoder.blocks.3.cross"]                     # (batch, heads, target, source)
 
-    They are recomputed from the tapped q and k by the formula, so the model runs unchanged, fused
-    kernel included; a recurrent decoder computes them anyway (`nn.recurrent_attention`). A row
+    They are recomputed from the tapped q and k, so the model itself runs unchanged, with its fused
+    kernel; a recurrent decoder computes them in its forward pass (`nn.recurrent_attention`). A row
     sums to 1, or to 0 where every key is masked. Where layers share one attention module, `call`
     is the index of the layer.
     """

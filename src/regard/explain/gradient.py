@@ -31,7 +31,7 @@ def gradient_flow(
     reads. For a cell  d loss / d h_t = U' (d loss / d h_{t+1} * f'(W x_{t+1} + U h_t + b)),
     U' the transpose of U, which shrinks or grows with every step back: vanishing and exploding
     gradients. Layers are named by their path, from the input up; `pattern` selects among them.
-    Inside, cells run as loops, since the fused kernel exposes no intermediate gradient.
+    Recurrent cells run as explicit loops, since the fused kernel exposes no intermediate gradient.
     Bengio et al. 1994, Pascanu et al. 2013.
     """
     recorded: list[tuple[str, Tensor]] = []

@@ -39,9 +39,9 @@ class WordVectors:
     def words(self) -> dict[str, int]:
         """The id of every word; if a piece exists with and without a leading space, the former."""
         pieces = [(self.tokenizer.piece(id), id) for id in range(self.tokenizer.size)]
-        known = sorted((piece.startswith(" "), piece.strip(" "), id) for piece, id in pieces)
+        words = sorted((piece.startswith(" "), piece.strip(" "), id) for piece, id in pieces)
         special = set(self.tokenizer.special_ids)
-        return {word: id for _, word, id in known if word.strip() and id not in special}
+        return {word: id for _, word, id in words if word.strip() and id not in special}
 
     def id(self, word: str) -> int:
         """The id of a word; for an unknown word, an error that suggests similar ones."""
@@ -74,9 +74,10 @@ class WordVectors:
 
     def sample(self, ids: Sequence[int]) -> str:
         """The first words of more than three letters in a text, with their nearest neighbours."""
-        known = {id: word for word, id in self.words.items()}
-        long = [known[id] for id in dict.fromkeys(ids) if len(known.get(id, "")) > 3][:SAMPLE_WORDS]
-        lines = ((word, self.nearest([(1.0, word)], SAMPLE_WORDS)) for word in long)
+        words_by_id = {id: word for word, id in self.words.items()}
+        unique_ids = dict.fromkeys(ids)
+        long = [words_by_id[id] for id in unique_ids if len(words_by_id.get(id, "")) > 3]
+        lines = ((word, self.nearest([(1.0, word)], SAMPLE_WORDS)) for word in long[:SAMPLE_WORDS])
         return "\n".join(f"{word}: {', '.join(name for name, _ in near)}" for word, near in lines)
 
 

@@ -10,7 +10,7 @@ from regard.errors import ConfigError
 from regard.models.base import Language, State
 from regard.nn.state import Source
 
-MIN_LOG_Q = -70.0  # bounds log Q of tokens that the amateur gives no probability
+MIN_LOG_Q = -70.0  # lower bound of log Q, for tokens with Q = 0
 
 
 @dataclass(frozen=True, slots=True)

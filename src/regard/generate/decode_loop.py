@@ -221,7 +221,7 @@ class Engine:
 
 
 def _has_per_row_settings(chain: Chain) -> bool:
-    """Whether its settings are tensors, for which `==` gives no single answer."""
+    """Whether its settings are tensors, which `==` compares elementwise."""
     return any(isinstance(stage, PerRow) for stage in chain.stages)
 
 

@@ -112,9 +112,9 @@ class SamplerContext:
     ) -> "SamplerContext":
         """The context of these prompts, with room for `tokens` more ids in each row."""
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        room = max(map(len, prompts)) + tokens
+        capacity = max(map(len, prompts)) + tokens
         return cls(
-            history=pad_rows(prompts, room).to(device),
+            history=pad_rows(prompts, capacity).to(device),
             lengths=lengths,
             prompt_lengths=lengths.clone(),
             generators=RowGenerators.from_seed(seed, len(prompts), device),

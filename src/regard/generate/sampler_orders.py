@@ -29,7 +29,7 @@ class SamplerOrder:
 
     names: tuple[str, ...] | None = None  # None: all samplers, in the order of `SAMPLERS`
     defaults: tuple[Sampler, ...] = ()
-    window: int | None = None  # how many ids penalties look back by default
+    window: int | None = None  # default window of penalties
     adapt: Callable[[list[Sampler]], list[Sampler]] = list  # other behaviour of the system
 
     @property
@@ -149,7 +149,7 @@ def _is_stateful(sampler: Sampler) -> bool:
 
 
 def _with_window(sampler: Any, window: int | None) -> Sampler:
-    """The sampler; a penalty without a window of its own gets that of the system."""
+    """The sampler; a penalty whose window is None gets the system's window."""
     penalties = (Repetition, Presence, Frequency, DRY)
     unset = isinstance(sampler, penalties) and sampler.window is None
     return replace(sampler, window=window) if unset and window is not None else sampler

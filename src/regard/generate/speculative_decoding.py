@@ -40,7 +40,7 @@ def speculate(
         accept x with probability min(1, P(x) / Q(x)),  else draw from max(0, P - Q), renormalised
 
     then the next, up to the first that is rejected; if all are accepted, one more is drawn from
-    P. The result is distributed as P, whatever Q is; greedy text is the same to the token. P and
+    P. The result is distributed as P for any Q; greedy decoding gives the same tokens. P and
     Q are the distributions of the two models after the chain.
     Leviathan et al. 2023, Chen et al. 2023.
     """
@@ -308,7 +308,7 @@ class _TargetModel:
 
     @property
     def room(self) -> int:
-        """How many draft tokens fit into the context beside the rows as they are."""
+        """How many draft tokens still fit into the context."""
         return self.limit - max(map(len, self.rows))
 
     def score(self, proposal: Proposal) -> Float[Tensor, "rows scored vocab"]:

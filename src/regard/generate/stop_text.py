@@ -8,7 +8,7 @@ from regard.errors import ConfigError
 def truncate_at_stop(pieces: Iterable[str], stop_texts: Sequence[str]) -> Iterator[str]:
     """The pieces of a text up to the first complete stop text, which is not included.
 
-    Characters that may begin a stop text are held back until the next pieces decide.
+    Characters that may begin a stop text are buffered until later pieces decide.
 
     >>> list(truncate_at_stop(["On", "ce.\\n", "\\nTh", "e end"], ["\\n\\n"]))
     ['On', 'ce.']

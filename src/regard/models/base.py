@@ -21,7 +21,7 @@ class State(Protocol):
     def lengths(self) -> Int[Tensor, " rows"]:
         """The number of ids that each row has read."""
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "State":
+    def select(self, rows: Int[Tensor, " selected"]) -> "State":
         """The state of these rows, in this order; a row may occur several times."""
 
     def rewind(self, lengths: Int[Tensor, " rows"]) -> "State":

@@ -81,7 +81,7 @@ class Memory:
     hops: list[tuple[Tensor, Tensor]]
     allowed: Bool[Tensor, "rows 1 1 source"]  # False on padding
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "Memory":
+    def select(self, rows: Int[Tensor, " selected"]) -> "Memory":
         """The memory of these rows, in this order."""
         hops = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.hops]
         return Memory(hops, self.allowed.index_select(0, rows))
@@ -99,7 +99,7 @@ class Seq2SeqState:
         """The number of ids that each row has read."""
         return self.decoder.lengths
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "Seq2SeqState":
+    def select(self, rows: Int[Tensor, " selected"]) -> "Seq2SeqState":
         """The state of these rows, in this order."""
         return Seq2SeqState(self.decoder.select(rows), self.memory.select(rows))
 

@@ -53,7 +53,7 @@ class RecurrentState:
             counts = torch.full_like(self.index, layers[0][0].shape[1] - 1)
         return RecurrentState(layers, self.lengths + counts, counts)
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "RecurrentState":
+    def select(self, rows: Int[Tensor, " selected"]) -> "RecurrentState":
         """The state of these rows, in this order."""
         return RecurrentState(
             [tuple(part.index_select(0, rows) for part in layer) for layer in self.layers],

@@ -22,7 +22,7 @@ class Source:
             self.ids.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True)
         )
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "Source":
+    def select(self, rows: Int[Tensor, " selected"]) -> "Source":
         """The source of these rows, in this order."""
         return Source(self.ids[rows], self.lengths[rows])
 
@@ -51,7 +51,7 @@ class KVCache:
         self.values.scatter_(2, index.expand_as(v), v.to(self.values.dtype))
         return self.keys[:, :, :seen], self.values[:, :, :seen]
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "KVCache":
+    def select(self, rows: Int[Tensor, " selected"]) -> "KVCache":
         """The cache of these rows, in this order."""
         return KVCache(self.keys.index_select(0, rows), self.values.index_select(0, rows))
 
@@ -69,7 +69,7 @@ class TransformerState:
     equal_lengths: bool = True  # every row has `max_length` ids
     static: bool = False  # shapes do not depend on the lengths, which are updated in place
 
-    def select(self, rows: Int[Tensor, " chosen"]) -> "TransformerState":
+    def select(self, rows: Int[Tensor, " selected"]) -> "TransformerState":
         """The state of these rows, in this order."""
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""Signals: a run that is asked to stop finishes its step, saves a checkpoint and then ends."""
+"""Signal handling: on a stop signal, a run finishes its step, saves a checkpoint and exits."""
 
 import os
 import signal

@@ -153,7 +153,7 @@ class TrainState:
     def evaluate(self, step: int, interrupts: Interrupts | None = None) -> Iterator[Event]:
         """Evaluate with the EMA weights, and save the model if it is the best so far.
 
-        With `interrupts`, a signal postpones the evaluation: saving a checkpoint comes first.
+        With `interrupts`, a signal postpones the evaluation, so that a checkpoint is saved first.
         """
         strategy, folder = self.strategy, self.folder
         ranks = strategy.ranks

@@ -244,20 +244,20 @@ def _final_norm(config: Any) -> list[Part]:
 def _attention(config: Any, side: str, *, cross: bool = False) -> Part:
     name = "cross-attention" if cross else "attention"
     width = config.head_dim or config.dim // config.heads
-    facts = [f"{config.heads} heads of {width}"]
+    details = [f"{config.heads} heads of {width}"]
     if config.kv_heads not in (None, config.heads):
-        facts.append(f"{config.kv_heads} KV heads")
+        details.append(f"{config.kv_heads} KV heads")
     if not cross:
-        facts.append("causal" if side == "decoder" else "bidirectional")
-        facts += _window(config)
+        details.append("causal" if side == "decoder" else "bidirectional")
+        details += _window(config)
         kind, options = kind_of(config.position)
         if kind not in ("none", *ADDED) or options.get("each_layer"):
-            facts.append(f"{kind} positions{_format_options(options)}")
+            details.append(f"{kind} positions{_format_options(options)}")
     kind, options = kind_of(config.score)
     if kind != "scaled_dot" or options:
-        facts.append(f"score {kind}{_format_options(options)}")
-    facts += ["QK norm"] if config.qk_norm else []
-    return f"{name}: {', '.join(facts)}"
+        details.append(f"score {kind}{_format_options(options)}")
+    details += ["QK norm"] if config.qk_norm else []
+    return f"{name}: {', '.join(details)}"
 
 
 def _window(config: Any) -> list[str]:
@@ -351,8 +351,8 @@ def _branch(config: Any, part: Part, width: int) -> Lines:
 
 def _parallel(config: Any, side: str, width: int) -> Lines:
     """Attention and feed-forward side by side."""
-    room = width - STREAM - 4
-    left, right = room // 2, room - room // 2 + 1
+    box_width = width - STREAM - 4
+    left, right = box_width // 2, box_width - box_width // 2 + 1
     norm, norms = [_norm(config)], config.norm_order == "parallel_norms"
     columns = [
         _boxes([*(norm if norms else []), part], size)
@@ -364,7 +364,7 @@ def _parallel(config: Any, side: str, width: int) -> Lines:
     joint = {"┐": "┬", "┘": "┴", "┤": "┼", "│": "│"}
     rows = [a[:-1] + joint.get(a[-1], a[-1]) + b[1:] for a, b in zip(*columns, strict=True)]
     if not norms:
-        top = _boxes(norm, room)
+        top = _boxes(norm, box_width)
         rows = [*top[:-1], f"├{rows[0][1:-1]}┤", *rows[1:]]
     return _residual_branch(rows, width)
 
@@ -375,8 +375,10 @@ def _boxes(parts: Sequence[Part], width: int) -> Lines:
     lines = [f"┌{rule}┐"]
     for number, part in enumerate(parts):
         lines += [f"├{rule}┤"] if number else []
-        name, colon, facts = part.partition(": ")
-        text = [name, *textwrap.wrap(facts, width - 4)] if colon else textwrap.wrap(part, width - 4)
+        name, colon, details = part.partition(": ")
+        text = (
+            [name, *textwrap.wrap(details, width - 4)] if colon else textwrap.wrap(part, width - 4)
+        )
         lines += [f"│ {_pad(line, width - 4)} │" for line in text]
     return [*lines, f"└{rule}┘"]
 

@@ -81,7 +81,7 @@ class Allow(LogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class Force(LogitsProcessor):
-    """Begin the answer with these tokens, whatever their probability."""
+    """Begin the answer with these tokens, regardless of their probability."""
 
     tokens: tuple[int, ...] = setting((), neutral=(), per_row=False)
 

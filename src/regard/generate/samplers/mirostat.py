@@ -115,7 +115,7 @@ class Mirostat1(Mirostat, SortedLogitsProcessor):
         alive = top[:, 1:] > -torch.inf
         t, b = t.masked_fill(~alive, 0.0), b.masked_fill(~alive, 0.0)
         s = (t * b).sum(-1, keepdim=True) / (t * t).sum(-1, keepdim=True)
-        # (s - 1) / (1 - vocab^(1 - s)) goes to 1 / ln vocab where s is 1
+        # (s - 1) / (1 - vocab^(1 - s)) tends to 1 / ln vocab as s tends to 1
         log_vocab = math.log(max(vocab, 2))
         x = (s - 1) * log_vocab
         ratio = torch.where(x == 0, 1.0, x / -torch.expm1(-x)) / log_vocab

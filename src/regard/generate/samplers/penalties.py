@@ -28,8 +28,8 @@ MAX_KERNEL_WINDOW = 8192  # ids that the frequency kernel can count
 
 def window_size(context: SamplerContext, window: Window) -> int:
     """The most ids that a window can hold in this context."""
-    room = context.history.shape[1]
-    return min(window, room) if window else room
+    capacity = context.history.shape[1]
+    return min(window, capacity) if window else capacity
 
 
 def recent(
@@ -214,7 +214,7 @@ class DRY(LogitsProcessor):
         if self.allowed < 1:
             raise ConfigError(f"dry: allowed={self.allowed} must be at least 1 id")
         if self.window is not None and self.window < 1:
-            raise ConfigError(f"dry: window={self.window} must be at least 1 id to look back")
+            raise ConfigError(f"dry: window={self.window} must be at least 1 id")
 
     def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """Penalise tokens that would continue a repetition."""

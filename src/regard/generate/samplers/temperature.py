@@ -10,7 +10,7 @@ from regard.errors import ConfigError
 from regard.generate.sampler_context import SamplerContext
 from regard.generate.samplers.logits_processor import LogitsProcessor, entropy, is_per_row, setting
 
-MIN_TEMPERATURE = 1e-6  # below it l / T overflows float32, and sampling is greedy anyway
+MIN_TEMPERATURE = 1e-6  # below it, l / T overflows float32; treated as greedy
 
 
 @dataclass(frozen=True, slots=True)

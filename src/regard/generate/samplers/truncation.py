@@ -69,8 +69,8 @@ class TopK(LogitsProcessor):
         last = logits.topk(self.k).values[..., -1:]
         keep = logits >= last
         if self.exact:
-            room = self.k - (logits > last).sum(-1, keepdim=True)
-            keep = keep & ((logits > last) | ((logits == last).cumsum(-1) <= room))
+            ties_kept = self.k - (logits > last).sum(-1, keepdim=True)
+            keep = keep & ((logits > last) | ((logits == last).cumsum(-1) <= ties_kept))
         return keep_where(logits, keep)
 
     def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
@@ -358,8 +358,8 @@ class XTC(LogitsProcessor):
         act = generators.uniform(active_rows).unsqueeze(1) < self.probability
         p = logits.softmax(-1)
         top = p >= self.threshold
-        least = p.masked_fill(~top, torch.inf).argmin(-1, keepdim=True)
-        removed = top.scatter(-1, least, False)
+        least_likely = p.masked_fill(~top, torch.inf).argmin(-1, keepdim=True)
+        removed = top.scatter(-1, least_likely, False)
         if self.protect:
             protected = token_mask("xtc: protect", self.protect, logits, context)
             act = act & ~(removed & protected).any(-1, keepdim=True)

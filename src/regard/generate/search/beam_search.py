@@ -143,7 +143,9 @@ class BeamSearch:
             done |= self._done(sums.amax(1), finished.scores, length, limit)
             prompt_done = done.view(-1, groups).all(1)
             rows = torch.arange(len(done), device=device)
-            if 2 * int(prompt_done.sum()) >= len(active):  # fewer rows are worth a copy
+            if 2 * int(prompt_done.sum()) >= len(
+                active
+            ):  # copying pays off when half of the rows are done
                 row_done = prompt_done.repeat_interleave(groups)
                 self._collect(results, active[prompt_done], finished.rows(row_done))
                 active, rows = active[~prompt_done], rows[~row_done]

@@ -50,9 +50,9 @@ def max_new_tokens(
     if model.context is None:
         return tokens
     longest = max(map(len, prompts), default=0)
-    room = model.context - longest + unread
-    if room < 1:
+    max_tokens = model.context - longest + unread
+    if max_tokens < 1:
         raise ConfigError(
             f"a prompt of {longest} ids fills the model's context of {model.context}; shorten it"
         )
-    return min(tokens, room)
+    return min(tokens, max_tokens)

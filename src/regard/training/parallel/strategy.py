@@ -40,7 +40,7 @@ T = TypeVar("T")
 class ParallelStrategy:
     """The part of training that depends on the number of ranks; this class is for one rank."""
 
-    shard = (0, 1)  # which part of every tensor this rank stores, of how many
+    shard = (0, 1)  # index of the shard that this rank stores, and number of shards
 
     def __init__(self, objective: Objective, ranks: Ranks = SINGLE) -> None:
         self.objective, self.ranks = objective, ranks
@@ -96,7 +96,7 @@ class ParallelStrategy:
         return weights(self.objective.model)
 
     def load(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Load saved weights, of which this rank gets its part."""
+        """Load the part of the saved weights that this rank stores."""
         load_weights(self.objective.model, tensors, where)
 
 

@@ -23,8 +23,8 @@ def start_from(
     kind = kind_of(task)[0]
     start_kind, options = kind_of(start.task)
     if kind == start_kind:
-        known = class_names is not None and {*class_names} <= {*options.get("names", [])}
-        task = _merge(task, options if known else _without(options, "names"))
+        same_classes = class_names is not None and {*class_names} <= {*options.get("names", [])}
+        task = _merge(task, options if same_classes else _without(options, "names"))
     return {
         **settings,
         "task": task,
@@ -36,10 +36,10 @@ def start_from(
 
 def _head(model: dict[str, Any], task: str) -> dict[str, Choice]:
     """The setting `head` for another task than that of the model; empty if it can stay."""
-    wanted = getattr(TASKS.get(task), "head", None)
-    if "head" not in model or wanted in (None, kind_of(model["head"])[0]):
+    head_kind = getattr(TASKS.get(task), "head", None)
+    if "head" not in model or head_kind in (None, kind_of(model["head"])[0]):
         return {}
-    head = find_head(resolve(model), wanted)
+    head = find_head(resolve(model), head_kind)
     return {} if head is None else {"head": head}
 
 

@@ -42,7 +42,7 @@ def check_fixed_settings(before: RunConfig, after: RunConfig, path: Path) -> Non
 
 
 def check_resumable(folder: RunFolder, config: RunConfig, saved: Checkpoint | None) -> None:
-    """Refuse to resume a finished run, or from a checkpoint that other settings have written."""
+    """Raise if the run has finished, or if the checkpoint was written with other settings."""
     check_unfinished(folder, config, saved)
     if saved is None:
         return
@@ -56,7 +56,7 @@ def check_resumable(folder: RunFolder, config: RunConfig, saved: Checkpoint | No
 
 
 def check_unfinished(folder: RunFolder, config: RunConfig, saved: Checkpoint | None) -> None:
-    """Refuse to resume a run that has finished."""
+    """Raise if the run has finished."""
     steps, patience = config.train.steps, config.train.patience
     if saved is None:
         if is_closed_form(config.model["family"]) and folder.model.exists():

@@ -49,13 +49,13 @@ def check_model(config: RunConfig, model: ModelConfig, device: torch.device, pat
 
 
 def check_taps(config: RunConfig, model: ModelConfig) -> None:
-    """Refuse a pattern of `train.log` that matches no tap."""
+    """Raise if a pattern of `train.log` matches no tap."""
     if config.train.log:
         find_taps(on_meta(model), config.train.log)
 
 
 def check_disk(path: Path, config: RunConfig, parameters: int) -> None:
-    """Refuse a run whose checkpoints do not fit on the disk: the newest, the best and the next."""
+    """Raise if the checkpoints do not fit on the disk: the newest, the best and the next."""
     settings = config.train
     saves = -(-settings.steps // intervals(settings)[1])
     checkpoints = min(settings.keep + 2, saves)
@@ -69,7 +69,7 @@ def intervals(settings: TrainConfig) -> tuple[int, int]:
 
 
 def check_settings(config: RunConfig) -> None:
-    """Refuse training settings, a schedule, an optimizer or a step size that cannot work."""
+    """Check the training settings, the schedule, the optimizer and the memory of a step."""
     check_train_config(config.train)
     schedule(config.train.schedule, config.train.steps)
     optimizers(config.train.optimizer, _TinyModel(), config.train.lr)

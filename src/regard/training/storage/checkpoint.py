@@ -169,13 +169,13 @@ def verify(path: Path) -> str | None:
         if manifest["step"] != _step_of(path):
             return f"{manifest_path} is of step {manifest['step']}"
         present = {file.name for file in path.iterdir() if not file.name.startswith(".")}
-        for name, facts in files.items():
+        for name, expected in files.items():
             file = path / name
             if name not in present:
                 return f"{file} is missing"
-            if file.stat().st_size != facts["size"]:
-                return f"{file} has {file.stat().st_size} bytes instead of {facts['size']}"
-            if sha256(file) != facts["sha256"]:
+            if file.stat().st_size != expected["size"]:
+                return f"{file} has {file.stat().st_size} bytes instead of {expected['size']}"
+            if sha256(file) != expected["sha256"]:
                 return f"{file} has changed since it was written (sha256 differs)"
         if unknown := present - files.keys() - {manifest_path.name}:
             return f"{path / min(unknown)} is not in its manifest"

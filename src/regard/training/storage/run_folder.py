@@ -98,9 +98,9 @@ class RunFolder:
                 f"`regard import {self.path} RUN` makes a run of it"
             )
         if (version := table.pop("format", None)) != FORMAT:
-            known = "has no format" if version is None else f"has format {version!r}"
+            actual = "has no format" if version is None else f"has format {version!r}"
             raise CheckpointError(
-                f"{self.config} {known}, so another version of regard wrote it, and its settings "
+                f"{self.config} {actual}, so another version of regard wrote it, and its settings "
                 f"have other names; this one reads format {FORMAT}: train the run again, or use "
                 "the version that wrote it"
             )

@@ -1,6 +1,6 @@
 """Experiment trackers: TensorBoard, wandb and trackio, each imported only when it is used.
 
-`metrics.jsonl` is always written, whatever happens to the trackers. None of them logs in: they
+`metrics.jsonl` is always written, also if a tracker fails. None of them logs in: they
 write to this machine unless their own environment variables say otherwise.
 """
 
@@ -209,7 +209,7 @@ def check_trackers(choices: list[Choice]) -> None:
         if package is not None and find_spec(package) is None:
             raise ConfigError(
                 f"train.trackers={kind} needs the package {package}: pip install {package}\n"
-                "or leave it out; metrics.jsonl in the run folder is written anyway"
+                "or leave it out; metrics.jsonl in the run folder is always written"
             )
 
 
