@@ -124,6 +124,8 @@ def test_a_column_with_as_many_classes_as_words_is_refused_with_a_sample(tmp_pat
     message = r"200 words have 30 classes, more than a tenth: 'tag0', .*\n.*1 'word0', 2 'tag0'\n"
     with pytest.raises(DataError, match=message + r".*data\.columns=\[1,2\]"):
         from_conll(write(tmp_path, lines))
+    with pytest.raises(DataError, match=r"same class, '_'.*\n.*1 'a', 2 'O', 3 '_'"):
+        from_conll(write(tmp_path, "a O _\nb B-x _\n"))
     few = "".join(f"word{n} tag{n % 20}\n" for n in range(200))
     assert len(from_conll(write(tmp_path, few)).class_names) == 20
 

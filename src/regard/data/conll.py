@@ -65,7 +65,8 @@ def read_conll(path: Path, columns: Sequence[int] = ()) -> ConllFile:
     description += f"; skipped: {skipped}" if skipped else ""
     listed = ", ".join(f"{n} {preview(cell)}" for n, cell in enumerate(first, 1))
     hint = (
-        f"its first line: {listed}\nsay which columns hold words and tags: data.columns=[1,{width}]"
+        f"its first line: {listed}\n"
+        f"data.columns=[{word},{tag}] was read; give the columns of words and of tags"
     )
     return ConllFile(rows, description, hint)
 

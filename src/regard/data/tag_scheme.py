@@ -99,12 +99,17 @@ def _transitions(tags: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def check_classes(path: str, texts: Sequence[Sequence[str]], hint: str) -> None:
-    """Refuse tags with more classes than a tenth of the words: they are words or numbers.
+    """Refuse tags of one class, or of more classes than a tenth of the words (words, numbers).
 
     A short text may have ten, if they are at most three quarters of its words; any may have four.
     """
     words = sum(map(len, texts))
     classes = {tag: None for tags in texts for tag in tags}
+    if len(classes) == 1:
+        raise DataError(
+            f"{path}: every word has the same class, {next(iter(classes))!r}; classification needs "
+            f"two or more\n{hint}"
+        )
     if len(classes) <= max(words / 10, min(10, 3 / 4 * words), 4):
         return
     sample = ", ".join(map(repr, list(classes)[:6]))
