@@ -174,4 +174,4 @@ def test_info_of_a_checkpoint_folder_is_like_that_of_a_preset(regard, tmp_path):
     assert "checkpoint, transformer" in regard("info", tmp_path / "theirs").out
     assert regard("diff", "modern", tmp_path / "theirs").code == 0
     completed = regard("info", tmp_path / "theirs", "model.layers=3")
-    assert (completed.code, "import it before changing" in completed.err) == (2, True)
+    assert (completed.code, "import it with regard import" in completed.err) == (2, True)

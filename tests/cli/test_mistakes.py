@@ -58,7 +58,7 @@ def test_a_folder_that_exists_is_not_written_over(refused, materials, text_run):
 
 def test_nothing_to_train_on(refused):
     assert "no data to train on" in refused(2, "train", "model.dim=16")
-    assert "belong together" in refused(2, "train", "data.source=a.txt")
+    assert "set both data.source and data.target" in refused(2, "train", "data.source=a.txt")
 
 
 def test_a_damaged_checkpoint(refused, text_run, tmp_path):
@@ -150,7 +150,7 @@ def test_a_draft_that_is_not_there(refused, text_run):
 
 def test_a_text_to_explain_is_missing(refused, text_run):
     stderr = refused(2, "explain", text_run)
-    assert f"after '{text_run}' the text is missing" in stderr
+    assert f"the text after '{text_run}' is missing" in stderr
     assert "regard explain runs/my 'To be, or not to be'" in stderr
     assert "missing argument 'TEXT'" in refused(2, "explain")
 

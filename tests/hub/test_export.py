@@ -166,7 +166,7 @@ NORM = "decoder.norm.weight"
     ("damage", "problem"),
     [
         (lambda tensors: {NORM: tensors[NORM]}, "embed.token.weight is missing"),
-        (lambda tensors: tensors | {"extra": tensors[NORM]}, "extra is not of this model"),
+        (lambda tensors: tensors | {"extra": tensors[NORM]}, "extra is not a weight of this model"),
         (lambda tensors: tensors | {NORM: tensors[NORM][:1]}, r"has shape \(1,\)"),
         (lambda tensors: tensors | {NORM: tensors[NORM].half()}, r"torch\.float16, torch\.float32"),
         (lambda tensors: {n: t.double() for n, t in tensors.items()}, r"torch\.float64"),

@@ -188,7 +188,9 @@ def _find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], 
         raise ConfigError(_unknown_name(what, [*PRESETS, *recipes()]))
     if is_external_checkpoint(Path(what)):
         if over:
-            raise ConfigError(f"{what} is a checkpoint; regard import it to change its settings")
+            raise ConfigError(
+                f"{what} is a checkpoint; import it with regard import to change its settings"
+            )
         return "checkpoint", open_checkpoint(Path(what)).config, {}, []
     folder = RunFolder(what)
     run = build(RunConfig, merge(to_table(folder.load_config()), over))
