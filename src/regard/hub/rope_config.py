@@ -111,8 +111,8 @@ def _read_scaling(kind: str, rope: Settings, hf: Settings) -> Settings:
 
 def _default_attention_factor(kind: str, rope: Settings, context: Any) -> Settings:
     if kind == "yarn":
-        scales = rope.get("mscale"), rope.get("mscale_all_dim")
-        if not all(scales) or rope["factor"] <= 1:
+        scales = [rope[key] for key in ("mscale", "mscale_all_dim") if rope.get(key)]
+        if len(scales) < 2 or rope["factor"] <= 1:
             return {}
         first, second = (0.1 * scale * math.log(rope["factor"]) + 1 for scale in scales)
         return {"attention_factor": first / second}

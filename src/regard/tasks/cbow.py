@@ -41,9 +41,8 @@ class CBOWTask(Task):
     def loss(self, model: nn.Module, batch: TextBatch) -> Float[Tensor, ""]:
         """Summed over the words."""
         label_smoothing = self.label_smoothing if model.training else 0.0
-        return model.head.loss(
-            _hidden(model, batch), batch.targets, label_smoothing=label_smoothing
-        )  # type: ignore[operator, union-attr]
+        hidden = _hidden(model, batch)
+        return model.head.loss(hidden, batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:
         """How many words are predicted."""
