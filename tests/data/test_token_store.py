@@ -1,6 +1,9 @@
+import hashlib
 import json
 import os
+import re
 import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from regard.data import token_store as store
 from regard.data.text import from_file
 from regard.data.token_store import pair_store, text_store
 from regard.errors import CheckpointError, DataError
+from regard.files import cache
 from regard.files.cache import cache_folder
 
 
@@ -105,6 +109,61 @@ def test_a_damaged_store_is_made_again(tokenizer, home, damage):
     assert tokenizer.calls > calls
 
 
+@pytest.mark.parametrize("name", ["tokens.bin", "index.json"])
+def test_any_changed_byte_of_a_store_is_seen_said_and_repaired(tokenizer, home, name, caplog):
+    first = text_store(text_of("hello"), tokenizer)
+    path = home / "tokens" / first.fingerprint / name
+    content = path.read_bytes()
+    for at in range(0, len(content), 9 if name == "index.json" else 1):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        caplog.clear()
+        again = text_store(text_of("hello"), tokenizer)
+        assert (again.tokens.tolist(), again.bytes) == (list(b"hello"), 5)
+        assert path.read_bytes() == content
+        assert re.match(f"damaged cache: {path} .*; it is computed again", caplog.messages[0])
+
+
+def test_a_changed_block_of_a_large_store_is_seen(tokenizer, home, monkeypatch):
+    monkeypatch.setattr(cache, "_BLOCK", 64)
+    first = text_store(text_of("hello" * 100), tokenizer)
+    path = home / "tokens" / first.fingerprint / "tokens.bin"
+    content = path.read_bytes()
+    for at in range(0, len(content), 50):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        text_store(text_of("hello" * 100), tokenizer)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("side", ["source", "source-offsets", "target", "target-offsets"])
+def test_damaged_pairs_are_made_again(tokenizer, home, side):
+    rows = pairs.from_rows("p", "made", [("ab", "c"), ("d", "efg")])
+    path = home / "tokens" / pair_store(rows, tokenizer, tokenizer).fingerprint / f"{side}.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + b"\1\1")
+    opened = pair_store(rows, tokenizer, tokenizer)
+    assert [opened.target(row).tolist() for row in (0, 1)] == [list(b"c"), list(b"efg")]
+    assert path.read_bytes() == content
+
+
+def test_an_id_outside_the_vocabulary_is_never_opened(tokenizer, home, monkeypatch, caplog):
+    real = tokenizer.encode_batch
+    opened = text_store(text_of("hello"), tokenizer)
+    folder = home / "tokens" / opened.fingerprint
+    (folder / "tokens.bin").write_bytes(np.array([1, 2, 257, 3, 4], np.uint16).tobytes())
+    index = json.loads((folder / "index.json").read_text())  # which agrees with the wrong ids
+    index["files"]["tokens.bin"] = cache._checksums(folder / "tokens.bin")
+    index["sha256"] = cache._hash(index)
+    (folder / "index.json").write_text(json.dumps(index))
+    assert text_store(text_of("hello"), tokenizer).tokens.tolist() == list(b"hello")
+    assert "tokens.bin has the id 257, and the vocabulary 257 ids" in caplog.text
+    for ids in ([257], [-1], [1 << 32]):
+        monkeypatch.setattr(tokenizer, "encode_batch", lambda texts, ids=ids: [ids for _ in texts])
+        with pytest.raises(DataError, match=rf"gives the id {ids[0]}, .* 257 ids"):
+            text_store(text_of("hallo"), tokenizer)
+    monkeypatch.setattr(tokenizer, "encode_batch", real)
+    assert text_store(text_of("hallo"), tokenizer).tokens.tolist() == list(b"hallo")
+
+
 def test_a_failure_half_way_leaves_nothing(tokenizer, home, monkeypatch):
     def fail(texts):
         raise KeyboardInterrupt
@@ -159,7 +218,10 @@ def test_a_text_without_tokens_is_an_error(tokenizer, monkeypatch):
 def test_the_index_is_plain_json(tokenizer, home):
     opened = text_store(text_of("hello"), tokenizer)
     index = json.loads((home / "tokens" / opened.fingerprint / "index.json").read_text())
-    assert index == {"format": 1, "files": {"tokens.bin": 10}, "bytes": 5}
+    digest = index.pop("sha256")
+    files = {"tokens.bin": {"size": 10, "crc32": [zlib.crc32(opened.tokens.tobytes())]}}
+    assert index == {"format": 1, "files": files, "bytes": 5}
+    assert digest == hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 
 def test_pairs_come_back_row_by_row(tokenizer, monkeypatch):

@@ -1,6 +1,7 @@
 """Token ids on disk, memory-mapped: written once per text and tokenizer, then only opened.
 
-A store is an entry of the cache (`files.cache`). Ids are uint16 where the vocabulary allows.
+A store is an entry of the cache (`files.cache`), which verifies it when it is opened. Ids are
+uint16 where the vocabulary allows; none is outside the vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +111,10 @@ def text_store(
     def write(folder: Path) -> dict[str, Any]:
         return {"bytes": _write_text(folder / "tokens.bin", text, tokenizer, separator, progress)}
 
-    folder, index = cached_folder("tokens", key, write)
+    def check(folder: Path) -> str | None:
+        return _check_ids(folder / "tokens.bin", tokenizer)
+
+    folder, index = cached_folder("tokens", key, write, check)
     tokens = _memory_map(folder / "tokens.bin", _dtype(tokenizer))
     return TokenStore(tokens, index["bytes"], key)
 
@@ -123,7 +127,15 @@ def pair_store(pairs: Pairs, source_tokenizer: Tokenizer, target_tokenizer: Toke
         pairs.fingerprint(),
         *(tokenizer.fingerprint() for tokenizer in tokenizers.values()),
     )
-    folder, _ = cached_folder("tokens", key, lambda folder: _write_pairs(folder, pairs, tokenizers))
+
+    def write(folder: Path) -> dict[str, Any]:
+        return _write_pairs(folder, pairs, tokenizers)
+
+    def check(folder: Path) -> str | None:
+        sides = (_check_ids(folder / f"{side}.bin", each) for side, each in tokenizers.items())
+        return next((problem for problem in sides if problem is not None), None)
+
+    folder, _ = cached_folder("tokens", key, write, check)
     source, target = (
         (
             _memory_map(folder / f"{side}.bin", _dtype(tokenizer)),
@@ -141,16 +153,16 @@ def _write_text(
     separator: Sequence[int] | None,
     progress: Callable[[int, int], None] | None,
 ) -> int:
-    dtype, size, total = _dtype(tokenizer), 0, text.size
+    size, total = 0, text.size
     has_separators = len(text.documents) > 1
     with path.open("wb") as file:
         for chunks in _batches(text.chunks(_CHUNK_BYTES), _CHUNKS):
             texts = [chunk for chunk, _ in chunks]
             for ids, (chunk, ends) in zip(_encode(tokenizer, texts), chunks, strict=True):
-                file.write(np.asarray(ids, dtype).tobytes())
+                file.write(_to_bytes(ids, tokenizer))
                 if has_separators and ends:
                     separator_ids = [tokenizer.stop_id] if separator is None else separator
-                    file.write(np.asarray(separator_ids, dtype).tobytes())
+                    file.write(_to_bytes(separator_ids, tokenizer))
                 size += len(chunk.encode())
             if progress is not None:
                 progress(min(size, total), total)  # lower case may have more bytes
@@ -179,13 +191,33 @@ def _write_pairs(folder: Path, pairs: Pairs, tokenizers: dict[str, Tokenizer]) -
                 encoded = tokenizer.encode_batch(list(sentences))
                 lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
                 flat = [id for ids in encoded for id in ids]
-                files[side].write(np.asarray(flat, _dtype(tokenizer)).tobytes())
+                files[side].write(_to_bytes(flat, tokenizer))
                 offsets[side].write((ends[side] + np.cumsum(lengths)).tobytes())
                 ends[side] += len(flat)
     finally:
         for file in (*files.values(), *offsets.values()):
             file.close()
     return {}
+
+
+def _to_bytes(ids: Sequence[int] | NDArray[np.uint32], tokenizer: Tokenizer) -> bytes:
+    """Ids as they are stored; raise if one is outside the vocabulary."""
+    array = np.asarray(ids, np.int64)
+    if array.size and not 0 <= array.min() <= array.max() < tokenizer.size:
+        outside = array[(array < 0) | (array >= tokenizer.size)][0]
+        raise DataError(
+            f"the {tokenizer.kind} tokenizer gives the id {outside}, and its vocabulary has "
+            f"{tokenizer.size} ids; its files do not belong together, train or import it again"
+        )
+    return array.astype(_dtype(tokenizer)).tobytes()
+
+
+def _check_ids(path: Path, tokenizer: Tokenizer) -> str | None:
+    """The problem with a file of ids if one is outside the vocabulary."""
+    largest = int(_memory_map(path, _dtype(tokenizer)).max(initial=0))
+    if largest < tokenizer.size:
+        return None
+    return f"{path} has the id {largest}, and the vocabulary {tokenizer.size} ids"
 
 
 def _memory_map(path: Path, dtype: Any) -> NDArray[Any]:
