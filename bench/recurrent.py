@@ -4,8 +4,8 @@
 
 Both have the same embedding, layers, tied output matrix, AdamW, gradient clipping and ids. regard
 uses `training.loop.train`. They are timed alternately, five steps at a time, in one thread and in
-CPU time, so that other load on the machine does not matter; medians are printed. Cells without a torch
-kernel run as a loop over time in Python and are compared with torch.nn.LSTM.
+CPU time, so that other load on the machine does not matter; medians are printed. Cells without a
+torch kernel run as a loop over time in Python and are compared with torch.nn.LSTM.
 """
 
 import argparse

@@ -100,7 +100,7 @@ def test_layer_types_of_which_every_nth_is_full_are_a_window():
     ("table", "why"),
     [
         ({}, "has no model_type"),
-        ({"model_type": 3}, "has no model_type"),
+        ({"model_type": 3}, "model_type=3 in config.json must be a string"),
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({"model_type": "gemma3"}, "reads images and text"),
         ({"model_type": "mixtral"}, "experts"),

@@ -15,7 +15,7 @@ NONSENSE = [
     ({"shape": "encoder_decoder"}, "unknown value of shape .* did you mean 'encoder-decoder'"),
     ({"bias": "kv"}, "unknown value of bias 'kv'; did you mean 'qkv'"),
     ({"global_layers": [1]}, r"global_layers=\[1\] needs a window and no global_every"),
-    ({"window": 3, "global_layers": [0, 99]}, r"global_layers=\[0, 99\] must be different numbers"),
+    ({"window": 3, "global_layers": [0, 99]}, r"global_layers=\[0, 99\] must be distinct indices"),
     ({"window": 3, "global_every": 1}, "global_every=1 makes every layer global, so window=3"),
     (
         {"factored": "tokens"},

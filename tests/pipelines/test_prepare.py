@@ -272,5 +272,6 @@ def test_progress_is_reported_in_bytes(data):
     reported = []
     (data / "fresh.txt").write_text("fresh text that no cache knows " * 20)
     prepare_training(config(data / "fresh.txt"), progress=lambda *words: reported.append(words))
-    assert {name for name, _, _ in reported} == {"tokenizing", "tokenizing validation text"}
+    labels = {"reading", "training the tokenizer", "tokenizing", "tokenizing validation text"}
+    assert {name for name, _, _ in reported} == labels
     assert all(done <= total for _, done, total in reported)

@@ -41,7 +41,7 @@ class PackedLinear:
         return cls(weight, _pack(biases) if biases else None)
 
     def quantize_int8(self) -> "PackedLinear":
-        """The same with int8 weights; biases stay as they are."""
+        """The same layer with int8 weights; biases are unchanged."""
         weight = self.weight.float()
         scale = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
         rounded = (weight / scale.unsqueeze(1)).round().to(torch.int8)

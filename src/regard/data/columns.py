@@ -82,24 +82,25 @@ def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -
     return None
 
 
-def refuse(table: Table, kind: str | None = None) -> DataError:
-    """The error for a table that is not understood, with its columns."""
-    wanted = "what its columns are" if kind is None else f"which of its columns hold {kind}"
-    ways = COLUMN_HINTS if kind is None else [way for way in COLUMN_HINTS if _way_fits(way, kind)]
+def ambiguous_table(table: Table, kind: str | None = None) -> DataError:
+    """The error for a table whose columns are ambiguous; it lists them."""
+    question = "what its columns are" if kind is None else f"which of its columns hold {kind}"
+    hints = [hint for hint in COLUMN_HINTS if kind is None or _hint_applies(hint, kind)]
     if {"question", "context"} <= set(table.columns):
         return DataError(
             f"{table.path} holds questions with contexts and answer spans, which no task learns "
             f"from\n{table.listing()}"
         )
-    last = "" if kind is not None else "; task=causal alone trains on the file as it is"
+    last = "" if kind is not None else "; task=causal trains on the file as plain text"
     return DataError(
-        f"{table.path}: cannot tell {wanted}\n{table.listing()}\nname them: {'; '.join(ways)}{last}"
+        f"{table.path}: cannot tell {question}\n{table.listing()}\n"
+        f"name them: {'; '.join(hints)}{last}"
     )
 
 
-def _way_fits(way: str, kind: str) -> bool:
+def _hint_applies(hint: str, kind: str) -> bool:
     roles = ROLES.get(kind, ())
-    return all(f"data.{role}=" in way for role in roles) and way.count("COLUMN") == len(roles)
+    return all(f"data.{role}=" in hint for role in roles) and hint.count("COLUMN") == len(roles)
 
 
 def _possible_kinds(named: Mapping[str, str]) -> list[str]:
@@ -107,8 +108,8 @@ def _possible_kinds(named: Mapping[str, str]) -> list[str]:
     order = ("tags", "labels", "pairs", "series", "text")
     kinds = [kind for kind in order if set(named) <= set(ROLES[kind])]
     if not kinds:
-        given = " and ".join(f"data.{role}" for role in named)
-        raise ConfigError(f"{given} do not go together; {'; '.join(COLUMN_HINTS)}")
+        settings = " and ".join(f"data.{role}" for role in named)
+        raise ConfigError(f"{settings} cannot be combined; {'; '.join(COLUMN_HINTS)}")
     return kinds
 
 

@@ -83,7 +83,7 @@ def _texts(path: Path, exact: bool) -> tuple[list[list[Line]], Counter[str]]:
         return line.split("\t") if tabs else line.split()
 
     widths = Counter(len(cells_of(line)) for line in filled if not line.startswith("#"))
-    width = max(widths, key=lambda each: (widths[each], each), default=2)
+    width = max(widths, key=lambda number: (widths[number], number), default=2)
     notes: Counter[str] = Counter()
     texts: list[list[Line]] = [[]]
     for number, line in enumerate(read_lines(path, scanned), 1):
@@ -108,7 +108,7 @@ def _texts(path: Path, exact: bool) -> tuple[list[list[Line]], Counter[str]]:
             texts[-1].append((number, cells))
     texts = [text for text in texts if text]
     if not texts:
-        raise DataError(f"{path} has no word with a tag in it")
+        raise DataError(f"{path} has no line with a word and its tag")
     return texts, notes
 
 

@@ -17,7 +17,7 @@ from regard.errors import DataError
 
 LabelKind = Literal["labels", "tags"]
 Row = tuple[tuple[str, ...], tuple[int, ...]]  # the parts of a text, and their classes
-NumberedRow = tuple[str, Sequence[str], Sequence[str]]  # its place in a file, parts, their labels
+NumberedRow = tuple[str, Sequence[str], Sequence[str]]  # location in a file, parts, labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def _from_numbered(
         labelled.append((parts, [label.strip() for label in labels]))
         places.append(place)
     if not labelled:
-        raise DataError(f"{path} has no text with a label in it")
+        raise DataError(f"{path} has no text with a label; at least two classes are needed")
     note = ""
     if kind == "tags":
         check_classes(path, [tags for _, tags in labelled], hint)

@@ -66,7 +66,7 @@ def from_columns(name: str, note: str, columns: Mapping[str, Sequence[float]]) -
 
 
 def from_table(table: Table) -> Series:
-    """The columns of numbers of a table; those without numbers are left out."""
+    """The numeric columns of a table; the others are ignored."""
     rows = [
         (number, row) for number, row in table.rows() if any(cell not in ("", None) for cell in row)
     ]

@@ -20,7 +20,7 @@ from regard.errors import DataError
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow")
 HUB = "hf://datasets/"  # a data set of the Hugging Face hub: hf://datasets/owner/name
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-SAMPLE_ROWS = 1000  # of which the header and the keys of JSON objects are known
+SAMPLE_ROWS = 1000  # from which the header and the keys of JSON objects are determined
 SPLITS = {
     "train": "train",
     "training": "train",
@@ -75,7 +75,7 @@ class Table:
     rows: Callable[[], Iterator[Row]] = field(repr=False)
     digest: str  # of the content
     header: bool = True  # False: the columns have only numbers
-    counts: str = "line"  # what the numbers of rows count
+    counts: str = "line"  # the unit of row numbers: "line" or "row"
 
     def column(self, name: str) -> int:
         """The index of a column, by its name or its number, from 1."""
@@ -86,7 +86,7 @@ class Table:
         raise DataError(f"{self.path} has no column {name!r}\n{self.listing()}")
 
     def position(self, number: int) -> str:
-        """The place of a row, for a message."""
+        """The location of a row, for a message."""
         return f"{self.path}, {self.counts} {number}"
 
     def listing(self) -> str:
@@ -254,15 +254,15 @@ def _delimiter(path: Path) -> str:
     """The delimiter that gives the first rows the same number of columns, and more than one."""
     candidates = [*DELIMITERS]
     if suffix(path) != ".csv":
-        candidates = ["\t", *(each for each in candidates if each != "\t")]
+        candidates = ["\t", *(delimiter for delimiter in candidates if delimiter != "\t")]
     widths: dict[str, list[int]] = {}
     for candidate in candidates:
         with suppress(csv.Error):  # the next one may fit
             rows = islice(_quoted_rows(path, candidate, strict=False), 50)
             widths[candidate] = [len(row) for _, row in rows if row]
-    several = [each for each, counts in widths.items() if counts and counts[0] > 1]
-    equal = [each for each in several if len(set(widths[each])) == 1]
-    return next(iter([*equal, *several, *candidates]))
+    splitting = [delimiter for delimiter, counts in widths.items() if counts and counts[0] > 1]
+    equal = [delimiter for delimiter in splitting if len(set(widths[delimiter])) == 1]
+    return next(iter([*equal, *splitting, *candidates]))
 
 
 def _is_quoted(path: Path, scanned: Scan, delimiter: str) -> bool:
@@ -407,9 +407,9 @@ def _records(path: Path, content: Any) -> tuple[list[dict[str, Any]], str]:
         if is_columns and len({len(value) for value in lists.values()}) == 1:
             rows = zip(*lists.values(), strict=True)
             return [dict(zip(lists, row, strict=True)) for row in rows], " (a list a column)"
-        found = [key for key, value in lists.items() if _is_records(value)]
-        if len(found) == 1:
-            return content[found[0]], f" under {found[0]!r}"
+        record_keys = [key for key, value in lists.items() if _is_records(value)]
+        if len(record_keys) == 1:
+            return content[record_keys[0]], f" under {record_keys[0]!r}"
     keys = (
         f"an object with the keys {', '.join(map(str, content))}"
         if isinstance(content, dict)
@@ -441,11 +441,11 @@ def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     {'id': 1, 'translation.de': 'ja', 'translation.en': 'yes'}
     """
     flat: dict[str, Any] = {}
-    for key, each in value.items():
-        if isinstance(each, dict) and each:
-            flat |= flatten(each, f"{prefix}{key}.")
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            flat |= flatten(item, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = each
+            flat[f"{prefix}{key}"] = item
     return flat
 
 
@@ -458,15 +458,15 @@ def _from_objects(
 ) -> Table:
     """A table with a column for each key of the first objects."""
     keys: dict[str, None] = {}
-    for _, each in islice(objects(), SAMPLE_ROWS):
-        keys |= dict.fromkeys(each)
+    for _, item in islice(objects(), SAMPLE_ROWS):
+        keys |= dict.fromkeys(item)
     columns = tuple(keys)
     return Table(
         name=stem(Path(path)),
         path=str(path),
         format=format,
         columns=columns,
-        rows=lambda: ((n, tuple(map(each.get, columns))) for n, each in objects()),
+        rows=lambda: ((n, tuple(map(item.get, columns))) for n, item in objects()),
         digest=digest,
         counts=counts,
     )
@@ -479,7 +479,7 @@ def _from_arrow(path: Path) -> Table:
     format = suffix(path)[1:].capitalize()
     what = f"{path} is {format}"
     pyarrow = _optional("pyarrow", "tables", what)
-    ipc, parquet = (_optional(f"pyarrow.{each}", "tables", what) for each in ("ipc", "parquet"))
+    ipc, parquet = (_optional(f"pyarrow.{name}", "tables", what) for name in ("ipc", "parquet"))
 
     try:
         if format == "Parquet":
@@ -551,7 +551,7 @@ def _named(row: dict[str, Any], class_names: Mapping[str, list[str]]) -> dict[st
 
     def name(column: str, value: Any) -> Any:
         if isinstance(value, list):
-            return [name(column, each) for each in value]
+            return [name(column, item) for item in value]
         names = class_names[column]
         return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 

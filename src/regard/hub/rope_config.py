@@ -43,8 +43,8 @@ SCALINGS: dict[str, dict[str, str]] = {  # rope_type: external option names to i
 }
 OPTIONAL: dict[str, dict[str, str]] = {  # those with a default
     "yarn": {
-        "beta_fast": "fast",
-        "beta_slow": "slow",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
         "truncate": "truncate",
         "attention_factor": "attention_factor",
     },

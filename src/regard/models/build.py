@@ -134,21 +134,21 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in (parameters | buffers).items()}
 
 
-def load_model(config: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> nn.Module:
+def load_model(config: ModelConfig, tensors: Mapping[str, Tensor], origin: str) -> nn.Module:
     """A model with saved weights, which are assigned, not copied, and keep their dtype."""
     model = on_meta(config)
     if hasattr(model, "fit"):
         model = build_model(config)
-        load_weights(model, tensors, where)
+        load_weights(model, tensors, origin)
     else:
-        _check_weights(model, tensors, where)
+        _check_weights(model, tensors, origin)
         model.load_state_dict(dict(tensors), assign=True)
     return model
 
 
-def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
     """Copy saved weights into a model; all names and shapes are checked first."""
-    _check_weights(model, tensors, where)
+    _check_weights(model, tensors, origin)
     if hasattr(model, "fit"):
         model.load_state_dict(dict(tensors))
         return
@@ -157,7 +157,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
             tensor.copy_(tensors[name])
 
 
-def _check_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+def _check_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
     expected = weights(model)
     any_shape = hasattr(model, "fit")  # the data decides the sizes of a closed-form model's tables
     problems = [f"{name} is missing" for name in expected if name not in tensors]
@@ -172,4 +172,4 @@ def _check_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) 
     if problems:
         more = f"\n  … and {len(problems) - 5} more" if len(problems) > 5 else ""
         listed = "".join(f"\n  {problem}" for problem in problems[:5])
-        raise CheckpointError(f"the weights in {where} do not fit the model:{listed}{more}")
+        raise CheckpointError(f"the weights in {origin} do not fit the model:{listed}{more}")

@@ -81,9 +81,9 @@ class CBOWConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "window", "negatives", "context"):
-            least = {"negatives": 0, "context": 2}.get(name, 1)
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
+            minimum = {"negatives": 0, "context": 2}.get(name, 1)
+            if getattr(self, name) < minimum:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least {minimum}")
 
 
 class CBOW(nn.Module):

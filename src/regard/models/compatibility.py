@@ -94,7 +94,7 @@ STACK: tuple[Rule, ...] = (
             c.global_layers is not None
             and not 0 < len({*c.global_layers} & {*range(max(c.depths))}) == len(c.global_layers)
         ),
-        "global_layers={c.global_layers} must be different numbers of layers, from 0",
+        "global_layers={c.global_layers} must be distinct indices of layers, from 0",
     ),
     (
         lambda c: c.global_every == 1,

@@ -30,7 +30,7 @@ from regard.nn.state import KVCache, Source, TransformerState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackConfig:
-    """Any stack of blocks: sizes, then choices, each a key of the table named beside it."""
+    """A stack of blocks: sizes and choices; comments name the table that lists the choices."""
 
     dim: int = 512
     layers: int = 6  # of the decoder, or of the only stack

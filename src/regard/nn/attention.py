@@ -21,7 +21,7 @@ from regard.nn.tap import Tap
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionInputs:
-    """What attention needs beside x: mask, positions, biases and rotations.
+    """The inputs of attention other than x: mask, positions, biases and rotations.
 
     Made once per forward pass and used by every layer. With `causal`, the fused kernel's causal
     mode is enough; otherwise `allowed` and `bias` are dense, and `bias` is -inf wherever `allowed`
@@ -66,7 +66,7 @@ class AttentionInputs:
         )
 
     def dense(self) -> Bool[Tensor, "#batch 1 #time seen"] | None:
-        """The mask as a boolean tensor, also where `causal` stands for it."""
+        """The mask as a boolean tensor, also if it is only the `causal` flag."""
         if self.causal:
             return self.mask.dense(self.query_positions, self.key_positions)
         return self.allowed

@@ -10,7 +10,7 @@ from typing import Any
 
 from regard.config import Choice, DataConfig, RunConfig, kind_of, make
 from regard.data.builtin import BUILTINS
-from regard.data.columns import ROLES, find_roles, refuse
+from regard.data.columns import ROLES, ambiguous_table, find_roles
 from regard.data.pairs import from_parallel
 from regard.data.tables import HUB, Table, is_table, read_table, read_validation
 from regard.data.text import Text
@@ -46,10 +46,10 @@ def open_data(
         a name in BUILTINS        generated; a table gives its options
                                   (a file of such a name is opened as ./name)
 
-    Each file may be gzip, whatever its name. The `description` of the result says what was read
+    Each file may be gzip, with any name. The `description` of the result says what was read
     and what was skipped. `kind` is the kind of data that the task learns from: with "tags", any
     file is read as .conll; with "labels" or "series", as a table; with "text", a table that is
-    not understood is read as it is. `columns` are the settings that name columns (`text`, `label`,
+    ambiguous is read as plain text. `columns` are the settings that name columns (`text`, `label`,
     `tags`, and `columns` of a .conll file); with a path, `source` and `target` name columns too.
     """
     data = _open(path, source, target, kind, columns or {})
@@ -71,7 +71,7 @@ def open_split(config: RunConfig) -> tuple[Any, Any]:
         return whole, validation.note_overlap(whole)
     part = _validation_table(data.path)
     if part is not None:
-        validation = _understand(part, columns, whole.kind)
+        validation = _interpret_table(part, columns, whole.kind)
         validation = PIPELINES[whole.kind].lowercase(validation) if data.lower else validation
         return whole, validation.note_overlap(whole)
     training, validation = whole.split(data.validation_fraction, config.train.seed)
@@ -111,7 +111,7 @@ def _applicable_columns(path: Choice, columns: Mapping[str, Any]) -> Mapping[str
 
 
 def is_name(path: str) -> bool:
-    """Whether a data set goes by a name instead of a path: built in, or of the hub."""
+    """Whether a data set has a name instead of a path: built in, or on the Hugging Face hub."""
     return path in BUILTINS or path.startswith(HUB)
 
 
@@ -146,7 +146,7 @@ def _open(
         if source is None or target is None:
             given = "source" if target is None else "target"
             raise ConfigError(f"data.{given} is set alone; set both data.source and data.target")
-        return from_parallel(_existing(str(source)), _existing(str(target)))
+        return from_parallel(_existing_path(str(source)), _existing_path(str(target)))
     if path is None:
         raise ConfigError("no data; give data.path, or data.source and data.target")
     if not isinstance(path, str) or path in BUILTINS:
@@ -154,8 +154,8 @@ def _open(
             raise ConfigError(f"data.{next(iter(columns))} is for tables; {path} is built in")
         return make(path, BUILTINS, "built-in data set")
     if path.startswith(HUB):
-        return _understand(read_table(path), columns, kind)
-    place = _existing(path)
+        return _interpret_table(read_table(path), columns, kind)
+    place = _existing_path(path)
     if place.is_dir() and all((place / name).exists() for name in ("config.json", "metrics.jsonl")):
         raise DataError(
             f"{place} is a run, not data; continue it with regard resume {place},\n"
@@ -179,7 +179,7 @@ def _open(
 
 
 def _reads_table(pipeline: Pipeline, place: Path, columns: Mapping[str, str]) -> bool:
-    """Whether to read a path as a table: one by its name, or where columns or the task say so."""
+    """Whether to read a path as a table: by its suffix, by column settings, or by the task."""
     if pipeline.name == "tags":
         delimited = suffix(place) in (".csv", ".tsv")  # lines of a word and a tag, unless named
         return bool(columns) or (is_table(place) and not delimited)
@@ -189,24 +189,24 @@ def _reads_table(pipeline: Pipeline, place: Path, columns: Mapping[str, str]) ->
 
 
 def _open_table(place: Path, columns: Mapping[str, str], kind: str | None) -> Data:
-    """A table; with the task of a language model, one that is not understood as it is."""
+    """A table; for language modelling, an ambiguous table is read as plain text."""
     if kind != "text" or columns or place.is_dir():
-        return _understand(read_table(place), columns, kind)
+        return _interpret_table(read_table(place), columns, kind)
     with suppress(DataError):
-        return _understand(read_table(place), columns, kind)
+        return _interpret_table(read_table(place), columns, kind)
     with suppress(DataError):
-        return _understand(read_table(place), columns, None)  # which the task does not fit
+        return _interpret_table(read_table(place), columns, None)  # which the task does not fit
     text: Text = PIPELINES["text"].open(place)
     note = "; read as it is, not as a table (data.text=COLUMN reads a column)"
     return replace(text, description=text.description + note)
 
 
-def _understand(table: Table, columns: Mapping[str, str], kind: str | None) -> Data:
-    """The data of a table, by what its columns are."""
-    wanted = kind if kind in ROLES else None
-    roles = find_roles(table, columns, wanted)
+def _interpret_table(table: Table, columns: Mapping[str, str], kind: str | None) -> Data:
+    """The data of a table, of the kind that its columns determine."""
+    table_kind = kind if kind in ROLES else None
+    roles = find_roles(table, columns, table_kind)
     if roles is None:
-        raise refuse(table, wanted)
+        raise ambiguous_table(table, table_kind)
     data: Data = PIPELINES[roles.kind].from_table(table, roles)
     return data
 
@@ -230,7 +230,7 @@ def _pipeline_for(path: Path, kind: str | None) -> Pipeline:
     return requested
 
 
-def _existing(path: str) -> Path:
+def _existing_path(path: str) -> Path:
     place = Path(path).expanduser()
     if path and place.exists():  # Path("") would be the working folder
         return place

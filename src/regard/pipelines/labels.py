@@ -232,9 +232,10 @@ def add_head(
             f"{type(model).__name__.removesuffix('Config')} models have no head for classes; "
             "choose another model.preset or model.family"
         )
-    given = table.get("head", {})
-    given = {"kind": given} if isinstance(given, str) else given
-    options = given if given.get("kind", task.head) == task.head else {}  # options of another head
+    setting = table.get("head", {})
+    setting = {"kind": setting} if isinstance(setting, str) else setting
+    same_kind = setting.get("kind", task.head) == task.head
+    options = setting if same_kind else {}  # those of another kind of head do not apply
     pool = {"pool": _default_pool(model)} if task.head == "classify" else {}
     head = {"kind": task.head, **pool, **options, "classes": classes}
     return resolve(table, vocab_size=vocab_size, head=head)

@@ -84,7 +84,7 @@ class TextPipeline(Pipeline):
     ) -> Tokenizer:
         """Train on all of the text, so that every character of it is in the vocabulary.
 
-        Where the validation text is a file of its own, train on the training part alone.
+        If the validation text is a separate file, train on the training text only.
         """
         texts = [train] if config.data.validation else [train, validation]
 

@@ -76,24 +76,24 @@ def check_label_smoothing(label_smoothing: float) -> None:
         raise ConfigError(f"task.label_smoothing={label_smoothing} must be at least 0 and below 1")
 
 
-def resolve_class_names(given: list[str], in_data: Sequence[str]) -> list[str]:
+def resolve_class_names(setting: list[str], in_data: Sequence[str]) -> list[str]:
     """The names of the classes: those of the data, or names given for classes 0, 1, 2, …
 
-    The given names may also be those of the data and others, in any order, as in a run that
-    starts from a classifier.
+    `setting` is `task.names`. It may also list the names of the data and further ones, in any
+    order, as in a run that starts from a classifier.
     """
-    if not given:
+    if not setting:
         return list(in_data)
-    if {*in_data} <= {*given}:
-        return given
+    if {*in_data} <= {*setting}:
+        return setting
     numbered = [str(number) for number in range(len(in_data))]
-    if len(given) != len(in_data) or list(in_data) != numbered:
+    if len(setting) != len(in_data) or list(in_data) != numbered:
         raise ConfigError(
-            f"task.names has {len(given)} names, and the data {len(in_data)} classes: "
+            f"task.names has {len(setting)} names, and the data {len(in_data)} classes: "
             f"{', '.join(in_data[:5])}{', …' if len(in_data) > 5 else ''};\n"
             "names are for classes that are numbered from 0 on, one for each"
         )
-    return given
+    return setting
 
 
 class Objective(nn.Module):

@@ -184,7 +184,7 @@ class Tokenizer:
         return token.replace(SPACE, " ") if self.kind in ("bpe", "unigram") else token
 
     def special_id(self, name: str) -> int | None:
-        """The id of a special token, whatever its text; None if the vocabulary has none.
+        """The id of a special token by its role; None if the vocabulary has none.
 
         "start" is the first id that a decoder reads (T5: the padding token).
         """

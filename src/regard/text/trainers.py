@@ -17,7 +17,9 @@ TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
 }
 
 MAX_TRAINING_BYTES = 100_000_000
-MAX_BPE_BYTES = 20_000_000  # has no unknown text, so a sample is as good: docs/results.md
+MAX_BPE_BYTES = (
+    20_000_000  # a sample suffices, since byte-level BPE has no unknown text: docs/results.md
+)
 WINDOW = 1 << 16  # characters; longer texts are split, so that they can be sampled too
 
 
@@ -41,7 +43,7 @@ def train_tokenizer(
     sampled = sample(texts, limit, total=total)
     if not sampled:
         raise DataError("the training data has no text, so no tokenizer can be trained; add text")
-    return make(choice, TOKENIZERS, "tokenizer", texts=_reported(sampled, progress))
+    return make(choice, TOKENIZERS, "tokenizer", texts=_with_progress(sampled, progress))
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -55,7 +57,7 @@ def sample(texts: Iterable[str], max_bytes: int, *, total: int | None = None) ->
     Whenever the limit is exceeded, the stride is tripled and two of three windows are dropped.
     It stays odd, so that both languages of an alternating stream are sampled equally.
     """
-    # A tenth more than needed: windows that are cut unevenly must not exceed the limit.
+    # A stride 10 % larger than needed, so that windows of different sizes stay below the limit.
     stride = 1 if total is None or total <= max_bytes else -(-11 * total // (10 * max_bytes)) | 1
     sampled: list[str] = []
     size = 0
@@ -71,20 +73,20 @@ def sample(texts: Iterable[str], max_bytes: int, *, total: int | None = None) ->
     return sampled
 
 
-def _reported(texts: list[str], progress: Callable[[int, int], None] | None) -> Iterable[str]:
+def _with_progress(texts: list[str], progress: Callable[[int, int], None] | None) -> Iterable[str]:
     if progress is None:
         return texts
     total, done = sum(map(len, texts)), 0
     report = progress
 
-    def reporting() -> Iterator[str]:
+    def texts_with_reports() -> Iterator[str]:
         nonlocal done
         for text in texts:
             yield text
             done += len(text)
             report(done, total)
 
-    return reporting()
+    return texts_with_reports()
 
 
 def _windows(texts: Iterable[str]) -> Iterable[str]:

@@ -1,9 +1,9 @@
 """Triton kernels of a decode step of many rows: matmuls on tensor cores (gemm).
 
-The layers are those of `gemv`. RMSNorm is applied by the matmul that reads it: beside the residual
-stream x the kernels write g * x, g the gain of the next norm, and partial sums of squares. Where
-the outputs are too few to occupy the GPU, programs also split the inputs, and the last one to
-finish sums the splits.
+The layers are those of `gemv`. RMSNorm is applied by the matmul that reads it: kernels write the
+residual stream x, g * x with the gain g of the next norm, and partial sums of squares. Where the
+outputs are too few to occupy the GPU, programs also split the inputs, and the last one to finish
+sums the splits.
 
 Vectors multiplied with int8 weights that are read four at a time (`reads_packed_int8`) have their
 columns permuted (`common.permute_columns`). They are written in that order: a program computes its

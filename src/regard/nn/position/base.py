@@ -20,7 +20,7 @@ class Rotation:
     def apply(
         self, x: Float[Tensor, "batch heads time head_dim"]
     ) -> Float[Tensor, "batch heads time head_dim"]:
-        """Rotate the first 2 * pairs coordinates; the others stay as they are."""
+        """Rotate the first 2 * pairs coordinates; the others are unchanged."""
         width = 2 * self.cos.shape[-1]
         rotated, rest = x[..., :width], x[..., width:]
         if self.interleaved and x.dtype == torch.float32 and x.shape[-1] % 2 == 0:

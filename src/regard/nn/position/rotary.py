@@ -51,27 +51,34 @@ def yarn(
     base: float,
     factor: float,
     original_context: int,
-    fast: float = 32.0,
-    slow: float = 1.0,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
     truncate: bool = True,
     attention_factor: float | None = None,
 ) -> tuple[Frequencies, float]:
-    """Interpolate slow pairs and keep fast ones, with a ramp between (YaRN, Peng et al. 2023).
+    """Interpolate low frequencies and keep high ones (YaRN, Peng et al. 2023).
 
-    A pair is fast if it makes more than `fast` turns in the original context, slow if fewer than
-    `slow`; `truncate` rounds the ends of the ramp to whole pairs. Queries and keys are multiplied
+    Pairs with more than `beta_fast` rotations in the original context keep their frequency, those
+    with fewer than `beta_slow` are divided by `factor`, with a linear ramp between. `truncate`
+    rounds the ends of the ramp to whole pairs. Queries and keys are multiplied
     by `attention_factor`, by default 0.1 ln(factor) + 1.
     """
-    options = {"factor": factor, "original_context": original_context, "fast": fast, "slow": slow}
-    require_positive("rotary scaling 'yarn'", **options, attention_factor=attention_factor)
+    require_positive(
+        "rotary scaling 'yarn'",
+        factor=factor,
+        original_context=original_context,
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
+        attention_factor=attention_factor,
+    )
     if base == 1:
         raise ShapeError("rotary scaling 'yarn': base=1 gives all pairs the same frequency")
     pairs = len(frequency)
 
-    def pair_with_turns(turns: float) -> float:
-        return pairs * math.log(original_context / (turns * 2 * math.pi)) / math.log(base)
+    def pair_with_rotations(rotations: float) -> float:
+        return pairs * math.log(original_context / (rotations * 2 * math.pi)) / math.log(base)
 
-    low, high = pair_with_turns(fast), pair_with_turns(slow)
+    low, high = pair_with_rotations(beta_fast), pair_with_rotations(beta_slow)
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
@@ -85,9 +92,9 @@ def yarn(
 def dynamic(
     frequency: Frequencies, length: Int[Tensor, ""], factor: float, original_context: int
 ) -> Frequencies:
-    """`ntk` by a factor that grows with the length of the text, from 1 at the original context on.
+    """Dynamic NTK scaling: `ntk` with a factor that grows with the length of the text.
 
-    factor · length / original_context - (factor - 1)
+    max(1, factor · length / original_context - (factor - 1))
     """
     require_positive("rotary scaling 'dynamic'", factor=factor, original_context=original_context)
     growth = (factor * length / original_context - (factor - 1)).clamp_min(1)
