@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LIMIT := --timeout 300  # seconds: a test that hangs fails instead
 
-.PHONY: demo test check shapes kernels long storm format clean
+.PHONY: demo test check shapes kernels long storm settings format clean
 
 demo: .venv/ready  ## set up, then learn to write numbers in French, in a minute
 	$(BIN)/regard quickstart
@@ -29,6 +29,9 @@ long: .venv/ready  ## kill storms and other tests of minutes
 
 storm: .venv/ready  ## kill, fill and damage runs, and say what came of it
 	$(BIN)/pytest -q -s -m long tests/storm
+
+settings: .venv/ready  ## write docs/settings.md from the dataclasses
+	$(BIN)/python -c "import regard.api as r; open('docs/settings.md', 'w', encoding='utf-8').write(r.settings_page())"
 
 format: .venv/ready
 	$(BIN)/ruff format .

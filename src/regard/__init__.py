@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         plan,
         preset,
         resume,
+        settings,
         train,
     )
 
@@ -35,6 +36,7 @@ __all__ = [
     "plan",
     "preset",
     "resume",
+    "settings",
     "train",
 ]
 

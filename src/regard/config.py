@@ -28,18 +28,18 @@ FOLDER_NAME = r"\w[\w.-]*"
 class DataConfig:
     """Where the examples come from and how they are tokenized."""
 
-    path: Choice | None = None  # file, folder, or the name (or table) of a built-in
-    source: str | int | None = None  # or two parallel files, or (with a path) a column of a table …
-    target: str | int | None = None  # … line by line
-    text: str | int | None = (
-        None  # columns of a table, by name or number: data.columns.find_roles …
-    )
-    label: str | int | None = None
-    tags: str | int | None = None
-    columns: list[int] = field(default_factory=list)  # … of a CoNLL file: of words and of tags
-    validation: list[str] = field(default_factory=list)  # one path, or [source, target]
+    path: Choice | None = None  # a file, a folder, or a built-in data set (data.builtin.BUILTINS)
+    # the file of source lines, parallel to `target`; with `path`, a column of the table
+    source: str | int | None = None
+    # the file of target lines, parallel to `source`; with `path`, a column of the table
+    target: str | int | None = None
+    text: str | int | None = None  # the column of texts of a table, by name or number
+    label: str | int | None = None  # the column of classes of a table, by name or number
+    tags: str | int | None = None  # the column of tags of a table, by name or number
+    columns: list[int] = field(default_factory=list)  # the columns of words and tags of CoNLL files
+    validation: list[str] = field(default_factory=list)  # validation data: a path, or two
     validation_fraction: float = 0.1  # fraction of the data for validation if `validation` is empty
-    tokenizer: Choice = "bpe"  # text.TOKENIZERS
+    tokenizer: Choice = "bpe"  # the tokenizer that is trained on the data (text.TOKENIZERS)
     lower: bool = False  # lowercase all text
 
 
@@ -48,45 +48,45 @@ class TrainConfig:
     """How a model is trained."""
 
     steps: int = 1000  # optimizer steps
-    batch: int | None = None  # rows per step, or …
-    tokens: int | None = None  # … (padded) target tokens per step
+    batch: int | None = None  # rows per step; instead of `tokens`
+    tokens: int | None = None  # (padded) target tokens per step; instead of `batch`
     accumulate: int = 1  # gradient accumulation: micro-batches per step
     lr: float = 1e-3  # the learning rate, before the schedule
-    optimizer: Choice = "adamw"  # training.optim.OPTIMIZERS
-    schedule: Choice = "cosine"  # training.optim.SCHEDULES
+    optimizer: Choice = "adamw"  # the optimizer (training.optim.OPTIMIZERS)
+    schedule: Choice = "cosine"  # factor of `lr` at each step (training.optim.SCHEDULES)
     clip: float = 1.0  # gradient clipping: the maximum norm; 0: off
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: off
-    seed: int = 1
-    evaluate_every: int | None = None  # None: ten times a run
+    seed: int = 1  # seed of all random numbers: weights, batches, dropout, split of the data
+    evaluate_every: int | None = None  # steps between two evaluations; None: ten times a run
     evaluate_tokens: int = 200_000  # validation targets per evaluation, at most
-    save_every: int | None = None  # None: at every evaluation
+    save_every: int | None = None  # steps between two checkpoints; None: at every evaluation
     keep: int = 3  # newest checkpoints kept, beside the best
-    patience: int | None = None  # early stopping: evaluations without a better one
+    patience: int | None = None  # early stopping: after so many evaluations without a better one
     best: str = "loss"  # the validation metric that picks model.safetensors; "last": the newest
     start: str | None = None  # a run folder whose weights to start from
     baseline: bool = True  # for text, evaluate an n-gram baseline first
-    log: list[str] = field(default_factory=list)  # taps, as globs: see training.taps
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    compile: Literal["auto", "on", "off"] = "auto"
+    # activations whose statistics are logged, as globs of the names of taps
+    log: list[str] = field(default_factory=list)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # autocast; auto: bfloat16 on CUDA
+    compile: Literal["auto", "on", "off"] = "auto"  # torch.compile; auto: on CUDA only
     activation_checkpointing: bool = False  # recompute blocks in backward, to save memory
-    threads: int | None = None  # of the CPU; None: at most the usable cores
-    shard: Literal["auto", "none", "full"] = "auto"  # FSDP; auto: if the weights need it
+    threads: int | None = None  # CPU threads; None: at most the usable cores
+    shard: Literal["auto", "none", "full"] = "auto"  # FSDP; auto: if the weights are large
     timeout: int = 600  # seconds that ranks wait for each other
-    trackers: list[Choice] = field(default_factory=list)  # training.tracking.trackers.TRACKERS
+    # experiment trackers to log to (training.tracking.trackers.TRACKERS)
+    trackers: list[Choice] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """All settings of a run; saved in full as `config.json`, so defaults may change later."""
 
-    name: str
-    task: Choice = "causal"  # tasks.TASKS
+    name: str  # name of the run and of its folder in runs/
+    task: Choice = "causal"  # what the model learns (tasks.TASKS)
     data: DataConfig = field(default_factory=DataConfig)
-    model: dict[str, Any] = field(
-        default_factory=dict
-    )  # models.build: preset or family, and fields
+    model: dict[str, Any] = field(default_factory=dict)  # preset or family, and fields
     train: TrainConfig = field(default_factory=TrainConfig)
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # of the model; auto: the fastest
 
 
 TABLES = {  # the common settings of each table, and an example

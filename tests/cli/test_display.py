@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from regard.api.settings import override_words
+from regard.api.overrides import override_words
 from regard.cli.display import LineDisplay, LiveDisplay
 from regard.config import RunConfig, build, merge, parse_overrides, to_table
 from regard.training.events import Evaluated, RunFinished, RunStarted, StepLogged

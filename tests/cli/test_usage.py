@@ -19,6 +19,7 @@ VERBS = [
     "diff",
     "compare",
     "plan",
+    "settings",
     "evaluate",
     "generate",
     "translate",

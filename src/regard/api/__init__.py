@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regard.api.comparison import Comparison, compare, run_names, takes_steps
     from regard.api.model_info import ModelDiff, ModelInfo, diff, info, presets
+    from regard.api.overrides import override_words
     from regard.api.pictures import by_length_curves, gradient_curves, history_curves
     from regard.api.planning import Plan, plan
     from regard.api.process import device_of, rank, run_worker, stoppable, world_size
     from regard.api.run import Run, load
-    from regard.api.settings import override_words
+    from regard.api.settings_reference import (
+        format_default,
+        option_words,
+        sentence,
+        settings,
+        settings_page,
+        used_by,
+    )
     from regard.api.training import (
         ImportedRun,
         RunSummary,
@@ -55,7 +63,11 @@ _NAMES = {
     "regard.api.planning": ("Plan", "plan"),
     "regard.api.process": ("device_of", "rank", "run_worker", "stoppable", "world_size"),
     "regard.api.run": ("Run", "load"),
-    "regard.api.settings": ("override_words",),
+    "regard.api.overrides": ("override_words",),
+    "regard.api.settings_reference": (
+        *("format_default", "option_words", "sentence", "settings", "settings_page"),
+        "used_by",
+    ),
     "regard.api.training": (
         *("ImportedRun", "RunSummary", "Study", "configure", "export", "import_checkpoint"),
         *("import_model", "open_study", "resume", "resume_events", "summarize", "train"),
@@ -106,6 +118,7 @@ __all__ = [
     "device_of",
     "diff",
     "export",
+    "format_default",
     "gradient_curves",
     "history_curves",
     "import_checkpoint",
@@ -113,6 +126,7 @@ __all__ = [
     "info",
     "load",
     "open_study",
+    "option_words",
     "override_words",
     "plan",
     "preset",
@@ -122,11 +136,15 @@ __all__ = [
     "resume_events",
     "run_names",
     "run_worker",
+    "sentence",
+    "settings",
+    "settings_page",
     "stoppable",
     "summarize",
     "takes_steps",
     "train",
     "train_events",
+    "used_by",
     "world_size",
 ]
 

@@ -21,12 +21,13 @@ from regard.cli.import_ import import_
 from regard.cli.info import info
 from regard.cli.neighbours import neighbours
 from regard.cli.options import with_common_options
-from regard.cli.output import settings
+from regard.cli.output import settings as output_settings
 from regard.cli.overview import overview
 from regard.cli.plan import plan
 from regard.cli.predict import predict
 from regard.cli.quickstart import quickstart
 from regard.cli.resume import resume
+from regard.cli.settings import settings
 from regard.cli.train import train
 from regard.cli.translate import translate
 from regard.errors import RegardError
@@ -56,6 +57,7 @@ for command in (
     diff,
     compare,
     plan,
+    settings,
 ):
     name = command.__name__.rstrip("_")  # `import` is a Python keyword
     app.command(name)(with_common_options(command))
@@ -66,7 +68,7 @@ UsageError = cast(type[Exception], typer.BadParameter.__base__)
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run a command and exit. A `RegardError` prints its message, other errors a traceback."""
-    settings.quiet = settings.debug = False
+    output_settings.quiet = output_settings.debug = False
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # for characters the terminal cannot show
             stream.reconfigure(errors="replace")
@@ -76,7 +78,7 @@ def main(words: Sequence[str] | None = None) -> None:
     except UsageError as error:
         code = _print_error(*_usage_message(error, sys.argv[1:] if words is None else words))
     except RegardError as error:
-        if settings.debug:
+        if output_settings.debug:
             traceback.print_exc()
         code = _print_error(str(error), error.exit_code)
     except BrokenPipeError:

@@ -25,7 +25,7 @@ class AutoregressionConfig:
     """AR(p), where p is `order`."""
 
     shape: ClassVar[str] = "series"  # a time series instead of ids
-    order: int = 24  # p, the number of lags
+    order: int = 24  # number of lags, p
 
     @property
     def context(self) -> int:

@@ -16,8 +16,8 @@ from regard.nn.head import HEADS
 class BagConfig:
     """A bag-of-words classifier."""
 
-    vocab_size: int
-    head: Choice = "classify"  # on counts; with pool="mean" on relative frequencies
+    vocab_size: int  # number of tokens
+    head: Choice = "classify"  # the classifier of word counts; pool="mean": of relative frequencies
     context: int = 512  # texts are truncated to this many words
 
     def __post_init__(self) -> None:

@@ -68,8 +68,8 @@ class NegativeSamplingHead(Head):
 class CBOWConfig:
     """A continuous bag-of-words model."""
 
-    vocab_size: int
-    dim: int = 100
+    vocab_size: int  # number of tokens
+    dim: int = 100  # width of the word vectors
     window: int = 5  # context words on either side
     negatives: int = 5  # negative samples per word; 0: full softmax
     context: int = 64  # words per training row; windows do not extend beyond a row

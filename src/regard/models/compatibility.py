@@ -45,7 +45,8 @@ def check_rules(config: Any, rules: tuple[Rule, ...]) -> None:
             raise ConfigError(reason.format(c=config))
 
 
-READOUTS = ("linear", "classify", "tag")  # heads that need hidden states only
+# heads that need hidden states only
+READOUTS = {name: HEADS[name] for name in ("linear", "classify", "tag")}
 
 
 def require_readout_head(head: Choice) -> None:

@@ -24,13 +24,13 @@ MAX_CONVOLUTIONS = 20  # with a receptive field of about a million ids
 class ConvolutionConfig:
     """A stack of causal convolutions with dilations 1, 2, 4, …"""
 
-    vocab_size: int
-    dim: int = 128
-    layers: int = 8
+    vocab_size: int  # number of tokens
+    dim: int = 128  # width of the embedding and of every layer
+    layers: int = 8  # number of layers
     width: int = 2  # kernel size
-    dropout: float = 0.0
+    dropout: float = 0.0  # dropout of the output of every layer
     context: int = 256  # ids per training block; generation has no limit
-    head: Choice = "linear"  # models.compatibility.READOUTS
+    head: Choice = "linear"  # the output layer (models.compatibility.READOUTS)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "context"):

@@ -19,10 +19,10 @@ from regard.nn.tap import Carry
 class FeedforwardConfig:
     """A hidden layer over the embeddings of the last `order - 1` ids."""
 
-    vocab_size: int
+    vocab_size: int  # number of tokens
     order: int = 9  # the next id depends on the order - 1 ids before it
-    dim: int = 64  # of the embeddings
-    hidden_dim: int = 256
+    dim: int = 64  # width of the embeddings
+    hidden_dim: int = 256  # width of the hidden layer
     direct: bool = True  # direct connections from the embeddings to the output
     context: int = 256  # ids per training block; generation has no limit
 

@@ -21,8 +21,8 @@ from regard.nn.state import Source
 class HMMConfig:
     """A hidden Markov model with discrete emissions."""
 
-    vocab_size: int
-    states: int = 32
+    vocab_size: int  # number of tokens
+    states: int = 32  # number of hidden states
     rounds: int = 20  # EM iterations (Baum-Welch), each over the whole text
     context: int = 256  # ids per block of the training text
 

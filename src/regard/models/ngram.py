@@ -25,9 +25,9 @@ CHUNK_ELEMENTS = 1 << 22  # float64 probabilities in memory at a time: 32 MiB
 class NGramConfig:
     """An n-gram model, n = `order`."""
 
-    vocab_size: int
+    vocab_size: int  # number of tokens
     order: int = 4  # the next id depends on the order - 1 ids before it
-    smoothing: Choice = "interpolated"  # models.smoothing.SMOOTHINGS
+    smoothing: Choice = "interpolated"  # smoothing of the counts (models.smoothing.SMOOTHINGS)
     context: int = 256  # ids per block of the training text
 
     def __post_init__(self) -> None:

@@ -20,15 +20,15 @@ from regard.nn.state import Source
 class RecurrentConfig:
     """A stack of recurrent layers with a language modelling, classification or tagging head."""
 
-    vocab_size: int
-    cell: Choice = "lstm"  # nn.recurrent.CELLS
-    dim: int = 256  # of the embedding and of every layer
-    layers: int = 2
-    bidirectional: bool = False  # for classification and tagging heads
-    dropout: float = 0.0
+    vocab_size: int  # number of tokens
+    cell: Choice = "lstm"  # the recurrent cell (nn.recurrent.CELLS)
+    dim: int = 256  # width of the embedding and of every layer
+    layers: int = 2  # number of layers
+    bidirectional: bool = False  # read in both directions; for classification and tagging heads
+    dropout: float = 0.0  # dropout of the output of every layer
     tied: bool = True  # output matrix = embedding matrix
     context: int = 256  # ids per training block; generation has no limit
-    head: Choice = "linear"  # models.compatibility.READOUTS
+    head: Choice = "linear"  # the output layer (models.compatibility.READOUTS)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "context"):

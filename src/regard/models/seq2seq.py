@@ -24,22 +24,25 @@ from regard.nn.state import Source
 class Seq2SeqConfig:
     """A recurrent encoder and a recurrent decoder, which may attend to the encoder states."""
 
-    vocab_size: int
-    source_vocab_size: int | None = None  # None: one vocabulary for both sides
-    cell: Choice = "lstm"  # nn.recurrent.CELLS
-    dim: int = 256  # of the embeddings and of every layer
-    layers: int = 1  # of the decoder
-    encoder_layers: int | None = None  # None: as many as `layers`
-    bidirectional: bool = True  # of the encoder
+    vocab_size: int  # number of tokens
+    source_vocab_size: int | None = (
+        None  # tokens of the source; None: both sides share one vocabulary
+    )
+    cell: Choice = "lstm"  # the recurrent cell (nn.recurrent.CELLS)
+    dim: int = 256  # width of the embeddings and of every layer
+    layers: int = 1  # number of decoder layers
+    encoder_layers: int | None = None  # number of encoder layers; None: as many as `layers`
+    bidirectional: bool = True  # the encoder reads in both directions
     reversed_source: bool = False  # the encoder reads the source backwards
     bridge: bool = True  # initialise the decoder with the encoder's final state, else with zeros
-    score: Choice | None = None  # of attention: nn.score.SCORES; None: no attention
-    placement: Literal["bahdanau", "luong", "between"] = "luong"  # see `EncoderDecoder`
+    score: Choice | None = None  # the attention score (nn.score.SCORES); None: no attention
+    # where attention is: before the decoder (bahdanau), after it (luong), after its first layer
+    placement: Literal["bahdanau", "luong", "between"] = "luong"
     input_feeding: bool = False  # luong: the last attentional vector joins the next input
-    heads: int | None = None  # multi-head with projections; None: one, on the states themselves
+    heads: int | None = None  # attention heads with projections; None: one without
     hops: int = 1  # attention layers in sequence, each adds the last context to its query
-    hard: Hard | None = None  # attend to one position only: nn.recurrent_attention
-    dropout: float = 0.0  # of embeddings, between layers, and of the head's input
+    hard: Hard | None = None  # hard attention, to one position only, trained by this estimator
+    dropout: float = 0.0  # dropout of embeddings, between layers, and of the head's input
     tied: bool = True  # output matrix = embedding matrix of the target
     context: int = 256  # ids of a training pair; generation has no limit
 

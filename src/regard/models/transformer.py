@@ -32,30 +32,35 @@ from regard.nn.state import KVCache, Source, TransformerState
 class StackConfig:
     """A stack of blocks: sizes and choices; comments name the table that lists the choices."""
 
-    dim: int = 512
-    layers: int = 6  # of the decoder, or of the only stack
-    heads: int = 8
-    kv_heads: int | None = None  # None: one per head
-    head_dim: int | None = None  # None: dim / heads
-    ffn_dim: int | None = None  # None: 4 dim, or 8/3 dim rounded up to 8 where gated
-    score: Choice = "scaled_dot"  # nn.score.SCORES; relative scores in self-attention only
-    position: Choice = "learned"  # nn.position.POSITIONS
+    dim: int = 512  # width of the residual stream
+    layers: int = 6  # number of layers of the decoder, or of the only stack
+    heads: int = 8  # number of attention heads
+    kv_heads: int | None = None  # number of key and value heads (GQA, MQA); None: one per head
+    head_dim: int | None = None  # width of a head; None: dim / heads
+    ffn_dim: int | None = None  # width of the FFN; None: 4 dim; 8/3 dim, rounded up to 8, if gated
+    # the attention score (nn.score.SCORES); relative scores in self-attention only
+    score: Choice = "scaled_dot"
+    position: Choice = "learned"  # the position encoding (nn.position.POSITIONS)
     window: int | None = None  # size of sliding-window attention; None: full attention
     global_every: int | None = None  # every n-th layer has full attention instead of `window`
-    global_layers: list[int] | None = None  # or these layers, from 0
-    norm: str = "layer"  # nn.norm.NORMS
-    norm_eps: float = 1e-5
+    global_layers: list[int] | None = (
+        None  # layers, from 0, with full attention instead of `window`
+    )
+    norm: str = "layer"  # the norm (nn.norm.NORMS)
+    norm_eps: float = 1e-5  # added to the variance
     qk_norm: bool = False  # normalise each query and each key
+    # where the norms are in a block, and whether attention and FFN are computed in parallel
     norm_order: NormPlacement = "pre"
     stream_scale: float | None = None  # DeepNorm's weight of the residual stream; None: by depth
-    ffn: str = "gelu"  # nn.ffn.FFNS
-    init: Choice = "normal"  # nn.init.INITS; DeepNorm then scales attention and ffn
-    bias: bool | Literal["qkv", "attention", "not_qkv", "not_attention"] = True  # see `biases`
+    ffn: str = "gelu"  # the feed-forward network (nn.ffn.FFNS)
+    init: Choice = "normal"  # initialisation of the weights (nn.init.INITS)
+    # which linear layers have a bias: all (true), none (false), or some of them
+    bias: bool | Literal["qkv", "attention", "not_qkv", "not_attention"] = True
     shared_layers: bool = False  # all layers share one block (ALBERT)
     embed_norm: bool = False  # normalise the embeddings, positions included
-    dropout: float = 0.0  # of the embeddings and of every residual branch
-    attention_dropout: float = 0.0  # of attention weights
-    ffn_dropout: float = 0.0  # of the hidden layer of the feed-forward network
+    dropout: float = 0.0  # dropout of the embeddings and of every residual branch
+    attention_dropout: float = 0.0  # dropout of attention weights
+    ffn_dropout: float = 0.0  # dropout of the hidden layer of the feed-forward network
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -123,19 +128,21 @@ class StackConfig:
 class TransformerConfig(StackConfig):
     """Any Transformer over token ids."""
 
-    vocab_size: int
-    source_vocab_size: int | None = None  # None: source and target share one
-    context: int = 1024
-    shape: Literal["encoder", "decoder", "encoder-decoder"] = "decoder"
-    encoder_heads: int | None = None  # None: as many as `heads`
-    encoder_ffn_dim: int | None = None  # None: as `ffn_dim`
-    encoder_layers: int | None = None  # None: as many as `layers`
+    vocab_size: int  # number of tokens
+    source_vocab_size: int | None = (
+        None  # tokens of the source; None: both sides share one vocabulary
+    )
+    context: int = 1024  # most tokens of a sequence
+    shape: Literal["encoder", "decoder", "encoder-decoder"] = "decoder"  # which stacks there are
+    encoder_heads: int | None = None  # attention heads of the encoder; None: as many as `heads`
+    encoder_ffn_dim: int | None = None  # width of the encoder's FFN; None: as `ffn_dim`
+    encoder_layers: int | None = None  # number of encoder layers; None: as many as `layers`
     embed_dim: int | None = None  # width of the embedding tables; None: dim
-    factored: Literal["tables", "tokens"] = "tables"  # whether positions have embed_dim too
+    factored: Literal["tables", "tokens"] = "tables"  # tables: positions have embed_dim too
     embed_scaled: bool = False  # multiply embeddings by sqrt(width)
     segments: int = 0  # segment embeddings of an encoder (BERT: 2)
     tied: bool = True  # weight tying: a head over the vocabulary uses the embedding matrix
-    head: Choice = "linear"  # nn.head.HEADS
+    head: Choice = "linear"  # the output layer (nn.head.HEADS)
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)

@@ -32,11 +32,11 @@ class VisionConfig(StackConfig):
     """
 
     shape: ClassVar[str] = "images"  # it reads pixels, not ids
-    image_size: int | list[int] = 224  # of a square, or height and width, in pixels
-    patch: int | list[int] = 16  # of a square patch, or its height and width
-    channels: int = 3
-    cls: bool = True  # a class token before the patches; false: head.pool is "mean"
-    head: Choice = "classify"  # nn.head.HEADS
+    image_size: int | list[int] = 224  # side of a square, or height and width, in pixels
+    patch: int | list[int] = 16  # side of a square patch, or its height and width
+    channels: int = 3  # channels of an image: 3 for RGB, 1 for grey
+    cls: bool = True  # a class token before the patches; without it head.pool is "mean"
+    head: Choice = "classify"  # the output layer (nn.head.HEADS)
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)

@@ -34,8 +34,9 @@ class Causal(Task):
     shapes: ClassVar[tuple[str, ...]] = ("decoder",)
     verbs: ClassVar[tuple[str, ...]] = ("generate", "search", "gradients")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_byte")
-    label_smoothing: float = 0.0
-    scheduled_sampling: float | Choice = 0.0  # a probability, or one of SAMPLING_SCHEDULES
+    label_smoothing: float = 0.0  # probability that is spread over all tokens
+    # probability that an input token is a prediction (tasks.scheduled_sampling.SAMPLING_SCHEDULES)
+    scheduled_sampling: float | Choice = 0.0
     bytes_per_token: float | None = None  # of the validation text, for bits per byte
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ class CBOWTask(Task):
     shapes: ClassVar[tuple[str, ...]] = ("cbow",)
     verbs: ClassVar[tuple[str, ...]] = ("neighbours",)
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  # probability that is spread over all tokens
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)

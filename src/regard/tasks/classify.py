@@ -32,12 +32,14 @@ class Classify(Task):
     verbs: ClassVar[tuple[str, ...]] = ("predict", "classify")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     head: ClassVar[str] = "classify"
-    label_smoothing: float = 0.0
-    crop: int = 0
-    flip: bool = False
-    mean: list[float] = field(default_factory=list)  # per channel; empty: of the training images
+    label_smoothing: float = 0.0  # probability that is spread over all classes
+    crop: int = 0  # in training, shift images by up to so many pixels
+    flip: bool = False  # in training, mirror half of the images
+    # mean of the pixels, per channel; empty: that of the training images
+    mean: list[float] = field(default_factory=list)
+    # standard deviation of the pixels, per channel; empty: that of the training images
     std: list[float] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)  # of the classes; empty: those of the data
+    names: list[str] = field(default_factory=list)  # names of the classes; empty: those of the data
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)

@@ -32,10 +32,10 @@ class Forecast(Task):
     shapes: ClassVar[tuple[str, ...]] = ("series",)
     verbs: ClassVar[tuple[str, ...]] = ("predict", "forecast")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "mae", "fed_back")
-    column: str | None = None  # to forecast; None: the last
-    horizon: int = 96
-    mean: float | None = None  # of the training data; None: not known yet
-    std: float | None = None
+    column: str | None = None  # the column to forecast; None: the last
+    horizon: int = 96  # steps that are forecast from one place
+    mean: float | None = None  # mean of the series; None: that of the training data
+    std: float | None = None  # standard deviation of the series; None: that of the training data
 
     def __post_init__(self) -> None:
         if self.horizon < 1:

@@ -31,8 +31,8 @@ class Label(Task):
     verbs: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")
     head: ClassVar[str] = "classify"
-    label_smoothing: float = 0.0
-    names: list[str] = field(default_factory=list)  # of the classes; empty: those of the data
+    label_smoothing: float = 0.0  # probability that is spread over all classes
+    names: list[str] = field(default_factory=list)  # names of the classes; empty: those of the data
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)

@@ -53,10 +53,10 @@ class Masked(Task):
     shapes: ClassVar[tuple[str, ...]] = ("encoder",)
     verbs: ClassVar[tuple[str, ...]] = ("predict", "fill")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
-    mask_fraction: float = 0.15
-    whole_words: bool = False
-    next_sentence: bool = False
-    label_smoothing: float = 0.0
+    mask_fraction: float = 0.15  # fraction of the tokens to predict
+    whole_words: bool = False  # mask all pieces of a word together
+    next_sentence: bool = False  # also predict whether a sentence follows another
+    label_smoothing: float = 0.0  # probability that is spread over all tokens
     tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:

@@ -37,8 +37,9 @@ class Seq2Seq(Task):
     shapes: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
     verbs: ClassVar[tuple[str, ...]] = ("translate", "evaluate_by_length", "gradients")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
-    label_smoothing: float = 0.1
-    scheduled_sampling: float | Choice = 0.0  # a probability, or one of SAMPLING_SCHEDULES
+    label_smoothing: float = 0.1  # probability that is spread over all tokens
+    # probability that an input token is a prediction (tasks.scheduled_sampling.SAMPLING_SCHEDULES)
+    scheduled_sampling: float | Choice = 0.0
     start_id: int = 1
     stop_id: int = 2
     source_stop_id: int = 2

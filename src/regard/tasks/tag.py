@@ -28,7 +28,7 @@ class Tag(Label):
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     head: ClassVar[str] = "tag"
     predicts_words: ClassVar[bool] = True
-    token: Literal["first", "last"] = "last"  # the token of a word that has its tag
+    token: Literal["first", "last"] = "last"  # which token of a word has its tag
 
     def collate(self, examples: tuple[Ids, Ids, int], generator: torch.Generator) -> TagBatch:
         """Texts and the tags of their tokens, padded to a width."""

@@ -46,7 +46,7 @@ def rotate_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Position(nn.Module):
-    """A position encoding. A subclass overrides one of three methods.
+    """No position encoding; a subclass overrides one of three methods.
 
     `positions` holds the absolute position of every token, so KV caches and packed documents
     need no special case. Each method is called once per forward pass, for all layers.

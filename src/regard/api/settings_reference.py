@@ -1,0 +1,462 @@
+"""The reference of all settings, read from the dataclasses and from the comments of their fields.
+
+A field's comment, behind it or on the lines before it, is its description; a table of choices is
+named there in parentheses, as in `(nn.score.SCORES)`.
+"""
+
+import ast
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields
+from fnmatch import fnmatchcase
+from functools import cache, partial
+from importlib import import_module
+from typing import Any, Literal
+
+from regard.config import Choice, DataConfig, RunConfig, TrainConfig
+from regard.data.columns import ROLES
+from regard.errors import ConfigError, unknown
+from regard.models.build import FAMILIES, is_closed_form
+from regard.models.presets import PRESETS
+from regard.nn.position.rotary import SCALINGS
+from regard.pipelines import PIPELINES
+from regard.tasks import TASKS
+
+TABLE = re.compile(r" \(((?:\w+\.)+[A-Z_]+)\)")  # in a field's comment
+PROVIDED = {  # arguments of the entries of tables that are not options: the library provides them
+    *("dim", "dim_in", "dim_out", "heads", "head_dim", "context", "causal", "vocab_size", "order"),
+    *("embed_dim", "tied", "norm", "model", "layers", "parameters", "lr", "steps", "texts"),
+    *("folder", "config", "start", "frequency", "length"),
+}
+PROVIDED_TO_TASK = {  # fields of tasks that are taken from the tokenizers
+    *("tokenizer", "bytes_per_token", "start_id", "stop_id", "source_stop_id"),
+    *("prefix_ids", "source_prefix_ids"),
+}
+WITHOUT_OPTIONS = ("task", "model.norm", "model.ffn")  # the options of a task have their own rows
+OF_CLOSED_FORM = ("seed", "threads")  # the settings in `train` of models without training steps
+HEAD_OF = {"masked": "masked"}  # the head that a task needs, where the class does not say
+OLD_FAMILIES = ("lstm",)
+TYPES = {int: "integer", float: "number", str: "string", bool: "true or false"}
+PAGE_HEAD = """# Settings
+
+Every setting of a run, its type, its default and its choices; written by `make settings`, not by \
+hand. `regard settings PATTERN` prints the same in a terminal, `regard.settings(pattern)` returns \
+it in Python.
+
+A setting is given as `key=value` to `regard train`, as in `train.lr=3e-4`, or in a recipe. A \
+choice is a name, or a table of a name and its options: `model.position=rotary`, \
+`model.position={kind="rotary", base=500000}`, or `model.position.base=500000` where the kind is \
+already rotary.
+"""
+TITLES = {
+    "run": "The run",
+    "data": "data: the examples",
+    "task": "task: what is learned",
+    "model": "model: the architecture",
+    "train": "train: the training",
+}
+
+
+def settings(pattern: str = "") -> list[dict[str, Any]]:
+    """All settings of a run, or those that match a pattern, as rows for a table.
+
+    `pattern` is a part of a key, a glob, or the name of a choice or of an option. A key has one
+    row for each of its meanings, as `model.dim` in different models. A row has `key`, `type`,
+    `default`, `derived` (from the data), `choices`, `description`, and the names of the `tasks`
+    and `models` that use it; `choices` has the description and the options of each.
+
+    >>> [row["default"] for row in settings("train.lr")]
+    [0.001]
+    """
+    rows = _rows()
+    if not pattern:
+        return list(rows)
+    keys = [row for row in rows if row["key"] == pattern]
+    keys = keys or [row for row in rows if fnmatchcase(row["key"], pattern)]
+    keys = keys or [row for row in rows if pattern in row["key"]]
+    keys = keys or [row for row in rows if pattern in _choice_words(row)]
+    if not keys:
+        known = {word for row in rows for word in (row["key"], *_choice_words(row))}
+        raise ConfigError(f"{unknown('setting', pattern, known)}\n`regard settings` lists all")
+    return keys
+
+
+def settings_page() -> str:
+    """The page docs/settings.md."""
+    lines = [PAGE_HEAD]
+    for table, title in TITLES.items():
+        lines += [f"## {title}", ""]
+        rows = [row for row in _rows() if _table_of(row["key"]) == table]
+        lines += ["| key | type | default | | used by |", "|---|---|---|---|---|"]
+        for row in rows:
+            default = format_default(row["default"])
+            default = "from the data" if row["derived"] else f"`{default}`"
+            kind, description = type_or_names(row), sentence(row["description"])
+            cells = [f"`{row['key']}`", kind, default, description, used_by(row)]
+            lines.append(f"| {' | '.join(map(_escape, cells))} |")
+        lines.append("")
+        shown: list[Any] = []
+        for row in rows:
+            if any(
+                choice["options"] or choice["description"] for choice in row["choices"].values()
+            ):
+                if row["choices"] in shown:
+                    continue
+                shown.append(row["choices"])
+                models = f" ({', '.join(row['models'])})" if _differ(rows, row) else ""
+                lines += [f"### Choices of `{row['key']}`{models}", ""]
+                lines += ["| name | | options |", "|---|---|---|"]
+                for name, choice in row["choices"].items():
+                    options = ", ".join(f"`{o}`" for o in option_words(choice["options"]))
+                    cells = [f"`{name}`", _code(choice["description"]), options]
+                    lines.append(f"| {' | '.join(map(_escape, cells))} |")
+                lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def format_default(value: Any) -> str:
+    """A default as it is written on the command line.
+
+    >>> format_default(None), format_default(True), format_default([]), format_default(1e-5)
+    ('none', 'true', '[]', '1e-05')
+    """
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """Options with their defaults, as `key=value`; `key=…` where there is none."""
+    return [
+        f"{name}={'…' if option['required'] else format_default(option['default'])}"
+        for name, option in options.items()
+    ]
+
+
+def sentence(description: str) -> str:
+    """A description with a capital letter and a full stop.
+
+    >>> sentence("optimizer steps")
+    'Optimizer steps.'
+    """
+    return f"{description[:1].upper()}{description[1:]}."
+
+
+def type_or_names(row: Mapping[str, Any]) -> str:
+    """The type of a setting; where it is one of a few names without options, those names."""
+    names = [name for name, choice in row["choices"].items() if not choice["description"]]
+    if not names or row["key"] == "model.preset":
+        return str(row["type"])
+    return str(row["type"]).replace("name", ", ".join(f"`{name}`" for name in names))
+
+
+def used_by(row: Mapping[str, Any]) -> str:
+    """Who uses a setting: for one of `model` the models, for others the tasks."""
+    models = [name for name in FAMILIES if name not in OLD_FAMILIES]
+    tasks = "all" if row["tasks"] == list(TASKS) else ", ".join(row["tasks"])
+    closed_form = [name for name in models if is_closed_form(name)]
+    if row["key"].startswith("model.") and row["models"] != models:
+        return ", ".join(row["models"])
+    if row["models"] == [name for name in models if name not in closed_form]:
+        return f"{tasks}; not by {', '.join(closed_form)}"
+    return tasks
+
+
+@cache
+def _rows() -> tuple[dict[str, Any], ...]:
+    families = [name for name in FAMILIES if name not in OLD_FAMILIES]
+    gradient = [name for name in families if not is_closed_form(name)]
+    tasks = list(TASKS)
+    rows = [
+        row
+        for row in _of(RunConfig, "", tasks, families)
+        if row["key"] not in ("data", "model", "train")
+    ]
+    rows.append(
+        _row(
+            "minutes",
+            float,
+            None,
+            "train for so long: chooses train.steps, and the size of the model, for this machine",
+            tasks=tasks,
+            models=gradient,
+        )
+    )
+    for row in _of(DataConfig, "data.", tasks, families):
+        kinds = _kinds_of(row["key"].removeprefix("data."))
+        fitting = [name for name in tasks if TASKS[name].data_kind in kinds]
+        rows.append({**row, "tasks": fitting, "models": families if kinds else []})
+    rows += _grouped(row for name in tasks for row in _task_rows(name))
+    rows += _model_rows(families)
+    for row in _of(TrainConfig, "train.", tasks, gradient):
+        name = row["key"].removeprefix("train.")
+        row["models"] = families if name in OF_CLOSED_FORM else gradient
+        row["tasks"] = ["causal"] if name == "baseline" else tasks
+        rows.append(row)
+    return tuple(rows)
+
+
+def _task_rows(name: str) -> Iterator[dict[str, Any]]:
+    for row in _of(TASKS[name], "task.", [name], _models_of(name)):
+        field = row["key"].removeprefix("task.")
+        if field in ("label_smoothing", "scheduled_sampling"):
+            row["models"] = [model for model in row["models"] if not is_closed_form(model)]
+        if field not in PROVIDED_TO_TASK:
+            yield row
+
+
+def _model_rows(families: list[str]) -> list[dict[str, Any]]:
+    tasks = list(TASKS)
+    presets = {name: {"description": "", "options": {}} for name in PRESETS}
+    modules = {name: FAMILIES[name][1] for name in families}
+    rows = [
+        _row(
+            *("model.preset", str, None, "a published model, whose settings are then the defaults"),
+            choices=presets,
+            tasks=tasks,
+            models=families,
+        ),
+        _row(
+            *("model.family", str, "transformer", "the class of models, if there is no preset"),
+            choices=_choices(modules, options=False),
+            tasks=tasks,
+            models=families,
+        ),
+    ]
+    rows += _grouped(
+        row
+        for family in families
+        for row in _of(FAMILIES[family][0], "model.", _tasks_of(family), [family])
+    )
+    place = next(n for n, row in enumerate(rows) if row["key"] == "model.position")
+    scaling = _row(
+        *("model.position.scaling", Choice | None, None),
+        "how rotary positions are scaled to longer contexts",
+        choices=_choices(SCALINGS, hidden={"base"}),
+        tasks=rows[place]["tasks"],
+        models=rows[place]["models"],
+    )
+    return [*rows[: place + 1], scaling, *rows[place + 1 :]]
+
+
+def _of(
+    cls: type[Any], prefix: str, tasks: list[str], models: list[str]
+) -> Iterator[dict[str, Any]]:
+    """A row for each field of a dataclass."""
+    hints, comments = typing.get_type_hints(cls), field_comments(cls)
+    for field in fields(cls):
+        comment = comments.get(field.name, "")
+        key = prefix + field.name
+        table = TABLE.search(comment)
+        choices = _literals(hints[field.name])
+        if table is not None:
+            module, _, name = table[1].rpartition(".")
+            entries = getattr(import_module(f"regard.{module}"), name)
+            choices = _choices(entries, options=key not in WITHOUT_OPTIONS) | choices
+        default = field.default if field.default is not MISSING else None
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        yield _row(
+            key,
+            hints[field.name],
+            default,
+            TABLE.sub("", comment).replace("None:", "none:"),
+            derived=field.default is MISSING and field.default_factory is MISSING,
+            choices=choices,
+            tasks=tasks,
+            models=models,
+        )
+
+
+def _row(
+    key: str,
+    hint: Any,
+    default: Any,
+    description: str,
+    *,
+    derived: bool = False,
+    choices: Mapping[str, Any] | None = None,
+    tasks: list[str],
+    models: list[str],
+) -> dict[str, Any]:
+    return {
+        "key": key,
+        "type": "name" if hint is str and choices else type_words(hint),
+        "default": default,
+        "derived": derived,
+        "choices": dict(choices or {}),
+        "description": description,
+        "tasks": tasks,
+        "models": models,
+    }
+
+
+def _grouped(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the same key and meaning as one, used by the tasks and models of all; by key."""
+    groups: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        same = {name: row[name] for name in row if name not in ("tasks", "models")}
+        group = groups.setdefault(repr(same), {**row, "tasks": [], "models": []})
+        for name, table in (("tasks", TASKS), ("models", FAMILIES)):
+            group[name] = [entry for entry in table if entry in (*group[name], *row[name])]
+    order = list(dict.fromkeys(row["key"] for row in groups.values()))
+    return sorted(groups.values(), key=lambda row: order.index(row["key"]))
+
+
+def field_comments(cls: type[Any]) -> dict[str, str]:
+    """The comments of the fields of a dataclass and its base classes, by name."""
+    comments: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if "__dataclass_fields__" not in vars(base):
+            continue
+        source = inspect.cleandoc("\n" + inspect.getsource(base))
+        lines = source.splitlines()
+        (tree,) = ast.parse(source).body
+        assert isinstance(tree, ast.ClassDef)
+        for node in tree.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                assert node.end_lineno is not None
+                first = node.lineno - 1
+                while lines[first - 1].lstrip().startswith("#"):
+                    first -= 1
+                found = (re.search(r"(?:^\s*|  )# (.*)", s) for s in lines[first : node.end_lineno])
+                comments[node.target.id] = " ".join(match[1] for match in found if match)
+    return comments
+
+
+def type_words(hint: Any) -> str:
+    """A type in words.
+
+    >>> type_words(int | None), type_words(list[str]), type_words(Choice)
+    ('integer or none', 'list of strings', 'name or table')
+    """
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return "name"
+    if typing.get_origin(hint) in (list, tuple):
+        inner = type_words(arguments[0])
+        return f"list of {inner}s" if inner in TYPES.values() else f"list of {inner}"
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        has_table = any(map(_is_mapping, arguments))
+        words = []
+        for argument in arguments:
+            if argument is type(None) or _is_mapping(argument):
+                continue
+            words.append("name" if argument is str and has_table else type_words(argument))
+        words += ["table"] if has_table else []
+        words += ["none"] if type(None) in arguments else []
+        return " or ".join(words)
+    return TYPES.get(hint, "table")
+
+
+def _is_mapping(hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    return inspect.isclass(origin) and issubclass(origin, Mapping)
+
+
+def _literals(hint: Any) -> dict[str, Any]:
+    """The values of a `Literal`, also inside a union, as choices without options."""
+    if typing.get_origin(hint) is Literal:
+        return {str(name): {"description": "", "options": {}} for name in typing.get_args(hint)}
+    choices: dict[str, Any] = {}
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        for argument in typing.get_args(hint):
+            choices |= _literals(argument)
+    return choices
+
+
+def _choices(
+    table: Mapping[str, Any], *, options: bool = True, hidden: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The entries of a table: the first sentence of their docstring, and their options."""
+    return {
+        name: {
+            "description": _summary(entry),
+            "options": _options(entry, {*PROVIDED, *hidden}) if options else {},
+        }
+        for name, entry in table.items()
+    }
+
+
+def _summary(entry: Callable[..., Any]) -> str:
+    doc = inspect.getdoc(entry.func if isinstance(entry, partial) else entry) or ""
+    summary = re.sub(r" {2,}", " ", doc.partition("\n")[0])
+    if isinstance(entry, partial):  # of `nn.ffn.FFNS`: one formula for several functions f
+        return f"{summary.partition(', f =')[0]}, f = {entry.keywords['activation'].__name__}"
+    return summary
+
+
+def _options(entry: Callable[..., Any], hidden: set[str]) -> dict[str, Any]:
+    parameters = inspect.signature(entry).parameters.values()
+    return {
+        p.name: {
+            "default": None if p.default is p.empty else p.default,
+            "required": p.default is p.empty,
+        }
+        for p in parameters
+        if p.name not in hidden and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }
+
+
+def _choice_words(row: Mapping[str, Any]) -> set[str]:
+    names = row["choices"]
+    return {*names, *(option for choice in names.values() for option in choice["options"])}
+
+
+def _kinds_of(name: str) -> list[str]:
+    """The kinds of data that a field of `DataConfig` is for."""
+    if any(name in roles for roles in ROLES.values()):
+        return [kind for kind, roles in ROLES.items() if name in roles]
+    if name == "columns":
+        return ["tags"]
+    if name in ("tokenizer", "lower"):
+        return [kind for kind, pipeline in PIPELINES.items() if pipeline.tokenizer_type]
+    return list(PIPELINES)
+
+
+def _shapes_of(family: str) -> set[str]:
+    """The shapes that the models of a family can have."""
+    config = FAMILIES[family][0]
+    shapes = {"recurrent": {"decoder", "encoder"}, "seq2seq": {"encoder-decoder"}}
+    shapes |= {"bag": {"bag"}, "cbow": {"cbow"}}
+    if family == "transformer":
+        return set(_literals(typing.get_type_hints(config)["shape"]))
+    shape = getattr(config, "shape", "decoder")
+    return shapes.get(family, {shape if isinstance(shape, str) else "decoder"})
+
+
+def _tasks_of(family: str) -> list[str]:
+    """The tasks that the models of a family can learn."""
+    rows = _of(FAMILIES[family][0], "", [], [])
+    heads = next((row["choices"] or [row["default"]] for row in rows if row["key"] == "head"), [])
+    return [
+        name
+        for name, task in TASKS.items()
+        if _shapes_of(family) & set(task.shapes)
+        and getattr(task, "head", HEAD_OF.get(name)) in (None, *heads)
+    ]
+
+
+def _models_of(task: str) -> list[str]:
+    return [name for name in FAMILIES if name not in OLD_FAMILIES and task in _tasks_of(name)]
+
+
+def _table_of(key: str) -> str:
+    table, dot, _ = key.partition(".")
+    return table if dot or table == "task" else "run"
+
+
+def _differ(rows: list[dict[str, Any]], row: Mapping[str, Any]) -> bool:
+    return any(r["key"] == row["key"] and r["choices"] != row["choices"] for r in rows)
+
+
+def _escape(cell: str) -> str:
+    return cell.replace("|", "\\|")
+
+
+def _code(summary: str) -> str:
+    """A summary for Markdown; formulas are not read as emphasis or HTML."""
+    return re.sub(r"([*_<])", r"\\\1", summary) if "`" not in summary else summary
