@@ -210,7 +210,7 @@ def test_one_rank_speaks_for_all(data, tmp_path):
     assert [code != 0 for _, code in codes] == [True, True, False, True]
     assert said.count("my disk is empty") == said.count("regard: rank 1: my disk is empty") == 1
     assert said.count("regard: no file, folder or built-in data set") == 1
-    assert said.count("regard: unknown family of models 'no'") == 1
+    assert said.count("regard: unknown model family 'no'") == 1
     assert said.count('{"run": ') == 1
     assert said.count("tokenizer  ") == 1
 
