@@ -124,7 +124,7 @@ def test_an_imported_run_has_no_data_of_its_own_to_be_judged_by(tmp_path):
     make_checkpoint(tmp_path / "theirs")
     tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
     run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
-    with pytest.raises(ConfigError, match="name data to evaluate it on"):
+    with pytest.raises(ConfigError, match="give the data to evaluate on"):
         run.evaluate()
     text = tmp_path / "text.txt"
     text.write_text(" ".join(TEXT) * 20)
