@@ -37,16 +37,35 @@ def write_internal(
     shapes: Shapes,
     dtype: torch.dtype,
     path: Path,
-) -> None:
-    """Write the internal tensors into one file; those that are only renamed are copied as bytes."""
+) -> list[str]:
+    """Write the internal tensors into one file; those that are only renamed are copied as bytes.
+
+    Returns the names of the external tensors that have values which are not finite.
+    """
+    non_finite: dict[str, None] = {}  # in order
     specs = {name: (dtype, shapes[name]) for mapping in mappings for name in mapping.internal}
     with tensors, SafetensorsWriter({path: specs}) as writer:
         for mapping in mappings:
             if _is_rename(mapping) and tensors.entries[mapping.external].dtype == dtype:
-                writer.write_chunks(mapping.internal[0], tensors.chunks(mapping.external))
+
+                def chunks(external: str = mapping.external) -> Iterator[memoryview]:
+                    for chunk in tensors.chunks(external):
+                        if not is_finite(torch.frombuffer(chunk, dtype=dtype)):
+                            non_finite[external] = None
+                        yield chunk
+
+                writer.write_chunks(mapping.internal[0], chunks())
                 continue
             for name, tensor in read_internal(tensors, [mapping], shapes, dtype):
+                if not is_finite(tensor):
+                    non_finite[mapping.external] = None
                 writer.write(name, tensor)
+    return list(non_finite)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite, in one pass without a copy."""
+    return not tensor.numel() or all(bool(x.isfinite()) for x in tensor.aminmax())
 
 
 def write_external(

@@ -18,7 +18,7 @@ from regard.files.untrusted import path_exists, quote, read_json
 from regard.hub import MODEL_TYPES
 from regard.hub.class_names import read_class_count, read_class_names
 from regard.hub.config_json import NO_MODEL_TYPE, read_config_as, read_family
-from regard.hub.convert_weights import Shapes, read_internal, write_internal
+from regard.hub.convert_weights import Shapes, is_finite, read_internal, write_internal
 from regard.hub.families import e2k, g2p_en, llama2c
 from regard.hub.family import CheckpointWithoutConfig, Family, Settings
 from regard.hub.tokenizer_files import check_tokenizers, read_tokenizers
@@ -123,6 +123,7 @@ class ExternalCheckpoint:
         with self.tensors:
             self._check_duplicates()
             state = dict(read_internal(self.tensors, self.plan.mappings, self.shapes, self.dtype))
+        self._report_non_finite([name for name, tensor in state.items() if not is_finite(tensor)])
         model.load_state_dict(state, assign=True)
         return model
 
@@ -130,7 +131,18 @@ class ExternalCheckpoint:
         """Write the weights with their internal names into one safetensors file, by streaming."""
         with self.tensors:
             self._check_duplicates()
-        write_internal(self.tensors, self.plan.mappings, self.shapes, self.dtype, path)
+        non_finite = write_internal(self.tensors, self.plan.mappings, self.shapes, self.dtype, path)
+        self._report_non_finite(non_finite)
+
+    def _report_non_finite(self, non_finite: list[str]) -> None:
+        if non_finite:
+            logger.warning(
+                "%s: %d of the tensors have values that are NaN or infinite, so the outputs of the "
+                "model may be as well: %s",
+                self.path,
+                len(non_finite),
+                ", ".join(map(quote, non_finite[:5])) + (", …" if len(non_finite) > 5 else ""),
+            )
 
     def _check_duplicates(self) -> None:
         for name, original in self.plan.duplicates.items():

@@ -160,6 +160,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -
 def _check_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
     expected = weights(model)
     any_shape = hasattr(model, "fit")  # the data decides the sizes of a closed-form model's tables
+    floats = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # copied as any other
     problems = [f"{name} is missing" for name in expected if name not in tensors]
     problems += [
         f"{name} is not a weight of this model" for name in tensors if name not in expected
@@ -168,6 +169,13 @@ def _check_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str)
         f"{name} has shape {tuple(tensors[name].shape)}, the model {tuple(weight.shape)}"
         for name, weight in expected.items()
         if not any_shape and name in tensors and tensors[name].shape != weight.shape
+    ]
+    problems += [
+        f"{name} has dtype {tensors[name].dtype}, the model {weight.dtype}"
+        for name, weight in expected.items()
+        if name in tensors
+        and tensors[name].dtype != weight.dtype
+        and not {tensors[name].dtype, weight.dtype} <= {*floats}
     ]
     if problems:
         more = f"\n  … and {len(problems) - 5} more" if len(problems) > 5 else ""

@@ -1,7 +1,7 @@
 """Optimizers (AdamW, Muon), learning-rate schedules, and the EMA of the weights."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -161,6 +161,11 @@ def is_hidden(name: str) -> bool:
     return inside and name.endswith(".weight") and "relative" not in name
 
 
+# The state of each parameter: with its shape and dtype, or a number of steps.
+STATE_KEYS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
+    Muon: ("momentum",),
+}
 OPTIMIZERS: dict[str, Callable[..., list[torch.optim.Optimizer]]] = {"adamw": adamw, "muon": muon}
 
 
@@ -184,6 +189,43 @@ def state_tensors(
         for param, state in optimizer.state.items():
             for key, value in state.items():
                 yield f"{names[param]}/{key}", value
+
+
+def without_state(model: nn.Module, all_optimizers: list[torch.optim.Optimizer]) -> list[str]:
+    """The parameters that never had a gradient, so that the optimizers keep no state for them."""
+    names = {param: name for name, param in model.named_parameters()}
+    groups = [(each.state, group) for each in all_optimizers for group in each.param_groups]
+    return [names[p] for state, group in groups for p in group["params"] if not state.get(p)]
+
+
+def expected_state(
+    model: nn.Module,
+    all_optimizers: list[torch.optim.Optimizer],
+    tensors: Mapping[str, Tensor],
+    stateless: Collection[str],
+) -> dict[str, Tensor]:
+    """Tensors without data, of the names, shapes and dtypes that `tensors` must have.
+
+    The parameters `stateless` have no state. Of an optimizer that is not in `STATE_KEYS` any
+    state of its parameters is accepted.
+    """
+    names = {param: name for name, param in model.named_parameters()}
+    expected = {}
+    for optimizer in all_optimizers:
+        keys = STATE_KEYS.get(type(optimizer))
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        owned = {names[p] for p in params} - set(stateless)
+        if keys is None:
+            expected |= {n: t for n, t in tensors.items() if n.rpartition("/")[0] in owned}
+            continue
+        for param in params:
+            if names[param] in owned:
+                for key in keys:
+                    like = torch.zeros(()) if key == "step" else param
+                    dtype = torch.float32 if key == "step" else param.dtype
+                    empty = torch.empty(like.shape, dtype=dtype, device="meta")
+                    expected[f"{names[param]}/{key}"] = empty
+    return expected
 
 
 def load_state_tensors(
@@ -308,6 +350,6 @@ class EMA:
         return dict(zip(self.names, self.means, strict=True)) if self.decay else {}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore saved averages; a parameter without one restarts from its weight."""
+        """Restore saved averages; if there are none, they restart from the weights."""
         for name, mean, weight in zip(self.names, self.means, self.weights, strict=False):
             mean.copy_(tensors.get(name, weight))

@@ -8,23 +8,30 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard import pipelines
 from regard.config import RunConfig, kind_of
 from regard.files.fault_injection import fault
-from regard.models.build import load_weights, weights
+from regard.models.build import load_weights, on_meta, weights
 from regard.models.compatibility import with_defaults
+from regard.models.presets import ModelConfig
 from regard.nn.head import HEADS
 from regard.pipelines.base import TrainingData
 from regard.tasks.metrics import better
 from regard.training.events import Evaluated, Event, TapStatistics
 from regard.training.log import check_finite
-from regard.training.optim import EMA, load_state_tensors, state_tensors
+from regard.training.optim import (
+    EMA,
+    expected_state,
+    load_state_tensors,
+    state_tensors,
+    without_state,
+)
 from regard.training.parallel import launch
 from regard.training.parallel.strategy import ParallelStrategy
 from regard.training.setup.device import autocast
-from regard.training.setup.resume_checks import fixed_settings
+from regard.training.setup.resume_checks import fixed_settings, read_state
 from regard.training.signals import Interrupted, Interrupts
 from regard.training.storage import checkpoint
 from regard.training.storage.run_folder import RunFolder
@@ -55,20 +62,18 @@ class Best:
             self.since += 1
         return is_best
 
-    def restore_model(self, folder: RunFolder) -> "Best":
-        """Make model.safetensors that of the best evaluation before a checkpoint.
+    def is_stored(self, folder: RunFolder) -> bool:
+        """Whether model.safetensors is that of this evaluation; a later step may overwrite it."""
+        return folder.model.exists() and checkpoint.sha256(folder.model) == self.sha256
 
-        If it was overwritten by a later step, it is copied from the checkpoint of the best one;
-        if that was removed, the next evaluation becomes the best.
-        """
-        if folder.model.exists() and checkpoint.sha256(folder.model) == self.sha256:
-            return self
+    def read_model(self, folder: RunFolder, model: ModelConfig) -> dict[str, Tensor] | None:
+        """The weights in the checkpoint of this evaluation; None if it was removed."""
         saved = checkpoint.find_valid(folder.checkpoints, self.step)
         if saved is None:
-            return Best()
+            return None
         tensors = {**saved.tensors("model"), **saved.tensors("ema")}
-        checkpoint.write_tensors(folder.model, tensors)
-        return self
+        checkpoint.check_fit(str(saved.path), weights(on_meta(model)), tensors)
+        return tensors
 
 
 @dataclass(slots=True)
@@ -106,24 +111,58 @@ class TrainState:
 
     def _load(self, saved: checkpoint.Checkpoint) -> None:
         strategy, folder, ranks = self.strategy, self.folder, self.strategy.ranks
-        state = ranks.all_or_fail(saved.state)
-        self.evaluation_pending = state.get("evaluation_pending", False)
-        self.best = Best(**state["best"])
+        state = ranks.all_or_fail(partial(read_state, saved))
+        best = Best(**state["best"])
 
-        def read() -> None:
-            strategy.load(saved.tensors("model", *strategy.shard), str(saved.path))
-            optimizer_state = saved.tensors("optimizer", *strategy.shard)
-            load_state_tensors(strategy.local_model, self.optimizers, optimizer_state)
-            self.ema.load(saved.tensors("ema", *strategy.shard))
+        def read() -> tuple[dict[str, Tensor], ...]:
+            """All tensors, after checking that they fit: nothing is changed before."""
+            model, optimizer, ema = (
+                saved.tensors(name, *strategy.shard) for name in ("model", "optimizer", "ema")
+            )
+            stateless = state.get("without_state")
+            if stateless is None:  # saved by an earlier version
+                known = {name.rpartition("/")[0] for name in optimizer}
+                stateless = [
+                    n for n, _ in strategy.local_model.named_parameters() if n not in known
+                ]
+            expected = {
+                "model": strategy.local_weights(),
+                "optimizer": expected_state(
+                    strategy.local_model, self.optimizers, optimizer, stateless
+                ),
+                "ema": self.ema.tensors() if ema or state.get("ema") else {},
+            }
+            if not self.ema.decay:  # train.ema=0 is new: the averages are not used
+                ema = {}
+            for name, tensors in {"model": model, "optimizer": optimizer, "ema": ema}.items():
+                where = str(saved.path / f"{name}.safetensors")
+                checkpoint.check_fit(where, expected[name], tensors)
+            return model, optimizer, ema
 
-        def discard_later_steps() -> None:
+        def read_best() -> dict[str, Tensor] | None:
+            """The weights of the best evaluation, if model.safetensors is of a later one."""
+            nonlocal best
+            if best.is_stored(folder):
+                return None
+            tensors = best.read_model(folder, self.data.model)
+            best = Best() if tensors is None else best  # the next evaluation becomes the best
+            return tensors
+
+        def discard_later_steps(best_model: dict[str, Tensor] | None) -> None:
             checkpoint.drop_after(folder.checkpoints, saved.step)
             folder.set_launch(launch.launch_id())
             folder.truncate_logs(state["sizes"])
-            self.best = self.best.restore_model(folder)
+            if best_model is not None:
+                checkpoint.write_tensors(folder.model, best_model)
 
-        ranks.all_or_fail(read)
-        ranks.on_rank0(discard_later_steps)  # after every rank has read
+        model, optimizer, ema = ranks.all_or_fail(read)
+        best_model = ranks.all_or_fail(read_best if ranks.is_rank0 else lambda: None)
+        strategy.load(model, str(saved.path))
+        load_state_tensors(strategy.local_model, self.optimizers, optimizer)
+        self.ema.load(ema)
+        self.evaluation_pending = state.get("evaluation_pending", False)
+        self.best = best
+        ranks.on_rank0(partial(discard_later_steps, best_model))  # after every rank has read
         self.best = Best(**ranks.broadcast(asdict(self.best)))
 
     def save(self, step: int) -> None:
@@ -140,6 +179,8 @@ class TrainState:
             "config": fixed_settings(self.config),
             "data": self.data.fingerprint,
             "evaluation_pending": self.evaluation_pending,
+            "without_state": without_state(strategy.local_model, self.optimizers),
+            "ema": bool(self.ema.decay),
         }
         ranks.all_or_fail(partial(check_finite, folder, step, *tensors.values()))
         checkpoints, keep = folder.checkpoints, self.config.train.keep

@@ -46,8 +46,15 @@ def check_resumable(folder: RunFolder, config: RunConfig, saved: Checkpoint | No
     check_unfinished(folder, config, saved)
     if saved is None:
         return
-    now = fixed_settings(config)
-    for key, value in _read_state(saved)["config"].items():
+    now, state = fixed_settings(config), read_state(saved)
+    best, name = state["best"], config.train.best
+    if best["step"] is not None and name not in ("last", *best["metrics"]):
+        raise CheckpointError(
+            f"{saved.path / 'state.json'} has no best {name}, by which train.best={name} compares"
+        )
+    if state["config"].keys() != now.keys():
+        raise _state_error(saved, "config", "the settings that cannot change")
+    for key, value in state["config"].items():
         if value != now[key]:
             raise CheckpointError(
                 f"{key} in {folder.config} is not what the checkpoint of step {saved.step:,} was "
@@ -69,7 +76,7 @@ def check_unfinished(folder: RunFolder, config: RunConfig, saved: Checkpoint | N
             f"{folder.path} is at step {saved.step:,} already, and train.steps={steps};\n"
             f"to train longer, raise it: train.steps={2 * saved.step}"
         )
-    since = _read_state(saved)["best"]["since"]
+    since = read_state(saved)["best"]["since"]
     if patience is not None and since >= patience:
         raise ConfigError(
             f"{folder.path} stopped early at step {saved.step:,}: {since} evaluations in a row "
@@ -87,7 +94,8 @@ def is_finished(folder: RunFolder, config: RunConfig, saved: Checkpoint | None) 
     return False
 
 
-def _read_state(saved: Checkpoint) -> dict[str, Any]:
+def read_state(saved: Checkpoint) -> dict[str, Any]:
+    """The state of a checkpoint; raise unless all its values have the types that are saved."""
     state = saved.state()
     tables = ("best", "config", "sizes")
     if absent := [key for key in tables if not isinstance(state.get(key), dict)]:
@@ -95,4 +103,36 @@ def _read_state(saved: Checkpoint) -> dict[str, Any]:
             f"{saved.path / 'state.json'} lacks {', '.join(absent)}: another version "
             "of regard wrote it; use that version, or train again"
         )
+    best, sizes, stateless = state["best"], state["sizes"], state.get("without_state", [])
+    step, metrics, digest = best.get("step"), best.get("metrics"), best.get("sha256")
+    rules = {
+        "best": best.keys() == {"step", "metrics", "since", "sha256"},
+        "best.step": step is None or (_is_count(step) and step <= saved.step),
+        "best.metrics": isinstance(metrics, dict) and all(map(_is_number, metrics.values())),
+        "best.since": _is_count(best.get("since")),
+        "best.sha256": digest is None or isinstance(digest, str),
+        "sizes": {"metrics.jsonl", "samples.txt"} <= sizes.keys()
+        and all(map(_is_count, sizes.values())),
+        "evaluation_pending": isinstance(state.get("evaluation_pending", False), bool),
+        "without_state": isinstance(stateless, list) and all(isinstance(n, str) for n in stateless),
+        "ema": isinstance(state.get("ema", False), bool),
+    }
+    for key, valid in rules.items():
+        if not valid:
+            raise _state_error(saved, key, "what a run saves")
     return state
+
+
+def _state_error(saved: Checkpoint, key: str, rule: str) -> CheckpointError:
+    return CheckpointError(
+        f"{saved.path / 'state.json'}: {key} is not {rule}\n"
+        "resume from another checkpoint with --step, or train again"
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)

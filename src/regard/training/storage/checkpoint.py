@@ -61,6 +61,29 @@ class Checkpoint:
         return read_json(self.path / "state.json")
 
 
+def check_fit(where: str, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Raise unless saved tensors have the expected names, shapes and dtypes and finite values."""
+    problems = [f"{name} is missing" for name in expected if name not in tensors]
+    problems += [f"{name} is not part of this run" for name in tensors if name not in expected]
+    for name in (name for name in expected if name in tensors):
+        saved, own = tensors[name], expected[name]
+        if saved.shape != own.shape:
+            problems.append(f"{name} has shape {tuple(saved.shape)}, the run {tuple(own.shape)}")
+        elif saved.dtype != own.dtype:
+            problems.append(f"{name} has dtype {saved.dtype}, the run {own.dtype}")
+        elif not saved.isfinite().all():
+            problems.append(f"{name} is not finite")
+        elif name.endswith(("/exp_avg_sq", "/step")) and (saved < 0).any():
+            problems.append(f"{name} is negative")
+    if problems:
+        more = f"\n  … and {len(problems) - 5} more" if len(problems) > 5 else ""
+        listed = "".join(f"\n  {problem}" for problem in problems[:5])
+        raise CheckpointError(
+            f"{where} does not fit the run:{listed}{more}\n"
+            "resume from another checkpoint with --step, or train again"
+        )
+
+
 def save(
     folder: Path,
     step: int,
@@ -287,6 +310,11 @@ def _read_rows(paths: list[Path], rank: int, ranks: int) -> dict[str, Tensor]:
         for path in paths:
             stack.enter_context(_file_errors(path))
             files.append(stack.enter_context(safe_open(path, framework="pt")))
+        for path, file in zip(paths, files, strict=True):
+            if different := set(files[0].keys()) ^ set(file.keys()):
+                raise CheckpointError(
+                    f"{min(different)} is in one of {paths[0]} and {path}, not in the other"
+                )
         tensors = {}
         for name in files[0].keys():  # noqa: SIM118
             parts = [file.get_slice(name) for file in files]
