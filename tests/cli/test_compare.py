@@ -31,7 +31,7 @@ def logged(path, *, upto=STEPS, over=None, start=4.0, seconds=72.0, preset_name=
     folder.metrics.touch()
     for step in range(1, upto + 1):
         loss = start / step**0.5
-        folder.append({"step": step, "loss": loss, "rate": 0.1, "grad_norm": 1.0, "targets": 768})
+        folder.append({"step": step, "loss": loss, "lr": 0.1, "grad_norm": 1.0, "targets": 768})
         if step % 5 == 0:
             bits = loss / 0.6931
             folder.append({"step": step, "validation": {"loss": loss + 0.1, "bits_per_byte": bits}})

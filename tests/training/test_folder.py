@@ -47,7 +47,7 @@ def test_a_new_run_has_its_settings_its_tokenizer_and_room_for_the_rest(folder):
     assert names(folder.path.parent) == ["made"]
 
 
-ROW = '{"step": 1, "loss": 2.5, "rate": 0.1, "grad_norm": 1.0, "targets": 8}\n'
+ROW = '{"step": 1, "loss": 2.5, "lr": 0.1, "grad_norm": 1.0, "targets": 8}\n'
 ROWS = {
     "a step": (ROW, 1),
     "one that is still written": (ROW + '{"step": 2, "lo', 1),

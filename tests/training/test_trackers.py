@@ -126,8 +126,8 @@ def test_a_run_that_died_and_went_on_is_seen_once_from_beginning_to_end(
 
 
 def test_what_is_skipped_or_not_finite_is_not_handed_on():
-    row = {"step": 3, "loss": None, "rate": 0.1, "grad_norm": None, "targets": 8, "skipped": True}
-    assert trackers.scalars(row) == {"train/rate": 0.1, "train/targets": 8}
+    row = {"step": 3, "loss": None, "lr": 0.1, "grad_norm": None, "targets": 8, "skipped": True}
+    assert trackers.scalars(row) == {"train/lr": 0.1, "train/targets": 8}
 
 
 @pytest.mark.parametrize("mode", [None, "online"])

@@ -74,7 +74,7 @@ class Log:
             row: dict[str, Any] = {
                 "step": step.number + 1,
                 "loss": loss,
-                "rate": step.lr,
+                "lr": step.lr,
                 "grad_norm": norm,
                 "targets": int(count),
             }

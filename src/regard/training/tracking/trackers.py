@@ -41,8 +41,8 @@ class Tracker(Protocol):
 def scalars(row: Row) -> dict[str, float]:
     """The numbers of a row by the names that dashboards show.
 
-    >>> scalars({"step": 3, "loss": 1.5, "rate": 0.1})
-    {'train/loss': 1.5, 'train/rate': 0.1}
+    >>> scalars({"step": 3, "loss": 1.5, "lr": 0.1})
+    {'train/loss': 1.5, 'train/lr': 0.1}
     >>> scalars({"step": 3, "validation": {"loss": 2.0}, "taps": {"layers.0.state": {"mean": 0.5}}})
     {'validation/loss': 2.0, 'taps/layers.0.state/mean': 0.5}
     """
