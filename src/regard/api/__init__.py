@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regard.api.comparison import Comparison, compare, run_names, takes_steps
+    from regard.api.dry_run import TrainingPreview, preview
     from regard.api.model_info import ModelDiff, ModelInfo, diff, info, presets
     from regard.api.overrides import override_words
     from regard.api.pictures import by_length_curves, gradient_curves, history_curves
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "regard.api.comparison": ("Comparison", "compare", "run_names", "takes_steps"),
+    "regard.api.dry_run": ("TrainingPreview", "preview"),
     "regard.api.model_info": ("ModelDiff", "ModelInfo", "diff", "info", "presets"),
     "regard.api.pictures": ("by_length_curves", "gradient_curves", "history_curves"),
     "regard.api.planning": ("Plan", "plan"),
@@ -112,6 +114,7 @@ __all__ = [
     "Study",
     "Tokenizer",
     "TracedChain",
+    "TrainingPreview",
     "by_length_curves",
     "compare",
     "configure",
@@ -131,6 +134,7 @@ __all__ = [
     "plan",
     "preset",
     "presets",
+    "preview",
     "rank",
     "resume",
     "resume_events",

@@ -49,7 +49,7 @@ it in Python.
 A setting is given as `key=value` to `regard train`, as in `train.lr=3e-4`, or in a recipe. A \
 choice is a name, or a table of a name and its options: `model.position=rotary`, \
 `model.position={kind="rotary", base=500000}`, or `model.position.base=500000` where the kind is \
-already rotary.
+already rotary. `regard train DATA --dry-run` prints the settings that a run would have.
 """
 TITLES = {
     "run": "The run",

@@ -2,16 +2,21 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
 from regard import api
 from regard.cli.options import Json, Out, Overrides
-from regard.cli.output import print_status, spinner
+from regard.cli.output import print_json, print_section, print_status, spinner
 from regard.config import check_overrides, parse_overrides, read_recipe
+from regard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from regard.api import TrainingPreview
 
 MANY_FILES = 10_000  # a folder with more takes noticeable time to read
 
@@ -29,6 +34,10 @@ def train(
     ],
     words: Overrides = [],  # noqa: B006 -- typer copies it
     out: Out = None,
+    dry_run: Annotated[
+        bool,
+        Option("--dry-run", help="Print what would be done; train nothing and write nothing."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a model on a recipe or on your own data.
@@ -44,6 +53,9 @@ def train(
     regard train photos/ minutes=10
     regard train data.source=train.en data.target=train.de
     regard train my.txt model.family=ngram model.order=5
+    regard train my.txt --dry-run
+
+    `regard settings` lists all settings.
     """
     if api.rank():
         api.run_worker()
@@ -53,6 +65,8 @@ def train(
         data, words = None, [what, *words]
     overrides = parse_overrides(words)
     check_overrides(overrides)  # before torch is imported
+    if dry_run and "minutes" in overrides:
+        raise ConfigError("minutes=… trains a few steps to measure; with --dry-run leave it out")
     if what.endswith(".toml"):
         read_recipe(Path(what))
     if any(islice(_files(what), MANY_FILES, None)):
@@ -63,6 +77,11 @@ def train(
         from regard.cli.study import train_study
 
         study = api.open_study(data, *words, out=out)
+    if study is not None and dry_run:
+        _print_previews(
+            [api.preview(c, study.folder / n) for n, c in study.configs.items()], as_json
+        )
+        return
     if study is not None:
         train_study(study, as_json=as_json)
         return
@@ -70,8 +89,29 @@ def train(
         print_status("measuring the training speed of a few model sizes on this machine …")
     with spinner("reading the data"):
         config = api.configure(data, *words)
+    if dry_run:
+        _print_previews([api.preview(config, out)], as_json)
+        return
     finished = show_progress(lambda progress: api.train_events(config, out=out, progress=progress))
     print_result(finished, as_json=as_json)
+
+
+def _print_previews(previews: "list[TrainingPreview]", as_json: bool) -> None:
+    if as_json:
+        print_json({"runs": [asdict(preview) for preview in previews]})
+        return
+    for preview in previews:
+        size = (
+            f"at least {preview.parameters:,} parameters" if preview.parameters else "closed-form"
+        )
+        lines = [
+            f"data        {preview.data}",
+            f"validation  {preview.validation}",
+            *([f"tokenizer   {preview.tokenizer}"] if preview.tokenizer else []),
+            f"model       {preview.family}, {size}, on {preview.device}",
+            *(f"settings    {' '.join(group)}" for group in preview.settings if group),
+        ]
+        print_section(f"would train {preview.folder}", lines)
 
 
 def _files(folder: str) -> Iterator[str]:

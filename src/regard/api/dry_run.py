@@ -1,0 +1,51 @@
+"""What `train` would do: everything is read and checked, nothing is trained or written."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from regard.api.overrides import override_words
+from regard.config import RunConfig, kind_of
+from regard.models.build import count_parameters, describe, is_closed_form
+from regard.pipelines import open_split, pipeline_of, smallest_model
+from regard.pipelines.prepare import check_compatible
+from regard.training.setup.setting_checks import check_before_data
+from regard.training.storage.run_folder import RunFolder, new_folder
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPreview:
+    """What a run would be trained on, and with which settings."""
+
+    folder: str  # that would be written
+    data: str
+    validation: str
+    tokenizer: str | None  # that would be trained, or the run it comes from; None without text
+    family: str
+    parameters: int  # with the smallest vocabulary; 0 for closed-form models
+    device: str
+    settings: list[list[str]]  # `key=value` that differ from the defaults, in groups
+
+
+def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview:
+    """What training with these settings would do; raises what training would raise at its start."""
+    folder = new_folder(config.name) if out is None else Path(out)
+    RunFolder(folder).require_new_path()
+    device = check_before_data(config)
+    training, validation = open_split(config)
+    check_compatible(config, training, None)
+    model = describe(smallest_model(config))
+    tokenizer = None
+    if pipeline_of(config).tokenizer_type is not None:
+        start = config.train.start
+        tokenizer = kind_of(config.data.tokenizer)[0] if start is None else f"that of {start}"
+    closed_form = is_closed_form(model["family"])
+    return TrainingPreview(
+        folder=str(folder),
+        data=training.description,
+        validation=validation.description,
+        tokenizer=tokenizer,
+        family=model["family"],
+        parameters=0 if closed_form else count_parameters(smallest_model(config)),
+        device=device.type,
+        settings=override_words(replace(config, model=model)),
+    )

@@ -1,0 +1,36 @@
+"""`regard train --dry-run`: what would be done, and nothing is trained or written."""
+
+import json
+import os
+
+from cli.conftest import TEXT_WORDS
+
+
+def test_a_dry_run_shows_the_run_and_writes_nothing(regard, materials, tmp_path, monkeypatch):
+    monkeypatch.setenv("REGARD_HOME", str(tmp_path / "cache"))
+    completed = regard("train", materials / "cats.txt", *TEXT_WORDS, "--dry-run")
+    assert completed.code == 0
+    for word in ("would train runs/cats", "data ", "validation ", "tokenizer ", "transformer"):
+        assert word in completed.out
+    assert "train.steps=4" in completed.out
+    assert os.listdir(tmp_path) == []
+
+
+def test_json_has_the_same_and_refusals_are_those_of_training(regard, materials, text_run):
+    words = ["train", materials / "pairs.tsv", "--dry-run"]
+    (run,) = json.loads(regard(*words, "--json").out)["runs"]
+    assert run["folder"] == "runs/pairs"
+    assert run["parameters"] > 0
+    assert regard(*words, "train.lr=-1").code == 2
+    assert regard(*words, "--out", text_run).code != 0
+    assert "leave it out" in regard(*words, "minutes=1").err
+
+
+def test_a_study_shows_each_of_its_runs(regard, tmp_path, materials):
+    recipe = tmp_path / "two.toml"
+    recipe.write_text(
+        f'[data]\npath = "{materials / "cats.txt"}"\n[study.a]\n[study.b.model]\nlayers = 2\n'
+    )
+    out = regard("train", recipe, "--dry-run").out
+    assert "would train runs/two/a" in out
+    assert "would train runs/two/b" in out
