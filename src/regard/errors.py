@@ -9,14 +9,35 @@ RegardError               1   something failed
 └── Stopped              75   ended by a signal, saved, resumable (130 for Ctrl-C)
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+LONGEST_WORD, LONGEST_LINE = 300, 1_000  # characters of a message
+
+
+def shorten(message: str) -> str:
+    """A message without the middle of its very long words and lines.
+
+    >>> len(shorten("x" * 5000))
+    201
+    """
+    message = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: _ends(word[0], 100), message)
+    lines = message.split("\n")
+    return "\n".join(_ends(line, 400) if len(line) > LONGEST_LINE else line for line in lines)
+
+
+def _ends(text: str, each: int) -> str:
+    return f"{text[:each]}…{text[-each:]}"
 
 
 class RegardError(Exception):
     """Base class; the message names the value, the rule and what to do."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return shorten(super().__str__())
 
 
 class ConfigError(RegardError, ValueError):

@@ -3,6 +3,7 @@
 No module imports torch at its top, so that `--help` is fast.
 """
 
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
@@ -28,9 +29,10 @@ from regard.cli.predict import predict
 from regard.cli.quickstart import quickstart
 from regard.cli.resume import resume
 from regard.cli.settings import settings
+from regard.cli.streams import prepare_streams
 from regard.cli.train import train
 from regard.cli.translate import translate
-from regard.errors import RegardError
+from regard.errors import CheckpointError, RegardError, shorten
 
 __all__ = ["app", "main"]
 
@@ -69,12 +71,12 @@ UsageError = cast(type[Exception], typer.BadParameter.__base__)
 def main(words: Sequence[str] | None = None) -> None:
     """Run a command and exit. A `RegardError` prints its message, other errors a traceback."""
     output_settings.quiet = output_settings.debug = False
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # for characters the terminal cannot show
-            stream.reconfigure(errors="replace")
+    prepare_streams()
     try:
-        code = app(words, prog_name="regard", standalone_mode=False)  # Ctrl-C gives 130
-        sys.stdout.flush()  # so that a closed pipe raises here
+        try:
+            code = app(words, prog_name="regard", standalone_mode=False)  # Ctrl-C gives 130
+        finally:
+            sys.stdout.flush()  # so that a closed pipe or a full disk raises here
     except UsageError as error:
         code = _print_error(*_usage_message(error, sys.argv[1:] if words is None else words))
     except RegardError as error:
@@ -82,14 +84,18 @@ def main(words: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         code = _print_error(str(error), error.exit_code)
     except BrokenPipeError:
-        sys.stdout = None  # so that nothing is flushed at exit
         code = 1
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        message = f"a name is longer than the file system allows: {error.filename}"
+        code = _print_error(message, CheckpointError.exit_code)
     sys.exit(code)
 
 
 def _print_error(message: str, code: int) -> int:
     if not api.rank():  # other ranks have the same error
-        print(f"regard: {message}", file=sys.stderr)
+        print(f"regard: {shorten(message)}", file=sys.stderr)
     return code
 
 

@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from regard.cli.output import settings
 from regard.config import Choice, parse_overrides
+from regard.errors import ConfigError
 
 Folder = Annotated[
     Path,
@@ -61,12 +62,25 @@ def parse_data(words: Sequence[str]) -> list[Choice]:
     return [parse_overrides([f"data={w}"])["data"] if w.startswith("{") else w for w in words]
 
 
+def _check_utf8(name: str, text: str) -> None:
+    """Raise on bytes that are not UTF-8; safetensors cannot read files of such a name either."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        place = f"character {error.start + 1} of {text!r}"
+        raise ConfigError(f"{name.upper()} must be UTF-8, and {place} is not") from None
+
+
 def with_common_options(function: Callable[..., None]) -> Callable[..., None]:
     """A command with the options that all commands have: --quiet and --debug."""
 
     @wraps(function)
     def run(*, quiet: bool, debug: bool, **arguments: Any) -> None:
         settings.quiet, settings.debug = quiet, debug
+        for name, value in arguments.items():
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str | Path):
+                    _check_utf8(name, str(text))
         function(**arguments)
 
     common = {"quiet": Quiet, "debug": Debug}

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from regard.errors import CheckpointError, ConfigError, DataError
+from regard.errors import ConfigError, DataError
+from regard.files.atomic import atomic_file
 
 
 class Settings:
@@ -173,11 +174,14 @@ def print_section(title: str, lines: Sequence[str]) -> None:
 
 def stdin_lines() -> Iterator[str]:
     """The lines of stdin, without their line breaks."""
-    for line, content in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield content.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise DataError(f"stdin, line {line} is not UTF-8: byte {error.start}") from None
+    try:
+        for line, content in enumerate(sys.stdin.buffer, 1):
+            try:
+                yield content.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise DataError(f"stdin, line {line} is not UTF-8: byte {error.start}") from None
+    except OSError as error:
+        raise DataError(f"cannot read stdin: {error.strerror}") from None
 
 
 def stdin_text() -> str:
@@ -186,6 +190,8 @@ def stdin_text() -> str:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"stdin is not UTF-8: byte {error.start}") from None
+    except OSError as error:
+        raise DataError(f"cannot read stdin: {error.strerror}") from None
 
 
 def check_output_file(path: Path, force: bool, suffixes: Sequence[str]) -> None:
@@ -197,8 +203,6 @@ def check_output_file(path: Path, force: bool, suffixes: Sequence[str]) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file; an error of the file system is a `CheckpointError`."""
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror}") from None
+    """Write a file completely or not at all; an error is a `CheckpointError`."""
+    with atomic_file(path, sync=False) as temporary:
+        temporary.write_bytes(content)

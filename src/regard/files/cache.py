@@ -5,9 +5,13 @@ import json
 import logging
 import os
 import shutil
+import stat
+import tempfile
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +26,39 @@ _THREADS = 4  # that compute checksums
 
 
 def cache_folder() -> Path:
-    """`$REGARD_HOME`, `$XDG_CACHE_HOME/regard` or `~/.cache/regard`."""
+    """`$REGARD_HOME`, `$XDG_CACHE_HOME/regard` or `~/.cache/regard`.
+
+    Where the latter two cannot be written, a folder of this user among the temporary files, with
+    a warning.
+    """
     if home := os.environ.get("REGARD_HOME"):
         return Path(home).expanduser()
-    if cache := os.environ.get("XDG_CACHE_HOME"):
-        return Path(cache) / "regard"
-    return Path.home() / ".cache" / "regard"
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME")
+        folder = (Path(cache) if cache else Path.home() / ".cache") / "regard"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+        reason = f"{folder} cannot be written"
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        reason = str(error)
+    return _temporary_cache(reason)
+
+
+@lru_cache
+def _temporary_cache(reason: str) -> Path:
+    """`regard-UID` among the temporary files, or a new folder if someone else owns that."""
+    user = os.getuid() if hasattr(os, "getuid") else 0  # Windows: the folder is the user's own
+    folder = Path(tempfile.gettempdir()) / f"regard-{user}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
+        folder = Path(tempfile.mkdtemp(prefix="regard-"))
+    logger.warning(
+        "the cache is in %s, because %s; REGARD_HOME names another folder", folder, reason
+    )
+    return folder
 
 
 def cache_key(*inputs: Any) -> str:

@@ -19,6 +19,8 @@ from regard.generate.stop_text import truncate_at_stop
 from regard.models.base import Language, State
 from regard.nn.state import Source
 
+MAX_TOKENS = 10_000_000  # memory for all of them is set aside at once
+
 
 @runtime_checkable
 class Detokenizer(Protocol):
@@ -248,6 +250,8 @@ def check_prompts(prompts: Sequence[Sequence[int]], tokens: int, source: Source 
         raise ConfigError(f"tokens={tokens!r} must be an integer")
     if tokens < 1:
         raise ConfigError(f"tokens={tokens} must be at least 1")
+    if tokens > MAX_TOKENS:
+        raise ConfigError(f"tokens={tokens} must be at most {MAX_TOKENS:,}")
     for row, prompt in enumerate(prompts):
         if not prompt:
             raise ConfigError(

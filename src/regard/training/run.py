@@ -36,7 +36,12 @@ from regard.training.parallel.ranks import (
 )
 from regard.training.parallel.strategy import make_strategy, should_shard
 from regard.training.setup.device import autocast, environment, prepare_device
-from regard.training.setup.resume_checks import check_fixed_settings, check_resumable, is_finished
+from regard.training.setup.resume_checks import (
+    changed_threads,
+    check_fixed_settings,
+    check_resumable,
+    is_finished,
+)
 from regard.training.setup.setting_checks import (
     check_before_data,
     check_disk,
@@ -107,6 +112,7 @@ def resume(
         folder.check_tokenizer(tokenizer_fingerprint(data.tokenizers))
         folder.check_data(data.fingerprint)
         check_disk(path, config, count_parameters(data.model))
+        data = replace(data, description=[*data.description, *changed_threads(folder)])
         yield from _run_rank0(config, data, folder, device, saved)
 
 

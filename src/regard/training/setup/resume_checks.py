@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard.config import RunConfig, kind_of, to_table
 from regard.errors import CheckpointError, ConfigError
 from regard.models.build import is_closed_form
@@ -60,6 +62,17 @@ def check_resumable(folder: RunFolder, config: RunConfig, saved: Checkpoint | No
                 f"{key} in {folder.config} is not what the checkpoint of step {saved.step:,} was "
                 f"trained with\nrestore it, or begin a new run with train.start={folder.path}"
             )
+
+
+def changed_threads(folder: RunFolder) -> list[str]:
+    """A line for the heading if the number of threads is not that with which the run began."""
+    before, now = folder.load_environment().get("threads"), torch.get_num_threads()
+    if before in (None, now):
+        return []
+    return [
+        f"threads    {now}, and {before} when the run began: resume is bit-identical only with "
+        f"train.threads={before}"
+    ]
 
 
 def check_unfinished(folder: RunFolder, config: RunConfig, saved: Checkpoint | None) -> None:

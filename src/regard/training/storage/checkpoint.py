@@ -361,8 +361,10 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    path.touch()
+    mode = path.stat().st_mode & 0o777  # by the umask; save_file makes it the owner's only
     save_file(dict(tensors), path, metadata)  # more than one entry would be written in random order
-    path.chmod(0o644)  # save_file makes it readable for its owner only
+    path.chmod(mode)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 

@@ -1,0 +1,81 @@
+"""The standard streams, where any of them may be closed, full or a pipe that nobody reads.
+
+Progress and messages that cannot be written to stderr are dropped: the work goes on. A result
+that cannot be written to stdout is an error.
+"""
+
+import errno
+import io
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# What stands in for a closed stream: reading stdin and writing to stdout fail, stderr drops all.
+_CLOSED = (os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)
+
+
+def prepare_streams() -> None:
+    """Replace the standard streams of this process by those below; others are left alone.
+
+    A closed stream gets its descriptor back: otherwise the next file to be opened takes it, and
+    whatever a library prints lands in that file.
+    """
+    for number, flags in enumerate(_CLOSED):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flags)  # takes the lowest free number, which is this one
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    for name, raw in (("stdout", _Results(1, "w")), ("stderr", _Messages(2, "w"))):
+        stream = getattr(sys, name)
+        if stream is None or (stream is getattr(sys, f"__{name}__") and stream.fileno() < 3):
+            if stream is not None:
+                stream.flush()
+            text = io.TextIOWrapper(
+                io.BufferedWriter(raw),
+                encoding="utf-8" if stream is None else stream.encoding,
+                errors="replace",  # for characters the terminal cannot show
+                line_buffering=name == "stderr" or raw.isatty(),
+            )
+            setattr(sys, name, text)
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+class _Messages(io.FileIO):
+    """A file descriptor that drops what cannot be written."""
+
+    def __init__(self, number: int, mode: str) -> None:
+        super().__init__(number, mode, closefd=False)
+
+    def write(self, data: "ReadableBuffer") -> int:
+        """Write, or drop."""
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+class _Results(_Messages):
+    """A file descriptor whose first failed write is an error, and what follows is dropped."""
+
+    failed = False
+
+    def write(self, data: "ReadableBuffer") -> int:
+        """Write; raises `BrokenPipeError` where nobody reads, otherwise `RegardError`."""
+        if self.failed:
+            return memoryview(data).nbytes
+        try:
+            return io.FileIO.write(self, data)
+        except OSError as error:
+            self.failed = True
+            if isinstance(error, BrokenPipeError):
+                raise
+            why = "it is closed" if error.errno == errno.EBADF else error.strerror
+            raise RegardError(f"cannot write the result to stdout: {why}") from None
