@@ -210,7 +210,7 @@ def expected_state(
     state of its parameters is accepted.
     """
     names = {param: name for name, param in model.named_parameters()}
-    expected = {}
+    expected: dict[str, Tensor] = {}
     for optimizer in all_optimizers:
         keys = STATE_KEYS.get(type(optimizer))
         params = [p for group in optimizer.param_groups for p in group["params"]]
