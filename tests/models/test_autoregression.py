@@ -80,9 +80,9 @@ def test_a_constant_series_stays_what_it_is():
 def test_what_is_too_short_is_said():
     with pytest.raises(ConfigError, match="order=0 must be at least 1"):
         AutoregressionConfig(order=0)
-    with pytest.raises(DataError, match="order=3 needs series of 4 numbers or more"):
+    with pytest.raises(DataError, match="order=3 needs series of at least 4 values"):
         fit_autoregression(3)
-    with pytest.raises(DataError, match="order=3 needs series of 4 numbers or more"):
+    with pytest.raises(DataError, match="order=3 needs series of at least 4 values"):
         fit_autoregression(3, noise(2, 3))
     with pytest.raises(ShapeError, match="2 numbers are fewer than order=3"):
         fit_autoregression(3, noise())(noise(1, 2))

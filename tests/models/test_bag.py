@@ -82,8 +82,8 @@ def test_before_it_learns_it_says_nothing_and_its_loss_is_convex():
     [
         ({"vocab_size": 0}, "vocab_size=0 must be at least 1"),
         ({"context": 0}, "context=0 must be at least 1"),
-        ({"head": {"kind": "classify", "pool": "last"}}, "a bag of words has no order"),
-        ({"head": {"kind": "tag", "classes": 2}}, "a bag of words has no order"),
+        ({"head": {"kind": "classify", "pool": "last"}}, "a bag of words has no word order"),
+        ({"head": {"kind": "tag", "classes": 2}}, "a bag of words has no word order"),
     ],
 )
 def test_wrong_settings_are_named(wrong, message):

@@ -48,5 +48,7 @@ def test_weights_of_another_model_are_refused_by_name():
     config = preset("gpt2", **SMALL)
     saved = weights(build_model(config))
     saved["decoder.norm.extra"] = saved.pop("decoder.norm.weight")
-    with pytest.raises(CheckpointError, match=r"(?s)norm\.weight is missing.*extra is not of this"):
+    with pytest.raises(
+        CheckpointError, match=r"(?s)norm\.weight is missing.*extra is not a weight of this"
+    ):
         load_model(config, saved, "here")
