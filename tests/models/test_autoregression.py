@@ -84,5 +84,5 @@ def test_what_is_too_short_is_said():
         fit_autoregression(3)
     with pytest.raises(DataError, match="order=3 needs series of at least 4 values"):
         fit_autoregression(3, noise(2, 3))
-    with pytest.raises(ShapeError, match="2 numbers are fewer than order=3"):
+    with pytest.raises(ShapeError, match="a series of 2 values is shorter than order=3"):
         fit_autoregression(3, noise())(noise(1, 2))
