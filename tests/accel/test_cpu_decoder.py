@@ -9,7 +9,12 @@ CHOICES = [
     {},
     {"position": "rotary", "kv_heads": 2},
     {"position": {"kind": "rotary", "fraction": 0.5, "interleaved": True}, "norm": "rms"},
-    {"position": {"kind": "rotary", "fraction": 0.5}, "qk_norm": "rms", "ffn": "swiglu"},
+    {
+        "position": {"kind": "rotary", "fraction": 0.5},
+        "norm": "rms",
+        "qk_norm": True,
+        "ffn": "swiglu",
+    },
     {"norm_order": "parallel", "window": 3},
 ]
 
