@@ -20,7 +20,7 @@ check: .venv/ready
 	$(BIN)/mypy
 
 shapes: .venv/ready  ## the same with every annotated shape checked at every call; not what is compiled
-	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT) --jaxtyping-packages=$(SHAPED),beartype.beartype --ignore tests/accel/test_inductor_pass.py --ignore tests/accel/test_cuda_graph.py tests/nn tests/accel tests/contract
+	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT) --jaxtyping-packages=$(SHAPED),beartype.beartype tests/nn tests/accel/test_packed.py tests/accel/test_cpu_decoder.py tests/contract
 
 kernels: .venv/ready  ## the Triton kernels on a CPU, by Triton's interpreter
 	TRITON_INTERPRET=1 $(BIN)/pytest -q -n 2 $(LIMIT) tests/accel -k "kernel or triton" -m "not long"
