@@ -447,7 +447,9 @@ def test_a_missing_tensor_and_one_of_another_model_are_named(case):
     tensors = weights(model) | {"extra": torch.zeros(1)}
     name = next(iter(tensors))
     del tensors[name]
-    message = rf"a.safetensors do not fit.*\n  {name} is missing\n  extra is not a weight"
+    message = (
+        rf"a.safetensors do not fit.*\n  {name} is missing\n  extra is not a weight of this model"
+    )
     with pytest.raises(CheckpointError, match=message):
         load_weights(model, tensors, "a.safetensors")
 

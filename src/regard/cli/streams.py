@@ -1,4 +1,4 @@
-"""The standard streams, where any of them may be closed, full or a pipe that nobody reads.
+"""The standard streams, where any of them may be closed, full or a pipe without a reader.
 
 Progress and messages that cannot be written to stderr are dropped: the work goes on. A result
 that cannot be written to stdout is an error.
@@ -68,7 +68,7 @@ class _Results(_Messages):
     failed = False
 
     def write(self, data: "ReadableBuffer") -> int:
-        """Write; raises `BrokenPipeError` where nobody reads, otherwise `RegardError`."""
+        """Write; raises `BrokenPipeError` for a pipe without a reader, otherwise `RegardError`."""
         if self.failed:
             return memoryview(data).nbytes
         try:

@@ -19,7 +19,7 @@ from regard.generate.stop_text import truncate_at_stop
 from regard.models.base import Language, State
 from regard.nn.state import Source
 
-MAX_TOKENS = 10_000_000  # memory for all of them is set aside at once
+MAX_TOKENS = 10_000_000  # their buffers are preallocated
 
 
 @runtime_checkable
