@@ -49,6 +49,6 @@ def test_weights_of_another_model_are_refused_by_name():
     saved = weights(build_model(config))
     saved["decoder.norm.extra"] = saved.pop("decoder.norm.weight")
     with pytest.raises(
-        CheckpointError, match=r"(?s)norm\.weight is missing.*extra is not a weight"
+        CheckpointError, match=r"(?s)norm\.weight is missing.*extra is not a weight of this model"
     ):
         load_model(config, saved, "here")
