@@ -80,7 +80,13 @@ class EvalData:
     validation_batches: Callable[[int | None], Iterator[Batch]]  # limit of targets → batches
     validation_data: Any  # a `Data`, of the class that the pipeline opens
     validation_size: int  # in tokens of text, pairs, images, …
+    validation_targets: int  # in what the limit of `validation_batches` counts
     dropped: int = 0  # validation examples that are too long, dropped or truncated
+
+    def targets(self, limit: int | None) -> int:
+        """How many targets an evaluation with this limit has."""
+        total = self.validation_targets
+        return total if limit is None else min(limit, total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +192,27 @@ class Pipeline:
 
 
 def validation_metrics(
-    data: EvalData, model: nn.Module, device: torch.device, limit: int | None = None
+    data: EvalData,
+    model: nn.Module,
+    device: torch.device,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
-    """The task's metrics on the validation data, or on about `limit` of its targets."""
-    batches = (batch.to(device) for batch in data.validation_batches(limit))
-    return data.task.metrics(model, batches)
+    """The task's metrics on the validation data, or on about `limit` of its targets.
+
+    `progress` is called with the number of targets evaluated so far and in total.
+    """
+    total = data.targets(limit)
+
+    def batches() -> Iterator[Batch]:
+        done = 0
+        for batch in data.validation_batches(limit):
+            yield batch.to(device)
+            if progress is not None:
+                done += data.task.limit_count(batch)
+                progress(min(done, total), total)
+
+    return data.task.metrics(model, batches())
 
 
 def first_rows(data: Any) -> list[str]:

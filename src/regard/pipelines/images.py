@@ -181,6 +181,7 @@ class ImagesPipeline(Pipeline):
             validation_batches=lambda limit: _sequential_batches(task, images, size, rows, limit),
             validation_data=images,
             validation_size=len(images),
+            validation_targets=len(images),
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:

@@ -139,8 +139,9 @@ class LabelsPipeline(Pipeline):
         store, truncated = _token_store(task, texts, tokenizers, model)
         loader = _loader(config, model, store)
 
+        targets = sum(len(classes) for _, classes in texts.rows)
+
         def validation_batches(limit: int | None) -> Iterator[Batch]:
-            targets = sum(len(classes) for _, classes in texts.rows)
             max_rows = None if limit is None else max(1, limit * len(texts) // targets)
             return (_collate(config, task, store, rows, 0) for rows in loader.sequential(max_rows))
 
@@ -152,6 +153,7 @@ class LabelsPipeline(Pipeline):
             validation_batches=validation_batches,
             validation_data=texts,
             validation_size=len(texts),
+            validation_targets=targets,
             dropped=truncated,
         )
 

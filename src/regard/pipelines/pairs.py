@@ -168,6 +168,7 @@ class PairsPipeline(Pipeline):
             validation_batches=validation_batches,
             validation_data=data,
             validation_size=len(loader),
+            validation_targets=len(store.target_ids),
             dropped=loader.dropped,
         )
 

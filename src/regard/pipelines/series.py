@@ -102,6 +102,7 @@ class SeriesPipeline(Pipeline):
             validation_batches=validation_batches,
             validation_data=data,
             validation_size=len(data),
+            validation_targets=len(data),
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:

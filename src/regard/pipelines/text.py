@@ -171,6 +171,7 @@ class TextPipeline(Pipeline):
             validation_batches=lambda limit: _sequential_batches(config, task, model, store, limit),
             validation_data=data,
             validation_size=len(store),
+            validation_targets=len(store) - 1,
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:

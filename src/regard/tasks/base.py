@@ -39,6 +39,10 @@ class Task:
         """How many targets are scored."""
         raise NotImplementedError
 
+    def limit_count(self, batch: Any) -> int:
+        """How much of a limit of validation data a batch takes: by default, its targets."""
+        return int(self.count(batch))
+
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """The validation metrics of a model; `loss` is among them."""
         return {"loss": mean_loss(self, model, batches)}

@@ -151,6 +151,10 @@ class Masked(Task):
         """How many tokens are predicted."""
         return (batch.targets != IGNORED).sum()
 
+    def limit_count(self, batch: MaskedBatch) -> int:
+        """All tokens of the text, masked or not."""
+        return int((batch.documents > 0).sum()) - len(batch.ids) * self.special_tokens
+
     def metrics(self, model: nn.Module, batches: Iterable[MaskedBatch]) -> dict[str, float]:
         """Nats per masked token and accuracy, and the same for unigram frequencies.
 
