@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from regard.errors import ConfigError, RegardError
+from regard.errors import ConfigError, RegardError, ShapeError
 from regard.generate import BeamSearch, generate, parse_chain
 from regard.nn.state import Source
 
@@ -236,10 +236,31 @@ def test_each_row_has_its_own_source(table_model):
         assert_found(hypotheses, expected[:1])
 
 
-def test_the_search_ends_at_a_full_context(table_model):
-    results = search(table_model(vocab_size=7, context=8), width=3, tokens=50)
-    unlimited = search(table_model(vocab_size=7), width=3, tokens=6)  # 3 ids of prompt, 5 fed
-    assert results == unlimited
+def test_the_search_of_a_row_ends_at_its_full_context(table_model):
+    model = table_model(vocab_size=7, context=8)
+    results = search(model, width=3, tokens=50, length_penalty=2.0)
+    for prompt, hypotheses in zip(PROMPTS, results, strict=True):
+        room = 8 - len(prompt) + 1  # the last id is not fed
+        assert_found(hypotheses, slow_beam(table_model(vocab_size=7), prompt, 3, room, 2.0)[:1])
+
+
+@pytest.mark.parametrize("early_stopping", ["never", "heuristic", "full"])
+@pytest.mark.parametrize("power", POWERS)
+def test_each_row_has_its_own_limit(table_model, power, early_stopping):
+    model = table_model(vocab_size=7)
+    prompts, limits = PROMPTS * 2, [12, 2, 5, 1, 12, 7]
+    chosen = {"length_penalty": power, "early_stopping": early_stopping, "n_best": 2}
+    results = search(model, prompts, width=3, tokens=limits, **chosen)
+    for prompt, limit, hypotheses in zip(prompts, limits, results, strict=True):
+        (alone,) = search(model, [prompt], width=3, tokens=limit, **chosen)
+        assert hypotheses == alone
+        slow = slow_beam(model, prompt, 3, limit, power, early_stopping=early_stopping)
+        assert_found(hypotheses, slow[:2])
+
+
+def test_limits_are_one_for_all_or_one_for_each(table_model):
+    with pytest.raises(ShapeError, match="2 limits for 3 prompts; give one per prompt"):
+        search(table_model(), width=1, tokens=[4, 5])
 
 
 def test_an_encoder_decoder_is_searched_like_any_other():

@@ -120,7 +120,16 @@ def test_it_repeats_itself_less_than_greedy_search_does():
 def test_it_ends_at_a_full_context_whose_last_place_is_read():
     model = made(CONFIGS["learned"])
     results = ContrastiveSearch(3)(model, PROMPTS, tokens=99)
-    assert {len(text.ids) for (text,) in results} == {24 - 4}
+    assert [len(text.ids) for (text,) in results] == [24 - len(prompt) for prompt in PROMPTS]
+
+
+def test_each_row_has_its_own_limit():
+    model, limits = made(CONFIGS["learned"]), [5, 2, 7]
+    results = ContrastiveSearch(3)(model, PROMPTS, tokens=limits)
+    for prompt, limit, texts in zip(PROMPTS, limits, results, strict=True):
+        ((alone,),) = ContrastiveSearch(3)(model, [prompt], tokens=limit)
+        assert texts[0].ids == alone.ids
+        assert len(alone.ids) == limit
 
 
 def test_a_model_without_hidden_states_is_refused():

@@ -236,7 +236,10 @@ def translate(
     tokens: int | None = None,
     rows: int = 64,
 ) -> list[str]:
-    """The translation of each sentence, by a search over batches of similar length."""
+    """The translation of each sentence, by a search over batches of similar length.
+
+    At most `tokens` ids long, by default 20 more than twice those of the sentence.
+    """
     device = next(model.parameters()).device
     language = cast(Language, model)
     limit = None
@@ -255,11 +258,11 @@ def translate(
     for start in range(0, len(by_length), rows):
         chosen = by_length[start : start + rows]
         source = task.source([ids[i] for i in chosen]).to(device)
-        longest = 2 * int(source.lengths.max()) + 20 if tokens is None else tokens
+        limits = [2 * length + 20 for length in source.lengths.tolist()]
         results = search(
             language,
             [task.prompt] * len(chosen),
-            tokens=longest,
+            tokens=limits if tokens is None else tokens,
             stop={task.stop_id},
             source=source,
         )

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.errors import ConfigError, RegardError, unknown
-from regard.generate.decode import prefill
+from regard.generate.decode import MAX_TOKENS, prefill
 from regard.generate.search.protocol import Hypothesis, max_new_tokens
 from regard.models.base import Language
 from regard.nn.state import Source
@@ -37,9 +37,8 @@ class BeamSearch:
 
     with a = `length_penalty`; |y| counts the generated tokens with the stop id. Each step extends
     every beam by every token and keeps the `width` likeliest; a beam that ends with a stop id
-    among them becomes a finished hypothesis, and the next best one takes its place. After
-    `tokens` ids (or a full context, of the longest prompt) unfinished beams are scored as they
-    are.
+    among them becomes a finished hypothesis, and the next best one takes its place. After the
+    `tokens` ids of a prompt, or at a full context, its unfinished beams are scored as they are.
 
     log P only decreases, so that the best score a beam can reach is its log P over the largest
     penalty still possible. `early_stopping` says when a search ends:
@@ -100,15 +99,17 @@ class BeamSearch:
         model: Language,
         prompts: Sequence[Sequence[int]],
         *,
-        tokens: int,
+        tokens: int | Sequence[int],
         stop: Collection[int] = (),
         source: Source | None = None,
     ) -> list[list[Hypothesis]]:
         """The best hypotheses of each prompt with their scores, group by group."""
-        limit = max_new_tokens(model, prompts, tokens, source)
+        limits = max_new_tokens(model, prompts, tokens, source)
         if not prompts:
             return []
-        logits, state = prefill(model, prompts, max(map(len, prompts)) + limit - 1, source)
+        limit, longest = max(limits), max(map(len, prompts))
+        capacity = min(longest + limit - 1, model.context or MAX_TOKENS)
+        logits, state = prefill(model, prompts, capacity, source)
         if self.width > logits.shape[1]:
             raise ConfigError(
                 f"width={self.width} of a beam search must be at most vocab_size={logits.shape[1]}"
@@ -118,6 +119,8 @@ class BeamSearch:
         active = torch.arange(len(prompts), device=device)  # prompts that are still searched
         expanded = active.repeat_interleave(groups)  # below, a row is a group of a prompt
         logits, state = logits[expanded], state.select(expanded)
+        row_limits = torch.tensor(limits, device=device)[expanded]
+        row_penalties = torch.tensor(list(map(self.penalty, limits)), device=device)[expanded]
         beams = _Beams.empty(len(expanded), 1, limit, 0.0, device)
         finished = _Beams.empty(len(expanded), width, limit, -torch.inf, device)
         done = torch.zeros(len(expanded), dtype=torch.bool, device=device)
@@ -131,33 +134,34 @@ class BeamSearch:
             best = beams.pick(parents[:, :width], sums[:, :width] / self.penalty(length))
             ended = best.mask(~stopped[:, :width] | done[:, None])
             finished = finished.concat(ended).best(width)
-            if length == limit:
+            full = row_limits == length  # rows whose unfinished beams are scored as they are
+            if at_limit := length in limits:
                 unfinished = best.append(chosen[:, :width])
-                unfinished = unfinished.mask(stopped[:, :width] | done[:, None])
-                finished = finished.concat(unfinished).best(width)
+                removed = stopped[:, :width] | (done | ~full)[:, None]
+                finished = finished.concat(unfinished.mask(removed)).best(width)
+            if length == limit:
                 break
             continuing = stopped.long().argsort(dim=1, stable=True)[:, :width]  # stops come last
             parents, chosen = parents.gather(1, continuing), chosen.gather(1, continuing)
             sums = sums.masked_fill(stopped, -torch.inf).gather(1, continuing)
             beams = beams.pick(parents, sums).append(chosen)
-            done |= self._done(sums.amax(1), finished.scores, length, limit)
+            done |= full | self._done(sums.amax(1), finished.scores, length, row_penalties)
             prompt_done = done.view(-1, groups).all(1)
             rows = torch.arange(len(done), device=device)
-            if 2 * int(prompt_done.sum()) >= len(
-                active
-            ):  # copying pays off when half of the rows are done
+            # Rows at their limit have no room in the state; others are dropped when half of
+            # them are done, so that copying pays off.
+            if at_limit or 2 * int(prompt_done.sum()) >= len(active):
                 row_done = prompt_done.repeat_interleave(groups)
                 self._collect(results, active[prompt_done], finished.rows(row_done))
                 active, rows = active[~prompt_done], rows[~row_done]
-                beams, finished, done, parents = (
-                    beams.rows(rows),
-                    finished.rows(rows),
-                    done[rows],
-                    parents[rows],
-                )
+                beams, finished = beams.rows(rows), finished.rows(rows)
+                done, parents = done[rows], parents[rows]
+                row_limits, row_penalties = row_limits[rows], row_penalties[rows]
             if not len(active):
                 return results
             state = state.select((rows[:, None] * beam_count + parents).flatten())
+            if at_limit and longest > min(map(len, prompts)):
+                state = state.rewind(state.lengths)  # its longest rows may be gone
             scored, state = model.step(beams.ids[..., length - 1].flatten().unsqueeze(1), state)
             logits = scored[:, -1]
         self._collect(results, active, finished)
@@ -199,14 +203,14 @@ class BeamSearch:
         best: Float[Tensor, " rows"],
         finished: Float[Tensor, "rows beams"],
         length: int,
-        limit: int,
+        final_penalties: Float[Tensor, " rows"],
     ) -> Bool[Tensor, " rows"]:
         if self.early_stopping == "full":
             return (finished[:, -1] > -torch.inf) | (best == -torch.inf)
         if self.early_stopping == "heuristic":
             return best / self.penalty(length) <= finished[:, -1]
-        best_length = limit if self.length_penalty >= 0 else length + 1
-        return best / self.penalty(best_length) <= finished[:, self.n_best - 1]
+        largest = final_penalties if self.length_penalty >= 0 else self.penalty(length + 1)
+        return best / largest <= finished[:, self.n_best - 1]
 
     def _collect(
         self, results: list[list[Hypothesis]], prompts: Int[Tensor, " selected"], finished: "_Beams"

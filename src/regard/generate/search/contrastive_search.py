@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import ConfigError, RegardError
+from regard.generate.decode import MAX_TOKENS
 from regard.generate.search.protocol import Hypothesis, max_new_tokens
 from regard.models.base import Language, SupportsHidden
 from regard.nn.state import Source
@@ -41,7 +42,7 @@ class ContrastiveSearch:
         model: Language,
         prompts: Sequence[Sequence[int]],
         *,
-        tokens: int,
+        tokens: int | Sequence[int],
         stop: Collection[int] = (),
         source: Source | None = None,
     ) -> list[list[Hypothesis]]:
@@ -51,10 +52,11 @@ class ContrastiveSearch:
             raise ConfigError(
                 f"contrastive search needs hidden states, and {kind} has none; use beam search"
             )
-        limit = max_new_tokens(model, prompts, tokens, source, unread=0)
+        limits = max_new_tokens(model, prompts, tokens, source, unread=0)
         if not prompts:
             return []
-        capacity = max(map(len, prompts)) + limit
+        longest, limit = max(map(len, prompts)), max(limits)
+        capacity = min(longest + limit, model.context or MAX_TOKENS)
         state = model.start(len(prompts), capacity, source)
         device = state.lengths.device
         counts = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -82,12 +84,18 @@ class ContrastiveSearch:
                 scores[prompt] += log_prob
                 if token not in stop:
                     texts[prompt].append(token)
-            continuing = [row for row, token in enumerate(chosen) if token not in stop]
-            if not continuing or length == limit:
+            continuing = [
+                row
+                for row, (prompt, token) in enumerate(zip(active, chosen, strict=True))
+                if token not in stop and length < limits[prompt]
+            ]
+            if not continuing:
                 break
             active, keep = [active[row] for row in continuing], rows[continuing]
             seen[rows, state.lengths] = _unit_vectors(x)
             state = candidate_state.select((rows * self.k + best)[keep])
+            if longest > min(map(len, prompts)):
+                state = state.rewind(state.lengths)  # its longest rows may be gone
             x, seen = x[keep], seen[keep]
         return [[Hypothesis(text, score)] for text, score in zip(texts, scores, strict=True)]
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ShapeError
 from regard.generate.decode import check_prompts
 from regard.models.base import Language
 from regard.nn.state import Source
@@ -27,32 +27,40 @@ class Search(Protocol):
         model: Language,
         prompts: Sequence[Sequence[int]],
         *,
-        tokens: int,
+        tokens: int | Sequence[int],
         stop: Collection[int] = (),
         source: Source | None = None,
     ) -> list[list[Hypothesis]]:
-        """The continuations of each prompt, of up to `tokens` ids or to a full context."""
+        """The continuations of each prompt, of up to `tokens` ids or to a full context.
+
+        `tokens` is one limit for all prompts or one for each. A row does not depend on the other
+        rows, up to rounding of its logits.
+        """
 
 
 def max_new_tokens(
     model: Language,
     prompts: Sequence[Sequence[int]],
-    tokens: int,
+    tokens: int | Sequence[int],
     source: Source | None,
     *,
     unread: int = 1,
-) -> int:
-    """How many ids may follow the longest prompt: `tokens`, or the room left in the context.
+) -> list[int]:
+    """How many ids may follow each prompt: its `tokens`, or the room left in the context.
 
     The model never reads the last `unread` ids of an answer, and so they need no room.
     """
-    check_prompts(prompts, tokens, source)
+    limits = list(tokens) if isinstance(tokens, Sequence) else [tokens] * len(prompts)
+    if len(limits) != len(prompts):
+        raise ShapeError(f"{len(limits)} limits for {len(prompts)} prompts; give one per prompt")
+    for limit in limits:
+        check_prompts(prompts, limit, source)
     if model.context is None:
-        return tokens
+        return limits
     longest = max(map(len, prompts), default=0)
-    max_tokens = model.context - longest + unread
-    if max_tokens < 1:
+    if model.context - longest + unread < 1:
         raise ConfigError(
             f"a prompt of {longest} ids fills the model's context of {model.context}; shorten it"
         )
-    return min(tokens, max_tokens)
+    rooms = (model.context - len(prompt) + unread for prompt in prompts)
+    return list(map(min, limits, rooms))
