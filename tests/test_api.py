@@ -1,5 +1,6 @@
 """The verbs in Python: settings from a name or a path, and what a run can do."""
 
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -9,10 +10,12 @@ import torch
 
 import regard
 from regard.accel import pack
+from regard.api.overrides import read_overrides
 from regard.config import RunConfig, TrainConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.generate import PromptLookup, generate, parse_chain
 from regard.models.build import resolve
+from regard.models.presets import PRESETS
 from regard.pipelines import prepare_training, run_name
 from regard.training.setup.configure import RECIPES, configure, configure_study, recipes
 from training.runs import write_data
@@ -469,3 +472,64 @@ def test_every_name_of_the_api_can_be_imported():
     assert all(getattr(api, name) is not None for name in api.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         api.nothing  # noqa: B018
+
+
+def test_a_configuration_is_trained_and_keywords_are_settings(place, tmp_path, capsys):
+    model = regard.preset("tiny-decoder", dim=16, heads=2, layers=1)
+    keywords = {"steps": 2, "batch": 2, "tokenizer": "char", "device": "cpu", "quiet": True}
+    run = regard.train(
+        place / "cats.txt", "train.clip=0.5", model=model, out=tmp_path / "run", **keywords
+    )
+    assert (run.config.train.steps, run.config.train.clip) == (2, 0.5)
+    assert run.config.data.tokenizer == "char"
+    assert resolve(run.config.model) == regard.preset(
+        "tiny-decoder", dim=16, heads=2, layers=1, vocab_size=run.tokenizer.size
+    )
+    assert capsys.readouterr().err == ""
+    regard.resume(run.folder.path, steps=3)
+    assert "validation: loss" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"stepz": 3}, "unknown keyword 'stepz'; did you mean 'steps'"),
+        ({"layers": 3}, r"layers is a setting of the model: write model=\{'layers': …\}"),
+        ({"steps": "many"}, "train.steps must be an integer"),
+        ({"model": "gpt9"}, "unknown preset 'gpt9'"),
+        ({"train": {"stepz": 3}}, "did you mean 'steps'"),
+    ],
+)
+def test_keywords_are_checked_like_settings(place, tmp_path, keywords, message):
+    with pytest.raises(ConfigError, match=message):
+        regard.train(place / "cats.txt", out=tmp_path / "run", **keywords)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_configuration_as_a_keyword_is_the_same_model():
+    for name in [*PRESETS][::9]:
+        model = regard.preset(name)
+        assert resolve(read_overrides([], {"model": model})["model"]) == model
+
+
+def test_completion_lists_the_public_names_only():
+    assert dir(regard) == sorted(regard.__all__)
+
+
+def public_functions():
+    for name in regard.__all__:
+        item = getattr(regard, name)
+        yield name, item
+        if isinstance(item, type):
+            yield from (
+                (f"{name}.{method}", function)
+                for method, function in vars(item).items()
+                if not method.startswith("_") and inspect.isfunction(function)
+            )
+
+
+@pytest.mark.parametrize(("name", "function"), list(public_functions()))
+def test_every_public_name_has_a_signature_and_an_example(name, function):
+    assert inspect.signature(function)
+    if "Study" not in name:
+        assert ">>> " in function.__doc__

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from regard.errors import ConfigError, unknown
+from regard.html import html_table
 
 Choice = str | Mapping[str, Any]
 T = TypeVar("T")
@@ -24,8 +25,37 @@ ALTERNATIVES = (("train", "batch", "tokens"), ("model", "preset", "family"))
 FOLDER_NAME = r"\w[\w.-]*"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataConfig:
+class Settings:
+    """Base class of the configurations: shows the fields that are not the default."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        changed = (f"{name}={value!r}" for name, value in changed_fields(self).items())
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def _repr_html_(self) -> str:
+        rows = [(f.name, getattr(self, f.name)) for f in fields(self)]  # type: ignore[arg-type]
+        return html_table(rows, header=(type(self).__name__, ""))
+
+
+def changed_fields(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass whose value is not the default.
+
+    >>> TrainConfig(steps=7)
+    TrainConfig(steps=7)
+    """
+    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    return {
+        f.name: values[f.name]
+        for f in fields(config)
+        if (f.default_factory is MISSING and values[f.name] != f.default)
+        or (f.default_factory is not MISSING and values[f.name] != f.default_factory())
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class DataConfig(Settings):
     """Where the examples come from and how they are tokenized."""
 
     path: Choice | None = None  # a file, a folder, or a built-in data set (data.builtin.BUILTINS)
@@ -43,8 +73,8 @@ class DataConfig:
     lower: bool = False  # lowercase all text
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainConfig:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class TrainConfig(Settings):
     """How a model is trained."""
 
     steps: int = 1000  # optimizer steps
@@ -77,8 +107,8 @@ class TrainConfig:
     trackers: list[Choice] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class RunConfig(Settings):
     """All settings of a run; saved in full as `config.json`, so defaults may change later."""
 
     name: str  # name of the run and of its folder in runs/

@@ -2,14 +2,22 @@
 
 import io
 import shlex
+import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from regard.api.display import (
+    LineDisplay,
+    LiveDisplay,
+    NoDisplay,
+    NotebookDisplay,
+    make_display,
+)
 from regard.api.overrides import override_words
-from regard.cli.display import LineDisplay, LiveDisplay
 from regard.config import RunConfig, build, merge, parse_overrides, to_table
 from regard.training.events import Evaluated, RunFinished, RunStarted, StepLogged
 from regard.training.storage.run_folder import RunFolder
@@ -70,8 +78,7 @@ def test_a_sample_cannot_draw_on_the_terminal(begun):
 
 def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, monkeypatch):
     now = 0.0
-    monkeypatch.setattr("regard.cli.display.time.monotonic", lambda: now)
-    monkeypatch.setattr("regard.cli.output.settings.quiet", False)
+    monkeypatch.setattr("regard.api.display.time.monotonic", lambda: now)
     lines = LineDisplay()
     lines.show(begun)
     completed = capsys.readouterr().err
@@ -86,7 +93,6 @@ def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, 
 
 
 def test_logged_taps_are_shown_at_every_evaluation(begun, capsys, monkeypatch):
-    monkeypatch.setattr("regard.cli.output.settings.quiet", False)
     taps = {"layers.0.gate": {"mean": 0.25, "norm": 12.5, "zeros": None}}
     event = Evaluated(20, {"loss": 1.75}, True, "x", taps)
     picture = LiveDisplay()
@@ -113,3 +119,52 @@ def test_the_printed_settings_make_the_same_run_again(text_run, pair_run):
         assert again.task == config.task
         assert again.data == config.data
         assert {**config.model, **again.model} == config.model
+
+
+class Handle:
+    """Stands for the output of a cell, as IPython's `display` returns it."""
+
+    def __init__(self, content, **options):
+        assert options == {"raw": True, "display_id": True}
+        self.shown = [content]
+
+    def update(self, content, *, raw):
+        self.shown.append(content)
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    ipython = types.ModuleType("IPython")
+    ipython.display = types.ModuleType("IPython.display")
+    ipython.display.display = Handle
+    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
+    return ipython
+
+
+def test_a_notebook_shows_one_table_that_is_updated_in_place(begun, notebook):
+    display = make_display(quiet=False)
+    assert isinstance(display, NotebookDisplay)
+    shown = display.handle.shown
+    assert shown[0]["text/plain"] == "reading the data"
+    display.show(begun)
+    for step in range(1, 50):
+        display.show(progressed(step))
+    assert len(shown) < 10  # not one update for each step
+    display.show(progressed(50))
+    display.show(Evaluated(50, {"loss": 1.75}, True, "<img onerror=x>"))
+    html = shown[-1]["text/html"]
+    for part in ('<progress value="50" max="100">', "50 of 100 steps", "<td>1.750</td>"):
+        assert part in html
+    assert "&lt;img onerror=x&gt;" in html
+    assert "<img" not in html
+    assert shown[-1]["text/plain"] == "50 of 100 steps · 1:01 left  loss 1.500  validation 1.750"
+
+
+def test_the_display_fits_the_place(notebook, monkeypatch):
+    assert type(make_display(quiet=True)) is NoDisplay
+    notebook.get_ipython = lambda: types.SimpleNamespace()  # IPython in a terminal
+    assert isinstance(make_display(quiet=False), LineDisplay)
+    monkeypatch.setattr("regard.api.process.rank", lambda: 1)
+    assert type(make_display(quiet=False)) is NoDisplay

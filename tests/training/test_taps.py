@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from regard.api.display import tap_lines
 from regard.api.pictures import history_curves
-from regard.cli.display import tap_lines
 from regard.config import RunConfig, build, merge, to_table
 from regard.errors import ConfigError
 from regard.explain import trace

@@ -68,6 +68,9 @@ def compare(
 
     With `text`, each run translates it; with `by_length`, each is evaluated separately on short
     and long examples of its validation data, or of `data`.
+
+    >>> regard.compare(run.folder.path, other.folder.path).settings["model.dim"]
+    (16, 8)
     """
     histories = [read_history(run) for run in runs]
     settings = differences(*map(_settings, histories))

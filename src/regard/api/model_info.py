@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from regard.api.overrides import read_overrides
 from regard.config import (
     RunConfig,
     build,
     check_not_study,
     kind_of,
     merge,
-    parse_overrides,
     read_toml,
     to_table,
 )
@@ -21,7 +21,7 @@ from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoi
 from regard.models.build import describe, family_of, resolve
 from regard.models.compatibility import with_defaults
 from regard.models.cost import Cost, cost
-from regard.models.presets import PRESETS, PUBLISHED
+from regard.models.presets import PRESETS, PUBLISHED, ModelConfig
 from regard.models.presets.published import Published
 from regard.nn.head import HEADS
 from regard.nn.init import INITS
@@ -52,7 +52,7 @@ class ModelInfo:
     """A model's configuration, its cost, and where it comes from."""
 
     name: str
-    kind: str  # "preset", "recipe", "run" or "checkpoint"
+    kind: str  # "preset", "recipe", "run", "checkpoint" or "configuration"
     config: Any  # the model's configuration dataclass
     cost: Cost
     parameters: int  # of a closed-form model, the values stored in the run; 0 without a run
@@ -102,13 +102,21 @@ def presets() -> list[str]:
     return list(PRESETS)
 
 
-def info(what: str | Path, *words: str, **overrides: Any) -> ModelInfo:
-    """The model of a preset, run, recipe or checkpoint, and its cost; no weights are loaded.
+def info(
+    what: str | Path | ModelConfig, *words: str, model: Mapping[str, Any] | None = None
+) -> ModelInfo:
+    """The model of a preset, run, recipe, checkpoint or configuration, and its cost.
 
-    regard.info("gpt2", "model.layers=24").cost.flops_per_token
+    No weights are loaded. `words` and `model` change settings of the model.
+
+    >>> f"{regard.info('gpt2', 'model.layers=24').parameters:,}"
+    '209,494,272'
+    >>> regard.info(regard.preset("gpt2", layers=24)).family
+    'transformer'
     """
-    name, over = str(what), merge(parse_overrides(words), overrides)
-    kind, config, metrics, notes = _find(name, over)
+    over = read_overrides(words, {"model": model})
+    kind, config, metrics, notes = _find(what, over)
+    name = _name(what)
     model_cost = cost(config)
     stored = stored_parameters(RunFolder(name)) if kind == "run" and not over else 0
     return ModelInfo(
@@ -123,15 +131,19 @@ def info(what: str | Path, *words: str, **overrides: Any) -> ModelInfo:
     )
 
 
-def diff(first: str | Path, second: str | Path) -> ModelDiff:
-    """The settings in which two models differ: presets, runs, recipes or checkpoints."""
-    models = [_find(str(what), {})[1] for what in (first, second)]
+def diff(first: str | Path | ModelConfig, second: str | Path | ModelConfig) -> ModelDiff:
+    """The settings in which two models differ: presets, runs, recipes, checkpoints, configurations.
+
+    >>> regard.diff("gpt2", "gpt2-medium").sizes["layers"]
+    (12, 24)
+    """
+    models = [_find(what, {})[1] for what in (first, second)]
     settings = differences(*map(full_settings, models))
     costs = [cost(model) for model in models]
     parameters = differences(costs[0].parts, costs[1].parts, missing=0)
     parameters |= differences(*({"total": model_cost.parameters} for model_cost in costs))
     return ModelDiff(
-        names=(str(first), str(second)),
+        names=(_name(first), _name(second)),
         sizes={key: values for key, values in settings.items() if key in SIZES},
         choices={key: values for key, values in settings.items() if key not in SIZES},
         parameters=parameters,
@@ -172,8 +184,17 @@ def _equal(key: str, first: Any, second: Any) -> bool:
     return with_defaults(first, table) == with_defaults(second, table)
 
 
-def _find(what: str, over: dict[str, Any]) -> tuple[str, Any, dict[str, float], list[str]]:
+def _name(what: str | Path | ModelConfig) -> str:
+    return str(what) if isinstance(what, str | Path) else family_of(what)
+
+
+def _find(
+    what: str | Path | ModelConfig, over: dict[str, Any]
+) -> tuple[str, Any, dict[str, float], list[str]]:
     """The kind of `what`, its model's configuration, its metrics, and notes."""
+    if not isinstance(what, str | Path):
+        return "configuration", resolve(merge(describe(what), over.get("model", {}))), {}, []
+    what = str(what)
     if what in PRESETS:
         wrong = [key for key in over if key != "model"]
         if wrong:

@@ -1,8 +1,10 @@
-"""The settings of a run as `key=value` arguments of the command line."""
+"""Settings as `key=value` arguments of the command line, and as keyword arguments in Python."""
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from regard.config import (
@@ -10,16 +12,74 @@ from regard.config import (
     DataConfig,
     RunConfig,
     TrainConfig,
+    check_overrides,
     kind_of,
+    merge,
     parse_overrides,
     to_table,
 )
-from regard.models.build import is_closed_form, resolve
+from regard.errors import ConfigError, unknown
+from regard.models.build import FAMILIES, describe, is_closed_form, resolve
 
 SIZES = ("dim", "layers", "heads", "context")  # listed even where they are the default
 DERIVED = ("family", "vocab_size", "source_vocab_size")  # not choices, or listed elsewhere
 TASK_DERIVED = ("mean", "std", "names")  # of images, computed from the data
+TOP = (*(field.name for field in fields(RunConfig)), "minutes")  # settings without a table
+TABLE_OF = {  # the table of a setting that a keyword may name alone: lr=… is train.lr=…
+    field.name: table
+    for table, config in (("train", TrainConfig), ("data", DataConfig))
+    for field in fields(config)
+}
 DATA_PATHS = ("path", "source", "target", "validation")
+
+
+def read_overrides(words: Sequence[str], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """One nested table from `key=value` words and keyword arguments; keywords win.
+
+    A keyword is a table of settings, one of its fields where the name says which (`steps`,
+    `tokenizer`), or a model as a preset's name or a configuration. None is a keyword not given.
+
+    >>> read_overrides(["model.dim=8"], {"model": {"layers": 2}, "lr": 0.1, "task": None})
+    {'model': {'dim': 8, 'layers': 2}, 'train': {'lr': 0.1}}
+    """
+    table: dict[str, Any] = {}
+    for name, value in keywords.items():
+        if value is None:
+            continue
+        if name in TOP:
+            value = _model_table(value) if name == "model" else to_table(value)
+            table = merge(table, {name: _without_paths(value)})
+        elif name in TABLE_OF:
+            table = merge(table, {TABLE_OF[name]: {name: _without_paths(to_table(value))}})
+        else:
+            raise ConfigError(_unknown_keyword(name))
+    over = merge(parse_overrides(words), table)
+    check_overrides(over)
+    return over
+
+
+def _unknown_keyword(name: str) -> str:
+    if any(name in {field.name for field in fields(config)} for config, _ in FAMILIES.values()):
+        return (
+            f"{name} is a setting of the model: write model={{{name!r}: …}}, "
+            f"regard.preset(NAME, {name}=…) or 'model.{name}=…'"
+        )
+    return unknown("keyword", name, (*TOP, *TABLE_OF))
+
+
+def _model_table(model: Any) -> Any:
+    """The table of a configuration or a preset's name; what is neither, unchanged."""
+    if isinstance(model, str):
+        return {"preset": model}
+    return describe(model) if is_dataclass(model) else model
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def override_words(config: RunConfig) -> list[list[str]]:

@@ -1,6 +1,7 @@
 """Estimates of memory, sharding and training time on given GPUs; nothing is measured."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from regard.models.plan import (
     host_bytes,
     training_plans,
 )
+from regard.models.presets import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,9 @@ class Plan:
 
 
 def plan(
-    what: str | Path,
+    what: str | Path | ModelConfig,
     *words: str,
+    model: Mapping[str, Any] | None = None,
     gpus: int = 1,
     card: str = "h100",
     memory: float | None = None,
@@ -66,13 +69,15 @@ def plan(
     link: float | None = None,
     tokens: float | None = None,
     rows: int | None = None,
-    **overrides: Any,
 ) -> Plan:
     """Plan the training of a preset, a run's model or a recipe on `gpus` GPUs.
 
     `memory` in GB and `peak` in TFLOP/s of each GPU and `link` in GB/s replace the card's
     data sheet; `utilization` is the fraction of the peak that is reached. By default there are 20
     `tokens` per parameter (Hoffmann et al. 2022), and as many `rows` per GPU as fit.
+
+    >>> regard.plan("llama-7b", gpus=8).best.sharded
+    True
     """
     if card not in GPU_SPECS:
         raise ConfigError(unknown("card", card, GPU_SPECS))
@@ -87,13 +92,14 @@ def plan(
     )
     if tokens is not None and not 0 < tokens < math.inf:
         raise ConfigError(f"tokens={tokens:g} must be a number above 0")
-    model_cost = info(what, *words, **overrides).cost
+    described = info(what, *words, model=model)
+    model_cost = described.cost
     strategies = training_plans(model_cost, cluster, rows)
     best = fastest(strategies)
     if best is None:
-        raise ConfigError(_too_large(str(what), model_cost, cluster, rows))
+        raise ConfigError(_too_large(described.name, model_cost, cluster, rows))
     return Plan(
-        name=str(what),
+        name=described.name,
         cost=model_cost,
         card=card,
         cluster=cluster,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from regard.api.decoding import SMALL_MODEL, EngineCache, chain_for, prompt_ids
+from regard.api.formatting import format_number
 from regard.config import (
     Choice,
     RunConfig,
@@ -40,6 +41,7 @@ from regard.generate import (
 )
 from regard.generate.decode import detokenize_stream
 from regard.generate.stop_text import truncate_at_stop
+from regard.html import html_table
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.models.base import Language
 from regard.models.build import load_model, resolve
@@ -68,7 +70,11 @@ from regard.training.storage.run_folder import RunFolder
 
 
 def load(path: Path | str, device: str = "auto") -> "Run":
-    """Open a run folder, or a Hugging Face checkpoint folder as if it were one."""
+    """Open a run folder, or a Hugging Face checkpoint folder as if it were one.
+
+    >>> regard.load(run.folder.path).config.name
+    'cats'
+    """
     folder = RunFolder(path)
     if is_external_checkpoint(folder.path):
         checkpoint = open_checkpoint(folder.path)
@@ -83,9 +89,15 @@ def load(path: Path | str, device: str = "auto") -> "Run":
     return Run(folder, config, model.to(target).eval(), tokenizers, target)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
-    """A trained model with its tokenizer and its settings."""
+    """A trained model with its tokenizer and its settings.
+
+    >>> run  # doctest: +ELLIPSIS
+    Run('.../runs/cats': transformer, 4,080 parameters, causal, validation loss 3...)
+    >>> run.verbs
+    ('generate', 'search', 'gradients')
+    """
 
     folder: RunFolder
     config: RunConfig
@@ -96,6 +108,34 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_engines", EngineCache(self.model))
+
+    def __repr__(self) -> str:
+        loss = self.metrics.get("loss")
+        parts = [
+            self.config.model["family"],
+            f"{self.parameters:,} parameters",
+            kind_of(self.config.task)[0],
+            *([] if loss is None else [f"validation loss {format_number(loss)}"]),
+        ]
+        return f"Run({str(self.folder.path)!r}: {', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        data = self.config.data
+        rows = {
+            "run": self.folder.path,
+            "task": kind_of(self.config.task)[0],
+            "model": f"{self.config.model['family']}, {self.parameters:,} parameters",
+            "data": data.path or data.source,
+            "device": self.device.type,
+            **{f"validation {key}": format_number(v) for key, v in self.metrics.items()},
+        }
+        return html_table(rows.items())
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters; of a closed-form model, the values that it stores."""
+        tensors = [*self.model.parameters()] or [*self.model.buffers()]
+        return sum(tensor.numel() for tensor in tensors)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -130,7 +170,11 @@ class Run:
         return {} if is_external_checkpoint(self.folder.path) else self.folder.best_metrics()
 
     def export(self, out: Path | str, *, family: str | None = None) -> ExportResult:
-        """Write the run as a folder that Hugging Face transformers opens."""
+        """Write the run as a folder that Hugging Face transformers opens.
+
+        >>> run.export("exported").family
+        'gpt2'
+        """
         return export_run(self.folder.path, Path(out), family)
 
     def generate(
@@ -152,6 +196,10 @@ class Run:
         on the draft's acceptance rate and cost. `amateur` is a run with a weaker model for
         contrastive decoding. With `int8` a decoder uses 8-bit weights: faster where it is large,
         at a small loss of accuracy. An empty prompt starts a new line of text.
+
+        >>> settings = {"tokens": 20, "sampler": ["temperature=0.7", "top_k=5"], "seed": 1}
+        >>> run.generate("the ", **settings) == run.generate("the ", **settings)
+        True
         """
         return "".join(
             self.stream(
@@ -178,7 +226,12 @@ class Run:
         until: str | Sequence[str] = (),
         int8: bool = False,
     ) -> Iterator[str]:
-        """Continue a prompt and yield the text in pieces; see `generate`."""
+        """Continue a prompt and yield the text in pieces; see `generate`.
+
+        >>> pieces = run.stream("the ", tokens=20, seed=1)
+        >>> "".join(pieces) == run.generate("the ", tokens=20, seed=1)
+        True
+        """
         if int8 and (draft is not None or amateur is not None):
             raise ConfigError("int8 cannot be combined with draft or amateur")
         model = self._language(amateur)
@@ -204,6 +257,9 @@ class Run:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
 
         `order` names the library whose order and defaults apply: hf, llama.cpp, textgen.
+
+        >>> print(run.chain(["temperature=0.7", "top_p=0.9"]))
+        temperature=0.7 → top_p=0.9 → draw
         """
         self._require("generate", "generate")
         return chain_for(self.tokenizer, words, order)
@@ -216,7 +272,12 @@ class Run:
         search: str | Search = "beam=5",
         amateur: "Run | None" = None,
     ) -> list[tuple[str, float]]:
-        """The continuations of a prompt that a search returns, with their scores, best first."""
+        """The continuations of a prompt that a search returns, with their scores, best first.
+
+        >>> best, second = run.search("the ", tokens=5, search="beam={width=2, n_best=2}")
+        >>> best[1] >= second[1]
+        True
+        """
         model, tokenizer = self._language(amateur), self.tokenizer
         ids = self._prompt(prompt)
         (hypotheses,) = _search(search)(model, [ids], tokens=tokens, stop=set(tokenizer.stop_ids))
@@ -238,6 +299,9 @@ class Run:
 
         With beam search, by default `beam=5` and `length_penalty=1`, or with a `search`:
         "beam={width=5, normalization='gnmt'}".
+
+        >>> len(translator.translate(["117 cats", "118 cats"], beam=2))
+        2
         """
         self._require("translate", "translate")
         if search is None:
@@ -266,6 +330,10 @@ class Run:
         For a text: the likeliest classes of it or of each of its words, or the likeliest tokens
         for each <mask>. For an image: its likeliest classes. For a series: its next values.
         Classes and tokens come with their probabilities, best first.
+
+        >>> [[(best, probability), second]] = labels.predict("a good film", top=2)
+        >>> best in ("good", "bad") and probability >= second[1]
+        True
         """
         self._require("predict", "predict")
         what = self._normalize(what) if isinstance(what, str) else what
@@ -275,6 +343,9 @@ class Run:
         """The next values of a series; each forecast is an input of the next.
 
         `series` is a file or a built-in; without it, the data of the run, validation included.
+
+        >>> len(series.forecast(steps=3))
+        3
         """
         self._require("forecast", "forecast a series")
         path = self.config.data.path if series is None else str(series)
@@ -287,13 +358,22 @@ class Run:
         """The likeliest classes of an image with their probabilities, best first.
 
         A file, or an array: height and width, with channels first, last or without.
+
+        >>> (best, probability), second = images.classify(image, top=2)
+        >>> best in ("dark", "light") and probability >= second[1]
+        True
         """
         self._require("classify", "classify images")
         (classes,) = self.pipeline.predict(self, image, top=top)
         return cast(list[tuple[str, float]], classes)
 
     def fill(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
-        """The likeliest tokens for each <mask> in a text with their probabilities, best first."""
+        """The likeliest tokens for each <mask> in a text with their probabilities, best first.
+
+        >>> (candidates,) = masked.fill("the <mask> sat on the mat", top=2)
+        >>> len(candidates)
+        2
+        """
         self._require("fill", "fill in masked tokens")
         filled = self.pipeline.predict(self, self._normalize(text), top=top)
         return cast(list[list[tuple[str, float]]], filled)
@@ -304,6 +384,10 @@ class Run:
         """The words with the most similar embedding vectors and their cosines, best first.
 
         Single words or signed sums: "war king - man + woman" is two queries.
+
+        >>> near = run.neighbours("c", top=2)
+        >>> [word for word in near], len(near["c"])
+        (['c'], 2)
         """
         vectors = WordVectors.from_model(self.model, self.tokenizer)
         split = words.split() if isinstance(words, str) else words
@@ -314,6 +398,9 @@ class Run:
         """Cosines between the vectors of a word at all its positions in a text.
 
         See `explain.neighbours.compare_occurrences`.
+
+        >>> run.compare_occurrences("c", "cat, cat")["positions"]
+        [1, 6]
         """
         if isinstance(self.tokenizers, PairTokenizers):
             raise ConfigError(
@@ -334,7 +421,11 @@ class Run:
         length_penalty: float = 1.0,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """All metrics of the run's task on its own validation data, or on other data."""
+        """All metrics of the run's task on its own validation data, or on other data.
+
+        >>> sorted(run.evaluate())
+        ['bits_per_byte', 'loss', 'perplexity']
+        """
         opened = self._validation_data(data)
         prepared = prepare_evaluation(self.config, opened, self.tokenizers, progress)
         search = BeamSearch(beam, length_penalty)
@@ -343,7 +434,11 @@ class Run:
     def evaluate_by_length(
         self, *data: Choice, beam: int = 5, length_penalty: float = 1.0
     ) -> ByLength:
-        """The metrics of predictions or translations, for short and for long texts separately."""
+        """The metrics of predictions or translations, for short and for long texts separately.
+
+        >>> translator.evaluate_by_length(beam=1).unit
+        'words'
+        """
         self._require("evaluate_by_length", "be evaluated by length")
         prepared = prepare_evaluation(self.config, self._validation_data(data), self.tokenizers)
         search = BeamSearch(beam, length_penalty)
@@ -367,7 +462,12 @@ class Run:
         return cast(Data, validation)
 
     def validation_pairs(self, limit: int | None = None) -> list[tuple[str, str]]:
-        """The first source and target sentences of the run's validation data."""
+        """The first source and target sentences of the run's validation data.
+
+        >>> [(source, target)] = translator.validation_pairs(1)
+        >>> source.endswith("cats"), target.endswith("chats")
+        (True, True)
+        """
         self._require("translate", "translate")
         return list(islice(cast(Any, self._validation_data(())).rows(), limit))
 
@@ -377,6 +477,9 @@ class Run:
         """Attention maps: cross-attention of a translation, self-attention of a text.
 
         By default of the last layer; `pattern` selects others by path, as in "encoder.blocks.*".
+
+        >>> run.explain("the cat")
+        {'decoder.blocks.0.attention': AttentionMap(2 heads, 7 × 7 tokens)}
         """
         if self.config.model["family"] == "vision":
             raise ConfigError(
@@ -399,6 +502,9 @@ class Run:
 
         Of a run trained on pairs: the loss of the last token of its own translation of `text`, at
         every position of the source, in the order in which the encoder reads it.
+
+        >>> len(run.gradients("the cat").by_distance())
+        6
         """
         require_gradients(self.model)
         if isinstance(self.tokenizers, PairTokenizers):
@@ -413,16 +519,22 @@ class Run:
         return last_token_gradients(self.model, ids, pieces)
 
     def unknown_parts(self, text: str) -> list[str]:
-        """The parts of a text that are not in the run's vocabulary."""
+        """The parts of a text that are not in the run's vocabulary.
+
+        >>> run.unknown_parts("the cat ?")
+        ['?']
+        """
         tokenizer = self.tokenizers
         if isinstance(tokenizer, PairTokenizers):
             tokenizer = tokenizer.source
         return [] if tokenizer is None else tokenizer.unknown_parts(self._normalize(text))
 
     def limit_threads(self) -> None:
-        """Decode a small model with one CPU thread: synchronising several would cost more."""
-        parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        use_threads(1 if parameters < SMALL_MODEL else None)
+        """Decode a small model with one CPU thread: synchronising several would cost more.
+
+        >>> run.limit_threads()
+        """
+        use_threads(1 if self.parameters < SMALL_MODEL else None)
 
     def _source_and_translation(self, text: str) -> tuple[Source, list[int]]:
         """The source ids of a sentence, and the ids of its translation from START to STOP."""

@@ -2,64 +2,82 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from regard.api.display import show_events
+from regard.api.overrides import read_overrides
 from regard.api.run import Run, load
-from regard.config import (
-    RunConfig,
-    build,
-    check_overrides,
-    kind_of,
-    merge,
-    parse_overrides,
-    to_table,
-)
+from regard.config import Choice, RunConfig, build, kind_of, overlay, to_table
 from regard.models.build import count_parameters, is_closed_form
+from regard.models.presets import ModelConfig
 from regard.pipelines.base import Progress
 from regard.tasks import TASKS
 from regard.training import run as training_run
 from regard.training.baseline import read_baseline
-from regard.training.events import BaselineEvaluated, Event, RunStarted
+from regard.training.events import BaselineEvaluated, Event
 from regard.training.import_export import ExportResult, export_run, import_run
 from regard.training.parallel import launch
-from regard.training.setup import configure as settings
+from regard.training.setup import configure as run_settings
 from regard.training.storage.run_folder import RunFolder, new_folder
 from regard.training.study import begin_or_resume, unfinished_runs
 from regard.training.tracking.history import stored_parameters
 
 OnEvent = Callable[[Event], None]
+Model = str | Mapping[str, Any] | ModelConfig
 
 
 def train(
-    what: str | Path | RunConfig | None,
+    what: str | Path | RunConfig | None = None,
     *words: str,
+    task: Choice | None = None,
+    model: Model | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    seed: int | None = None,
+    tokenizer: Choice | None = None,
+    minutes: float | None = None,
+    device: str | None = None,
     out: Path | str | None = None,
-    on_event: OnEvent = lambda event: None,
+    quiet: bool = False,
+    on_event: OnEvent | None = None,
     progress: Progress | None = None,
-    **overrides: Any,
+    **settings: Any,
 ) -> Any:
     """Train a model and return its `Run`; for a recipe with several runs, return the `Study`.
 
-        regard.train("my.txt")
-        regard.train("my.txt", "model.layers=6", minutes=10, out="runs/mine")
-        regard.train("cells").runs()["lstm"].generate("To be")
+    `what` is a file or folder of your own data, a recipe, or None where the settings name the data
+    (`data={"source": …, "target": …}`). Settings are `key=value` words as on the command line, or
+    keywords: those above, every other field of `train` and `data` (`patience=3`), or a whole table
+    (`train={"clip": 0.5}`). `model` is a preset's name, a configuration (`regard.preset`) or a
+    table. `regard.settings()` lists them all.
 
-    `words` are `key=value` as on the command line, `overrides` the same as a nested table.
-    Without `what`, the settings name the data (`data.source=…`). `on_event` is called with every
-    event of the run, `progress` while the data is prepared. A study that was interrupted
-    continues.
+    Progress is shown unless `quiet`: on stderr, or in the notebook's cell. `on_event` is called
+    with every event of the run, `progress` while the data is prepared. A study that was
+    interrupted continues.
+
+    >>> model = regard.preset("gru", dim=8)
+    >>> trained = regard.train(text, "train.batch=2", model=model, steps=2, quiet=True)
+    >>> trained.config.model["dim"], trained.config.train.steps
+    (8, 2)
     """
+    keywords = {"task": task, "model": model, "steps": steps, "batch": batch, "lr": lr}
+    keywords |= {"seed": seed, "tokenizer": tokenizer, "minutes": minutes, "device": device}
+    over = read_overrides(words, keywords | settings)
     if not isinstance(what, RunConfig):
-        study = open_study(what, *words, out=out, **overrides)
+        study = open_study(what, out=out, **over)
         if study is not None:
-            study.train(on_event=on_event, progress=progress)
+            study.train(quiet=quiet, on_event=on_event, progress=progress)
             return study
-    folder = Path()
-    for event in train_events(what, *words, out=out, progress=progress, **overrides):
-        folder = event.folder if isinstance(event, RunStarted) else folder
-        on_event(event)
-    return load(folder)
+    finished = show_events(
+        lambda shown: train_events(what, out=out, progress=shown, **over),
+        quiet=quiet,
+        on_event=on_event,
+        progress=progress,
+    )
+    return load(finished.folder)
 
 
 def train_events(
@@ -67,12 +85,12 @@ def train_events(
     *words: str,
     out: Path | str | None = None,
     progress: Progress | None = None,
-    **overrides: Any,
+    **settings: Any,
 ) -> Iterator[Event]:
     """Train one run and yield its events; the trained model is not loaded."""
     if launch.rank():
         return training_run.run_worker()
-    config = configure(what, *words, **overrides)
+    config = configure(what, *words, **settings)
     folder = new_folder(config.name) if out is None else Path(out)
     return training_run.begin(config, folder, progress)
 
@@ -81,16 +99,28 @@ def resume(
     path: Path | str,
     *words: str,
     step: int | None = None,
-    on_event: OnEvent = lambda event: None,
+    steps: int | None = None,
+    quiet: bool = False,
+    on_event: OnEvent | None = None,
     progress: Progress | None = None,
-    **overrides: Any,
+    **settings: Any,
 ) -> Run:
-    """Continue a run that was stopped, or extend one that finished (`train.steps=…`).
+    """Continue a run that was stopped, or extend one that finished to more `steps`.
 
-    From its newest checkpoint, or from that of `step`.
+    From its newest checkpoint, or from that of `step`. Settings, progress and events are those of
+    `train`.
+
+    >>> trained = regard.train(text, model=TINY, steps=2, quiet=True)
+    >>> regard.resume(trained.folder.path, steps=3, quiet=True).config.train.steps
+    3
     """
-    for event in resume_events(path, *words, step=step, progress=progress, **overrides):
-        on_event(event)
+    over = read_overrides(words, {"steps": steps, **settings})
+    show_events(
+        lambda shown: resume_events(path, step=step, progress=shown, **over),
+        quiet=quiet,
+        on_event=on_event,
+        progress=progress,
+    )
     return load(path)
 
 
@@ -99,20 +129,19 @@ def resume_events(
     *words: str,
     step: int | None = None,
     progress: Progress | None = None,
-    **overrides: Any,
+    **settings: Any,
 ) -> Iterator[Event]:
     """Continue a run and yield its events; the trained model is not loaded."""
-    over = merge(parse_overrides(words), overrides)
-    check_overrides(over)
+    over = read_overrides(words, settings)
     return training_run.resume(Path(path), over, step=step, progress=progress)
 
 
-def configure(what: str | Path | RunConfig | None, *words: str, **overrides: Any) -> RunConfig:
+def configure(what: str | Path | RunConfig | None, *words: str, **settings: Any) -> RunConfig:
     """The settings that `train` would use: a recipe's, or chosen for the given data."""
-    over = merge(parse_overrides(words), overrides)
+    over = read_overrides(words, settings)
     if isinstance(what, RunConfig):
-        return build(RunConfig, merge(to_table(what), over))
-    return settings.configure(None if what is None else str(what), over)
+        return build(RunConfig, overlay(to_table(what), over))
+    return run_settings.configure(None if what is None else str(what), over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +160,16 @@ class Study:
         return begin_or_resume(self.configs[name], self.folder / name, progress)
 
     def train(
-        self, *, on_event: OnEvent = lambda event: None, progress: Progress | None = None
+        self,
+        *,
+        quiet: bool = False,
+        on_event: OnEvent | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        """Train all runs that have not finished, one after the other."""
+        """Train all runs that have not finished, one after the other; see `regard.train`."""
         for name in self.remaining():
-            for event in self.events(name, progress):
-                on_event(event)
+            events = partial(self.events, name)
+            show_events(events, quiet=quiet, on_event=on_event, progress=progress)
 
     def paths(self) -> list[Path]:
         """The folders of the runs, in the order of the recipe."""
@@ -148,11 +181,11 @@ class Study:
 
 
 def open_study(
-    what: str | Path | None, *words: str, out: Path | str | None = None, **overrides: Any
+    what: str | Path | None, *words: str, out: Path | str | None = None, **settings: Any
 ) -> Study | None:
     """The study that a recipe describes; None where `what` is not a recipe of several runs."""
-    over = merge(parse_overrides(words), overrides)
-    configs = settings.configure_study(None if what is None else str(what), over)
+    over = read_overrides(words, settings)
+    configs = run_settings.configure_study(None if what is None else str(what), over)
     if not configs:
         return None
     return Study(Path("runs", Path(str(what)).stem) if out is None else Path(out), configs)
@@ -201,14 +234,14 @@ class ImportedRun:
 
 
 def import_checkpoint(
-    source: Path | str, out: Path | str, *words: str, **overrides: Any
+    source: Path | str, out: Path | str, *words: str, model: Model | None = None
 ) -> ImportedRun:
     """Import a Hugging Face checkpoint, a folder or a name on the hub, as a run folder.
 
     Settings of the model that do not change the shape of a tensor may be overridden, as in
     `import_checkpoint("llama", "runs/llama", "model.position.base=500000")`.
     """
-    checkpoint = import_run(source, Path(out), merge(parse_overrides(words), overrides))
+    checkpoint = import_run(source, Path(out), read_overrides(words, {"model": model}))
     task = TASKS.get(checkpoint.task)
     return ImportedRun(
         path=Path(out),
@@ -222,12 +255,23 @@ def import_checkpoint(
     )
 
 
-def import_model(source: Path | str, out: Path | str, *words: str, **overrides: Any) -> Run:
-    """Import a Hugging Face checkpoint as a run, and open it; see `import_checkpoint`."""
-    import_checkpoint(source, out, *words, **overrides)
+def import_model(
+    source: Path | str, out: Path | str, *words: str, model: Model | None = None
+) -> Run:
+    """Import a Hugging Face checkpoint as a run, and open it; see `import_checkpoint`.
+
+    >>> exported = run.export("exported", family="gpt2")
+    >>> regard.import_model("exported", "runs/imported").config.model["dim"]
+    16
+    """
+    import_checkpoint(source, out, *words, model=model)
     return load(out)
 
 
 def export(run: Path | str, out: Path | str, *, family: str | None = None) -> ExportResult:
-    """Write a run as a folder that Hugging Face transformers opens."""
+    """Write a run as a folder that Hugging Face transformers opens.
+
+    >>> regard.export(run.folder.path, "exported", family="gpt2").path
+    PosixPath('exported')
+    """
     return export_run(Path(run), Path(out), family)

@@ -2,15 +2,17 @@
 
 import json
 import math
-import os
-import shutil
 import sys
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from regard.api.formatting import format_duration as format_duration
+from regard.api.formatting import format_number as format_number
+from regard.api.formatting import format_size as format_size
+from regard.api.formatting import is_interactive, strip_control
+from regard.api.formatting import terminal_width as terminal_width
 from regard.errors import ConfigError, DataError
 from regard.files.atomic import atomic_file
 
@@ -39,12 +41,6 @@ def warn_unknown(unknown: Sequence[str]) -> None:
         print_status(f"not in the run's vocabulary, read as unknown tokens: {shown}{more}")
 
 
-def is_interactive(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that supports colours and cursor movement."""
-    disabled = any(os.environ.get(name) for name in ("NO_COLOR", "CI"))
-    return stream.isatty() and not disabled and os.environ.get("TERM") != "dumb"
-
-
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
     """A context in which an interactive terminal shows a spinner."""
@@ -56,11 +52,6 @@ def spinner(text: str) -> Iterator[None]:
 
     with Console(stderr=True).status(Text(strip_control(text), "dim"), spinner="dots"):
         yield
-
-
-def terminal_width() -> int:
-    """The number of columns of the terminal."""
-    return shutil.get_terminal_size().columns
 
 
 def print_json(table: Mapping[str, Any]) -> None:
@@ -79,15 +70,6 @@ def _finite(value: Any) -> Any:
 def text_for(stream: TextIO, text: str) -> str:
     """A text for a stream: without control characters for a terminal, unchanged for others."""
     return strip_control(text) if stream.isatty() else text
-
-
-def strip_control(text: str) -> str:
-    r"""A text without terminal control characters; line breaks and tabs stay.
-
-    >>> strip_control("a\x1b[2Jb\n")
-    'a[2Jb\n'
-    """
-    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c)[0] != "C")
 
 
 def dim(text: str, stream: TextIO) -> str:
@@ -114,37 +96,6 @@ def align_columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> l
         ).rstrip()
         for row in rows
     ]
-
-
-def format_number(value: float) -> str:
-    """A number with four decimals, or two where it is large.
-
-    >>> format_number(1.48213), format_number(41.2345), format_number(12345)
-    ('1.4821', '41.23', '12,345')
-    """
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.4f}" if abs(value) < 10 else f"{value:,.2f}"
-
-
-def format_size(parameters: int) -> str:
-    """The size of a model; 0 parameters are those of a closed-form model before it is fitted.
-
-    >>> format_size(124_439_808), format_size(0)
-    ('124,439,808 parameters', 'closed-form')
-    """
-    return f"{parameters:,} parameters" if parameters else "closed-form"
-
-
-def format_duration(seconds: float) -> str:
-    """A duration in minutes and seconds, or hours.
-
-    >>> format_duration(72), format_duration(7384)
-    ('1:12', '2:03:04')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def format_value(value: Any) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from regard import api
-from regard.cli.display import make_display
+from regard.api.display import show_events
 from regard.cli.output import (
     align_columns,
     format_duration,
@@ -14,6 +14,7 @@ from regard.cli.output import (
     format_size,
     print_json,
     print_status,
+    settings,
 )
 from regard.config import kind_of
 
@@ -27,11 +28,7 @@ EXAMPLES |= {"forecast": "--steps 24"}
 
 def show_progress(events: "Callable[[Progress], Iterator[Event]]") -> "RunFinished":
     """Display the events of a run as they come; returns the last."""
-    with make_display() as display:
-        for event in events(display.show_preparation):
-            display.show(event)
-    assert isinstance(event, api.RunFinished)
-    return event
+    return show_events(events, quiet=settings.quiet)
 
 
 def print_result(finished: "RunFinished", *, as_json: bool) -> None:

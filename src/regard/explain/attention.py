@@ -101,7 +101,7 @@ class _Recording:
     weights: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AttentionMap:
     """The attention weights of one sequence with its tokens: rows attend to columns."""
 
@@ -129,6 +129,10 @@ class AttentionMap:
         """The map of sequence `index` of a batch, without the padding beyond its labels."""
         unpadded = weights[index, :, : len(rows), : len(columns)]
         return cls(list(rows), list(columns), unpadded)
+
+    def __repr__(self) -> str:
+        heads, rows, columns = self.weights.shape
+        return f"AttentionMap({heads} heads, {rows} × {columns} tokens)"
 
     def mean(self) -> Float[Tensor, "rows columns"]:
         """The average over heads."""

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from regard.config import Settings
 from regard.errors import ConfigError, DataError, ShapeError
 
 
@@ -20,8 +21,8 @@ class SeriesBatch(Protocol):
         """One series per row."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AutoregressionConfig:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class AutoregressionConfig(Settings):
     """AR(p), where p is `order`."""
 
     shape: ClassVar[str] = "series"  # a time series instead of ids

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.config import Choice, kind_of, make
+from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError
 from regard.nn.head import HEADS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BagConfig:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class BagConfig(Settings):
     """A bag-of-words classifier."""
 
     vocab_size: int  # number of tokens

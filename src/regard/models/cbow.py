@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.config import Settings
 from regard.errors import ConfigError
 from regard.models.counts import Blocks
 from regard.nn.head import IGNORED, Head
@@ -64,8 +65,8 @@ class NegativeSamplingHead(Head):
         return -(log_likelihood * (targets != IGNORED)).sum()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CBOWConfig:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class CBOWConfig(Settings):
     """A continuous bag-of-words model."""
 
     vocab_size: int  # number of tokens

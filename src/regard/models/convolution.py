@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.config import Choice, make
+from regard.config import Choice, Settings, make
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import require_generating_head, require_readout_head
@@ -20,8 +20,8 @@ from regard.nn.state import Source
 MAX_CONVOLUTIONS = 20  # with a receptive field of about a million ids
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConvolutionConfig:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class ConvolutionConfig(Settings):
     """A stack of causal convolutions with dilations 1, 2, 4, …"""
 
     vocab_size: int  # number of tokens

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.config import Settings
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
 from regard.nn.head import Head
@@ -15,8 +16,8 @@ from regard.nn.state import Source
 from regard.nn.tap import Carry
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FeedforwardConfig:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class FeedforwardConfig(Settings):
     """A hidden layer over the embeddings of the last `order - 1` ids."""
 
     vocab_size: int  # number of tokens

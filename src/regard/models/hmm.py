@@ -9,6 +9,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from regard.config import Settings
 from regard.errors import ConfigError, DataError
 from regard.models.base import LanguageModel, State
 from regard.models.counts import Blocks, flatten_rows
@@ -17,8 +18,8 @@ from regard.nn.recurrent import RecurrentState
 from regard.nn.state import Source
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HMMConfig:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class HMMConfig(Settings):
     """A hidden Markov model with discrete emissions."""
 
     vocab_size: int  # number of tokens

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from regard.config import Choice, make
+from regard.config import Choice, Settings, make
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
 from regard.models.counts import UNSEEN, Blocks, Table, count_ngrams
@@ -21,8 +21,8 @@ from regard.nn.state import Source
 CHUNK_ELEMENTS = 1 << 22  # float64 probabilities in memory at a time: 32 MiB
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NGramConfig:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class NGramConfig(Settings):
     """An n-gram model, n = `order`."""
 
     vocab_size: int  # number of tokens

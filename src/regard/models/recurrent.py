@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.config import Choice, kind_of, make
+from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import option, require_generating_head, require_readout_head
@@ -16,8 +16,8 @@ from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent, RecurrentStat
 from regard.nn.state import Source
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecurrentConfig:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class RecurrentConfig(Settings):
     """A stack of recurrent layers with a language modelling, classification or tagging head."""
 
     vocab_size: int  # number of tokens

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.config import Choice, kind_of, make
+from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import SEQ2SEQ, check_rules
@@ -20,8 +20,8 @@ from regard.nn.score import SCORES
 from regard.nn.state import Source
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Seq2SeqConfig:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Seq2SeqConfig(Settings):
     """A recurrent encoder and a recurrent decoder, which may attend to the encoder states."""
 
     vocab_size: int  # number of tokens

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.config import Choice, kind_of, make
+from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError, ShapeError, unknown
 from regard.models import compatibility as rules
 from regard.models.base import LanguageModel, State
@@ -28,8 +28,8 @@ from regard.nn.score import RELATIVE, SCORES
 from regard.nn.state import KVCache, Source, TransformerState
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StackConfig:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class StackConfig(Settings):
     """A stack of blocks: sizes and choices; comments name the table that lists the choices."""
 
     dim: int = 512  # width of the residual stream
@@ -124,7 +124,7 @@ class StackConfig:
         return self.layers, 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class TransformerConfig(StackConfig):
     """Any Transformer over token ids."""
 

@@ -24,7 +24,7 @@ MAX_SIDE = 1_000_000  # pixels
 IMAGE_HEADS = ("classify", "pooled", "none")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class VisionConfig(StackConfig):
     """Any Vision Transformer.
 

@@ -1,10 +1,12 @@
-"""The progress of a run: a live panel on an interactive terminal, plain lines elsewhere."""
+"""The progress of a run: a live panel on a terminal, a table in a notebook, else plain lines."""
 
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
+from html import escape
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,7 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from regard import api
-from regard.api import (
+from regard.api.formatting import (
+    format_duration,
+    format_number,
+    format_size,
+    is_interactive,
+    strip_control,
+    terminal_width,
+)
+from regard.training.events import (
     BaselineEvaluated,
     Evaluated,
     Event,
@@ -22,21 +32,15 @@ from regard.api import (
     RunStarted,
     StepLogged,
 )
-from regard.cli.output import (
-    format_duration,
-    format_number,
-    format_size,
-    is_interactive,
-    print_status,
-    settings,
-    strip_control,
-    terminal_width,
-)
+
+if TYPE_CHECKING:
+    from regard.pipelines.base import Progress
 
 SAMPLE_LINES = 6
 TAP_LINES = 8
 BARS = "▁▂▃▄▅▆▇█"
 LINE_SECONDS = 10.0  # between two lines of progress
+NOTEBOOK_SECONDS = 0.5  # between two updates of a notebook
 LABEL = 11  # width of the labels on the left, as in `RunStarted.description`
 
 
@@ -102,20 +106,68 @@ class LineDisplay(NoDisplay):
                 pass
 
     def _print(self, line: str) -> None:
-        print_status(line)
+        print(line, file=sys.stderr, flush=True)
         self.last_print = time.monotonic()
 
 
-class LiveDisplay(NoDisplay):
-    """A live panel: progress bar, losses, speed, and a sample of the model's output."""
+class _StateDisplay(NoDisplay):
+    """Keeps the events from which a display is drawn again and again."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
         self.phase, self.phase_done = "reading the data", 0.0
         self.started: RunStarted | None = None
         self.latest: StepLogged | None = None
         self.evaluations: list[Evaluated] = []
         self.finished = False
+
+    def show_preparation(self, what: str, done: int, total: int) -> None:
+        """Shown at the next refresh."""
+        self.phase, self.phase_done = what, done / max(total, 1)
+
+    def show(self, event: Event) -> None:
+        """Keep the event."""
+        match event:
+            case RunStarted():
+                self.started = event
+            case StepLogged():
+                self.latest = event
+            case Evaluated():
+                self.evaluations.append(event)
+            case RunFinished():
+                self.finished = True
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What is being done before the first step; None after it."""
+        if self.started is None:
+            percent = f"  {self.phase_done:.0%}" if self.phase_done else ""
+            return f"{self.phase}{percent}"
+        return "first steps" if self.latest is None and not self.evaluations else None
+
+    def metric_rows(self) -> list[tuple[str, str, str]]:
+        """The losses: a label, a value, and speed or trend."""
+        rows = []
+        if self.latest is not None:
+            speed = f"{self.latest.targets_per_second:,.0f} targets/s"
+            rows.append(("loss", f"{self.latest.loss:.3f}", speed))
+        if self.evaluations:
+            losses = [evaluation.metrics["loss"] for evaluation in self.evaluations]
+            best = "best so far" if self.evaluations[-1].best else f"best was {min(losses):.3f}"
+            rows.append(("validation", f"{losses[-1]:.3f}", f"{best}  {sparkline(losses)}"))
+        return rows
+
+    def caption(self, latest: StepLogged) -> str:
+        """How far training is."""
+        remaining = "done" if self.finished else f"{format_duration(latest.seconds_left)} left"
+        return f"{latest.step:,} of {latest.steps:,} steps · {remaining}"
+
+
+class LiveDisplay(_StateDisplay):
+    """A live panel: progress bar, losses, speed, and a sample of the model's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.console = Console(stderr=True, highlight=False)
         self.sample_height = 0  # never shrinks, so that the panel does not jump
         self.spinner = Spinner("dots", style="cyan")
         self.live = Live(
@@ -140,33 +192,20 @@ class LiveDisplay(NoDisplay):
         if error is not None:
             self.console.print()
 
-    def show_preparation(self, what: str, done: int, total: int) -> None:
-        """Shown at the next refresh."""
-        self.phase, self.phase_done = what, done / max(total, 1)
-
     def show(self, event: Event) -> None:
         """Update the panel; the heading and the baseline are printed above it."""
+        super().show(event)
         match event:
             case RunStarted():
-                self.started = event
                 self._print_above(*heading(event), "")
             case BaselineEvaluated():
                 self._print_above(baseline_line(event), "")
-            case StepLogged():
-                self.latest = event
-            case Evaluated():
-                self.evaluations.append(event)
-            case RunFinished():
-                self.finished = True
         self.live.refresh()
 
     def panel(self) -> RenderableType:
         """The current panel."""
-        if self.started is None:
-            percent = f"  {self.phase_done:.0%}" if self.phase_done else ""
-            return self._waiting(f"{self.phase}{percent}")
-        if self.latest is None and not self.evaluations:
-            return self._waiting("first steps")
+        if self.waiting_for is not None:
+            return self._waiting(self.waiting_for)
         parts: list[RenderableType] = []
         if self.latest is not None:
             parts += [self._progress_bar(self.latest), Text()]
@@ -187,8 +226,7 @@ class LiveDisplay(NoDisplay):
         return self.spinner
 
     def _progress_bar(self, latest: StepLogged) -> RenderableType:
-        remaining = "done" if self.finished else f"{format_duration(latest.seconds_left)} left"
-        caption = f"{latest.step:,} of {latest.steps:,} steps · {remaining}"
+        caption = self.caption(latest)
         bar = ProgressBar(
             total=latest.steps,
             completed=latest.step,
@@ -202,18 +240,8 @@ class LiveDisplay(NoDisplay):
 
     def _metrics(self) -> RenderableType:
         rows = Table.grid(padding=(0, 2))
-        if self.latest is not None:
-            speed = f"{self.latest.targets_per_second:,.0f} targets/s"
-            loss = f"{self.latest.loss:.3f}"
-            rows.add_row(Text("loss", "dim"), Text(loss, "bold"), Text(speed, "dim"))
-        if self.evaluations:
-            losses = [evaluation.metrics["loss"] for evaluation in self.evaluations]
-            best = "best so far" if self.evaluations[-1].best else f"best was {min(losses):.3f}"
-            rows.add_row(
-                Text("validation", "dim"),
-                Text(f"{losses[-1]:.3f}", "bold"),
-                Text.assemble((best, "dim"), "  ", (sparkline(losses), "cyan")),
-            )
+        for label, value, note in self.metric_rows():
+            rows.add_row(Text(label, "dim"), Text(value, "bold"), Text(note, "cyan"))
         return rows
 
     def _sample(self, event: Evaluated) -> list[RenderableType]:
@@ -231,6 +259,63 @@ class LiveDisplay(NoDisplay):
         return [title, *(Text.assemble(("│ ", "cyan"), line) for line in shown)]
 
 
+class NotebookDisplay(_StateDisplay):
+    """A table in the output of a notebook's cell, which is updated in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
+
+        self.lines: list[str] = []  # the heading and the baseline
+        self.last_update = time.monotonic()
+        self.handle: Any = display(self._bundle(), raw=True, display_id=True)
+
+    def show_preparation(self, what: str, done: int, total: int) -> None:
+        """Update the output, at most twice a second."""
+        super().show_preparation(what, done, total)
+        self._update()
+
+    def show(self, event: Event) -> None:
+        """Update the output; between evaluations at most twice a second."""
+        super().show(event)
+        match event:
+            case RunStarted():
+                self.lines += heading(event)
+            case BaselineEvaluated():
+                self.lines.append(baseline_line(event))
+        self._update(always=not isinstance(event, StepLogged))
+
+    def _update(self, *, always: bool = False) -> None:
+        if always or time.monotonic() - self.last_update >= NOTEBOOK_SECONDS:
+            self.handle.update(self._bundle(), raw=True)
+            self.last_update = time.monotonic()
+
+    def _bundle(self) -> dict[str, str]:
+        """The output as HTML and as text, of which the notebook shows what it can."""
+        parts = [f"<pre>{escape(chr(10).join(self.lines))}</pre>"] if self.lines else []
+        if self.waiting_for is not None:
+            text = self.waiting_for
+            return {"text/html": "".join([*parts, f"{escape(text)} …"]), "text/plain": text}
+        text = ""
+        if self.latest is not None:
+            text = self.caption(self.latest)
+            step, steps = self.latest.step, self.latest.steps
+            parts.append(f'<progress value="{step}" max="{steps}"></progress> {escape(text)}')
+        rows = self.metric_rows()
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+        parts.append(f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>")
+        if self.evaluations:
+            latest = self.evaluations[-1]
+            lines = [
+                *tap_lines(latest)[:TAP_LINES],
+                f"sample at step {latest.step:,}",
+                *strip_control(latest.sample).strip("\n").split("\n")[:SAMPLE_LINES],
+            ]
+            parts.append(f'<pre style="white-space: pre-wrap">{escape(chr(10).join(lines))}</pre>')
+        plain = [text, *(f"{label} {value}" for label, value, _ in rows)]
+        return {"text/html": "".join(parts), "text/plain": "  ".join(filter(None, plain))}
+
+
 def tap_lines(event: Evaluated) -> list[str]:
     """A line for every tap of `train.log`: its mean, norm and fraction of zeros."""
     width = max(map(len, event.taps), default=0)
@@ -244,11 +329,42 @@ def tap_lines(event: Evaluated) -> list[str]:
     return lines
 
 
-def make_display() -> NoDisplay:
-    """The display that fits --quiet and the terminal."""
-    if settings.quiet:
+def make_display(quiet: bool) -> NoDisplay:
+    """The display that fits the place where the output goes; ranks above 0 show nothing."""
+    if quiet or api.rank():
         return NoDisplay()
+    if in_notebook():
+        return NotebookDisplay()
     return LiveDisplay() if is_interactive(sys.stderr) else LineDisplay()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    return getattr(ipython and ipython.get_ipython(), "kernel", None) is not None
+
+
+def show_events(
+    events: "Callable[[Progress], Iterator[Event]]",
+    *,
+    quiet: bool,
+    on_event: Callable[[Event], None] | None = None,
+    progress: "Progress | None" = None,
+) -> RunFinished:
+    """Display the events of a run as they come, and pass them on; returns the last."""
+    with make_display(quiet) as display:
+
+        def show_preparation(what: str, done: int, total: int) -> None:
+            display.show_preparation(what, done, total)
+            if progress is not None:
+                progress(what, done, total)
+
+        for event in events(show_preparation):
+            display.show(event)
+            if on_event is not None:
+                on_event(event)
+    assert isinstance(event, RunFinished)
+    return event
 
 
 def heading(event: RunStarted) -> list[str]:
@@ -273,7 +389,7 @@ def heading(event: RunStarted) -> list[str]:
         ):
             lines.append(f"{label:<{LABEL}}{line}")
             label = ""
-    return [*lines, f"{'':<{LABEL}}(change any of these after WHAT, as in model.layers=6)"]
+    return [*lines, f"{'':<{LABEL}}(each can be changed, as in model.layers=6)"]
 
 
 def baseline_line(event: BaselineEvaluated) -> str:

@@ -1,0 +1,57 @@
+"""Numbers, durations and text for a terminal."""
+
+import os
+import shutil
+import unicodedata
+from typing import TextIO
+
+
+def is_interactive(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that supports colours and cursor movement."""
+    disabled = any(os.environ.get(name) for name in ("NO_COLOR", "CI"))
+    return stream.isatty() and not disabled and os.environ.get("TERM") != "dumb"
+
+
+def terminal_width() -> int:
+    """The number of columns of the terminal."""
+    return shutil.get_terminal_size().columns
+
+
+def strip_control(text: str) -> str:
+    r"""A text without terminal control characters; line breaks and tabs stay.
+
+    >>> strip_control("a\x1b[2Jb\n")
+    'a[2Jb\n'
+    """
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c)[0] != "C")
+
+
+def format_number(value: float) -> str:
+    """A number with four decimals, or two where it is large.
+
+    >>> format_number(1.48213), format_number(41.2345), format_number(12345)
+    ('1.4821', '41.23', '12,345')
+    """
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.4f}" if abs(value) < 10 else f"{value:,.2f}"
+
+
+def format_size(parameters: int) -> str:
+    """The size of a model; 0 parameters are those of a closed-form model before it is fitted.
+
+    >>> format_size(124_439_808), format_size(0)
+    ('124,439,808 parameters', 'closed-form')
+    """
+    return f"{parameters:,} parameters" if parameters else "closed-form"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in minutes and seconds, or hours.
+
+    >>> format_duration(72), format_duration(7384)
+    ('1:12', '2:03:04')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
