@@ -22,10 +22,11 @@ from gensim.models import Word2Vec
 
 from regard.explain.neighbours import WordVectors
 from regard.models.build import build_model, preset
-from regard.tasks import CBOWTask, Objective
+from regard.tasks import CBOWTask
 from regard.text import train_tokenizer
 from regard.training.loop import train
 from regard.training.optim import optimizers
+from regard.training.parallel.strategy import Objective
 
 TIME, ROWS = 64, 128
 

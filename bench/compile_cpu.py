@@ -21,10 +21,10 @@ import torch._inductor.config
 from regard.data.batch import Batch, ImageBatch, MaskedBatch, PairBatch, TextBatch
 from regard.models.build import build_model, preset
 from regard.nn.state import Source
-from regard.tasks import Causal, Classify, Masked, Objective, Seq2Seq, Task
+from regard.tasks import Causal, Classify, Masked, Seq2Seq, Task
 from regard.training.loop import train
 from regard.training.optim import optimizers
-from regard.training.parallel.strategy import SingleProcess
+from regard.training.parallel.strategy import Objective, SingleProcess
 
 REPEATS, STEPS = 7, 5
 

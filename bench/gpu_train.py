@@ -28,10 +28,10 @@ from regard.models.build import build_model, preset
 from regard.models.cost import cost
 from regard.models.transformer import TransformerConfig
 from regard.nn.state import Source
-from regard.tasks import Causal, Classify, Masked, Objective, Seq2Seq
+from regard.tasks import Causal, Classify, Masked, Seq2Seq
 from regard.training.loop import train
 from regard.training.optim import optimizers
-from regard.training.parallel.strategy import SingleProcess
+from regard.training.parallel.strategy import Objective, SingleProcess
 
 CUDA = torch.device("cuda")
 Trial = Callable[[], Callable[[], None]]  # builds a model and returns its training step

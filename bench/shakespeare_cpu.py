@@ -28,9 +28,9 @@ import torch
 from regard.config import parse_overrides
 from regard.models.build import build_model
 from regard.pipelines import prepare_training, validation_metrics
-from regard.tasks import Objective
 from regard.training.loop import train
 from regard.training.optim import EMA, cosine, optimizers, schedule
+from regard.training.parallel.strategy import Objective
 from regard.training.setup.configure import configure
 
 TARGET_LOSS, TURN_STEPS, EVALUATE_EVERY = 1.88, 20, 100

@@ -32,10 +32,9 @@ from regard.data.batch import pin_memory
 from regard.data.loader import prefetch
 from regard.models.build import build_model
 from regard.pipelines import prepare_training, validation_metrics
-from regard.tasks import Objective
 from regard.training.loop import train
 from regard.training.optim import EMA, optimizers, schedule
-from regard.training.parallel.strategy import SingleProcess
+from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.setup.configure import configure
 
 TARGET_LOSS = 1.4697

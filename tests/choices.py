@@ -9,10 +9,9 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from regard.config import kind_of
 from regard.models.transformer import TransformerConfig
-from regard.nn.ffn import FFNS
+from regard.nn.block import FFNS, NORMS
 from regard.nn.head import HEADS
 from regard.nn.init import INITS
-from regard.nn.norm import NORMS
 from regard.nn.position import POSITIONS
 from regard.nn.score import LEARNED_MATRIX, RELATIVE, SCORES
 

@@ -23,8 +23,7 @@ from regard.data.builtin import BUILTINS
 from regard.generate import SAMPLERS
 from regard.models.build import FAMILIES, count_parameters, family_of, is_closed_form, resolve
 from regard.models.presets import PRESETS
-from regard.nn.ffn import FFNS
-from regard.nn.norm import NORMS
+from regard.nn.block import FFNS, NORMS
 from regard.nn.position import POSITIONS
 from regard.nn.recurrent import CELLS
 from regard.nn.score import SCORES

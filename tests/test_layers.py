@@ -58,7 +58,7 @@ def imports(module):
 
 
 def part(name):
-    """`nn` of `regard.nn.position.bias`; nothing for what is not ours, or for the top itself."""
+    """`nn` of `regard.nn.position`; nothing for what is not ours, or for the top itself."""
     names = name.split(".")
     return names[1] if names[0] == "regard" and len(names) > 1 else None
 

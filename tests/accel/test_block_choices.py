@@ -16,10 +16,8 @@ from regard.accel.description import NotCovered, describe
 from regard.accel.packed_decoder import PackedDecoder
 from regard.errors import RegardError
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.block import Block
-from regard.nn.ffn import FFNS, FeedForward
+from regard.nn.block import FFNS, NORMS, Block, FeedForward, RMSNorm
 from regard.nn.head import Head
-from regard.nn.norm import NORMS, RMSNorm
 from regard.nn.position import POSITIONS, Rotary
 from regard.nn.score import SCORES, ScaledDot
 

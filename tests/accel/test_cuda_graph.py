@@ -8,9 +8,10 @@ from regard.accel.cuda_graph import WARM_UP_STEPS, CudaGraphUpdate
 from regard.data.batch import TextBatch
 from regard.models.build import build_model
 from regard.models.transformer import TransformerConfig
-from regard.tasks import Causal, Objective
+from regard.tasks import Causal
 from regard.training.loop import train
 from regard.training.optim import optimizers
+from regard.training.parallel.strategy import Objective
 
 
 class FakeCapture:

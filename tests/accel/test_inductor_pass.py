@@ -14,12 +14,12 @@ from regard.accel import cublaslt, inductor_pass, matmul
 from regard.accel.compile import attach_fused_layers, compile_for_training, prepare_tracing
 from regard.data.batch import TextBatch
 from regard.models.build import build_model, preset
-from regard.nn import attention, ffn
-from regard.nn.block import Block, NormOrder, Stack
-from regard.nn.mask import Mask
-from regard.nn.norm import LayerNorm
+from regard.nn import attention
+from regard.nn.attention import Mask
+from regard.nn.block import FFNS, Block, FeedForward, LayerNorm, NormOrder, Stack, gelu_tanh
 from regard.nn.position import Position, Rotary
-from regard.tasks import Causal, Objective
+from regard.tasks import Causal
+from regard.training.parallel.strategy import Objective
 from regard.training.setup.device import checkpoint_activations
 
 
@@ -106,7 +106,7 @@ def stack_of(position, **options):
     blocks = [
         Block(
             attention.Attention(8, 2, **options),
-            ffn.FFNS[kind](8, 16),
+            FFNS[kind](8, 16),
             lambda: LayerNorm(8),
             NormOrder("pre"),
         )
@@ -147,7 +147,7 @@ def test_functions_are_substituted_in_compiled_graphs_only():
     rotary, q = Rotary(4, interleaved=True), torch.randn(1, 2, 3, 4)
 
     def work(q, positions):
-        return ffn.gelu_tanh(rotary.rotation(positions).apply(q))
+        return gelu_tanh(rotary.rotation(positions).apply(q))
 
     positions = torch.arange(3).unsqueeze(0)
     compiled = torch.compile(work, backend=backend, fullgraph=True)
@@ -198,7 +198,7 @@ def test_a_compiled_block_has_the_gradients_of_the_plain_one(bias, monkeypatch):
     torch.manual_seed(0)
     block = Block(
         attention.Attention(256, 4, bias=bias),
-        ffn.FeedForward(256, 1024, ffn.gelu_tanh, bias=bias),
+        FeedForward(256, 1024, gelu_tanh, bias=bias),
         lambda: LayerNorm(256),
         NormOrder("pre"),
     )

@@ -15,7 +15,7 @@ from regard.accel.matmul import (
     qkv_linear,
     tuned_matmul,
 )
-from regard.nn.ffn import FeedForward, gelu_tanh
+from regard.nn.block import FeedForward, gelu_tanh
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 BOTH = (False, True)

@@ -28,9 +28,9 @@ from regard.errors import ConfigError
 from regard.models.build import build_model, describe, load_weights, resolve, weights
 from regard.models.compatibility import option
 from regard.models.transformer import TransformerConfig
+from regard.nn.attention import Mask
 from regard.nn.head import HEADS, Head
-from regard.nn.mask import Mask
-from regard.nn.position.rotary import SCALINGS
+from regard.nn.position import SCALINGS
 from regard.nn.score import RELATIVE, SCORES
 from regard.nn.state import Source
 

@@ -29,9 +29,8 @@ from regard.models.recurrent import RecurrentConfig
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.models.transformer import TransformerConfig
 from regard.models.vision import VisionConfig
-from regard.nn.ffn import FFNS
-from regard.nn.mask import Mask
-from regard.nn.norm import NORMS
+from regard.nn.attention import Mask
+from regard.nn.block import FFNS, NORMS
 from regard.nn.position import POSITIONS
 from regard.nn.score import SCORES
 from regard.nn.state import Source

@@ -2,8 +2,8 @@
 
 import torch
 
+from regard.nn.attention import Mask
 from regard.nn.head import ClassHead
-from regard.nn.mask import Mask
 from regard.nn.state import Source
 
 ENCODER = {

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from regard.explain import attention_maps
 from regard.hub.external_checkpoint import open_checkpoint
 from regard.models.build import build_model, load_weights, weights
-from regard.nn.mask import Mask
+from regard.nn.attention import Mask
 
 pytestmark = pytest.mark.parity
 

@@ -4,8 +4,7 @@ from torch.autograd import gradcheck
 
 import reference
 from regard.errors import ShapeError
-from regard.nn.attention import Attention, AttentionInputs
-from regard.nn.mask import Mask
+from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.position import ALiBi, Position, Rotary
 from regard.nn.score import SCORES
 

@@ -4,10 +4,8 @@ from torch import nn
 
 from regard.errors import ConfigError
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.attention import AttentionInputs
-from regard.nn.block import NormOrder, deepnorm, residual
-from regard.nn.mask import Mask
-from regard.nn.norm import LayerNorm
+from regard.nn.attention import AttentionInputs, Mask
+from regard.nn.block import LayerNorm, NormOrder, deepnorm, residual
 
 ORDERS = {
     "pre": lambda x, f, n, m, a: x + f(n(x)),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.mask import Mask
+from regard.nn.attention import Mask
 from regard.nn.position import POSITIONS
 
 TINY = {"vocab_size": 11, "dim": 16, "layers": 2, "heads": 4, "context": 16}

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigError
-from regard.nn.embed import Embedding
+from regard.nn.block import Embedding
 
 
 def test_an_embedding_is_a_row_of_its_table():

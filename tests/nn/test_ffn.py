@@ -3,7 +3,7 @@ import torch
 from torch.autograd import gradcheck
 
 import reference
-from regard.nn.ffn import FFNS, GATES
+from regard.nn.block import FFNS, GATES
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -5,8 +5,8 @@ from torch import nn
 import reference
 from regard.config import make
 from regard.errors import ConfigError
+from regard.nn.block import LayerNorm
 from regard.nn.head import HEADS, ClassHead, Head, IdentityHead, MaskedHead, SpanHead
-from regard.nn.norm import LayerNorm
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])

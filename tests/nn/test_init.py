@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.attention import AttentionInputs
-from regard.nn.mask import Mask
+from regard.nn.attention import AttentionInputs, Mask
 
 SIZES = {"vocab_size": 400, "dim": 64, "layers": 4, "heads": 4, "context": 64}
 

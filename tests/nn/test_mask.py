@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 import reference
 from regard.errors import ShapeError
-from regard.nn.mask import Mask
+from regard.nn.attention import Mask
 
 LENGTHS = torch.tensor([5, 2, 0])
 DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 2, 2, 3], [4, 4, 4, 4, 4]])

@@ -4,7 +4,7 @@ from torch import nn
 from torch.autograd import gradcheck
 
 import reference
-from regard.nn.norm import NORMS, LayerNorm, RMSNorm, RMSNormPlusOne
+from regard.nn.block import NORMS, LayerNorm, RMSNorm, RMSNormPlusOne
 
 pytestmark = pytest.mark.usefixtures("float64")
 

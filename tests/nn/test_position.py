@@ -8,12 +8,21 @@ from torch.autograd import gradcheck
 
 import reference
 from regard.errors import ConfigError, ShapeError
-from regard.nn.attention import Attention, AttentionInputs
-from regard.nn.mask import Mask
-from regard.nn.position import POSITIONS, T5, ALiBi, Learned, Rotary, Sinusoidal
-from regard.nn.position.base import rotate_complex, rotate_pairs
-from regard.nn.position.bias import alibi_slopes
-from regard.nn.position.rotary import linear, llama3, ntk
+from regard.nn.attention import Attention, AttentionInputs, Mask
+from regard.nn.position import (
+    POSITIONS,
+    T5,
+    ALiBi,
+    Learned,
+    Rotary,
+    Sinusoidal,
+    alibi_slopes,
+    linear,
+    llama3,
+    ntk,
+    rotate_complex,
+    rotate_pairs,
+)
 
 pytestmark = pytest.mark.usefixtures("float64")
 

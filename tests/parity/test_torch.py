@@ -9,11 +9,8 @@ from torch import nn
 
 from regard.models.build import load_weights
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.attention import Attention, AttentionInputs
-from regard.nn.mask import Mask
-from regard.nn.position import T5, Rotary
-from regard.nn.position.bias import alibi_slopes
-from regard.nn.position.rotary import SCALINGS
+from regard.nn.attention import Attention, AttentionInputs, Mask
+from regard.nn.position import SCALINGS, T5, Rotary, alibi_slopes
 
 pytestmark = pytest.mark.parity
 

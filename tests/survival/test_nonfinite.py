@@ -10,12 +10,12 @@ from cli.conftest import TEXT_WORDS, invoke
 from regard.data.token_store import pair_store, text_store
 from regard.errors import DivergedError
 from regard.pipelines import open_split, prepare_training
-from regard.tasks import Causal, Objective
+from regard.tasks import Causal
 from regard.training import run
 from regard.training.events import RunFinished
 from regard.training.loop import train
 from regard.training.optim import OPTIMIZERS, optimizers, state_tensors
-from regard.training.parallel.strategy import SingleProcess
+from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import read_tensors
 from training.runs import config, text_batch, tiny

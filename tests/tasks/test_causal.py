@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from regard.data.batch import TextBatch
 from regard.errors import ConfigError
-from regard.tasks import TASKS, Causal, Objective
+from regard.tasks import TASKS, Causal
+from regard.training.parallel.strategy import Objective
 from training.runs import text_batch, tiny
 
 

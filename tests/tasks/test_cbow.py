@@ -11,8 +11,9 @@ import regard
 from regard.config import RunConfig, build
 from regard.errors import ConfigError
 from regard.models.cbow import CBOW, CBOWConfig
-from regard.tasks import CBOWTask, Objective
+from regard.tasks import CBOWTask
 from regard.training.loop import train
+from regard.training.parallel.strategy import Objective
 from training.runs import Crash, contents, interrupt
 
 ROYAL = {"king": ("he", "crown"), "queen": ("she", "crown")}

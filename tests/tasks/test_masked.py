@@ -15,11 +15,12 @@ import regard
 from regard.data.batch import pin_memory
 from regard.errors import ConfigError, DataError
 from regard.models.build import build_model, preset
-from regard.nn.mask import Mask
-from regard.tasks import Masked, Objective
+from regard.nn.attention import Mask
+from regard.tasks import Masked
 from regard.tasks.masked import unigram_metrics
 from regard.tasks.vocab_info import VocabInfo
 from regard.text import SPECIAL_TOKENS, train_tokenizer
+from regard.training.parallel.strategy import Objective
 
 TEXT = (
     "Assert statements are a convenient way to insert debugging assertions into a program. "

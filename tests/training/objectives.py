@@ -5,7 +5,8 @@ import torch
 from regard.data.batch import ImageBatch, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
 from regard.models.build import build_model, preset
 from regard.nn.state import Source
-from regard.tasks import Causal, Classify, Label, Masked, Objective, Seq2Seq, Tag
+from regard.tasks import Causal, Classify, Label, Masked, Seq2Seq, Tag
+from regard.training.parallel.strategy import Objective
 
 TINY = {"dim": 16, "layers": 6, "heads": 2}
 READER = {**TINY, "vocab_size": 23, "context": 12}

@@ -31,9 +31,9 @@ import torch.distributed.fsdp
 from regard import pipelines
 from regard.cli import main
 from regard.errors import DataError, RegardError
-from regard.tasks import Objective
 from regard.training import log, run
 from regard.training.parallel import strategy
+from regard.training.parallel.strategy import Objective
 from training.runs import config
 
 EVENTS = {name: getattr(signal, name) for name in ("SIGTERM", "SIGKILL", "SIGSTOP")}

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from regard.data.batch import TextBatch
-from regard.tasks import Causal, Objective
+from regard.tasks import Causal
 from regard.training.loop import train
 from regard.training.optim import optimizers, state_tensors
-from regard.training.parallel.strategy import SingleProcess
+from regard.training.parallel.strategy import Objective, SingleProcess
 from training.runs import text_batch, tiny
 
 

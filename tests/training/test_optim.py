@@ -5,7 +5,7 @@ import torch
 
 from regard.errors import ConfigError
 from regard.models.build import build_model, preset
-from regard.tasks import Causal, Objective
+from regard.tasks import Causal
 from regard.training.loop import train
 from regard.training.optim import (
     OPTIMIZERS,
@@ -16,6 +16,7 @@ from regard.training.optim import (
     orthogonalize,
     state_tensors,
 )
+from regard.training.parallel.strategy import Objective
 from regard.training.storage.checkpoint import read_tensors, write_tensors
 from training.runs import text_batch, tiny
 

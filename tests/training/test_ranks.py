@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 
 from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
 from regard.nn.state import Source
-from regard.tasks import Causal, Objective, Seq2Seq
+from regard.tasks import Causal, Seq2Seq
 from regard.training import run
 from regard.training.parallel.ranks import Ranks
-from regard.training.parallel.strategy import Sharded
+from regard.training.parallel.strategy import Objective, Sharded
 from regard.training.storage.checkpoint import of_step, read_tensors
 from regard.training.storage.run_folder import RunFolder, new_folder
 from training.runs import Crash, config, interrupt, text_batch, tiny

@@ -1,9 +1,12 @@
 """A run from beginning to end, stopped, killed, resumed and extended on the way."""
 
+import inspect
 import json
 import math
 import shutil
 import signal
+import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +17,15 @@ import regard
 from regard import pipelines
 from regard.config import to_table
 from regard.errors import CheckpointError, ConfigError, DataError, DivergedError, Stopped
-from regard.tasks import Objective
+from regard.training import run
 from regard.training.events import Evaluated, RunFinished, RunStarted, StepLogged
+from regard.training.parallel.strategy import Objective
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import digest, read_tensors
 from regard.training.storage.run_folder import RunFolder
 from training.runs import Crash, config, contents, interrupt, write_data
 
+SOURCE = Path(regard.__file__).parent
 KINDS = ["cats.txt", "pairs.tsv"]
 
 
@@ -82,6 +87,41 @@ def test_the_events_come_in_order(data, tmp_path):
     assert evaluated.sample
     assert events[-1].metrics == evaluated.metrics
     assert events[-1].step == 4
+
+
+def test_a_step_passes_through_at_most_16_files(data, tmp_path, monkeypatch):
+    """From the end of step 1 to the end of step 4, with the thread that prefetches batches."""
+    files: set[str] = set()
+    recording = False
+
+    def record(frame, event, value):
+        name = frame.f_code.co_filename
+        if recording and name.startswith(str(SOURCE)):
+            files.add(str(Path(name).relative_to(SOURCE)))
+
+    def train(*words, steps=run.train, **options):
+        nonlocal recording
+        for step in steps(*words, **options):
+            recording = 1 <= step.number < 4
+            yield step
+
+    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr("regard.training.log.FLUSH_SECONDS", 60)  # no writing in between
+    settings = config(data / "cats.txt", steps=8, evaluate_every=8, save_every=8)
+    threading.setprofile(record)
+    sys.setprofile(record)
+    try:
+        list(begin(settings, tmp_path / "run"))
+    finally:
+        threading.setprofile(None)
+        sys.setprofile(None)
+    assert {"data/loader.py", "nn/attention.py", "training/loop.py", "training/run.py"} <= files
+    assert len(files) <= 16, sorted(files)
+
+
+@pytest.mark.parametrize("function", [begin, resume, run._train, run._train_from])
+def test_the_main_functions_of_a_run_fit_a_screen(function):
+    assert len(inspect.getsource(function).splitlines()) <= 45
 
 
 @pytest.mark.parametrize("kind", KINDS)

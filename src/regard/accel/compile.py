@@ -19,13 +19,9 @@ from torch import Tensor, nn
 
 from regard.accel.matmul import TUNED_FLOPS, gelu_mlp, qkv_linear
 from regard.models.seq2seq import EncoderDecoder
-from regard.nn.attention import Attention
-from regard.nn.block import Stack
-from regard.nn.ffn import FeedForward, gelu_tanh
-from regard.nn.functional import split_heads
-from regard.nn.position import Position
-from regard.nn.position.base import rotate_complex, rotate_pairs
-from regard.nn.position.rotary import cos_sin
+from regard.nn.attention import Attention, split_heads
+from regard.nn.block import FeedForward, Stack, gelu_tanh
+from regard.nn.position import Position, cos_sin, rotate_complex, rotate_pairs
 from regard.nn.recurrent import Cell
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.accel.packed import PackedBlock
-from regard.nn.ffn import GatedFeedForward
+from regard.nn.block import GatedFeedForward
 from regard.nn.state import KVCache, TransformerState
 
 ZERO = torch.zeros((), dtype=torch.float32, device="cpu")

@@ -18,11 +18,18 @@ from torch.utils.checkpoint import checkpoint
 from regard.accel.compile import ATTACHED
 from regard.models.transformer import Transformer
 from regard.nn.attention import Attention
-from regard.nn.block import Block, Stack
-from regard.nn.embed import Embedding
-from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
+from regard.nn.block import (
+    ACTIVATIONS,
+    Block,
+    Embedding,
+    FeedForward,
+    GatedFeedForward,
+    LayerNorm,
+    RMSNorm,
+    RMSNormPlusOne,
+    Stack,
+)
 from regard.nn.head import Head
-from regard.nn.norm import LayerNorm, RMSNorm, RMSNormPlusOne
 from regard.nn.position import T5, ALiBi, Learned, Position, Rotary, Sinusoidal
 from regard.nn.score import Dot, ScaledDot
 from regard.nn.tap import Carry, Tap
@@ -82,7 +89,7 @@ class BlockDescription:
     ffn_dim: int
     score_scale: float | None  # None: not a scaled dot product, or one with a soft cap
     qk_norm: str | None
-    activation: str | None  # None: not one of `nn.ffn.ACTIVATIONS`
+    activation: str | None  # None: not one of `nn.block.ACTIVATIONS`
     gated: bool
     qkv_bias: bool
     out_bias: bool

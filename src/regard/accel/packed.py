@@ -10,8 +10,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
 from regard.nn.attention import Attention
-from regard.nn.block import Block
-from regard.nn.ffn import FeedForward, GatedFeedForward
+from regard.nn.block import Block, FeedForward, GatedFeedForward
 
 BLOCKED_ELEMENTS = 1 << 18  # above this size a weight makes a CPU matmul memory-bound
 BLOCKS = 16  # blocks of rows of such a weight, which the cores share

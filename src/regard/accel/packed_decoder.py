@@ -17,12 +17,9 @@ from regard.accel.packed import PackedBlock, PackedLinear
 from regard.errors import RegardError
 from regard.models.base import State
 from regard.models.transformer import Transformer
-from regard.nn.attention import AttentionInputs
-from regard.nn.block import Stack
-from regard.nn.ffn import GatedFeedForward
+from regard.nn.attention import AttentionInputs, Mask
+from regard.nn.block import GatedFeedForward, RMSNorm, Stack
 from regard.nn.loss import soft_cap
-from regard.nn.mask import Mask
-from regard.nn.norm import RMSNorm
 from regard.nn.position import Position
 from regard.nn.state import KVCache, Source, TransformerState
 

@@ -15,8 +15,7 @@ from regard.accel.packed import PackedBlock
 from regard.accel.packed_decoder import PackedDecoder
 from regard.models.base import State
 from regard.models.transformer import Transformer
-from regard.nn.ffn import ACTIVATIONS, GatedFeedForward
-from regard.nn.norm import RMSNorm
+from regard.nn.block import ACTIVATIONS, GatedFeedForward, RMSNorm
 from regard.nn.position import Rotary
 from regard.nn.state import TransformerState
 

@@ -21,7 +21,7 @@ from regard.data.columns import ROLES
 from regard.errors import ConfigError, unknown
 from regard.models.build import FAMILIES, is_closed_form
 from regard.models.presets import PRESETS
-from regard.nn.position.rotary import SCALINGS
+from regard.nn.position import SCALINGS
 from regard.pipelines import PIPELINES
 from regard.tasks import TASKS
 
@@ -384,7 +384,7 @@ def _choices(
 def _summary(entry: Callable[..., Any]) -> str:
     doc = inspect.getdoc(entry.func if isinstance(entry, partial) else entry) or ""
     summary = re.sub(r" {2,}", " ", doc.partition("\n")[0])
-    if isinstance(entry, partial):  # of `nn.ffn.FFNS`: one formula for several functions f
+    if isinstance(entry, partial):  # of `nn.block.FFNS`: one formula for several functions f
         return f"{summary.partition(', f =')[0]}, f = {entry.keywords['activation'].__name__}"
     return summary
 

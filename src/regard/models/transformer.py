@@ -14,14 +14,20 @@ from regard.errors import ConfigError, ShapeError, unknown
 from regard.models import compatibility as rules
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import check_rules, option
-from regard.nn.attention import Attention
-from regard.nn.block import Block, NormOrder, NormPlacement, Stack, deepnorm
-from regard.nn.embed import Embedding
-from regard.nn.ffn import FFNS, GATES
+from regard.nn.attention import Attention, Mask
+from regard.nn.block import (
+    FFNS,
+    GATES,
+    NORMS,
+    Block,
+    Embedding,
+    NormOrder,
+    NormPlacement,
+    Stack,
+    deepnorm,
+)
 from regard.nn.head import HEADS
 from regard.nn.init import INITS, deepnorm_gain
-from regard.nn.mask import Mask
-from regard.nn.norm import NORMS
 from regard.nn.options import require_positive
 from regard.nn.position import POSITIONS
 from regard.nn.score import RELATIVE, SCORES
@@ -46,13 +52,13 @@ class StackConfig(Settings):
     global_layers: list[int] | None = (
         None  # layers, from 0, with full attention instead of `window`
     )
-    norm: str = "layer"  # the norm (nn.norm.NORMS)
+    norm: str = "layer"  # the norm (nn.block.NORMS)
     norm_eps: float = 1e-5  # added to the variance
     qk_norm: bool = False  # normalise each query and each key
     # where the norms are in a block, and whether attention and FFN are computed in parallel
     norm_order: NormPlacement = "pre"
     stream_scale: float | None = None  # DeepNorm's weight of the residual stream; None: by depth
-    ffn: str = "gelu"  # the feed-forward network (nn.ffn.FFNS)
+    ffn: str = "gelu"  # the feed-forward network (nn.block.FFNS)
     init: Choice = "normal"  # initialisation of the weights (nn.init.INITS)
     # which linear layers have a bias: all (true), none (false), or some of them
     bias: bool | Literal["qkv", "attention", "not_qkv", "not_attention"] = True

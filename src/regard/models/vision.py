@@ -13,10 +13,10 @@ from torch.func import functional_call
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, ShapeError, unknown
 from regard.models.transformer import StackConfig, build_stack, norms
+from regard.nn.attention import Mask
 from regard.nn.block import deepnorm
 from regard.nn.head import HEADS
 from regard.nn.init import INITS, deepnorm_gain
-from regard.nn.mask import Mask
 from regard.nn.patch import PatchEmbedding, interpolate_positions
 from regard.nn.position import Learned
 

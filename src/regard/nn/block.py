@@ -1,4 +1,4 @@
-"""A Transformer's layers: residual connections with their norms, the block, the stack of blocks.
+"""A Transformer's layers: embedding, norms, feed-forward network, the block, the stack of blocks.
 
 Norm placement (pre-norm, post-norm; `norm_first` of torch.nn.Transformer) is `norm_order`. One
 branch after the other, n and m norms:
@@ -15,8 +15,10 @@ Both branches in parallel, f attention and g the feed-forward network:
     parallel_norms  x + f(n(x)) + g(m(x))       GPT-NeoX
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -25,11 +27,188 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.nn.attention import Attention, AttentionInputs
-from regard.nn.mask import Mask
+from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.position import Position
 from regard.nn.state import KVCache, TransformerState
 from regard.nn.tap import Carry, Tap
+
+
+class Embedding(nn.Module):
+    r"""x_t = s E[id_t] + S[segment_t]
+
+    E and S are learned; s = sqrt(dim) in Vaswani et al. 2017 and Gemma, else 1. S is BERT's
+    embedding of sentence A or B. If `table_dim` differs from `dim`, a linear layer projects x
+    (factorised embedding, OPT 350M).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        *,
+        scaled: bool = False,
+        segments: int = 0,
+        table_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        width = dim if table_dim is None else table_dim
+        self.token = nn.Embedding(vocab_size, width)
+        self.segment = nn.Embedding(segments, width) if segments else None
+        self.project = None if width == dim else nn.Linear(width, dim, bias=False)
+        self.scale = math.sqrt(dim) if scaled else 1.0
+
+    def forward(
+        self,
+        ids: Int[Tensor, "batch time"],
+        segments: Int[Tensor, "batch time"] | None = None,
+    ) -> Float[Tensor, "batch time dim"]:
+        """The embeddings; without `segments` every token belongs to segment 0."""
+        x: Tensor = self.token(ids)
+        x = x if self.scale == 1.0 else x * self.scale
+        if self.segment is not None:
+            x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
+        elif segments is not None:
+            raise ConfigError("segments were given, but the model has none; set model.segments")
+        return x if self.project is None else self.project(x)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class LayerNorm(nn.Module):
+    r"""y = (x - mean(x)) / sqrt(var(x) + eps) * g + b      (Ba et al. 2016)"""
+
+    def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+
+    def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+        """The normalised vectors; computed in float32, also under autocast."""
+        normed = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return normed.to(x.dtype)  # autocast gives float32
+
+
+class RMSNorm(nn.Module):
+    r"""y = x / sqrt(mean(x^2) + eps) * g      (Zhang & Sennrich 2019)"""
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    @property
+    def scale(self) -> Tensor:
+        """The gain g."""
+        return self.weight
+
+    def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+        """The normalised vectors; computed in float32, also under autocast."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        weight = self.scale.to(wide.dtype)  # the kernel needs both in one dtype
+        return F.rms_norm(wide, weight.shape, weight, self.eps).to(x.dtype)
+
+
+class RMSNormPlusOne(RMSNorm):
+    r"""y = x / sqrt(mean(x^2) + eps) * (1 + g)      (Gemma)
+
+    g is initialised to 0, so weight decay pulls the gain to 1.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__(dim, eps)
+        nn.init.zeros_(self.weight)
+
+    @property
+    def scale(self) -> Tensor:
+        """1 + g."""
+        return 1 + self.weight
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "layer": LayerNorm,
+    "rms": RMSNorm,
+    "rms_plus_one": RMSNormPlusOne,
+}
+
+
+Activation = Callable[[Tensor], Tensor]
+
+
+class FeedForward(nn.Module):
+    r"""y = f(x W_up + b) W_down + c,   f = ReLU (2017), GELU x Φ(x), its tanh form (GPT-2) …"""
+
+    def __init__(
+        self,
+        dim: int,
+        ffn_dim: int,
+        activation: Activation,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.up = nn.Linear(dim, ffn_dim, bias=bias)
+        self.down = nn.Linear(ffn_dim, dim, bias=bias)
+        self.activation, self.dropout = activation, dropout
+
+    def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+        """Project up, apply the activation, project down."""
+        hidden = self.activation(self.up(x))
+        return self.down(F.dropout(hidden, self.dropout, self.training))
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class GatedFeedForward(FeedForward):
+    r"""y = (x W_up ⊙ f(x W_gate)) W_down,   f = SiLU (SwiGLU) or GELU (GeGLU) (Shazeer 2020)."""
+
+    def __init__(
+        self,
+        dim: int,
+        ffn_dim: int,
+        activation: Activation,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(dim, ffn_dim, activation, bias, dropout)
+        self.gate = nn.Linear(dim, ffn_dim, bias=bias)
+
+    def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+        """Project up, multiply by the activated gate, project down."""
+        hidden = self.up(x) * self.activation(self.gate(x))
+        return self.down(F.dropout(hidden, self.dropout, self.training))
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """max(x, 0)^2 (So et al. 2021)."""
+    return torch.relu(x).square()
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh u), u = sqrt(2/π) (x + 0.044715 x³): GPT-2's GELU."""
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": F.relu,
+    "relu2": squared_relu,
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": F.silu,
+}
+GATES: dict[str, Activation] = {
+    "reglu": F.relu,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "geglu_tanh": ACTIVATIONS["gelu_tanh"],  # T5 v1.1, Gemma
+}
+FFNS: dict[str, Callable[..., FeedForward]] = {
+    **{name: partial(FeedForward, activation=f) for name, f in ACTIVATIONS.items()},
+    **{name: partial(GatedFeedForward, activation=f) for name, f in GATES.items()},
+}
+
 
 Stream = Float[Tensor, "batch time dim"]
 NormPlacement = Literal["pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"]

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, unknown
-from regard.nn.ffn import ACTIVATIONS
+from regard.nn.block import ACTIVATIONS
 from regard.nn.loss import IGNORED, cross_entropy, linear_cross_entropy, soft_cap
 from regard.nn.options import require_positive
 

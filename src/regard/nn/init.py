@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import nn
 
 from regard.nn.attention import Attention
-from regard.nn.ffn import FeedForward
+from regard.nn.block import FeedForward
 from regard.nn.head import Head
 from regard.nn.options import require_positive
 

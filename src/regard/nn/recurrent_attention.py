@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.config import Choice, make
 from regard.errors import ShapeError
-from regard.nn.functional import masked_softmax, merge_heads, split_heads
+from regard.nn.attention import masked_softmax, merge_heads, split_heads
 from regard.nn.score import SCORES
 from regard.nn.tap import Tap
 

@@ -8,10 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ShapeError
-from regard.nn.functional import split_heads
 from regard.nn.loss import soft_cap
 from regard.nn.options import require_positive
-from regard.nn.position.absolute import Sinusoidal
+from regard.nn.position import Sinusoidal
 
 Queries = Float[Tensor, "batch heads time head_dim"]
 Keys = Float[Tensor, "batch heads seen head_dim"]
@@ -244,7 +243,8 @@ class TransformerXL(Score):
         longest = k.shape[-2] - 1  # the largest distance
         distances = torch.arange(-longest, longest + 1, device=q.device).unsqueeze(0)
         encoded = self.sinusoidal.embed(distances).to(self.distance.weight.dtype)
-        r = split_heads(self.distance(encoded), self.heads).to(q.dtype)  # (1, heads, distances, d)
+        r = self.distance(encoded).unflatten(-1, (self.heads, -1))  # (1, distances, heads, d)
+        r = r.transpose(1, 2).to(q.dtype)
         by_distance = (q + self.distance_bias) @ r.transpose(-1, -2)
         i, j = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)
         index = (i - j + longest).clamp(0, 2 * longest)  # (batch, time, seen)

@@ -1,6 +1,6 @@
 """Tasks: what a model is trained for and how it is evaluated."""
 
-from regard.tasks.base import Objective, Task
+from regard.tasks.base import Task
 from regard.tasks.causal import Causal
 from regard.tasks.cbow import CBOWTask
 from regard.tasks.classify import Classify
@@ -29,7 +29,6 @@ __all__ = [
     "Forecast",
     "Label",
     "Masked",
-    "Objective",
     "Seq2Seq",
     "Tag",
     "Task",

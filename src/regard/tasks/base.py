@@ -98,15 +98,3 @@ def resolve_class_names(setting: list[str], in_data: Sequence[str]) -> list[str]
             "names are for classes that are numbered from 0 on, one for each"
         )
     return setting
-
-
-class Objective(nn.Module):
-    """A model and its task as one module from batch to loss, for torch.compile and DDP/FSDP."""
-
-    def __init__(self, model: nn.Module, task: Task) -> None:
-        super().__init__()
-        self.model, self.task = model, task
-
-    def forward(self, batch: Batch) -> Float[Tensor, ""]:
-        """The summed loss."""
-        return self.task.loss(self.model, batch)

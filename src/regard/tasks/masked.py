@@ -15,9 +15,9 @@ from regard.config import Choice, kind_of
 from regard.data.batch import MaskedBatch
 from regard.errors import ConfigError, DataError
 from regard.models.presets import ModelConfig
+from regard.nn.attention import Mask
 from regard.nn.head import IGNORED
 from regard.nn.loss import CHUNK_ELEMENTS, cross_entropy
-from regard.nn.mask import Mask
 from regard.tasks.base import Task, check_label_smoothing
 from regard.tasks.metrics import perplexity
 from regard.tasks.vocab_info import MASK, VocabInfo, encode_with_masks

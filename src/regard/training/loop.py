@@ -11,8 +11,7 @@ from torch import Tensor
 from regard.accel.cuda_graph import CudaGraphUpdate, Update
 from regard.data.batch import Batch
 from regard.seeds import step_seed
-from regard.tasks.base import Objective
-from regard.training.parallel.strategy import ParallelStrategy, SingleProcess
+from regard.training.parallel.strategy import Objective, ParallelStrategy, SingleProcess
 
 
 @dataclass(frozen=True, slots=True)

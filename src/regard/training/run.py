@@ -166,7 +166,7 @@ def _train(
     *,
     shard: bool,
 ) -> Iterator[Event]:
-    """Build the model and train it step by step; log, evaluate, save, and stop on signals."""
+    """Build the model, initialize or restore it, and train it."""
     settings, start = config.train, 0 if saved is None else saved.step
     torch.manual_seed(settings.seed)
     model = build_model(data.model)
@@ -177,7 +177,6 @@ def _train(
     if is_closed_form(config.model["family"]):
         yield from _fit(model, data, folder) if ranks.is_rank0 else ()
         return
-
     strategy = make_strategy(model, data, settings, ranks, device, shard=shard)
     all_optimizers = optimizers(settings.optimizer, strategy.local_model, settings.lr)
     strategy.attach(all_optimizers)
@@ -186,18 +185,24 @@ def _train(
     state.restore(saved)
     if saved is None:
         yield from evaluate_baseline(config, data, folder, ranks)
+    yield from _train_from(start, state)
 
-    log = Log(folder, settings.steps, data.example_ids, settings.accumulate)
+
+def _train_from(start: int, state: TrainState) -> Iterator[Event]:
+    """Train step by step; log, evaluate and save at their intervals, and stop on signals."""
+    settings, folder, strategy = state.config.train, state.folder, state.strategy
+    ranks = strategy.ranks
+    log = Log(folder, settings.steps, state.data.example_ids, settings.accumulate)
     evaluate_every, save_every = intervals(settings)
     started, done = time.perf_counter(), start
     with Interrupts() as interrupts:
         if state.evaluation_pending:
             yield from state.evaluate(start)
-        for step in () if state.stopped_early else _steps(state, start):
+        for step in () if state.stopped_early else _steps(start, state):
             done = step.number + 1
             last = done == settings.steps
             evaluating = last or done % evaluate_every == 0
-            ema.update(step.number)
+            state.ema.update(step.number)
             log.add(step)
             signal, flushing = strategy.all_reduce_max(
                 interrupts.received or 0, evaluating or log.due
@@ -221,7 +226,7 @@ def _train(
     yield RunFinished(folder.path, done, state.best.metrics, seconds, state.stopped_early)
 
 
-def _steps(state: TrainState, start: int) -> Iterator[Step]:
+def _steps(start: int, state: TrainState) -> Iterator[Step]:
     """The training steps `start` … `train.steps - 1` of this rank; batches are prefetched."""
     settings, data, device, strategy = state.config.train, state.data, state.device, state.strategy
     ranks, factor = strategy.ranks, schedule(settings.schedule, settings.steps)

@@ -113,7 +113,7 @@ def wait_for_wgmma(number):
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """An activation, by its name in `nn.ffn.ACTIVATIONS`."""
+    """An activation, by its name in `nn.block.ACTIVATIONS`."""
     if ACTIVATION == "silu":
         x = x * tl.sigmoid(x)
     elif ACTIVATION == "gelu_tanh":
@@ -152,7 +152,7 @@ def uniform(key, count):
 
 
 class Activation(NamedTuple):
-    """An activation by its name in `nn.ffn`, and whether it is that of a gate."""
+    """An activation by its name in `nn.block`, and whether it is that of a gate."""
 
     name: str = ""
     gated: bool = False

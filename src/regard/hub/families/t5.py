@@ -13,7 +13,7 @@ from typing import Any
 from regard.config import kind_of
 from regard.hub.family import Family, Settings, read_activation, read_gated_ffn, write_activation
 from regard.hub.weight_mapping import Rule, module_rules
-from regard.nn.ffn import GATES
+from regard.nn.block import GATES
 
 ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}
 FFN, GATED_FFN = {"wi": "up", "wo": "down"}, {"wi_0": "gate", "wi_1": "up", "wo": "down"}

@@ -7,9 +7,7 @@ from torch import nn
 
 from regard.models.cost.parts import BFLOAT16, FLOAT32, qkv_widths, stacks
 from regard.nn.attention import Attention
-from regard.nn.block import Block, Stack
-from regard.nn.ffn import ACTIVATIONS, FeedForward, GatedFeedForward
-from regard.nn.norm import RMSNorm
+from regard.nn.block import ACTIVATIONS, Block, FeedForward, GatedFeedForward, RMSNorm, Stack
 from regard.nn.position import T5, ALiBi, Rotary
 from regard.nn.recurrent import Cell
 from regard.nn.score import Additive, Score, Shaw, TransformerXL

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +25,7 @@ from regard.models.build import load_weights, weights
 from regard.models.cost import training_bytes
 from regard.nn.block import Block
 from regard.pipelines.base import TrainingData
-from regard.tasks.base import Objective
+from regard.tasks import Task
 from regard.training.optim import Muon
 from regard.training.parallel import launch
 from regard.training.parallel.ranks import SINGLE, Ranks, unscored_row
@@ -35,6 +36,18 @@ from regard.training.setup.device import (
 )
 
 T = TypeVar("T")
+
+
+class Objective(nn.Module):
+    """A model and its task as one module from batch to loss, for torch.compile and DDP/FSDP."""
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+
+    def forward(self, batch: Batch) -> Float[Tensor, ""]:
+        """The summed loss."""
+        return self.task.loss(self.model, batch)
 
 
 class ParallelStrategy:

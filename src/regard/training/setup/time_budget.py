@@ -14,12 +14,11 @@ from regard.errors import ConfigError
 from regard.models.build import build_model, count_parameters, describe, is_closed_form, resolve
 from regard.pipelines import prepare_training
 from regard.pipelines.base import TrainingData
-from regard.tasks import Objective
 from regard.training.loop import train
 from regard.training.optim import optimizers
 from regard.training.parallel import launch
 from regard.training.parallel.ranks import Ranks
-from regard.training.parallel.strategy import SingleProcess
+from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.setup.device import (
     autocast,
     checkpoint_activations,

@@ -2,7 +2,7 @@ import torch
 from torch.autograd import gradcheck
 
 import reference
-from regard.nn.functional import masked_softmax, merge_heads, repeat_kv_heads, split_heads
+from regard.nn.attention import masked_softmax, merge_heads, repeat_kv_heads, split_heads
 
 
 def test_masked_softmax_computes_the_formula():
