@@ -2,30 +2,17 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+import typer
 
 from cli.conftest import shell
+from regard.cli import app
 
-VERBS = [
-    "quickstart",
-    "train",
-    "resume",
-    "predict",
-    "import",
-    "export",
-    "diff",
-    "compare",
-    "plan",
-    "settings",
-    "evaluate",
-    "generate",
-    "translate",
-    "explain",
-    "info",
-]
+VERBS = list(typer.main.get_command(app).commands)
 LOADED = """
 import json, sys
 from regard.cli import main
@@ -57,6 +44,7 @@ def test_every_verb_is_listed_and_explains_itself(regard, verb):
     assert completed.code == 0
     for option in ("--quiet", "--debug"):
         assert option in completed.out
+    assert re.search(rf"^ +regard {verb}( .*)?$", completed.out, re.MULTILINE), "no example"
 
 
 def test_without_arguments_it_prints_an_overview(regard):

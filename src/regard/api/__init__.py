@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regard.api.comparison import Comparison, compare, run_names, takes_steps
+    from regard.api.diagnosis import OPTIONAL_PACKAGES, Diagnosis, doctor
     from regard.api.dry_run import TrainingPreview, preview
+    from regard.api.machine import driver_gpus
     from regard.api.model_info import ModelDiff, ModelInfo, diff, info, presets
     from regard.api.overrides import override_words
     from regard.api.pictures import by_length_curves, gradient_curves, history_curves
@@ -59,7 +61,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "regard.api.comparison": ("Comparison", "compare", "run_names", "takes_steps"),
+    "regard.api.diagnosis": ("OPTIONAL_PACKAGES", "Diagnosis", "doctor"),
     "regard.api.dry_run": ("TrainingPreview", "preview"),
+    "regard.api.machine": ("driver_gpus",),
     "regard.api.model_info": ("ModelDiff", "ModelInfo", "diff", "info", "presets"),
     "regard.api.pictures": ("by_length_curves", "gradient_curves", "history_curves"),
     "regard.api.planning": ("Plan", "plan"),
@@ -91,11 +95,13 @@ _NAMES = {
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "OPTIONAL_PACKAGES",
     "SAMPLERS",
     "AttentionMap",
     "BaselineEvaluated",
     "ByLength",
     "Comparison",
+    "Diagnosis",
     "Evaluated",
     "Event",
     "GradientFlow",
@@ -120,6 +126,8 @@ __all__ = [
     "configure",
     "device_of",
     "diff",
+    "doctor",
+    "driver_gpus",
     "export",
     "format_default",
     "gradient_curves",

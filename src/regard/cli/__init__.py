@@ -14,6 +14,7 @@ import typer
 from regard import api
 from regard.cli.compare import compare
 from regard.cli.diff import diff
+from regard.cli.doctor import doctor
 from regard.cli.evaluate import evaluate
 from regard.cli.explain import explain
 from regard.cli.export import export
@@ -60,6 +61,7 @@ for command in (
     compare,
     plan,
     settings,
+    doctor,
 ):
     name = command.__name__.rstrip("_")  # `import` is a Python keyword
     app.command(name)(with_common_options(command))

@@ -3,10 +3,12 @@
 import os
 import platform
 import sys
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
 
-from typer import Context
+from typer import Context, Exit, Option
 
+from regard import api
 from regard.cli.output import align_columns, bold, dim
 
 EXAMPLES = [
@@ -16,7 +18,24 @@ EXAMPLES = [
 ]
 
 
-def overview(context: Context) -> None:
+def _print_version(asked: bool) -> None:
+    if asked:
+        try:
+            print(f"regard {version('regard')}")
+        except PackageNotFoundError:
+            print("regard, from a source folder that is not installed")
+        raise Exit
+
+
+def overview(
+    context: Context,
+    show_version: Annotated[
+        bool,
+        Option(
+            "--version", help="Show the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """Sequence models from Shannon's chain to the Transformer: train, inspect and use them.
 
     Help for a command: regard COMMAND --help
@@ -30,6 +49,7 @@ def overview(context: Context) -> None:
     for line in align_columns(EXAMPLES):
         print(f"  {line}")
     print(f"\n{dim('all commands', out)}  regard --help")
+    print(f"{dim('is all here?', out)}  regard doctor")
 
 
 def machine() -> str:
@@ -46,12 +66,7 @@ def machine() -> str:
 
 
 def _gpu() -> str:
-    names = [
-        line.partition(":")[2].strip()
-        for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-        for line in file.read_text().splitlines()
-        if line.startswith("Model:")
-    ]
+    names = api.driver_gpus()
     if names:
         return f"{len(names)} × {names[0]}" if len(names) > 1 else names[0]
     if sys.platform == "darwin" and platform.machine() == "arm64":

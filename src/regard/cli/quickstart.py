@@ -27,6 +27,10 @@ def quickstart(
     """Train a small model to write numbers in French, and show what it learned.
 
     It takes under a minute on two cores; nothing is downloaded.
+
+    \b
+    regard quickstart
+    regard quickstart --out runs/numbers
     """
     with spinner("loading"):
         from regard.cli.explain import attention_text

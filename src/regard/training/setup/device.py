@@ -89,11 +89,11 @@ def use_threads(threads: int | None) -> None:
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise ConfigError(f"train.threads={threads} must lie between 1 and {MAX_THREADS:,}")
     torch.set_num_threads(
-        min(torch.get_num_threads(), _usable_cores()) if threads is None else threads
+        min(torch.get_num_threads(), usable_cores()) if threads is None else threads
     )
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
     """The CPU quota of this container in cores; without a quota, all cores."""
     try:
         quota, period = map(int, (CGROUP / "cpu.max").read_text().split())

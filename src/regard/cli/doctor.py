@@ -1,0 +1,41 @@
+"""`regard doctor`."""
+
+from dataclasses import asdict
+
+from regard import api
+from regard.api.units import with_prefix
+from regard.cli.options import Json
+from regard.cli.output import align_columns, print_json, print_section, spinner
+
+
+def doctor(as_json: Json = False) -> None:
+    """Show what this machine has, and what is missing for which command.
+
+    \b
+    regard doctor
+    regard doctor --json
+    """
+    with spinner("looking at this machine"):
+        found = api.doctor()
+    if as_json:
+        print_json(asdict(found))
+        return
+    gpus = ", ".join(found.gpus) or "none (none is needed)"
+    machine = [
+        ("cores", str(found.cores)),
+        ("memory", f"{with_prefix(found.memory, 'B')} free"),
+        ("disk", f"{with_prefix(found.disk, 'B')} free"),
+        ("GPU", gpus),
+        ("device", f"{found.device}; device=… chooses another"),
+        ("cache", found.cache),
+    ]
+    print_section("versions", align_columns(list(found.versions.items())))
+    print_section("this machine", align_columns(machine))
+    present = [(o, found.packages[o.package]) for o in api.OPTIONAL_PACKAGES]
+    rows = [(o.package, version, o.purpose) for o, version in present if version]
+    if rows:
+        print_section("optional packages", align_columns(rows))
+    missing = [(o.package, o.purpose, o.install) for o, version in present if not version]
+    if missing:
+        print_section("not installed, and needed only for", align_columns(missing))
+    print_section("problems", found.problems or ["none"])
