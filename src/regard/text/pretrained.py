@@ -16,7 +16,8 @@ from regard.files.untrusted import as_checkpoint_error
 from regard.text import sentencepiece
 from regard.text.pair_tokenizers import JOINT, SOURCE, TARGET, PairTokenizers
 from regard.text.special_tokens import HF_KEYS, SpecialTokens, Table, read_tables
-from regard.text.tokenizer import CONFIG_FILES, Tokenizer, try_encoding
+from regard.text.tokenizer import CONFIG_FILES, Tokenizer
+from regard.text.tokenizer_limits import check_added_tokens, check_token_lengths
 from regard.text.vocab_files import read_bpe, read_vocab, read_wordpiece
 
 SETTINGS_FILES = ("tokenizer_config.json", *CONFIG_FILES)
@@ -129,8 +130,7 @@ def _finish(
     added = [AddedToken(token, special=True, normalized=False) for token in tokens.values()]
     backend.add_special_tokens(added)
     backend.post_processor = _post_processor(backend, *family.template, tokens)
-    try_encoding(backend)
-    return _with_bos_eos(Tokenizer(backend, special_tokens), settings)
+    return _with_bos_eos(Tokenizer(backend, special_tokens).try_out(folder), settings)
 
 
 def _with_bos_eos(tokenizer: Tokenizer, settings: Table) -> Tokenizer:
@@ -180,6 +180,9 @@ def _add_tokens(backend: tokenizers.Tokenizer, settings: Table, folder: Path) ->
     for id, entry in dict(settings.get("added_tokens_decoder") or {}).items():
         flags = {key: entry[key] for key in entry if key not in ("content", "__type")}
         added_tokens[int(id)] = AddedToken(entry["content"], **flags)
+    texts = [token.content for token in added_tokens.values()]
+    check_token_lengths(texts)
+    check_added_tokens(texts)
     for id, added in sorted(added_tokens.items()):
         backend.add_tokens([added])
         if backend.token_to_id(added.content) != id:

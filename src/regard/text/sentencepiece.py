@@ -18,12 +18,19 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from regard.errors import CheckpointError
 from regard.files.untrusted import check_charsmap, read_bytes
 from regard.text.tokenizer import OTHER_SIDE, SPACE
+from regard.text.tokenizer_limits import (
+    MAX_TOKEN_LENGTH,
+    MAX_UNIGRAM_PREFIXES,
+    check_prefixes,
+    check_token_lengths,
+)
 
 UNIGRAM, BPE = 1, 2  # trainer_model.model_type_type
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces
 PIECE_TYPES = {NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE}
 CONTROL_TEXT = re.compile(r"<[a-z]+>|</s>|>>.+<<")
-MAX_PIECE_LENGTH = 1 << 16  # characters; real pieces have some tens
+# A piece of n characters has n - 1 cuts into two pieces of n characters: n ** 2 are copied.
+MAX_CUTS = 200_000_000  # for all pieces of a BPE model; Gemma has 16 million
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +228,12 @@ def _check(model: SentencePieceModel) -> None:
         _fail("it uses byte_fallback but lacks some of the 256 byte pieces")
     if model.charsmap:
         check_charsmap(model.charsmap)
+    texts = [piece.text for piece in model.pieces]
+    check_token_lengths(texts)
+    if model.model_type == UNIGRAM:
+        check_prefixes(texts, MAX_UNIGRAM_PREFIXES, "it")
+    elif sum(len(text) ** 2 for text in texts) > MAX_CUTS:
+        _fail("its pieces are too long")
 
 
 def _parse_piece(data: bytes) -> Piece:
@@ -232,10 +245,10 @@ def _parse_piece(data: bytes) -> Piece:
             (score,) = struct.unpack("<f", _bytes(value))
         elif number == 3:
             kind = value if value in PIECE_TYPES else _fail(f"unknown piece type {value!r}")
-    if not text or len(text) > MAX_PIECE_LENGTH or not math.isfinite(score):
+    if not text or len(text) > MAX_TOKEN_LENGTH or not math.isfinite(score):
         _fail(
             f"a piece has {len(text)} characters and score {score}; it must have 1 to "
-            f"{MAX_PIECE_LENGTH:,} characters and a finite score"
+            f"{MAX_TOKEN_LENGTH:,} characters and a finite score"
         )
     return Piece(text, score, kind)
 

@@ -14,15 +14,10 @@ from typing import Any, Self
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, models, normalizers
 
-from regard.errors import CheckpointError, ConfigError, DataError, unknown
-from regard.files.untrusted import (
-    as_checkpoint_error,
-    check_tokenizer_json,
-    parse_json,
-    read_text,
-)
+from regard.errors import CheckpointError, ConfigError, DataError, RegardError, unknown
+from regard.files.untrusted import as_checkpoint_error, read_text
 from regard.text.special_tokens import (
     HF_KEYS,
     SPECIAL_TOKENS,
@@ -31,6 +26,7 @@ from regard.text.special_tokens import (
     config_path,
     read_tables,
 )
+from regard.text.tokenizer_limits import Pace, parse_tokenizer_json
 
 SPACE = "▁"  # how SentencePiece vocabularies write a space
 JOINER = "￭"  # in word vocabularies: no space on this side (OpenNMT's joiner)
@@ -38,7 +34,14 @@ JOINER = "￭"  # in word vocabularies: no space on this side (OpenNMT's joiner)
 CONFIG_FILES = ("special_tokens_map.json", "generation_config.json", "config.json")
 CHARACTER = r"[\s\S]"  # the regular expression that splits text into characters
 OTHER_SIDE = "\uffff"  # prefix of the other language's pieces, where two languages share ids
-TRIAL_TEXT = "a B 1.\n\U0010fffd"  # the last character is in no vocabulary
+FAILURE = "the tokenizer fails on this input; it is damaged or hostile, use another one"
+# Encoded and decoded when a tokenizer is loaded. The first character is in no vocabulary.
+TRIAL_TEXT = (
+    '\U0010fffd a B 1.\nThe quick brown fox, aged 12, said: "It\'s 3,141.59 (or so)!"\r\n\t'
+    f"{'a' * 50} {'0' * 50} {'_' * 50} Très cher Müller, "
+    "Быстрая лиса, 敏捷的狐狸 素早い狐 여우 लोमड़ी ثعلب 🦊\n\n\n    def f(x_1): return [x_1] # end\n"
+)
+TRIALS = 8  # times that text
 KINDS = {  # by the model type in tokenizer.json
     "BPE": "bpe",
     "WordPiece": "wordpiece",
@@ -72,6 +75,8 @@ class Tokenizer:
         backend.encode_special_tokens = True
         backend.no_padding()
         backend.no_truncation()
+        if isinstance(backend.model, models.BPE):
+            backend.model.dropout = None  # or the ids of a text would be random
         table = json.loads(backend.to_str())
         self._backend = backend
         self._specials = {
@@ -81,6 +86,7 @@ class Tokenizer:
         }
         self._byte_level = '"ByteLevel"' in json.dumps([table["decoder"], table["pre_tokenizer"]])
         self._code_point_ids: NDArray[np.uint32] | None = None  # char: id by code point
+        self._encode_pace, self._decode_pace = Pace("characters"), Pace("ids")
         self._template = Template.from_post_processor(table["post_processor"])
         if special_tokens is None:
             special_tokens = SpecialTokens.read(backend, [])
@@ -89,6 +95,9 @@ class Tokenizer:
         self.size = max(
             1 + max(backend.get_vocab().values(), default=-1), self.special_tokens.vocab_size
         )
+        for part, _ in (*self._template.single, *self._template.pair):
+            if isinstance(part, int):
+                self._check_id(part)
 
     def __len__(self) -> int:
         return self.size
@@ -109,7 +118,9 @@ class Tokenizer:
     def unknown_parts(self, text: str) -> list[str]:
         """The distinct parts of a text that are encoded as `<unk>`, or dropped if there is none."""
         unk = self.special_id("unk")
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        check_text(text)
+        self._encode_pace.check(self._encode, text)
+        encoding = self._encode(text)
         spans = list(zip(encoding.ids, encoding.offsets, strict=True))
         if unk is not None:
             return list(dict.fromkeys(text[begin:end] for id, (begin, end) in spans if id == unk))
@@ -124,7 +135,9 @@ class Tokenizer:
             return [self.encode(text) for text in texts]
         for text in texts:
             check_text(text)
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        self._encode_pace.check(self._encode, max(texts, key=len, default=""))
+        with as_checkpoint_error(FAILURE):
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
@@ -167,8 +180,8 @@ class Tokenizer:
         ids = list(ids)
         for id in {min(ids), max(ids)} if ids else ():
             self._check_id(id)
-        text: str = self._backend.decode(ids, skip_special_tokens=True)
-        return text
+        self._decode_pace.check(self._decode, ids)
+        return self._decode(ids)
 
     def piece(self, id: int) -> str:
         """One token for display: ' the', not 'Ġthe'; an incomplete UTF-8 sequence as '<0xE2>'."""
@@ -284,11 +297,17 @@ class Tokenizer:
         config_files = CONFIG_FILES if path.name == "tokenizer.json" else ()
         tables = read_tables(path.parent, config_path(path).name, *config_files)
         with as_checkpoint_error(f"{path} is not a tokenizer.json, or damaged"):
-            check_tokenizer_json(parse_json(text))
+            parse_tokenizer_json(text)
             backend = tokenizers.Tokenizer.from_str(text)
-            tokenizer = cls(backend, SpecialTokens.read(backend, tables))
-            try_encoding(backend)
-            return tokenizer
+            return cls(backend, SpecialTokens.read(backend, tables)).try_out(path)
+
+    def try_out(self, path: Path) -> Self:
+        """Encode and decode a text, so that a vocabulary that cannot do so fails when loaded."""
+        try:
+            self.decode(self.encode(TRIAL_TEXT * TRIALS))
+        except RegardError as error:
+            raise CheckpointError(f"{path} cannot be used: {error}") from error
+        return self
 
     def fingerprint(self) -> str:
         """sha256 of the canonical JSON, including special tokens that are not `is_native`."""
@@ -316,6 +335,15 @@ class Tokenizer:
     def is_native(self) -> bool:
         """Whether the special tokens are `SPECIAL_TOKENS`, as in vocabularies trained here."""
         return self.special_tokens == SpecialTokens.read(self._backend, [])
+
+    def _encode(self, text: str) -> Any:
+        with as_checkpoint_error(FAILURE):
+            return self._backend.encode(text, add_special_tokens=False)
+
+    def _decode(self, ids: list[int]) -> str:
+        with as_checkpoint_error(FAILURE):
+            text: str = self._backend.decode(ids, skip_special_tokens=True)
+        return text
 
     def _required_id(self, name: str) -> int:
         id = self.special_id(name)
@@ -360,11 +388,6 @@ def check_text(text: str) -> str:
     return text
 
 
-def try_encoding(backend: tokenizers.Tokenizer) -> None:
-    """Encode and decode a short text, so that a vocabulary that cannot do so fails when loaded."""
-    backend.decode(backend.encode(TRIAL_TEXT, add_special_tokens=False).ids)
-
-
 def check_size(size: int, required: int, description: str) -> None:
     """Raise ConfigError if `size` is less than the special and the `required` tokens."""
     minimum = len(SPECIAL_TOKENS) + required
@@ -400,7 +423,8 @@ def _kind(table: dict[str, Any]) -> str:
     by_character = {"type": "Split", "pattern": {"Regex": CHARACTER}}
     pre_tokenizer = table["pre_tokenizer"] or {}
     is_char = {key: pre_tokenizer.get(key) for key in by_character} == by_character
-    return "char" if is_char and "<unk>" in model["vocab"] else "word"
+    by_table = table["normalizer"] in (None, {"type": "Lowercase"}) and "<unk>" in model["vocab"]
+    return "char" if is_char and by_table else "word"
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:

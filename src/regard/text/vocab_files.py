@@ -9,6 +9,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from regard.errors import CheckpointError
 from regard.files.untrusted import check_vocab_ids, read_json, read_text
 from regard.text.special_tokens import Table
+from regard.text.tokenizer_limits import check_token_lengths
 
 # Qwen's pre-tokenizer: unlike in GPT-2, each digit is split off, a word may begin with any one
 # punctuation mark, and contractions are recognised in upper case too.
@@ -55,6 +56,7 @@ def read_wordpiece(vocab: Path, settings: Table) -> tokenizers.Tokenizer:
         raise CheckpointError(f"{vocab} is not UTF-8") from None
     while pieces and not pieces[-1]:
         pieces.pop()
+    check_token_lengths(pieces)
     ids = {piece: id for id, piece in enumerate(pieces)}  # of equal lines the last counts
     lower = settings.get("do_lower_case")
     if lower is None:
@@ -82,6 +84,7 @@ def read_vocab(path: Path) -> dict[str, int]:
         raise CheckpointError(f"{path} is damaged: every token must have an id")
     if len(set(ids)) < len(ids):
         raise CheckpointError(f"{path} is damaged: two tokens have the same id")
+    check_token_lengths(table)
     return table
 
 

@@ -1,0 +1,444 @@
+"""Limits on tokenizers from untrusted files: what a tokenizer.json may contain, and its pace.
+
+A tokenizer is a small program: its normalizer may multiply a text, its regular expressions may
+take exponential time, and its vocabulary is copied into tables. `check_tokenizer_json` refuses
+what has no bound; `Pace` measures the rest while texts are encoded and decoded.
+"""
+
+import binascii
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
+
+from regard.errors import DataError
+from regard.files.untrusted import (
+    MAX_REPLACEMENT,
+    check_charsmap,
+    check_vocab_ids,
+    parse_json,
+    quote,
+)
+
+Table = dict[str, Any]
+T = TypeVar("T", str, list[int])
+
+MAX_TOKEN_LENGTH = 4096  # characters; GPT-2's longest token has 128
+MAX_STEPS = 64  # normalizers, pre-tokenizers or decoders; real files have at most ten
+MAX_DEPTH = 8  # of sequences in sequences
+# Characters per character of a text, if every step has its worst case. NFKC makes 18 characters
+# of one Arabic ligature, so that real tokenizers reach 2,000, though not for ordinary text.
+MAX_GROWTH = 10_000
+MAX_TEMPLATE = 256  # parts of a post-processor
+# Prefixes of tokens, which are the nodes of the tries that the library builds: 340 bytes each for
+# Unigram. mT5, of 250,000 pieces, has about a million.
+MAX_UNIGRAM_PREFIXES = 1_400_000
+MAX_ADDED_PREFIXES = 400_000
+MAX_TOKENS = 400_000  # Gemma has 262,144
+MAX_ADDED_TOKENS, MAX_ADDED_LENGTH = 100_000, 2_000_000  # and characters of all together
+
+UNICODE_GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 24}
+NORMALIZERS = {*UNICODE_GROWTH, "Nmt", "Strip", "StripAccents"}
+NORMALIZERS |= {"ByteLevel", "Precompiled", "Prepend", "Replace", "Sequence"}
+PRE_TOKENIZERS = {"BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength"}
+PRE_TOKENIZERS |= {"Metaspace", "Punctuation", "Sequence", "Split", "UnicodeScripts", "Whitespace"}
+PRE_TOKENIZERS |= {"WhitespaceSplit"}
+DECODERS = {"BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace", "Replace"}
+DECODERS |= {"Sequence", "Strip", "WordPiece"}
+PARTS = {  # of a tokenizer.json: the steps that each may have, and the key of nested steps
+    "normalizer": (NORMALIZERS, "normalizers"),
+    "pre_tokenizer": (PRE_TOKENIZERS, "pretokenizers"),
+    "decoder": (DECODERS, "decoders"),
+}
+
+
+def parse_tokenizer_json(text: str) -> Table:
+    """Parse and check a tokenizer.json; raise ValueError if it cannot be used safely."""
+    table = parse_json(text, _without_duplicates)
+    check_tokenizer_json(table)
+    return table  # type: ignore[no-any-return]
+
+
+def check_tokenizer_json(table: Any) -> None:
+    """Raise ValueError for a tokenizer.json that takes unbounded time or memory, or that panics."""
+    if not isinstance(table, dict) or not isinstance(table.get("model"), dict):
+        raise ValueError("it is not a JSON object with a model")
+    _check_vocab(table["model"], _tables(table.get("added_tokens"), "added_tokens"))
+    growth = {name: _check_steps(table.get(name), name) for name in PARTS}
+    encoded, decoded = growth["normalizer"] * growth["pre_tokenizer"], growth["decoder"]
+    if encoded > MAX_GROWTH or decoded > MAX_REPLACEMENT:
+        raise ValueError(
+            f"it may make a text {max(encoded, decoded):.0g} times as long, and the limit is "
+            f"{MAX_GROWTH:,} when encoding and {MAX_REPLACEMENT} when decoding"
+        )
+    processor = json.dumps(table.get("post_processor"))
+    if processor.count('"type_id"') > MAX_TEMPLATE:
+        raise ValueError(f"its post_processor has more than {MAX_TEMPLATE} parts")
+
+
+def check_token_lengths(tokens: Iterable[Any]) -> None:
+    """Raise ValueError for a token that is longer than any real one."""
+    longest = max((token for token in tokens if isinstance(token, str)), key=len, default="")
+    if len(longest) > MAX_TOKEN_LENGTH:
+        raise ValueError(
+            f"token {quote(longest, 40)} has {len(longest):,} characters, and the limit is "
+            f"{MAX_TOKEN_LENGTH:,}"
+        )
+
+
+def check_added_tokens(tokens: Sequence[Any]) -> None:
+    """Raise ValueError for added tokens that the library would search for too long."""
+    characters = sum(len(token) for token in tokens if isinstance(token, str))
+    if len(tokens) > MAX_ADDED_TOKENS or characters > MAX_ADDED_LENGTH:
+        raise ValueError(
+            f"it has {len(tokens):,} added tokens of {characters:,} characters, and the limits are "
+            f"{MAX_ADDED_TOKENS:,} and {MAX_ADDED_LENGTH:,}"
+        )
+    check_prefixes(tokens, MAX_ADDED_PREFIXES, "added_tokens")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> Table:
+    """The library may take another one of two equal keys than the checks here."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a JSON object has the same key twice")
+    return table
+
+
+def _check_vocab(model: Table, added_tokens: list[Table]) -> None:
+    vocab = model.get("vocab")
+    if isinstance(vocab, list):  # Unigram: pairs of token and score
+        tokens = [pair[0] for pair in vocab if isinstance(pair, list) and pair]
+        check_prefixes(tokens, MAX_UNIGRAM_PREFIXES, "vocab")
+        ids: list[Any] = list(range(len(vocab)))
+    else:
+        tokens = list(vocab) if isinstance(vocab, dict) else []
+        ids = list(vocab.values()) if isinstance(vocab, dict) else []
+    added = [token.get("content") for token in added_tokens]
+    check_vocab_ids([*ids, *(token.get("id") for token in added_tokens)])
+    affixes = [model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix")]
+    check_token_lengths([*tokens, *added, *affixes])
+    if len(tokens) > MAX_TOKENS:
+        raise ValueError(f"it has {len(tokens):,} tokens, and the limit is {MAX_TOKENS:,}")
+    check_added_tokens(added)
+    word_length = model.get("max_input_chars_per_word")
+    if isinstance(word_length, int) and word_length > MAX_TOKEN_LENGTH:
+        raise ValueError(f"max_input_chars_per_word is more than {MAX_TOKEN_LENGTH:,}")
+
+
+def check_prefixes(tokens: Collection[Any], limit: int, what: str) -> None:
+    """Raise ValueError for tokens whose trie is too large for the memory."""
+    texts = [token.encode("utf-8", "surrogatepass") for token in tokens if isinstance(token, str)]
+    if sum(map(len, texts)) <= limit:
+        return
+    texts.sort()
+    prefixes = 0
+    for last, text in pairwise([b"", *texts]):
+        shared = next((i for i, (a, b) in enumerate(zip(last, text, strict=False)) if a != b), None)
+        prefixes += len(text) - (min(len(last), len(text)) if shared is None else shared)
+        if prefixes > limit:
+            raise ValueError(f"the tokens in {what} have more than {limit:,} different prefixes")
+
+
+def _tables(value: Any, name: str) -> list[Table]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise ValueError(f"{name} is not a list of objects")
+    return value
+
+
+def _check_steps(step: Any, part: str) -> float:
+    """The largest growth of a text by a normalizer, pre-tokenizer or decoder."""
+    if step is None:
+        return 1.0
+    known, nested_key = PARTS[part]
+    growth, steps = 1.0, 0
+    stack = [(step, 1)]
+    while stack:
+        step, depth = stack.pop()
+        steps += 1
+        if steps > MAX_STEPS or depth > MAX_DEPTH:
+            raise ValueError(
+                f"its {part} has more than {MAX_STEPS} steps, or more than {MAX_DEPTH} levels"
+            )
+        kind = step.get("type") if isinstance(step, dict) else None
+        if not isinstance(kind, str) or kind not in known:
+            raise ValueError(f"its {part} has a step of unknown type {quote(kind, 40)}")
+        if kind == "Sequence":
+            stack += [(inner, depth + 1) for inner in _tables(step.get(nested_key), nested_key)]
+            continue
+        factor = _growth(step, part)
+        if factor > MAX_REPLACEMENT:
+            raise ValueError(
+                f"a {kind} of its {part} makes {factor:g} characters of one, and the limit is "
+                f"{MAX_REPLACEMENT}"
+            )
+        growth *= factor
+    return growth
+
+
+def _growth(step: Table, part: str) -> float:
+    """The largest number of characters that a step makes of one."""
+    kind = step["type"]
+    if kind in ("Replace", "Split"):
+        return _replacement_growth(step)
+    if kind == "Prepend":  # once for each text, however short
+        return 1.0 + len(_string(step, "prepend"))
+    if kind == "Precompiled":
+        charsmap = step.get("precompiled_charsmap")
+        if not isinstance(charsmap, str):
+            raise ValueError("precompiled_charsmap is not a string")
+        return check_charsmap(binascii.a2b_base64(charsmap, strict_mode=True))
+    if part == "decoder":
+        texts = [value for value in step.values() if isinstance(value, str)]
+        check_token_lengths(texts)
+        if kind in ("BPEDecoder", "CTC") and not all(texts):  # found between all characters
+            raise ValueError(f"a {kind} of its decoder replaces an empty text")
+        return 2.0 if kind in ("BPEDecoder", "CTC", "WordPiece") else 1.0  # they insert spaces
+    if kind == "ByteLevel":  # a character for each byte, after one space
+        return 5.0
+    return 2.0 if kind == "Metaspace" else UNICODE_GROWTH.get(kind, 1)
+
+
+def _replacement_growth(step: Table) -> float:
+    pattern = step.get("pattern")
+    if not isinstance(pattern, dict) or len(pattern) != 1:
+        raise ValueError(f"the pattern of a {step['type']} is {quote(pattern, 40)}")
+    ((syntax, expression),) = pattern.items()
+    if not isinstance(expression, str) or not expression:
+        raise ValueError(f"the pattern of a {step['type']} is empty")
+    content = 0 if step["type"] == "Split" else len(_string(step, "content"))
+    if syntax == "String":
+        return max(1.0, content / len(expression))
+    width = check_regex(expression)
+    return max(1.0, content / width.shortest if width.shortest else 1.0 + content)
+
+
+def _string(step: Table, key: str) -> str:
+    value = step.get(key)
+    if not isinstance(value, str):
+        raise ValueError(f"{key} of a {step['type']} is not a text")
+    return value
+
+
+# Regular expressions
+
+MAX_REGEX_LENGTH = 10_000
+MAX_LOOPS = 3  # repetitions without a limit, one after the other: time = length ** loops
+MANY = 100  # a repetition up to more than that counts as one without a limit
+ANCHORS, CHARACTERS = "AzZbBGyY", "dDhHsSwWnrtfvaeNO0"
+
+
+class Width(NamedTuple):
+    """The lengths of the texts that a regular expression matches, and its nested loops."""
+
+    shortest: int
+    longest: float
+    loops: int
+    branches: int = 1
+
+
+def check_regex(expression: str) -> Width:
+    r"""Raise ValueError for an expression of Oniguruma's syntax that may backtrack for long.
+
+    A part that is repeated without a limit must not be so itself, nor match an empty text: (a+)+
+    is refused. Back references, recursion and conditions are refused too.
+
+    >>> check_regex(r"\p{L}+|[^\s]{2}")
+    Width(shortest=1, longest=inf, loops=1, branches=2)
+    """
+    if len(expression) > MAX_REGEX_LENGTH:
+        raise ValueError(f"a regular expression has {len(expression):,} characters")
+    reader = _RegexReader(expression)
+    width = reader.alternatives(0)
+    if reader.at < len(expression):
+        reader.refuse("has a ) without a (")
+    return width
+
+
+class _RegexReader:
+    """Recursive descent over the part of Oniguruma's syntax that tokenizers use."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+
+    def refuse(self, problem: str) -> Any:
+        raise ValueError(f"the regular expression {quote(self.text)} {problem}")
+
+    def take(self, prefix: str) -> bool:
+        taken = self.text.startswith(prefix, self.at)
+        self.at += len(prefix) * taken
+        return taken
+
+    def alternatives(self, depth: int) -> Width:
+        if depth > 50:
+            self.refuse("is nested too deeply")
+        branches = [self.sequence(depth)]
+        while self.take("|"):
+            branches.append(self.sequence(depth))
+        return Width(
+            min(branch.shortest for branch in branches),
+            max(branch.longest for branch in branches),
+            max(branch.loops for branch in branches),
+            max(len(branches), *(branch.branches for branch in branches)),
+        )
+
+    def sequence(self, depth: int) -> Width:
+        shortest, longest, loops, branches = 0, 0.0, 0, 1
+        while self.at < len(self.text) and self.text[self.at] not in "|)":
+            part = self.repeated(self.atom(depth))
+            shortest += part.shortest
+            longest += part.longest
+            loops += part.loops
+            branches = max(branches, part.branches)
+        if loops > MAX_LOOPS:
+            self.refuse(f"has more than {MAX_LOOPS} unlimited repetitions in a row")
+        return Width(shortest, longest, loops, branches)
+
+    def repeated(self, part: Width) -> Width:
+        while True:
+            bounds = self.quantifier()
+            if bounds is None:
+                return part
+            least, most = bounds
+            # `?` after a quantifier makes it lazy, `+` possessive.
+            self.take("?") or self.take("+")
+            if most > MANY:
+                if part.loops or not part.shortest:
+                    self.refuse("repeats a part that is repeated itself, or that may be empty")
+                # Alternatives and lengths are ambiguous: the library itself gives up after a while.
+                varies = part.longest > part.shortest or part.branches > 1
+                part = Width(least * part.shortest, math.inf, 2 if varies else 1)
+            else:
+                loops = part.loops * max(1, int(most))
+                longest = most * part.longest if most else 0.0
+                part = Width(least * part.shortest, longest, loops, part.branches)
+
+    def quantifier(self) -> tuple[int, float] | None:
+        for sign, bounds in {"*": (0, math.inf), "+": (1, math.inf), "?": (0, 1.0)}.items():
+            if self.take(sign):
+                return bounds
+        end = self.text.find("}", self.at)
+        if not self.text.startswith("{", self.at) or end < 0:
+            return None
+        least, comma, most = self.text[self.at + 1 : end].partition(",")
+        digits = least + most
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 12):
+            return None  # a literal brace
+        self.at = end + 1
+        first = int(least or 0)
+        return first, float(most or math.inf) if comma else float(first)
+
+    def atom(self, depth: int) -> Width:
+        one = Width(1, 1.0, 0)
+        character = self.text[self.at]
+        self.at += 1
+        if character == "(":
+            return self.group(depth)
+        if character == "[":
+            self.skip_class(depth)
+            return one
+        if character == "\\":
+            return self.escape()
+        return Width(0, 0.0, 0) if character in "^$" else one
+
+    def group(self, depth: int) -> Width:
+        looks_around = any(map(self.take, ("?=", "?!", "?<=", "?<!")))
+        if not looks_around and self.take("?") and not any(map(self.take, (":", ">"))):
+            self.options_or_name()
+            if self.take(")"):  # (?i): for the rest of the expression
+                return Width(0, 0.0, 0)
+        inside = self.alternatives(depth + 1)
+        if not self.take(")"):
+            self.refuse("has a ( without a )")
+        return Width(0, 0.0, inside.loops, inside.branches) if looks_around else inside
+
+    def options_or_name(self) -> None:
+        if self.take("<") or self.take("P<"):
+            end = self.text.find(">", self.at)
+            if end < 0:
+                self.refuse("has an unknown group")
+            self.at = end + 1
+            return
+        while self.at < len(self.text) and self.text[self.at] in "im-":
+            self.at += 1
+        if not self.take(":") and not self.text.startswith(")", self.at):
+            self.refuse("has an unknown group")
+
+    def escape(self) -> Width:
+        if self.at == len(self.text):
+            self.refuse("ends with a backslash")
+        character = self.text[self.at]
+        self.at += 1
+        if character in "pPxu":
+            end = self.text.find("}", self.at)
+            if self.text.startswith("{", self.at) and end > 0:
+                self.at = end + 1
+            elif character in "pP":
+                self.refuse(f"has a \\{character} without a name in braces")
+            else:
+                self.at += 2 if character == "x" else 4
+        elif character == "R":
+            return Width(1, 2.0, 0)
+        elif character in ANCHORS:
+            return Width(0, 0.0, 0)
+        elif character.isalnum() and character not in CHARACTERS:
+            self.refuse(f"has \\{character}, which is not supported")
+        return Width(1, 1.0, 0)
+
+    def skip_class(self, depth: int) -> None:
+        """The characters between brackets, which may contain others: [a-z&&[^x]], [[:alpha:]]."""
+        if depth > 50:
+            self.refuse("is nested too deeply")
+        self.take("^")
+        first = True
+        while self.at < len(self.text):
+            character = self.text[self.at]
+            self.at += 1
+            if character == "\\":
+                self.escape()
+            elif character == "[":
+                self.skip_class(depth + 1)
+            elif character == "]" and not first:
+                return
+            first = False
+        self.refuse("has a [ without a ]")
+
+
+class Pace:
+    """Refuses texts that a tokenizer is too slow for, before it is given the whole of them.
+
+    The time of a hostile tokenizer grows faster than the length of the text. So a text that is
+    longer than any before is first tried in part, and each part may be half as long again as the
+    last that was fast enough:
+
+        seconds <= START + PER_ITEM * length
+    """
+
+    START = 0.1  # seconds
+    PER_ITEM = 20e-6  # seconds per character or id; the slowest tokenizers take 3e-6
+    FIRST = 16  # characters or ids that are never too many
+    ENOUGH = 1 << 16  # a tokenizer that was fast for so many is fast
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.tried = self.FIRST
+
+    def check(self, call: Callable[[T], object], longest: T) -> None:
+        """Call with growing parts of `longest`; raise DataError if one takes too long."""
+        while self.tried < min(len(longest), self.ENOUGH):
+            length = min(3 * self.tried // 2, len(longest))
+            # The time of this thread: other programs and threads do not count.
+            began = time.thread_time()
+            call(longest[:length])
+            seconds = time.thread_time() - began
+            if seconds > self.START + self.PER_ITEM * length:
+                raise DataError(
+                    f"the tokenizer takes {seconds:.1f} s for {length} {self.what}; "
+                    "it is damaged or hostile, use another one"
+                )
+            self.tried = length

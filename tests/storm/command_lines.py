@@ -1,0 +1,196 @@
+"""Random command lines: every command, its own options, sound and senseless values.
+
+    command_lines.py FOLDER COUNT SEED
+
+runs COUNT of them in this process, in FOLDER (`prepare` fills it), and prints those that end in a
+traceback or take too long as JSON.
+"""
+
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import typer
+
+from cli.conftest import PAIR_WORDS, TEXT_WORDS
+from regard.cli import app, main
+from training.runs import write_data
+
+SECONDS = 60  # for one command; a run of two steps takes one
+ADDRESS_SPACE = 12 << 30  # bytes: what asks for more must be refused, not swapped
+CODES = {0, 1, 2, 3, 4, 5}
+SMALL = ["model.dim=8", "model.layers=1", "model.heads=2", "train.batch=2", "train.steps=2"]
+PLACES = ["runs/text", "runs/pairs", "runs/labels", "cats.txt", "pairs.tsv", "labels.tsv", "x.csv"]
+PLACES += ["nowhere", ".", "/", "/dev/null", "gpt2", "llama", "quickstart", "empty.txt", "x.npz"]
+PLACES += ["runs", "runs/text/model.safetensors", "recipe.toml", "ngram", "seq2seq", "hf://x/y"]
+NUMBERS = ["0", "1", "2", "-1", "3.5", "nan", "inf", "-inf", "1e308", "1e-320", "٣", "1_0", "0x10"]
+NUMBERS += ["99999999999999999999", "-0", "+1", "1e3", "½", " 1", "1 ", "007", "true", "None"]
+TEXTS = [
+    "",
+    " ",
+    "the cat",
+    "x" * 3000,
+    "\0",
+    "\udcff",
+    "🦊",
+    "-",
+    "--",
+    "=",
+    "a=b",
+    "'",
+    '"',
+    "\\",
+]
+TEXTS += ["{}", "[]", "{", "[1", "null", "%s", "$(x)", "../..", "a\nb", "\x1b[31m", "*", "~", ","]
+SETTINGS = ["model.dim", "model.layers", "model.heads", "model.context", "model.position", "model"]
+SETTINGS += ["model.norm", "model.dropout", "model.ffn", "model.vocab_size", "train.batch", "seed"]
+SETTINGS += ["train.lr", "train.optimizer", "train.schedule", "train.warmup", "train.clip", "train"]
+SETTINGS += ["train.ema", "train.save_every", "train.evaluate_every", "train.precision", "device"]
+SETTINGS += ["data.path", "data.tokenizer", "data.tokenizer.size", "data.validation", "data.kind"]
+SETTINGS += [
+    "task",
+    "task.kind",
+    "train.accumulate",
+    "train.compile",
+    "train.keep",
+    "data",
+    "start",
+]
+SETTINGS += ["", ".", "a.b.c", "model.nonsense", "train.baseline", "data.columns", "data.lower"]
+SAMPLERS = ["top_k", "top_p", "temperature", "min_p", "typical", "greedy", "nonsense", "mirostat"]
+CHOICES = ["rotary", "alibi", "rms", "layer", "swiglu", "adamw", "muon", "char", "bpe", "word"]
+CHOICES += ["float16", "bfloat16", "cpu", "cuda", "cosine", "causal", "classify", "tag", "false"]
+
+
+def prepare(folder):
+    """Data of several kinds, and a small run of three."""
+    folder = Path(folder)
+    write_data(folder)
+    os.chdir(folder)
+    labels = [f"{text}\t{label}" for text, label in (("good cat", "yes"), ("bad dog", "no"))]
+    Path("labels.tsv").write_text("\n".join(["text\tlabel", *labels * 30]))
+    Path("x.csv").write_text("a,b\n1,2\n3\n")
+    Path("empty.txt").write_text("")
+    Path("x.npz").write_bytes(b"PK\3\4junk")
+    Path("recipe.toml").write_text('[data]\npath = "cats.txt"\n')
+    for name, data, words in (
+        ("text", "cats.txt", TEXT_WORDS),
+        ("pairs", "pairs.tsv", PAIR_WORDS),
+        ("labels", "labels.tsv", ["train.steps=2", "train.batch=2"]),
+    ):
+        code, said = call(["train", data, *words, "--out", f"runs/{name}", "--quiet"])
+        assert code == 0, said
+
+
+def call(words):
+    """Run a command line here: its exit code, or None for a traceback; and what it said."""
+    streams = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace")
+    with contextlib.redirect_stdout(streams), contextlib.redirect_stderr(streams):
+        try:
+            main(words)
+            code = "it returned"
+        except SystemExit as exit:
+            code = exit.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = None
+        streams.flush()
+        said = streams.buffer.getvalue().decode(errors="replace")
+    return code, said
+
+
+def commands():
+    """The options of every command, and whether each takes a value."""
+    for name, command in typer.main.get_command(app).commands.items():
+        options = [
+            (flag, not getattr(parameter, "is_flag", False))
+            for parameter in command.params
+            for flag in parameter.opts
+            if flag.startswith("-")
+        ]
+        yield name, options
+
+
+def value(chance):
+    return chance.choice(chance.choice([NUMBERS, TEXTS, PLACES, CHOICES]))
+
+
+def setting(chance):
+    name = chance.choice(SETTINGS)
+    found = value(chance)
+    if name in ("train.accumulate", "train.save_every", "train.evaluate_every", "train.batch"):
+        found = chance.choice(["0", "-1", "3.5", "nan", "x", "", "2"])  # no more than two steps
+    return f"{name}={found}"
+
+
+def sampler(chance):
+    name = chance.choice(SAMPLERS)
+    return chance.choice([name, f"{name}={value(chance)}", f"{name} {value(chance)}"])
+
+
+def command_line(chance, table):
+    """A command, places and texts, options, settings; then at times a change of the words."""
+    name = chance.choice([*table])
+    words = [name, *(chance.choice(PLACES) for _ in range(chance.choice([0, 1, 1, 1, 2])))]
+    words += [chance.choice(TEXTS) for _ in range(chance.choice([0, 0, 1, 2]))]
+    if name in ("train", "resume", "quickstart"):
+        words += SMALL if name == "train" else ["train.steps=2"]
+    for _ in range(chance.choice([0, 1, 1, 2, 4])):
+        flag, takes_value = chance.choice(table[name] or [("--nonsense", True)])
+        words.append(flag)
+        if takes_value and chance.random() < 0.9:
+            is_sampler = flag in ("-s", "--sampler")
+            words.append(sampler(chance) if is_sampler else value(chance))
+    for _ in range(chance.choice([0, 0, 1, 2])):
+        words.append(setting(chance))
+    if chance.random() < 0.1:
+        at = chance.randrange(len(words))
+        words[at:at] = [chance.choice([*TEXTS, "--help", "--json", "--debug", "--x", "-"])]
+    if chance.random() < 0.05:
+        chance.shuffle(words)
+    return words
+
+
+class TooLong(BaseException):
+    """A command that does not end."""
+
+
+def alarm(*_):
+    raise TooLong
+
+
+def attack(folder, count, seed):
+    """Run `count` command lines; those that failed, and how often each exit code came."""
+    os.chdir(folder)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    signal.signal(signal.SIGALRM, alarm)
+    chance = random.Random(seed)
+    table = dict(commands())
+    failures, codes, slowest = [], {}, (0.0, [])
+    for _ in range(count):
+        words = command_line(chance, table)
+        signal.alarm(SECONDS)
+        began = time.monotonic()
+        code, said = call(words)
+        signal.alarm(0)
+        slowest = max(slowest, (time.monotonic() - began, words))
+        codes[str(code)] = codes.get(str(code), 0) + 1
+        debug = "--debug" in words
+        if code not in CODES or ("Traceback" in said and not debug) or len(said) > 100_000:
+            failures.append([words, code, said[-3000:]])
+    return {"failures": failures, "codes": codes, "slowest": slowest}
+
+
+if __name__ == "__main__":
+    if sys.argv[2:]:
+        print(json.dumps(attack(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+    else:
+        prepare(sys.argv[1])
