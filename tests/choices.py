@@ -69,6 +69,7 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
         {"classes": 3, "pool": "max", "relu": True},
     ],
     "tag": [{"classes": 3}],
+    "crf": [{"classes": 3}],
 }
 FACTS = {"dim", "vocab_size", "embed_dim", "tied", "norm", "heads", "head_dim", "context", "causal"}
 FACTS |= {"model", "layers", "frequency"}  # known to the builder; the rest are options

@@ -123,6 +123,7 @@ class Subject:
             "masked": lambda: head.loss(x, wanted["ids"]) + self._next_sentence(x),
             "classify": lambda: head.loss(x, wanted["class"], lengths=self.lengths),
             "tag": lambda: head.loss(x, wanted["tags"]),
+            "crf": lambda: head.loss(x, wanted["tags"]),
             "span": lambda: head.loss(x, wanted["span"]),
         }
         return losses.get(kind(self.config.head), lambda: _far_from_waves(head(x)))()

@@ -93,10 +93,11 @@ def test_a_span_head_scores_the_first_and_the_last_token():
 
 @pytest.mark.parametrize("name", HEADS)
 def test_every_head_gives_a_gradient(name):
-    options = {"classes": 3} if name in ("classify", "tag") else {}
+    options = {"classes": 3} if name in ("classify", "tag", "crf") else {}
     given = {"dim": 6, "vocab_size": 11, "norm": LayerNorm, "tied": None, "embed_dim": None}
     head = make({"kind": name, **options}, HEADS, "head", **given)
     x = torch.randn(2, 4, 6, requires_grad=True)
-    head(x).square().sum().backward()
+    loss = head.loss(x, torch.ones(2, 4).long()) if name == "crf" else head(x).square().sum()
+    loss.backward()
     assert x.grad.abs().sum() > 0
     assert all(p.grad is not None for p in head.parameters())

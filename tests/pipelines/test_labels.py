@@ -84,6 +84,47 @@ def test_a_file_of_tags_is_trained_on_without_settings(place):
     assert said == ["O", "B-thing", "I-thing", "O"]
 
 
+@pytest.fixture(scope="module")
+def sequence_tagger(place):
+    """A tagger with a conditional random field that also reads characters."""
+    over = merge(SHORT, {"model": {"head": "crf", "characters": 6}, "task": {"word_dropout": 0.5}})
+    return regard.train(str(place / "houses.conll"), out=place / "crf", **over)
+
+
+def test_words_that_training_did_not_see_are_tagged_by_their_characters(sequence_tagger):
+    run = sequence_tagger
+    assert run.evaluate()["f1"] > 0.9
+    said = [likely[0][0] for likely in run.predict("word9 greyish house stood", top=1)]
+    assert said == ["O", "B-thing", "I-thing", "O"]
+    same = [likely[0][0] for likely in run.predict("word9 zzzz house stood", top=1)]
+    assert same != said  # both are unknown words
+
+
+def test_the_likeliest_sequence_comes_first_with_the_probability_of_each_tag(sequence_tagger):
+    run = sequence_tagger
+    text = "word1 blue house stood red"
+    with torch.no_grad():
+        before = run.model.head.between.clone()
+        run.model.head.between.copy_(torch.tensor([[0.0, 3, 0], [0, 0, 3], [3, 0, 0]]))
+        run.model.head.out.weight.mul_(0.01)
+    answers = run.predict(text)
+    ids = torch.tensor([run.tokenizer.encode(text)])
+    from regard.nn.characters import word_bytes
+
+    letters = torch.tensor([[word_bytes(word) for word in text.split()]], dtype=torch.uint8)
+    x = run.model(ids, lengths=torch.tensor([5]), characters=letters)
+    tagged = torch.ones(1, 5, dtype=torch.bool)
+    names = run.config.task["names"]
+    best = run.model.head.decode(x, tagged)[0].tolist()
+    chances = run.model.head.log_probs(x, tagged)[0].exp()
+    assert [answer[0][0] for answer in answers] == [names[tag] for tag in best]
+    for answer, row in zip(answers, chances, strict=True):
+        assert dict(answer) == pytest.approx(dict(zip(names, row.tolist(), strict=True)), abs=1e-5)
+    with torch.no_grad():
+        run.model.head.between.copy_(before)
+        run.model.head.out.weight.mul_(100)
+
+
 @pytest.mark.parametrize("name", ["label", "tag"])
 def test_accuracy_is_reported_by_length(place, name):
     run = regard.load(place / name)
@@ -108,14 +149,14 @@ def test_a_word_is_tagged_at_its_last_token(tmp_path):
     data = open_data(str(tagged(tmp_path, 4)))
     tokenizer = train_tokenizer("char", data.texts())
     model = add_head({"preset": "lstm"}, Tag(), classes=3, vocab_size=tokenizer.size)
-    ids, classes, cut = next(encode(data, tokenizer, model))
+    ids, classes, cut, _ = next(encode(data, tokenizer, model))
     assert tokenizer.decode(ids.tolist()) == "word0 red house stood"
     ends = {4: "O", 8: "B-thing", 14: "I-thing", 20: "O"}  # "word0" is 5 letters, " red" 4, …
     assert {at: data.class_names[each] for at, each in enumerate(classes) if each != -1} == ends
     assert not cut
     encoder = {"preset": "tiny-encoder", "context": 12}
     model = add_head(encoder, Tag(), classes=3, vocab_size=tokenizer.size)
-    ids, classes, cut = next(encode(data, tokenizer, model))
+    ids, classes, cut, _ = next(encode(data, tokenizer, model))
     assert (ids[0], ids[-1], len(ids)) == (tokenizer.cls_id, tokenizer.sep_id, 12)
     assert np.flatnonzero(classes != -1).tolist() == [5, 9]
     assert cut
@@ -184,6 +225,8 @@ def test_names_may_be_given_for_numbered_classes(tmp_path):
         ({"model": {"preset": "tiny-encoder-decoder", "heads": 2}}, "shape 'encoder' or 'decoder'"),
         ({"task": "classify"}, "task='classify' learns from images, and reviews holds labels"),
         ({"train": {"best": "bleu"}}, "choose among last, loss, accuracy, f1"),
+        ({"model": {"preset": "gru", "characters": 4}}, r"characters=4 reads the .* tagged words"),
+        ({"task": {"kind": "label", "word_dropout": 1}}, r"word_dropout=1\.0 must be at least 0"),
     ],
 )
 def test_what_does_not_read_labels_is_refused(tmp_path, over, message):

@@ -199,7 +199,9 @@ def test_what_cannot_be_read_or_written_is_refused():
         add_head({"preset": "ngram"}, Label(), classes=3, vocab_size=11)
     with pytest.raises(ConfigError, match="only one direction has read the whole text"):
         preset("lstm", bidirectional=True, head={"kind": "classify", "pool": "last"})
-    with pytest.raises(ConfigError, match=r"unknown head 'masked'; known: classify, linear, tag"):
+    with pytest.raises(
+        ConfigError, match=r"unknown head 'masked'; known: classify, crf, linear, tag"
+    ):
         preset("convolution", head="masked")
     for name in ("lstm", "convolution", "decoder"):
         model = build(name, Label())

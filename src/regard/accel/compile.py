@@ -21,6 +21,7 @@ from regard.accel.matmul import TUNED_FLOPS, gelu_mlp, qkv_linear
 from regard.models.seq2seq import EncoderDecoder
 from regard.nn.attention import Attention, split_heads
 from regard.nn.block import FeedForward, Stack, gelu_tanh
+from regard.nn.head import CrfHead
 from regard.nn.position import Position, cos_sin, rotate_complex, rotate_pairs
 from regard.nn.recurrent import Cell
 
@@ -67,6 +68,7 @@ LOOPS = (
     (Cell, "_loop_padded"),
     (Cell, "_fused"),
     (EncoderDecoder, "_decode_stepwise"),
+    (CrfHead, "_log_partition"),
 )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from regard.nn.state import Source
@@ -84,6 +84,7 @@ class TagBatch(Batch):
     ids: Int[Tensor, "batch time"]
     lengths: Int[Tensor, " batch"]
     targets: Int[Tensor, "batch time"]
+    characters: UInt8[Tensor, "batch time bytes"] | None = None  # of the word of each token
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def check_rules(config: Any, rules: tuple[Rule, ...]) -> None:
 
 
 # heads that need hidden states only
-READOUTS = {name: HEADS[name] for name in ("linear", "classify", "tag")}
+READOUTS = {name: HEADS[name] for name in ("linear", "classify", "tag", "crf")}
 
 
 def require_readout_head(head: Choice) -> None:

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import option, require_generating_head, require_readout_head
+from regard.nn.characters import CharacterConvolution
 from regard.nn.head import HEADS
 from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent, RecurrentState
 from regard.nn.state import Source
@@ -26,6 +27,7 @@ class RecurrentConfig(Settings):
     layers: int = 2  # number of layers
     bidirectional: bool = False  # read in both directions; for classification and tagging heads
     dropout: float = 0.0  # dropout of the output of every layer
+    characters: int = 0  # for tagging: width of a vector of the characters of each word
     tied: bool = True  # output matrix = embedding matrix
     context: int = 256  # ids per training block; generation has no limit
     head: Choice = "linear"  # the output layer (models.compatibility.READOUTS)
@@ -34,6 +36,8 @@ class RecurrentConfig(Settings):
         for name in ("vocab_size", "dim", "layers", "context"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.characters < 0:
+            raise ConfigError(f"characters={self.characters} must be at least 0 (none)")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
         kind, _ = kind_of(self.cell)
@@ -56,6 +60,9 @@ class RecurrentLM(LanguageModel):
     r"""A recurrent language model.
 
     x_t = E[id_t],    h_t = cell_L(... cell_1(x_1 ... x_t)),    logits_t = W h_t
+
+    With `characters`, x_t = [E[id_t]; c_t], c_t the vector of the characters of the word
+    (`nn.characters`).
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -64,9 +71,11 @@ class RecurrentLM(LanguageModel):
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         # logits of a tied W then have a standard deviation near 1
         nn.init.normal_(self.embed.weight, std=config.dim**-0.5)
+        width = config.characters
+        self.characters = CharacterConvolution(width) if width else None
         self.layers = Recurrent(
             config.cell,
-            config.dim,
+            config.dim + width,
             config.dim,
             config.layers,
             bidirectional=config.bidirectional,
@@ -80,14 +89,23 @@ class RecurrentLM(LanguageModel):
         )
 
     def forward(
-        self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
+        self,
+        ids: Int[Tensor, "batch time"],
+        *,
+        lengths: Int[Tensor, " batch"] | None = None,
+        characters: UInt8[Tensor, "batch time bytes"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states of the top layer, which `head` maps to logits.
 
         Rows may be right-padded: `lengths` gives the number of real ids, which only a
-        bidirectional model needs.
+        bidirectional model needs. `characters` are the bytes of the word of each id.
         """
-        x, _ = self.layers(self.embed(ids), lengths if self.config.bidirectional else None)
+        x = self.embed(ids)
+        if self.characters is not None:
+            if characters is None:
+                raise ConfigError("this model reads the characters of words; give `characters`")
+            x = torch.cat([x, self.characters(characters)], -1)
+        x, _ = self.layers(x, lengths if self.config.bidirectional else None)
         return x
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> RecurrentState:

@@ -1,15 +1,16 @@
-"""Output heads: the next token, a masked token, a class, a tag per token, an answer span."""
+"""Output heads: the next token, a masked token, a class, tags, an answer span."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, unknown
 from regard.nn.block import ACTIVATIONS
+from regard.nn.crf import Transitions, log_partition, marginals, path_score, viterbi
 from regard.nn.loss import IGNORED, cross_entropy, linear_cross_entropy, soft_cap
 from regard.nn.options import require_positive
 
@@ -254,6 +255,79 @@ class TagHead(nn.Module):
         """The summed cross-entropy; -1 is not scored."""
         return cross_entropy(self(x).flatten(0, -2), targets.flatten(), label_smoothing)
 
+    def decode(self, x: Hidden, tagged: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
+        """The predicted class at each of the `tagged` tokens."""
+        return self(x).argmax(-1)
+
+    def log_probs(
+        self, x: Hidden, tagged: Bool[Tensor, "batch time"]
+    ) -> Float[Tensor, "batch time classes"]:
+        """The log-probabilities of all classes at each of the `tagged` tokens."""
+        return self(x).log_softmax(-1)
+
+
+class CrfHead(TagHead):
+    """A conditional random field over the tags of the words of a text (`nn.crf`).
+
+    u_t = W x_t + b at the tagged token of word t; A, s and e are learned. Lample et al. 2016.
+    """
+
+    def __init__(self, dim: int, *, classes: int) -> None:
+        super().__init__(dim, classes=classes)
+        self.first = nn.Parameter(torch.zeros(classes))
+        self.between = nn.Parameter(torch.zeros(classes, classes))
+        self.last = nn.Parameter(torch.zeros(classes))
+
+    @property
+    def transitions(self) -> Transitions:
+        """s, A and e."""
+        return Transitions(self.first, self.between, self.last)
+
+    def loss(
+        self, x: Hidden, targets: Int[Tensor, "batch time"], *, label_smoothing: float = 0.0
+    ) -> Float[Tensor, ""]:
+        """The sum of -log P(tags | text); tokens of class -1 have no tag."""
+        if label_smoothing:
+            raise ConfigError(
+                f"label_smoothing={label_smoothing} is for tags that are predicted one by one; "
+                "set it to 0, or choose head 'tag'"
+            )
+        tagged = targets != IGNORED
+        u, words, order = self._words(x, tagged)
+        tags = targets.gather(1, order).clamp_min(0)
+        scores = path_score(u, tags, words, self.transitions)
+        return ((self._log_partition(u, words) - scores) * tagged.any(1)).sum()
+
+    def decode(self, x: Hidden, tagged: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
+        """The likeliest sequence of tags, at the `tagged` tokens.
+
+        Its tag of a word is not always the likeliest tag of the word.
+        """
+        u, words, order = self._words(x, tagged)
+        tags = viterbi(u, words, self.transitions)
+        return tags.scatter(1, order, tags)
+
+    def log_probs(
+        self, x: Hidden, tagged: Bool[Tensor, "batch time"]
+    ) -> Float[Tensor, "batch time classes"]:
+        """log P(tag of a word | text) at each of the `tagged` tokens."""
+        u, words, order = self._words(x, tagged)
+        log_p = marginals(u, words, self.transitions).log()
+        return log_p.scatter(1, order.unsqueeze(2).expand_as(u), log_p)
+
+    def _words(self, x: Hidden, tagged: Bool[Tensor, "batch time"]) -> tuple[Tensor, ...]:
+        """u with that of the tagged tokens first, how many they are, and where they were.
+
+        A text that was truncated may have no tag left: it gets one word, which is not scored.
+        """
+        order = tagged.long().argsort(dim=1, descending=True, stable=True)
+        u = self(x).to(self.between.dtype)  # float32 under autocast
+        u = u.gather(1, order.unsqueeze(2).expand_as(u))
+        return u, tagged.sum(1).clamp_min(1), order
+
+    def _log_partition(self, u: Tensor, words: Tensor) -> Tensor:
+        return log_partition(u, words, self.transitions)
+
 
 class SpanHead(TagHead):
     """The start and the end of an answer: two logits for every token (Devlin 2018)."""
@@ -274,6 +348,7 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
     "masked": MaskedHead,
     "classify": ClassHead,
     "tag": TagHead,
+    "crf": CrfHead,
     "span": SpanHead,
     "pooled": PooledHead,
     "none": NoHead,
@@ -283,6 +358,7 @@ __all__ = [
     "HEADS",
     "IGNORED",
     "ClassHead",
+    "CrfHead",
     "Head",
     "IdentityHead",
     "MaskedHead",

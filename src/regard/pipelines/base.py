@@ -1,6 +1,6 @@
 """`Pipeline`, the base class: what depends on the kind of data, from a path to predictions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
@@ -190,6 +190,10 @@ class Pipeline:
         """The prediction of a trained model for one input (`Run.predict`)."""
         raise ConfigError(f"there is no prediction for {self.name}")
 
+    def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[Any]:
+        """The predictions for several inputs, each as `predict` gives it."""
+        return [self.predict(run, what, top=top) for what in inputs]
+
 
 def validation_metrics(
     data: EvalData,
@@ -220,13 +224,20 @@ def first_rows(data: Any) -> list[str]:
     return [f"row {number}      {row}" for number, row in enumerate(data.first_rows(3), 1)]
 
 
-def best_classes(logits: Tensor, names: list[str], top: int) -> list[list[tuple[str, float]]]:
-    """The likeliest classes of each row of logits with their probabilities, best first."""
-    best = logits.float().softmax(-1).topk(min(top, len(names)))
-    return [
-        [(names[number], probability) for number, probability in zip(numbers, row, strict=True)]
-        for numbers, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+def best_classes(
+    logits: Tensor, names: list[str], top: int, predicted: Tensor | None = None
+) -> list[list[tuple[str, float]]]:
+    """The likeliest classes of each row of logits with their probabilities, best first.
+
+    The class that is `predicted` for a row comes first, even where it is not the likeliest.
+    """
+    probabilities = logits.float().softmax(-1)
+    order = probabilities
+    if predicted is not None:
+        order = probabilities.scatter(-1, predicted.unsqueeze(-1), 2.0)
+    best = order.topk(min(top, len(names))).indices
+    rows = zip(best.tolist(), probabilities.gather(-1, best).tolist(), strict=True)
+    return [[(names[number], p) for number, p in zip(*row, strict=True)] for row in rows]
 
 
 def rows_per_step(settings: TrainConfig, context: int) -> int:

@@ -1,9 +1,10 @@
 """Labelled texts (a class per text) and tagged texts (a class per word)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from regard.config import Choice, RunConfig, make, merge
-from regard.data.batch import Batch
+from regard.data.batch import Batch, TagBatch
 from regard.data.columns import Roles
 from regard.data.conll import SUFFIXES
 from regard.data.labels import LabelKind, LabelledText, from_conll, from_table
@@ -25,6 +26,7 @@ from regard.models.bag import BagConfig
 from regard.models.build import describe, resolve
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
+from regard.nn.characters import BYTES, word_bytes
 from regard.nn.loss import IGNORED
 from regard.pipelines.base import (
     EvalData,
@@ -44,7 +46,9 @@ from regard.text import Tokenizer, train_tokenizer
 from regard.text.pair_tokenizers import JOINT
 
 SAMPLE_TEXTS = 4
-EVALUATION_ROWS = 128  # texts in a batch of an evaluation by length
+EVALUATION_ROWS = 128  # texts in a batch of predictions
+
+Classes = list[list[tuple[str, float]]]  # the likeliest of a text or of each of its words
 
 
 class LabelsPipeline(Pipeline):
@@ -102,8 +106,26 @@ class LabelsPipeline(Pipeline):
         config = replace(config, task=choice, model=describe(model))
         data = self.evaluation_data(config, validation, tokenizers)
         task = label_task(choice)
-        store, truncated = _token_store(task, train.with_class_names(names), tokenizers, model)
-        loader = _loader(config, model, store)
+        texts = _Texts.encode(task, train.with_class_names(names), tokenizers, model)
+        loader = _loader(config, model, texts.store)
+        before, after = special_tokens(model, tokenizers)
+        unk_id = tokenizers.special_id("unk")
+        if task.word_dropout and unk_id is None:
+            raise ConfigError(
+                f"task.word_dropout={task.word_dropout} needs a vocabulary with <unk>, which a "
+                f"{tokenizers.kind} tokenizer has not; leave it out, or set data.tokenizer=word"
+            )
+
+        def batch(number: int) -> Batch:
+            collated = texts.collate(config, task, loader.examples(number), number)
+            if not task.word_dropout:
+                return collated
+            generator = batch_generator(config.train.seed, number)
+            dropped: Batch = task.drop_words(
+                collated, cast(int, unk_id), [*before, *after], generator
+            )
+            return dropped
+
         description = [
             f"data       {train.description}",
             *first_rows(train),
@@ -111,17 +133,17 @@ class LabelsPipeline(Pipeline):
             f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
             f"classes    {', '.join(names[:12])}{', …' if len(names) > 12 else ''}",
         ]
-        if truncated or data.dropped:
+        if texts.truncated or data.dropped:
             description.append(
-                f"truncated  {truncated:,} training texts and {data.dropped:,} validation texts, "
-                f"to {model.context} tokens"
+                f"truncated  {texts.truncated:,} training texts and {data.dropped:,} validation "
+                f"texts, to {model.context} tokens"
             )
         return TrainingData(
             **vars(data),
-            batch=lambda number: _collate(config, task, store, loader.examples(number), number),
+            batch=batch,
             example_ids=lambda number: loader.examples(number).indices.tolist(),
             all_batches=lambda: (
-                _collate(config, task, store, rows, 0) for rows in loader.sequential()
+                texts.collate(config, task, rows, 0) for rows in loader.sequential()
             ),
             description=description,
         )
@@ -135,15 +157,14 @@ class LabelsPipeline(Pipeline):
     ) -> EvalData:
         """All validation texts in order; the task must know the names of the classes."""
         task, model = label_task(config.task), resolve(config.model)
-        texts = data.with_class_names(task.names)
-        store, truncated = _token_store(task, texts, tokenizers, model)
-        loader = _loader(config, model, store)
-
-        targets = sum(len(classes) for _, classes in texts.rows)
+        labelled = data.with_class_names(task.names)
+        texts = _Texts.encode(task, labelled, tokenizers, model)
+        loader = _loader(config, model, texts.store)
+        targets = sum(len(classes) for _, classes in labelled.rows)
 
         def validation_batches(limit: int | None) -> Iterator[Batch]:
-            max_rows = None if limit is None else max(1, limit * len(texts) // targets)
-            return (_collate(config, task, store, rows, 0) for rows in loader.sequential(max_rows))
+            max_rows = None if limit is None else max(1, limit * len(labelled) // targets)
+            return (texts.collate(config, task, rows, 0) for rows in loader.sequential(max_rows))
 
         return EvalData(
             task=task,
@@ -151,45 +172,46 @@ class LabelsPipeline(Pipeline):
             tokenizers=tokenizers,
             model=model,
             validation_batches=validation_batches,
-            validation_data=texts,
-            validation_size=len(texts),
+            validation_data=labelled,
+            validation_size=len(labelled),
             validation_targets=targets,
-            dropped=truncated,
+            dropped=texts.truncated,
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
         """The predicted and the true classes of a few validation texts."""
         task, tokenizer = cast(Label, data.task), cast(Tokenizer, data.tokenizers)
         lines = []
-        for parts, classes in data.validation_data.rows[:SAMPLE_TEXTS]:
-            text, true = " ".join(parts), [task.names[number] for number in classes]
-            predictions = predict_classes(model, task, tokenizer, text)
-            predicted = [name for ((name, _),) in predictions]
+        rows = data.validation_data.rows[:SAMPLE_TEXTS]
+        texts = [" ".join(parts) for parts, _ in rows]
+        predictions = predict_classes(model, task, tokenizer, texts)
+        for text, (_, classes), answers in zip(texts, rows, predictions, strict=True):
+            predicted = [name for ((name, _),) in answers]
+            true = [task.names[number] for number in classes]
             lines.append(f"{text}\n→ {' '.join(predicted)}\n= {' '.join(true)}")
         return "\n".join(lines)
 
     def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
         """Accuracy for short and for long texts."""
         task, tokenizer = cast(Label, data.task), cast(Tokenizer, data.tokenizers)
-        rows = list(encode(data.validation_data, tokenizer, data.model, _tagged_token(task)))
-        in_order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))
-        accuracy = np.empty(len(rows))
-        device = next(model.parameters()).device
+        texts = _Texts.encode(task, data.validation_data, tokenizer, data.model)
+        accuracy = np.empty(len(texts.store))
         model.eval()
-        for start in range(0, len(rows), EVALUATION_ROWS):
-            chosen = in_order[start : start + EVALUATION_ROWS]
-            texts, classes, _ = zip(*(rows[row] for row in chosen), strict=True)
-            batch = task.collate((texts, classes, max(map(len, texts))), torch.Generator())
-            accuracy[chosen] = task.accuracy_per_text(model, batch.to(device)).cpu()
+        for chosen, batch in texts.by_length(task, next(model.parameters()).device):
+            accuracy[chosen] = task.accuracy_per_text(model, batch).cpu()
         return by_length(
             data.validation_data.texts(),
             lambda chosen: {"accuracy": float(accuracy[list(chosen)].mean())},
         )
 
-    def predict(self, run: TrainedModel, what: str, *, top: int) -> list[list[tuple[str, float]]]:
+    def predict(self, run: TrainedModel, what: str, *, top: int) -> Classes:
         """The likeliest classes of a text, or of each of its words, with their probabilities."""
+        return self.predict_batch(run, [what], top=top)[0]
+
+    def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[Classes]:
+        """The classes of several texts, in batches of similar length."""
         task, tokenizer = label_task(run.config.task), cast(Tokenizer, run.tokenizers)
-        return predict_classes(run.model, task, tokenizer, str(what), top)
+        return predict_classes(run.model, task, tokenizer, list(map(str, inputs)), top)
 
 
 class TagsPipeline(LabelsPipeline):
@@ -236,10 +258,11 @@ def add_head(
         )
     setting = table.get("head", {})
     setting = {"kind": setting} if isinstance(setting, str) else setting
-    same_kind = setting.get("kind", task.head) == task.head
-    options = setting if same_kind else {}  # those of another kind of head do not apply
-    pool = {"pool": _default_pool(model)} if task.head == "classify" else {}
-    head = {"kind": task.head, **pool, **options, "classes": classes}
+    default = task.heads[0]
+    suitable = setting.get("kind", default) in task.heads
+    options = setting if suitable else {}  # those of a head for another task do not apply
+    pool = {"pool": _default_pool(model)} if default == "classify" else {}
+    head = {"kind": default, **pool, **options, "classes": classes}
     return resolve(table, vocab_size=vocab_size, head=head)
 
 
@@ -262,10 +285,19 @@ def _tagged_token(task: Label) -> str:
     return task.token if isinstance(task, Tag) else "last"
 
 
+class Encoded(NamedTuple):
+    """A text as a model reads it."""
+
+    ids: NDArray[np.int64]
+    classes: NDArray[np.int64]
+    truncated: bool  # to fit the model
+    characters: NDArray[np.uint8] | None  # of the word of each token, if the model reads them
+
+
 def encode(
     data: LabelledText, tokenizer: Tokenizer, model: ModelConfig, token: str = "last"
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], bool]]:
-    """For each text its ids, its classes, and whether it was truncated to fit the model.
+) -> Iterator[Encoded]:
+    """The ids of each text and its classes.
 
     A labelled text has one class. In a tagged text the first or the last `token` of a word has the
     class of the word, and the other tokens have -1.
@@ -281,68 +313,110 @@ def encode(
         f" {part}" if index else part for parts, _ in data.rows for index, part in enumerate(parts)
     ]
     encoded = iter(tokenizer.encode_batch(words))
+    reads_characters = getattr(model, "characters", 0)
+    none = [word_bytes("")]
     for parts, classes in data.rows:
         ids: list[int] = []
         targets: list[int] = []
-        for _, number in zip(parts, classes, strict=True):
+        letters: list[list[int]] = []
+        for part, number in zip(parts, classes, strict=True):
             word = next(encoded) or [tokenizer.stop_id]  # for characters that encode to nothing
             ids += word
+            letters += [word_bytes(part)] * len(word) if reads_characters else []
             others = [IGNORED] * (len(word) - 1)
             targets += [number, *others] if token == "first" else [*others, number]
         whole = np.array([*before, *ids[:room], *after])
         if data.kind == "labels":
-            yield whole, np.array(classes), len(ids) > room
-        else:
-            padding = ([IGNORED] * len(before), [IGNORED] * len(after))
-            tags = np.array([*padding[0], *targets[:room], *padding[1]])
-            yield whole, tags, len(ids) > room
+            yield Encoded(whole, np.array(classes), len(ids) > room, None)
+            continue
+        tags = np.array([*[IGNORED] * len(before), *targets[:room], *[IGNORED] * len(after)])
+        characters = None
+        if reads_characters:
+            rows = [*none * len(before), *letters[:room], *none * len(after)]
+            characters = np.array(rows, dtype=np.uint8)
+        yield Encoded(whole, tags, len(ids) > room, characters)
 
 
 @torch.no_grad()
 def predict_classes(
-    model: nn.Module, task: Label, tokenizer: Tokenizer, text: str, top: int = 1
-) -> list[list[tuple[str, float]]]:
-    """The likeliest classes of a text, or of each of its words, with their probabilities."""
-    parts = text.split() if task.predicts_words else [text]
-    if not text.strip():
-        raise ConfigError("nothing to predict: the text is empty")
+    model: nn.Module, task: Label, tokenizer: Tokenizer, texts: Sequence[str], top: int = 1
+) -> list[Classes]:
+    """For each text, the likeliest classes of it or of each of its words."""
+    rows = []
+    for number, text in enumerate(texts, 1):
+        parts = text.split() if task.predicts_words else [text]
+        if not text.strip():
+            which = f"text {number} of {len(texts)}" if len(texts) > 1 else "the text"
+            raise ConfigError(f"nothing to predict: {which} is empty")
+        rows.append((tuple(parts), (0,) * len(parts)))
     kind = cast(LabelKind, task.data_kind)
-    row = (tuple(parts), (0,) * len(parts))
-    unlabelled = LabelledText(kind, "text", "", [row], tuple(task.names))
-    config, token = cast(ModelConfig, model.config), _tagged_token(task)
-    ((ids, classes, _),) = encode(unlabelled, tokenizer, config, token)
-    device = next(model.parameters()).device
-    batch = task.collate(([ids], [classes], len(ids)), torch.Generator()).to(device)
+    unlabelled = LabelledText(kind, "text", "", rows, tuple(task.names))
+    encoded = _Texts.encode(task, unlabelled, tokenizer, cast(ModelConfig, model.config))
+    predictions: list[Classes] = [[] for _ in rows]
     model.eval()
-    logits = task.logits(model, batch)[batch.targets != IGNORED]
-    return best_classes(logits, task.names, top)
+    for chosen, batch in encoded.by_length(task, next(model.parameters()).device):
+        predicted, log_probs = task.probabilities(model, batch)
+        scored = batch.targets != IGNORED
+        answers = iter(best_classes(log_probs[scored], task.names, top, predicted[scored]))
+        for row, count in zip(chosen, scored.view(len(chosen), -1).sum(1).tolist(), strict=True):
+            predictions[row] = list(islice(answers, count))
+    return predictions
 
 
-def _token_store(
-    task: Label, data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
-) -> tuple[PairStore, int]:
-    """Texts and their classes as the two sides of pairs, and how many texts were truncated."""
-    texts, classes, truncated = zip(
-        *encode(data, tokenizer, model, _tagged_token(task)), strict=True
-    )
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Encoded texts and their classes, as the two sides of pairs."""
 
-    def side(rows: tuple[NDArray[np.int64], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return np.concatenate(rows), np.cumsum([0, *map(len, rows)])
+    store: PairStore
+    characters: list[NDArray[np.uint8]] | None  # of the words of each text
+    truncated: int  # how many texts
 
-    return PairStore(*side(texts), *side(classes), data.fingerprint()), sum(truncated)
+    @classmethod
+    def encode(
+        cls, task: Label, data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
+    ) -> "_Texts":
+        """The texts of a data set, for a model."""
+        rows = list(encode(data, tokenizer, model, _tagged_token(task)))
+
+        def side(parts: list[NDArray[np.int64]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+            return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
+
+        sides = *side([row.ids for row in rows]), *side([row.classes for row in rows])
+        characters = [row.characters for row in rows if row.characters is not None]
+        truncated = sum(row.truncated for row in rows)
+        return cls(PairStore(*sides, data.fingerprint()), characters or None, truncated)
+
+    def batch(
+        self, task: Label, rows: Sequence[int], width: int, generator: torch.Generator
+    ) -> Batch:
+        """A batch of some of the texts."""
+        texts = [self.store.source(row) for row in rows]
+        classes = [self.store.target(row) for row in rows]
+        batch = task.collate((texts, classes, width), generator)
+        if self.characters is None:
+            return batch
+        characters = torch.zeros(len(rows), width, BYTES, dtype=torch.uint8)
+        for row, number in zip(characters, rows, strict=True):
+            row[: len(self.characters[number])] = torch.from_numpy(self.characters[number])
+        return replace(cast(TagBatch, batch), characters=characters)
+
+    def collate(self, config: RunConfig, task: Label, rows: PairIndices, number: int) -> Batch:
+        """A micro-batch of a run."""
+        generator = batch_generator(config.train.seed, number)
+        return self.batch(task, rows.indices.tolist(), rows.width - 1, generator)
+
+    def by_length(self, task: Label, device: torch.device) -> Iterator[tuple[list[int], Any]]:
+        """All texts in batches of similar length: their rows, and the batch."""
+        lengths = self.store.source_lengths
+        order = np.argsort(lengths, kind="stable").tolist()
+        for start in range(0, len(order), EVALUATION_ROWS):
+            rows = order[start : start + EVALUATION_ROWS]
+            width = int(lengths[rows].max())
+            yield rows, self.batch(task, rows, width, torch.Generator()).to(device)
 
 
 def _loader(config: RunConfig, model: ModelConfig, store: PairStore) -> PairLoader:
     return pair_loader(config, store, longest=model.context + 1)  # pairs have one for STOP
-
-
-def _collate(
-    config: RunConfig, task: Label, store: PairStore, rows: PairIndices, number: int
-) -> Batch:
-    texts = [store.source(row) for row in rows.indices]
-    classes = [store.target(row) for row in rows.indices]
-    generator = batch_generator(config.train.seed, number)
-    return task.collate((texts, classes, rows.width - 1), generator)
 
 
 def _defaults(data: LabelledText, gpu: bool) -> dict[str, Any]:

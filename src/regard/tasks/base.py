@@ -1,7 +1,7 @@
 """`Task`, the base class of all tasks: batches from examples, the loss, and the metrics."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -55,6 +55,11 @@ class Task:
             raise ConfigError(
                 f"needs a model of shape {accepted}, not {shape!r}; "
                 "choose another model.preset or model.shape"
+            )
+        if getattr(model, "characters", 0) and self.data_kind != "tags":
+            raise ConfigError(
+                f"model.characters={cast(Any, model).characters} reads the characters of tagged "
+                f"words, but the task learns from {self.data_kind}; leave it out"
             )
 
     def sample(self, model: nn.Module, batches: Iterable[Any]) -> str:

@@ -1,7 +1,7 @@
 """Text classification (many to one)."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.data.batch import LabelBatch, TagBatch
-from regard.errors import DataError
+from regard.errors import ConfigError, DataError
 from regard.nn.loss import IGNORED, cross_entropy
 from regard.tasks.base import Task, check_label_smoothing, resolve_class_names
 
@@ -30,12 +30,17 @@ class Label(Task):
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "bag")
     verbs: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")
-    head: ClassVar[str] = "classify"
+    heads: ClassVar[tuple[str, ...]] = ("classify",)  # kinds of `model.head`, the default first
     label_smoothing: float = 0.0  # probability that is spread over all classes
+    word_dropout: float = 0.0  # in training, probability that a token becomes <unk>
     names: list[str] = field(default_factory=list)  # names of the classes; empty: those of the data
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)
+        if not 0 <= self.word_dropout < 1:
+            raise ConfigError(
+                f"task.word_dropout={self.word_dropout} must be at least 0 and below 1"
+            )
 
     def collate(
         self, examples: tuple[Ids, Ids, int], generator: torch.Generator
@@ -44,6 +49,18 @@ class Label(Task):
         texts, classes, width = examples
         lengths = torch.tensor([len(text) for text in texts])
         return LabelBatch(pad(texts, width, 0), lengths, torch.tensor([c for (c,) in classes]))
+
+    def drop_words(
+        self, batch: Any, unk_id: int, kept: Sequence[int], generator: torch.Generator
+    ) -> Any:
+        """A batch in which a fraction `word_dropout` of the tokens is <unk>; `kept` ids are not.
+
+        All words of a small vocabulary occur in training; this trains the vector that stands for
+        those that do not (Iyyer et al. 2015).
+        """
+        dropped = torch.rand(batch.ids.shape, generator=generator) < self.word_dropout
+        dropped &= ~torch.isin(batch.ids, torch.tensor([*kept], dtype=batch.ids.dtype))
+        return replace(batch, ids=batch.ids.masked_fill(dropped, unk_id))
 
     def logits(self, model: nn.Module, batch: Any) -> Float[Tensor, "batch *time classes"]:
         """The logits of the classes."""
@@ -61,10 +78,24 @@ class Label(Task):
         """How many classes are predicted."""
         return (batch.targets != IGNORED).sum()
 
+    def score(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        """The summed loss without label smoothing, and the predicted classes."""
+        logits = self.logits(model, batch)
+        loss = cross_entropy(logits.flatten(0, -2), batch.targets.flatten())
+        return loss, logits.argmax(-1)
+
+    def probabilities(
+        self, model: nn.Module, batch: Any
+    ) -> tuple[Tensor, Float[Tensor, "batch *time classes"]]:
+        """The predicted classes, and the log-probabilities of all classes."""
+        logits = self.logits(model, batch)
+        return logits.argmax(-1), logits.float().log_softmax(-1)
+
     @torch.no_grad()
     def accuracy_per_text(self, model: nn.Module, batch: Any) -> Float[Tensor, " batch"]:
         """For each text, the fraction of its classes that the model predicts correctly."""
-        correct = self.logits(model, batch).argmax(-1) == batch.targets  # False where it is -1
+        _, predicted = self.score(model, batch)
+        correct = predicted == batch.targets  # False where it is -1
         scored = batch.targets != IGNORED
         hits, targets = (mask.view(len(mask), -1).sum(1) for mask in (correct, scored))
         return hits / targets.clamp_min(1)
@@ -87,10 +118,9 @@ class Label(Task):
         classes: list[Classes] = []
         with torch.no_grad():
             for batch in batches:
-                logits = self.logits(model, batch)
-                targets = batch.targets
-                total += float(cross_entropy(logits.flatten(0, -2), targets.flatten()))
-                classes += list(_classes_per_text(logits.argmax(-1), targets))
+                loss, predicted = self.score(model, batch)
+                total += float(loss)
+                classes += list(_classes_per_text(predicted, batch.targets))
         model.train(training)
         count = sum(len(true) for _, true in classes)
         if not count:

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.config import kind_of
 from regard.data.batch import TagBatch
+from regard.errors import ConfigError
+from regard.models.presets import ModelConfig
+from regard.nn.head import TagHead
 from regard.nn.loss import IGNORED
 from regard.tasks.label import Ids, Label, pad
 
@@ -18,15 +22,16 @@ _PREFIXES, _CONTINUES, _ENDS = {*"BILUES"}, {*"ILE"}, {*"LUES"}
 
 @dataclass(frozen=True, kw_only=True)
 class Tag(Label):
-    r"""P(tag_1 … tag_N | text): cross-entropy of the tag of each word, at one of its tokens.
+    r"""P(tag_1 … tag_N | text), at one token of each word.
 
+    With head "tag" the cross-entropy of each tag by itself, with "crf" that of the whole sequence.
     At the last token of a word, even a causal model has read all of it. Taggers on the Hugging Face
     hub are trained on the first token; imported ones use that.
     """
 
     data_kind: ClassVar[str] = "tags"
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
-    head: ClassVar[str] = "tag"
+    heads: ClassVar[tuple[str, ...]] = ("tag", "crf")
     predicts_words: ClassVar[bool] = True
     token: Literal["first", "last"] = "last"  # which token of a word has its tag
 
@@ -36,10 +41,44 @@ class Tag(Label):
         lengths = torch.tensor([len(text) for text in texts])
         return TagBatch(pad(texts, width, 0), lengths, pad(tags, width, IGNORED))
 
+    def check_model(self, model: ModelConfig) -> None:
+        """Label smoothing is for tags that are predicted one by one."""
+        super().check_model(model)
+        if self.label_smoothing and kind_of(getattr(model, "head", "tag"))[0] == "crf":
+            raise ConfigError(
+                f"task.label_smoothing={self.label_smoothing} is for tags that are predicted one "
+                "by one; set it to 0, or model.head=tag"
+            )
+
+    def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
+        """Summed -log P of the tags; smoothed while training."""
+        label_smoothing = self.label_smoothing if model.training else 0.0
+        head, x = cast(TagHead, model.head), self.hidden(model, batch)
+        return head.loss(x, batch.targets, label_smoothing=label_smoothing)
+
     def logits(self, model: nn.Module, batch: Any) -> Float[Tensor, "batch time classes"]:
-        """The logits of the tags, at every token."""
-        logits: Tensor = model.head(model(batch.ids, lengths=batch.lengths))  # type: ignore[operator]
+        """The scores of the tags, at every token."""
+        logits: Tensor = model.head(self.hidden(model, batch))  # type: ignore[operator]
         return logits
+
+    def hidden(self, model: nn.Module, batch: Any) -> Float[Tensor, "batch time dim"]:
+        """The hidden states of every token."""
+        extra = {} if batch.characters is None else {"characters": batch.characters}
+        x: Tensor = model(batch.ids, lengths=batch.lengths, **extra)
+        return x
+
+    def score(self, model: nn.Module, batch: Any) -> tuple[Tensor, Int[Tensor, "batch time"]]:
+        """The summed loss without label smoothing, and the predicted tags."""
+        head, x = cast(TagHead, model.head), self.hidden(model, batch)
+        return head.loss(x, batch.targets), head.decode(x, batch.targets != IGNORED)
+
+    def probabilities(
+        self, model: nn.Module, batch: Any
+    ) -> tuple[Tensor, Float[Tensor, "batch time classes"]]:
+        """The predicted tags, and the log-probabilities of all tags."""
+        head, x = cast(TagHead, model.head), self.hidden(model, batch)
+        tagged = batch.targets != IGNORED
+        return head.decode(x, tagged), head.log_probs(x, tagged)
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """Loss in nats, accuracy of the tags, and F1 of the spans that they mark.

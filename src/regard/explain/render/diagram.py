@@ -25,6 +25,7 @@ HEADS = {
     "masked": "logits of the masked tokens",
     "classify": "class of the sequence",
     "tag": "class of each token",
+    "crf": "conditional random field over the tags",
     "span": "start and end of an answer",
     "pooled": "pooled vector of the sequence",
     "none": "hidden states",
@@ -70,11 +71,15 @@ def _recurrent(config: Any) -> Lines:
     shown = {key: "off" if value is False else value for key, value in options.items()}
     cell = f"{CELLS.get(kind, kind)}{_format_options(shown)}"
     direction = ", bidirectional" if config.bidirectional else ""
-    part = f"{cell} {config.dim:,} → {config.dim:,}{direction}, recurrent in time"
+    read = f"{config.dim + config.characters:,}"
+    part = f"{cell} {read} → {config.dim:,}{direction}, recurrent in time"
     inside = _in_stream([part], WIDTH - 2, STREAM - 1)
+    embedding = [f"embedding {config.vocab_size:,} × {config.dim:,}"]
+    if config.characters:
+        embedding.append(f"and convolution over characters: {config.characters:,}")
     return [
         *_input("ids"),
-        *_in_stream([f"embedding {config.vocab_size:,} × {config.dim:,}"], WIDTH),
+        *_in_stream(embedding, WIDTH),
         *_repeat_frame(inside, config.layers, WIDTH),
         *_in_stream([_head(config)], WIDTH),
         *_output(_result(config)),

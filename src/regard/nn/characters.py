@@ -1,0 +1,41 @@
+"""Word vectors from characters, for words that training has not seen."""
+
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+BYTES = 24  # of a word that are read
+
+
+class CharacterConvolution(nn.Module):
+    r"""A convolution over the characters of a word, and its maximum over their positions.
+
+        c = max_i relu(W [b_{i-1}; b_i; b_{i+1}] + v)
+
+    b_i is the embedding of byte i of the word in UTF-8, so that no character is unknown; outside
+    the word it is 0. Unlike dos Santos and Zadrozny 2014, over bytes, and with a ReLU.
+    """
+
+    def __init__(self, dim: int, *, embed_dim: int = 32) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, embed_dim, padding_idx=0)
+        self.convolution = nn.Conv1d(embed_dim, dim, 3, padding=1)
+
+    def forward(
+        self, characters: UInt8[Tensor, "batch time bytes"]
+    ) -> Float[Tensor, "batch time dim"]:
+        """The vector of each word; bytes of 0 are padding."""
+        letters = characters.flatten(0, 1)  # (batch * time, bytes)
+        x = self.convolution(self.embed(letters.long()).mT)  # (batch * time, dim, bytes)
+        best: Tensor = (F.relu(x) * (letters > 0).unsqueeze(1)).amax(2)
+        return best.unflatten(0, characters.shape[:2])
+
+
+def word_bytes(word: str) -> list[int]:
+    """The first bytes of a word, padded with zeros.
+
+    >>> word_bytes("né")[:4]
+    [110, 195, 169, 0]
+    """
+    letters = list(word.encode("utf-8", "replace").replace(b"\0", b"")[:BYTES])
+    return letters + [0] * (BYTES - len(letters))

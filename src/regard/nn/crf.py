@@ -1,0 +1,83 @@
+r"""The linear-chain conditional random field: a distribution over the tags of a whole text.
+
+    score(y) = s[y_1] + sum_t u_t[y_t] + sum_{t>1} A[y_{t-1}, y_t] + e[y_N]
+    P(y | x) = exp(score(y)) / Z,    Z = sum over all y of exp(score(y))
+
+u_t scores the tags of word t, A[i, j] tag j after tag i, s and e the first and the last tag.
+Lafferty et al. 2001. Texts are right-padded; `lengths` gives their numbers of words, at least 1.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Scores = Float[Tensor, "batch words tags"]
+
+
+class Transitions(NamedTuple):
+    """The scores of tags after each other."""
+
+    first: Float[Tensor, " tags"]  # s
+    between: Float[Tensor, "tags tags"]  # A
+    last: Float[Tensor, " tags"]  # e
+
+
+def path_score(
+    u: Scores, tags: Int[Tensor, "batch words"], lengths: Int[Tensor, " batch"], a: Transitions
+) -> Float[Tensor, " batch"]:
+    """The score of one sequence of tags for each text."""
+    real = torch.arange(u.shape[1], device=u.device) < lengths.unsqueeze(1)
+    last = tags.gather(1, lengths.unsqueeze(1) - 1).squeeze(1)
+    words = u.gather(2, tags.unsqueeze(2)).squeeze(2)
+    between = a.between[tags[:, :-1], tags[:, 1:]]
+    return (
+        a.first[tags[:, 0]] + (words * real).sum(1) + (between * real[:, 1:]).sum(1) + a.last[last]
+    )
+
+
+def log_partition(
+    u: Scores, lengths: Int[Tensor, " batch"], a: Transitions
+) -> Float[Tensor, " batch"]:
+    r"""log Z by the forward algorithm, in log space.
+
+    alpha_1 = s + u_1,    alpha_t[j] = u_t[j] + log sum_i exp(alpha_{t-1}[i] + A[i, j])
+    log Z = log sum_j exp(alpha_N[j] + e[j])
+    """
+    alpha = a.first + u[:, 0]
+    for t in range(1, u.shape[1]):
+        longer = u[:, t] + (alpha.unsqueeze(2) + a.between).logsumexp(1)
+        alpha = torch.where((t < lengths).unsqueeze(1), longer, alpha)
+    return (alpha + a.last).logsumexp(1)
+
+
+def viterbi(
+    u: Scores, lengths: Int[Tensor, " batch"], a: Transitions
+) -> Int[Tensor, "batch words"]:
+    r"""The tags with the highest score of all, by the Viterbi algorithm; 0 beyond a text's length.
+
+    beta_1 = s + u_1,    beta_t[j] = u_t[j] + max_i (beta_{t-1}[i] + A[i, j])
+    """
+    beta = a.first + u[:, 0]
+    before = []  # before[t - 1][j]: the best tag of word t - 1 if word t has tag j
+    for t in range(1, u.shape[1]):
+        best, tag = (beta.unsqueeze(2) + a.between).max(1)
+        beta = torch.where((t < lengths).unsqueeze(1), u[:, t] + best, beta)
+        before.append(tag)
+    last = (beta + a.last).argmax(1)
+    tags = torch.zeros(u.shape[:2], dtype=torch.long, device=u.device)
+    for t in range(u.shape[1] - 1, -1, -1):
+        if t < len(before):  # the tag of word t + 1 leads to that of word t
+            led = before[t].gather(1, last.unsqueeze(1)).squeeze(1)
+            last = torch.where(t + 1 < lengths, led, last)
+        tags[:, t] = torch.where(t < lengths, last, 0)
+    return tags
+
+
+@torch.enable_grad()  # type: ignore[no-untyped-call]
+def marginals(u: Scores, lengths: Int[Tensor, " batch"], a: Transitions) -> Scores:
+    """P(y_t = j | x), which is the derivative of log Z by u_t[j]; 0 beyond a text's length."""
+    u = u.detach().requires_grad_()
+    (probabilities,) = torch.autograd.grad(log_partition(u, lengths, a).sum(), u)
+    return probabilities
