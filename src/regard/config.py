@@ -9,7 +9,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -391,6 +391,22 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
+
+
+def flatten(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting by its dotted name; the task becomes its kind and its options.
+
+    >>> dict(flatten({"task": "causal", "train": {"steps": 10}}))
+    {'task.kind': 'causal', 'train.steps': 10}
+    """
+    for key, value in table.items():
+        if key == "task":
+            kind, options = kind_of(value)
+            value = {"kind": kind, **options}
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{where}{key}.")
+        else:
+            yield f"{where}{key}", value
 
 
 def to_table(config: Any) -> Any:

@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from regard.config import RunConfig
+from regard.files.directory import Directory
 from regard.hub.config_json import write_config
 from regard.hub.external_checkpoint import prefixed_rules
 from regard.hub.weight_mapping import plan_export
@@ -36,7 +37,11 @@ def make_run(path, config=None, task="causal", tokenizers=None, dtype=torch.floa
     model = random_model(config, dtype)
     run = RunConfig(name=path.name, task=task, model=describe(config))
     facts = {"data": None, "tokenizer": tokenizer_fingerprint(tokenizers)}
-    RunFolder(path).create(run, facts, tokenizers, lambda file: write_tensors(file, weights(model)))
+
+    def write(file, metadata):
+        write_tensors(Directory(file.parent), file.name, weights(model), metadata)
+
+    RunFolder(path).create(run, facts, tokenizers, write)
     return model
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 import regard
 from hub.runs import make_checkpoint, model_config
 from regard.errors import CheckpointError
+from regard.files.directory import Directory
 from regard.training.import_export import import_run
 from regard.training.run import begin, resume
 from regard.training.storage import checkpoint
@@ -177,7 +178,8 @@ def test_an_unchanged_checkpoint_is_resumed(run):
 
 def test_weights_of_int8_are_not_evaluated(run):
     tensors = load_file(run / "model.safetensors")
-    checkpoint.write_tensors(run / "model.safetensors", tensors | {UP: tensors[UP].char()})
+    spoiled = tensors | {UP: tensors[UP].char()}
+    checkpoint.write_tensors(Directory(run), "model.safetensors", spoiled)
     with pytest.raises(CheckpointError, match=r"has dtype torch\.int8, the model torch\.float32"):
         regard.load(run)
 

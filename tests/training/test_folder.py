@@ -181,7 +181,7 @@ def test_a_lock_is_let_go_after_an_error(folder):
 
 
 def test_what_a_kill_left_half_written_is_swept_away(folder):
-    for name in (".model.safetensors.tmp-1@here", ".config.json.tmp-1@here", ".tmpAb12x"):
+    for name in (".model.safetensors.tmp-1@here", ".config.json.tmp-1@here"):
         (folder.path / name).write_text("half")
     with folder.hold_lock():
         assert not [name for name in names(folder.path) if "tmp" in name]
@@ -212,10 +212,10 @@ def test_damage_is_named(folder):
         RunFolder("nowhere").load_config()
 
 
-def test_a_log_that_cannot_be_written_is_a_matter_of_the_disk(folder):
+def test_a_log_that_cannot_be_written_is_a_matter_of_the_folder(folder):
     folder.metrics.unlink()
     folder.metrics.mkdir()
-    with pytest.raises(CheckpointError, match=r"cannot write .*metrics\.jsonl: .*MB free"):
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl is a folder and must be a file"):
         folder.append({"step": 1})
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigError
+from regard.files.directory import Directory
 from regard.models.build import build_model, preset
 from regard.tasks import Causal
 from regard.training.loop import train
@@ -178,8 +179,8 @@ def test_an_optimizer_goes_on_bit_for_bit_from_what_it_saved(kind, tmp_path):
     objective = Objective(tiny(), Causal())
     ours = optimizers(kind, objective, 0.01)
     learn(objective, ours, batches[:3], 0)
-    write_tensors(tmp_path / "optimizer", dict(state_tensors(objective, ours)))
-    write_tensors(tmp_path / "model", objective.state_dict())
+    write_tensors(Directory(tmp_path), "optimizer", dict(state_tensors(objective, ours)))
+    write_tensors(Directory(tmp_path), "model", objective.state_dict())
     learn(objective, ours, batches[3:], 3)
 
     again = Objective(tiny(), Causal())

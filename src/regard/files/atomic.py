@@ -7,13 +7,13 @@ that is killed leaves that temporary file or folder behind; `remove_leftovers` d
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from glob import escape
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -100,10 +100,11 @@ def remove_leftovers(folder: Path, name: str | None = None, *, locked: bool = Fa
     the caller holds a lock on `folder` (`locked`), all of them. With `name`, only temporary
     versions of `folder / name`.
     """
-    pattern = "*" if name is None else escape(name)
-    for leftover in folder.glob(f".{pattern}.tmp-*"):
+    pattern = ".+" if name is None else re.escape(name)
+    for leftover in folder.glob(".*.tmp-*"):
         with suppress(OSError):
-            if locked or _is_abandoned(leftover):
+            ours = re.fullmatch(rf"\.{pattern}\.tmp-\d+@.*", leftover.name)
+            if ours and (locked or _is_abandoned(leftover)):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 

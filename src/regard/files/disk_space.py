@@ -17,7 +17,7 @@ def check_disk_space(path: Path, parameters: int, *, checkpoints: int, ema: bool
     needed = (
         4 * parameters * (copies * checkpoints + 2)
     )  # a better model is written before the old one is removed
-    existing = sum(file.stat().st_size for file in path.rglob("*.safetensors"))
+    existing = sum(file.lstat().st_size for file in path.rglob("*.safetensors"))
     free = _free(path)
     if needed - existing > free:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Reading of untrusted safetensors files, one tensor at a time.
+"""Reading of untrusted safetensors files, one tensor at a time, and writing of our own.
 
 A file is eight bytes with the length n of the header, n bytes of JSON, and the tensor data:
 
@@ -8,6 +8,7 @@ Every name, size and offset is validated before any data is read. Data is read w
 directly into the destination, so a file is never held in memory as a whole.
 """
 
+import json
 import math
 import os
 import struct
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# in which the library of safetensors writes them
+WRITE_ORDER = ["I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL"]
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 MAX_DIMS = 8  # of a tensor
 MAX_HEADER_BYTES = 100_000_000  # a model of a trillion parameters needs a few million
@@ -167,6 +170,45 @@ def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
     if not isinstance(table, dict):
         raise _damaged(path, "the header is not a JSON object")
     return table, 8 + length, size
+
+
+def make_header(
+    specs: Mapping[str, tuple[torch.dtype, torch.Size]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """The first bytes of a file with these tensors, in this order, and the offset of each."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    offsets, begin = {}, 0
+    for name, (dtype, shape) in specs.items():
+        offsets[name] = begin
+        end = begin + math.prod(shape) * dtype.itemsize
+        header[name] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)  # align the data to 8 bytes
+    content = len(text).to_bytes(8, "little") + text
+    return content, {name: len(content) + offset for name, offset in offsets.items()}
+
+
+def write_safetensors(
+    file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write CPU tensors to an open file: the bytes that `safetensors.torch.save_file` writes.
+
+    That function opens a path, and writes several entries of metadata in random order.
+    """
+
+    def order(name: str) -> tuple[int, str]:  # larger dtypes first: every tensor is aligned
+        return WRITE_ORDER.index(DTYPE_NAMES[tensors[name].dtype]), name
+
+    names = sorted(tensors, key=order)
+    specs = {name: (tensors[name].dtype, tensors[name].shape) for name in names}
+    file.write(make_header(specs, metadata)[0])
+    for name in names:
+        file.write(as_bytes(tensors[name].contiguous()))
 
 
 def open_tensors(folder: Path) -> Tensors:

@@ -37,6 +37,7 @@ def write_internal(
     shapes: Shapes,
     dtype: torch.dtype,
     path: Path,
+    metadata: Mapping[str, str],
 ) -> list[str]:
     """Write the internal tensors into one file; those that are only renamed are copied as bytes.
 
@@ -44,7 +45,7 @@ def write_internal(
     """
     non_finite: dict[str, None] = {}  # in order
     specs = {name: (dtype, shapes[name]) for mapping in mappings for name in mapping.internal}
-    with tensors, SafetensorsWriter({path: specs}) as writer:
+    with tensors, SafetensorsWriter({path: specs}, metadata) as writer:
         for mapping in mappings:
             if _is_rename(mapping) and tensors.entries[mapping.external].dtype == dtype:
 

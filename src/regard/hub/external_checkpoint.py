@@ -127,11 +127,13 @@ class ExternalCheckpoint:
         model.load_state_dict(state, assign=True)
         return model
 
-    def write_weights(self, path: Path) -> None:
+    def write_weights(self, path: Path, metadata: Mapping[str, str]) -> None:
         """Write the weights with their internal names into one safetensors file, by streaming."""
         with self.tensors:
             self._check_duplicates()
-        non_finite = write_internal(self.tensors, self.plan.mappings, self.shapes, self.dtype, path)
+        non_finite = write_internal(
+            self.tensors, self.plan.mappings, self.shapes, self.dtype, path, metadata
+        )
         self._report_non_finite(non_finite)
 
     def _report_non_finite(self, non_finite: list[str]) -> None:

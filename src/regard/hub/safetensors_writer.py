@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import CheckpointError
-from regard.files.safetensors import DTYPE_NAMES, Entry, as_bytes
+from regard.files.safetensors import Entry, as_bytes, make_header
 
 MAX_SHARD_BYTES = 5_000_000_000
 
@@ -26,13 +26,20 @@ class SafetensorsWriter:
     tensor was written.
     """
 
-    def __init__(self, files: Mapping[Path, Mapping[str, TensorSpec]]) -> None:
+    def __init__(
+        self,
+        files: Mapping[Path, Mapping[str, TensorSpec]],
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
         self.entries: dict[str, Entry] = {}
         self._headers: dict[Path, bytes] = {}
+        metadata = {"format": "pt", **(metadata or {})}  # transformers requires the format
         for path, specs in files.items():
-            header, entries = _header(path, specs)
-            self._headers[path] = header
-            self.entries |= entries
+            self._headers[path], offsets = make_header(specs, metadata)
+            self.entries |= {
+                name: Entry(path, dtype, shape, offsets[name])
+                for name, (dtype, shape) in specs.items()
+            }
         self._unwritten = set(self.entries)
 
     def __enter__(self) -> Self:
@@ -109,28 +116,6 @@ def write_index(folder: Path, entries: Mapping[str, Entry]) -> None:
         "weight_map": {name: entry.path.name for name, entry in entries.items()},
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _header(path: Path, specs: Mapping[str, TensorSpec]) -> tuple[bytes, dict[str, Entry]]:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers requires it
-    offsets, begin = {}, 0
-    for name, (dtype, shape) in specs.items():
-        offsets[name] = begin
-        end = begin + math.prod(shape) * dtype.itemsize
-        header[name] = {
-            "dtype": DTYPE_NAMES[dtype],
-            "shape": list(shape),
-            "data_offsets": [begin, end],
-        }
-        begin = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)  # align the data to 8 bytes
-    content = len(text).to_bytes(8, "little") + text
-    entries = {
-        name: Entry(path, dtype, shape, len(content) + offsets[name])
-        for name, (dtype, shape) in specs.items()
-    }
-    return content, entries
 
 
 def _write_at(handle: int, content: memoryview, offset: int) -> int:

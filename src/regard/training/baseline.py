@@ -10,7 +10,6 @@ import torch
 from regard.config import RunConfig, build
 from regard.data.batch import TextBatch
 from regard.errors import CheckpointError, ConfigError
-from regard.files.atomic import write_json
 from regard.files.untrusted import read_json
 from regard.models.ngram import NGram, NGramConfig
 from regard.pipelines.base import TrainingData
@@ -52,7 +51,7 @@ def fit_baseline(data: TrainingData, folder: RunFolder, limit: int) -> BaselineE
     scores = torch.cat([model.scores(batch.ids, batch.targets) for batch in batches])
     tokens = sum(int(task.count(batch)) for batch in train_batches)
     baseline = BaselineEvaluated(ORDER, tokens, task.metrics_of_loss(-float(scores.mean())))
-    write_json(folder.baseline, asdict(baseline))
+    folder.write_json(folder.baseline, asdict(baseline))
     return baseline
 
 

@@ -270,6 +270,6 @@ def _fit(model: nn.Module, data: TrainingData, folder: RunFolder) -> Iterator[Ev
     sample = pipelines.sample(data, model, 1)
     folder.append({"step": 1, "validation": metrics})
     folder.append_sample(1, sample)
-    checkpoint.write_tensors(folder.model, weights(model))  # last: it marks the run as finished
+    folder.save_weights(weights(model), folder.load_config())  # last: it marks the run as finished
     yield Evaluated(1, metrics, True, sample)
     yield RunFinished(folder.path, 1, metrics, time.perf_counter() - started)

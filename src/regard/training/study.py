@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from regard.config import RunConfig, kind_of, to_table
+from regard.config import RunConfig, flatten, to_table
 from regard.errors import ConfigError
 from regard.pipelines.base import Progress
 from regard.training.events import Event
@@ -48,22 +47,10 @@ def _is_complete(folder: RunFolder) -> bool:
 
 
 def _check_settings(folder: RunFolder, config: RunConfig) -> None:
-    trained = dict(_settings(to_table(folder.load_config())))
-    for key, value in _settings(to_table(config)):
+    trained = dict(flatten(to_table(folder.load_config())))
+    for key, value in flatten(to_table(config)):
         if key in trained and trained[key] != value:
             raise ConfigError(
                 f"{folder.path} was trained with {key}={trained[key]}, but now {key}={value};\n"
                 "choose another folder with --out, or remove that one"
             )
-
-
-def _settings(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting by its dotted name; a choice becomes its kind and its options."""
-    for key, value in table.items():
-        if key == "task":
-            kind, options = kind_of(value)
-            value = {"kind": kind, **options}
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{where}{key}.")
-        else:
-            yield f"{where}{key}", value

@@ -149,11 +149,11 @@ class TrainState:
             return tensors
 
         def discard_later_steps(best_model: dict[str, Tensor] | None) -> None:
-            checkpoint.drop_after(folder.checkpoints, saved.step)
+            checkpoint.drop_after(folder.open_checkpoints(), saved.step)
             folder.set_launch(launch.launch_id())
             folder.truncate_logs(state["sizes"])
             if best_model is not None:
-                checkpoint.write_tensors(folder.model, best_model)
+                folder.save_weights(best_model, self.config)
 
         model, optimizer, ema = ranks.all_or_fail(read)
         best_model = ranks.all_or_fail(read_best if ranks.is_rank0 else lambda: None)
@@ -183,7 +183,7 @@ class TrainState:
             "ema": bool(self.ema.decay),
         }
         ranks.all_or_fail(partial(check_finite, folder, step, *tensors.values()))
-        checkpoints, keep = folder.checkpoints, self.config.train.keep
+        checkpoints, keep = folder.open_checkpoints(), self.config.train.keep
         if strategy.is_sharded:
             checkpoint.save(checkpoints, step, tensors, state, ranks)
         else:
@@ -212,7 +212,7 @@ class TrainState:
             is_best = self.best.update(step, metrics, self.config.train.best)
             if is_best:
                 best_weights = strategy.full_weights()
-                ranks.on_rank0(partial(checkpoint.write_tensors, folder.model, best_weights))
+                ranks.on_rank0(partial(folder.save_weights, best_weights, self.config))
                 if ranks.is_rank0:
                     self.best.sha256 = checkpoint.sha256(folder.model)
 

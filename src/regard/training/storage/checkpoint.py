@@ -14,30 +14,33 @@ valid manifest is not a checkpoint. Only safetensors and JSON, never pickle.
 
 import hashlib
 import json
+import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import CheckpointError, RegardError
-from regard.files.atomic import atomic_file, sync_to_disk, temporary_path
+from regard.files.atomic import temporary_path
+from regard.files.directory import Directory
 from regard.files.disk_space import disk_message
 from regard.files.fault_injection import fault
-from regard.files.safetensors import Tensors, as_bytes, is_shard_name
+from regard.files.safetensors import Tensors, as_bytes, is_shard_name, write_safetensors
 from regard.files.untrusted import open_regular_file, parse_json, read_json, read_text
 from regard.training.parallel.ranks import SINGLE, Ranks
 
 FORMAT = 1  # of MANIFEST.json
+# Hidden files are those of file managers and network file systems.
+CHECKPOINT_FILES = r"(model|optimizer|ema)(-\d+)?\.safetensors|(state|index|MANIFEST)\.json|\..*"
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,33 +88,39 @@ def check_fit(where: str, expected: Mapping[str, Tensor], tensors: Mapping[str, 
 
 
 def save(
-    folder: Path,
+    folder: Directory,
     step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
     ranks: Ranks = SINGLE,
 ) -> Checkpoint:
     """Write a checkpoint of `step` atomically; several ranks call this with their rows."""
-    final = folder / f"step-{step}"
-    temporary = Path(ranks.broadcast(str(temporary_path(final))))
+    final = f"step-{step}"
+    path = folder.path / final
+    temporary = str(ranks.broadcast(temporary_path(path).name))
     shards = {name: [f"{name}-{rank}" for rank in range(ranks.world_size)] for name in tensors}
     needed = int(ranks.all_reduce_sum(torch.tensor(sum(map(_bytes, tensors.values())))))
     files: dict[str, dict[str, Any]] = {}  # size and hash of each
 
-    def add_to_manifest(path: Path) -> None:
-        files[path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
+    def write_file(name: str, write: Callable[[BinaryIO], object]) -> None:
+        with folder.folder(temporary).create(name) as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            files[name] = {"size": file.tell(), "sha256": _sha256(file)}
 
     def make_folder() -> None:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        folder.remove(temporary)
+        folder.folder(temporary)
         fault("begin")
 
     def write() -> None:
         for name, group in tensors.items():
             stem = name if ranks.world_size == 1 else shards[name][ranks.rank]
-            path = temporary / f"{stem}.safetensors"
-            _write_tensors(path, _on_cpu(group), {"format": "pt"})
-            add_to_manifest(path)
+            write_file(
+                f"{stem}.safetensors",
+                partial(write_safetensors, tensors=_on_cpu(group), metadata={"format": "pt"}),
+            )
             fault("tensors")
 
     def commit() -> None:
@@ -121,9 +130,7 @@ def save(
                 name: [f"{stem}.safetensors" for stem in stems] for name, stems in shards.items()
             }
         for name, table in tables.items():
-            path = temporary / f"{name}.json"
-            _write(path, json.dumps(table, indent=1).encode())
-            add_to_manifest(path)
+            write_file(f"{name}.json", lambda file, table=table: file.write(_as_json(table)))
         fault("state")
         manifest = {
             "format": FORMAT,
@@ -131,20 +138,25 @@ def save(
             "torch": torch.__version__,
             "files": dict(sorted(files.items())),
         }
-        _write(temporary / "MANIFEST.json", json.dumps(manifest, indent=1).encode())
+        write_file("MANIFEST.json", lambda file: file.write(_as_json(manifest)))
         fault("manifest")
-        sync_to_disk(temporary)
-        shutil.rmtree(final, ignore_errors=True)  # only a damaged one can have the same step
+        folder.folder(temporary).sync()
+        if folder.kind(final) is not None:  # only a damaged one can have the same step
+            if problem := _foreign(folder, final):
+                raise CheckpointError(f"cannot write {path}: {problem}\nmove it elsewhere")
+            folder.remove(final)
         fault("rename")
-        temporary.rename(final)
+        folder.replace(temporary, final)
         fault("commit")
-        sync_to_disk(folder)
+        folder.sync()
 
     def with_disk_errors(function: Callable[[], None]) -> None:
         try:
             function()
-        except (OSError, SafetensorError) as error:
-            message = f"{disk_message(final, error, needed)}\nearlier checkpoints are intact"
+        except CheckpointError:
+            raise
+        except OSError as error:
+            message = f"{disk_message(path, error, needed)}\nearlier checkpoints are intact"
             raise CheckpointError(message) from error
 
     try:
@@ -155,9 +167,10 @@ def save(
         ranks.on_rank0(partial(with_disk_errors, commit))
     except RegardError:
         if ranks.is_rank0:  # after every rank has stopped writing
-            shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):
+                folder.remove(temporary)
         raise
-    return Checkpoint(final, step)
+    return Checkpoint(path, step)
 
 
 def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
@@ -185,6 +198,8 @@ def verify(path: Path) -> str | None:
     """Compare a checkpoint with its manifest; the first problem, or None."""
     manifest_path = path / "MANIFEST.json"
     try:
+        if path.is_symlink():
+            return f"{path} is a symbolic link, not a folder of this run"
         manifest = parse_json(read_text(manifest_path))
         files = manifest["files"]
         if manifest["format"] != FORMAT:
@@ -196,6 +211,8 @@ def verify(path: Path) -> str | None:
             file = path / name
             if name not in present:
                 return f"{file} is missing"
+            if file.is_symlink():
+                return f"{file} is a symbolic link, not a file of this checkpoint"
             if file.stat().st_size != expected["size"]:
                 return f"{file} has {file.stat().st_size} bytes instead of {expected['size']}"
             if sha256(file) != expected["sha256"]:
@@ -229,45 +246,73 @@ def find_valid(folder: Path, step: int | None) -> Checkpoint | None:
     return None if step is None or verify(path) else Checkpoint(path, step)
 
 
-def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints and the best one."""
-    for step in _steps(folder)[keep:]:
-        if step != best:
-            _remove(folder / f"step-{step}")
+def prune(folder: Directory, keep: int, best: int | None) -> None:
+    """Remove all but the newest `keep` checkpoints and the best one; warn of what is not ours."""
+    for step in _steps(folder.path)[keep:]:
+        if step == best:
+            continue
+        if problem := _foreign(folder, f"step-{step}"):
+            logger.warning("an old checkpoint is kept: %s", problem)
+        else:
+            _remove(folder, f"step-{step}")
     fault("end")
 
 
-def drop_after(folder: Path, step: int) -> None:
+def drop_after(folder: Directory, step: int) -> None:
     """Remove the checkpoints after `step`, newest first, since a run resumes from it."""
-    for newer in _steps(folder):
-        if newer > step:
-            _remove(folder / f"step-{newer}")
+    newer = [f"step-{number}" for number in _steps(folder.path) if number > step]
+    for name in newer:
+        if problem := _foreign(folder, name):
+            raise CheckpointError(f"cannot remove a later checkpoint: {problem}\nmove it elsewhere")
+    for name in newer:
+        _remove(folder, name)
 
 
-def _remove(path: Path) -> None:
+def _foreign(folder: Directory, name: str) -> str | None:
+    """What there is under the name of a checkpoint, or in it, that no run has written."""
+    path = folder.path / name
+    kind = folder.kind(name)
+    if kind != "a folder":
+        return f"{path} is {kind}, not a folder of a checkpoint"
+    for file in folder.folder(name).names():
+        if not re.fullmatch(CHECKPOINT_FILES, file):
+            return f"{path / file} is not part of a checkpoint"
+    return None
+
+
+def _remove(folder: Directory, name: str) -> None:
     """Remove a checkpoint atomically: it is renamed first."""
-    temporary = temporary_path(path)
+    temporary = temporary_path(folder.path / name).name
     try:
-        path.rename(temporary)
+        folder.replace(name, temporary)
         fault("prune")
-        shutil.rmtree(temporary)
+        folder.remove(temporary)
     except OSError as error:
-        raise CheckpointError(f"cannot remove {path}: {error.strerror}") from error
+        raise CheckpointError(f"cannot remove {folder.path / name}: {error.strerror}") from error
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(
+    directory: Directory,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write a safetensors file atomically, with a hash of its tensors in the metadata.
 
     Without the hash, safetensors would load tensors with flipped bits.
     """
     tensors = _on_cpu(tensors)
+    metadata = {"sha256": digest(sorted(tensors.items())), **(metadata or {})}
     try:
-        with atomic_file(path) as temporary:
-            _write_tensors(temporary, tensors, {"sha256": digest(sorted(tensors.items()))})
+        with directory.atomic(name) as file:
+            write_safetensors(file, tensors, metadata)
+            file.flush()
             fault("weights")
-    except (CheckpointError, SafetensorError) as error:
-        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-        raise CheckpointError(disk_message(path, cause, _bytes(tensors))) from error
+    except CheckpointError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        message = disk_message(directory.path / name, error.__cause__, _bytes(tensors))
+        raise CheckpointError(message) from error
     fault("replace")
 
 
@@ -360,26 +405,19 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: t.detach().to("cpu").contiguous() for n, t in tensors.items()}
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    path.touch()
-    mode = path.stat().st_mode & 0o777  # by the umask; save_file makes it the owner's only
-    save_file(dict(tensors), path, metadata)  # more than one entry would be written in random order
-    path.chmod(mode)
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def _as_json(table: Any) -> bytes:
+    return json.dumps(table, indent=1).encode()
 
 
 def sha256(path: Path) -> str:
     """The hash of a file's content."""
     with open_regular_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return _sha256(file)
+
+
+def _sha256(file: BinaryIO) -> str:
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _step_of(path: Path) -> int | None:

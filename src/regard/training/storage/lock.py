@@ -1,53 +1,97 @@
-"""A lock file: flock, which the operating system releases when the process ends."""
+"""The lock of a run folder: flock, which the operating system releases when the process ends.
 
+The folder itself is locked, so that deleting a file does not undo it. NFS cannot lock folders;
+there the file `lock` is locked, which excludes other machines too, and the holder must check that
+nobody has deleted it. `lock` also names the process that holds the lock. Without any flock, the
+process that it names is what counts. Windows has none of this: nothing is locked there.
+"""
+
+import errno
+import logging
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from regard.errors import CheckpointError
+from regard.files.directory import Directory
 from regard.files.disk_space import disk_message
 
 if sys.platform != "win32":
     import fcntl
 
+LOCK = "lock"
+logger = logging.getLogger(__name__)
+
 
 @contextmanager
-def hold_lock(file: Path) -> Iterator[None]:
-    """A context in which this process holds the lock; the file contains its pid and host."""
+def hold_lock(directory: Directory) -> Iterator[Callable[[], bool]]:
+    """A context in which this process holds the lock.
+
+    Yields a function that returns whether the lock was lost: only where folders cannot be locked,
+    and someone has deleted or replaced the file `lock`.
+    """
+    locks_folder = _flock(directory.descriptor)
+    if locks_folder is False:
+        raise _held_error(directory, "wait until it ends, or stop it")
     try:
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = directory.open(LOCK, os.O_RDWR | os.O_CREAT)
+    except CheckpointError:
+        raise
     except OSError as error:
-        raise CheckpointError(disk_message(file, error)) from error
+        raise CheckpointError(disk_message(directory.path / LOCK, error)) from error
     try:
-        advice = _acquire(file, handle)
-        if advice is not None:
-            raise CheckpointError(
-                f"{file.parent} is being trained already, by process {_read_owner(handle)};\n"
-                f"{advice}"
-            )
+        locks_file = _flock(handle)
+        if locks_file is False:
+            raise _held_error(directory, "wait until it ends, or stop it")
+        if not (locks_folder or locks_file):
+            _check_owner(directory, handle)
         _write_owner(handle, f"{os.getpid()} on {platform.node()}")
         try:
-            yield
+            yield lambda: not locks_folder and not _is_same(directory, handle)
         finally:
             _write_owner(handle, "")
     finally:
         os.close(handle)
+        _unlock(directory.descriptor)
 
 
-def _acquire(file: Path, handle: int) -> str | None:
-    """Acquire the lock and return None; if another process holds it, return advice."""
-    if sys.platform != "win32":
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return "wait until it ends, or stop it"
-        except OSError:  # a file system without locks: use the pid in the file
-            if _may_run(_read_owner(handle)):
-                return f"wait until it ends; if it does not run any more, remove {file}"
-    return None
+def _flock(handle: int | None) -> bool | None:
+    """Lock what is open; False if another process has locked it, None if it cannot be locked."""
+    if sys.platform == "win32" or handle is None:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # NFS: EBADF for a folder; a file system without locks: ENOLCK
+        return False if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
+    return True
+
+
+def _unlock(handle: int | None) -> None:
+    if sys.platform != "win32" and handle is not None:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _held_error(directory: Directory, advice: str) -> CheckpointError:
+    owner = ""
+    with suppress(OSError), directory.read(LOCK) as file:
+        owner = _read_owner(file.fileno())
+    by = f"by process {owner}" if owner else "by another process"
+    return CheckpointError(f"{directory.path} is being trained already, {by};\n{advice}")
+
+
+def _check_owner(directory: Directory, handle: int) -> None:
+    """Without locks: raise if the process named in the file may still run."""
+    if sys.platform == "win32":
+        logger.warning(
+            "on Windows a run folder is not locked: do not train twice in %s", directory.path
+        )
+    elif _may_run(_read_owner(handle)):
+        file = directory.path / LOCK
+        advice = f"wait until it ends; if it does not run any more, remove {file}"
+        raise _held_error(directory, advice)
 
 
 def _may_run(owner: str) -> bool:
@@ -62,6 +106,18 @@ def _may_run(owner: str) -> bool:
     except OSError:
         pass  # a process of another user
     return True
+
+
+def _is_same(directory: Directory, handle: int) -> bool:
+    """Whether the file `lock` is the one that is open."""
+    try:
+        other = directory.open(LOCK)
+    except OSError:
+        return False
+    try:
+        return os.path.sameopenfile(other, handle)
+    finally:
+        os.close(other)
 
 
 def _read_owner(handle: int) -> str:

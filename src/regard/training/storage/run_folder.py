@@ -5,10 +5,12 @@ checkpoints/step-N/ · samples.txt · skipped.jsonl · clock.json · baseline.js
 """
 
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,28 @@ from torch import Tensor
 
 from regard.config import RunConfig, build, to_table
 from regard.errors import CheckpointError, DataError
-from regard.files.atomic import atomic_folder, remove_leftovers, require_new_path, write_json
+from regard.files.atomic import atomic_folder, require_new_path
+from regard.files.directory import Directory
 from regard.files.disk_space import disk_message
+from regard.files.safetensors import read_metadata
 from regard.files.untrusted import open_regular_file, parse_json, path_exists, quote, read_json
 from regard.pipelines import has_tokenizer, load_tokenizers, save_tokenizers
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.parallel.launch import launch_id, restart_count
-from regard.training.storage.checkpoint import read_tensors, valid_steps_before
-from regard.training.storage.lock import hold_lock
+from regard.training.storage.checkpoint import read_tensors, valid_steps_before, write_tensors
+from regard.training.storage.lock import LOCK, hold_lock
+from regard.training.storage.weight_settings import as_metadata, changes
 
+logger = logging.getLogger(__name__)
 FORMAT = 2  # of config.json; raise it when a setting is renamed
 MAX_ROW = 1_000_000  # bytes of a line of metrics.jsonl
+FILES = (  # that training writes
+    *("config.json", "environment.json", "model.safetensors", "metrics.jsonl", "samples.txt"),
+    *("skipped.jsonl", "clock.json", "baseline.json", "wandb.json", "trackio.json", LOCK),
+)
+FOLDERS = ("checkpoints", "tensorboard", "wandb")
+MOVED, LOST = 1, 2  # of `RunFolder.status`
 
 
 class RunFolder:
@@ -44,8 +56,18 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.clock = self.path / "clock.json"
         self.baseline = self.path / "baseline.json"
-        self.lock = self.path / "lock"
+        self.lock = self.path / LOCK
+        self._lock_lost: Callable[[], bool] = lambda: False
         self.trackers: list[Callable[[dict[str, Any]], None]] = []  # called with every row
+
+    @cached_property
+    def directory(self) -> Directory:
+        """The folder, held open; everything is written through it."""
+        return Directory(self.path)
+
+    def open_checkpoints(self) -> Directory:
+        """The folder of the checkpoints, held open."""
+        return self.directory.folder(self.checkpoints.name)
 
     def require_new_path(self) -> None:
         """Raise if the folder exists: no run is ever overwritten."""
@@ -57,40 +79,98 @@ class RunFolder:
         config: RunConfig,
         environment: dict[str, Any],
         tokenizers: Tokenizer | PairTokenizers | None,
-        write_model: Callable[[Path], None] | None = None,
+        write_model: Callable[[Path, Mapping[str, str]], None] | None = None,
     ) -> None:
         """Create the folder atomically: a kill leaves all of it or nothing.
 
-        `write_model` writes the weights of an imported model.
+        `write_model` writes the weights of an imported model, with the given metadata.
         """
         self.require_new_path()
         with atomic_folder(self.path) as path:
             new = RunFolder(path)
             new.checkpoints.mkdir()
             new.save_config(config)
-            write_json(new.environment, environment)
+            new.write_json(new.environment, environment)
             save_tokenizers(tokenizers, path)
             new.metrics.touch()
             new.samples.touch()
             if write_model is not None:
-                write_model(new.model)
+                write_model(new.model, as_metadata(config))
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """A context in which no other process trains in this folder; removes leftovers first."""
-        with hold_lock(self.lock):
-            for folder in (self.path, self.checkpoints):
-                remove_leftovers(folder, locked=True)
-            for leftover in self.path.glob(".tmp*"):  # of the safetensors library
-                leftover.unlink(missing_ok=True)
+        """A context in which no other process trains in this folder; removes leftovers first.
+
+        Raises, before anything is written, if a link, a FIFO or the like is in place of a file.
+        """
+        with hold_lock(self.directory) as self._lock_lost:
+            for name in FILES:
+                self.directory.require_kind(name, "a file")
+            for name in FOLDERS:
+                self.directory.require_kind(name, "a folder")
+            self.directory.remove_leftovers(FILES.__contains__)
+            is_step = re.compile(r"step-\d+").fullmatch
+            self.open_checkpoints().remove_leftovers(lambda name: bool(is_step(name)))
             yield
+
+    def status(self) -> int:
+        """0 while the folder is where it was opened; `MOVED`; or `LOST`: nothing may be written."""
+        if self.directory.is_deleted() or self._lock_lost():
+            return LOST
+        return 0 if self.directory.is_at_its_path() else MOVED
+
+    def status_error(self, step: int) -> CheckpointError:
+        """The error that ends a run at `step` whose folder is no longer where it was opened."""
+        if self._lock_lost():
+            return CheckpointError(
+                f"{self.lock} was deleted or replaced while the run was training, so another "
+                f"process may train in this folder\nstopped at step {step:,}, nothing was saved; "
+                f"make sure that no other process trains there, then: regard resume {self.path}"
+            )
+        if self.directory.is_deleted():
+            return CheckpointError(
+                f"{self.path} was deleted while the run was training; stopped at step {step:,}, "
+                "nothing could be saved"
+            )
+        place = self.directory.location()
+        return CheckpointError(
+            f"{self.path} is not the folder any more in which the run was training: it was moved "
+            f"or replaced\nstopped at step {step:,} and saved in the folder where it is now; "
+            f"resume with: regard resume {place or 'its new path'}"
+        )
+
+    def write_json(self, path: Path, value: Any, *, sync: bool = True) -> None:
+        """Write a JSON file of the folder atomically."""
+        self.directory.write_json(path.name, value, sync=sync)
+
+    def save_weights(self, tensors: Mapping[str, Tensor], config: RunConfig) -> None:
+        """Write model.safetensors with the settings that its weights were trained for."""
+        write_tensors(self.directory, self.model.name, tensors, as_metadata(config))
 
     def save_config(self, config: RunConfig) -> None:
         """Write the resolved settings."""
-        write_json(self.config, {"format": FORMAT, **to_table(config)})
+        self.write_json(self.config, {"format": FORMAT, **to_table(config)})
 
     def load_config(self) -> RunConfig:
-        """The resolved settings of the run."""
+        """The resolved settings of the run; raise if the weights were trained for others."""
+        config = self.read_config()
+        try:
+            changed = changes(read_metadata(self.model), config)
+        except CheckpointError:  # no weights yet, or damaged: `load_weights` reports it
+            return config
+        if changed is None:
+            _warn_without_settings(self.model)
+        elif changed:
+            more = f"\n  … and {len(changed) - 5} more" if len(changed) > 5 else ""
+            listed = "".join(f"\n  {change}" for change in changed[:5])
+            raise CheckpointError(
+                f"{self.config} was changed after the weights were trained:{listed}{more}\n"
+                f"restore it, or accept it for these weights: regard edit {self.path}"
+            )
+        return config
+
+    def read_config(self) -> RunConfig:
+        """The settings in config.json, whatever the weights were trained for."""
         table = self._json(self.config)
         if "model_type" in table:
             raise CheckpointError(
@@ -113,7 +193,7 @@ class RunFolder:
     def set_launch(self, launch: str | None) -> None:
         """Record which launch of `torchrun`, if any, resumes the run."""
         if launch is not None:
-            write_json(self.environment, self.load_environment() | {"launch": launch})
+            self.write_json(self.environment, self.load_environment() | {"launch": launch})
 
     def load_environment(self) -> dict[str, Any]:
         """Versions, hardware, and the fingerprints of data and tokenizer."""
@@ -202,22 +282,24 @@ class RunFolder:
         """The sizes of the log files on disk, to which a resumed run truncates them."""
         sizes = {}
         for path in (self.metrics, self.samples):
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-                sizes[path.name] = path.stat().st_size
+            handle = self.directory.open(path.name, os.O_RDWR | os.O_CREAT)
+            try:
+                os.fsync(handle)
+                sizes[path.name] = os.fstat(handle).st_size
+            finally:
+                os.close(handle)
         return sizes
 
     def truncate_logs(self, sizes: dict[str, int]) -> None:
         """Remove what was logged after a checkpoint."""
         for name in sizes.keys() & {self.metrics.name, self.samples.name}:  # never another file
-            with open(self.path / name, "a") as file:
-                size = min(sizes[name], file.tell())  # never longer, which would append zero bytes
-                file.truncate(size)
+            self.directory.truncate(name, sizes[name])
 
     def _append(self, path: Path, text: str) -> None:
         try:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(text)
+            self.directory.append(path.name, text.encode())
+        except CheckpointError:
+            raise
         except OSError as error:
             raise CheckpointError(disk_message(path, error)) from error
 
@@ -225,6 +307,16 @@ class RunFolder:
         if not path_exists(path):
             raise CheckpointError(f"no run at {self.path}; `regard train` writes one")
         return read_json(path)
+
+
+@cache  # once for each file
+def _warn_without_settings(path: Path) -> None:
+    logger.warning(
+        "%s does not hold the settings it was trained with, since an earlier version of regard "
+        "wrote it: whether config.json was changed is not known; to accept it: regard edit %s",
+        path,
+        path.parent,
+    )
 
 
 def _parse_row(line: bytes) -> dict[str, Any]:

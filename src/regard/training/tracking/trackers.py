@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Protocol
 
 from regard.config import Choice, RunConfig, kind_of, make, to_table
 from regard.errors import CheckpointError, ConfigError, unknown
-from regard.files.atomic import write_json
 from regard.files.untrusted import read_json
 from regard.training.storage.run_folder import RunFolder
 from regard.training.tracking.history import read_seconds
@@ -88,7 +87,7 @@ class _SendOnce:
     package: ClassVar[str]
 
     def __init__(self, folder: RunFolder) -> None:
-        self.state_file = folder.path / f"{self.package}.json"
+        self.folder, self.state_file = folder, folder.path / f"{self.package}.json"
         saved: dict[str, Any] = {}
         with suppress(CheckpointError):
             saved = read_json(self.state_file)
@@ -101,7 +100,7 @@ class _SendOnce:
         if position > self.sent:
             self.sent = position
             # before sending: a kill may lose a row but never duplicates one
-            write_json(self.state_file, {"id": self.id, "sent": position}, sync=False)
+            self.folder.write_json(self.state_file, {"id": self.id, "sent": position}, sync=False)
             self.send(scalars(row), position[0])
 
     def send(self, values: dict[str, float], step: int) -> None:
@@ -192,7 +191,7 @@ class Clock:
         self.written = time.monotonic()
         seconds = self.before + self.written - self.started
         with suppress(OSError):  # a full disk must not end the run here
-            write_json(self.folder.clock, {"seconds": seconds}, sync=False)
+            self.folder.write_json(self.folder.clock, {"seconds": seconds}, sync=False)
 
 
 def check_trackers(choices: list[Choice]) -> None:

@@ -1,0 +1,235 @@
+"""A folder that is held open: what is written through it goes into this folder and nowhere else.
+
+Names are opened relative to the folder's descriptor (`dir_fd`), symbolic links are not followed,
+and only regular files are opened. A link in the folder cannot lead a write outside it, and a
+folder that is moved receives what is written to it, not the one that took its place.
+
+Windows has no descriptors of folders. There the folder is opened by its path each time, and links
+are only looked for before a file is opened.
+"""
+
+import errno
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from regard.errors import CheckpointError
+from regard.files.atomic import temporary_path
+from regard.files.disk_space import disk_message
+
+NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+# O_NONBLOCK: a FIFO that takes the place of a file after the check must not block.
+FILE_FLAGS = NOFOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+HAS_DESCRIPTORS = os.open in os.supports_dir_fd
+LINK = "a symbolic link"
+KINDS = {
+    stat.S_IFLNK: LINK,
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFREG: "a file",
+}
+
+
+class Directory:
+    """An open folder; names of files and folders in it are single path components."""
+
+    def __init__(self, path: Path, parent: "Directory | None" = None) -> None:
+        """Open `path`, which may be a symbolic link to a folder; not so the folders inside it."""
+        self.path = path
+        self._absolute = path.absolute()  # the working directory may change
+        self.descriptor: int | None = None
+        try:
+            if HAS_DESCRIPTORS:
+                flags = os.O_RDONLY | os.O_DIRECTORY | (NOFOLLOW if parent else 0)
+                base = parent.descriptor if parent else None
+                self.descriptor = os.open(path.name if parent else path, flags, dir_fd=base)
+                weakref.finalize(self, os.close, self.descriptor)
+            self._identity = _identity(os.stat(self._here))
+        except OSError as error:
+            raise CheckpointError(f"cannot open {path}: {error.strerror}") from None
+
+    @property
+    def _here(self) -> int | Path:
+        return self.path if self.descriptor is None else self.descriptor
+
+    def _at(self, name: str) -> str:
+        """What to pass to functions that take `dir_fd`."""
+        assert Path(name).name == name, name
+        return name if self.descriptor is not None else str(self.path / name)
+
+    def is_at_its_path(self) -> bool:
+        """Whether the path still leads to this folder: it was not moved, replaced or deleted."""
+        try:
+            return _identity(os.stat(self._absolute)) == self._identity
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # as a network that does not answer: not known to have moved
+            return True
+
+    def is_deleted(self) -> bool:
+        """Whether the folder exists no more, so that nothing can be written to it."""
+        if self.descriptor is None:
+            return not self.path.is_dir()
+        return os.fstat(self.descriptor).st_nlink == 0
+
+    def location(self) -> Path | None:
+        """Where the folder is now, if the system can tell."""
+        if self.descriptor is None:
+            return None
+        try:
+            if sys.platform == "darwin":
+                import fcntl
+
+                found = fcntl.fcntl(self.descriptor, fcntl.F_GETPATH, bytes(1024))
+                return Path(os.fsdecode(found.rstrip(b"\0")))
+            return Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
+        except OSError:
+            return None
+
+    def sync(self) -> None:
+        """fsync the folder, which makes the names in it durable."""
+        if self.descriptor is not None:
+            os.fsync(self.descriptor)
+
+    def names(self) -> list[str]:
+        """The names of everything in the folder."""
+        return os.listdir(self._here)
+
+    def kind(self, name: str) -> str | None:
+        """'a file', 'a folder', 'a symbolic link', …; None if there is nothing of this name."""
+        try:
+            status = os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
+
+    def require_kind(self, name: str, expected: str) -> None:
+        """Raise if there is anything else under this name: `expected` is "a file" or "a folder"."""
+        kind = self.kind(name)
+        if kind not in (None, expected):
+            copy = " or replace it by a copy of what it leads to" if kind == LINK else ""
+            raise CheckpointError(
+                f"{self.path / name} is {kind} and must be {expected}: nothing is written outside "
+                f"of the folder\nremove it{copy}"
+            )
+
+    def folder(self, name: str) -> "Directory":
+        """Open a folder in it, which is created if it does not exist."""
+        self.require_kind(name, "a folder")
+        with suppress(FileExistsError):
+            os.mkdir(self._at(name), dir_fd=self.descriptor)
+        return Directory(self.path / name, self)
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Open a regular file and return its descriptor; a new file gets its mode by the umask."""
+        self.require_kind(name, "a file")
+        try:
+            flags |= FILE_FLAGS
+            descriptor = os.open(self._at(name), flags, 0o666, dir_fd=self.descriptor)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # replaced since
+                raise
+            raise CheckpointError(f"{self.path / name} is not a regular file") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise CheckpointError(f"{self.path / name} is not a regular file")
+        return descriptor
+
+    def read(self, name: str) -> io.BufferedReader:
+        """Open a file for reading."""
+        return os.fdopen(self.open(name), "rb")
+
+    def create(self, name: str) -> BinaryIO:
+        """Open a new file; what was there under this name is removed, not written to."""
+        self.remove(name)
+        return os.fdopen(self.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL), "w+b")
+
+    def append(self, name: str, content: bytes) -> None:
+        """Append to a file, which is created if it does not exist."""
+        with self._writable(name, os.O_CREAT | os.O_APPEND) as file:
+            file.write(content)
+
+    def truncate(self, name: str, size: int) -> None:
+        """Make a file at most `size` bytes long; it is created if it does not exist."""
+        with self._writable(name, os.O_CREAT) as file:
+            file.truncate(min(size, os.fstat(file.fileno()).st_size))
+
+    def _writable(self, name: str, flags: int) -> BinaryIO:
+        """Open a file to change it in place.
+
+        A file with other names (hard links), perhaps outside the folder, is replaced by a copy
+        first: what has the other names is not changed.
+        """
+        descriptor = self.open(name, os.O_RDWR | flags)
+        if os.fstat(descriptor).st_nlink > 1:
+            with os.fdopen(descriptor, "rb") as shared, self.atomic(name, sync=False) as copy:
+                shutil.copyfileobj(shared, copy)
+            descriptor = self.open(name, os.O_RDWR | flags)
+        return os.fdopen(descriptor, "r+b")
+
+    @contextmanager
+    def atomic(self, name: str, *, sync: bool = True) -> Iterator[BinaryIO]:
+        """Yield a new file, which replaces the file `name` at the end; on errors nothing changes.
+
+        With `sync`, it is synced to disk before it is renamed.
+        """
+        self.require_kind(name, "a file")
+        temporary = temporary_path(self.path / name).name
+        try:
+            with self.create(temporary) as file:
+                yield file
+                file.flush()
+                if sync:
+                    os.fsync(file.fileno())
+            self.replace(temporary, name)
+            if sync:
+                self.sync()
+        except CheckpointError:
+            raise
+        except OSError as error:
+            raise CheckpointError(disk_message(self.path / name, error)) from error
+        finally:
+            with suppress(OSError):
+                self.remove(temporary)
+
+    def write_json(self, name: str, value: Any, *, sync: bool = True) -> None:
+        """Write a JSON file atomically."""
+        with self.atomic(name, sync=sync) as file:
+            file.write(json.dumps(value, indent=1, ensure_ascii=False).encode())
+
+    def replace(self, name: str, new: str) -> None:
+        """Rename a file or a folder; a file of the new name is replaced."""
+        base = self.descriptor
+        os.replace(self._at(name), self._at(new), src_dir_fd=base, dst_dir_fd=base)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, a link (never what it leads to) or a folder with all that is in it."""
+        if self.kind(name) == "a folder":
+            shutil.rmtree(self._at(name), dir_fd=self.descriptor)
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(self._at(name), dir_fd=self.descriptor)
+
+    def remove_leftovers(self, is_ours: Callable[[str], bool]) -> None:
+        """Remove the temporary files of atomic writes of the names that are `is_ours`."""
+        for name in self.names():
+            match = re.fullmatch(r"\.(.+)\.tmp-\d+@.*", name)
+            if match and is_ours(match[1]):
+                with suppress(OSError):
+                    self.remove(name)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

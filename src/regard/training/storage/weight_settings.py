@@ -1,0 +1,59 @@
+"""The settings for which weights were trained, stored with them: config.json may be edited.
+
+A changed `norm_eps` or class name fits every tensor and gives other results.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from regard.config import RunConfig, flatten, kind_of, to_table
+from regard.files.untrusted import parse_json, quote
+
+KEY = "settings"  # in the metadata of model.safetensors
+# options of tasks that affect training only
+TRAINING_OPTIONS = ("label_smoothing", "scheduled_sampling", "crop", "flip")
+
+
+def weight_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings that determine what a model with given weights computes, by dotted names."""
+    kind, options = kind_of(config.task)
+    task = {name: value for name, value in options.items() if name not in TRAINING_OPTIONS}
+    tokenizer = kind_of(config.data.tokenizer)[0]
+    table = {
+        "model": config.model,
+        "task": {"kind": kind, **task},
+        "data": {"lower": config.data.lower, "tokenizer": tokenizer},
+    }
+    return dict(flatten(to_table(table)))
+
+
+def as_metadata(config: RunConfig) -> dict[str, str]:
+    """The entry of the metadata of model.safetensors."""
+    return {KEY: json.dumps(weight_settings(config), sort_keys=True)}
+
+
+def changes(metadata: Mapping[str, str], config: RunConfig) -> list[str] | None:
+    """What differs from the settings in the metadata; None if there are none to compare with."""
+    if KEY not in metadata:
+        return None
+    try:
+        before = parse_json(metadata[KEY])
+    except ValueError:
+        before = {}
+    return differences(before if isinstance(before, dict) else {}, weight_settings(config))
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Every setting with another value, as `train.lr: 0.001 → 0.002`.
+
+    >>> differences({"train.lr": 0.001, "a": 1}, {"train.lr": 0.002, "a": 1, "b": 2})
+    ['b: not set → 2', 'train.lr: 0.001 → 0.002']
+    """
+    absent = object()
+
+    def show(value: Any) -> str:
+        return "not set" if value is absent else quote(value)
+
+    pairs = {key: (before.get(key, absent), after.get(key, absent)) for key in {**before, **after}}
+    return [f"{key}: {show(a)} → {show(b)}" for key, (a, b) in sorted(pairs.items()) if a != b]
