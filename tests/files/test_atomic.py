@@ -62,10 +62,13 @@ def test_what_a_kill_left_is_swept_away_by_the_next_attempt_and_a_living_one_is_
         pass
     for owner in (dead.pid, os.getppid()):
         (tmp_path / f".new.tmp-{owner}@{platform.node()}").mkdir()
+    (tmp_path / ".new.tmp-notes").touch()  # not one of ours
+    os.utime(tmp_path / ".new.tmp-notes", (0, 0))
     with atomic_folder(tmp_path / "new"):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f".new.tmp-{os.getppid()}@{platform.node()}",
+        ".new.tmp-notes",
         "new",
     ]
 

@@ -101,11 +101,15 @@ def test_settings_that_the_weights_depend_on_cannot_be_edited(path, value, world
     with pytest.raises(CheckpointError) as raised:
         list(resume(world / "run"))
     assert raised.value.exit_code == 4
+    assert ".".join(path) in str(raised.value)
+    assert contents(world / "run") == before
+    (world / "run" / "model.safetensors").unlink()  # the checkpoint knows them too
+    with pytest.raises(CheckpointError) as raised:
+        list(resume(world / "run"))
     key = "model" if path[0] == "model" else ".".join(path)
     told = f"{key} in {world}/run/config.json is not what the checkpoint of step 3 was trained with"
     assert told in str(raised.value)
     assert f"train.start={world}/run" in str(raised.value)
-    assert contents(world / "run") == before
 
 
 def test_settings_that_may_change_on_the_way_may_be_edited_too(world):

@@ -16,6 +16,7 @@ from regard.pipelines.base import Progress
 from regard.tasks import TASKS
 from regard.training import run as training_run
 from regard.training.baseline import read_baseline
+from regard.training.edit import edit_run
 from regard.training.events import BaselineEvaluated, Event
 from regard.training.import_export import ExportResult, export_run, import_run
 from regard.training.parallel import launch
@@ -134,6 +135,14 @@ def resume_events(
     """Continue a run and yield its events; the trained model is not loaded."""
     over = read_overrides(words, settings)
     return training_run.resume(Path(path), over, step=step, progress=progress)
+
+
+def edit(path: Path | str, *words: str, **settings: Any) -> list[str]:
+    """Change settings of a run without training it; returns what changed, old and new values.
+
+    Without settings, accept a config.json that was changed by hand.
+    """
+    return edit_run(Path(path), read_overrides(words, settings))
 
 
 def configure(what: str | Path | RunConfig | None, *words: str, **settings: Any) -> RunConfig:

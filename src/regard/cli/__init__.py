@@ -15,6 +15,7 @@ from regard import api
 from regard.cli.compare import compare
 from regard.cli.diff import diff
 from regard.cli.doctor import doctor
+from regard.cli.edit import edit
 from regard.cli.evaluate import evaluate
 from regard.cli.explain import explain
 from regard.cli.export import export
@@ -56,6 +57,7 @@ for command in (
     explain,
     import_,
     export,
+    edit,
     info,
     diff,
     compare,

@@ -37,6 +37,7 @@ from regard.training.parallel.ranks import (
 from regard.training.parallel.strategy import make_strategy, should_shard
 from regard.training.setup.device import autocast, environment, prepare_device
 from regard.training.setup.resume_checks import (
+    changed_settings,
     changed_threads,
     check_fixed_settings,
     check_resumable,
@@ -50,7 +51,7 @@ from regard.training.setup.setting_checks import (
 )
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
-from regard.training.storage.run_folder import ReadOnlyFolder, RunFolder
+from regard.training.storage.run_folder import LOST, ReadOnlyFolder, RunFolder
 from regard.training.tracking.trackers import attach_trackers
 from regard.training.train_state import TrainState, load_initial_weights
 
@@ -112,7 +113,8 @@ def resume(
         folder.check_tokenizer(tokenizer_fingerprint(data.tokenizers))
         folder.check_data(data.fingerprint)
         check_disk(path, config, count_parameters(data.model))
-        data = replace(data, description=[*data.description, *changed_threads(folder)])
+        changed = [*changed_settings(before, config, saved), *changed_threads(folder)]
+        data = replace(data, description=[*data.description, *changed])
         yield from _run_rank0(config, data, folder, device, saved)
 
 
@@ -204,20 +206,26 @@ def _train_from(start: int, state: TrainState) -> Iterator[Event]:
             evaluating = last or done % evaluate_every == 0
             state.ema.update(step.number)
             log.add(step)
-            signal, flushing = strategy.all_reduce_max(
-                interrupts.received or 0, evaluating or log.due
+            signal, moved, flushing = strategy.all_reduce_max(
+                interrupts.received or 0, folder.status(), evaluating or log.due
             )
+            if moved == LOST:
+                raise folder.status_error(done)
             if flushing and (event := ranks.all_or_fail(log.flush)) is not None:
                 yield event
             if evaluating:
                 # with shards all ranks evaluate, and must all finish
                 finish = last or strategy.is_sharded
                 yield from state.evaluate(done, None if finish else interrupts)
-                (signal,) = strategy.all_reduce_max(interrupts.received or 0)
+                signal, moved = strategy.all_reduce_max(interrupts.received or 0, folder.status())
+                if moved == LOST:
+                    raise folder.status_error(done)
             stopping = evaluating and state.stopped_early
-            if last or done % save_every == 0 or stopping or signal:
+            if last or done % save_every == 0 or stopping or signal or moved:
                 ranks.all_or_fail(log.flush)
                 state.save(done)
+            if moved:
+                raise folder.status_error(done)
             if signal and not last:
                 raise interrupts.stop_error(signal, done, settings.steps, folder.path)
             if stopping:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import pipelines
-from regard.config import RunConfig, kind_of
+from regard.config import RunConfig, kind_of, to_table
 from regard.files.fault_injection import fault
 from regard.models.build import load_weights, on_meta, weights
 from regard.models.compatibility import with_defaults
@@ -177,6 +177,7 @@ class TrainState:
             "best": asdict(self.best),
             "sizes": folder.log_sizes(),
             "config": fixed_settings(self.config),
+            "settings": to_table(self.config),
             "data": self.data.fingerprint,
             "evaluation_pending": self.evaluation_pending,
             "without_state": without_state(strategy.local_model, self.optimizers),
@@ -212,9 +213,11 @@ class TrainState:
             is_best = self.best.update(step, metrics, self.config.train.best)
             if is_best:
                 best_weights = strategy.full_weights()
-                ranks.on_rank0(partial(folder.save_weights, best_weights, self.config))
-                if ranks.is_rank0:
-                    self.best.sha256 = checkpoint.sha256(folder.model)
+
+                def save_weights() -> None:
+                    self.best.sha256 = folder.save_weights(best_weights, self.config)
+
+                ranks.on_rank0(save_weights)
 
         def write_logs() -> None:
             folder.append({"step": step, "validation": metrics} | ({"taps": taps} if taps else {}))

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
-from regard.config import RunConfig, kind_of, to_table
+from regard.config import RunConfig, flatten, kind_of, to_table
 from regard.errors import CheckpointError, ConfigError
 from regard.models.build import is_closed_form
 from regard.training.storage.checkpoint import Checkpoint
 from regard.training.storage.run_folder import RunFolder
+from regard.training.storage.weight_settings import differences, weight_settings
 
 
 def fixed_settings(config: RunConfig) -> dict[str, Any]:
@@ -34,9 +35,9 @@ def check_fixed_settings(before: RunConfig, after: RunConfig, path: Path) -> Non
             f"{path} was imported, not trained here, so there is no training to resume;\n"
             f"train it on your own data: regard train DATA train.start={path}"
         )
-    new = fixed_settings(after)
-    for key, old in fixed_settings(before).items():
-        if old != new[key]:
+    new = fixed_settings(after) | weight_settings(after)
+    for key, old in (fixed_settings(before) | weight_settings(before)).items():
+        if old != new.get(key):
             raise ConfigError(
                 f"{key} cannot change when a run is resumed;\n"
                 f"begin a new one, with train.start={path} to start from these weights"
@@ -62,6 +63,17 @@ def check_resumable(folder: RunFolder, config: RunConfig, saved: Checkpoint | No
                 f"{key} in {folder.config} is not what the checkpoint of step {saved.step:,} was "
                 f"trained with\nrestore it, or begin a new run with train.start={folder.path}"
             )
+
+
+def changed_settings(before: RunConfig, after: RunConfig, saved: Checkpoint | None) -> list[str]:
+    """Lines for the heading: the settings that differ from those of the checkpoint.
+
+    A checkpoint of an earlier version has none; then those that differ from config.json.
+    """
+    old = None if saved is None else read_state(saved).get("settings")
+    tables = (to_table(before) if old is None else old, to_table(after))
+    lines = differences(*(dict(flatten(table)) for table in tables))
+    return [f"changed    {line}" for line in lines]
 
 
 def changed_threads(folder: RunFolder) -> list[str]:
@@ -129,6 +141,7 @@ def read_state(saved: Checkpoint) -> dict[str, Any]:
         "evaluation_pending": isinstance(state.get("evaluation_pending", False), bool),
         "without_state": isinstance(stateless, list) and all(isinstance(n, str) for n in stateless),
         "ema": isinstance(state.get("ema", False), bool),
+        "settings": isinstance(state.get("settings", {}), dict),
     }
     for key, valid in rules.items():
         if not valid:

@@ -175,7 +175,7 @@ def save(
 
 def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
     """The newest checkpoint, or that of `step`; if damaged, an error that names a valid one."""
-    steps = _steps(folder)
+    steps = _steps(_names(folder))
     if step is not None and step not in steps:
         available = ", ".join(map(str, sorted(steps))) or "none"
         raise CheckpointError(f"no checkpoint of step {step} in {folder}; available: {available}")
@@ -204,7 +204,7 @@ def verify(path: Path) -> str | None:
         files = manifest["files"]
         if manifest["format"] != FORMAT:
             return f"{manifest_path} has format {manifest['format']}, this version reads {FORMAT}"
-        if manifest["step"] != _step_of(path):
+        if manifest["step"] != _step_of(path.name):
             return f"{manifest_path} is of step {manifest['step']}"
         present = {file.name for file in path.iterdir() if not file.name.startswith(".")}
         for name, expected in files.items():
@@ -232,7 +232,7 @@ def verify(path: Path) -> str | None:
 
 def valid_steps_before(folder: Path, step: int) -> Iterator[int]:
     """The steps before this one with a valid checkpoint, newest first."""
-    return (n for n in _steps(folder) if n < step and verify(folder / f"step-{n}") is None)
+    return (n for n in _steps(_names(folder)) if n < step and verify(folder / f"step-{n}") is None)
 
 
 def of_step(folder: Path, step: int) -> Checkpoint:
@@ -248,7 +248,7 @@ def find_valid(folder: Path, step: int | None) -> Checkpoint | None:
 
 def prune(folder: Directory, keep: int, best: int | None) -> None:
     """Remove all but the newest `keep` checkpoints and the best one; warn of what is not ours."""
-    for step in _steps(folder.path)[keep:]:
+    for step in _steps(folder.names())[keep:]:
         if step == best:
             continue
         if problem := _foreign(folder, f"step-{step}"):
@@ -260,7 +260,7 @@ def prune(folder: Directory, keep: int, best: int | None) -> None:
 
 def drop_after(folder: Directory, step: int) -> None:
     """Remove the checkpoints after `step`, newest first, since a run resumes from it."""
-    newer = [f"step-{number}" for number in _steps(folder.path) if number > step]
+    newer = [f"step-{number}" for number in _steps(folder.names()) if number > step]
     for name in newer:
         if problem := _foreign(folder, name):
             raise CheckpointError(f"cannot remove a later checkpoint: {problem}\nmove it elsewhere")
@@ -296,17 +296,18 @@ def write_tensors(
     name: str,
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, str] | None = None,
-) -> None:
+) -> str:
     """Write a safetensors file atomically, with a hash of its tensors in the metadata.
 
-    Without the hash, safetensors would load tensors with flipped bits.
+    Without that hash, safetensors would load tensors with flipped bits. Returns the sha256 of the
+    file.
     """
     tensors = _on_cpu(tensors)
     metadata = {"sha256": digest(sorted(tensors.items())), **(metadata or {})}
     try:
         with directory.atomic(name) as file:
             write_safetensors(file, tensors, metadata)
-            file.flush()
+            result = _sha256(file)
             fault("weights")
     except CheckpointError as error:
         if not isinstance(error.__cause__, OSError):
@@ -314,6 +315,7 @@ def write_tensors(
         message = disk_message(directory.path / name, error.__cause__, _bytes(tensors))
         raise CheckpointError(message) from error
     fault("replace")
+    return result
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -420,12 +422,16 @@ def _sha256(file: BinaryIO) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _step_of(path: Path) -> int | None:
-    match = re.fullmatch(r"step-(\d+)", path.name)
+def _step_of(name: str) -> int | None:
+    match = re.fullmatch(r"step-(\d+)", name)
     return int(match[1]) if match else None
 
 
-def _steps(folder: Path) -> list[int]:
+def _names(folder: Path) -> list[str]:
+    return os.listdir(folder) if folder.is_dir() else []
+
+
+def _steps(names: Iterable[str]) -> list[int]:
     """The steps that have a checkpoint, valid or not, newest first."""
-    steps = map(_step_of, folder.glob("step-*"))
+    steps = map(_step_of, names)
     return sorted((step for step in steps if step is not None), reverse=True)

@@ -36,25 +36,33 @@ def hold_lock(directory: Directory) -> Iterator[Callable[[], bool]]:
     if locks_folder is False:
         raise _held_error(directory, "wait until it ends, or stop it")
     try:
+        with _open_file(directory) as handle:
+            locks_file = _flock(handle)
+            if locks_file is False:
+                raise _held_error(directory, "wait until it ends, or stop it")
+            if not (locks_folder or locks_file):
+                _check_owner(directory, handle)
+            _write_owner(handle, f"{os.getpid()} on {platform.node()}")
+            try:
+                yield lambda: not locks_folder and not _is_same(directory, handle)
+            finally:
+                _write_owner(handle, "")
+    finally:
+        _unlock(directory.descriptor)
+
+
+@contextmanager
+def _open_file(directory: Directory) -> Iterator[int]:
+    try:
         handle = directory.open(LOCK, os.O_RDWR | os.O_CREAT)
     except CheckpointError:
         raise
     except OSError as error:
         raise CheckpointError(disk_message(directory.path / LOCK, error)) from error
     try:
-        locks_file = _flock(handle)
-        if locks_file is False:
-            raise _held_error(directory, "wait until it ends, or stop it")
-        if not (locks_folder or locks_file):
-            _check_owner(directory, handle)
-        _write_owner(handle, f"{os.getpid()} on {platform.node()}")
-        try:
-            yield lambda: not locks_folder and not _is_same(directory, handle)
-        finally:
-            _write_owner(handle, "")
+        yield handle
     finally:
         os.close(handle)
-        _unlock(directory.descriptor)
 
 
 def _flock(handle: int | None) -> bool | None:

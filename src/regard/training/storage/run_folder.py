@@ -143,9 +143,9 @@ class RunFolder:
         """Write a JSON file of the folder atomically."""
         self.directory.write_json(path.name, value, sync=sync)
 
-    def save_weights(self, tensors: Mapping[str, Tensor], config: RunConfig) -> None:
-        """Write model.safetensors with the settings that its weights were trained for."""
-        write_tensors(self.directory, self.model.name, tensors, as_metadata(config))
+    def save_weights(self, tensors: Mapping[str, Tensor], config: RunConfig) -> str:
+        """Write model.safetensors with the settings of its weights; returns its sha256."""
+        return write_tensors(self.directory, self.model.name, tensors, as_metadata(config))
 
     def save_config(self, config: RunConfig) -> None:
         """Write the resolved settings."""

@@ -1,0 +1,38 @@
+"""Edit the settings of a run: config.json, and the settings that its weights carry."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from regard.config import RunConfig, build, flatten, make, merge, to_table
+from regard.files.safetensors import read_metadata
+from regard.models.build import load_model, resolve
+from regard.tasks import TASKS
+from regard.training.storage.checkpoint import read_tensors
+from regard.training.storage.run_folder import RunFolder
+from regard.training.storage.weight_settings import changes, differences
+
+
+def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
+    """Change settings of a run and return what changed, as `model.norm_eps: 1e-05 → 1e-06`.
+
+    Without overrides, config.json is accepted as it is: the weights are from now on those of its
+    settings. They must fit the model. Nothing is trained.
+    """
+    folder = RunFolder(path)
+    before = folder.read_config()
+    config = build(RunConfig, merge(to_table(before), overrides))
+    model = resolve(config.model)
+    make(config.task, TASKS, "task")
+    with folder.hold_lock():
+        has_weights = folder.model.exists()
+        tensors = read_tensors(folder.model) if has_weights else {}
+        accepted = changes(read_metadata(folder.model), config) if has_weights else []
+        if has_weights:
+            load_model(model, tensors, str(folder.model))  # raises if they do not fit
+        if config != before:
+            folder.save_config(config)
+        if accepted != []:
+            folder.save_weights(tensors, config)
+    edited = differences(*(dict(flatten(to_table(c))) for c in (before, config)))
+    return list(dict.fromkeys([*edited, *(accepted or ())]))

@@ -1,0 +1,196 @@
+"""A config.json that was changed is noticed by every command; `regard edit` accepts it."""
+
+import json
+import shutil
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import regard
+from hub.runs import make_checkpoint, model_config
+from regard.cli import main
+from regard.errors import CheckpointError, ConfigError
+from regard.files.directory import Directory
+from regard.training.events import RunStarted
+from regard.training.import_export import import_run
+from regard.training.run import begin, resume
+from regard.training.storage.checkpoint import write_tensors
+from regard.training.storage.run_folder import RunFolder
+from training.runs import config
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """A run of two steps, not to be changed."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    list(begin(config(data / "cats.txt", steps=2, save_every=1, evaluate_every=1), run))
+    return run
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def change(run, key, value):
+    """Change a setting of config.json as an editor would."""
+    table = json.loads((run / "config.json").read_text())
+    *path, name = key.split(".")
+    inner = table
+    for part in path:
+        inner = inner[part]
+    inner[name] = value
+    (run / "config.json").write_text(json.dumps(table))
+
+
+def command(capsys, *words):
+    """The exit code of a command and what it printed."""
+    with pytest.raises(SystemExit) as exit:
+        main([str(word) for word in words])
+    return exit.value.code, capsys.readouterr()
+
+
+VERBS = {
+    "evaluate": ["evaluate", "RUN"],
+    "generate": ["generate", "RUN", "the", "-n", "1"],
+    "predict": ["predict", "RUN", "the"],
+    "translate": ["translate", "RUN", "the"],
+    "explain": ["explain", "RUN", "the cat"],
+    "neighbours": ["neighbours", "RUN", "a"],
+    "export": ["export", "RUN", "OUT"],
+    "info": ["info", "RUN"],
+    "diff": ["diff", "RUN", "gpt2"],
+    "compare": ["compare", "RUN", "RUN"],
+    "resume": ["resume", "RUN", "train.steps=3"],
+    "start": ["train", "DATA", "train.start=RUN", "--out", "OUT", "train.steps=1"],
+}
+
+
+def test_every_command_refuses_a_changed_model_and_none_a_moved_file(run, data, tmp_path, capsys):
+    out = tmp_path / "out"
+    places = {"RUN": str(run), "OUT": str(out), "DATA": str(data / "cats.txt")}
+    change(run, "model.norm_eps", 0.5)
+    for verb, words in VERBS.items():
+        for name, place in places.items():
+            words = [word.replace(name, place) for word in words]
+        code, said = command(capsys, *words)
+        assert code == 4, verb
+        assert f"{run}/config.json was changed after the weights were trained:\n" in said.err, verb
+        assert "\n  model.norm_eps: 1e-05 → 0.5\n" in said.err, verb
+        assert f"regard edit {run}\n" in said.err, verb
+        assert not out.exists(), verb
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.ffn", "swiglu"),
+        ("model.heads", 4),
+        ("model.position", "alibi"),
+        ("model.more", 1),
+        ("task.kind", "masked"),
+        ("data.tokenizer", "bpe"),
+        ("data.lower", True),
+    ],
+)
+def test_what_the_weights_depend_on_is_signed(run, key, value):
+    change(run, key, value)
+    with pytest.raises(CheckpointError, match=rf"after the weights were trained:\n  {key}: .* → "):
+        RunFolder(run).load_config()
+
+
+def test_many_changes_are_listed_in_part(run):
+    for number in range(7):
+        change(run, f"model.more{number}", "x" * 5000)
+    with pytest.raises(CheckpointError, match=r"… and 2 more\n") as raised:
+        RunFolder(run).load_config()
+    assert len(str(raised.value)) < 2000
+
+
+def test_training_settings_may_be_edited_and_are_listed_on_resume(run, data, tmp_path):
+    shutil.copy(data / "cats.txt", tmp_path / "moved.txt")
+    change(run, "train.lr", 0.5)
+    change(run, "task.label_smoothing", 0.2)
+    change(run, "data.path", str(tmp_path / "moved.txt"))
+    events = list(resume(run, {"train": {"steps": 3, "schedule": {"warmup": 1}}}))
+    (started,) = (event for event in events if isinstance(event, RunStarted))
+    assert [line for line in started.description if line.startswith("changed")] == [
+        f"changed    data.path: '{data}/cats.txt' → '{tmp_path}/moved.txt'",
+        "changed    task.label_smoothing: 0.1 → 0.2",
+        "changed    train.lr: 0.01 → 0.5",
+        "changed    train.schedule.warmup: 3 → 1",
+        "changed    train.steps: 2 → 3",
+    ]
+    regard.load(run)  # the weights are still those of this model
+
+
+def test_the_model_and_its_classes_cannot_change_on_resume(run):
+    for over in ({"model": {"norm_eps": 0.5}}, {"data": {"lower": True}}):
+        with pytest.raises(ConfigError, match="cannot change when a run is resumed"):
+            list(resume(run, over))
+
+
+def test_edit_changes_the_settings_and_what_the_weights_carry(run, capsys):
+    before = regard.load(run).evaluate()["loss"]
+    weights = (run / "model.safetensors").read_bytes()
+    code, said = command(capsys, "edit", run, "model.norm_eps=0.5", "name=other")
+    assert (code, said.out) == (
+        None,
+        "model.norm_eps: 1e-05 → 0.5\nname: 'test' → 'other'\n",
+    )
+    edited = regard.load(run)
+    assert (edited.config.model["norm_eps"], edited.config.name) == (0.5, "other")
+    assert edited.evaluate()["loss"] != before
+    with pytest.raises(CheckpointError, match="not what the checkpoint of step 2 was trained with"):
+        list(resume(run, {"train": {"steps": 3}}))
+    assert regard.edit(run, model={"norm_eps": 1e-5}) == ["model.norm_eps: 0.5 → 1e-05"]
+    assert (run / "model.safetensors").read_bytes() == weights
+    list(resume(run, {"train": {"steps": 3}}))
+
+
+def test_edit_accepts_what_was_changed_by_hand(run, capsys):
+    change(run, "model.norm_eps", 0.5)
+    printed = json.loads(command(capsys, "edit", run, "--json")[1].out)
+    assert printed == {"folder": str(run), "changes": ["model.norm_eps: 1e-05 → 0.5"]}
+    regard.load(run)
+    assert command(capsys, "edit", run)[1].out == f"{run}: no setting has changed\n"
+
+
+def test_edit_refuses_what_does_not_fit_the_weights(run, capsys):
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for words in (["model.dim=16"], ["model.layers=2"], ["model.nothing=1"], ["train.lr=fast"]):
+        code, said = command(capsys, "edit", run, *words)
+        assert code in (2, 4), words
+        assert said.err.startswith("regard: ")
+    files.pop(run / "lock")
+    assert all(path.read_bytes() == content for path, content in files.items())
+
+
+def test_edit_waits_for_the_run_that_trains(run):
+    with RunFolder(run).hold_lock(), pytest.raises(CheckpointError, match="trained already"):
+        regard.edit(run, name="other")
+
+
+def test_weights_of_an_earlier_version_are_accepted_with_a_sentence(run, caplog):
+    tensors = load_file(run / "model.safetensors")
+    write_tensors(Directory(run), "model.safetensors", tensors)
+    for _ in range(2):
+        RunFolder(run).load_config()
+    assert caplog.text.count("does not hold the settings it was trained with") == 1
+    assert f"regard edit {run}" in caplog.text
+    assert regard.edit(run) == []
+    with safe_open(run / "model.safetensors", "pt") as file:
+        assert file.metadata().keys() == {"settings", "sha256"}
+    save_file(tensors, run / "model.safetensors", {"settings": "{"})
+    with pytest.raises(CheckpointError, match="was changed after the weights were trained"):
+        RunFolder(run).load_config()
+
+
+def test_an_imported_run_carries_its_settings(tmp_path):
+    make_checkpoint(tmp_path / "checkpoint", model_config("gpt2"))
+    import_run(tmp_path / "checkpoint", tmp_path / "run")
+    regard.load(tmp_path / "run")
+    change(tmp_path / "run", "model.norm_eps", 0.5)
+    with pytest.raises(CheckpointError, match=r"model\.norm_eps: 1e-05 → 0\.5"):
+        regard.load(tmp_path / "run")
