@@ -49,6 +49,9 @@ class FakeMatmul:
         monkeypatch.setattr(cublaslt, "_handle", lambda device: None)
         names = list(times)
         algorithms = [cublaslt._Algorithm(workspace=number) for number in range(len(times))]
+        for number, algorithm in enumerate(algorithms):
+            algorithm.algo[0] = number
+        monkeypatch.setattr(cublaslt, "_choices", {})
         name_of = lambda algorithm: names[algorithm.workspace]  # noqa: E731
         monkeypatch.setattr(cls, "_find_algorithms", lambda self: algorithms)
         monkeypatch.setattr(cls, "_time", lambda self, one, *args: times[name_of(one)])
@@ -72,6 +75,27 @@ def test_a_matmul_that_runs_often_uses_the_fastest_algorithm(
     fake.capturing = True
     assert fake()
     assert fake.ran == ["first"] * 4 + ["fast"] * 2
+
+
+def test_a_matmul_uses_the_algorithm_of_before_and_says_so_where_it_cannot(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeMatmul(monkeypatch, {"first": 3.0, "fast": 1.0, "slow": 9.0})
+    assert all(fake() for _ in range(3))
+    ((name, fast),) = cublaslt.choices().items()
+    assert name == "(8, 8, 8) bfloat16→bfloat16 (False, 8) (False, 8) PLAIN"
+    slow = fast.replace("01", "02", 1)
+    monkeypatch.setattr(cublaslt, "_preferred", {})
+    cublaslt.prefer({name: slow})
+    fake = FakeMatmul(monkeypatch, {"first": 3.0, "fast": 1.0, "slow": 9.0})
+    assert all(fake() for _ in range(4))
+    assert fake.ran == ["slow"] * 4  # from the first call on, as in a run that was not interrupted
+    assert cublaslt.choices() == {name: slow}
+    assert caplog.text == ""
+    fake = FakeMatmul(monkeypatch, {"first": 3.0, "fast": 1.0})
+    assert all(fake() for _ in range(4))
+    assert fake.ran == ["first", "first", "fast", "fast"]
+    assert caplog.text.count("cuBLASLt does not offer the algorithm that was used") == 1
 
 
 def test_a_deterministic_matmul_uses_the_first_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:

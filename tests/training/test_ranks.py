@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+import regard
 from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
 from regard.nn.state import Source
 from regard.tasks import Causal, Seq2Seq
 from regard.training import run
 from regard.training.parallel.ranks import Ranks
 from regard.training.parallel.strategy import Objective, Sharded
-from regard.training.storage.checkpoint import of_step, read_tensors
+from regard.training.storage.checkpoint import latest, of_step, read_tensors
 from regard.training.storage.run_folder import RunFolder, new_folder
 from training.runs import Crash, config, interrupt, text_batch, tiny
 
@@ -239,6 +240,29 @@ def test_models_of_other_kinds_agree(model, data, tmp_path):
     launch(*jobs)
     for each in jobs[1:]:
         same(Path(each["folder"]), Path(jobs[0]["folder"]))
+
+
+@pytest.mark.long
+@forked
+def test_a_sharded_run_saves_and_restores_the_buffers_of_its_model(data, tmp_path):
+    """The noise distribution of CBOW, which is counted once, before the first step."""
+    alone, moved = tmp_path / "alone", tmp_path / "moved"
+    words = ["train", str(data / "cats.txt"), "task=cbow", "model.preset=cbow", "model.dim=8"]
+    words += ["data.tokenizer=char", "train.batch=4", "device=cpu", "train.shard=full"]
+    results, _ = launch(
+        {"words": [*words, "train.steps=1", "--out", str(alone)], "ranks": 1},
+        {"words": [*words, "train.steps=2", "--out", str(moved)], "ranks": 3},
+        {"words": ["resume", str(moved), "train.steps=4"], "ranks": 2},
+    )
+    assert [set(result["codes"]) for result in results] == [{0}, {0}, {0}]
+    expected = read_tensors(alone / "model.safetensors")
+    noise = expected["head.log_noise"]
+    assert noise.std() > 0.1
+    assert torch.equal(read_tensors(moved / "model.safetensors")["head.log_noise"], noise)
+    saved = latest(moved / "checkpoints")
+    assert saved.step == 4
+    assert torch.equal(saved.tensors("model")["head.log_noise"], noise)
+    regard.load(moved)
 
 
 @pytest.mark.long

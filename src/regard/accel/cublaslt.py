@@ -2,12 +2,14 @@
 
 The library's heuristic returns several algorithms for a matmul, sorted by estimated time. torch
 uses the first one. Here all are timed at the third call of the same matmul, and the fastest is
-used from then on. Epilogues apply a bias and GELU, or GELU's gradient, before the result is
-written, which saves one pass over memory.
+used from then on; a resumed run uses the algorithms of its checkpoint (`prefer`). Epilogues apply
+a bias and GELU, or GELU's gradient, before the result is written, which saves one pass over
+memory.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
 from threading import Lock
@@ -17,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _Value = ctypes.c_int32 | ctypes.c_int64 | ctypes.c_uint32 | ctypes.c_uint64 | ctypes.c_void_p
 
@@ -49,6 +52,25 @@ class _Algorithm(ctypes.Structure):
         ("waves", ctypes.c_float),
         ("reserved", ctypes.c_int * 4),
     )
+
+    @property
+    def name(self) -> str:
+        """What identifies it for one version of the library, which may be stored."""
+        return bytes(self.algo).hex()
+
+
+_choices: dict[str, str] = {}  # the algorithm of each matmul that was tuned
+_preferred: dict[str, str] = {}
+
+
+def choices() -> dict[str, str]:
+    """The algorithms that this process has chosen, by matmul."""
+    return dict(_choices)
+
+
+def prefer(choices: Mapping[str, str]) -> None:
+    """Use these algorithms where the library offers them, instead of timing all."""
+    _preferred.update(choices)
 
 
 @cache
@@ -140,6 +162,8 @@ class _Matmul:
         self.calls, self.lock = 0, Lock()
         self.algorithms: list[_Algorithm] = []
         self.tuned: _Algorithm | None = None
+        types = "→".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        self.name = f"{sizes} {types} {left} {right} {epilogue.name}{' add' if add else ''}"
         self.description = _create("MatmulDescCreate", ctypes.c_int(COMPUTE_32F), ctypes.c_int(0))
         self._set_attribute(3, ctypes.c_int32(right[0]))  # CUBLASLT_MATMUL_DESC_TRANSA
         self._set_attribute(4, ctypes.c_int32(left[0]))  # …_TRANSB
@@ -174,12 +198,29 @@ class _Matmul:
         if not self.algorithms:
             return None
         deterministic = torch.are_deterministic_algorithms_enabled()
+        if self.calls == 1 and not deterministic:
+            self.tuned = self._preferred_algorithm()
         capturing = torch.cuda.is_current_stream_capturing()
-        if self.calls < TUNE_AT_CALL or deterministic or capturing:
-            return self.algorithms[0]
-        scratch = torch.empty_like(out) if self.add.value else out
-        self.tuned = fastest(self.algorithms, lambda one: self._time(one, a, b, scratch))
+        if self.tuned is None:
+            if self.calls < TUNE_AT_CALL or deterministic or capturing:
+                return self.algorithms[0]
+            scratch = torch.empty_like(out) if self.add.value else out
+            self.tuned = fastest(self.algorithms, lambda one: self._time(one, a, b, scratch))
+        _choices[self.name] = self.tuned.name
         return self.tuned
+
+    def _preferred_algorithm(self) -> _Algorithm | None:
+        preferred = _preferred.get(self.name)
+        for algorithm in self.algorithms:
+            if algorithm.name == preferred:
+                return algorithm
+        if preferred is not None:
+            logger.warning(
+                "cuBLASLt does not offer the algorithm that was used for the matmul %s before: the "
+                "last bits of the results may differ",
+                self.name,
+            )
+        return None
 
     def _find_algorithms(self) -> list[_Algorithm]:
         """The algorithms that the library's heuristic returns, sorted by estimated time."""

@@ -128,10 +128,14 @@ def count_parameters(config: ModelConfig) -> int:
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """All parameters and persistent buffers by name; a tied parameter once."""
-    parameters = dict(model.named_parameters())
+    tensors = dict(model.named_parameters()) | persistent_buffers(model)
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that belong to the weights, such as the noise distribution of CBOW."""
     state = model.state_dict(keep_vars=True)
-    buffers = {n: b for n, b in state.items() if not isinstance(b, nn.Parameter)}
-    return {name: tensor.detach() for name, tensor in (parameters | buffers).items()}
+    return {name: b for name, b in state.items() if not isinstance(b, nn.Parameter)}
 
 
 def load_model(config: ModelConfig, tensors: Mapping[str, Tensor], origin: str) -> nn.Module:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -328,7 +328,8 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     below = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * h / below) for h in range(1, below + 1)]
     slopes += [2 ** (-4 * h / below) for h in range(1, 2 * below, 2)]
-    return torch.tensor(slopes[:heads], device="cpu")  # also under the meta device: it needs values
+    device = torch.get_default_device()  # also under the meta device the slopes need values
+    return torch.tensor(slopes[:heads], device="cpu" if device.type == "meta" else device)
 
 
 class ALiBi(Position):
@@ -339,6 +340,12 @@ class ALiBi(Position):
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.register_buffer("slope", alibi_slopes(heads), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Fill the slopes again: `to_empty`, which follows the meta device, leaves no values."""
+        super()._apply(fn, recurse)
+        self.slope.copy_(alibi_slopes(len(self.slope)))
+        return self
 
     def bias(
         self, query_positions: Int[Tensor, "#batch time"], key_positions: Int[Tensor, "#batch seen"]

@@ -37,8 +37,8 @@ from regard.training.parallel.ranks import (
 from regard.training.parallel.strategy import make_strategy, should_shard
 from regard.training.setup.device import autocast, environment, prepare_device
 from regard.training.setup.resume_checks import (
+    changed_machine,
     changed_settings,
-    changed_threads,
     check_fixed_settings,
     check_resumable,
     is_finished,
@@ -113,7 +113,7 @@ def resume(
         folder.check_tokenizer(tokenizer_fingerprint(data.tokenizers))
         folder.check_data(data.fingerprint)
         check_disk(path, config, count_parameters(data.model))
-        changed = [*changed_settings(before, config, saved), *changed_threads(folder)]
+        changed = [*changed_settings(before, config, saved), *changed_machine(folder, device)]
         data = replace(data, description=[*data.description, *changed])
         yield from _run_rank0(config, data, folder, device, saved)
 

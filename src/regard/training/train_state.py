@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import pipelines
+from regard.accel import cublaslt
 from regard.config import RunConfig, kind_of, to_table
 from regard.files.fault_injection import fault
 from regard.models.build import load_weights, on_meta, weights
@@ -112,6 +113,7 @@ class TrainState:
     def _load(self, saved: checkpoint.Checkpoint) -> None:
         strategy, folder, ranks = self.strategy, self.folder, self.strategy.ranks
         state = ranks.all_or_fail(partial(read_state, saved))
+        cublaslt.prefer(state.get("matmuls", {}))
         best = Best(**state["best"])
 
         def read() -> tuple[dict[str, Tensor], ...]:
@@ -182,6 +184,7 @@ class TrainState:
             "evaluation_pending": self.evaluation_pending,
             "without_state": without_state(strategy.local_model, self.optimizers),
             "ema": bool(self.ema.decay),
+            "matmuls": cublaslt.choices(),
         }
         ranks.all_or_fail(partial(check_finite, folder, step, *tensors.values()))
         checkpoints, keep = folder.open_checkpoints(), self.config.train.keep

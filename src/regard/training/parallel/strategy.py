@@ -6,6 +6,7 @@ Sharded        every rank stores its rows of each weight, gradient and optimizer
                gathers the weights of one block at a time (FSDP2, Zhao et al. 2023)
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from regard.accel import compile_for_training, training_path
 from regard.config import TrainConfig
 from regard.data.batch import Batch
 from regard.errors import CheckpointError
-from regard.models.build import load_weights, weights
+from regard.models.build import load_weights, persistent_buffers, weights
 from regard.models.cost import training_bytes
 from regard.nn.block import Block
 from regard.pipelines.base import TrainingData
@@ -196,6 +197,7 @@ class Sharded(_Distributed):
         self.shard = (ranks.rank, ranks.world_size)
         self.sharded_parameters: dict[str, Any] = dict(objective.model.named_parameters())
         self.local_model = self.rows = LocalRows(self.sharded_parameters, ranks)
+        self.buffers = persistent_buffers(objective.model)  # whole on every rank
         # FSDP decides at its first forward pass which group is the outermost. That must not be an
         # evaluation, which calls the model and not the objective.
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
@@ -245,8 +247,12 @@ class Sharded(_Distributed):
                 group.set_reshard_after_forward(group is not self.groups[-1], recurse=False)
 
     def local_weights(self) -> dict[str, Tensor]:
-        """The rows of this rank."""
-        return {name: p.detach() for name, p in self.local_model.named_parameters()}
+        """The rows of this rank, of parameters and of buffers."""
+        rows = {name: p.detach() for name, p in self.local_model.named_parameters()}
+        return rows | {name: self._local_rows(buffer) for name, buffer in self.buffers.items()}
+
+    def _local_rows(self, buffer: Tensor) -> Tensor:
+        return self.rows.local_rows(buffer.unsqueeze(0)).squeeze(0) if buffer.dim() else buffer
 
     def full_weights(self) -> dict[str, Tensor]:
         """Gather one tensor at a time."""
@@ -255,7 +261,7 @@ class Sharded(_Distributed):
             tensor = p.detach().full_tensor()
             if self.ranks.is_rank0:
                 result[name] = tensor.cpu()
-        return result
+        return result | self.buffers if self.ranks.is_rank0 else result
 
     def load(self, tensors: Mapping[str, Tensor], where: str) -> None:
         """Load the rows of this rank."""
@@ -267,6 +273,10 @@ class Sharded(_Distributed):
                     "model"
                 )
             local[name].copy_(tensors[name])
+        for name, buffer in self.buffers.items():
+            if buffer.dim():  # the other ranks have read the other rows
+                rows = local[name].reshape(1, len(local[name]), math.prod(buffer.shape[1:]))
+                buffer.copy_(self.rows.all_gather(rows, buffer.shape).view_as(buffer))
 
 
 class LocalRows(nn.Module):

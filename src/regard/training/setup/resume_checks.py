@@ -8,6 +8,7 @@ import torch
 from regard.config import RunConfig, flatten, kind_of, to_table
 from regard.errors import CheckpointError, ConfigError
 from regard.models.build import is_closed_form
+from regard.training.setup.device import environment
 from regard.training.storage.checkpoint import Checkpoint
 from regard.training.storage.run_folder import RunFolder
 from regard.training.storage.weight_settings import differences, weight_settings
@@ -76,15 +77,21 @@ def changed_settings(before: RunConfig, after: RunConfig, saved: Checkpoint | No
     return [f"changed    {line}" for line in lines]
 
 
-def changed_threads(folder: RunFolder) -> list[str]:
-    """A line for the heading if the number of threads is not that with which the run began."""
-    before, now = folder.load_environment().get("threads"), torch.get_num_threads()
-    if before in (None, now):
-        return []
-    return [
-        f"threads    {now}, and {before} when the run began: resume is bit-identical only with "
-        f"train.threads={before}"
+def changed_machine(folder: RunFolder, device: torch.device) -> list[str]:
+    """Lines for the heading: what a bit-identical resume needs and is not as the run began."""
+    before, now = folder.load_environment(), environment(device)
+    lines = [
+        f"{key:<11}{now[key]}, and {before[key]} when the run began: resume is bit-identical only "
+        "with the same"
+        for key in ("device", "torch")
+        if before.get(key) not in (None, now[key])
     ]
+    if before.get("threads") not in (None, now["threads"]):
+        lines.append(
+            f"threads    {now['threads']}, and {before['threads']} when the run began: resume is "
+            f"bit-identical only with train.threads={before['threads']}"
+        )
+    return lines
 
 
 def check_unfinished(folder: RunFolder, config: RunConfig, saved: Checkpoint | None) -> None:
@@ -130,6 +137,7 @@ def read_state(saved: Checkpoint) -> dict[str, Any]:
         )
     best, sizes, stateless = state["best"], state["sizes"], state.get("without_state", [])
     step, metrics, digest = best.get("step"), best.get("metrics"), best.get("sha256")
+    matmuls = state.get("matmuls", {})
     rules = {
         "best": best.keys() == {"step", "metrics", "since", "sha256"},
         "best.step": step is None or (_is_count(step) and step <= saved.step),
@@ -142,6 +150,7 @@ def read_state(saved: Checkpoint) -> dict[str, Any]:
         "without_state": isinstance(stateless, list) and all(isinstance(n, str) for n in stateless),
         "ema": isinstance(state.get("ema", False), bool),
         "settings": isinstance(state.get("settings", {}), dict),
+        "matmuls": isinstance(matmuls, dict) and all(isinstance(n, str) for n in matmuls.values()),
     }
     for key, valid in rules.items():
         if not valid:

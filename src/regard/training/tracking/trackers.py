@@ -180,14 +180,18 @@ class Clock:
     def __init__(self, folder: RunFolder) -> None:
         self.folder, self.before = folder, read_seconds(folder) or 0.0
         self.started = self.written = time.monotonic()
+        self.has_trained = False  # a resume that is refused takes no time
 
     def __call__(self, row: Row) -> None:
         """Write the time every few seconds."""
+        self.has_trained = True
         if time.monotonic() - self.written >= CLOCK_SECONDS:
             self.close()
 
     def close(self) -> None:
-        """Write the time."""
+        """Write the time, if anything was logged."""
+        if not self.has_trained:
+            return
         self.written = time.monotonic()
         seconds = self.before + self.written - self.started
         with suppress(OSError):  # a full disk must not end the run here
