@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import regard
 from regard.accel import pack
@@ -313,6 +314,9 @@ def test_weights_of_another_model_are_refused_and_listed(place, tmp_path):
     for name in ("tokenizer.json", "model.safetensors", "environment.json"):
         (run / name).write_bytes((place / "runs" / "cats.txt" / name).read_bytes())
     (run / "config.json").write_text(json.dumps(table))
+    with pytest.raises(CheckpointError, match=r"model\.dim: 8 → 16"):
+        regard.load(run)
+    save_file(load_file(run / "model.safetensors"), run / "model.safetensors")  # no settings
     with pytest.raises(CheckpointError, match="has shape") as raised:
         regard.load(run)
     assert "more" in str(raised.value)

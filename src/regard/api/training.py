@@ -140,7 +140,12 @@ def resume_events(
 def edit(path: Path | str, *words: str, **settings: Any) -> list[str]:
     """Change settings of a run without training it; returns what changed, old and new values.
 
-    Without settings, accept a config.json that was changed by hand.
+    The weights must fit the settings. Without settings, accept a config.json that was changed by
+    hand.
+
+    >>> trained = regard.train(text, model=TINY, steps=2, quiet=True)
+    >>> regard.edit(trained.folder.path, model={"norm_eps": 1e-6})
+    ['model.norm_eps: 1e-05 → 1e-06']
     """
     return edit_run(Path(path), read_overrides(words, settings))
 

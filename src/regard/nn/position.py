@@ -343,7 +343,7 @@ class ALiBi(Position):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Fill the slopes again: `to_empty`, which follows the meta device, leaves no values."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.slope.copy_(alibi_slopes(len(self.slope)))
         return self
 

@@ -130,7 +130,7 @@ def save(
                 name: [f"{stem}.safetensors" for stem in stems] for name, stems in shards.items()
             }
         for name, table in tables.items():
-            write_file(f"{name}.json", lambda file, table=table: file.write(_as_json(table)))
+            write_file(f"{name}.json", partial(_write_json, table=table))
         fault("state")
         manifest = {
             "format": FORMAT,
@@ -138,7 +138,7 @@ def save(
             "torch": torch.__version__,
             "files": dict(sorted(files.items())),
         }
-        write_file("MANIFEST.json", lambda file: file.write(_as_json(manifest)))
+        write_file("MANIFEST.json", partial(_write_json, table=manifest))
         fault("manifest")
         folder.folder(temporary).sync()
         if folder.kind(final) is not None:  # only a damaged one can have the same step
@@ -407,8 +407,8 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: t.detach().to("cpu").contiguous() for n, t in tensors.items()}
 
 
-def _as_json(table: Any) -> bytes:
-    return json.dumps(table, indent=1).encode()
+def _write_json(file: BinaryIO, table: Any) -> None:
+    file.write(json.dumps(table, indent=1).encode())
 
 
 def sha256(path: Path) -> str:
@@ -419,7 +419,7 @@ def sha256(path: Path) -> str:
 
 def _sha256(file: BinaryIO) -> str:
     file.seek(0)
-    return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _step_of(name: str) -> int | None:
