@@ -6,7 +6,6 @@ import json
 import os
 import re
 import struct
-import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from regard.data.loader import permute
 from regard.data.text_files import open_bytes, stem
 from regard.data.validation_split import check_fraction
 from regard.errors import DataError
+from regard.files.untrusted import ARCHIVE_ERRORS
 
 Pixels = NDArray[np.uint8]  # (images, channels, height, width), from 0 to 255
 Size = int | tuple[int, int]  # of a square, or height and width
@@ -35,10 +35,6 @@ NPZ_TRAIN = (
 )
 NPZ_TEST = (("x_test", "y_test"), ("test_images", "test_labels"))
 NPZ_KEYS = {key for pair in (*NPZ_TRAIN, *NPZ_TEST) for key in pair}
-NPZ_ERRORS = (  # what numpy raises for damaged archives
-    *(OSError, ValueError, EOFError, AttributeError, MemoryError, RuntimeError),
-    *(NotImplementedError, zipfile.BadZipFile, zlib.error),
-)
 STATISTICS_IMAGES = 2000  # for the mean and standard deviation of the channels
 
 
@@ -197,7 +193,7 @@ def from_npz(path: Path) -> Images:
         with path.open("rb") as stream:
             archive = np.load(stream, allow_pickle=False)
             arrays = {key.lower(): archive[key] for key in archive.files if key.lower() in NPZ_KEYS}
-    except NPZ_ERRORS as error:
+    except ARCHIVE_ERRORS as error:
         if "pickle" in str(error).lower():
             raise DataError(
                 f"{path} has object arrays, which need pickle; save arrays of numbers instead"

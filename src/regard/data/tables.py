@@ -490,8 +490,11 @@ def _from_arrow(path: Path) -> Table:
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path} is not {format}: {reason}") from None
-    metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    class_names = _class_names(metadata.get("info", {}).get("features", {}))
+    try:
+        metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        class_names = _class_names(metadata.get("info", {}).get("features", {}))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        class_names = {}  # of another program
 
     def batches() -> Iterator[Any]:
         if format == "Parquet":
@@ -503,7 +506,12 @@ def _from_arrow(path: Path) -> Table:
 
     def objects() -> Iterator[tuple[int, dict[str, Any]]]:
         rows = (row for batch in batches() for row in batch.to_pylist())
-        return ((n, flatten(_named(row, class_names))) for n, row in enumerate(rows, 1))
+        try:
+            for number, row in enumerate(rows, 1):
+                yield number, flatten(_named(row, class_names))
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{path} is damaged: {reason}") from None
 
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,6 +8,10 @@ import json
 import os
 import reprlib
 import stat
+import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +24,13 @@ from regard.errors import CheckpointError
 MAX_FILE_BYTES = 100_000_000  # of a file read into memory; Gemma's tokenizer.json has 33 million
 MAX_JSON_VALUES = 4_000_000  # Gemma's tokenizer.json has 2 million
 MAX_REPLACEMENT = 64  # characters that a normalizer makes of one; 18 in NFKC
+# What numpy and zipfile raise for damaged .npz archives. TokenError, SyntaxError, RecursionError:
+# numpy parses the header of an array as Python.
+ARCHIVE_ERRORS = (
+    *(OSError, ValueError, EOFError, TypeError, LookupError, ArithmeticError, AttributeError),
+    *(MemoryError, RuntimeError, SyntaxError, tokenize.TokenError),
+    *(struct.error, zlib.error, zipfile.BadZipFile),
+)
 # O_NONBLOCK: opening a FIFO without a writer must not block. O_BINARY: Windows must not convert
 # line ends.
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

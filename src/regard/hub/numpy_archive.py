@@ -16,19 +16,11 @@ from numpy.lib import format as npy
 
 from regard.errors import CheckpointError
 from regard.files.safetensors import MAX_DIMS, Entry, Tensors
-from regard.files.untrusted import open_regular_file, quote
+from regard.files.untrusted import ARCHIVE_ERRORS, open_regular_file, quote
 
 LOCAL_HEADER = struct.Struct("<26xHH")  # of a file in a zip: lengths of its name and extra field
 MAX_ARRAYS = 10_000
 DTYPES = {"<f4": torch.float32, "<f2": torch.float16}
-FORMAT_ERRORS = (
-    OSError,
-    ValueError,
-    EOFError,
-    NotImplementedError,
-    struct.error,
-    zipfile.BadZipFile,
-)
 
 
 def names_in(path: Path) -> set[str]:
@@ -36,7 +28,7 @@ def names_in(path: Path) -> set[str]:
     try:
         with open_regular_file(path) as file, zipfile.ZipFile(file) as archive:
             return {name.removesuffix(".npy") for name in archive.namelist()[:MAX_ARRAYS]}
-    except (*FORMAT_ERRORS, CheckpointError):
+    except (*ARCHIVE_ERRORS, CheckpointError):
         return set()
 
 
@@ -59,7 +51,7 @@ def open_archive(path: Path) -> Tensors:
                         f"{quote(info.filename)} does not have the size that its header gives"
                     )
                 entries[info.filename.removesuffix(".npy")] = entry
-    except FORMAT_ERRORS as error:
+    except ARCHIVE_ERRORS as error:
         raise CheckpointError(
             f"{path} is not a complete archive of plain arrays: {error}"
         ) from None

@@ -58,7 +58,7 @@ def parse_tokenizer_json(text: str) -> Table:
     """Parse and check a tokenizer.json; raise ValueError if it cannot be used safely."""
     table = parse_json(text, _without_duplicates)
     check_tokenizer_json(table)
-    return table  # type: ignore[no-any-return]
+    return table
 
 
 def check_tokenizer_json(table: Any) -> None:

@@ -1,0 +1,83 @@
+"""One bit flipped in any file of a run or of the cache: noticed, or without effect."""
+
+import json
+import random
+import shutil
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard.errors import RegardError
+from regard.training.run import begin, resume
+from training.runs import config, contents
+
+LOGS = {"metrics.jsonl", "samples.txt"}  # that nothing reads back but `compare`
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """A run of six steps that is to have nine, and the cache that it filled."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REGARD_HOME", str(folder / "home"))
+        settings = {"data": {"tokenizer": {"kind": "bpe", "size": 300}}}
+        list(begin(config(data / "cats.txt", settings, steps=6), folder / "run"))
+    return folder
+
+
+def results(folder, monkeypatch):
+    """What a resumed run computes and generates."""
+    monkeypatch.setenv("REGARD_HOME", str(folder / "home"))
+    list(resume(folder / "run", {"train": {"steps": 9}}))
+    run = regard.load(folder / "run", device="cpu")
+    weights = {
+        name: digest for name, digest in contents(folder / "run").items() if name not in LOGS
+    }
+    return weights, run.generate("the cat", tokens=12, seed=1), run.evaluate()
+
+
+def flip(file, chance):
+    content = bytearray(file.read_bytes())
+    at = chance.randrange(len(content))
+    content[at] ^= 1 << chance.randrange(8)
+    file.write_bytes(content)
+    return at
+
+
+@pytest.mark.parametrize("each", [1, pytest.param(30, marks=pytest.mark.long)])
+def test_a_flipped_bit_is_noticed_or_has_no_effect(each, whole, tmp_path, monkeypatch, caplog):
+    shutil.copytree(whole, tmp_path / "sound")
+    expected = results(tmp_path / "sound", monkeypatch)
+    files = [path.relative_to(whole) for path in whole.rglob("*") if path.is_file()]
+    files = [path for path in files if (whole / path).stat().st_size]
+    if each == 1:  # one of a kind
+        files = list({path.name: path for path in files if path.suffix == ".json"}.values())[:4]
+    counts, undetected = defaultdict(Counter), []
+    for path in sorted(files):
+        chance = random.Random(str(path))
+        for number in range(each):
+            folder = tmp_path / f"{path.name}-{number}"
+            shutil.copytree(whole, folder)
+            at = flip(folder / path, chance)
+            caplog.clear()
+            try:
+                same = results(folder, monkeypatch) == expected
+                outcome = "detected" if caplog.records else "harmless" if same else "undetected"
+            except RegardError:
+                outcome = "detected"
+            counts[kind(path)][outcome] += 1
+            if outcome == "undetected":
+                undetected.append((str(path), at))
+            shutil.rmtree(folder)
+    print()
+    for name, outcomes in sorted(counts.items()):
+        print(f"{name}: {json.dumps(outcomes)}")
+    assert not undetected
+
+
+def kind(path):
+    """The name of a file without what differs from one run to the next."""
+    parts = Path(path).parts
+    return "/".join(part for part in parts if len(part) < 40 and not part.startswith("step-"))

@@ -1,0 +1,55 @@
+"""Damage inside files of data that libraries read for us: an error of ours, not theirs."""
+
+import io
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+
+from regard.errors import CheckpointError, DataError
+from regard.hub.numpy_archive import open_archive
+from regard.pipelines.detect import open_data
+
+HEADERS = [  # of a .npy, which numpy parses as Python
+    b"{'descr': '|u1', 'fortran_order': False, 'shape': (((((((",
+    b"  {'descr': '|u1',\n 1: [",
+    b"{'descr': [('a', '|u1')], 'fortran_order': 1, 'shape': 3}",
+    b"{'descr': '|u1', 'fortran_order': False, 'shape': " + b"-" * 4000 + b"1}",
+    b"(" * 5000,
+]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_the_header_of_an_array_is_not_trusted(header, tmp_path):
+    content = b"\x93NUMPY\x02\x00" + struct.pack("<I", len(header) + 1) + header + b"\n"
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("x.npy", content)
+        archive.writestr("y.npy", content)
+    with pytest.raises(DataError, match=r"x\.npz is damaged or not an \.npz archive"):
+        open_data(str(tmp_path / "x.npz"))
+    with pytest.raises(CheckpointError, match=r"x\.npz is not a complete archive"):
+        open_archive(tmp_path / "x.npz")
+
+
+def test_damage_after_the_schema_of_a_parquet_file_is_named(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    buffer = io.BytesIO()
+    texts = ["".join(map(chr, np.random.default_rng(n).integers(97, 123, 40))) for n in range(40)]
+    table = pyarrow.table({"text": texts, "label": [*"xy" * 20]})
+    parquet.write_table(table, buffer)
+    content = buffer.getvalue()
+    for at in range(20, 200, 20):
+        path = tmp_path / "t.parquet"
+        path.write_bytes(content[:at] + b"\xff" * 8 + content[at + 8 :])
+        with pytest.raises(DataError, match=r"t\.parquet is damaged: "):
+            open_data(str(path))
+
+
+@pytest.mark.parametrize("metadata", [b"{", b"[]", b'{"info": 3}', b"[" * 100_000])
+def test_metadata_of_another_program_is_passed_over(metadata, tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"text": ["good cat", "bad dog"] * 20, "label": ["yes", "no"] * 20})
+    path = tmp_path / "t.parquet"
+    parquet.write_table(table.replace_schema_metadata({"huggingface": metadata}), path)
+    assert open_data(str(path)).kind == "labels"
