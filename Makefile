@@ -4,7 +4,7 @@ BIN := .venv/bin
 SHAPED := regard.nn,regard.models,regard.accel,regard.generate,regard.explain
 LIMIT := --timeout 300  # seconds: a test that hangs fails instead
 
-.PHONY: demo test check shapes kernels long storm settings format clean
+.PHONY: demo test check shapes kernels long storm settings images format clean
 
 demo: .venv/ready  ## set up, then learn to write numbers in French, in a minute
 	$(BIN)/regard quickstart
@@ -33,6 +33,11 @@ storm: .venv/ready  ## kill, fill and damage runs, and say what came of it
 
 settings: .venv/ready  ## write docs/settings.md from the dataclasses
 	$(BIN)/python -c "import regard.api as r; open('docs/settings.md', 'w', encoding='utf-8').write(r.settings_page())"
+
+images: .venv/ready  ## draw docs/images again, from a run of the quickstart
+	rm -rf runs/images
+	$(BIN)/regard quickstart --out runs/images --quiet
+	$(BIN)/regard explain runs/images 'seven hundred ninety-nine' --out docs/images/alignment.svg --force
 
 format: .venv/ready
 	$(BIN)/ruff format .

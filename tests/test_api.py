@@ -432,7 +432,13 @@ def test_a_study_is_trained_continued_and_compared_in_python(place, tmp_path, mo
     assert comparison.names == ["ngram", "gru"]
     assert comparison.settings["model.family"] == ("ngram", "recurrent")
     assert all(loss > 0 for loss in comparison.metrics["loss"])
-    assert comparison.picture().title == "curves of ngram, gru"
+    assert comparison.figure().get_label() == "curves of ngram, gru"
+    assert repr(comparison).startswith("Comparison(validation loss: ngram ")
+    table = comparison.to_pandas()
+    assert list(table.index) == ["ngram", "gru"]
+    assert table.loc["gru", "steps"] == 2
+    comparison.save(tmp_path / "cells.html")
+    assert "<td>model.family</td><td>ngram</td>" in (tmp_path / "cells.html").read_text()
     assert comparison.notes == []
 
 

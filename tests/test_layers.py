@@ -113,6 +113,7 @@ COMMAND_LINE_IMPORTS = (
     "regard.config",  # parsing of `key=value`
     "regard.errors",
     "regard.explain.render",  # drawing of results
+    "regard.html",
     "regard.files.atomic",  # writing of pictures and results
 )
 

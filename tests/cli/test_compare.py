@@ -1,6 +1,7 @@
 """`regard compare`: runs beside each other, finished or not, of one task or of several."""
 
 import json
+import re
 import shutil
 from xml.etree import ElementTree
 
@@ -111,14 +112,12 @@ def test_curves_are_drawn_as_svg_and_as_a_page_with_the_table(regard, runs, tmp_
     svg = ElementTree.fromstring((tmp_path / "curves.svg").read_text())
     texts = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
     assert {"one", "other", "loss", "bits per byte", "steps"} <= set(texts)
-    dots = svg.iter("{http://www.w3.org/2000/svg}title")
-    assert "one, 20: 0.99443" in [each.text for each in dots]
     assert regard("compare", *runs, "--out", "page.html", "--quiet").code == 0
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 1
     assert "<td>model.position</td><td>rotary, interleaved yes</td><td>alibi</td>" in page
     assert "<script" not in page
-    assert "href" not in page
+    assert not re.search(r"src=|@import|url\((?!#)", page)  # nothing is fetched
 
 
 def test_hostile_names_stay_text_on_a_page(regard, tmp_path):
@@ -126,7 +125,7 @@ def test_hostile_names_stay_text_on_a_page(regard, tmp_path):
     assert regard("compare", hostile, "--out", "page.html").code == 0
     page = (tmp_path / "page.html").read_text()
     assert "<script" not in page
-    assert page.count("<th>&lt;script&gt;&amp;</th>") == 1
+    assert "<th>&lt;script&gt;&amp;</th>" in page
 
 
 def test_an_image_costs_the_flops_of_all_its_patches(regard, tmp_path):
@@ -138,15 +137,14 @@ def test_an_image_costs_the_flops_of_all_its_patches(regard, tmp_path):
 
 
 def test_curves_are_drawn_as_png(regard, runs, tmp_path):
-    pytest.importorskip("PIL")
     assert regard("compare", *runs, "--out", "curves.png").code == 0
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_picture_with_another_suffix_or_an_existing_file_is_refused(regard, runs, tmp_path):
-    completed = regard("compare", *runs, "--out", "curves.pdf")
+    completed = regard("compare", *runs, "--out", "curves.gif")
     assert (completed.code, completed.out) == (2, "")
-    assert ".svg or .png or .html" in completed.err
+    assert ".svg or .png or .pdf or .html" in completed.err
     (tmp_path / "mine.svg").write_text("mine")
     assert "--force" in regard("compare", *runs, "--out", "mine.svg").err
     assert (tmp_path / "mine.svg").read_text() == "mine"
@@ -197,7 +195,24 @@ def test_an_imported_run_has_no_steps_and_no_training_settings(regard, runs, tmp
     imported = logged(tmp_path / "imported", upto=0, over={"data": {"path": None}})
     output = lines(regard("compare", runs[1], imported))
     assert output["steps"] == ["12 of 20", "-"]
-    assert output["train.lr"] == ["0.5", "-"]
+    assert "train.lr" not in output  # it applies to one run only
+
+
+def test_only_settings_that_apply_to_several_runs_and_differ_are_listed(regard, runs, tmp_path):
+    ngram = logged(tmp_path / "ngram", over={"model": {"family": "ngram", "vocab_size": 65}})
+    output = lines(regard("compare", *runs, ngram))
+    assert output["model.family"] == ["transformer", "transformer", "ngram"]
+    assert output["train.lr"] == ["0.001", "0.5", "-"]
+    assert not {"model.dim", "train.steps", "model.smoothing"} & set(output)
+    assert output["parameters"][2] == "-"
+    assert output["stored values"][:2] == ["-", "-"]
+
+
+def test_one_name_has_one_meaning(regard, tmp_path):
+    cbow = logged(tmp_path / "cbow", over={"model": {"family": "cbow", "vocab_size": 65}})
+    model = {**describe(preset("tiny-decoder", vocab_size=65)), "window": 8}
+    windowed = logged(tmp_path / "windowed", over={"model": model})
+    assert "model.window" not in regard("compare", cbow, windowed).out
 
 
 def test_trained_runs_can_be_compared(regard, text_run, pair_run):

@@ -162,13 +162,13 @@ def test_settings_that_do_not_apply(refused, text_run):
     assert "model.layers" in refused(2, "info", "gpt2", "train.steps=3")
 
 
-def test_a_picture_is_an_svg_and_not_written_over(refused, regard, text_run, tmp_path):
-    assert ".svg" in refused(2, "explain", text_run, "cat", "--out", "x.png")
+def test_a_picture_has_a_known_suffix_and_is_not_written_over(refused, regard, text_run, tmp_path):
+    assert ".svg" in refused(2, "explain", text_run, "cat", "--out", "x.gif")
     (tmp_path / "x.svg").write_text("mine")
     assert "--force" in refused(2, "explain", text_run, "cat", "--out", "x.svg")
     assert (tmp_path / "x.svg").read_text() == "mine"
     assert regard("explain", text_run, "cat", "--out", "x.svg", "--force").out == "x.svg\n"
-    assert (tmp_path / "x.svg").read_text().startswith("<svg")
+    assert (tmp_path / "x.svg").read_text().startswith("<?xml")
     assert "cannot write" in refused(4, "explain", text_run, "cat", "--out", "none/x.svg")
 
 

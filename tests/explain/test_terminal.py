@@ -26,12 +26,12 @@ def picture(rows, columns, *, width=80, colour=False):
 
 def test_a_map_by_hand():
     weights = torch.tensor([[1.0, 0.0, 0.17], [0.05, 0.5, 0.4]])
-    assert heatmap(weights, [" in", "order"], ["im", "a", "x"], width=60, colour=False) == (
+    assert heatmap(weights, [" in", "order"], ["im", "a", "x"], width=80, colour=False) == (
         "      i\n"
         "      m a x\n"
         "  ␣in ██  ▒▒\n"
         "order ░░▓▓▓▓\n"
-        "░░ 0.04  ▒▒ 0.16  ▓▓ 0.36  ██ 0.64  largest 1.00"
+        "░░ 0.04  ▒▒ 0.16  ▓▓ 0.36  ██ 0.64  largest 1.00, square-root scale"
     )
 
 
@@ -108,4 +108,31 @@ def test_an_overview_is_max_pooled():
     weights = torch.zeros(1, 60, 60)
     weights[0, 30, 17] = 1.0
     text = heads_overview(weights, width=80, colour=False)
-    assert sum("█" in line for line in text.splitlines()[1:-1]) == 1
+    lines = text.splitlines()
+    assert sum("█" in line for line in lines[1:13]) == 1
+    assert lines[-1] == "60 × 60 tokens in 12 × 24 cells: each cell is the largest of several"
+
+
+def test_a_map_that_fits_says_nothing_about_pooling():
+    assert "several" not in heads_overview(torch.rand(2, 12, 24), width=80, colour=False)
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_signed_values_have_two_scales(colour):
+    values = torch.tensor([[1.0, -1.0, 0.0, -0.3]])
+    text = heatmap(values, ["a"], list("wxyz"), width=80, colour=colour)
+    lines = text.splitlines()
+    if not colour:
+        assert lines[1:] == [
+            "a ██##  ··",
+            "░░ 0.20  ▒▒ 0.40  ▓▓ 0.60  ██ 0.80",
+            "·· -0.20  :: -0.40  == -0.60  ## -0.80",
+            "largest 1.00, linear",
+        ]
+    else:
+        assert COLOURS.findall(lines[1])[:3] == [
+            "48;2;255;96;70",
+            "48;2;70;150;255",
+            "48;2;22;24;44",
+        ]
+    assert "linear" in heads_overview(values[None], width=80, colour=colour)

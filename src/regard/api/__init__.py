@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from regard.api.machine import driver_gpus
     from regard.api.model_info import ModelDiff, ModelInfo, diff, info, presets
     from regard.api.overrides import override_words
-    from regard.api.pictures import by_length_curves, gradient_curves, history_curves
+    from regard.api.pictures import by_length_curves, history_curves
     from regard.api.planning import Plan, plan
     from regard.api.process import device_of, rank, run_worker, stoppable, world_size
     from regard.api.run import Run, load
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         train_events,
     )
     from regard.explain.attention import AttentionMap
-    from regard.explain.gradient import GradientFlow
+    from regard.explain.gradient import GradientFlow, draw_gradients
     from regard.generate import SAMPLERS, PromptLookup
     from regard.generate.sampler_trace import TracedChain
     from regard.models.build import preset
@@ -66,7 +66,7 @@ _NAMES = {
     "regard.api.dry_run": ("TrainingPreview", "preview"),
     "regard.api.machine": ("driver_gpus",),
     "regard.api.model_info": ("ModelDiff", "ModelInfo", "diff", "info", "presets"),
-    "regard.api.pictures": ("by_length_curves", "gradient_curves", "history_curves"),
+    "regard.api.pictures": ("by_length_curves", "history_curves"),
     "regard.api.planning": ("Plan", "plan"),
     "regard.api.process": ("device_of", "rank", "run_worker", "stoppable", "world_size"),
     "regard.api.run": ("Run", "load"),
@@ -81,7 +81,7 @@ _NAMES = {
         *("summarize", "train", "train_events"),
     ),
     "regard.explain.attention": ("AttentionMap",),
-    "regard.explain.gradient": ("GradientFlow",),
+    "regard.explain.gradient": ("GradientFlow", "draw_gradients"),
     "regard.generate": ("SAMPLERS", "PromptLookup"),
     "regard.generate.sampler_trace": ("TracedChain",),
     "regard.models.build": ("preset",),
@@ -128,11 +128,11 @@ __all__ = [
     "device_of",
     "diff",
     "doctor",
+    "draw_gradients",
     "driver_gpus",
     "edit",
     "export",
     "format_default",
-    "gradient_curves",
     "history_curves",
     "import_checkpoint",
     "import_model",

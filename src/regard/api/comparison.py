@@ -3,19 +3,29 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from regard.api.formatting import format_number
 from regard.api.model_info import Values, differences, full_settings
-from regard.api.pictures import by_length_curves, history_curves
+from regard.api.pictures import by_length_curves, forecast_curves, history_curves
 from regard.api.run import load
 from regard.config import Choice, kind_of, to_table
-from regard.explain.render.picture import Picture
-from regard.models.build import is_closed_form, resolve
+from regard.explain.render.figure import encode, page, save, to_svg
+from regard.explain.tables import data_frame
+from regard.html import html_table
+from regard.models.build import resolve
 from regard.pipelines.by_length import ByLength
 from regard.training.tracking.history import History, read_history
 
+# settings of one family that mean something else in the others
+OWN_MEANING = {("cbow", "window"), ("autoregression", "order")}
 
-@dataclass(frozen=True, slots=True)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
     """Several runs, finished or not."""
 
@@ -51,11 +61,53 @@ class Comparison:
             return ["loss is per token, and the tokenizers differ: compare bits_per_byte"]
         return []
 
-    def picture(self) -> Picture:
-        """Metrics by length where those were computed, else training and validation curves."""
+    def figure(self) -> "Figure":
+        """Metrics by length where those were computed, forecasts, or the curves of training."""
         if self.by_length:
             return by_length_curves(self.names, self.by_length)
+        if all(kind_of(history.config.task)[0] == "forecast" for history in self.histories):
+            forecasts = [load(history.path).forecast_validation() for history in self.histories]
+            return forecast_curves(self.names, self.histories, forecasts)
         return history_curves(self.names, self.histories)
+
+    def __repr__(self) -> str:
+        losses = self.metrics.get("loss", (None,) * len(self.names))
+        cells = (
+            name if loss is None else f"{name} {format_number(loss)}"
+            for name, loss in zip(self.names, losses, strict=True)
+        )
+        return f"Comparison(validation loss: {', '.join(cells)})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, *(v if v is None or isinstance(v, str) else format_number(v) for v in values))
+            for name, values in self._columns().items()
+        ]
+        return html_table(
+            [*rows, *((key, *v) for key, v in self.settings.items())], ("", *self.names)
+        )
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each run: validation metrics, parameters, steps and seconds."""
+        return data_frame(self._columns(), index=self.names)
+
+    def save(self, path: Path | str) -> None:
+        """Write the figure as .svg, .png, .pdf, or .html with the table."""
+        suffix = Path(path).suffix
+        if suffix != ".html":
+            save(encode(self.figure(), suffix), path)
+            return
+        figure = self.figure()
+        body = f"{to_svg(figure)}\n{self._repr_html_()}"
+        save(page(figure.get_label(), body).encode(), path)
+
+    def _columns(self) -> dict[str, Values]:
+        return {
+            **self.metrics,
+            "parameters": tuple(history.parameters for history in self.histories),
+            "steps": tuple(h.step if takes_steps(h) else None for h in self.histories),
+            "seconds": tuple(history.seconds for history in self.histories),
+        }
 
 
 def compare(
@@ -73,7 +125,7 @@ def compare(
     (16, 8)
     """
     histories = [read_history(run) for run in runs]
-    settings = differences(*map(_settings, histories))
+    settings = _differences(list(map(_settings, histories)))
     translations: list[str] = []
     lengths: list[ByLength] = []
     for path in runs if text is not None or by_length else ():
@@ -95,7 +147,7 @@ def takes_steps(history: History) -> bool:
     """Whether a run was trained here step by step: not a closed-form model, not an import."""
     data = history.config.data
     trained_here = data.path is not None or data.source is not None
-    return trained_here and not is_closed_form(history.config.model["family"])
+    return trained_here and not history.is_closed_form
 
 
 def _columns(tables: Sequence[Mapping[str, Any]]) -> dict[str, Values]:
@@ -103,11 +155,26 @@ def _columns(tables: Sequence[Mapping[str, Any]]) -> dict[str, Values]:
     return {key: tuple(table.get(key) for table in tables) for key in keys}
 
 
+def _differences(tables: Sequence[dict[str, Any]]) -> dict[str, Values]:
+    """The settings that apply to several runs and are not equal in all of those."""
+    rows = _columns(tables)
+    applicable = {key: [{key: t[key]} for t in tables if key in t] for key in rows}
+    return {
+        key: values
+        for key, values in rows.items()
+        if len(applicable[key]) > 1 and differences(*applicable[key])
+    }
+
+
 def _settings(history: History) -> dict[str, Any]:
-    """All settings of a run by their dotted names."""
+    """The settings that apply to a run, by their dotted names."""
     config = history.config
+    family = config.model["family"]
     tables = {
-        "model": full_settings(resolve(config.model)),
+        "model": {
+            f"{key} of {family}" if (family, key) in OWN_MEANING else key: value
+            for key, value in full_settings(resolve(config.model)).items()
+        },
         "train": to_table(config.train) if takes_steps(history) else {},
         "data": to_table(config.data),
     }

@@ -1,21 +1,22 @@
-"""Curves of several runs as a `Picture`: of training, by length, of gradient norms."""
+"""Curves of several runs as figures: of training, and by length."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from regard.errors import ConfigError
-from regard.explain.gradient import GradientFlow
-from regard.explain.render.curves import Curve, Panel, draw_curves
-from regard.explain.render.picture import Picture
+from regard.explain.render.curves import TRUTH, Curve, Panel, draw_curves
 from regard.pipelines.by_length import ByLength
 from regard.training.tracking.history import History, downsample
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MAX_POINTS = 120  # of a training curve
-MAX_DOTS = 80  # of a gradient curve
 UNITS = {"loss": "nats per target", "bits_per_byte": "bits per byte", "accuracy": "fraction"}
 DERIVED = ("perplexity",)  # follows from the loss
 
 
-def history_curves(names: Sequence[str], histories: Sequence[History]) -> Picture:
+def history_curves(names: Sequence[str], histories: Sequence[History]) -> "Figure":
     """A panel per metric over the steps, a curve per run.
 
     The metrics are the training loss, those of the validation data and the logged taps.
@@ -31,19 +32,62 @@ def history_curves(names: Sequence[str], histories: Sequence[History]) -> Pictur
     panels = []
     for metric in metrics:
         curves = [
-            Curve(
-                run,
-                downsample(history.losses, MAX_POINTS) if metric == "loss" else [],
-                history.validation.get(metric) or history.taps.get(metric, []),
-            )
+            _curve(run, history, metric)
             for run, history in enumerate(histories)
+            if metric == "loss" or metric in history.validation or metric in history.taps
         ]
         title = metric.replace("_", " ")
         panels.append(Panel(title, UNITS.get(metric, title), curves))
     return draw_curves(names, panels)
 
 
-def by_length_curves(names: Sequence[str], runs: Sequence[ByLength]) -> Picture:
+def _curve(run: int, history: History, metric: str) -> Curve:
+    """The values of a metric over the steps; of a closed-form model its only value."""
+    points = history.validation.get(metric) or history.taps.get(metric, [])
+    if history.is_closed_form:
+        return Curve(run, [], [], level=points[-1][1] if points else None)
+    losses = downsample(history.losses, MAX_POINTS) if metric == "loss" else []
+    return Curve(run, losses, points)
+
+
+def forecast_curves(
+    names: Sequence[str],
+    histories: Sequence[History],
+    forecasts: Sequence[tuple[list[float], list[float], list[float]]],
+) -> "Figure":
+    """The end of each run's validation series with its forecast, and the error by steps ahead.
+
+    `forecasts` are the values before the forecast, the true values and the forecast ones.
+    """
+    panels = []
+    truths: dict[tuple[float, ...], list[Curve]] = {}  # the panels: a series each
+    for run, (before, truth, forecast) in enumerate(forecasts):
+        curves = truths.setdefault((*before[-1:], *truth), [])
+        if not curves:
+            series = enumerate([*before, *truth], 1 - len(before))
+            curves.append(Curve(TRUTH, [], list(series)))
+        curves.append(Curve(run, [], list(enumerate([before[-1], *forecast]))))
+    for curves in truths.values():
+        title = f"forecast of the last {len(curves[1].validation) - 1:,} validation values"
+        panels.append(Panel(title, "value", curves, x_label="steps ahead", linear=True, dots=False))
+    errors = [
+        Curve(
+            run,
+            [],
+            sorted(
+                (int(name.removeprefix("fed_back_")), value)
+                for name, value in history.metrics.items()
+                if name.removeprefix("fed_back_").isdigit()
+            ),
+        )
+        for run, history in enumerate(histories)
+    ]
+    title = "error of forecasts, in standard deviations²"
+    panels.append(Panel(title, "mean squared error", errors, x_label="steps ahead"))
+    return draw_curves(names, panels, caption="forecasts are fed back as inputs")
+
+
+def by_length_curves(names: Sequence[str], runs: Sequence[ByLength]) -> "Figure":
     """A panel per metric: the metric over the length of the example, a curve per run."""
     metrics = dict.fromkeys(name for run in runs for name in run.ranges[0].metrics)
     panels = []
@@ -63,20 +107,3 @@ def by_length_curves(names: Sequence[str], runs: Sequence[ByLength]) -> Picture:
         title = metric.replace("_", " ")
         panels.append(Panel(title, title, curves, from_zero=True))
     return draw_curves(names, panels, x_label=f"source length in {runs[0].unit}")
-
-
-def gradient_curves(names: Sequence[str], flows: Sequence[GradientFlow], layer: int = 0) -> Picture:
-    """Gradient norm over distance from the last position; norms of zero are left out."""
-    norms = [flow.by_distance(layer) for flow in flows]
-    stride = -(-max(map(len, norms)) // MAX_DOTS)
-    curves = [
-        Curve(
-            run,
-            [],
-            [(back, values[back]) for back in range(0, len(values), stride) if values[back] > 0],
-        )
-        for run, values in enumerate(norms)
-    ]
-    panel = Panel("gradient of the last token's loss", "norm", curves)
-    caption = "norm of the gradient of the last token's loss at each earlier position"
-    return draw_curves(names, [panel], x_label="positions back", caption=caption)

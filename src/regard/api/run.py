@@ -61,7 +61,7 @@ from regard.pipelines import (
 from regard.pipelines.base import Progress, Tokenizers
 from regard.pipelines.by_length import ByLength
 from regard.pipelines.pairs import pair_task, translate
-from regard.pipelines.series import forecast, series_task
+from regard.pipelines.series import forecast, forecast_end, series_task
 from regard.tasks import TASKS, Seq2Seq, Task
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.import_export import ExportResult, export_run, imported_run_config
@@ -351,6 +351,19 @@ class Run:
         path = self.config.data.path if series is None else str(series)
         data = open_data(path, kind="series")
         return forecast(self.model, series_task(self.config.task), data, steps)
+
+    def forecast_validation(self) -> tuple[list[float], list[float], list[float]]:
+        """The end of the validation series, and its forecast.
+
+        Returns the values before the forecast, the true values, and the forecast ones.
+
+        >>> before, truth, forecast = series.forecast_validation()
+        >>> len(truth) == len(forecast)
+        True
+        """
+        self._require("forecast", "forecast a series")
+        data = cast(Any, self._validation_data(()))
+        return forecast_end(self.model, series_task(self.config.task), data)
 
     def classify(
         self, image: str | Path | NDArray[Any], *, top: int = 3

@@ -27,19 +27,14 @@ from regard.cli.output import (
     write_file,
 )
 from regard.errors import ConfigError
+from regard.html import html_table
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from regard.api import Comparison, History
-    from regard.explain.render.picture import Picture
 
 MAX_COLUMNS = 4  # runs side by side; more are printed as rows
-SUFFIXES = (".svg", ".png", ".html")
-STYLE = """body { font: 14px sans-serif; margin: 2em; color: #222; background: #fff }
-table { border-collapse: collapse; margin-top: 1em }
-th, td { text-align: right; padding: 2px 14px 2px 0 }
-th:first-child, td:first-child { text-align: left }
-tr.title td { font-weight: bold; padding-top: 1em }"""
-
 Groups = dict[str, list[tuple[str, ...]]]
 
 
@@ -50,7 +45,7 @@ def compare(
     ],
     out: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Write the curves: .svg, .png, or .html with the table."),
+        Option(metavar="FILE", help="Write the curves: .svg, .png, .pdf, or .html with the table."),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     text: Annotated[
@@ -77,7 +72,7 @@ def compare(
     if data and not by_length:
         raise ConfigError("--data needs --by-length; give both, or neither")
     if out is not None:
-        check_output_file(out, force, SUFFIXES)
+        check_output_file(out, force)
     with spinner("reading the runs"):
         comparison = api.compare(*runs, text=text, by_length=by_length, data=parse_data(data))
         groups = _groups(comparison)
@@ -87,7 +82,7 @@ def compare(
             extra[repr(text)] = wrap_values({"translation": translations})
         groups |= extra
     if out is not None:
-        write_file(out, _encode(comparison.picture(), out.suffix, comparison.names, groups))
+        write_file(out, _encode(comparison.figure(), out.suffix, comparison.names, groups))
     if as_json:
         _print_json(comparison)
     elif len(runs) > MAX_COLUMNS:
@@ -145,14 +140,20 @@ def _costs(histories: "Sequence[History]") -> list[tuple[str, ...]]:
     def flops(history: "History") -> str:
         return "-" if history.flops is None else with_prefix(history.flops, "")
 
+    def size(history: "History", closed_form: bool) -> str:
+        applies = history.is_closed_form == closed_form
+        return f"{history.parameters:,}" if applies else "-"
+
     rows: dict[str, Callable[[History], str]] = {
-        "parameters": lambda history: f"{history.parameters:,}",
+        "parameters": lambda history: size(history, False),
+        "stored values": lambda history: size(history, True),
         "steps": steps,
-        "targets": lambda history: f"{history.targets:,}",
+        "targets": lambda history: f"{history.targets:,}" if history.targets else "-",
         "time": seconds,
         "FLOPs": flops,
     }
-    return [(name, *map(cell, histories)) for name, cell in rows.items()]
+    table = {name: tuple(map(cell, histories)) for name, cell in rows.items()}
+    return [(name, *cells) for name, cells in table.items() if any(c != "-" for c in cells)]
 
 
 def _print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -194,25 +195,14 @@ def _last_values(history: "History") -> dict[str, float]:
     return {name: points[-1][1] for name, points in history.taps.items()}
 
 
-def _encode(picture: "Picture", suffix: str, names: Sequence[str], groups: Groups) -> bytes:
-    from regard.explain.render.picture import encode, to_svg
+def _encode(figure: "Figure", suffix: str, names: Sequence[str], groups: Groups) -> bytes:
+    from regard.explain.render.figure import encode, page, to_svg
 
     if suffix != ".html":
-        return encode(picture, suffix)
-    lines = [_html_row("th", ("", *names))]
-    for title, rows in groups.items():
-        if rows:
-            lines.append(
-                f'<tr class="title"><td colspan="{1 + len(names)}">{escape(title)}</td></tr>'
-            )
-            lines += [_html_row("td", row) for row in rows]
-    table = "\n".join(lines)
-    return (
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        f"<title>{escape(picture.title)}</title>\n<style>\n{STYLE}\n</style>\n"
-        f"{to_svg(picture)}\n<table>\n{table}\n</table>\n</html>\n"
-    ).encode()
-
-
-def _html_row(cell: str, values: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{cell}>{escape(value)}</{cell}>" for value in values) + "</tr>"
+        return encode(figure, suffix)
+    tables = [
+        f"<h3>{escape(title)}</h3>\n{html_table(rows, header=('', *names))}"
+        for title, rows in groups.items()
+        if rows
+    ]
+    return page(figure.get_label(), "\n".join([to_svg(figure), *tables])).encode()

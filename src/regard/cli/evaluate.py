@@ -40,7 +40,7 @@ def evaluate(
     ] = False,
     out: Annotated[
         Path | None,
-        Option(metavar="FILE", help="With --by-length, write the curves: .svg or .png."),
+        Option(metavar="FILE", help="With --by-length, write the curves: .svg, .png, .pdf, .html."),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     as_json: Json = False,
@@ -56,7 +56,7 @@ def evaluate(
     if out is not None and not by_length:
         raise ConfigError("--out needs --by-length; give both, or neither")
     if out is not None:
-        check_output_file(out, force, (".svg", ".png"))
+        check_output_file(out, force)
     with spinner(f"evaluating {run}"):
         opened, named = api.load(run), parse_data(data)
         if by_length:
@@ -85,7 +85,7 @@ def _print_by_length(name: str, result: "ByLength", out: Path | None, as_json: b
     else:
         print(*as_lines(result), sep="\n")
     if out is not None:
-        from regard.explain.render.picture import encode
+        from regard.explain.render.figure import encode
 
         write_file(out, encode(api.by_length_curves([name], [result]), out.suffix))
         print_status(f"curves: {out}")

@@ -16,7 +16,6 @@ from regard.cli.output import (
     print_status,
     spinner,
     terminal_width,
-    write_file,
 )
 from regard.errors import ConfigError
 
@@ -56,7 +55,7 @@ def explain(
         Path | None,
         Option(
             metavar="FILE",
-            help="Write a picture: all heads as .svg, gradients as .svg or .png.",
+            help="Write a picture: .svg, .png, .pdf or .html.",
         ),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
@@ -76,7 +75,7 @@ def explain(
             "as in: regard explain runs/my 'To be, or not to be'"
         )
     if out is not None:
-        check_output_file(out, force, (".svg", ".png") if gradients else (".svg",))
+        check_output_file(out, force)
     if gradients:
         from regard.cli.gradients import show_gradients
 
@@ -100,13 +99,13 @@ def explain(
         table = {"rows": attention.rows, "columns": attention.columns, "weights": weights.tolist()}
         print_json({"layer": name, **table})
     elif out is not None:
-        write_file(out, _svg(attention, head).encode())
+        attention.save(out, head)
         print(out)
     else:
         print(f"{bold(name, sys.stdout)}, {heads} heads")
         print(attention_text(attention, head, alignment=attention.rows != attention.columns))
         if head is None:
-            print_status("one head with its tokens: --head N; all heads as SVG: --out heads.svg")
+            print_status("one head with its tokens: --head N; as a picture: --out heads.svg")
 
 
 def attention_text(attention: "AttentionMap", head: int | None, *, alignment: bool) -> str:
@@ -118,11 +117,3 @@ def attention_text(attention: "AttentionMap", head: int | None, *, alignment: bo
         return heads_overview(attention.weights, width=width, colour=colour)
     weights = attention.mean() if head is None else attention.weights[head]
     return heatmap(weights, attention.rows, attention.columns, width=width, colour=colour)
-
-
-def _svg(attention: "AttentionMap", head: int | None) -> str:
-    from regard.explain.render.svg import heatmap_svg
-
-    weights = attention.weights if head is None else attention.weights[head : head + 1]
-    headings = None if head is None else [f"head {head}"]
-    return heatmap_svg(weights, attention.rows, attention.columns, headings=headings)

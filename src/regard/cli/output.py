@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from regard.api.formatting import format_number as format_number
 from regard.api.formatting import format_size as format_size
 from regard.api.formatting import is_interactive, strip_control
 from regard.api.formatting import terminal_width as terminal_width
-from regard.errors import ConfigError, DataError
+from regard.errors import CheckpointError, ConfigError, DataError
 from regard.files.atomic import atomic_file
 
 
@@ -145,10 +146,17 @@ def stdin_text() -> str:
         raise DataError(f"cannot read stdin: {error.strerror}") from None
 
 
-def check_output_file(path: Path, force: bool, suffixes: Sequence[str]) -> None:
-    """Raise on another suffix, and on an existing file unless `force`."""
+PICTURES = (".svg", ".png", ".pdf", ".html")
+
+
+def check_output_file(path: Path, force: bool, suffixes: Sequence[str] = PICTURES) -> None:
+    """Raise on another suffix, a folder that cannot be written, and an existing file."""
     if path.suffix not in suffixes:
         raise ConfigError(f"--out {path}: the suffix must be {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise CheckpointError(f"cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise CheckpointError(f"cannot write {path}: the folder {path.parent} is read-only")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists already; --force overwrites it")
 

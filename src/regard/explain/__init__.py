@@ -2,7 +2,7 @@
 
 from regard.explain.attention import AttentionMap, attention_maps
 from regard.explain.gradient import GradientFlow, gradient_flow
-from regard.explain.render.svg import heatmap_svg
+from regard.explain.render.maps import draw_maps, html_maps
 from regard.explain.render.terminal import heads_overview, heatmap
 from regard.explain.trace import trace
 
@@ -10,9 +10,10 @@ __all__ = [
     "AttentionMap",
     "GradientFlow",
     "attention_maps",
+    "draw_maps",
     "gradient_flow",
     "heads_overview",
     "heatmap",
-    "heatmap_svg",
+    "html_maps",
     "trace",
 ]

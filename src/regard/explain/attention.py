@@ -3,13 +3,18 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, cast
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError, ShapeError
+from regard.explain.render.figure import check_suffix, encode, page, save
+from regard.explain.render.maps import draw_maps, head_names, html_maps
+from regard.explain.tables import data_frame
 from regard.explain.trace import matching_modules
 from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.block import Stack
@@ -17,6 +22,10 @@ from regard.nn.recurrent_attention import RecurrentAttention
 from regard.nn.state import Source
 from regard.tasks.vocab_info import encode_with_masks
 from regard.text import PairTokenizers, Tokenizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 
 @torch.no_grad()
@@ -134,9 +143,50 @@ class AttentionMap:
         heads, rows, columns = self.weights.shape
         return f"AttentionMap({heads} heads, {rows} × {columns} tokens)"
 
+    def _repr_html_(self) -> str:
+        return html_maps(self.weights, self.rows, self.columns)
+
     def mean(self) -> Float[Tensor, "rows columns"]:
         """The average over heads."""
         return self.weights.mean(0)
+
+    def figure(self, head: int | None = None) -> "Figure":
+        """All heads side by side, or one of them, as a matplotlib figure."""
+        weights, headings = self._heads(head)
+        return draw_maps(weights, self.rows, self.columns, headings=headings)
+
+    def save(self, path: Path | str, head: int | None = None) -> None:
+        """Write all heads or one of them as .svg, .png, .pdf or .html, by the suffix of `path`."""
+        suffix = Path(path).suffix
+        check_suffix(suffix)
+        if suffix != ".html":
+            save(encode(self.figure(head), suffix), path)
+            return
+        weights, headings = self._heads(head)
+        maps = html_maps(weights, self.rows, self.columns, headings=headings)
+        save(page("attention", maps).encode(), path)
+
+    def to_pandas(self, head: int | None = None) -> "DataFrame":
+        """The weights of one head, or their mean, as a table of row tokens × column tokens."""
+        weights = self.mean() if head is None else self._heads(head)[0][0]
+        return data_frame(weights.tolist(), index=self.rows, columns=self.columns)
+
+    def _heads(self, head: int | None) -> tuple[Tensor, list[str]]:
+        """The weights of all heads or of one, and their headings."""
+        names = head_names(len(self.weights))
+        if head is None:
+            return self.weights, names
+        if not 0 <= head < len(names):
+            raise ConfigError(f"head {head}: there are {len(names)} heads, 0 to {len(names) - 1}")
+        return self.weights[head : head + 1], names[head : head + 1]
+
+
+class AttentionMaps(dict[str, AttentionMap]):
+    """The attention maps of several modules by path; a notebook shows each."""
+
+    def _repr_html_(self) -> str:
+        parts = (f"<p>{escape(name)}</p>{each._repr_html_()}" for name, each in self.items())
+        return "".join(parts)
 
 
 def self_attention(
@@ -146,7 +196,7 @@ def self_attention(
     *,
     layer: int | None = None,
     pattern: str | None = None,
-) -> dict[str, AttentionMap]:
+) -> AttentionMaps:
     """The self-attention of a Transformer that reads `text`: of one layer, by default the last.
 
     `pattern` selects modules by path instead, as in "encoder.blocks.*".
@@ -168,7 +218,9 @@ def self_attention(
         call=number if shared else -1,
     )
     pieces = [tokenizer.piece(id) for id in ids]
-    return {name: AttentionMap(pieces, pieces, weights[0]) for name, weights in maps.items()}
+    return AttentionMaps(
+        {name: AttentionMap(pieces, pieces, weights[0]) for name, weights in maps.items()}
+    )
 
 
 def cross_attention_path(model: nn.Module, layer: int | None = None) -> str:
@@ -187,7 +239,7 @@ def pair_attention(
     target: Sequence[int],
     *,
     pattern: str,
-) -> dict[str, AttentionMap]:
+) -> AttentionMaps:
     """The attention of an encoder-decoder that predicts `target` from `source`.
 
     `target` includes the start and stop tokens. Rows of cross-attention are the predicted tokens.
@@ -197,7 +249,7 @@ def pair_attention(
     target_pieces = list(map(tokenizers.target.piece, target[1:]))
     source_pieces = list(map(tokenizers.source.piece, source.ids[0].tolist()))
     modules = dict(model.named_modules())
-    labelled = {}
+    labelled = AttentionMaps()
     for name, weights in maps.items():
         cross = ".cross" in name or isinstance(modules[name], RecurrentAttention)
         in_encoder = name.startswith("encoder")

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +12,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError
+from regard.explain.render.curves import Curve, Panel, draw_curves
+from regard.explain.render.figure import encode, save
+from regard.explain.tables import data_frame
 from regard.explain.trace import matching_modules
+from regard.html import html_table
 from regard.nn.state import Source
 from regard.nn.tap import Carry
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+MAX_DOTS = 80  # of a curve
 
 
 def gradient_flow(
@@ -67,7 +78,7 @@ def gradient_flow(
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GradientFlow:
     """The tokens that a model has read, and the gradient norm at each of them, per layer."""
 
@@ -78,6 +89,45 @@ class GradientFlow:
         """The norms of one layer, the last position first."""
         norms: list[float] = list(self.layers.values())[layer].tolist()
         return norms[::-1]
+
+    def __repr__(self) -> str:
+        return f"GradientFlow({len(self.pieces)} tokens, {len(self.layers)} layers)"
+
+    def _repr_html_(self) -> str:
+        norms = zip(*(norms.tolist() for norms in self.layers.values()), strict=True)
+        rows = zip(self.pieces, norms, strict=True)
+        cells = ((piece, *(f"{norm:.3g}" for norm in row)) for piece, row in rows)
+        return html_table(cells, header=("token", *self.layers))
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each token, a column for each layer."""
+        columns = {name: norms.tolist() for name, norms in self.layers.items()}
+        return data_frame({"token": self.pieces, **columns})
+
+    def figure(self, layer: int = 0) -> "Figure":
+        """The norms of one layer over the distance, as a matplotlib figure."""
+        return draw_gradients([list(self.layers)[layer]], [self], layer)
+
+    def save(self, path: Path | str, layer: int = 0) -> None:
+        """Write the figure as .svg, .png, .pdf or .html, by the suffix of `path`."""
+        save(encode(self.figure(layer), Path(path).suffix), path)
+
+
+def draw_gradients(names: Sequence[str], flows: Sequence[GradientFlow], layer: int = 0) -> "Figure":
+    """Gradient norm over distance from the last position; norms of zero are left out."""
+    norms = [flow.by_distance(layer) for flow in flows]
+    stride = -(-max(map(len, norms)) // MAX_DOTS)
+    curves = [
+        Curve(
+            run,
+            [],
+            [(back, values[back]) for back in range(0, len(values), stride) if values[back] > 0],
+        )
+        for run, values in enumerate(norms)
+    ]
+    panel = Panel("gradient of the last token's loss", "norm", curves)
+    caption = "norm of the gradient of the last token's loss at each earlier position"
+    return draw_curves(names, [panel], x_label="positions back", caption=caption)
 
 
 def require_gradients(model: nn.Module) -> None:

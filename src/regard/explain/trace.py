@@ -3,18 +3,44 @@
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.explain.tables import data_frame
+from regard.html import html_table
 from regard.nn.tap import Tap
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+COLUMNS = ("tap", "shape", "mean", "std")
 M = TypeVar("M", bound=nn.Module)
 
 
+class Trace(dict[str, Tensor]):
+    """The recorded activations by the path of their tap."""
+
+    def __repr__(self) -> str:
+        return f"Trace({', '.join(f'{name} {tuple(x.shape)}' for name, x in self.items())})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows(), header=COLUMNS)
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each tap: its shape, mean and standard deviation."""
+        return data_frame(list(self._rows()), columns=COLUMNS)
+
+    def _rows(self) -> Iterator[tuple[str, tuple[int, ...], str, str]]:
+        for name, x in self.items():
+            values = x.float()
+            std = values.std(correction=0).item()
+            yield name, tuple(x.shape), f"{values.mean().item():.4g}", f"{std:.4g}"
+
+
 @contextmanager
-def trace(model: nn.Module, pattern: str = "*") -> Iterator[dict[str, Tensor]]:
+def trace(model: nn.Module, pattern: str = "*") -> Iterator[Trace]:
     """Record the output of every tap whose path matches `pattern`.
 
         with trace(model, "decoder.*.cross.*_tap") as activations:
@@ -24,7 +50,7 @@ def trace(model: nn.Module, pattern: str = "*") -> Iterator[dict[str, Tensor]]:
     A tap that is called several times keeps its last output. Run the eager model inside: a
     model that was compiled before has no hooks.
     """
-    activations: dict[str, Tensor] = {}
+    activations = Trace()
     with ExitStack() as stack:
         for name, tap in matching_modules(model, Tap, pattern, "tap").items():
 

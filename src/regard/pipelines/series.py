@@ -123,6 +123,16 @@ class SeriesPipeline(Pipeline):
         return forecast(run.model, series_task(run.config.task), series, PREDICTED_STEPS)
 
 
+def forecast_end(
+    model: nn.Module, task: Forecast, series: Series
+) -> tuple[list[float], list[float], list[float]]:
+    """The values before the last `horizon` ones, those, and their forecast from the former."""
+    values = series.column(task.column).tolist()
+    steps = min(task.horizon, len(values) - cast(int, model.context))
+    before = replace(series, values=series.values[:-steps])
+    return values[-3 * steps : -steps], values[-steps:], forecast(model, task, before, steps)
+
+
 def series_task(choice: Choice) -> Forecast:
     """The task of a run on a series."""
     return cast(Forecast, make(choice, TASKS, "task"))

@@ -1,4 +1,4 @@
-"""Tokens as labels: printable, safe for a terminal, of known width; and weights as shades."""
+"""Tokens as labels: printable, safe for a terminal, of known width; and values as colours."""
 
 import math
 import unicodedata
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 Colour = tuple[int, int, int]
 
+SEQUENTIAL = [(255, 255, 255), (133, 180, 222), (33, 96, 165), (8, 36, 84)]  # light to dark
+DIVERGING = [(5, 48, 97), (67, 147, 195), (255, 255, 255), (214, 96, 77), (103, 0, 31)]
 SYMBOLS = {" ": "␣", "\n": "⏎", "\t": "⇥", "": "∅"}
 SELECTORS = range(0xFE00, 0xFE10)  # variation selectors, which only change a character's style
 
@@ -77,9 +79,27 @@ def truncate(text: str, max_cells: int) -> str:
     return result + "…"
 
 
-def shade(weight: float, largest: float) -> float:
-    """How dark a cell is, from 0 to 1: sqrt(weight / largest)."""
-    return math.sqrt(weight / largest) if largest > 0 else 0.0
+def shade(value: float, largest: float, *, signed: bool = False) -> float:
+    """The strength of a cell's colour: sqrt(value / largest), 0 to 1, so that small weights show.
+
+    Of signed data value / largest, from -1 to 1.
+
+    >>> shade(0.25, 1.0), shade(-0.25, 1.0, signed=True)
+    (0.5, -0.25)
+    """
+    fraction = value / largest if largest > 0 else 0.0
+    return fraction if signed else math.sqrt(fraction)
+
+
+def css_colour(strength: float, *, signed: bool = False) -> str:
+    """The colour of a cell on a white page; signed: blue below 0, red above.
+
+    >>> css_colour(0.0), css_colour(1.0, signed=True)
+    ('#ffffff', '#67001f')
+    """
+    map_, fraction = (DIVERGING, (strength + 1) / 2) if signed else (SEQUENTIAL, strength)
+    red, green, blue = blend(map_, fraction)
+    return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def blend(colours: Sequence[Colour], fraction: float) -> Colour:

@@ -1,5 +1,6 @@
 """Attention maps as text, with colours or without."""
 
+import textwrap
 from collections.abc import Sequence
 
 import torch.nn.functional as F
@@ -9,8 +10,9 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.explain.render.label import blend, cells, clusters, shade, truncate, visible
 
-SHADES = " ░▒▓█"
+SHADES, NEGATIVE = " ░▒▓█", " ·:=#"  # without colours
 COLOUR_MAP = [(22, 24, 44), (96, 42, 122), (214, 84, 88), (255, 236, 160)]  # dark to bright
+SIGNED_MAP = [(70, 150, 255), (22, 24, 44), (255, 96, 70)]  # below 0, 0, above
 RESET = "\x1b[0m"
 ROW_CELLS, COLUMN_LINES = 16, 12  # the longest row label, and column label
 SMALL_ROWS, SMALL_COLUMNS = 12, 24  # the most cells of a map in an overview
@@ -29,7 +31,8 @@ def heatmap(
     """An attention map for the terminal: rows attend to columns, whose labels read downwards.
 
     A cell's shade grows with the square root of its weight, relative to the largest, so that
-    small weights are visible. Columns beyond `width` are left out; a last line says how many.
+    small weights are visible; signed values have two scales of shades, which are linear. Columns
+    beyond `width` are left out; a last line says how many.
     """
     if tuple(weights.shape) != (len(rows), len(columns)):
         raise ShapeError(
@@ -43,7 +46,7 @@ def heatmap(
     wide = any(cells(cluster) > 1 for top in column_labels for cluster in top)
     cell = 2 if fits_wide or wide else 1
     shown = min(len(columns), max(0, width - margin) // cell)
-    largest = float(weights.max()) if weights.numel() else 0.0
+    largest, signed = _range(weights)
 
     height = max(map(len, column_labels[:shown]), default=0)
     lines = []
@@ -56,8 +59,8 @@ def heatmap(
         lines.append((" " * margin + padded).rstrip())
     for side, values in zip(row_labels, weights[:, :shown].tolist(), strict=True):
         label = " " * (margin - 1 - cells(side)) + side + " "
-        lines.append(label + _shade_row(values, largest, cell, colour))
-    lines.append(_scale(largest, width, colour))
+        lines.append(label + _shade_row(values, largest, cell, colour, signed))
+    lines += _scale(largest, width, colour, signed)
     if shown < len(columns):
         lines.append(
             truncate(f"… {len(columns) - shown} of {len(columns)} columns not shown", width)
@@ -70,12 +73,12 @@ def heads_overview(
 ) -> str:
     """All heads of a layer as small maps side by side, shaded as in `heatmap` on one scale.
 
-    A map that is too large is max-pooled.
+    A map that is too large is max-pooled, and a last line says so.
     """
-    heads, rows, columns = weights.shape
-    rows, columns = min(rows, SMALL_ROWS), min(columns, SMALL_COLUMNS, width)
+    heads, all_rows, all_columns = weights.shape
+    rows, columns = min(all_rows, SMALL_ROWS), min(all_columns, SMALL_COLUMNS, width)
     small = F.adaptive_max_pool2d(weights, (rows, columns))
-    largest = float(weights.max()) if weights.numel() else 0.0
+    largest, signed = _range(weights)
     cell = 2 if columns <= min(SMALL_COLUMNS, width) // 2 else 1
     map_width = max(cell * columns, len(f"head {heads - 1}"))
     per_line = max(1, (width + GAP) // (map_width + GAP))
@@ -85,28 +88,58 @@ def heads_overview(
         group = range(first, min(first + per_line, heads))
         lines.append((" " * GAP).join(f"head {head}".ljust(map_width) for head in group).rstrip())
         for row in range(rows):
-            parts = (_shade_row(small[head, row].tolist(), largest, cell, colour) for head in group)
+            parts = (
+                _shade_row(small[head, row].tolist(), largest, cell, colour, signed)
+                for head in group
+            )
             lines.append((blank + " " * GAP).join(parts))
         lines.append("")
-    return "\n".join([*lines, _scale(largest, width, colour)])
+    lines += _scale(largest, width, colour, signed)
+    if (rows, columns) != (all_rows, all_columns):
+        sizes = f"{all_rows} × {all_columns} tokens in {rows} × {columns} cells"
+        lines += textwrap.wrap(f"{sizes}: each cell is the largest of several", width)
+    return "\n".join(lines)
 
 
-def _shade_row(values: Sequence[float], largest: float, cell: int, colour: bool) -> str:
-    fractions = [shade(value, largest) for value in values]
+def _range(weights: Tensor) -> tuple[float, bool]:
+    """The largest absolute value, and whether any value is negative."""
+    if not weights.numel():
+        return 0.0, False
+    return float(weights.abs().max()), bool((weights < 0).any())
+
+
+def _shade_row(
+    values: Sequence[float], largest: float, cell: int, colour: bool, signed: bool
+) -> str:
+    strengths = [shade(value, largest, signed=signed) for value in values]
     if not colour:
-        return "".join(SHADES[min(int(fraction * 5), 4)] * cell for fraction in fractions)
+        shades = [(NEGATIVE if s < 0 else SHADES, min(int(abs(s) * 5), 4)) for s in strengths]
+        return "".join(characters[step] * cell for characters, step in shades)
     text = ""
-    for fraction in fractions:
-        red, green, blue = blend(COLOUR_MAP, fraction)
+    for strength in strengths:
+        map_, fraction = (SIGNED_MAP, (strength + 1) / 2) if signed else (COLOUR_MAP, strength)
+        red, green, blue = blend(map_, fraction)
         text += f"\x1b[48;2;{red};{green};{blue}m" + " " * cell
     return text + RESET
 
 
-def _scale(largest: float, width: int, colour: bool) -> str:
-    """The legend: the weight at which each shade begins."""
-    if width < 48:
-        return truncate(f"largest {largest:.2f}", width)
-    steps = [(step / 5) ** 2 * largest for step in range(1, 5)]
-    shades = [_shade_row([ABOVE_THRESHOLD * step], largest, 2, colour) for step in steps]
-    marks = (f"{shaded} {step:.2f}" for shaded, step in zip(shades, steps, strict=True))
-    return "  ".join([*marks, f"largest {largest:.2f}"])
+def _scale(largest: float, width: int, colour: bool, signed: bool) -> list[str]:
+    """The legend: the value at which each shade begins, and how shades grow."""
+    growth = "linear" if signed else "square-root scale"
+    note = truncate(f"largest {largest:.2f}, {growth}", width)
+    fractions = [step / 5 if signed else (step / 5) ** 2 for step in range(1, 5)]
+    steps = [fraction * largest for fraction in fractions]
+    lines = []
+    for sign in (1, -1) if signed else (1,):
+        marks = [
+            _shade_row([ABOVE_THRESHOLD * sign * step], largest, 2, colour, signed)
+            + f" {sign * step:.2f}"
+            for step in steps
+        ]
+        lines.append("  ".join(marks))
+    plain = 4 * (3 + len(f"{-largest if signed else largest:.2f}")) + 6
+    if width < plain:
+        return [note]
+    if signed or plain + 2 + len(note) > width:
+        return [*lines, note]
+    return [f"{lines[0]}  {note}"]

@@ -10,7 +10,7 @@ from regard.config import RunConfig, kind_of, make
 from regard.errors import CheckpointError
 from regard.files.safetensors import read_header
 from regard.files.untrusted import read_json
-from regard.models.build import resolve
+from regard.models.build import is_closed_form, resolve
 from regard.models.cost import cost
 from regard.tasks import TASKS
 from regard.training.baseline import read_baseline
@@ -37,6 +37,11 @@ class History:
     validation: dict[str, Points]  # of every metric
     taps: dict[str, Points]  # of every statistic of `train.log`, as TAP.STATISTIC
     baseline: BaselineEvaluated | None
+
+    @property
+    def is_closed_form(self) -> bool:
+        """Whether the model was fitted in closed form, without steps."""
+        return is_closed_form(self.config.model["family"])
 
 
 def read_history(path: Path | str) -> History:

@@ -1,0 +1,192 @@
+"""Maps of tokens over tokens, such as attention weights: as a figure and as HTML."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.explain.render.figure import new_figure, style
+from regard.explain.render.label import css_colour, shade, truncate, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# in inches: a cell, a heading, a gap, the colour bar, the widest figure
+CELL, HEADING, GAP, BAR, PAGE = 0.22, 0.25, 0.15, 0.55, 16.0
+LARGEST, SMALLEST = 9.0, 0.11  # the largest map, and the smallest distance of two labels
+LABEL_CELLS = 24  # the longest label
+VECTOR_CELLS = 4096  # more cells of a map are drawn as one image
+HTML_CELLS = 64  # the most rows and columns of a map in HTML; larger ones are max-pooled
+
+
+def check_labels(
+    weights: Tensor, rows: Sequence[str], columns: Sequence[str], headings: Sequence[str]
+) -> None:
+    """Raise if there is not one label for each row, column and head."""
+    if tuple(weights.shape) != (len(headings), len(rows), len(columns)):
+        raise ShapeError(
+            f"{len(headings)} headings, {len(rows)} row and {len(columns)} column labels "
+            f"do not match weights of shape {tuple(weights.shape)}"
+        )
+
+
+def head_names(heads: int) -> list[str]:
+    """The headings of the heads of a layer."""
+    return [f"head {head}" for head in range(heads)]
+
+
+def draw_maps(
+    weights: Float[Tensor, "heads rows columns"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    headings: Sequence[str] | None = None,
+    title: str = "attention",
+) -> "Figure":
+    """Maps with their tokens, side by side on one colour scale.
+
+    Weights are coloured by their square root, signed values linearly around white; the colour
+    bar says which.
+    """
+    headings = head_names(len(weights)) if headings is None else headings
+    check_labels(weights, rows, columns, headings)
+    row_labels, column_labels = _labels(rows), _labels(columns)
+    row_width, column_width, heading_width = map(_width, (row_labels, column_labels, headings))
+    above = HEADING + column_width
+    cell = min(CELL, LARGEST / max(len(rows), len(columns), 1))
+    labelled = math.ceil(SMALLEST / cell)  # every so many rows and columns
+    grid_width, grid_height = cell * max(len(columns), 1), cell * max(len(rows), 1)
+    step = max(grid_width, heading_width) + GAP
+    square = math.sqrt(len(headings) * (above + grid_height) / step)  # as wide as high
+    across = max(int((PAGE - row_width) / step), math.ceil(square))
+    across = max(1, min(len(headings), across))
+    down = -(-len(headings) // across)
+    width = max(2 * GAP + row_width + across * step, 3.0)
+    height = down * (above + grid_height + GAP) + 2 * GAP + BAR
+    low, high = (float(weights.min()), float(weights.max())) if weights.numel() else (0.0, 0.0)
+    with style():
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import CenteredNorm, PowerNorm
+
+        figure = new_figure(width, height, constrained=False)
+        figure.set_label(title)
+        scale = CenteredNorm(0.0, max(-low, high)) if low < 0 else PowerNorm(0.5, 0.0, high or 1.0)
+        colours = ScalarMappable(scale, "RdBu_r" if low < 0 else "Blues")
+
+        def axes_at(left: float, top: float, wide: float, high: float) -> Any:
+            """Axes at a distance from the left and the top edge, in inches."""
+            return figure.add_axes(
+                (left / width, 1 - (top + high) / height, wide / width, high / height)
+            )
+
+        for number, (heading, values) in enumerate(zip(headings, weights, strict=True)):
+            line, column = divmod(number, across)
+            top = GAP + line * (above + grid_height + GAP)
+            left = GAP + row_width + column * step
+            axes = axes_at(left, top + above, grid_width, grid_height)
+            axes.pcolormesh(
+                values.numpy(force=True),
+                norm=scale,
+                cmap=colours.cmap,
+                rasterized=len(rows) * len(columns) > VECTOR_CELLS,
+            )
+            axes.invert_yaxis()
+            axes.grid(False)
+            axes.spines[:].set_visible(True)
+            axes.tick_params(length=0, labeltop=True, labelbottom=False)
+            size = min(10.0, 52 * cell * labelled)
+            for set_ticks, labels in (
+                (axes.set_xticks, column_labels),
+                (axes.set_yticks, row_labels if column == 0 else []),
+            ):
+                places = [place + 0.5 for place in range(0, len(labels), labelled)]
+                set_ticks(places, labels[::labelled], size=size)
+            axes.tick_params(axis="x", labelrotation=90)
+            figure.text(left / width, 1 - (top + 0.15) / height, heading, weight="bold")
+        bar = axes_at(GAP + row_width, height - BAR, min(3.0, width - row_width - 3 * GAP), 0.12)
+        figure.colorbar(colours, cax=bar, orientation="horizontal").outline.set_visible(False)
+        bar.tick_params(labelsize=8)
+        bar.set_xlabel("value" if low < 0 else "weight, square-root scale", size=8, loc="left")
+    return figure
+
+
+def html_maps(
+    weights: Float[Tensor, "heads rows columns"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    headings: Sequence[str] | None = None,
+) -> str:
+    """The same as HTML tables for a page or a notebook; a cell has its value as a tooltip."""
+    headings = head_names(len(weights)) if headings is None else headings
+    check_labels(weights, rows, columns, headings)
+    low, high = (float(weights.min()), float(weights.max())) if weights.numel() else (0.0, 0.0)
+    largest = max(-low, high)
+    note = "linear scale" if low < 0 else "square-root scale"
+    note = f"{note}; largest {largest:.3g}"
+    if len(rows) > HTML_CELLS or len(columns) > HTML_CELLS:
+        size = (min(len(rows), HTML_CELLS), min(len(columns), HTML_CELLS))
+        note = f"each cell is the largest of several: {len(rows)} × {len(columns)} tokens; {note}"
+        weights, rows = F.adaptive_max_pool2d(weights, size), _pooled(rows, size[0])
+        columns = _pooled(columns, size[1])
+    tables = (
+        _html_map(heading, values, _labels(rows), _labels(columns), largest, low < 0)
+        for heading, values in zip(headings, weights.tolist(), strict=True)
+    )
+    return f'<div style="font: 12px monospace">{"".join(tables)}<div>{escape(note)}</div></div>'
+
+
+def _html_map(
+    heading: str,
+    values: list[list[float]],
+    rows: list[str],
+    columns: list[str],
+    largest: float,
+    signed: bool,
+) -> str:
+    upright = "writing-mode: vertical-rl; transform: rotate(180deg)"
+    top = "".join(
+        f'<th style="padding: 2px; font-weight: normal; background: none; vertical-align: bottom">'
+        f'<span style="{upright}">{escape(column)}</span></th>'
+        for column in columns
+    )
+    lines = [f"<tr><td></td>{top}</tr>"]
+    for side, row in zip(rows, values, strict=True):
+        line = (
+            f'<td style="width: 14px; height: 14px; padding: 0; background: '
+            f'{css_colour(shade(value, largest, signed=signed), signed=signed)}" '
+            f'title="{escape(f"{side} → {column}: {value:.3f}")}"></td>'
+            for column, value in zip(columns, row, strict=True)
+        )
+        side_cell = f'<td style="padding: 0 5px; text-align: right">{escape(side)}</td>'
+        lines.append(f'<tr style="background: none">{side_cell}{"".join(line)}</tr>')
+    table = f'<table style="border-collapse: collapse; margin: 0">{"".join(lines)}</table>'
+    return (
+        f'<div style="display: inline-block; margin: 0 16px 12px 0; vertical-align: top">'
+        f"<b>{escape(heading)}</b>{table}</div>"
+    )
+
+
+def _width(labels: Sequence[str]) -> float:
+    """The width of the widest label at size 10, in inches, with some space beside it."""
+    with style():
+        from matplotlib.font_manager import FontProperties
+        from matplotlib.textpath import text_to_path
+
+        font = FontProperties(size=10)
+        sizes = [text_to_path.get_text_width_height_descent(text, font, False) for text in labels]
+    return max((width for width, _, _ in sizes), default=0.0) / 72 + 0.1
+
+
+def _labels(tokens: Sequence[str]) -> list[str]:
+    return [truncate(visible(token), LABEL_CELLS) for token in tokens]
+
+
+def _pooled(labels: Sequence[str], size: int) -> list[str]:
+    """The first label of each group of `adaptive_max_pool2d`."""
+    return [labels[number * len(labels) // size] for number in range(size)]

@@ -1,0 +1,142 @@
+import io
+import re
+import sys
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from regard.errors import ConfigError, ShapeError
+from regard.explain import AttentionMap, draw_maps, html_maps
+from regard.explain.attention import AttentionMaps
+from regard.explain.render.figure import encode, page
+
+HOSTILE = ["<script>", "&", "]]>", "\x1b[2J", "\x00", "\ud800", "\ufffe", "\u202e", '"', "'", ""]
+HOSTILE += ["$x$", "注意"]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def numbers(heads, rows, columns):
+    return torch.rand(heads, rows, columns, generator=torch.Generator().manual_seed(0)) + 0.01
+
+
+def svg(figure):
+    text = encode(figure, ".svg").decode()
+    return ElementTree.fromstring(text), text
+
+
+def texts(root):
+    return ["".join(each.itertext()).strip() for each in root.iter(f"{SVG}text")]
+
+
+def test_hostile_labels_stay_text_in_every_format():
+    attention = AttentionMap(HOSTILE, HOSTILE, numbers(1, len(HOSTILE), len(HOSTILE)))
+    root, text = svg(attention.figure())
+    assert {"<script>", "$x$", "注意"} <= set(texts(root))
+    assert not re.search(r"<script|\son\w+=|@import", text)
+    html = page("x", attention._repr_html_())
+    html.encode()
+    assert "&lt;script&gt;" in html
+    assert not re.search(r"<script|\w+://", html)
+
+
+def test_a_figure_shows_every_head_and_the_tokens_once_per_line():
+    root, _ = svg(draw_maps(numbers(3, 2, 2), ["a", "b"], ["x", "y"]))
+    found = texts(root)
+    assert [each for each in found if each.startswith("head")] == ["head 0", "head 1", "head 2"]
+    assert (found.count("a"), found.count("y")) == (1, 3)
+    assert "weight, square-root scale" in found
+
+
+def test_signed_values_have_a_scale_around_zero():
+    values = torch.tensor([[[1.0, -2.0]]])
+    root, _ = svg(draw_maps(values, ["a"], ["x", "y"]))
+    assert "weight, square-root scale" not in texts(root)
+    mesh = draw_maps(values, ["a"], ["x", "y"]).axes[0].collections[0]
+    assert (mesh.norm.vmin, mesh.norm.vmax) == (-2.0, 2.0)
+    colours = re.findall(r"background: (#\w+)", html_maps(values, ["a"], ["x", "y"]))
+    assert colours == ["#d6604d", "#053061"]  # red, dark blue
+
+
+def test_everything_lies_within_the_figure():
+    for heads, size in ((1, 1), (3, 20), (12, 10), (2, 300)):
+        words = ["w" * (1 + i % 30) for i in range(size)]
+        figure = draw_maps(numbers(heads, size, size), words, words)
+        figure.draw_without_rendering()
+        assert figure.get_figwidth() < 30
+        outer = figure.bbox.padded(1)
+        for axes in figure.axes:
+            box = axes.get_tightbbox()
+            assert outer.containsx(box.x0), (heads, size)
+            assert outer.containsx(box.x1), (heads, size)
+            assert outer.containsy(box.y0), (heads, size)
+            assert outer.containsy(box.y1), (heads, size)
+
+
+def test_a_cell_has_its_weight_as_tooltip():
+    html = html_maps(torch.tensor([[[0.25, 1.0]]]), ["a"], ["x", "y"])
+    assert re.findall(r'title="([^"]*)"', html) == ["a → x: 0.250", "a → y: 1.000"]
+    assert re.findall(r"background: (#\w+)", html)[-1] == "#082454"
+    assert "square-root scale; largest 1" in html
+
+
+def test_a_large_map_is_pooled_in_html_and_says_so():
+    html = html_maps(numbers(1, 200, 200), ["w"] * 200, ["w"] * 200)
+    assert html.count("title=") == 64 * 64
+    assert "each cell is the largest of several: 200 × 200 tokens" in html
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf", ".html"])
+def test_a_map_is_saved_by_its_suffix(tmp_path, suffix):
+    attention = AttentionMap(["a", "b"], ["x", "y"], numbers(2, 2, 2))
+    path = tmp_path / f"map{suffix}"
+    attention.save(path, head=1)
+    start = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF", ".html": b"<!doctype"}
+    content = path.read_bytes()
+    assert content.startswith(start[suffix])
+    attention.save(path, head=1)
+    assert path.read_bytes() == content  # no date inside
+    if suffix in (".svg", ".html"):
+        assert b"head 1" in content
+        assert b"head 0" not in content
+
+
+def test_a_wrong_suffix_or_head_is_refused(tmp_path):
+    attention = AttentionMap(["a"], ["x"], numbers(2, 1, 1))
+    with pytest.raises(ConfigError, match=r"ends in \.svg, \.png, \.pdf, \.html, not '\.gif'"):
+        attention.save(tmp_path / "x.gif")
+    with pytest.raises(ConfigError, match="head 2: there are 2 heads, 0 to 1"):
+        attention.figure(2)
+
+
+def test_without_matplotlib_or_pandas_the_way_out_is_said(tmp_path, monkeypatch):
+    attention = AttentionMap(["a"], ["x"], numbers(2, 1, 1))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match=r"pip install 'regard\[plot\]'"):
+        attention.save(tmp_path / "x.svg")
+    with pytest.raises(ConfigError, match="pip install pandas"):
+        attention.to_pandas()
+    attention.save(tmp_path / "x.html")
+
+
+def test_maps_have_short_displays_and_a_table():
+    attention = AttentionMap(["a", "b"], ["x", "y"], numbers(2, 2, 2))
+    assert repr(attention) == "AttentionMap(2 heads, 2 × 2 tokens)"
+    table = attention.to_pandas(head=0)
+    assert (list(table.index), list(table.columns)) == (["a", "b"], ["x", "y"])
+    assert table.loc["a", "y"] == pytest.approx(attention.weights[0, 0, 1].item())
+    assert "&lt;b&gt;" in AttentionMaps({"<b>": attention})._repr_html_()
+
+
+def test_labels_must_fit_the_weights():
+    for draw in (draw_maps, html_maps):
+        with pytest.raises(ShapeError, match="1 headings, 2 row and 2 column labels do not match"):
+            draw(numbers(2, 2, 2), ["a", "b"], ["x", "y"], headings=["one"])
+
+
+def test_a_png_is_an_image_of_the_size_of_the_figure():
+    image_module = pytest.importorskip("PIL.Image")
+    figure = draw_maps(numbers(1, 4, 4), list("abcd"), list("wxyz"))
+    image = image_module.open(io.BytesIO(encode(figure, ".png")))
+    assert image.size == tuple(int(160 * inches) for inches in figure.get_size_inches())
