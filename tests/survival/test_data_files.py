@@ -7,7 +7,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from regard.errors import CheckpointError, DataError
+from regard.errors import CheckpointError, ConfigError, DataError
+from regard.hub.class_names import read_class_count, read_class_names
 from regard.hub.numpy_archive import open_archive
 from regard.pipelines.detect import open_data
 
@@ -53,3 +54,19 @@ def test_metadata_of_another_program_is_passed_over(metadata, tmp_path):
     path = tmp_path / "t.parquet"
     parquet.write_table(table.replace_schema_metadata({"huggingface": metadata}), path)
     assert open_data(str(path)).kind == "labels"
+
+
+@pytest.mark.parametrize("content", [",,,\n" * 30, "\t\t\n\t\t\n", '"",""\n' * 3])
+def test_a_table_of_empty_cells_is_refused(content, tmp_path):
+    for name in ("x.csv", "x.tsv"):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(DataError, match=name):
+            open_data(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("labels", [3, "yes", ["yes"], float("nan"), True])
+@pytest.mark.parametrize("key", ["id2label", "label2id"])
+def test_class_names_that_are_none_are_refused(key, labels):
+    for read in (read_class_count, read_class_names):
+        with pytest.raises(ConfigError, match=f"{key}="):
+            read({key: labels})

@@ -215,6 +215,8 @@ def _from_delimited(path: Path) -> Table:
         return _plain_rows(path, scanned, delimiter)
 
     sample = [row for _, row in islice(numbered(), SAMPLE_ROWS) if any(row)]
+    if not sample:
+        raise DataError(f"{path} has no cell with a value in its first {SAMPLE_ROWS} lines")
     width = len(sample[0])
     header = _is_header(sample[0], sample[1:])
     columns = tuple(

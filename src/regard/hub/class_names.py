@@ -1,6 +1,7 @@
 """Class names of classifiers and taggers: id2label and label2id of config.json."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from regard.errors import ConfigError
 from regard.files.untrusted import quote
@@ -9,7 +10,7 @@ from regard.hub.family import Settings
 
 def read_class_count(hf: Settings) -> int:
     """The number of classes: that of the names, or `num_labels`, or the 2 of transformers."""
-    labels = hf.get("id2label") or hf.get("label2id")
+    labels = _names(hf, "id2label") or _names(hf, "label2id")
     count = hf.get("num_labels", 2) if labels is None else len(labels)
     if type(count) is not int or count < 1:
         raise ConfigError(f"num_labels={quote(count)} must be an integer of at least 1")
@@ -22,15 +23,22 @@ def read_class_names(hf: Settings) -> list[str]:
     >>> read_class_names({"label2id": {"good": 1, "bad": 0}})
     ['bad', 'good']
     """
-    labels, inverse = hf.get("id2label"), hf.get("label2id")
-    if not labels and isinstance(inverse, dict):
+    labels, inverse = _names(hf, "id2label"), _names(hf, "label2id")
+    if not labels and inverse:
         labels = {str(index): name for name, index in inverse.items()}
     if not labels:
         return [f"LABEL_{index}" for index in range(read_class_count(hf))]
     indices = [str(index) for index in range(len(labels))]
-    if not isinstance(labels, dict) or labels.keys() != {*indices}:
+    if labels.keys() != {*indices}:
         raise ConfigError("id2label must name the classes 0, 1, 2, … without gaps")
     return [str(labels[index]) for index in indices]
+
+
+def _names(hf: Settings, key: str) -> dict[str, Any] | None:
+    names = hf.get(key)
+    if names is not None and not isinstance(names, dict):
+        raise ConfigError(f"{key}={quote(names)} must be an object of classes and their indices")
+    return names
 
 
 def write_class_names(names: Sequence[str]) -> Settings:
