@@ -5,7 +5,15 @@
 12
 """
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+# By default a thread of libgomp, OpenMP's runtime in torch, waits for the others in a busy loop of
+# many milliseconds, which on a machine with other work takes the cores from the threads that it
+# waits for. libgomp reads this when torch is loaded.
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
     from regard.api import (

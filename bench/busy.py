@@ -1,0 +1,141 @@
+"""Training and generating beside other programs, compared with nanoGPT under the same load.
+
+    python bench/busy.py --nanogpt DIR --text input.txt [--busy 0 2 5] [--seconds 30]
+
+DIR is a checkout of nanoGPT. Both train the model of `bench/shakespeare_cpu.py` (4 layers, dim 128,
+context 64, batch 12) and generate from one of its size, 60 characters at a time, in processes of
+their own, one after the other, for some seconds each, while `--busy` programs only compute. Three
+further rows are regard with the waiting of torch's default (a busy loop), with one thread, and with
+the threads of a free machine. `taskset -c 0,1 python …` limits all of it to two cores.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+from minutes import busy
+
+VARIANTS = {
+    "nanoGPT": {},
+    "regard": {},
+    "regard, waiting as torch": {"GOMP_SPINCOUNT": "300000"},
+    "regard, one thread": {"OMP_NUM_THREADS": "1"},
+    "regard, all threads": {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))},
+}
+WARM_UP = 0.25  # of the seconds, which are not counted
+
+
+def rate(done: Iterator[int], seconds: float) -> float:
+    """How much is done per second, from the numbers done so far, after a warm-up."""
+    begin = time.perf_counter()
+    first = (0, begin)
+    for number in done:
+        now = time.perf_counter()
+        if now - begin < WARM_UP * seconds:
+            first = (number, now)
+        elif now - begin >= seconds and number > first[0]:
+            return (number - first[0]) / (now - first[1])
+    raise AssertionError("nothing was done")
+
+
+def regard_rates(options: argparse.Namespace) -> list[float]:
+    import regard
+    from regard import api
+
+    config = regard.load(options.run).config
+    words = ["train.steps=1000000", "train.baseline=false", "train.evaluate_every=1000000"]
+    with tempfile.TemporaryDirectory() as folder:
+        events = api.train_events(config, *words, out=Path(folder, "run"))
+        steps = (event.step for event in events if isinstance(event, api.StepLogged))
+        training = rate(steps, options.seconds)
+    run = regard.load(options.run)
+    return [training, rate(generated(lambda: run.generate("T", tokens=60)), options.seconds / 2)]
+
+
+def nanogpt_rates(options: argparse.Namespace) -> list[float]:
+    import shakespeare_cpu
+    import torch
+
+    shakespeare_cpu.TURN_STEPS = 1
+    nano = shakespeare_cpu.NanoGPT(options.nanogpt, options.text)
+    nano.total = 1_000_000
+
+    def steps() -> Iterator[int]:
+        while True:
+            nano.run_turn()
+            yield nano.done
+
+    training = rate(steps(), options.seconds)
+    prompt = torch.zeros(1, 1, dtype=torch.long)
+    nano.model.eval()
+    generate = generated(lambda: nano.model.generate(prompt, 60))
+    return [training, rate(generate, options.seconds / 2)]
+
+
+def generated(generate: Callable[[], object]) -> Iterator[int]:
+    """The number of tokens after every call."""
+    for number in count(1):
+        generate()
+        yield 60 * number
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nanogpt", required=True)
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--busy", nargs="+", type=int, default=[0, 2, 5])
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--measure", choices=["regard", "nanoGPT"], help=argparse.SUPPRESS)
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        measure = regard_rates if options.measure == "regard" else nanogpt_rates
+        print(json.dumps(measure(options)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        run = make_run(options.text, folder)
+        print("| busy programs | load | | steps/s | of nanoGPT | generated tokens/s | of nanoGPT |")
+        print("|---|---|---|---|---|---|---|")
+        for programs in options.busy:
+            with busy(programs):
+                print_rows(programs, run)
+
+
+def make_run(text: str, folder: str) -> str:
+    """A run of a few steps, whose settings and weights are used."""
+    from shakespeare_cpu import SAME
+
+    words = [word for word in SAME if not word.startswith("train.steps")]
+    run = str(Path(folder, "run"))
+    command = [sys.executable, "-m", "regard", "train", text, *words, "train.steps=2"]
+    subprocess.run([*command, "train.baseline=false", "--out", run, "--quiet"], check=True)
+    return run
+
+
+def print_rows(programs: int, run: str) -> None:
+    reference = [1.0, 1.0]
+    for name, environment in VARIANTS.items():
+        which = name.split(",")[0]
+        command = [sys.executable, *sys.argv, "--measure", which, "--run", run]
+        done = subprocess.run(
+            command, env=os.environ | environment, stdout=subprocess.PIPE, check=True
+        )
+        rates = json.loads(done.stdout)
+        reference = rates if name == "nanoGPT" else reference
+        cells = [programs, f"{os.getloadavg()[0]:.1f}", name]
+        for number, other in zip(rates, reference, strict=True):
+            cells += [f"{number:.3g}", f"{number / other:.2f}"]
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
