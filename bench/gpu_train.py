@@ -81,8 +81,7 @@ def ours(config: Any, task: Any, batch: Any) -> Trial:
     """A step of `training.loop.train`, as `regard train` runs it on a GPU."""
 
     def trial() -> Callable[[], None]:
-        with CUDA:
-            objective = Objective(build_model(config), task)
+        objective = Objective(build_model(config).to(CUDA), task)
         strategy = SingleProcess(objective)
         strategy.compile()
         steps = train(
@@ -145,29 +144,27 @@ def gpt2(nanogpt: str, bias: bool = False) -> Row:
     )
 
 
-def llama(_: str) -> Row:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def decoder(_: str, name: str, rows: int, time_: int, **changes: Any) -> Row:
+    """A decoder preset; its peer is the same configuration in transformers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    rows, time_ = 8, 2048
-    config = preset("tinyllama")
+    from regard.hub.config_json import write_config
+
+    config = replace(preset(name), context=time_, **changes)
     x = ids(rows, time_, vocab=config.vocab_size)
-    peer = LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.dim,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        intermediate_size=config.ffn_dim,
-        use_cache=False,
-        attn_implementation="sdpa",
-    )
+
+    def peer() -> Any:
+        settings = {**write_config(config)[1], "use_cache": False}
+        hf = AutoConfig.for_model(**settings, attn_implementation="sdpa")
+        return AutoModelForCausalLM.from_config(hf, dtype=torch.float32)
+
     return Row(
-        "LLaMA 1.1B, 8 x 2048",
+        f"{name} {changes or ''}, {rows} x {time_}",
         rows * time_,
         "tokens",
         _flops(config, time_) * rows * time_,
         ours(config, Causal(), TextBatch(x, ids(rows, time_, vocab=config.vocab_size))),
-        theirs(lambda: LlamaForCausalLM(peer), lambda model: model(x, labels=x).loss),
+        theirs(peer, lambda model: model(x, labels=x).loss),
         "transformers",
     )
 
@@ -282,7 +279,11 @@ def _flops(config: TransformerConfig, time_: int) -> float:
 ROWS: dict[str, Callable[[str], Row]] = {
     "gpt2": gpt2,
     "gpt2-biased": partial(gpt2, bias=True),
-    "llama": llama,
+    "llama": partial(decoder, name="tinyllama", rows=8, time_=2048),
+    "llama-16k": partial(decoder, name="tinyllama", rows=1, time_=16384),
+    "llama-16k-window": partial(decoder, name="tinyllama", rows=1, time_=16384, window=1024),
+    "bloom": partial(decoder, name="bloom-560m", rows=8, time_=2048),
+    "gemma-2": partial(decoder, name="gemma-2-2b", rows=2, time_=4096),
     "bert": bert,
     "vaswani": vaswani,
     "vit": vit,

@@ -23,8 +23,9 @@ from regard.accel.coverage import triton_obstacle
 from regard.accel.description import describe
 from regard.accel.kernels import common, decode_attention, gemm, sampling
 from regard.accel.kernels.common import INTERPRETED
-from regard.accel.packed import PackedLinear
+from regard.accel.packed import NormedLinear, PackedLinear
 from regard.accel.triton_decoder import TritonDecoder
+from regard.nn.block import RMSNorm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LLAMA = TransformerConfig(
@@ -48,6 +49,12 @@ CHANGES = [
     {"window": 20, "kv_heads": 4},
     {"norm": "rms_plus_one", "ffn": "geglu_tanh", "kv_heads": 1},
     {"ffn": "relu2", "bias": True},
+    {"norm": "layer", "bias": True, "position": "learned", "ffn": "gelu_tanh"},
+    {"norm": "layer", "position": "alibi", "norm_order": "parallel", "embed_norm": True},
+    {"qk_norm": True, "norm_order": "sandwich", "score": {"kind": "scaled_dot", "cap": 3.0}},
+    {"norm_order": "post", "norm": "layer", "bias": True, "head_dim": 20, "kv_heads": 4},
+    {"norm_order": "parallel_norms", "norm": "layer", "position": "sinusoidal"},
+    {"norm_order": "deepnorm", "qk_norm": True, "head": {"kind": "linear", "scaled": True}},
 ]
 
 
@@ -141,12 +148,13 @@ def test_a_matmul_with_every_packed_int8(inputs, packed_dtype):
     before = before.to(DEVICE, packed_dtype)
     all_int8 = torch.arange(-128, 128).to(DEVICE, torch.int8)
     weight = all_int8[torch.randperm(192 * inputs) % 256].view(192, inputs)
-    scale, gain = (torch.rand(192) / 128).to(DEVICE, packed_dtype), torch.ones(192, device=DEVICE)
+    scale = (torch.rand(192) / 128).to(DEVICE, packed_dtype)
     counters = torch.zeros(8, dtype=torch.int32, device=DEVICE)
     order = permuted(inputs)
     layer = PackedLinear(weight, None, scale)
-    stream = gemm.ResidualStream.start(before, gain, 1e-5, layer)
-    stream = stream.add(x[:, order], layer, gain, 1e-5, counters)
+    normed = NormedLinear.of(layer, RMSNorm(192).to(DEVICE))
+    stream = gemm.ResidualStream.start(before, normed)
+    stream = stream.add(x[:, order], layer, normed, counters)
     expected = before.double() + x.double() @ (weight.double() * scale.double().unsqueeze(1)).T
     actual = stream.stream.double()[:, permuted(192)]
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

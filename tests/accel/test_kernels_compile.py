@@ -193,7 +193,8 @@ def test_the_end_of_a_chain(compiled, dtype, first):
 @pytest.mark.parametrize("group", [2, MAX_SHARED_HEADS])
 def test_attention_of_wide_heads(compiled, rows, dtype, width, group):
     keys, lengths = torch.zeros(rows, 2, 2048, width, dtype=dtype), torch.zeros(rows).long()
-    q = torch.zeros(rows, 2 * group * width, dtype=dtype)
+    qkv = torch.zeros(rows, (2 * group + 4) * width, dtype=dtype)
     counters = torch.zeros(4096, dtype=torch.int32)
-    decode_attention.attend(q, KVCache(keys, keys), lengths, 1.0, None, counters)
+    form = decode_attention.AttentionForm(1.0, cap=50.0, slopes=torch.zeros(2 * group))
+    decode_attention.attend(qkv, KVCache(keys, keys), lengths, form, counters)
     assert set(compiled) == {"_attention_kernel"}

@@ -5,24 +5,26 @@
 - functions of `nn` with a faster version for compiled graphs are substituted during tracing;
 - loops over time steps run eagerly inside a compiled step: unrolled, they would take minutes to
   compile;
-- on CUDA, large matmuls are tuned (`accel.inductor_pass`), and layers whose bias or activation can
-  be fused into a matmul get a fused forward, which only compiled graphs use.
+- on CUDA, large matmuls are tuned (`accel.inductor_pass`), layers whose bias or activation can be
+  fused into a matmul get a fused forward, and attention with a mask, bias or soft cap that torch's
+  fused kernel takes as a dense tensor gets another kernel. Only compiled graphs use these.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import MethodType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from regard.accel import sparse_attention
 from regard.accel.matmul import TUNED_FLOPS, gelu_mlp, qkv_linear
 from regard.models.seq2seq import EncoderDecoder
-from regard.nn.attention import Attention, split_heads
+from regard.nn.attention import Attention, AttentionInputs, split_heads
 from regard.nn.block import FeedForward, Stack, gelu_tanh
 from regard.nn.head import CrfHead
-from regard.nn.position import Position, cos_sin, rotate_complex, rotate_pairs
+from regard.nn.position import ALiBi, Position, cos_sin, rotate_complex, rotate_pairs
 from regard.nn.recurrent import Cell
 
 T = TypeVar("T")
@@ -110,8 +112,9 @@ def attach_fused_layers(model: nn.Module) -> None:
 
     GELU and its gradient become epilogues of the matmuls of a feed-forward layer. The gradients of
     q, k and v are not concatenated if they come directly from the attention kernel, without a
-    rotation or a norm between them. Outside a compiled graph, and for small inputs, the original
-    methods run.
+    rotation or a norm between them. Attention skips what a sliding window, a prefix or packed
+    documents mask (`accel.sparse_attention`). Outside a compiled graph, and for small inputs, the
+    original methods run.
     """
     for module in model.modules():
         if type(module).forward is FeedForward.forward and module.activation is gelu_tanh:
@@ -122,6 +125,12 @@ def attach_fused_layers(model: nn.Module) -> None:
                     block.attention._packed_qkv = MethodType(  # type: ignore[method-assign]
                         _split_gradient_qkv, block.attention
                     )
+        if isinstance(module, Stack):
+            for block in module.layers:
+                if sparse_attention.supports(block.attention, module.position):
+                    method = "_fused" if block.attention.score.fused else "_explicit"
+                    attend = partial(_sparse_attention, block.attention, module.position)
+                    setattr(block.attention, method, attend)
 
 
 def _fused_feed_forward(ffn: FeedForward, x: Tensor) -> Tensor:
@@ -141,7 +150,23 @@ def _split_gradient_qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor
     return split_heads(q, attention.heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
 
 
-ATTACHED = (_fused_feed_forward, _split_gradient_qkv)
+def _sparse_attention(
+    attention: Attention,
+    position: Position,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    inputs: AttentionInputs,
+) -> Tensor:
+    compiles = torch.compiler.is_compiling() and attention.training and q.is_cuda
+    if compiles and sparse_attention.pays_off(inputs, attention.score.cap is not None):
+        slopes = position.slope if isinstance(position, ALiBi) else None
+        return sparse_attention.attend(attention, slopes, q, k, v, inputs)
+    original = Attention._fused if attention.score.fused else Attention._explicit
+    return original(attention, q, k, v, inputs)
+
+
+ATTACHED = (_fused_feed_forward, _split_gradient_qkv, _sparse_attention)
 
 
 def _compiles_large_matmul(x: Tensor, weight: Tensor) -> bool:

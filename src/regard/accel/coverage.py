@@ -6,8 +6,10 @@ from regard.accel.description import Description
 
 PACKED_NORM_ORDERS = ("pre", "parallel", "parallel_norms")
 TRITON_ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
-TRITON_HEAD_DIMS = (16, 32, 64, 128, 256)
-TRITON_NORMS = ("rms", "rms_plus_one")
+TRITON_HEAD_DIMS = range(16, 257, 2)
+TRITON_POSITIONS = ("none", "sinusoidal", "learned", "rotary", "alibi")
+TRITON_NORM_ORDERS = (*PACKED_NORM_ORDERS, "sandwich", "post", "deepnorm")
+RMS_NORMS = ("rms", "rms_plus_one")
 MAX_SHARED_HEADS = 32  # query heads per key head: the shared memory of a GPU must hold them
 
 
@@ -20,7 +22,7 @@ def packing_obstacle(description: Description) -> str | None:
     for block in description.blocks:
         if block.norm_order not in PACKED_NORM_ORDERS:
             return f"norm_order={block.norm_order!r}"
-        if block.score_scale is None:
+        if block.score_cap is not None:
             return "the attention score has a soft cap"
         if description.interleaved and block.head_dim % 2:
             return f"interleaved rotary positions with an odd head_dim={block.head_dim}"
@@ -45,27 +47,49 @@ def cpu_decoder_obstacle(description: Description) -> str | None:
 
 
 def triton_obstacle(description: Description) -> str | None:
-    """Why `TritonDecoder` cannot run a packed model on a GPU; None if it can."""
-    if description.position != "rotary":
-        return f"position={description.position!r} is not rotary"
-    if description.final_norm not in TRITON_NORMS:
-        return f"the final norm is {description.final_norm!r}, not RMSNorm"
-    if description.head_scale != 1.0 or description.head_projects:
-        return "the head scales or projects its input"
+    """Why `TritonDecoder` cannot run a model on a GPU; None if it can."""
+    if description.position_in_each_layer:
+        return "positions are added in every layer"
+    if description.position not in TRITON_POSITIONS:
+        return f"position={description.position!r} has no kernel"
     shapes = {(block.heads, block.kv_heads, block.head_dim) for block in description.blocks}
     if len(shapes) > 1:
         return "the layers differ in shape"
     for block in description.blocks:
-        if block.norm_order != "pre":
+        if block.norm_order not in TRITON_NORM_ORDERS:
             return f"norm_order={block.norm_order!r}"
-        if block.norm not in TRITON_NORMS:
-            return f"norm={block.norm!r} is not RMSNorm"
-        if block.qk_norm is not None:
-            return "queries and keys are normalised"
+        if block.qk_norm not in (None, *RMS_NORMS):
+            return f"queries and keys are normalised by {block.qk_norm!r}, not RMSNorm"
         if block.head_dim not in TRITON_HEAD_DIMS or block.value_dim != block.head_dim:
-            return f"head_dim={block.head_dim} is none of {TRITON_HEAD_DIMS}"
+            return f"head_dim={block.head_dim} is odd, below 16, above 256 or not that of values"
         if block.heads > MAX_SHARED_HEADS * block.kv_heads:
             return f"more than {MAX_SHARED_HEADS} query heads share a key head"
         if block.activation not in TRITON_ACTIVATIONS:
             return f"activation={block.activation!r} has no kernel"
+    return None
+
+
+def gemm_obstacle(description: Description) -> str | None:
+    """Why `TritonDecoder` cannot decode several rows by its gemm kernels; None if it can."""
+    if description.final_norm is None or description.head_scale != 1.0 or description.head_projects:
+        return "the head does not follow a norm directly"
+    for block in description.blocks:
+        if block.norm_order not in ("pre", "parallel"):
+            return f"norm_order={block.norm_order!r}"
+    return None
+
+
+def prefill_obstacle(description: Description) -> str | None:
+    """Why `TritonDecoder` leaves prompts to the model; None if its kernels can run them."""
+    if description.position != "rotary":
+        return f"position={description.position!r} is not rotary"
+    if description.final_norm is None:
+        return "there is no final norm"
+    for block in description.blocks:
+        if block.norm_order != "pre" or block.norm not in RMS_NORMS:
+            return f"norm_order={block.norm_order!r} with norm={block.norm!r}"
+        if block.qk_norm is not None or block.score_cap is not None:
+            return "queries and keys are normalised, or their scores capped"
+        if block.head_dim & (block.head_dim - 1):
+            return f"head_dim={block.head_dim} is not a power of two"
     return None

@@ -87,7 +87,8 @@ class BlockDescription:
     head_dim: int
     value_dim: int
     ffn_dim: int
-    score_scale: float | None  # None: not a scaled dot product, or one with a soft cap
+    score_scale: float
+    score_cap: float | None
     qk_norm: str | None
     activation: str | None  # None: not one of `nn.block.ACTIVATIONS`
     gated: bool
@@ -159,7 +160,8 @@ def _describe_block(block: Block, window: int | None) -> BlockDescription:
         head_dim=attention.head_dim,
         value_dim=attention.value.out_features // attention.kv_heads,
         ffn_dim=ffn.up.out_features,
-        score_scale=score.scale if score.cap is None else None,
+        score_scale=score.scale,
+        score_cap=score.cap,
         qk_norm=_norm_name(attention.q_norm),
         activation=ACTIVATION_NAMES.get(ffn.activation),
         gated=isinstance(ffn, GatedFeedForward),
@@ -190,8 +192,8 @@ def _require_known(name: str, module: nn.Module) -> None:
 
 def _preserves_results(attribute: Any) -> bool:
     """Whether an attached method computes what the original does: compiled, or checkpointed."""
-    if isinstance(attribute, partial) and attribute.func is checkpoint:
-        return True
+    if isinstance(attribute, partial):
+        return attribute.func in (checkpoint, *ATTACHED)
     return getattr(attribute, "__func__", None) in ATTACHED
 
 

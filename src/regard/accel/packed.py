@@ -10,10 +10,11 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
 from regard.nn.attention import Attention
-from regard.nn.block import Block, FeedForward, GatedFeedForward
+from regard.nn.block import Block, FeedForward, GatedFeedForward, LayerNorm, RMSNorm
 
 BLOCKED_ELEMENTS = 1 << 18  # above this size a weight makes a CPU matmul memory-bound
 BLOCKS = 16  # blocks of rows of such a weight, which the cores share
+ROWS_IN_FLOAT32 = 1 << 14  # of a weight that are converted at once
 GEMV_ROWS = 4  # up to this many vectors, the weight is the left factor
 
 
@@ -80,6 +81,11 @@ class PackedLinear:
             y = torch._weight_int8pack_mm(x.bfloat16(), self.weight, ones).to(x.dtype) * self.scale
         return y if self.bias is None else y + self.bias
 
+    def times(self, x: Float[Tensor, " inputs"]) -> Float[Tensor, " outputs"]:
+        """W x in float32, for one vector: exact also for weights of lower precision."""
+        y = torch.cat([rows.float() @ x for rows in self.weight.detach().split(ROWS_IN_FLOAT32)])
+        return y if self.scale is None else y * self.scale.float()
+
     def write_to(
         self, out: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
@@ -111,6 +117,38 @@ class PackedLinear:
         y = y.reshape(rows, count * outputs)
         rest = self.weight[count * outputs :]
         return torch.cat((y, F.linear(x, rest)), 1) if len(rest) else y
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormedLinear:
+    r"""A linear layer and the norm of its input, in the form that kernels compute in one pass.
+
+        RMSNorm       W (x / r * g) + b               =  W (g x) / r + b
+        LayerNorm     W ((x - m) / s * g + h) + b     =  (W (g x) - m W g) / s + (W h + b)
+
+    Mean, variance and matmul need x only once. What does not depend on x is computed here.
+    """
+
+    layer: PackedLinear
+    gain: Float[Tensor, " inputs"] | None = None  # None: no norm
+    eps: float = 0.0
+    mean_weight: Float[Tensor, " outputs"] | None = None  # W g, of a LayerNorm
+    bias: Float[Tensor, " outputs"] | None = None
+
+    @classmethod
+    def of(cls, layer: PackedLinear, norm: nn.Module | None = None) -> "NormedLinear":
+        """A layer after a norm, or after none."""
+        if norm is None:
+            return cls(layer, bias=layer.bias)
+        if isinstance(norm, RMSNorm):
+            return cls(layer, norm.scale.detach().float(), norm.eps, None, layer.bias)
+        assert isinstance(norm, LayerNorm)
+        gain, shift = norm.weight.detach().float(), norm.bias
+        bias = None if layer.bias is None else layer.bias.detach().float()
+        if shift is not None:
+            shifted = layer.times(shift.detach().float())
+            bias = shifted if bias is None else shifted + bias
+        return cls(layer, gain, norm.eps, layer.times(gain), bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

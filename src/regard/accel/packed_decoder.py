@@ -100,11 +100,14 @@ class PackedDecoder:
         """See `Language.step`."""
         assert isinstance(state, TransformerState)
         single = ids.shape[1] == 1 and counts is None and state.max_length > 0
-        if not single or state.capacity > self.context:
+        if not single or state.capacity > self.context or not self._decodes_rows(len(ids)):
             self.require_unchanged()
             return self.model.step(ids, state, counts=counts, all_logits=all_logits)
         x = self._decode(self._embed(ids, state.lengths).squeeze(1), state)
         return soft_cap(x, self.cap).unsqueeze(1), state.advance(None, 1)
+
+    def _decodes_rows(self, rows: int) -> bool:
+        return True
 
     def _embed(self, ids: Tensor, positions: Tensor) -> Float[Tensor, "rows time dim"]:
         stack = self.stack

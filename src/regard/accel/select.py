@@ -41,8 +41,6 @@ def decoding_path(model: Language, *, int8: bool = False) -> DecodingPath:
         description = describe(model)
     except NotCovered as reason:
         return DecodingPath("plain", model, {"packed": str(reason)})
-    if obstacle := packing_obstacle(description):
-        return DecodingPath("plain", model, {"packed": obstacle})
     transformer, obstacles = cast(Transformer, model), {}
     obstacle = kernels_obstacle(transformer.embed.token.weight) or triton_obstacle(description)
     if obstacle is None:
@@ -50,6 +48,8 @@ def decoding_path(model: Language, *, int8: bool = False) -> DecodingPath:
 
         return DecodingPath("triton", TritonDecoder(transformer, int8=int8))
     obstacles["triton"] = obstacle
+    if obstacle := packing_obstacle(description):
+        return DecodingPath("plain", model, {**obstacles, "packed": obstacle})
     decoder = PackedDecoder(transformer, int8=int8)
     if obstacle := cpu_decoder_obstacle(description):
         return DecodingPath("packed", decoder, {**obstacles, "packed_cpu": obstacle})

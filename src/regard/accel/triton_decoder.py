@@ -1,23 +1,28 @@
-"""A LLaMA-like decoder in a few Triton kernels per layer."""
+"""A Transformer decoder in a few Triton kernels per layer."""
 
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from regard.accel.coverage import gemm_obstacle, packing_obstacle, prefill_obstacle
+from regard.accel.description import describe
 from regard.accel.kernels import gemv, prefill
 from regard.accel.kernels.common import Activation, RotaryPairs
-from regard.accel.kernels.decode_attention import MAX_GROUPS, attend
+from regard.accel.kernels.decode_attention import MAX_GROUPS, AttentionForm, attend
 from regard.accel.kernels.gemm import ResidualStream, reads_packed_int8
-from regard.accel.packed import PackedBlock
+from regard.accel.kernels.residual import BranchNorm, add_branch
+from regard.accel.packed import NormedLinear, PackedBlock
 from regard.accel.packed_decoder import PackedDecoder
+from regard.accel.sparse_attention import FLASH_DTYPES, causal_window
 from regard.models.base import State
 from regard.models.transformer import Transformer
 from regard.nn.block import ACTIVATIONS, GatedFeedForward, RMSNorm
-from regard.nn.position import Rotary
-from regard.nn.state import TransformerState
+from regard.nn.position import ALiBi, Rotary
+from regard.nn.state import KVCache, TransformerState
 
 # Rows up to which each is multiplied as a vector (gemv), by the bytes of a weight: two rows of
 # bfloat16 are faster on tensor cores (gemm), which do not take float32.
@@ -25,35 +30,106 @@ GEMV_ROWS = {2: 1, 4: 4, 8: 4}
 ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
 
 
-class TritonDecoder(PackedDecoder):
-    """A `PackedDecoder` that runs every layer of a decode step in five Triton kernels.
+@dataclass(frozen=True, slots=True, eq=False)
+class TritonLayer:
+    """A layer as the kernels compute it."""
 
-    Prefill uses fewer kernels than torch. `coverage.triton_obstacle` must return None for the
-    model.
+    packed: PackedBlock
+    qkv: NormedLinear
+    out: NormedLinear
+    gate_up: NormedLinear
+    down: NormedLinear
+    form: AttentionForm
+    activation: Activation
+    parallel: bool  # attention and feed-forward network read the same input
+    post: bool  # norms follow the sum with x, as in the 2017 Transformer
+    branch_norms: tuple[BranchNorm, BranchNorm] | None  # of the outputs of the two branches
+
+    def add(self, x: Tensor, y: Tensor, layer: NormedLinear, branch: int) -> Tensor:
+        """x plus a branch that ends in `layer`, with its norms."""
+        if self.branch_norms is None:
+            return gemv.linear(y, layer, residual=x)
+        norm, weight_of_x = self.branch_norms[branch], self.packed.block.norm_order.scale
+        y = gemv.linear(y, layer)
+        return add_branch(x, y, norm, post=self.post, weight_of_x=weight_of_x)
+
+
+class TritonDecoder(PackedDecoder):
+    """A `PackedDecoder` that runs every layer of a decode step in five to seven Triton kernels.
+
+    `coverage.triton_obstacle` must return None for the model. Several rows and prefill use faster
+    kernels for some models (`coverage.gemm_obstacle`, `coverage.prefill_obstacle`).
     """
 
     def __init__(self, model: Transformer, *, int8: bool = False) -> None:
         super().__init__(model, int8=int8)
-        attention, position = self.layers[0].block.attention, cast(Rotary, self.stack.position)
-        weight = model.embed.token.weight
+        description = describe(model)
+        self.multiplies_rows = gemm_obstacle(description) is None
+        self.packs_rows = packing_obstacle(description) is None
+        self.prefills = prefill_obstacle(description) is None
+        device, position = model.device, self.stack.position
         self.prefill_layers = self.layers
         if int8:  # prefill uses the original weights
             packed = {block: PackedBlock.of(block) for block in self.stack.blocks}  # type: ignore[arg-type]
             self.prefill_layers = [packed[block] for block in self.stack.layers]
+        attention, rotated, tables = self.layers[0].attention, 0, (torch.zeros(0, 0),) * 2
+        if isinstance(position, Rotary):
+            rotated = position.width // 2
+            rotation = position.rotation(torch.arange(self.context, device=device).unsqueeze(0))
+            tables = (rotation.cos[0, 0].contiguous(), rotation.sin[0, 0].contiguous())
+        self.tables = tuple(table.to(device) for table in tables)
         self.pairs = RotaryPairs.of(
             attention.heads,
             attention.kv_heads,
             attention.head_dim,
-            position.width // 2,
-            position.interleaved,
-            weight.device,
+            rotated,
+            isinstance(position, Rotary) and position.interleaved,
+            device,
         )
-        self.gains = {
-            norm: norm.scale.detach().clone()
-            for norm in self.stack.modules()
-            if isinstance(norm, RMSNorm)
-        }
-        self.counters = torch.zeros(MAX_GROUPS, dtype=torch.int32, device=weight.device)
+        self.triton_layers = [
+            self._layer(packed, window)
+            for packed, window in zip(self.layers, self.stack.windows, strict=True)
+        ]
+        self.prepares = description.head_scale != 1.0 or description.head_projects  # in torch
+        self.normed_head = NormedLinear.of(self.head, None if self.prepares else self.stack.norm)
+        self.counters = torch.zeros(MAX_GROUPS, dtype=torch.int32, device=device)
+
+    def _layer(self, packed: PackedBlock, window: int | None) -> TritonLayer:
+        block, attention, position = packed.block, packed.attention, self.stack.position
+        kind = block.norm_order.kind
+        post = kind in ("post", "deepnorm")
+        norm, ffn_norm = block.attention_norm, block.ffn_norm or block.attention_norm
+        after = {
+            "sandwich": (block.attention_after, block.ffn_after),
+            "post": (norm, ffn_norm),
+            "deepnorm": (norm, ffn_norm),
+        }.get(kind)
+        gains = None
+        if isinstance(attention.q_norm, RMSNorm) and isinstance(attention.k_norm, RMSNorm):
+            gains = tuple(n.scale.detach().float() for n in (attention.q_norm, attention.k_norm))
+        form = AttentionForm(
+            attention.score.scale,
+            attention.score.cap,
+            window,
+            (self.pairs, self.tables) if isinstance(position, Rotary) else None,
+            cast("tuple[Tensor, Tensor] | None", gains),
+            cast(RMSNorm, attention.q_norm).eps if gains else 0.0,
+            position.slope.float() if isinstance(position, ALiBi) else None,
+        )
+        return TritonLayer(
+            packed,
+            NormedLinear.of(packed.qkv, None if post else norm),
+            NormedLinear.of(packed.out),
+            NormedLinear.of(packed.gate_up, None if post else ffn_norm),
+            NormedLinear.of(packed.down),
+            form,
+            Activation(
+                ACTIVATION_NAMES[packed.ffn.activation], isinstance(packed.ffn, GatedFeedForward)
+            ),
+            block.norm_order.parallel,
+            post,
+            after and tuple(BranchNorm.of(cast(nn.Module, n)) for n in after),  # type: ignore[arg-type]
+        )
 
     def step(
         self,
@@ -69,7 +145,8 @@ class TritonDecoder(PackedDecoder):
         is_prompt = state.max_length == 0 and 1 < time <= self.context and not all_logits
         training = torch.is_grad_enabled() or self.model.training
         windowed = any(window is not None and window < time for window in windows)
-        if not is_prompt or training or windowed:
+        windowed = windowed and self.embed.token.weight.dtype not in FLASH_DTYPES
+        if not self.prefills or not is_prompt or training or windowed:
             return super().step(ids, state, counts=counts, all_logits=all_logits)
         self.require_unchanged()
         state.length_after(time)
@@ -78,101 +155,78 @@ class TritonDecoder(PackedDecoder):
         x = x[:, -1:] if counts is None else x[rows, counts - 1].unsqueeze(1)
         return self.model.head(cast(RMSNorm, self.stack.norm)(x)), state.advance(counts, time)
 
+    def _decodes_rows(self, rows: int) -> bool:
+        few = rows <= GEMV_ROWS[self.model.embed.token.weight.itemsize]
+        return few or self.multiplies_rows or self.packs_rows
+
     def _fits_cpu_decoder(self) -> bool:
         return False  # the kernels need the KV cache of a layer contiguous
-
-    def _rotation_tables(self, positions: Int[Tensor, " positions"]) -> tuple[Tensor, ...]:
-        rotation = cast(Rotary, self.stack.position).rotation(positions.unsqueeze(0))
-        return rotation.cos[0, 0].contiguous(), rotation.sin[0, 0].contiguous()
 
     def _prefill(self, ids: Tensor, state: TransformerState) -> Float[Tensor, "rows time dim"]:
         """A prompt with an empty KV cache, up to the final norm."""
         (rows, time), x = ids.shape, self._embed(ids, state.lengths)
         shape, x = x.shape, x.flatten(0, 1)
-        for packed, cache in zip(self.prefill_layers, state.layers, strict=True):
-            block, attention = packed.block, packed.attention
-            norm, ffn_norm = cast(RMSNorm, block.attention_norm), cast(RMSNorm, block.ffn_norm)
-            qkv = packed.qkv(prefill.rms_norm(x, self.gains[norm], norm.eps))
-            q = prefill.rotate_and_cache(qkv, time, self.pairs, self.rotations, cache)
-            y = F.scaled_dot_product_attention(
-                q.view(rows, time, attention.heads, -1).transpose(1, 2),
-                cache.keys.narrow(2, 0, time),
-                cache.values.narrow(2, 0, time),
-                is_causal=True,
-                scale=packed.score_scale,
-                enable_gqa=attention.kv_heads != attention.heads,
-            )
-            x = packed.out.add_to(x, y.transpose(1, 2).reshape(rows * time, -1))
-            gate_up = packed.gate_up(prefill.rms_norm(x, self.gains[ffn_norm], ffn_norm.eps))
-            x = packed.down.add_to(x, prefill.apply_activation(gate_up, _activation(packed)))
+        parts = zip(self.triton_layers, self.prefill_layers, state.layers, strict=True)
+        for layer, packed, cache in parts:
+            attention = packed.attention
+            qkv = packed.qkv(prefill.rms_norm(x, layer.qkv))
+            q = prefill.rotate_and_cache(qkv, time, self.pairs, self.tables, cache)
+            q = q.view(rows, time, attention.heads, -1)
+            k, v = cache.keys.narrow(2, 0, time), cache.values.narrow(2, 0, time)
+            if layer.form.window is not None and layer.form.window < time:
+                k, v = k.transpose(1, 2), v.transpose(1, 2)
+                y = causal_window(q, k, v, layer.form.window, packed.score_scale)
+            else:
+                y = F.scaled_dot_product_attention(
+                    q.transpose(1, 2),
+                    k,
+                    v,
+                    is_causal=True,
+                    scale=packed.score_scale,
+                    enable_gqa=attention.kv_heads != attention.heads,
+                ).transpose(1, 2)
+            x = packed.out.add_to(x, y.reshape(rows * time, -1))
+            gate_up = packed.gate_up(prefill.rms_norm(x, layer.gate_up))
+            x = packed.down.add_to(x, prefill.apply_activation(gate_up, layer.activation))
         return x.view(shape)
 
     def _decode(self, x: Float[Tensor, "rows dim"], state: TransformerState) -> Tensor:
-        few = len(x) <= GEMV_ROWS[x.itemsize]
-        return (self._decode_by_gemv if few else self._decode_by_gemm)(x, state)
+        if len(x) <= GEMV_ROWS[x.itemsize]:
+            return self._decode_by_gemv(x, state)
+        return self._decode_by_gemm(x, state) if self.multiplies_rows else super()._decode(x, state)
 
     def _decode_by_gemv(self, x: Tensor, state: TransformerState) -> Tensor:
-        x = x.float()
-        for number, packed in enumerate(self.layers):
-            block, cache = packed.block, state.layers[number]
-            norm, ffn_norm = cast(RMSNorm, block.attention_norm), cast(RMSNorm, block.ffn_norm)
-            q = gemv.project_qkv(
-                x,
-                self.gains[norm],
-                norm.eps,
-                packed.qkv,
-                self.pairs,
-                self.rotations,
-                cache,
-                state.lengths,
-            )
-            x = gemv.linear(self._attend(q, packed, state, number), packed.out, residual=x)
-            hidden = gemv.linear(
-                x,
-                packed.gate_up,
-                gain=self.gains[ffn_norm],
-                eps=ffn_norm.eps,
-                activation=_activation(packed),
-            )
-            x = gemv.linear(hidden, packed.down, residual=x)
-        norm = cast(RMSNorm, self.stack.norm)
-        return gemv.linear(x, self.head, gain=self.gains[norm], eps=norm.eps)
+        dtype, x = x.dtype, x.float()
+        for layer, cache in zip(self.triton_layers, state.layers, strict=True):
+            y = self._attend_by_gemv(x, layer, cache, state.lengths)
+            attended = layer.add(x, y, layer.out, 0)
+            ffn_input = x if layer.parallel else attended
+            hidden = gemv.linear(ffn_input, layer.gate_up, activation=layer.activation)
+            x = layer.add(attended, hidden, layer.down, 1)
+        if self.prepares:
+            x = self.prepare(self.norm(x.to(dtype))).float()
+        return gemv.linear(x, self.normed_head)
+
+    def _attend_by_gemv(
+        self, x: Tensor, layer: TritonLayer, cache: KVCache, lengths: Tensor
+    ) -> Tensor:
+        if layer.form.qk_gains is None:
+            q = gemv.project_qkv(x, layer.qkv, self.pairs, self.tables, cache, lengths)
+            return attend(q, cache, lengths, layer.form, self.counters, only_q=True)
+        qkv = gemv.linear(x, layer.qkv)  # a norm needs all of a head
+        return attend(qkv, cache, lengths, layer.form, self.counters)
 
     def _decode_by_gemm(self, x: Tensor, state: TransformerState) -> Tensor:
-        norms = [cast(RMSNorm, packed.block.attention_norm) for packed in self.layers]
-        norms = [*norms, cast(RMSNorm, self.stack.norm)]
-        stream = ResidualStream.start(x, self.gains[norms[0]], norms[0].eps, self.layers[0].qkv)
-        for number, packed in enumerate(self.layers):
-            ffn_norm, next_norm = cast(RMSNorm, packed.block.ffn_norm), norms[number + 1]
-            qkv = stream.project(packed.qkv, self.counters)
-            y = self._attend(qkv, packed, state, number, packed_qkv=True)
-            stream = stream.add(y, packed.out, self.gains[ffn_norm], ffn_norm.eps, self.counters)
-            y = stream.project(
-                packed.gate_up, self.counters, _activation(packed), consumer=packed.down
-            )
-            stream = stream.add(y, packed.down, self.gains[next_norm], next_norm.eps, self.counters)
-        return stream.project(self.head, self.counters, dtype=torch.float32)
-
-    def _attend(
-        self,
-        q: Tensor,
-        packed: PackedBlock,
-        state: TransformerState,
-        number: int,
-        packed_qkv: bool = False,
-    ) -> Tensor:
-        return attend(
-            q,
-            state.layers[number],
-            state.lengths,
-            packed.score_scale,
-            self.stack.windows[number],
-            self.counters,
-            (self.pairs, self.rotations) if packed_qkv else None,
-            packed_qkv and reads_packed_int8(packed.out, q.dtype),
-        )
-
-
-def _activation(packed: PackedBlock) -> Activation:
-    gated = isinstance(packed.ffn, GatedFeedForward)
-    return Activation(ACTIVATION_NAMES[packed.ffn.activation], gated)
+        layers, counters = self.triton_layers, self.counters
+        consumers = [*(layer.qkv for layer in layers[1:]), self.normed_head]
+        stream = ResidualStream.start(x, layers[0].qkv)
+        for layer, cache, next_layer in zip(layers, state.layers, consumers, strict=True):
+            packed = layer.packed
+            qkv = stream.project(layer.qkv, counters)
+            permute = reads_packed_int8(packed.out, qkv.dtype)
+            y = attend(qkv, cache, state.lengths, layer.form, counters, permute=permute)
+            attended = stream.add(y, packed.out, layer.gate_up, counters)
+            ffn_input = stream if layer.parallel else attended
+            y = ffn_input.project(layer.gate_up, counters, layer.activation, consumer=packed.down)
+            stream = attended.add(y, packed.down, next_layer, counters)
+        return stream.project(self.normed_head, counters, dtype=torch.float32)

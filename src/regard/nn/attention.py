@@ -94,6 +94,12 @@ class Mask:
         return self.is_causal and self.prefixes is None and self._no_other_rule
 
     @property
+    def only_causal_window(self) -> bool:
+        """Whether the mask is causal with a sliding window, and nothing else."""
+        others = (self.prefixes, self.key_lengths, self.document_ids)
+        return self.is_causal and self.width is not None and all(x is None for x in others)
+
+    @property
     def allows_all(self) -> bool:
         """Whether there is no rule."""
         return not self.is_causal and self._no_other_rule

@@ -128,6 +128,12 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def soft_cap(x, cap):
+    """cap tanh(x / cap)"""
+    return cap * (2 * tl.sigmoid(2 * x / cap) - 1)
+
+
+@triton.jit
 def to_sort_key(x):
     """An integer for each float, in the same order."""
     bits = x.to(tl.float32).to(tl.int32, bitcast=True)

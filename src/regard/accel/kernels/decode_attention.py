@@ -1,5 +1,7 @@
 """The Triton kernel of decode attention: one query position per row over the KV cache."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,7 @@ from regard.accel.kernels.common import (
     pdl_options,
     permute_columns,
     shared_memory,
+    soft_cap,
     wait_for_previous,
 )
 from regard.nn.state import KVCache
@@ -21,13 +24,36 @@ MAX_GROUPS = 1 << 16  # the most key heads of all rows together
 
 
 @triton.jit
+def _normalise(x, gain, partner_gain, partners, head_dim, eps):
+    """RMSNorm of each row of q or k, and of the partners of its columns, which are the same."""
+    inverse_rms = tl.rsqrt(tl.sum(x * x, 1) / head_dim + eps)[:, None]
+    return x * inverse_rms * gain[None, :], partners * inverse_rms * partner_gain[None, :]
+
+
+@triton.jit
+def _scores(
+    queries, k, seen, distance, slopes, scale, cap, HAS_CAP: tl.constexpr, ALIBI: tl.constexpr
+):
+    """The scores of keys at these distances; -inf for those that are not seen."""
+    score = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+    if HAS_CAP:
+        score = soft_cap(score, cap)
+    if ALIBI:
+        score -= slopes[:, None] * distance[None, :].to(tl.float32)
+    return tl.where(seen[None, :], score, -float("inf"))
+
+
+@triton.jit
 def _attention_kernel(
-    q,
+    qkv,
     partner,
     frequency_of,
     sine_sign,
     cos,
     sin,
+    q_gain,
+    k_gain,
+    slope,
     keys,
     values,
     lengths,
@@ -36,16 +62,22 @@ def _attention_kernel(
     stats,
     counters,
     scale,
+    cap,
+    eps,
     window,
     capacity,
-    stride,
     frequencies,
     splits,
     tiles,
     PACKED_QKV: tl.constexpr,
+    ROTARY: tl.constexpr,
+    QK_NORM: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    ALIBI: tl.constexpr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD: tl.constexpr,
+    BLOCK_HEAD: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     SINGLE_SPLIT: tl.constexpr,
     MANY_TILES: tl.constexpr,
@@ -56,62 +88,76 @@ def _attention_kernel(
     """One key head, its group of query heads, one split of the keys; the last program sums up.
 
     Only the newest key may still be missing, so the first tile is loaded before the wait. With
-    PACKED_QKV, q holds unrotated q, k and v: q and k are rotated here, k and v are stored.
+    PACKED_QKV, `qkv` holds q, k and v of the projection: q and k are normalised and rotated here,
+    k and v are stored. Otherwise it holds q alone.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    group = row * (HEADS // GROUP) + head
+    KV_HEADS: tl.constexpr = HEADS // GROUP
+    group = row * KV_HEADS + head
     query, d, s = (
         tl.arange(0, BLOCK_QUERIES),
-        tl.arange(0, HEAD),
+        tl.arange(0, BLOCK_HEAD),
         split * tiles * TILE + tl.arange(0, TILE),
     )
+    column = d < HEAD
     head_offset = (head * GROUP + query)[:, None] * HEAD
-    offset = row * HEADS * HEAD + head_offset + d[None, :]
-    out_offset = (
-        row * HEADS * HEAD + permute_columns(head_offset + d[None, :]) if PERMUTE else offset
-    )
-    real = (query < GROUP)[:, None]
+    out_offset = head_offset + d[None, :]
+    out_offset = row * HEADS * HEAD + (permute_columns(out_offset) if PERMUTE else out_offset)
+    real = (query < GROUP)[:, None] & column[None, :]
     position = tl.load(lengths + row)
     owns_position = position // (TILE * tiles) == split
     keys += group * capacity * HEAD
     values += group * capacity * HEAD
-    seen = ((s < position) & (s > position - window))[:, None]
-    k = tl.load(keys + s[:, None] * HEAD + d[None, :], mask=seen, other=0.0)
-    v = tl.load(values + s[:, None] * HEAD + d[None, :], mask=seen, other=0.0)
-    if PACKED_QKV:
-        partner_column, frequency = tl.load(partner + d), tl.load(frequency_of + d)
-        c = tl.load(cos + position * frequencies + frequency, mask=frequency >= 0, other=1.0)
-        signed_sin = tl.load(
-            sin + position * frequencies + frequency, mask=frequency >= 0, other=0.0
-        ) * tl.load(sine_sign + d)
+    seen = (s < position) & (s > position - window)
+    inside = seen[:, None] & column[None, :]
+    k = tl.load(keys + s[:, None] * HEAD + d[None, :], mask=inside, other=0.0)
+    v = tl.load(values + s[:, None] * HEAD + d[None, :], mask=inside, other=0.0)
+    partner_column = d
+    if PACKED_QKV and ROTARY:
+        partner_column = tl.load(partner + d, mask=column, other=0)
+        frequency = tl.load(frequency_of + d, mask=column, other=-1)
+        rotated = frequency >= 0
+        c = tl.load(cos + position * frequencies + frequency, mask=rotated, other=1.0)
+        signed_sin = tl.load(sin + position * frequencies + frequency, mask=rotated, other=0.0)
+        signed_sin *= tl.load(sine_sign + d, mask=column, other=0)
+    slopes = tl.zeros((BLOCK_QUERIES,), tl.float32)
+    if ALIBI:
+        slopes = tl.load(slope + head * GROUP + query, mask=query < GROUP, other=0.0)
     wait_for_previous(PDL)
     dtype = keys.dtype.element_ty
     if PACKED_QKV:
-        q += row * stride
-        queries = (
-            tl.load(q + head_offset + d[None, :], mask=real, other=0.0).to(tl.float32) * c[None, :]
-        )
-        partners = tl.load(q + head_offset + partner_column[None, :], mask=real, other=0.0).to(
-            tl.float32
-        )
-        queries = (queries + partners * signed_sin[None, :]).to(dtype)
-        q += (HEADS + head) * HEAD
-        new_k = (
-            tl.load(q + d).to(tl.float32) * c
-            + tl.load(q + partner_column).to(tl.float32) * signed_sin
-        )
-        new_v = tl.load(q + (HEADS // GROUP) * HEAD + d)
-        new_k, new_v = new_k.to(dtype), new_v.to(dtype)
-        tl.store(keys + position * HEAD + d, new_k, mask=owns_position)
-        tl.store(values + position * HEAD + d, new_v, mask=owns_position)
-        new_k, new_v = new_k.to(tl.float32), new_v.to(tl.float32)
+        qkv += row * (HEADS + 2 * KV_HEADS) * HEAD
+        queries = tl.load(qkv + head_offset + d[None, :], mask=real, other=0.0).to(tl.float32)
+        partners = tl.load(qkv + head_offset + partner_column[None, :], mask=real, other=0.0)
+        partners = partners.to(tl.float32)
+        qkv += (HEADS + head) * HEAD
+        new_k = tl.load(qkv + d, mask=column, other=0.0).to(tl.float32)[None, :]
+        new_partner = tl.load(qkv + partner_column, mask=column, other=0.0).to(tl.float32)[None, :]
+        new_v = tl.load(qkv + KV_HEADS * HEAD + d, mask=column, other=0.0).to(dtype)
+        if QK_NORM:
+            g = tl.load(q_gain + d, mask=column, other=0.0)
+            partner_g = tl.load(q_gain + partner_column, mask=column, other=0.0)
+            queries, partners = _normalise(queries, g, partner_g, partners, HEAD, eps)
+            g = tl.load(k_gain + d, mask=column, other=0.0)
+            partner_g = tl.load(k_gain + partner_column, mask=column, other=0.0)
+            new_k, new_partner = _normalise(new_k, g, partner_g, new_partner, HEAD, eps)
+        if ROTARY:
+            queries = queries * c[None, :] + partners * signed_sin[None, :]
+            new_k = new_k * c[None, :] + new_partner * signed_sin[None, :]
+        queries, new_k = queries.to(dtype), new_k.to(dtype)
+        kept = column & owns_position
+        tl.store(keys + position * HEAD + d[None, :], new_k, mask=kept[None, :])
+        tl.store(values + position * HEAD + d, new_v, mask=kept)
+        new_v = new_v.to(tl.float32)
     else:
-        queries = tl.load(q + offset, mask=real, other=0.0).to(dtype)
-        new_k = tl.load(keys + position * HEAD + d).to(tl.float32)
-        new_v = tl.load(values + position * HEAD + d).to(tl.float32)
-    score = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
-    score = tl.where(tl.trans(seen), score, -float("inf"))
-    new_score = tl.sum(queries.to(tl.float32) * new_k[None, :], 1) * scale
+        qkv += row * HEADS * HEAD
+        queries = tl.load(qkv + head_offset + d[None, :], mask=real, other=0.0).to(dtype)
+        new_k = tl.load(keys + position * HEAD + d, mask=column, other=0.0)[None, :]
+        new_v = tl.load(values + position * HEAD + d, mask=column, other=0.0).to(tl.float32)
+    score = _scores(queries, k, seen, position - s, slopes, scale, cap, HAS_CAP, ALIBI)
+    new_score = tl.sum(queries.to(tl.float32) * new_k.to(tl.float32), 1) * scale
+    if HAS_CAP:
+        new_score = soft_cap(new_score, cap)
     new_score = tl.where(owns_position, new_score, -float("inf"))
     running_max = tl.maximum(tl.maximum(tl.max(score, 1), new_score), -1e30)  # finite, to subtract
     weights = tl.exp(score - running_max[:, None])
@@ -121,12 +167,12 @@ def _attention_kernel(
     accumulated += new_weight[:, None] * new_v[None, :]
     if MANY_TILES:
         for tile in range(1, tl.minimum(tiles, tl.cdiv(position, TILE) - split * tiles)):
-            tile_positions = s + tile * TILE
-            seen = ((tile_positions < position) & (tile_positions > position - window))[:, None]
-            k = tl.load(keys + tile_positions[:, None] * HEAD + d[None, :], mask=seen, other=0.0)
-            v = tl.load(values + tile_positions[:, None] * HEAD + d[None, :], mask=seen, other=0.0)
-            score = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
-            score = tl.where(tl.trans(seen), score, -float("inf"))
+            t = s + tile * TILE
+            seen = (t < position) & (t > position - window)
+            inside = seen[:, None] & column[None, :]
+            k = tl.load(keys + t[:, None] * HEAD + d[None, :], mask=inside, other=0.0)
+            v = tl.load(values + t[:, None] * HEAD + d[None, :], mask=inside, other=0.0)
+            score = _scores(queries, k, seen, position - t, slopes, scale, cap, HAS_CAP, ALIBI)
             new_max = tl.maximum(running_max, tl.max(score, 1))
             weights, rescale = tl.exp(score - new_max[:, None]), tl.exp(running_max - new_max)
             total = total * rescale + tl.sum(weights, 1)
@@ -142,7 +188,7 @@ def _attention_kernel(
         )
     else:
         partial = (group * splits + split) * BLOCK_QUERIES + query
-        tl.store(partials + partial[:, None] * HEAD + d[None, :], accumulated)
+        tl.store(partials + partial[:, None] * BLOCK_HEAD + d[None, :], accumulated)
         tl.store(stats + 2 * partial, running_max)
         tl.store(stats + 2 * partial + 1, total)
         tl.debug_barrier()  # all of this split is written before it is counted
@@ -150,7 +196,7 @@ def _attention_kernel(
             tl.store(counters + group, 0)
             running_max = tl.full((BLOCK_QUERIES,), -1e30, tl.float32)
             total = tl.zeros((BLOCK_QUERIES,), tl.float32)
-            accumulated = tl.zeros((BLOCK_QUERIES, HEAD), tl.float32)
+            accumulated = tl.zeros((BLOCK_QUERIES, BLOCK_HEAD), tl.float32)
             for other_split in range(splits):
                 partial = (group * splits + other_split) * BLOCK_QUERIES + query
                 split_max = tl.load(stats + 2 * partial, volatile=True)
@@ -160,7 +206,7 @@ def _attention_kernel(
                     stats + 2 * partial + 1, volatile=True
                 )
                 split_values = tl.load(
-                    partials + partial[:, None] * HEAD + d[None, :], volatile=True
+                    partials + partial[:, None] * BLOCK_HEAD + d[None, :], volatile=True
                 )
                 accumulated = accumulated * rescale[:, None] + split_scale[:, None] * split_values
                 running_max = new_max
@@ -171,46 +217,61 @@ def _attention_kernel(
             )
 
 
+class AttentionForm(NamedTuple):
+    """What a layer does to q, k and their scores; None where it does not."""
+
+    scale: float
+    cap: float | None = None  # of the scores: soft-capping
+    window: int | None = None
+    rotary: tuple[RotaryPairs, tuple[Tensor, ...]] | None = None  # cos and sin by position
+    qk_gains: tuple[Tensor, Tensor] | None = None  # of the RMSNorms of q and k, float32
+    qk_eps: float = 0.0
+    slopes: Tensor | None = None  # ALiBi, of each query head
+
+
 def attend(
-    q: Tensor,
+    qkv: Tensor,
     cache: KVCache,
     lengths: Tensor,
-    scale: float,
-    window: int | None,
+    form: AttentionForm,
     counters: Tensor,
-    rotation: tuple[RotaryPairs, tuple[Tensor, ...]] | None = None,
+    *,
+    only_q: bool = False,
     permute: bool = False,
 ) -> Tensor:
     """Attention of one query position per row over its KV cache, its own key included.
 
-    With `rotation`, q holds unrotated q, k and v of a packed projection; they are rotated and
-    stored too. With `permute`, the columns of the result are in the order of `permute_columns`.
+    `qkv` is the output of the packed projection; k and v are stored in the cache. With `only_q`, it
+    is the rotated q alone, and k and v are in the cache already. With `permute`, the columns of the
+    result are in the order of `permute_columns`.
     """
     rows, kv_heads, capacity, head_dim = cache.keys.shape
-    heads = q.shape[1] // head_dim - (0 if rotation is None else 2 * kv_heads)
-    group = heads // kv_heads
+    heads = qkv.shape[1] // head_dim - (0 if only_q else 2 * kv_heads)
+    group, block_head = heads // kv_heads, triton.next_power_of_2(head_dim)
     # 16 is the smallest size of a tensor core matmul
     block_queries = max(16, triton.next_power_of_2(group))
     busy = rows * kv_heads >= BUSY_PROGRAMS  # small tiles then leave room for other programs
-    tile = BUSY_TILE if busy else TILE_BYTES // (cache.keys.itemsize * head_dim)
+    tile = BUSY_TILE if busy else TILE_BYTES // (cache.keys.itemsize * block_head)
     tile = min(triton.next_power_of_2(max(capacity, 16)), tile)
     tiles_loaded = 4 if busy else 2  # of keys and values at once
-    shared_bytes = shared_memory(q) - (1 << 14) - block_queries * head_dim * cache.keys.itemsize
-    while tile > 16 and tiles_loaded * tile * head_dim * cache.keys.itemsize > shared_bytes:
+    shared_bytes = shared_memory(qkv) - (1 << 14) - block_queries * block_head * cache.keys.itemsize
+    while tile > 16 and tiles_loaded * tile * block_head * cache.keys.itemsize > shared_bytes:
         tile //= 2
     tiles = triton.cdiv(capacity, tile) if busy else 1
     splits = triton.cdiv(capacity, tile * tiles)
-    out = q.new_empty(rows, heads * head_dim)
+    out = qkv.new_empty(rows, heads * head_dim)
     num_partials = rows * kv_heads * splits * block_queries
-    partials = torch.empty(num_partials, head_dim, dtype=torch.float32, device=q.device)
-    stats = torch.empty(num_partials, 2, dtype=torch.float32, device=q.device)
-    pairs, tables = (None, (None, None)) if rotation is None else rotation
+    partials = torch.empty(num_partials, block_head, dtype=torch.float32, device=qkv.device)
+    stats = torch.empty(num_partials, 2, dtype=torch.float32, device=qkv.device)
+    pairs, tables = (None, (None, None)) if form.rotary is None else form.rotary
     _attention_kernel[(rows, kv_heads, splits)](
-        q,
+        qkv,
         pairs and pairs.partner,
         pairs and pairs.frequencies,
         pairs and pairs.signs,
         *tables,
+        *(form.qk_gains or (None, None)),
+        form.slopes,
         cache.keys,
         cache.values,
         lengths,
@@ -218,23 +279,29 @@ def attend(
         partials,
         stats,
         counters,
-        scale,
-        capacity if window is None else window,
+        form.scale,
+        0.0 if form.cap is None else form.cap,
+        form.qk_eps,
+        capacity if form.window is None else form.window,
         capacity,
-        q.shape[1],
         0 if tables[0] is None else tables[0].shape[1],
         splits,
         tiles,
-        PACKED_QKV=rotation is not None,
+        PACKED_QKV=not only_q,
+        ROTARY=form.rotary is not None,
+        QK_NORM=form.qk_gains is not None,
+        HAS_CAP=form.cap is not None,
+        ALIBI=form.slopes is not None,
         HEADS=heads,
         GROUP=group,
         HEAD=head_dim,
+        BLOCK_HEAD=block_head,
         BLOCK_QUERIES=block_queries,
         SINGLE_SPLIT=splits == 1,
         MANY_TILES=tiles > 1,
         TILE=tile,
         PERMUTE=permute,
-        num_warps=8 if tile * head_dim > 8192 else 4,
+        num_warps=8 if tile * block_head > 8192 else 4,
         num_stages=STAGES,
         **pdl_options(),
     )

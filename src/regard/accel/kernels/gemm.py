@@ -1,7 +1,7 @@
 """Triton kernels of a decode step of many rows: matmuls on tensor cores (gemm).
 
-The layers are those of `gemv`. RMSNorm is applied by the matmul that reads it: kernels write the
-residual stream x, g * x with the gain g of the next norm, and partial sums of squares. Where the
+The layers are those of `gemv`. A norm is applied by the matmul that reads it: kernels write the
+residual stream x, g * x with the gain g of the next norm, and partial sums of x and x^2. Where the
 outputs are too few to occupy the GPU, programs also split the inputs, and the last one to finish
 sums the splits.
 
@@ -31,7 +31,7 @@ from regard.accel.kernels.common import (
     wait_for_previous,
     wait_for_wgmma,
 )
-from regard.accel.packed import PackedLinear
+from regard.accel.packed import NormedLinear, PackedLinear
 
 BLOCK_ROWS = 64  # of a program: what a tensor core instruction takes
 # Outputs of a program, inputs of an iteration, stages and warps, for (many outputs, int8 weights):
@@ -118,12 +118,12 @@ def _sum_splits(
 
 
 @triton.jit
-def _inverse_rms(squares, m, rows, width, eps, num_parts, NUM_PARTS: tl.constexpr):
-    """1 / sqrt(mean(x^2) + eps) of the vectors m."""
+def _sum_parts(parts, m, rows, num_parts, NUM_PARTS: tl.constexpr):
+    """The sums of the vectors m, from those of their parts."""
     part = tl.arange(0, NUM_PARTS)
     real = (m < rows)[:, None] & (part < num_parts)[None, :]
-    sums = tl.load(squares + part[None, :] * rows + m[:, None], mask=real, other=0.0)
-    return tl.rsqrt(tl.sum(sums, 1) / width + eps)
+    sums = tl.load(parts + part[None, :] * rows + m[:, None], mask=real, other=0.0)
+    return tl.sum(sums, 1)
 
 
 @triton.jit
@@ -135,10 +135,11 @@ def _split_pairs(y, BLOCK_ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
 @triton.jit
 def _project_kernel(
     x,
-    squares,
+    sums,
     weight,
     scale,
     bias,
+    mean_weight,
     out,
     partials,
     counters,
@@ -149,6 +150,7 @@ def _project_kernel(
     eps,
     num_parts,
     NUM_PARTS: tl.constexpr,
+    LAYER_NORM: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
@@ -173,6 +175,7 @@ def _project_kernel(
         n += outputs * (tl.arange(0, OUTPUTS) % 2)
     scales = load_per_output(scale, n, inside, HAS_SCALE, 1.0)
     biases = load_per_output(bias, n, inside, HAS_BIAS, 0.0)
+    mean_weights = load_per_output(mean_weight, n, inside, LAYER_NORM, 0.0)
     wait_for_previous(PDL)
     y = _matmul_share(
         x,
@@ -190,8 +193,14 @@ def _project_kernel(
     )
     y, last = _sum_splits(y, partials, counters, SPLITS, BLOCK_ROWS, OUTPUTS)
     if last:
-        y *= _inverse_rms(squares, m, rows, width, eps, num_parts, NUM_PARTS)[:, None]
-        y = y * scales[None, :] + biases[None, :]
+        y *= scales[None, :]
+        squares = sums + num_parts * rows
+        variance = _sum_parts(squares, m, rows, num_parts, NUM_PARTS) / width
+        if LAYER_NORM:
+            mean = _sum_parts(sums, m, rows, num_parts, NUM_PARTS) / width
+            variance -= mean * mean
+            y -= mean[:, None] * mean_weights[None, :]
+        y = y * tl.rsqrt(variance + eps)[:, None] + biases[None, :]
         if GATED:
             z, up = _split_pairs(y, BLOCK_ROWS, OUTPUTS)
             z = activate(z, ACTIVATION) * up
@@ -213,7 +222,7 @@ def _add_kernel(
     gain,
     new_stream,
     scaled,
-    squares,
+    sums,
     partials,
     counters,
     rows,
@@ -232,7 +241,7 @@ def _add_kernel(
     PERMUTE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The residual stream + W x + b, g times it for the next norm, and its squares."""
+    """The residual stream + W x + b, g times it for the next norm, sums of it and its squares."""
     m = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     offset = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     n = permute_columns(offset) if PERMUTE else offset
@@ -265,7 +274,9 @@ def _add_kernel(
         y = y * scales[None, :] + biases[None, :] + residual_in
         tl.store(new_stream + columns, y, mask=real)
         tl.store(scaled + columns, (y * g[None, :]).to(scaled.dtype.element_ty), mask=real)
-        tl.store(squares + tl.program_id(0) * rows + m, tl.sum(y * y, 1), mask=m < rows)
+        part = sums + tl.program_id(0) * rows + m
+        tl.store(part, tl.sum(y, 1), mask=m < rows)
+        tl.store(part + tl.num_programs(0) * rows, tl.sum(y * y, 1), mask=m < rows)
 
 
 @triton.jit
@@ -274,7 +285,7 @@ def _start_kernel(
     gain,
     stream,
     scaled,
-    squares,
+    sums,
     width,
     WIDE: tl.constexpr,
     PERMUTE: tl.constexpr,
@@ -290,7 +301,8 @@ def _start_kernel(
     columns = row * width + offset
     tl.store(stream + columns, v, mask=inside)
     tl.store(scaled + columns, (v * g).to(scaled.dtype.element_ty), mask=inside)
-    tl.store(squares + row, tl.sum(v * v))
+    tl.store(sums + row, tl.sum(v))
+    tl.store(sums + tl.num_programs(0) + row, tl.sum(v * v))
 
 
 def reads_packed_int8(layer: PackedLinear, dtype: torch.dtype) -> bool:
@@ -304,24 +316,21 @@ class ResidualStream(NamedTuple):
 
     stream: Float[Tensor, "rows dim"]  # float32
     scaled: Float[Tensor, "rows dim"]  # x times the gain of that norm
-    squares: Float[Tensor, "parts rows"]  # partial sums of x^2
-    eps: float
+    sums: Float[Tensor, "2 parts rows"]  # partial sums of x and of x^2
     permuted: bool  # the columns, for weights in packed int8
 
     @classmethod
     def start(
         cls,
         x: Float[Tensor, "rows dim"],
-        gain: Float[Tensor, " dim"],
-        eps: float,
-        consumer: PackedLinear,
+        consumer: NormedLinear,
     ) -> "ResidualStream":
         """From the embeddings, for a model whose first linear layer is `consumer`."""
         rows, width = x.shape
-        result = cls._of(x, 1, eps, reads_packed_int8(consumer, x.dtype))
+        result = cls._of(x, 1, reads_packed_int8(consumer.layer, x.dtype))
         _start_kernel[(rows,)](
             x,
-            gain,
+            consumer.gain,
             *result[:3],
             width,
             WIDE=triton.next_power_of_2(width),
@@ -332,30 +341,32 @@ class ResidualStream(NamedTuple):
         return result
 
     @classmethod
-    def _of(cls, like: Tensor, num_parts: int, eps: float, permuted: bool) -> "ResidualStream":
+    def _of(cls, like: Tensor, num_parts: int, permuted: bool) -> "ResidualStream":
         stream = torch.empty_like(like, dtype=torch.float32)
-        squares = stream.new_empty(num_parts, len(like))
-        return cls(stream, torch.empty_like(like), squares, eps, permuted)
+        sums = stream.new_empty(2, num_parts, len(like))
+        return cls(stream, torch.empty_like(like), sums, permuted)
 
     def project(
         self,
-        layer: PackedLinear,
+        normed: NormedLinear,
         counters: Tensor,
         activation: Activation = Activation(),  # noqa: B008 -- a frozen value
         dtype: torch.dtype | None = None,
         consumer: PackedLinear | None = None,
     ) -> Float[Tensor, "rows outputs"]:
         """f(W n(x) + b), with its columns in the order that `consumer` needs."""
-        x, outputs = self.scaled, len(layer.weight) // (1 + activation.gated)
+        x, layer = self.scaled, normed.layer
+        outputs = len(layer.weight) // (1 + activation.gated)
         out = x.new_empty(len(x), outputs, dtype=dtype)
         grid, shape = _shape(x, layer)
         assert self.permuted == shape["PACKED_INT8"]
         _project_kernel[grid](
             x,
-            self.squares,
+            self.sums,
             layer.weight,
             layer.scale,
-            layer.bias,
+            normed.bias,
+            normed.mean_weight,
             out,
             _empty_partials(x, grid, shape),
             counters,
@@ -363,11 +374,12 @@ class ResidualStream(NamedTuple):
             outputs,
             x.shape[1],
             shape.pop("inputs_per_split"),
-            self.eps,
-            len(self.squares),
-            NUM_PARTS=triton.next_power_of_2(len(self.squares)),
+            normed.eps,
+            self.sums.shape[1],
+            NUM_PARTS=triton.next_power_of_2(self.sums.shape[1]),
+            LAYER_NORM=normed.mean_weight is not None,
             HAS_SCALE=layer.scale is not None,
-            HAS_BIAS=layer.bias is not None,
+            HAS_BIAS=normed.bias is not None,
             GATED=activation.gated,
             ACTIVATION=activation.name,
             SPLITS=grid[1],
@@ -381,25 +393,24 @@ class ResidualStream(NamedTuple):
         self,
         x: Float[Tensor, "rows inputs"],
         layer: PackedLinear,
-        gain: Float[Tensor, " dim"],
-        eps: float,
+        consumer: NormedLinear,
         counters: Tensor,
     ) -> "ResidualStream":
-        """The stream + W x + b, for a next norm with this gain and eps.
+        """The stream + W x + b, scaled for the norm of `consumer`.
 
         The kernel reads the stream before the previous kernel has ended, so that kernel must not
         be the one that wrote it.
         """
         outputs = len(layer.weight)
         grid, shape = _shape(x, layer)
-        result = self._of(self.scaled, grid[0], eps, self.permuted)
+        result = self._of(self.scaled, grid[0], self.permuted)
         _add_kernel[grid](
             x,
             layer.weight,
             layer.scale,
             layer.bias,
             self.stream,
-            gain,
+            consumer.gain,
             *result[:3],
             _empty_partials(x, grid, shape),
             counters,

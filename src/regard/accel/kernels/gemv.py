@@ -2,7 +2,8 @@
 
 A layer is five kernels, since each takes microseconds to launch: norm, q, k and v with their
 rotation and the KV cache; attention; its output projection and the residual; norm, gate and up;
-down and the residual. `accel.packed_decoder` computes the same in torch.
+down and the residual. A norm after a branch is one more, and norms of q and k are computed by the
+attention kernel. `accel.packed_decoder` computes the same in torch.
 
 The residual stream is float32. Weights are floating point, or int8 with a scale per output. With
 programmatic dependent launch (PDL) each kernel loads what the previous one does not write, above
@@ -16,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.accel.kernels.common import (
+    INTERPRETED,
     Activation,
     RotaryPairs,
     activate,
@@ -24,9 +26,10 @@ from regard.accel.kernels.common import (
     pdl_options,
     wait_for_previous,
 )
-from regard.accel.packed import PackedLinear
+from regard.accel.packed import NormedLinear, PackedLinear
 from regard.nn.state import KVCache
 
+MIN_PROGRAMS = 1 if INTERPRETED else 128  # occupies most of the multiprocessors of an H200
 BLOCK_INPUTS = 2048  # inputs that are multiplied at once
 # Elements of W in a program and its warps, by (rows of W per output, int8 weights), for an H200.
 PROGRAM_SIZES = {
@@ -81,6 +84,7 @@ def _qkv_kernel(
     weight,
     scale,
     bias,
+    mean_weight,
     first,
     second,
     frequency,
@@ -97,6 +101,8 @@ def _qkv_kernel(
     q_width,
     k_width,
     capacity,
+    NORM: tl.constexpr,
+    LAYER_NORM: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HEAD: tl.constexpr,
@@ -111,18 +117,28 @@ def _qkv_kernel(
     second_output = tl.load(second + p, mask=inside, other=0)
     first_weight = _load_rows(weight, first_output, inside, 0, width, BLOCK)
     second_weight = _load_rows(weight, second_output, inside, 0, width, BLOCK)
-    g = load_vector(gain, 0, width, BLOCK)
+    if NORM:
+        g = load_vector(gain, 0, width, BLOCK)
     position = tl.load(lengths + row)
     c, s = _load_rotation(p, inside, position, frequency, cos, sin, frequencies)
     first_scale = load_per_output(scale, first_output, inside, HAS_SCALE, 1.0)
     second_scale = load_per_output(scale, second_output, inside, HAS_SCALE, 1.0)
     first_bias = load_per_output(bias, first_output, inside, HAS_BIAS, 0.0)
     second_bias = load_per_output(bias, second_output, inside, HAS_BIAS, 0.0)
+    first_mean_weight = load_per_output(mean_weight, first_output, inside, LAYER_NORM, 0.0)
+    second_mean_weight = load_per_output(mean_weight, second_output, inside, LAYER_NORM, 0.0)
     wait_for_previous(PDL)
     v = load_vector(x + row * width, 0, width, BLOCK)
-    inverse_rms = tl.rsqrt(tl.sum(v * v) / width + eps)
-    a = _dot(first_weight, v * g) * inverse_rms * first_scale + first_bias
-    b = _dot(second_weight, v * g) * inverse_rms * second_scale + second_bias
+    if NORM:
+        mean = tl.sum(v) / width if LAYER_NORM else 0.0
+        inverse = tl.rsqrt(tl.sum(v * v) / width - mean * mean + eps)
+        v *= g
+    a = _dot(first_weight, v) * first_scale
+    b = _dot(second_weight, v) * second_scale
+    if NORM:
+        a = (a - mean * first_mean_weight) * inverse
+        b = (b - mean * second_mean_weight) * inverse
+    a, b = a + first_bias, b + second_bias
     a, b = a * c - b * s, b * c + a * s
     _store_qkv(
         a, first_output, inside, position, row, q, keys, values, q_width, k_width, capacity, HEAD
@@ -139,12 +155,14 @@ def _linear_kernel(
     weight,
     scale,
     bias,
+    mean_weight,
     residual,
     out,
     outputs,
     width,
     eps,
     NORM: tl.constexpr,
+    LAYER_NORM: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
@@ -162,6 +180,7 @@ def _linear_kernel(
     w = _load_rows(weight, n, inside, 0, width, BLOCK)
     scales = load_per_output(scale, n, inside, HAS_SCALE, 1.0)
     biases = load_per_output(bias, n, inside, HAS_BIAS, 0.0)
+    mean_weights = load_per_output(mean_weight, n, inside, LAYER_NORM, 0.0)
     residual_in = tl.zeros((OUTPUTS,), tl.float32)
     if HAS_RESIDUAL:
         residual_in = tl.load(residual + row * outputs + n, mask=inside, other=0.0)
@@ -169,12 +188,13 @@ def _linear_kernel(
         w_up = _load_rows(weight, n + outputs, inside, 0, width, BLOCK)
         scales_up = load_per_output(scale, n + outputs, inside, HAS_SCALE, 1.0)
         biases_up = load_per_output(bias, n + outputs, inside, HAS_BIAS, 0.0)
+        mean_weights_up = load_per_output(mean_weight, n + outputs, inside, LAYER_NORM, 0.0)
     if NORM:
         g = load_vector(gain, 0, width, BLOCK)
     wait_for_previous(PDL)
     x += row * width
     y, up = tl.zeros((OUTPUTS,), tl.float32), tl.zeros((OUTPUTS,), tl.float32)
-    squares = tl.zeros((), tl.float32)
+    total, squares = tl.zeros((), tl.float32), tl.zeros((), tl.float32)
     for block in tl.static_range(NUM_BLOCKS):
         if block > 0:
             w = _load_rows(weight, n, inside, block * BLOCK, width, BLOCK)
@@ -185,42 +205,50 @@ def _linear_kernel(
         v = load_vector(x, block * BLOCK, width, BLOCK)
         if NORM:
             squares += tl.sum(v * v)
+            if LAYER_NORM:
+                total += tl.sum(v)
             v *= g
         y += _dot(w, v)
         if GATED:
             up += _dot(w_up, v)
-    if NORM:
-        inverse_rms = tl.rsqrt(squares / width + eps)
-        y, up = y * inverse_rms, up * inverse_rms
-    y = activate(y * scales + biases, ACTIVATION)
+    y *= scales
     if GATED:
-        y *= up * scales_up + biases_up
+        up *= scales_up
+    if NORM:
+        mean = total / width  # 0 for RMSNorm
+        inverse = tl.rsqrt(squares / width - mean * mean + eps)
+        y = (y - mean * mean_weights) * inverse
+        if GATED:
+            up = (up - mean * mean_weights_up) * inverse
+    y = activate(y + biases, ACTIVATION)
+    if GATED:
+        y *= up + biases_up
     tl.store(out + row * outputs + n, (residual_in + y).to(out.dtype.element_ty), mask=inside)
 
 
 def project_qkv(
     x: Tensor,
-    gain: Tensor,
-    eps: float,
-    layer: PackedLinear,
+    normed: NormedLinear,
     pairs: RotaryPairs,
     frequencies: tuple[Tensor, ...],
     cache: KVCache,
     lengths: Tensor,
 ) -> Tensor:
     """Norm, q, k and v, rotation; k and v go to the KV cache, q is returned."""
-    rows, width = x.shape
-    q_width, k_width = _widths(len(layer.weight), cache)
+    (rows, width), layer = x.shape, normed.layer
+    k_width = cache.keys.shape[1] * cache.keys.shape[3]
+    q_width = len(layer.weight) - 2 * k_width
     q = torch.empty(rows, q_width, dtype=torch.float32, device=x.device)
     shape = _shape(layer, 2)
     blocks = shape.pop("NUM_BLOCKS")
     shape |= {"BLOCK": shape["BLOCK"] * triton.next_power_of_2(blocks)}
     _qkv_kernel[(rows, triton.cdiv(len(pairs.first), shape["OUTPUTS"]))](
         x,
-        gain,
+        normed.gain,
         layer.weight,
         layer.scale,
-        layer.bias,
+        normed.bias,
+        normed.mean_weight,
         pairs.first,
         pairs.second,
         pairs.frequency,
@@ -231,13 +259,15 @@ def project_qkv(
         cache.values,
         len(pairs.first),
         width,
-        eps,
+        normed.eps,
         frequencies[0].shape[1],
         q_width,
         k_width,
         cache.keys.shape[2],
+        NORM=normed.gain is not None,
+        LAYER_NORM=normed.mean_weight is not None,
         HAS_SCALE=layer.scale is not None,
-        HAS_BIAS=layer.bias is not None,
+        HAS_BIAS=normed.bias is not None,
         HEAD=cache.keys.shape[3],
         **shape,
         **pdl_options(),
@@ -247,32 +277,32 @@ def project_qkv(
 
 def linear(
     x: Tensor,
-    layer: PackedLinear,
+    normed: NormedLinear,
     *,
-    gain: Tensor | None = None,
-    eps: float = 0.0,
     residual: Tensor | None = None,
     activation: Activation = Activation(),  # noqa: B008 -- a frozen value
 ) -> Tensor:
-    """W x + b, with a norm before it, and an activation, a gate and a residual after it."""
-    rows, width = x.shape
+    """W n(x) + b, n the norm if any, with an activation, a gate and a residual after it."""
+    (rows, width), layer = x.shape, normed.layer
     outputs = len(layer.weight) // (1 + activation.gated)
     out = torch.empty(rows, outputs, dtype=torch.float32, device=x.device)
     shape = _shape(layer, 1 + activation.gated)
     _linear_kernel[(rows, triton.cdiv(outputs, shape["OUTPUTS"]))](
         x,
-        gain,
+        normed.gain,
         layer.weight,
         layer.scale,
-        layer.bias,
+        normed.bias,
+        normed.mean_weight,
         residual,
         out,
         outputs,
         width,
-        eps,
-        NORM=gain is not None,
+        normed.eps,
+        NORM=normed.gain is not None,
+        LAYER_NORM=normed.mean_weight is not None,
         HAS_SCALE=layer.scale is not None,
-        HAS_BIAS=layer.bias is not None,
+        HAS_BIAS=normed.bias is not None,
         HAS_RESIDUAL=residual is not None,
         GATED=activation.gated,
         ACTIVATION=activation.name,
@@ -287,15 +317,12 @@ def _shape(layer: PackedLinear, rows_together: int) -> dict[str, int]:
     width = layer.weight.shape[1]
     block = min(BLOCK_INPUTS, triton.next_power_of_2(width))
     elements, warps = PROGRAM_SIZES[rows_together, layer.weight.itemsize == 1]
+    outputs = max(1, elements // (block * rows_together))
+    while outputs > 1 and len(layer.weight) < outputs * rows_together * MIN_PROGRAMS:
+        outputs //= 2
     return {
         "NUM_BLOCKS": triton.cdiv(width, block),
         "BLOCK": block,
-        "OUTPUTS": max(1, elements // (block * rows_together)),
+        "OUTPUTS": outputs,
         "num_warps": warps,
     }
-
-
-def _widths(outputs: int, cache: KVCache) -> tuple[int, int]:
-    """The widths of q and of k in the packed projection."""
-    keys = cache.keys.shape[1] * cache.keys.shape[3]
-    return outputs - 2 * keys, keys

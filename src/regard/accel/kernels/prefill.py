@@ -13,6 +13,7 @@ from regard.accel.kernels.common import (
     pdl_options,
     wait_for_previous,
 )
+from regard.accel.packed import NormedLinear
 from regard.nn.state import KVCache
 
 
@@ -119,11 +120,13 @@ def rotate_and_cache(
     return q
 
 
-def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """RMSNorm of each row."""
+def rms_norm(x: Tensor, normed: NormedLinear) -> Tensor:
+    """RMSNorm of each row, before a linear layer."""
     rows, width = x.shape
     out, block = torch.empty_like(x), triton.next_power_of_2(width)
-    _norm_kernel[(rows,)](x, gain, out, width, eps, BLOCK=block, num_warps=8, **pdl_options())
+    _norm_kernel[(rows,)](
+        x, normed.gain, out, width, normed.eps, BLOCK=block, num_warps=8, **pdl_options()
+    )
     return out
 
 

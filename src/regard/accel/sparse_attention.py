@@ -1,0 +1,174 @@
+"""Attention on CUDA with masks, ALiBi or soft caps, without a dense T x T tensor.
+
+`scaled_dot_product_attention` takes causal masks as a flag, and every other mask or bias as a dense
+tensor, of which it computes all of it. FlashAttention has sliding windows; FlexAttention compiles
+any mask and score into its kernel and skips blocks of keys that no query of a block may attend to.
+A window of w then costs T w, not T^2.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from regard.nn.attention import Attention, AttentionInputs, Mask
+from regard.nn.position import ALiBi, Position
+from regard.nn.score import Dot
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK = 128  # queries and keys per block of FlexAttention
+FLASH_DTYPES = (torch.bfloat16, torch.float16)
+FLASH_HEAD_DIM = 256  # at most
+
+
+def supports(attention: Attention, position: Position) -> bool:
+    """Whether `attend` computes what an attention layer does."""
+    biased = type(position).bias is not Position.bias
+    dot = type(attention.score).forward is Dot.forward
+    return dot and not attention.dropout and (not biased or isinstance(position, ALiBi))
+
+
+def pays_off(inputs: AttentionInputs, capped: bool) -> bool:
+    """Whether the fused kernel would need a dense mask or bias for these inputs, or cannot run."""
+    mask, time = inputs.mask, inputs.query_positions.shape[1]
+    sparse = mask.width is not None or mask.document_ids is not None or mask.prefixes is not None
+    whole_blocks = time % BLOCK == 0 and inputs.key_positions.shape[1] == time
+    return whole_blocks and (sparse or capped or inputs.bias is not None)
+
+
+def attend(
+    attention: Attention,
+    slopes: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    inputs: AttentionInputs,
+) -> Tensor:
+    """Self-attention by the formula of `Attention`, as one kernel; `slopes` are ALiBi's."""
+    mask, cap = inputs.mask, attention.score.cap
+    plain = mask.only_causal_window and cap is None and slopes is None
+    if plain and q.dtype in FLASH_DTYPES and q.shape[-1] <= FLASH_HEAD_DIM:
+        assert mask.width is not None
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return causal_window(q, k, v, mask.width, attention.score.scale).transpose(1, 2)
+
+    from torch.nn.attention.flex_attention import flex_attention  # imports the compiler
+
+    def modify_score(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if cap is not None:
+            score = cap * torch.tanh(score / cap)
+        if slopes is not None:
+            score = score - slopes[h] * (i - j).abs()
+        return score
+
+    blocks = block_mask(mask, inputs.query_positions, inputs.key_positions)
+    y: Any = flex_attention(
+        q,
+        k,
+        v,
+        score_mod=None if cap is None and slopes is None else modify_score,
+        block_mask=None if mask.allows_all else blocks,
+        scale=attention.score.scale,
+        enable_gqa=attention.kv_heads != attention.heads,
+    )
+    return y
+
+
+def causal_window(q: Tensor, k: Tensor, v: Tensor, width: int, scale: float) -> Tensor:
+    """FlashAttention over the last `width` positions; (batch, time, heads, head_dim), 16 bits."""
+    time: int = q.shape[1]
+    y, *_ = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        None,
+        None,
+        time,
+        time,
+        0.0,
+        is_causal=True,
+        return_debug_mask=False,
+        scale=scale,
+        window_size_left=width - 1,
+        window_size_right=0,
+    )
+    return y
+
+
+def block_mask(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> "BlockMask":
+    """A mask as blocks of which none, some or all pairs are allowed.
+
+    Whether a block is needed follows from the smallest and largest position and document in it. A
+    block that is wrongly taken as partial costs time only, since `allowed` decides in it.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    time, seen = query_positions.shape[1], key_positions.shape[1]
+    some, every = _blocks(mask, query_positions, key_positions)
+    partial = some & ~every
+    documents, prefixes, lengths = mask.document_ids, mask.prefixes, mask.key_lengths
+    many = query_positions.shape[0] > 1
+
+    def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        row = b if many else 0 * b
+        query, key = query_positions[row, i], key_positions[row, j]
+        result = key >= 0
+        if mask.is_causal:
+            causal = key <= query
+            result = causal if prefixes is None else causal | (key < prefixes[b])
+        if mask.width is not None:
+            result = result & ((query - key).abs() < mask.width)
+        if lengths is not None:
+            result = result & (key < lengths[b])
+        if documents is not None:
+            result = result & (documents[b, i] == documents[b, j])
+        return result
+
+    return BlockMask.from_kv_blocks(
+        *_ordered(partial),
+        *_ordered(every),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=allowed,
+        seq_lengths=(time, seen),
+    )
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of keys each block of queries needs, and which, the needed ones first."""
+    indices = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), indices.to(torch.int32).contiguous()
+
+
+def _range(x: Tensor) -> tuple[Tensor, Tensor]:
+    blocks = x.unflatten(-1, (-1, BLOCK))
+    return blocks.amin(-1), blocks.amax(-1)
+
+
+def _blocks(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each block: whether some pairs may be allowed, and whether all are."""
+    query_low, query_high = (x.unsqueeze(-1) for x in _range(query_positions))
+    key_low, key_high = (x.unsqueeze(-2) for x in _range(key_positions))
+    some = every = (query_low >= 0) & (key_low >= 0)  # (batch, blocks of queries, blocks of keys)
+    if mask.is_causal:
+        causal_some, causal_every = key_low <= query_high, key_high <= query_low
+        if mask.prefixes is not None:
+            prefix = mask.prefixes.view(-1, 1, 1)
+            causal_some = causal_some | (key_low < prefix)
+            causal_every = causal_every | (key_high < prefix)
+        some, every = some & causal_some, every & causal_every
+    if mask.width is not None:
+        nearest = torch.maximum(query_low - key_high, key_low - query_high)
+        farthest = torch.maximum(query_high - key_low, key_high - query_low)
+        some, every = some & (nearest < mask.width), every & (farthest < mask.width)
+    if mask.key_lengths is not None:
+        length = mask.key_lengths.view(-1, 1, 1)
+        some, every = some & (key_low < length), every & (key_high < length)
+    if mask.document_ids is not None:
+        first, last = _range(mask.document_ids)
+        some = some & (first.unsqueeze(-1) <= last.unsqueeze(-2))
+        some = some & (first.unsqueeze(-2) <= last.unsqueeze(-1))
+        every = every & (first.unsqueeze(-1) == last.unsqueeze(-2))
+        every = every & (first.unsqueeze(-2) == last.unsqueeze(-1))
+    return some.unsqueeze(1), every.unsqueeze(1)
