@@ -205,16 +205,18 @@ def test_the_fingerprint_follows_content_not_place(tmp_path):
 
 
 def test_a_large_file_is_read_once_and_again_only_when_it_changes(tmp_path, monkeypatch, home):
+    monkeypatch.setattr(files, "_MIN_AGE", 0)
     path = tmp_path / "large.txt"
     write_file(path, "line\n" * 300_000)
-    os.utime(path, (1_000_000_000, 1_000_000_000))
     first = open_data(str(path)).fingerprint()
     reads = []
     real = files._scan_stream
     monkeypatch.setattr(files, "_scan_stream", lambda *given: reads.append(1) or real(*given))
     assert open_data(str(path)).fingerprint() == first
     assert not reads
+    status = path.stat()
     write_file(path, "LINE\n" * 300_000)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as cp -p and rsync do
     assert open_data(str(path)).fingerprint() != first
     assert reads
     (home / "scans.json").write_text("{ damaged")
@@ -400,12 +402,20 @@ def test_every_built_in_says_what_it_is_and_can_be_split(name):
         assert 0.07 < count(valid) / count(opened) < 0.13
 
 
-def test_what_is_remembered_of_files_is_plain_json(tmp_path, home):
+def test_what_is_remembered_of_files_is_plain_json_and_verified(tmp_path, home, monkeypatch):
+    monkeypatch.setattr(files, "_MIN_AGE", 0)
     path = tmp_path / "large.txt"
     write_file(path, "line\n" * 300_000)
-    os.utime(path, (1_000_000_000, 1_000_000_000))
-    open_data(str(path))
-    assert list(json.loads((home / "scans.json").read_text())) == [str(path)]
+    expected = files.scan(path)
+    scans = json.loads((home / "scans.json").read_text())
+    assert list(scans) == [str(path)]
+    (entry,) = scans.values()
+    changed = [[*entry[:at], "0", *entry[at + 1 :]] for at in range(len(entry))]
+    for damage in (*changed, 5, "x", [], entry[:-1], [*entry, 1], {}):
+        (home / "scans.json").write_text(json.dumps({str(path): damage}))
+        assert files.scan(path) == expected
+    (home / "scans.json").write_text("[" * 1_000_000)
+    assert files.scan(path) == expected
 
 
 def test_a_run_is_not_data(tmp_path):

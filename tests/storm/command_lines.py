@@ -70,6 +70,7 @@ CHOICES = ["rotary", "alibi", "rms", "layer", "swiglu", "adamw", "muon", "char",
 CHOICES += ["float16", "bfloat16", "cpu", "cuda", "cosine", "causal", "classify", "tag", "false"]
 
 
+SLOW = ("train", "quickstart", "export", "import", "evaluate")
 SOUND = {  # places and texts that a command understands
     "train": [["cats.txt"], ["pairs.tsv"], ["labels.tsv"], ["recipe.toml"]],
     "quickstart": [["data.path.highest=99"]],
@@ -134,10 +135,10 @@ def call(words):
 
 
 def commands():
-    """The options of every command, and whether each takes a value."""
+    """The options of every command, and the type of their values; None for a flag."""
     for name, command in typer.main.get_command(app).commands.items():
         options = [
-            (flag, not getattr(parameter, "is_flag", False))
+            (flag, None if getattr(parameter, "is_flag", False) else parameter.type.name)
             for parameter in command.params
             for flag in parameter.opts
             if flag.startswith("-")
@@ -145,8 +146,10 @@ def commands():
         yield name, options
 
 
-def value(chance):
-    return chance.choice(chance.choice([NUMBERS, TEXTS, PLACES, CHOICES]))
+def value(chance, kind="text"):
+    """Any value; of a number mostly one."""
+    pools = [NUMBERS] if kind in ("integer", "float") and chance.random() < 0.8 else []
+    return chance.choice(chance.choice(pools or [NUMBERS, TEXTS, PLACES, CHOICES]))
 
 
 def setting(chance):
@@ -165,6 +168,8 @@ def sampler(chance):
 def command_line(chance, table):
     """A command, places and texts, options, settings; then at times a change of the words."""
     name = chance.choice([*table])
+    if name in SLOW and chance.random() < 0.7:
+        name = chance.choice([*table])
     if name in SOUND and chance.random() < 0.7:
         words = [name, *chance.choice(SOUND[name])]
     else:
@@ -172,13 +177,13 @@ def command_line(chance, table):
         words += [chance.choice(TEXTS) for _ in range(chance.choice([0, 0, 1, 2]))]
     if name in ("train", "resume", "quickstart"):
         words += SMALL if "cats.txt" in words else ["train.steps=2"]
-    for _ in range(chance.choice([0, 1, 1, 2, 4])):
-        flag, takes_value = chance.choice(table[name] or [("--nonsense", True)])
+    for _ in range(chance.choice([0, 1, 1, 2])):
+        flag, kind = chance.choice(table[name])
         words.append(flag)
-        if takes_value and chance.random() < 0.9:
+        if kind is not None and chance.random() < 0.95:
             is_sampler = flag in ("-s", "--sampler")
-            words.append(sampler(chance) if is_sampler else value(chance))
-    for _ in range(chance.choice([0, 0, 1, 2])):
+            words.append(sampler(chance) if is_sampler else value(chance, kind))
+    for _ in range(chance.choice([0, 0, 0, 0, 1, 2])):
         words.append(setting(chance))
     if chance.random() < 0.1:
         at = chance.randrange(len(words))

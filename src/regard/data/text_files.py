@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, cast
 from regard.errors import DataError
 from regard.files.atomic import write_json
 from regard.files.cache import cache_folder
+from regard.files.untrusted import parse_json, read_text
 
 _CHUNK = 1 << 20
 _MIN_AGE = 2_000_000_000  # ns: a younger file may change again within the same mtime
@@ -88,11 +89,11 @@ def scan(path: Path) -> Scan:
         message = f"{path} is a pipe or a device, not a file; write its content to a file first"
         raise NotTextError(message, "not a file")
     key = str(path.absolute())
-    current = [status.st_size, status.st_mtime_ns, status.st_ino]
+    # Not even a change that keeps the size and sets the time of modification back keeps the ctime.
+    current = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
     large = status.st_size >= _CHUNK  # reading a small file is faster than the cache
-    if large and (entry := _cached_scans().get(key)) and entry[:3] == current:
-        with suppress(TypeError):  # an entry of an earlier version has other fields
-            return Scan(*entry[3:])
+    if large and (cached := _read_entry(_cached_scans().get(key), current)) is not None:
+        return cached
     try:
         with open_bytes(path) as stream:
             scanned = _scan_stream(path, stream)
@@ -100,8 +101,9 @@ def scan(path: Path) -> Scan:
         raise NotTextError(f"{path} is a damaged gzip file: {error}", "damaged gzip") from None
     except OSError as error:
         raise NotTextError(f"{path} cannot be read: {error.strerror}", "unreadable") from None
-    if large and time.time_ns() - status.st_mtime_ns > _MIN_AGE:
-        _cache_scan(key, [*current, *astuple(scanned)])
+    if large and time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _MIN_AGE:
+        fields = [*current, *astuple(scanned)]
+        _cache_scan(key, [*fields, _checksum(fields)])
     return scanned
 
 
@@ -178,12 +180,26 @@ def _check_magic(path: Path, data: bytes) -> None:
             raise NotTextError(f"{path} is {file_type}, not UTF-8 text; {advice}", "binary")
 
 
-def _cached_scans() -> dict[str, list[Any]]:
+def _cached_scans() -> dict[str, Any]:
     try:
-        scans = json.loads((cache_folder() / "scans.json").read_bytes())
+        scans = parse_json(read_text(cache_folder() / "scans.json"))
     except (OSError, ValueError):
         return {}
     return scans if isinstance(scans, dict) else {}
+
+
+def _read_entry(entry: Any, current: list[int]) -> Scan | None:
+    """The scan of an entry of the cache; None if the file has changed, or the entry."""
+    if not isinstance(entry, list) or entry[: len(current)] != current:
+        return None
+    *fields, checksum = entry
+    if checksum != _checksum(fields):
+        return None
+    return Scan(*fields[len(current) :])
+
+
+def _checksum(fields: list[Any]) -> int:
+    return zlib.crc32(json.dumps([Scan.__slots__, *fields]).encode())
 
 
 def _cache_scan(key: str, entry: list[Any]) -> None:
