@@ -104,7 +104,11 @@ def test_a_pattern_is_a_key_a_part_a_glob_or_the_name_of_a_choice():
 
     assert keys("train.lr") == ["train.lr"]
     assert keys("accumul") == ["train.accumulate"]
-    assert keys("train.evaluate_*") == ["train.evaluate_every", "train.evaluate_tokens"]
+    assert keys("train.evaluate_*") == [
+        "train.evaluate_every",
+        "train.evaluate_tokens",
+        "train.evaluate_stride",
+    ]
     assert keys("rotary") == ["model.position"]
     assert keys("warmup") == ["train.schedule"]
     with pytest.raises(ConfigError, match=r"did you mean 'train\.steps'"):

@@ -87,12 +87,20 @@ class TrainConfig(Settings):
     clip: float = 1.0  # gradient clipping: the maximum norm; 0: off
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: off
     seed: int = 1  # seed of all random numbers: weights, batches, dropout, split of the data
-    evaluate_every: int | None = None  # steps between two evaluations; None: ten times a run
-    evaluate_tokens: int = 200_000  # validation targets per evaluation, at most
-    save_every: int | None = None  # steps between two checkpoints; None: at every evaluation
+    # steps between two evaluations; None: ten times a run and at its start, less in a short run
+    evaluate_every: int | None = None
+    # validation targets per evaluation while training; None: as many as cost a tenth of the run
+    evaluate_tokens: int | None = None
+    # for language models, tokens by which the windows of an evaluation advance; None: three
+    # quarters of the context, so that tokens are predicted from at least a quarter of it
+    evaluate_stride: int | None = None
+    # steps between two checkpoints; None: `evaluate_every`, or ten times a run
+    save_every: int | None = None
     keep: int = 3  # newest checkpoints kept, beside the best
     patience: int | None = None  # early stopping: after so many evaluations without a better one
-    best: str = "loss"  # the validation metric that picks model.safetensors; "last": the newest
+    # the validation metric that picks model.safetensors; None: the task's own, as accuracy or F1;
+    # "last": the newest
+    best: str | None = None
     start: str | None = None  # a run folder whose weights to start from
     baseline: bool = True  # for text, evaluate an n-gram baseline first
     # activations whose statistics are logged, as globs of the names of taps

@@ -9,12 +9,22 @@ import pytest
 
 from regard.config import RunConfig, build, merge
 from regard.models.build import describe, preset
+from regard.training.storage.evaluation import Evaluation
 from regard.training.storage.run_folder import RunFolder
 
 STEPS = 20
 
 
-def logged(path, *, upto=STEPS, over=None, start=4.0, seconds=72.0, preset_name="tiny-decoder"):
+def logged(
+    path,
+    *,
+    upto=STEPS,
+    over=None,
+    start=4.0,
+    seconds=72.0,
+    preset_name="tiny-decoder",
+    evaluated="data",
+):
     """A run folder of twenty steps as training leaves it, up to a step."""
     table = {
         "name": path.name,
@@ -36,6 +46,9 @@ def logged(path, *, upto=STEPS, over=None, start=4.0, seconds=72.0, preset_name=
         if step % 5 == 0:
             bits = loss / 0.6931
             folder.append({"step": step, "validation": {"loss": loss + 0.1, "bits_per_byte": bits}})
+    if upto and evaluated is not None:
+        metrics = folder.best_metrics()
+        folder.save_evaluation(Evaluation(metrics=metrics, targets=100, total=100, data=evaluated))
     if seconds is not None:
         folder.clock.write_text(json.dumps({"seconds": seconds}))
     return path
@@ -157,8 +170,10 @@ def test_different_tasks_data_or_tokenizers_are_pointed_out(regard, runs, tmp_pa
     completed = regard("compare", one, masked)
     assert "different tasks" in completed.err
     assert lines(completed)["FLOPs"][1] == "-"  # only the masked are targets, so nobody knows
-    data = logged(tmp_path / "data", over={"data": {"path": "/data/dogs.txt"}})
-    assert "different data" in regard("compare", one, data).err
+    dogs = logged(tmp_path / "dogs", evaluated="dogs")
+    completed = regard("compare", one, dogs)
+    assert "different validation data: their metrics cannot be compared" in completed.err
+    assert "loss" not in lines(completed)
     word = logged(tmp_path / "word", over={"data": {"tokenizer": "word"}})
     assert "compare bits_per_byte" in regard("compare", one, word).err
 

@@ -13,6 +13,7 @@ from regard.data.loader import (
     permute,
     prefetch,
     sequential_blocks,
+    sliding_windows,
 )
 from regard.data.token_store import PairStore, TokenStore
 from regard.errors import ConfigError, DataError
@@ -139,6 +140,28 @@ def test_in_order_every_token_after_the_first_is_a_target_once(length, limit):
         assert (ids[~scored] == 0).all()
         seen += targets[scored].tolist()
     assert seen == list(range(1, min(length, 10**9 if limit is None else limit + 1)))
+
+
+@pytest.mark.parametrize("stride", [1, 3, 5, 9])
+@pytest.mark.parametrize(
+    ("length", "limit"), [(100, None), (100, 57), (11, None), (5, None), (2, 1)]
+)
+def test_windows_score_every_token_once_with_the_context_that_the_stride_leaves(
+    length, limit, stride
+):
+    tokens, context, scored = text_of(length).tokens, 10, []
+    for ids, targets in sliding_windows(tokens, context, stride, 3, limit):
+        assert ids.shape[1] == context
+        assert len(ids) <= 3
+        for row, ends in zip(ids.tolist(), targets.tolist(), strict=True):
+            for place, target in enumerate(ends, context - len(ends)):
+                if target == -1:
+                    continue
+                (position,) = (i for i in range(1, length) if tokens[i] == target)
+                scored.append(position)
+                assert row[: place + 1] == tokens[position - place - 1 : position].tolist()
+                assert place + 1 >= min(position, context - stride + 1)
+    assert sorted(scored) == list(range(1, (limit or length - 1) + 1))
 
 
 def test_the_loader_gives_its_text_in_order():

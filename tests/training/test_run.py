@@ -26,6 +26,7 @@ from regard.training.storage.run_folder import RunFolder
 from training.runs import Crash, config, contents, interrupt, write_data
 
 SOURCE = Path(regard.__file__).parent
+WHOLE = {"evaluate_tokens": 1000}  # more than there are: no other evaluation at the end
 KINDS = ["cats.txt", "pairs.tsv"]
 
 
@@ -76,7 +77,7 @@ def test_a_run_tells_what_happens_and_leaves_it_on_disk(whole, kind, data):
 
 
 def test_the_events_come_in_order(data, tmp_path):
-    events = list(begin(config(data / "cats.txt", steps=4), tmp_path / "run"))
+    events = list(begin(config(data / "cats.txt", steps=4, **WHOLE), tmp_path / "run"))
     assert isinstance(events[0], RunStarted)
     assert events[0].step == 0
     assert events[0].parameters > 500
@@ -223,7 +224,9 @@ def test_nothing_of_a_dropped_future_stays(every, data, tmp_path, monkeypatch):
     """After going on from an earlier step, the model that is kept is none of the old later ones."""
     folder = tmp_path / "run"
     judged(monkeypatch, [3.0, 2.0, 1.0, 0.5])
-    settings = config(data / "cats.txt", steps=8, evaluate_every=2, save_every=every, ema=0.0)
+    settings = config(
+        data / "cats.txt", steps=8, evaluate_every=2, save_every=every, ema=0.0, **WHOLE
+    )
     list(begin(settings, folder))
     judged(monkeypatch, [2.5, 2.5])
     with monkeypatch.context() as patch:
@@ -238,7 +241,7 @@ def test_nothing_of_a_dropped_future_stays(every, data, tmp_path, monkeypatch):
 def test_a_best_model_that_cannot_be_had_again_is_forgotten(data, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     judged(monkeypatch, [1.0, 2.0, 0.5, 3.0])
-    settings = config(data / "cats.txt", steps=8, evaluate_every=2, save_every=5, ema=0.0)
+    settings = config(data / "cats.txt", steps=8, evaluate_every=2, save_every=5, ema=0.0, **WHOLE)
     list(begin(settings, folder))
     judged(monkeypatch, [2.5, 2.4])
     events = go_on(folder, step=5)  # whose best, of step 2, has no checkpoint
@@ -348,7 +351,7 @@ def judged(monkeypatch, losses):
 
 def test_the_best_model_is_kept_and_so_is_its_checkpoint(data, tmp_path, monkeypatch):
     judged(monkeypatch, [3.0, 1.0, 2.0, 1.5, 1.0, 4.0])
-    settings = config(data / "cats.txt", evaluate_every=2, save_every=2, keep=2, ema=0.0)
+    settings = config(data / "cats.txt", evaluate_every=2, save_every=2, keep=2, ema=0.0, **WHOLE)
     events = list(begin(settings, tmp_path / "run"))
     assert [e.best for e in events if isinstance(e, Evaluated)] == [1, 1, 0, 0, 0, 0]
     assert events[-1].metrics["loss"] == 1.0
@@ -370,14 +373,14 @@ def test_the_model_that_is_kept_has_the_mean_weights(whole):
 
 def test_best_last_keeps_the_newest(data, tmp_path, monkeypatch):
     judged(monkeypatch, [1.0, 2.0, 3.0])
-    events = list(begin(config(data / "cats.txt", best="last"), tmp_path / "run"))
+    events = list(begin(config(data / "cats.txt", best="last", **WHOLE), tmp_path / "run"))
     assert [e.best for e in events if isinstance(e, Evaluated)] == [True, True, True]
     assert events[-1].metrics["loss"] == 3.0
 
 
 def test_an_evaluation_that_is_not_a_number_is_never_the_best(data, tmp_path, monkeypatch):
     judged(monkeypatch, [math.nan, 2.0, math.nan])
-    events = list(begin(config(data / "cats.txt"), tmp_path / "run"))
+    events = list(begin(config(data / "cats.txt", **WHOLE), tmp_path / "run"))
     assert [e.best for e in events if isinstance(e, Evaluated)] == [True, True, False]
     assert events[-1].metrics["loss"] == 2.0
 
@@ -414,7 +417,7 @@ def test_a_long_sentence_is_cut_and_told_when_it_is_written(data, tmp_path, capl
 
 def test_training_stops_early_when_it_gets_no_better(data, tmp_path, monkeypatch):
     judged(monkeypatch, [3.0, 1.0, 2.0, 1.0])
-    settings = config(data / "cats.txt", evaluate_every=2, save_every=100, patience=2)
+    settings = config(data / "cats.txt", evaluate_every=2, save_every=100, patience=2, **WHOLE)
     events = list(begin(settings, tmp_path / "run"))
     assert events[-1].stopped_early
     assert (events[-1].step, events[-1].metrics["loss"]) == (8, 1.0)
@@ -429,7 +432,7 @@ def test_training_stops_early_when_it_gets_no_better(data, tmp_path, monkeypatch
 
 def test_patience_is_remembered_over_a_kill(data, tmp_path, monkeypatch):
     judged(monkeypatch, [1.0, 2.0])
-    settings = config(data / "cats.txt", evaluate_every=2, save_every=2, patience=2)
+    settings = config(data / "cats.txt", evaluate_every=2, save_every=2, patience=2, **WHOLE)
     with monkeypatch.context() as patch:
         interrupt(patch, 5)
         with pytest.raises(Crash):

@@ -1,20 +1,24 @@
 """Comparison of runs: metrics, cost, curves, and the settings that differ."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.api.formatting import format_number
-from regard.api.model_info import Values, differences, full_settings
+from regard.api.model_info import NOT_EVALUATED, Values, differences, full_settings
 from regard.api.pictures import by_length_curves, forecast_curves, history_curves
 from regard.api.run import load
 from regard.config import Choice, kind_of, to_table
+from regard.errors import RegardError
 from regard.explain.render.figure import encode, page, save, to_svg
 from regard.explain.tables import data_frame
 from regard.html import html_table
 from regard.models.build import resolve
+from regard.pipelines.base import Progress
 from regard.pipelines.by_length import ByLength
+from regard.pipelines.text import default_stride
+from regard.training.storage.evaluation import Evaluation
 from regard.training.tracking.history import History, read_history
 
 # settings of one family that mean something else in the others
@@ -34,11 +38,45 @@ class Comparison:
     settings: dict[str, Values]  # that differ, one value per run
     translations: list[str] = field(default_factory=list)  # of `text`, one per run
     by_length: list[ByLength] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)  # on the evaluations
 
     @property
     def metrics(self) -> dict[str, tuple[float | None, ...]]:
-        """Validation metrics of the saved models, one value per run."""
-        return _columns([history.metrics for history in self.histories])
+        """Validation metrics of the saved models, one value per run.
+
+        Without those that cannot be compared: no values if the runs have different tasks or
+        validation data, and none of a run that was evaluated on another part of it.
+        """
+        return _columns([history.metrics for history in self._comparable])
+
+    @property
+    def evaluations(self) -> dict[str, tuple[Any, ...]]:
+        """What the metrics were computed on, one value per run."""
+        tables = []
+        for evaluation in (history.evaluation for history in self._comparable):
+            windows = evaluation.stride and f"{evaluation.stride:,} of {evaluation.context:,}"
+            tables.append({"validation targets": evaluation.targets, "stride": windows})
+        return {key: row for key, row in _columns(tables).items() if any(row)}
+
+    @property
+    def _comparable(self) -> list[History]:
+        """The histories, with empty evaluations where they cannot be compared."""
+        histories = self.histories
+        evaluations = [history.evaluation for history in histories]
+        if _is_comparable(evaluations):
+            return histories
+        whole = [evaluation for evaluation in evaluations if _is_standard(evaluation)]
+        same = _is_comparable(whole) and not self._different_tasks
+        return [
+            history
+            if same and _is_standard(history.evaluation)
+            else replace(history, evaluation=NOT_EVALUATED)
+            for history in histories
+        ]
+
+    @property
+    def _different_tasks(self) -> bool:
+        return len({kind_of(history.config.task)[0] for history in self.histories}) > 1
 
     @property
     def taps(self) -> dict[str, tuple[float | None, ...]]:
@@ -51,15 +89,19 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """Reasons why the runs' metrics may not be comparable."""
+        """What was evaluated again, and why metrics are left out or compare only in part."""
         configs = [history.config for history in self.histories]
-        if len({kind_of(config.task)[0] for config in configs}) > 1:
-            return ["these runs have different tasks: their losses cannot be compared"]
-        if len({str(config.data.path or config.data.source) for config in configs}) > 1:
-            return ["these runs were evaluated on different data"]
-        if len({str(config.data.tokenizer) for config in configs}) > 1:
-            return ["loss is per token, and the tokenizers differ: compare bits_per_byte"]
-        return []
+        if self._different_tasks:
+            return ["these runs have different tasks: their metrics cannot be compared"]
+        notes = list(self.remarks)
+        if len({history.evaluation.data for history in self.histories} - {None}) > 1:
+            notes.append(
+                "these runs have different validation data: their metrics cannot be compared; "
+                "`regard evaluate RUN DATA` evaluates each on the same data"
+            )
+        elif len({str(config.data.tokenizer) for config in configs}) > 1:
+            notes.append("loss is per token, and the tokenizers differ: compare bits_per_byte")
+        return notes
 
     def figure(self) -> "Figure":
         """Metrics by length where those were computed, forecasts, or the curves of training."""
@@ -115,8 +157,12 @@ def compare(
     text: str | None = None,
     by_length: bool = False,
     data: Sequence[Choice] = (),
+    progress: Progress | None = None,
 ) -> Comparison:
     """Compare runs by what they have logged.
+
+    Their metrics are those of all validation data. A run that was evaluated on a part, or with
+    another stride than the others, is evaluated again.
 
     With `text`, each run translates it; with `by_length`, each is evaluated separately on short
     and long examples of its validation data, or of `data`.
@@ -124,7 +170,7 @@ def compare(
     >>> regard.compare(run.folder.path, other.folder.path).settings["model.dim"]
     (16, 8)
     """
-    histories = [read_history(run) for run in runs]
+    histories, remarks = _with_comparable_evaluations([read_history(run) for run in runs], progress)
     settings = _differences(list(map(_settings, histories)))
     translations: list[str] = []
     lengths: list[ByLength] = []
@@ -134,7 +180,60 @@ def compare(
             translations.append(run.translate(text))
         if by_length:
             lengths.append(run.evaluate_by_length(*data))
-    return Comparison(run_names(runs), histories, settings, translations, lengths)
+    return Comparison(run_names(runs), histories, settings, translations, lengths, remarks)
+
+
+def _with_comparable_evaluations(
+    histories: list[History], progress: Progress | None
+) -> tuple[list[History], list[str]]:
+    """Evaluate runs again whose metrics cannot be compared with those of the others."""
+    tasks = {kind_of(history.config.task)[0] for history in histories}
+    if len(tasks) > 1 or _is_comparable([history.evaluation for history in histories]):
+        return histories, []
+    result, remarks = [], []
+    for history in histories:
+        evaluation = history.evaluation
+        if not _is_standard(evaluation):
+            before = evaluation.evaluated or "nothing"
+            stride = None
+            if history.config.train.evaluate_stride is not None:
+                stride = default_stride(resolve(history.config.model).context)
+            try:
+                run = load(history.path)
+                evaluation = run.validation_evaluation(stride=stride, progress=progress)
+            except RegardError as error:
+                reason = str(error).splitlines()[0]
+                remarks.append(
+                    f"{history.path}: evaluated on {before}, and not again, so its metrics are "
+                    f"left out: {reason}"
+                )
+            else:
+                remarks.append(
+                    f"{history.path}: evaluated on {before} before, now on {evaluation.evaluated}"
+                )
+        result.append(replace(history, evaluation=evaluation))
+    return result, remarks
+
+
+def _is_comparable(evaluations: Sequence[Evaluation]) -> bool:
+    """Whether the metrics are of the same validation data, the same part of it, and windows.
+
+    Windows are the same if each part of a context is predicted from the same part before it:
+    a longer context is an advantage that a model may have.
+    """
+    if len(evaluations) < 2:
+        return True
+    parts = {
+        (evaluation.data, evaluation.is_whole or evaluation.targets, evaluation.overlap)
+        for evaluation in evaluations
+    }
+    return len(parts) == 1 and evaluations[0].data is not None
+
+
+def _is_standard(evaluation: Evaluation) -> bool:
+    """Whether all validation data was evaluated, with the default stride."""
+    stride = None if evaluation.context is None else default_stride(evaluation.context)
+    return evaluation.is_whole and evaluation.data is not None and evaluation.stride == stride
 
 
 def run_names(runs: Sequence[Path | str]) -> list[str]:

@@ -59,7 +59,7 @@ class NoDisplay:
         """Restore the terminal."""
 
     def show_preparation(self, what: str, done: int, total: int) -> None:
-        """Show the progress of data preparation, in bytes."""
+        """Show the progress of data preparation, in bytes, or of an evaluation, in targets."""
 
     def show(self, event: Event) -> None:
         """Show an event."""
@@ -70,12 +70,14 @@ class LineDisplay(NoDisplay):
 
     def __init__(self) -> None:
         self.last_print = time.monotonic()
+        self.remaining = Remaining()
         self.latest: StepLogged | None = None
 
     def show_preparation(self, what: str, done: int, total: int) -> None:
         """Print a line every ten seconds."""
+        self.remaining.add(what, done, total)
         if time.monotonic() - self.last_print >= LINE_SECONDS:
-            self._print(f"{what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+            self._print(f"{what}: {amount(what, done, total)}{self.remaining}")
 
     def show(self, event: Event) -> None:
         """Print a line, where one is due."""
@@ -99,7 +101,8 @@ class LineDisplay(NoDisplay):
                 latest = self.latest
                 step = "" if latest is None else f" of {latest.steps:,}  loss {latest.loss:.3f}"
                 best = "  best so far" if event.best else ""
-                self._print(f"step {event.step:,}{step}  validation: {metrics}{best}")
+                part = f" ({event.part})" if event.part else ""
+                self._print(f"step {event.step:,}{step}  validation{part}: {metrics}{best}")
                 for line in tap_lines(event):
                     self._print(f"  {line}")
             case RunFinished():
@@ -110,11 +113,46 @@ class LineDisplay(NoDisplay):
         self.last_print = time.monotonic()
 
 
+class Remaining:
+    """The time that some work still takes, at the speed so far."""
+
+    def __init__(self) -> None:
+        self.what, self.started = "", 0.0
+        self.done = self.total = 0
+
+    def add(self, what: str, done: int, total: int) -> None:
+        """Note how much is done; work of another description starts the clock again."""
+        if what != self.what:
+            self.what, self.started = what, time.monotonic()
+        self.done, self.total = done, total
+
+    def __str__(self) -> str:
+        elapsed = time.monotonic() - self.started
+        if elapsed < 1 or not self.done:
+            return ""
+        left = elapsed * (self.total - self.done) / self.done
+        return f", {format_duration(left)} left"
+
+
+def amount(what: str, done: int, total: int) -> str:
+    """How much of some work is done.
+
+    >>> amount("tokenizing", 2_000_000, 50_000_000), amount("evaluating", 2048, 325100)
+    ('2 of 50 MB', '2,048 of 325,100 targets')
+    """
+    from regard.pipelines.base import UNITS  # imports torch
+
+    if what in UNITS:
+        return f"{done:,} of {total:,} {UNITS[what]}"
+    return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+
+
 class _StateDisplay(NoDisplay):
     """Keeps the events from which a display is drawn again and again."""
 
     def __init__(self) -> None:
         self.phase, self.phase_done = "reading the data", 0.0
+        self.remaining, self.work = Remaining(), ""
         self.started: RunStarted | None = None
         self.latest: StepLogged | None = None
         self.evaluations: list[Evaluated] = []
@@ -122,19 +160,21 @@ class _StateDisplay(NoDisplay):
 
     def show_preparation(self, what: str, done: int, total: int) -> None:
         """Shown at the next refresh."""
+        self.remaining.add(what, done, total)
         self.phase, self.phase_done = what, done / max(total, 1)
+        self.work = f"{what}: {amount(what, done, total)}{self.remaining}"
 
     def show(self, event: Event) -> None:
         """Keep the event."""
         match event:
             case RunStarted():
-                self.started = event
+                self.started, self.work = event, ""
             case StepLogged():
                 self.latest = event
             case Evaluated():
                 self.evaluations.append(event)
             case RunFinished():
-                self.finished = True
+                self.finished, self.work = True, ""
 
     @property
     def waiting_for(self) -> str | None:
@@ -151,9 +191,12 @@ class _StateDisplay(NoDisplay):
             speed = f"{self.latest.targets_per_second:,.0f} targets/s"
             rows.append(("loss", f"{self.latest.loss:.3f}", speed))
         if self.evaluations:
+            latest = self.evaluations[-1]
             losses = [evaluation.metrics["loss"] for evaluation in self.evaluations]
-            best = "best so far" if self.evaluations[-1].best else f"best was {min(losses):.3f}"
+            best = "best so far" if latest.best else f"best was {min(losses):.3f}"
             rows.append(("validation", f"{losses[-1]:.3f}", f"{best}  {sparkline(losses)}"))
+            if latest.part:
+                rows.append(("", "", latest.part))
         return rows
 
     def caption(self, latest: StepLogged) -> str:
@@ -165,7 +208,7 @@ class _StateDisplay(NoDisplay):
 class LiveDisplay(_StateDisplay):
     """A live panel: progress bar, losses, speed, and a sample of the model's output."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, transient: bool = False) -> None:
         super().__init__()
         self.console = Console(stderr=True, highlight=False)
         self.sample_height = 0  # never shrinks, so that the panel does not jump
@@ -175,6 +218,7 @@ class LiveDisplay(_StateDisplay):
             get_renderable=self.panel,
             refresh_per_second=8,
             redirect_stdout=False,
+            transient=transient,
         )
 
     def __enter__(self) -> Self:
@@ -204,12 +248,16 @@ class LiveDisplay(_StateDisplay):
 
     def panel(self) -> RenderableType:
         """The current panel."""
+        if self.started is None and self.phase_done:
+            return self._bar(self.phase_done, 1.0, self.work)
         if self.waiting_for is not None:
             return self._waiting(self.waiting_for)
         parts: list[RenderableType] = []
         if self.latest is not None:
             parts += [self._progress_bar(self.latest), Text()]
         parts.append(self._metrics())
+        if self.work:  # the evaluation at the end
+            parts.append(self._waiting(self.work))
         if self.evaluations:
             latest = self.evaluations[-1]
             parts += [Text(line, "dim") for line in tap_lines(latest)[:TAP_LINES]]
@@ -226,10 +274,12 @@ class LiveDisplay(_StateDisplay):
         return self.spinner
 
     def _progress_bar(self, latest: StepLogged) -> RenderableType:
-        caption = self.caption(latest)
+        return self._bar(latest.step, latest.steps, self.caption(latest))
+
+    def _bar(self, done: float, total: float, caption: str) -> RenderableType:
         bar = ProgressBar(
-            total=latest.steps,
-            completed=latest.step,
+            total=total,
+            completed=done,
             width=max(8, min(48, self.console.width - len(caption) - 3)),
             complete_style="cyan",
             finished_style="green",
@@ -329,13 +379,16 @@ def tap_lines(event: Evaluated) -> list[str]:
     return lines
 
 
-def make_display(quiet: bool) -> NoDisplay:
-    """The display that fits the place where the output goes; ranks above 0 show nothing."""
+def make_display(quiet: bool, *, transient: bool = False) -> NoDisplay:
+    """The display that fits the place where the output goes; ranks above 0 show nothing.
+
+    A `transient` panel disappears from the terminal at the end.
+    """
     if quiet or api.rank():
         return NoDisplay()
     if in_notebook():
         return NotebookDisplay()
-    return LiveDisplay() if is_interactive(sys.stderr) else LineDisplay()
+    return LiveDisplay(transient=transient) if is_interactive(sys.stderr) else LineDisplay()
 
 
 def in_notebook() -> bool:

@@ -28,6 +28,7 @@ from regard.nn.init import INITS
 from regard.nn.position import POSITIONS
 from regard.nn.score import SCORES
 from regard.training.setup.configure import RECIPES, recipes
+from regard.training.storage.evaluation import Evaluation
 from regard.training.storage.run_folder import RunFolder
 from regard.training.tracking.history import stored_parameters
 
@@ -46,6 +47,8 @@ TABLES: dict[str, Mapping[str, Any]] = {  # settings whose options have defaults
 
 Values = tuple[Any, ...]  # of one setting, one for each model that is compared
 
+NOT_EVALUATED = Evaluation(metrics={})
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -58,6 +61,7 @@ class ModelInfo:
     parameters: int  # of a closed-form model, the values stored in the run; 0 without a run
     published: Published | None = None  # the published size of a preset
     metrics: dict[str, float] = field(default_factory=dict)  # of a run, on validation data
+    evaluated: str = ""  # what they were computed on, as "all 3,000 tokens"
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -115,7 +119,7 @@ def info(
     'transformer'
     """
     over = read_overrides(words, {"model": model})
-    kind, config, metrics, notes = _find(what, over)
+    kind, config, evaluation, notes = _find(what, over)
     name = _name(what)
     model_cost = cost(config)
     stored = stored_parameters(RunFolder(name)) if kind == "run" and not over else 0
@@ -126,7 +130,8 @@ def info(
         cost=model_cost,
         parameters=model_cost.parameters or stored,
         published=PUBLISHED.get(name) if kind == "preset" and not over else None,
-        metrics=metrics,
+        metrics=evaluation.metrics,
+        evaluated=evaluation.evaluated,
         notes=notes,
     )
 
@@ -190,10 +195,11 @@ def _name(what: str | Path | ModelConfig) -> str:
 
 def _find(
     what: str | Path | ModelConfig, over: dict[str, Any]
-) -> tuple[str, Any, dict[str, float], list[str]]:
-    """The kind of `what`, its model's configuration, its metrics, and notes."""
+) -> tuple[str, Any, Evaluation, list[str]]:
+    """The kind of `what`, its model's configuration, its evaluation, and notes."""
     if not isinstance(what, str | Path):
-        return "configuration", resolve(merge(describe(what), over.get("model", {}))), {}, []
+        model = resolve(merge(describe(what), over.get("model", {})))
+        return "configuration", model, NOT_EVALUATED, []
     what = str(what)
     if what in PRESETS:
         wrong = [key for key in over if key != "model"]
@@ -201,10 +207,10 @@ def _find(
             raise ConfigError(
                 f"{wrong[0]}: a preset has only model settings; set them as in model.layers=4"
             )
-        return "preset", resolve({"preset": what, **over.get("model", {})}), {}, []
+        return "preset", resolve({"preset": what, **over.get("model", {})}), NOT_EVALUATED, []
     if what.endswith(".toml") or what in recipes():
         config, notes = _recipe_model(what, over)
-        return "recipe", config, {}, notes
+        return "recipe", config, NOT_EVALUATED, notes
     if not Path(what).is_dir() and "/" not in what:
         raise ConfigError(_unknown_name(what, [*PRESETS, *recipes()]))
     if is_external_checkpoint(Path(what)):
@@ -212,11 +218,12 @@ def _find(
             raise ConfigError(
                 f"{what} is a checkpoint; import it with regard import to change its settings"
             )
-        return "checkpoint", open_checkpoint(Path(what)).config, {}, []
+        return "checkpoint", open_checkpoint(Path(what)).config, NOT_EVALUATED, []
     folder = RunFolder(what)
     run = build(RunConfig, merge(to_table(folder.load_config()), over))
-    metrics = folder.best_metrics()
-    return "run", resolve(run.model), metrics, [] if metrics else ["not evaluated yet"]
+    evaluation = folder.load_evaluation()
+    notes = [] if evaluation.metrics else ["not evaluated yet"]
+    return "run", resolve(run.model), evaluation, notes
 
 
 def _recipe_model(what: str, over: dict[str, Any]) -> tuple[Any, list[str]]:

@@ -1,7 +1,8 @@
 """A trained run: load it, generate, predict, evaluate, explain, export."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +19,7 @@ from regard.config import (
     RunConfig,
     kind_of,
 )
-from regard.errors import ConfigError
+from regard.errors import CheckpointError, ConfigError
 from regard.explain.attention import (
     AttentionMap,
     cross_attention_path,
@@ -57,8 +58,9 @@ from regard.pipelines import (
     pipeline_of,
     prepare_evaluation,
     tokenizer_fingerprint,
+    validation_metrics,
 )
-from regard.pipelines.base import Progress, Tokenizers
+from regard.pipelines.base import EvalData, Progress, Tokenizers
 from regard.pipelines.by_length import ByLength
 from regard.pipelines.pairs import pair_task, translate
 from regard.pipelines.series import forecast, forecast_end, series_task
@@ -66,6 +68,7 @@ from regard.tasks import TASKS, Seq2Seq, Task
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.import_export import ExportResult, export_run, imported_run_config
 from regard.training.setup.device import pick_device, use_threads
+from regard.training.storage.evaluation import Evaluation, evaluation_of
 from regard.training.storage.run_folder import RunFolder
 
 
@@ -432,17 +435,70 @@ class Run:
         *data: Choice,
         beam: int = 5,
         length_penalty: float = 1.0,
+        stride: int | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """All metrics of the run's task on its own validation data, or on other data.
 
         >>> sorted(run.evaluate())
         ['bits_per_byte', 'loss', 'perplexity']
+
+        A language model predicts each token from a window of its context; windows advance by
+        `stride` tokens (by default `train.evaluate_stride`). A smaller stride gives every token
+        more context, and takes longer.
         """
-        opened = self._validation_data(data)
-        prepared = prepare_evaluation(self.config, opened, self.tokenizers, progress)
+        return self.evaluation(
+            *data, beam=beam, length_penalty=length_penalty, stride=stride, progress=progress
+        ).metrics
+
+    def evaluation(
+        self,
+        *data: Choice,
+        beam: int = 5,
+        length_penalty: float = 1.0,
+        stride: int | None = None,
+        progress: Progress | None = None,
+    ) -> Evaluation:
+        """The metrics of `evaluate`, with what they were computed on.
+
+        The metrics of the run's own validation data are stored in its folder, where `info` and
+        `compare` find them.
+        """
+        prepared = self._prepared(data, stride, progress)
         search = BeamSearch(beam, length_penalty)
-        return self.pipeline.evaluate(prepared, self.model, self.device, search=search)
+        metrics = self.pipeline.evaluate(
+            prepared, self.model, self.device, search=search, progress=progress
+        )
+        evaluation = evaluation_of(prepared, metrics, None)
+        if not data and stride is None:
+            self._store(evaluation)
+        return evaluation
+
+    def validation_evaluation(
+        self, *, stride: int | None = None, progress: Progress | None = None
+    ) -> Evaluation:
+        """The metrics that training logs, on all validation data of the run; stored as well."""
+        prepared = self._prepared((), stride, progress)
+        metrics = validation_metrics(prepared, self.model, self.device, None, progress)
+        evaluation = evaluation_of(prepared, metrics, None)
+        if stride is None:
+            self._store(evaluation)
+        return evaluation
+
+    def _prepared(
+        self, data: Sequence[Choice], stride: int | None, progress: Progress | None
+    ) -> EvalData:
+        config = self.config
+        if stride is not None:
+            config = replace(config, train=replace(config.train, evaluate_stride=stride))
+        return prepare_evaluation(config, self._validation_data(data), self.tokenizers, progress)
+
+    def _store(self, evaluation: Evaluation) -> None:
+        """Store an evaluation in the folder of the run, with the metrics that training logs."""
+        logged = self.folder.best_metrics().keys()  # without those of translations
+        metrics = {name: value for name, value in evaluation.metrics.items() if name in logged}
+        with suppress(OSError, CheckpointError):  # a folder that cannot be written
+            self.folder.save_evaluation(replace(evaluation, metrics=metrics))
 
     def evaluate_by_length(
         self, *data: Choice, beam: int = 5, length_penalty: float = 1.0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from regard import api
+from regard.api.display import make_display
 from regard.api.units import with_prefix
 from regard.cli.by_length import as_groups, as_table
 from regard.cli.diff import print_columns, wrap_values
@@ -22,7 +23,7 @@ from regard.cli.output import (
     format_number,
     print_json,
     print_status,
-    spinner,
+    settings,
     strip_control,
     write_file,
 )
@@ -73,8 +74,14 @@ def compare(
         raise ConfigError("--data needs --by-length; give both, or neither")
     if out is not None:
         check_output_file(out, force)
-    with spinner("reading the runs"):
-        comparison = api.compare(*runs, text=text, by_length=by_length, data=parse_data(data))
+    with make_display(settings.quiet, transient=True) as display:
+        comparison = api.compare(
+            *runs,
+            text=text,
+            by_length=by_length,
+            data=parse_data(data),
+            progress=display.show_preparation,
+        )
         groups = _groups(comparison)
         extra = as_groups(comparison.by_length) if comparison.by_length else {}
         if text is not None:  # quoted, so that it differs from the other titles
@@ -104,13 +111,18 @@ def _groups(comparison: "Comparison") -> Groups:
     histories = comparison.histories
     return {
         "validation": [
-            (key, *map(_number_or_dash, values)) for key, values in comparison.metrics.items()
+            *((key, *map(_number_or_dash, values)) for key, values in comparison.metrics.items()),
+            *((key, *map(_cell, values)) for key, values in comparison.evaluations.items()),
         ],
         "n-gram baseline": _baselines(histories),
         "cost": _costs(histories),
         "choices": wrap_values(comparison.settings),
         "taps": [(key, *map(_number_or_dash, values)) for key, values in comparison.taps.items()],
     }
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
 def _number_or_dash(value: float | None) -> str:
@@ -180,6 +192,7 @@ def _table(name: str, history: "History") -> dict[str, Any]:
         "name": name,
         "path": str(history.path),
         "metrics": history.metrics,
+        "evaluated": history.evaluation.evaluated,
         "parameters": history.parameters,
         "step": history.step,
         "steps": history.config.train.steps,

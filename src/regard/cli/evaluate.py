@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from regard import api
+from regard.api.display import make_display
 from regard.cli.options import Beam, Folder, Json, Penalty, parse_data
 from regard.cli.output import (
     align_columns,
@@ -13,6 +14,7 @@ from regard.cli.output import (
     format_number,
     print_json,
     print_status,
+    settings,
     spinner,
     write_file,
 )
@@ -35,6 +37,14 @@ def evaluate(
     ] = [],  # noqa: B006 -- typer copies it
     beam: Beam = 5,
     length_penalty: Penalty = 1.0,
+    stride: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            help="Language models: advance the windows by N tokens. A smaller N gives every token "
+            "more context; by default train.evaluate_stride, or three quarters of the context.",
+        ),
+    ] = None,
     by_length: Annotated[
         bool, Option("--by-length", help="Evaluate separately by source length.")
     ] = False,
@@ -50,6 +60,7 @@ def evaluate(
     \b
     regard evaluate runs/my
     regard evaluate runs/my other.txt --json
+    regard evaluate runs/my --stride 16
     regard evaluate runs/pairs test.en test.de --beam 5
     regard evaluate runs/pairs --by-length --out lengths.svg
     """
@@ -57,18 +68,28 @@ def evaluate(
         raise ConfigError("--out needs --by-length; give both, or neither")
     if out is not None:
         check_output_file(out, force)
-    with spinner(f"evaluating {run}"):
-        opened, named = api.load(run), parse_data(data)
-        if by_length:
-            result = opened.evaluate_by_length(*named, beam=beam, length_penalty=length_penalty)
-        else:
-            metrics = opened.evaluate(*named, beam=beam, length_penalty=length_penalty)
+    if by_length and stride is not None:
+        raise ConfigError("--stride is for language models, and --by-length for pairs and labels")
     if by_length:
+        with spinner(f"evaluating {run}"):
+            opened, named = api.load(run), parse_data(data)
+            result = opened.evaluate_by_length(*named, beam=beam, length_penalty=length_penalty)
         _print_by_length(run.resolve().name, result, out, as_json)
         return
+    with make_display(settings.quiet, transient=True) as display:
+        opened, named = api.load(run), parse_data(data)
+        evaluation = opened.evaluation(
+            *named,
+            beam=beam,
+            length_penalty=length_penalty,
+            stride=stride,
+            progress=display.show_preparation,
+        )
+    metrics = evaluation.metrics
     if as_json:
-        print_json(metrics)
+        print_json({**metrics, "evaluated": evaluation.evaluated})
         return
+    print_status(f"on {evaluation.evaluated}:")
     signatures = metrics.pop("signatures", {})
     rows = [(name, format_number(value)) for name, value in metrics.items()]
     for line in align_columns(rows, [1]):

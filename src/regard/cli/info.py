@@ -77,7 +77,7 @@ def info(
             print_section("FLOPs per token", align_columns(_flops(cost), right=[1]))
     if model.metrics:
         rows = [(name, format_number(value)) for name, value in model.metrics.items()]
-        print_section("validation", align_columns(rows, right=[1]))
+        print_section(f"validation ({model.evaluated})", align_columns(rows, right=[1]))
     if taps:
         print_section("taps", cost.taps or ["none"])
 
@@ -127,6 +127,7 @@ def _print_json(model: "ModelInfo", taps: bool) -> None:
         table["published"] = {**asdict(model.published), "difference": difference}
     if model.kind == "run":
         table["metrics"] = model.metrics
+        table["evaluated"] = model.evaluated
     print_json(table)
 
 

@@ -42,6 +42,7 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
                 "step": finished.step,
                 "seconds": round(finished.seconds, 1),
                 **finished.metrics,
+                "evaluated": finished.evaluated,
                 **({} if baseline is None else {"baseline": asdict(baseline)}),
             }
         )
@@ -50,13 +51,23 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
     if summary.is_closed_form:
         note = f", {format_size(summary.stored_values)}"
     duration = format_duration(finished.seconds)
-    print_status(f"\ndone in {duration}{note}; validation metrics of the saved model:")
+    print_status(f"\ndone in {duration}{note}; validation metrics of the saved model,")
+    print_status(f"{evaluated(finished)}:")
     rows = [(name, format_number(value)) for name, value in finished.metrics.items()]
     for line in align_columns(rows, [1]):
         print(f"  {line}", flush=True)
-    if baseline is not None:
+    if baseline is not None and finished.seconds_for_all is None:
         print(f"  {compare_with_baseline(finished.metrics, baseline)}", flush=True)
     print_suggestions(next_commands(finished, summary))
+
+
+def evaluated(finished: "RunFinished") -> str:
+    """What the metrics were computed on, and how to compute them on all of it."""
+    if finished.seconds_for_all is None:
+        return f"on {finished.evaluated}"
+    run = shlex.quote(str(finished.folder))
+    seconds = format_duration(finished.seconds_for_all)
+    return f"on {finished.evaluated} (all of them take about {seconds}: regard evaluate {run})"
 
 
 def compare_with_baseline(metrics: dict[str, float], baseline: "BaselineEvaluated") -> str:

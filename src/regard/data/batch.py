@@ -25,10 +25,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class TextBatch(Batch):
-    """Blocks of text and the next token of every position; targets of -1 are ignored."""
+    """Blocks of text and the next token of the last positions; targets of -1 are ignored.
+
+    In training all positions are scored, in an evaluation those that no earlier window has scored.
+    """
 
     ids: Int[Tensor, "batch time"]
-    targets: Int[Tensor, "batch time"]
+    targets: Int[Tensor, "batch scored"]
     # Scheduled sampling: where the model reads its own prediction instead of `ids`.
     use_prediction: Bool[Tensor, "batch time"] | None = None
 

@@ -160,6 +160,27 @@ def sequential_blocks(
         yield ids.reshape(rows, context), targets.reshape(rows, context)
 
 
+def sliding_windows(
+    tokens: NDArray[Any], context: int, stride: int, batch: int, limit_tokens: int | None = None
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Overlapping windows: ids (rows, context), and the targets (rows, stride) of their ends.
+
+    Every token except the first is a target once. The window that begins the text comes last, with
+    `context` targets; in all others, a target has at least context - stride + 1 ids before it.
+    Limits, padding and the number of rows are those of `sequential_blocks`.
+    """
+    count = len(tokens) - 1
+    count = count if limit_tokens is None else min(count, limit_tokens)
+    for first in range(context, count, batch * stride):
+        begins = np.arange(first, min(first + batch * stride, count), stride)[:, None]
+        positions = begins + stride - context + np.arange(context)  # of the ids, (rows, context)
+        scored = begins + np.arange(stride)
+        ids = tokens[positions.clip(max=count)].astype(np.int64)
+        targets = tokens[(scored + 1).clip(max=count)].astype(np.int64)
+        yield np.where(positions < count, ids, 0), np.where(scored < count, targets, -1)
+    yield from sequential_blocks(tokens[: context + 1], context, 1, limit_tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class PairIndices:
     """The pairs of a batch, and its width (with the start or stop token)."""

@@ -24,7 +24,9 @@ from regard.text import PairTokenizers, Tokenizer
 from regard.text.pair_tokenizers import JOINT, SOURCE
 
 Tokenizers = Tokenizer | PairTokenizers
-Progress = Callable[[str, int, int], None]  # description, bytes done, bytes in total
+Progress = Callable[[str, int, int], None]  # description, bytes (or UNITS) done, in total
+EVALUATING, TRANSLATING = "evaluating", "translating"
+UNITS = {EVALUATING: "targets", TRANSLATING: "sentences"}  # where progress is not in bytes
 DEFAULT_TOKENS = 4096  # per step, if neither train.batch nor train.tokens is set
 
 
@@ -81,6 +83,7 @@ class EvalData:
     validation_data: Any  # a `Data`, of the class that the pipeline opens
     validation_size: int  # in tokens of text, pairs, images, …
     validation_targets: int  # in what the limit of `validation_batches` counts
+    stride: int | None = None  # of the windows that a language model is evaluated on
     dropped: int = 0  # validation examples that are too long, dropped or truncated
 
     def targets(self, limit: int | None) -> int:
@@ -177,10 +180,16 @@ class Pipeline:
         return data.task.sample(model, data.validation_batches(data.model.context))
 
     def evaluate(
-        self, data: EvalData, model: nn.Module, device: torch.device, *, search: Search
+        self,
+        data: EvalData,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        search: Search,
+        progress: Progress | None = None,
     ) -> dict[str, Any]:
         """All metrics on the validation data; `search` is for models that generate text."""
-        return validation_metrics(data, model, device)
+        return validation_metrics(data, model, device, None, progress)
 
     def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
         """Metrics for short and for long texts."""
@@ -200,12 +209,9 @@ def validation_metrics(
     model: nn.Module,
     device: torch.device,
     limit: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, float]:
-    """The task's metrics on the validation data, or on about `limit` of its targets.
-
-    `progress` is called with the number of targets evaluated so far and in total.
-    """
+    """The task's metrics on the validation data, or on about `limit` of its targets."""
     total = data.targets(limit)
 
     def batches() -> Iterator[Batch]:
@@ -214,7 +220,7 @@ def validation_metrics(
             yield batch.to(device)
             if progress is not None:
                 done += data.task.limit_count(batch)
-                progress(min(done, total), total)
+                progress(EVALUATING, min(done, total), total)
 
     return data.task.metrics(model, batches())
 

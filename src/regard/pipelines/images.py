@@ -98,7 +98,6 @@ class ImagesPipeline(Pipeline):
                 "optimizer": "muon",
                 "ema": 0.99,
                 "schedule": {"kind": "linear", "warmup": 100},
-                "evaluate_tokens": 2000,
             },
         }
 

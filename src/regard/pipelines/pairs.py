@@ -22,6 +22,7 @@ from regard.models.base import Language
 from regard.models.build import resolve
 from regard.pipelines.base import (
     DEFAULT_TOKENS,
+    TRANSLATING,
     EvalData,
     Pipeline,
     Progress,
@@ -179,13 +180,19 @@ class PairsPipeline(Pipeline):
         return f"{source}\n→ {translation}\n= {target}"
 
     def evaluate(
-        self, data: EvalData, model: nn.Module, device: torch.device, *, search: Search
+        self,
+        data: EvalData,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        search: Search,
+        progress: Progress | None = None,
     ) -> dict[str, Any]:
         """Loss and perplexity, the free-running loss, and BLEU, chrF and exact match."""
         return {
-            **validation_metrics(data, model, device),
+            **validation_metrics(data, model, device, None, progress),
             "loss_own": free_running_loss(data, model, device),
-            **translation_metrics(data, model, search=search),
+            **translation_metrics(data, model, search=search, progress=progress),
         }
 
     def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
@@ -235,6 +242,7 @@ def translate(
     search: Search,
     tokens: int | None = None,
     rows: int = 64,
+    progress: Progress | None = None,
 ) -> list[str]:
     """The translation of each sentence, by a search over batches of similar length.
 
@@ -268,6 +276,8 @@ def translate(
         )
         for i, hypotheses in zip(chosen, results, strict=True):
             translations[i] = tokenizers.target.decode(hypotheses[0].ids)
+        if progress is not None:
+            progress(TRANSLATING, start + len(chosen), len(ids))
     return translations
 
 
@@ -292,19 +302,28 @@ def free_running_loss(data: EvalData, model: nn.Module, device: torch.device) ->
 
 
 def translation_metrics(
-    data: EvalData, model: nn.Module, *, search: Search, limit: int | None = None
+    data: EvalData,
+    model: nn.Module,
+    *,
+    search: Search,
+    limit: int | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """BLEU, chrF and exact match of the translations, with the signatures of sacreBLEU."""
     rows = list(data.validation_data.rows())[:limit]
-    translations = _translations(data, model, [source for source, _ in rows], search)
+    translations = _translations(data, model, [source for source, _ in rows], search, progress)
     return _score(translations, [target for _, target in rows])
 
 
 def _translations(
-    data: EvalData, model: nn.Module, sources: Sequence[str], search: Search
+    data: EvalData,
+    model: nn.Module,
+    sources: Sequence[str],
+    search: Search,
+    progress: Progress | None = None,
 ) -> list[str]:
     task, tokenizers = cast(Seq2Seq, data.task), cast(PairTokenizers, data.tokenizers)
-    return translate(model, task, tokenizers, sources, search=search)
+    return translate(model, task, tokenizers, sources, search=search, progress=progress)
 
 
 def _score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from regard.models.presets import ModelConfig
 from regard.pipelines.base import Data, EvalData, Pipeline, Progress, Tokenizers, TrainingData
 from regard.pipelines.detect import data_fingerprint, open_split
 from regard.pipelines.table import PIPELINES
-from regard.tasks import TASKS
+from regard.tasks import TASKS, Causal
 from regard.text import PairTokenizers
 from regard.text.pair_tokenizers import JOINT, SOURCE, TARGET
 
@@ -79,7 +79,7 @@ def check_compatible(config: RunConfig, data: Data, tokenizers: Tokenizers | Non
     kind = kind_of(config.task)[0]
     pipeline = pipeline_of(config)
     metric_names = ("last", *TASKS[kind].metric_names)
-    if config.train.best not in metric_names:
+    if config.train.best is not None and config.train.best not in metric_names:
         raise ConfigError(
             f"train.best={config.train.best!r} is not a metric of task={kind!r}; "
             f"choose among {', '.join(metric_names)}"
@@ -98,6 +98,10 @@ def check_compatible(config: RunConfig, data: Data, tokenizers: Tokenizers | Non
             f"{data.name} holds {data.kind}"
         )
     task, model = make(config.task, TASKS, "task"), pipeline.smallest_model(config)
+    if config.train.evaluate_stride is not None and not isinstance(task, Causal):
+        raise ConfigError(
+            f"train.evaluate_stride is for the windows of a language model; task={kind!r} has none"
+        )
     try:
         task.check_model(model)
     except ConfigError as error:

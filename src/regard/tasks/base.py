@@ -25,6 +25,8 @@ class Task:
     shapes: ClassVar[tuple[str, ...]]  # the model shapes that can learn it
     verbs: ClassVar[tuple[str, ...]] = ("predict",)  # methods of `Run` that apply, the main first
     metric_names: ClassVar[tuple[str, ...]] = ("loss",)  # keys of `metrics` always present
+    target_name: ClassVar[str] = "targets"  # the targets of an evaluation, in messages
+    best_metric: ClassVar[str] = "loss"  # the metric that picks the best weights by default
     predicts_words: ClassVar[bool] = False  # `Run.predict` gives one answer per word of a text
 
     def collate(self, examples: Any, generator: torch.Generator) -> Batch:
@@ -42,6 +44,14 @@ class Task:
     def limit_count(self, batch: Any) -> int:
         """How much of a limit of validation data a batch takes: by default, its targets."""
         return int(self.count(batch))
+
+    @classmethod
+    def describe_part(cls, targets: int, total: int) -> str:
+        """The part of the validation data that an evaluation used; "" for all of it."""
+        if targets >= total:
+            return ""
+        first = "first " if cls.data_kind == "text" else ""  # others take a sample of all data
+        return f"{first}{targets:,} of {total:,} {cls.target_name}"
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """The validation metrics of a model; `loss` is among them."""

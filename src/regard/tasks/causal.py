@@ -6,12 +6,14 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.config import Choice
 from regard.data.batch import TextBatch
 from regard.errors import ConfigError
+from regard.models.ngram import NGram
 from regard.models.presets import ModelConfig
 from regard.nn.head import IGNORED
 from regard.tasks.base import Task, check_label_smoothing
@@ -31,6 +33,7 @@ class Causal(Task):
     """
 
     data_kind: ClassVar[str] = "text"
+    target_name: ClassVar[str] = "tokens"
     shapes: ClassVar[tuple[str, ...]] = ("decoder",)
     verbs: ClassVar[tuple[str, ...]] = ("generate", "search", "gradients")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_byte")
@@ -67,7 +70,10 @@ class Causal(Task):
         ids = batch.ids
         if batch.use_prediction is not None:
             ids = mix_predictions(model, ids, batch.use_prediction)
-        hidden = model(ids)
+        if isinstance(model, NGram):  # closed-form, so this is an evaluation
+            unscored = ids.shape[1] - batch.targets.shape[1]
+            return -model.scores(ids, F.pad(batch.targets, (unscored, 0), value=IGNORED)).sum()
+        hidden = model(ids)[:, -batch.targets.shape[1] :]
         return model.head.loss(hidden, batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:

@@ -28,6 +28,8 @@ class Classify(Task):
     """
 
     data_kind: ClassVar[str] = "images"
+    target_name: ClassVar[str] = "images"
+    best_metric: ClassVar[str] = "accuracy"
     shapes: ClassVar[tuple[str, ...]] = ("images",)
     verbs: ClassVar[tuple[str, ...]] = ("predict", "classify")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")

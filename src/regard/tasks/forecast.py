@@ -29,6 +29,7 @@ class Forecast(Task):
     """
 
     data_kind: ClassVar[str] = "series"
+    target_name: ClassVar[str] = "values"
     shapes: ClassVar[tuple[str, ...]] = ("series",)
     verbs: ClassVar[tuple[str, ...]] = ("predict", "forecast")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "mae", "fed_back")

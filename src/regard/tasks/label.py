@@ -27,6 +27,8 @@ class Label(Task):
     """
 
     data_kind: ClassVar[str] = "labels"
+    target_name: ClassVar[str] = "texts"
+    best_metric: ClassVar[str] = "accuracy"
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "bag")
     verbs: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")

@@ -1,7 +1,7 @@
 """Metrics of models and of generated text."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,13 +25,21 @@ def mean_loss(task: Any, model: nn.Module, batches: Iterable[Any]) -> float:
     return float(torch.stack(losses).cpu().double().sum() / count.cpu())  # MPS has no float64
 
 
-def better(name: str, new: float, old: float) -> bool:
-    """Whether a metric improved: higher is better for accuracy and F1, lower for all others.
+def better(name: str, new: Mapping[str, float], old: Mapping[str, float]) -> bool:
+    """Whether the metric `name` improved, or, where it is the same, the loss.
 
-    >>> better("loss", 0.9, 1.0), better("accuracy", 0.9, 1.0)
-    (True, False)
+    Higher is better for accuracy and F1, lower for all others.
+
+    >>> better("loss", {"loss": 0.9}, {"loss": 1.0})
+    True
+    >>> better("accuracy", {"accuracy": 0.5, "loss": 0.9}, {"accuracy": 0.5, "loss": 1.0})
+    True
     """
-    return math.isnan(old) or (new > old if name.endswith(("accuracy", "f1")) else new < old)
+    if math.isnan(old[name]):
+        return True
+    if new[name] == old[name] and "loss" in new:
+        return new["loss"] < old["loss"]
+    return new[name] > old[name] if name.endswith(("accuracy", "f1")) else new[name] < old[name]
 
 
 def perplexity(loss: float) -> float:

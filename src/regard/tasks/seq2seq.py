@@ -34,6 +34,7 @@ class Seq2Seq(Task):
     """
 
     data_kind: ClassVar[str] = "pairs"
+    target_name: ClassVar[str] = "target tokens"
     shapes: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
     verbs: ClassVar[tuple[str, ...]] = ("translate", "evaluate_by_length", "gradients")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity")

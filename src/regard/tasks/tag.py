@@ -30,6 +30,8 @@ class Tag(Label):
     """
 
     data_kind: ClassVar[str] = "tags"
+    target_name: ClassVar[str] = "words"
+    best_metric: ClassVar[str] = "f1"
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     heads: ClassVar[tuple[str, ...]] = ("tag", "crf")
     predicts_words: ClassVar[bool] = True

@@ -12,7 +12,7 @@ from regard.data.batch import TextBatch
 from regard.errors import CheckpointError, ConfigError
 from regard.files.untrusted import read_json
 from regard.models.ngram import NGram, NGramConfig
-from regard.pipelines.base import TrainingData
+from regard.pipelines.base import TrainingData, validation_metrics
 from regard.tasks import Causal
 from regard.text import Tokenizer
 from regard.training.events import BaselineEvaluated
@@ -30,16 +30,16 @@ def evaluate_baseline(
     """Fit and evaluate the n-gram baseline of a run on text, on rank 0; write baseline.json."""
     if not config.train.baseline or not isinstance(data.task, Causal):
         return
-    fit = partial(fit_baseline, data, folder, config.train.evaluate_tokens)
+    fit = partial(fit_baseline, data, folder)
     baseline = ranks.all_or_fail(fit if ranks.is_rank0 else lambda: None)
     if baseline is not None:
         yield baseline
 
 
-def fit_baseline(data: TrainingData, folder: RunFolder, limit: int) -> BaselineEvaluated:
-    """Fit an n-gram model (modified Kneser–Ney) to the text, and evaluate it like the model.
+def fit_baseline(data: TrainingData, folder: RunFolder) -> BaselineEvaluated:
+    """Fit an n-gram model (modified Kneser–Ney) to the text; evaluate it on all validation text.
 
-    Only the first tokens of a long text are used; `limit` validation targets are scored.
+    Only the first tokens of a long text are used to fit it.
     """
     task, tokenizer = data.task, data.tokenizers
     assert isinstance(task, Causal)
@@ -47,10 +47,9 @@ def fit_baseline(data: TrainingData, folder: RunFolder, limit: int) -> BaselineE
     model = NGram(NGramConfig(vocab_size=tokenizer.size, order=ORDER, smoothing="kneser_ney"))
     train_batches = list(_take(cast(TextBatches, data.all_batches()), MAX_TOKENS))
     model.fit(train_batches)
-    batches = cast(TextBatches, data.validation_batches(limit))
-    scores = torch.cat([model.scores(batch.ids, batch.targets) for batch in batches])
     tokens = sum(int(task.count(batch)) for batch in train_batches)
-    baseline = BaselineEvaluated(ORDER, tokens, task.metrics_of_loss(-float(scores.mean())))
+    metrics = validation_metrics(data, model, torch.device("cpu"))
+    baseline = BaselineEvaluated(ORDER, tokens, metrics)
     folder.write_json(folder.baseline, asdict(baseline))
     return baseline
 

@@ -2,17 +2,68 @@
 
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from regard import pipelines
-from regard.config import TrainConfig
-from regard.pipelines.base import EvalData
+from regard.config import RunConfig, TrainConfig, kind_of
+from regard.pipelines.base import EvalData, TrainingData
+from regard.tasks import TASKS
 from regard.training.setup.device import autocast
 
 TIMED_SECONDS = 0.25  # an evaluation that takes at least this long is timed
+
+
+SHARE = 0.1  # of the cost of a run, at most, for its evaluations while training
+EVALUATIONS = 10  # after the start, at most
+MAX_TARGETS = 200_000  # of an evaluation while training
+LEAST_STEPS = 8  # an evaluation has at least the targets of so many steps
+BACKWARD = 2  # cost of a backward pass, in forward passes
+
+
+def with_best_metric(config: RunConfig) -> RunConfig:
+    """The settings with `train.best` of the task, where it is not set."""
+    task = TASKS.get(kind_of(config.task)[0])
+    if config.train.best is not None or task is None:
+        return config
+    return replace(config, train=replace(config.train, best=task.best_metric))
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """When a run is evaluated, and on how many validation targets."""
+
+    every: int  # steps
+    at_start: bool  # also before the first step
+    limit: int | None  # targets; None: all
+
+
+def plan_evaluations(settings: TrainConfig, data: TrainingData) -> EvaluationPlan:
+    """Ten evaluations and one at the start, which together cost at most a tenth of the run.
+
+    The cost is counted in targets: a step reads each three times (forward, and backward for twice
+    that), an evaluation context / stride times. Where ten evaluations of 200,000 targets are too
+    many, they get fewer targets, but no fewer than 8 steps have; then there are fewer of them, at
+    least one at the start and one at the end. `train.evaluate_every` and `train.evaluate_tokens`
+    are kept where they are set.
+    """
+    steps, every = settings.steps, settings.evaluate_every
+    step_targets = settings.accumulate * data.task.limit_count(data.batch(0))
+    reads = 1 if data.stride is None else data.model.context / data.stride
+    budget = SHARE * (1 + BACKWARD) * steps * step_targets / reads
+    counts = [EVALUATIONS, 5, 2, 1] if every is None else [-(-steps // every)]
+    limit = settings.evaluate_tokens
+    if limit is None:
+        evaluations = counts[0] + (every is None)
+        fitting = max(int(budget / evaluations), LEAST_STEPS * step_targets)
+        limit = min(MAX_TARGETS, fitting)
+    targets = data.targets(limit)
+    count = next((n for n in counts if (n + 1) * targets <= budget), counts[-1])
+    every = -(-steps // count) if every is None else every
+    at_start = settings.evaluate_every is None
+    return EvaluationPlan(every, at_start, None if targets == data.validation_targets else limit)
 
 
 @dataclass(frozen=True, slots=True)

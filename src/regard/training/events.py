@@ -51,6 +51,7 @@ class Evaluated:
     best: bool
     sample: str
     taps: TapStatistics = field(default_factory=dict)  # of `train.log`
+    part: str = ""  # of the validation data, as "first 200,000 of 325,100 tokens"; "": all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class RunFinished:
     metrics: dict[str, float]
     seconds: float
     stopped_early: bool = False
+    evaluated: str = ""  # what the metrics were computed on, as "all 3,000 tokens"
+    seconds_for_all: float | None = None  # of an evaluation of all data, where it was left out
 
 
 Event = RunStarted | BaselineEvaluated | StepLogged | Evaluated | RunFinished

@@ -22,6 +22,7 @@ from regard.models.build import build_model, count_parameters, describe, is_clos
 from regard.pipelines import prepare_training, tokenizer_fingerprint
 from regard.pipelines.base import Progress, TrainingData
 from regard.training.baseline import evaluate_baseline
+from regard.training.evaluation import plan_evaluations, with_best_metric
 from regard.training.events import Evaluated, Event, RunFinished, RunStarted
 from regard.training.log import Log
 from regard.training.loop import Step, train
@@ -47,10 +48,11 @@ from regard.training.setup.setting_checks import (
     check_before_data,
     check_disk,
     check_model,
-    intervals,
+    save_interval,
 )
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
+from regard.training.storage.evaluation import evaluation_of
 from regard.training.storage.run_folder import LOST, ReadOnlyFolder, RunFolder
 from regard.training.tracking.trackers import attach_trackers
 from regard.training.train_state import TrainState, load_initial_weights
@@ -73,6 +75,7 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
         tokenizers = start.load_tokenizers(start.load_config())
     data = prepare_training(config, tokenizers, progress)
     config = replace(config, model=describe(data.model), task=data.task_choice)
+    config = with_best_metric(config)
     check_model(config, data.model, device, path)
     run_environment = environment(device) | {
         "data": data.fingerprint,
@@ -81,7 +84,7 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
     }
     folder.create(config, run_environment, data.tokenizers)
     with folder.hold_lock():
-        yield from _run_rank0(config, data, folder, device, None)
+        yield from _run_rank0(config, data, folder, device, None, progress)
 
 
 def resume(
@@ -97,7 +100,7 @@ def resume(
         return
     folder = RunFolder(path)
     before = folder.load_config()
-    config = build(RunConfig, merge(to_table(before), overrides or {}))
+    config = with_best_metric(build(RunConfig, merge(to_table(before), overrides or {})))
     check_fixed_settings(before, config, path)
     with folder.hold_lock():
         if launch.restart_count() and folder.belongs_to(launch.launch_id()):
@@ -105,7 +108,8 @@ def resume(
         saved = checkpoint.latest(folder.checkpoints, step)
         if launch.restart_count() and is_finished(folder, config, saved):
             send_plan(None)  # a rank was lost after the last step
-            yield RunFinished(path, config.train.steps, folder.best_metrics(), 0.0)
+            evaluation, steps = folder.load_evaluation(), config.train.steps
+            yield RunFinished(path, steps, evaluation.metrics, 0.0, evaluated=evaluation.evaluated)
             return
         check_resumable(folder, config, saved)
         device = check_before_data(config)
@@ -115,7 +119,7 @@ def resume(
         check_disk(path, config, count_parameters(data.model))
         changed = [*changed_settings(before, config, saved), *changed_machine(folder, device)]
         data = replace(data, description=[*data.description, *changed])
-        yield from _run_rank0(config, data, folder, device, saved)
+        yield from _run_rank0(config, data, folder, device, saved, progress)
 
 
 def _run_rank0(
@@ -124,6 +128,7 @@ def _run_rank0(
     folder: RunFolder,
     device: torch.device,
     saved: checkpoint.Checkpoint | None,
+    progress: Progress | None,
 ) -> Iterator[Event]:
     """Train in one process, or as rank 0, which sends the other ranks the launch plan."""
     plan = LaunchPlan(
@@ -139,7 +144,9 @@ def _run_rank0(
         process_group(plan, send_plan(plan)) as ranks,
     ):
         ranks.all_or_fail(lambda: None)  # wait until the other ranks have prepared the data
-        yield from _train(config, data, folder, device, saved, ranks, shard=plan.shard)
+        yield from _train(
+            config, data, folder, device, saved, ranks, shard=plan.shard, progress=progress
+        )
 
 
 def run_worker() -> Iterator[Event]:
@@ -167,6 +174,7 @@ def _train(
     ranks: Ranks,
     *,
     shard: bool,
+    progress: Progress | None = None,
 ) -> Iterator[Event]:
     """Build the model, initialize or restore it, and train it."""
     settings, start = config.train, 0 if saved is None else saved.step
@@ -183,27 +191,28 @@ def _train(
     all_optimizers = optimizers(settings.optimizer, strategy.local_model, settings.lr)
     strategy.attach(all_optimizers)
     ema = EMA(strategy.local_model, settings.ema)
-    state = TrainState(config, data, folder, device, strategy, all_optimizers, ema)
+    plan = plan_evaluations(settings, data)
+    state = TrainState(config, data, folder, device, strategy, all_optimizers, ema, plan)
     state.restore(saved)
     if saved is None:
         yield from evaluate_baseline(config, data, folder, ranks)
-    yield from _train_from(start, state)
+    yield from _train_from(start, state, progress)
 
 
-def _train_from(start: int, state: TrainState) -> Iterator[Event]:
+def _train_from(start: int, state: TrainState, progress: Progress | None) -> Iterator[Event]:
     """Train step by step; log, evaluate and save at their intervals, and stop on signals."""
     settings, folder, strategy = state.config.train, state.folder, state.strategy
     ranks = strategy.ranks
     log = Log(folder, settings.steps, state.data.example_ids, settings.accumulate)
-    evaluate_every, save_every = intervals(settings)
+    save_every = save_interval(settings)
     started, done = time.perf_counter(), start
     with Interrupts() as interrupts:
-        if state.evaluation_pending:
+        if state.evaluation_pending or (start == 0 and state.plan.at_start):
             yield from state.evaluate(start)
         for step in () if state.stopped_early else _steps(start, state):
             done = step.number + 1
             last = done == settings.steps
-            evaluating = last or done % evaluate_every == 0
+            evaluating = last or done % state.plan.every == 0
             state.ema.update(step.number)
             log.add(step)
             signal, moved, flushing = strategy.all_reduce_max(
@@ -230,8 +239,7 @@ def _train_from(start: int, state: TrainState) -> Iterator[Event]:
                 raise interrupts.stop_error(signal, done, settings.steps, folder.path)
             if stopping:
                 break
-    seconds = time.perf_counter() - started
-    yield RunFinished(folder.path, done, state.best.metrics, seconds, state.stopped_early)
+        yield state.finish(done, started, interrupts, progress)
 
 
 def _steps(start: int, state: TrainState) -> Iterator[Step]:
@@ -275,9 +283,14 @@ def _fit(model: nn.Module, data: TrainingData, folder: RunFolder) -> Iterator[Ev
     folder.truncate_logs(dict.fromkeys(folder.log_sizes(), 0))
     cast(Any, model).fit(data.all_batches())
     metrics = pipelines.validation_metrics(data, model, torch.device("cpu"))
+    evaluation = evaluation_of(data, metrics, None)
     sample = pipelines.sample(data, model, 1)
-    folder.append({"step": 1, "validation": metrics})
+    total = evaluation.total
+    row = {"validation": metrics, "validation_targets": total, "validation_total": total}
+    folder.append({"step": 1, **row})
     folder.append_sample(1, sample)
-    folder.save_weights(weights(model), folder.load_config())  # last: it marks the run as finished
+    folder.save_weights(weights(model), folder.load_config())  # marks the run as finished
+    folder.save_evaluation(evaluation)
     yield Evaluated(1, metrics, True, sample)
-    yield RunFinished(folder.path, 1, metrics, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    yield RunFinished(folder.path, 1, metrics, seconds, evaluated=evaluation.evaluated)

@@ -6,6 +6,7 @@ from pathlib import Path
 from regard.config import RunConfig, flatten, to_table
 from regard.errors import ConfigError
 from regard.pipelines.base import Progress
+from regard.training.evaluation import with_best_metric
 from regard.training.events import Event
 from regard.training.parallel import launch
 from regard.training.run import begin, resume
@@ -48,7 +49,7 @@ def _is_complete(folder: RunFolder) -> bool:
 
 def _check_settings(folder: RunFolder, config: RunConfig) -> None:
     trained = dict(flatten(to_table(folder.load_config())))
-    for key, value in flatten(to_table(config)):
+    for key, value in flatten(to_table(with_best_metric(config))):
         if key in trained and trained[key] != value:
             raise ConfigError(
                 f"{folder.path} was trained with {key}={trained[key]}, but now {key}={value};\n"

@@ -1,6 +1,7 @@
 """The state of a run between two steps: what is evaluated, saved and restored."""
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -18,9 +19,10 @@ from regard.models.build import load_weights, on_meta, weights
 from regard.models.compatibility import with_defaults
 from regard.models.presets import ModelConfig
 from regard.nn.head import HEADS
-from regard.pipelines.base import TrainingData
+from regard.pipelines.base import Progress, TrainingData
 from regard.tasks.metrics import better
-from regard.training.events import Evaluated, Event, TapStatistics
+from regard.training.evaluation import EvaluationPlan
+from regard.training.events import Evaluated, Event, RunFinished, TapStatistics
 from regard.training.log import check_finite
 from regard.training.optim import (
     EMA,
@@ -35,11 +37,13 @@ from regard.training.setup.device import autocast
 from regard.training.setup.resume_checks import fixed_settings, read_state
 from regard.training.signals import Interrupted, Interrupts
 from regard.training.storage import checkpoint
+from regard.training.storage.evaluation import Evaluation, evaluation_of
 from regard.training.storage.run_folder import RunFolder
 from regard.training.taps import tap_statistics
 
 logger = logging.getLogger(__name__)
 Results = tuple[dict[str, float], str, TapStatistics]  # metrics, a sample, statistics of taps
+MIN_FINAL_SECONDS = 30.0  # that the last evaluation may always take
 POOLER = {f"head.hidden.{part}": f"head.pool.{part}" for part in ("weight", "bias")}
 
 
@@ -54,9 +58,7 @@ class Best:
 
     def update(self, step: int, metrics: dict[str, float], name: str) -> bool:
         """Compare an evaluation with the best one by the metric `name`; whether it is better."""
-        is_best = (
-            name == "last" or self.step is None or better(name, metrics[name], self.metrics[name])
-        )
+        is_best = name == "last" or self.step is None or better(name, metrics, self.metrics)
         if is_best:
             self.step, self.metrics, self.since = step, metrics, 0
         else:
@@ -88,8 +90,10 @@ class TrainState:
     strategy: ParallelStrategy
     optimizers: list[torch.optim.Optimizer]
     ema: EMA
+    plan: EvaluationPlan
     best: Best = field(default_factory=Best)
     evaluation_pending: bool = False  # a signal postponed the evaluation after the last step
+    seconds_per_target: float | None = None  # of the last evaluation in this session
 
     @property
     def stopped_early(self) -> bool:
@@ -213,7 +217,7 @@ class TrainState:
             if results is None:
                 return
             metrics, sample, taps = results
-            is_best = self.best.update(step, metrics, self.config.train.best)
+            is_best = self.best.update(step, metrics, cast(str, self.config.train.best))
             if is_best:
                 best_weights = strategy.full_weights()
 
@@ -222,24 +226,92 @@ class TrainState:
 
                 ranks.on_rank0(save_weights)
 
+        targets, total = self.data.targets(self.plan.limit), self.data.validation_targets
+
         def write_logs() -> None:
-            folder.append({"step": step, "validation": metrics} | ({"taps": taps} if taps else {}))
+            row = {"validation": metrics, "validation_targets": targets, "validation_total": total}
+            folder.append({"step": step, **row} | ({"taps": taps} if taps else {}))
             fault("log")
             folder.append_sample(step, sample)
 
         ranks.on_rank0(write_logs)
-        yield Evaluated(step, metrics, is_best, sample, taps)
+        part = self.data.task.describe_part(targets, total)
+        yield Evaluated(step, metrics, is_best, sample, taps, part)
+
+    def seconds_for_all(self) -> float | None:
+        """The estimated seconds of an evaluation of all data; None before the first evaluation."""
+        if self.seconds_per_target is None:
+            return None
+        return self.seconds_per_target * self.data.validation_targets
+
+    def finish(
+        self, step: int, started: float, interrupts: Interrupts, progress: Progress | None
+    ) -> RunFinished:
+        """The end of a run that began at `started`: evaluate its best weights on all data.
+
+        That may take half a minute, or as long as the run has taken.
+        """
+        allowed = max(MIN_FINAL_SECONDS, time.perf_counter() - started)
+        if self.strategy.ranks.world_size > 1:  # the other ranks wait for rank 0
+            allowed = min(allowed, self.config.train.timeout / 2)
+        evaluation = self.evaluate_best(allowed, interrupts, progress)
+        return RunFinished(
+            self.folder.path,
+            step,
+            evaluation.metrics,
+            time.perf_counter() - started,
+            self.stopped_early,
+            evaluation.evaluated,
+            None if evaluation.is_whole else self.seconds_for_all(),
+        )
+
+    def evaluate_best(
+        self, seconds: float, interrupts: Interrupts, progress: Progress | None
+    ) -> Evaluation:
+        """Evaluate the best weights on all validation data, once, at the end of a run.
+
+        If that takes longer than `seconds`, a signal interrupts it, or the weights are sharded,
+        the evaluation is that on a part, from which the best weights were chosen. All ranks must
+        call this; the model then has the best weights.
+        """
+        folder, data, ranks = self.folder, self.data, self.strategy.ranks
+        stored = folder.load_evaluation()
+        if stored.is_whole and folder.evaluation.exists():
+            return stored
+
+        def measure(model: nn.Module) -> dict[str, float] | None:
+            try:
+                with interrupts.raise_on_signal(), autocast(self.config.train, self.device)():
+                    return pipelines.validation_metrics(data, model, self.device, None, progress)
+            except Interrupted:
+                return None
+
+        def load_and_measure() -> dict[str, float] | None:
+            load_weights(self.strategy.objective.model, folder.load_weights(), str(folder.model))
+            return measure(self.strategy.objective.model)
+
+        evaluation = evaluation_of(data, self.best.metrics, self.plan.limit)
+        estimate = ranks.broadcast(self.seconds_for_all())
+        affordable = estimate is not None and estimate <= seconds and not self.strategy.is_sharded
+        if affordable and not evaluation.is_whole:
+            metrics = ranks.broadcast(
+                ranks.all_or_fail(load_and_measure if ranks.is_rank0 else lambda: None)
+            )
+            evaluation = evaluation if metrics is None else evaluation_of(data, metrics, None)
+        ranks.on_rank0(partial(folder.save_evaluation, evaluation))
+        return evaluation
 
     def _measure(self, interrupts: Interrupts | None, model: nn.Module) -> Results | None:
         """Evaluate the full model; None if a signal interrupted it."""
-        settings, data = self.config.train, self.data
+        settings, data, limit = self.config.train, self.data, self.plan.limit
         try:
             with nullcontext() if interrupts is None else interrupts.raise_on_signal():
-                metrics = pipelines.validation_metrics(
-                    data, model, self.device, settings.evaluate_tokens
-                )
+                started = time.perf_counter()
+                metrics = pipelines.validation_metrics(data, model, self.device, limit)
+                seconds = time.perf_counter() - started
+                self.seconds_per_target = seconds / data.targets(limit)
                 sample = pipelines.sample(data, model, settings.seed)
-                batches = data.validation_batches(settings.evaluate_tokens)
+                batches = data.validation_batches(limit)
                 return metrics, sample, tap_statistics(model, data.task, batches, settings.log)
         except Interrupted:
             return None

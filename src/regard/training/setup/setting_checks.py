@@ -57,15 +57,14 @@ def check_taps(config: RunConfig, model: ModelConfig) -> None:
 def check_disk(path: Path, config: RunConfig, parameters: int) -> None:
     """Raise if the checkpoints do not fit on the disk: the newest, the best and the next."""
     settings = config.train
-    saves = -(-settings.steps // intervals(settings)[1])
+    saves = -(-settings.steps // save_interval(settings))
     checkpoints = min(settings.keep + 2, saves)
     check_disk_space(path, parameters, checkpoints=checkpoints, ema=settings.ema > 0)
 
 
-def intervals(settings: TrainConfig) -> tuple[int, int]:
-    """After how many steps to evaluate, and after how many to save."""
-    evaluate_every = settings.evaluate_every or -(-settings.steps // 10)
-    return evaluate_every, settings.save_every or evaluate_every
+def save_interval(settings: TrainConfig) -> int:
+    """After how many steps to save: by default at every evaluation, or ten times a run."""
+    return settings.save_every or settings.evaluate_every or -(-settings.steps // 10)
 
 
 def check_settings(config: RunConfig) -> None:
@@ -80,7 +79,7 @@ def check_train_config(settings: TrainConfig) -> None:
     """Check the ranges of the training settings."""
     for name in (
         *("steps", "batch", "tokens", "accumulate", "keep", "patience"),
-        *("evaluate_every", "evaluate_tokens", "save_every", "timeout"),
+        *("evaluate_every", "evaluate_tokens", "evaluate_stride", "save_every", "timeout"),
     ):
         value = getattr(settings, name)
         if value is not None and value < 1:

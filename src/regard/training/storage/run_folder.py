@@ -1,7 +1,8 @@
 """The folder of a run.
 
 config.json · model.safetensors · tokenizer.json · metrics.jsonl · environment.json
-checkpoints/step-N/ · samples.txt · skipped.jsonl · clock.json · baseline.json · lock
+checkpoints/step-N/ · evaluation.json · samples.txt · skipped.jsonl · clock.json · baseline.json
+lock
 """
 
 import json
@@ -10,24 +11,27 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from regard.config import RunConfig, build, to_table
-from regard.errors import CheckpointError, DataError
+from regard.config import RunConfig, build, kind_of, to_table
+from regard.errors import CheckpointError, ConfigError, DataError
 from regard.files.atomic import atomic_folder, require_new_path
 from regard.files.directory import Directory
 from regard.files.disk_space import disk_message
 from regard.files.safetensors import read_metadata
 from regard.files.untrusted import open_regular_file, parse_json, path_exists, quote, read_json
 from regard.pipelines import has_tokenizer, load_tokenizers, save_tokenizers
+from regard.tasks import TASKS
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.parallel.launch import launch_id, restart_count
 from regard.training.storage.checkpoint import read_tensors, valid_steps_before, write_tensors
+from regard.training.storage.evaluation import Evaluation, describe_targets
 from regard.training.storage.lock import LOCK, hold_lock
 from regard.training.storage.weight_settings import as_metadata, changes
 
@@ -36,7 +40,15 @@ FORMAT = 2  # of config.json; raise it when a setting is renamed
 MAX_ROW = 1_000_000  # bytes of a line of metrics.jsonl
 FILES = (  # that training writes
     *("config.json", "environment.json", "model.safetensors", "metrics.jsonl", "samples.txt"),
-    *("skipped.jsonl", "clock.json", "baseline.json", "wandb.json", "trackio.json", LOCK),
+    *(
+        "skipped.jsonl",
+        "clock.json",
+        "baseline.json",
+        "evaluation.json",
+        "wandb.json",
+        "trackio.json",
+        LOCK,
+    ),
 )
 FOLDERS = ("checkpoints", "tensorboard", "wandb")
 MOVED, LOST = 1, 2  # of `RunFolder.status`
@@ -51,6 +63,7 @@ class RunFolder:
         self.environment = self.path / "environment.json"
         self.model = self.path / "model.safetensors"
         self.metrics = self.path / "metrics.jsonl"
+        self.evaluation = self.path / "evaluation.json"
         self.samples = self.path / "samples.txt"
         self.skipped = self.path / "skipped.jsonl"
         self.checkpoints = self.path / "checkpoints"
@@ -144,7 +157,12 @@ class RunFolder:
         self.directory.write_json(path.name, value, sync=sync)
 
     def save_weights(self, tensors: Mapping[str, Tensor], config: RunConfig) -> str:
-        """Write model.safetensors with the settings of its weights; returns its sha256."""
+        """Write model.safetensors with the settings of its weights; returns its sha256.
+
+        The evaluation of the weights before is removed.
+        """
+        if self.directory.kind(self.evaluation.name) is not None:
+            self.directory.remove(self.evaluation.name)
         return write_tensors(self.directory, self.model.name, tensors, as_metadata(config))
 
     def save_config(self, config: RunConfig) -> None:
@@ -223,17 +241,37 @@ class RunFolder:
                 "restore the old file, or begin a new run with regard train"
             )
 
-    def best_metrics(self) -> dict[str, float]:
-        """The validation metrics of the best model, which is in model.safetensors."""
-        name = self.load_config().train.best
-        rows = [row["validation"] for row in self.rows() if "validation" in row]
-        rows = rows[-1:] if name == "last" else [row for row in rows if name in row]
+    def load_evaluation(self) -> Evaluation:
+        """The evaluation of model.safetensors: that of all data, else the best while training."""
+        if path_exists(self.evaluation):
+            try:
+                return build(Evaluation, read_json(self.evaluation))
+            except ConfigError as error:
+                raise CheckpointError(f"{self.evaluation} is damaged: {error}") from None
+        config = self.load_config()
+        name = config.train.best
+        rows = [row for row in self.rows() if "validation" in row]
+        rows = rows[-1:] if name == "last" else [row for row in rows if name in row["validation"]]
         if not rows:
-            return {}
+            return Evaluation(metrics={})
         best, *others = rows
         for row in others:
-            best = row if better(name, row[name], best[name]) else best
-        return dict(best)
+            best = row if better(str(name), row["validation"], best["validation"]) else best
+        targets, total = best.get("validation_targets"), best.get("validation_total")
+        return Evaluation(
+            metrics=dict(best["validation"]),
+            evaluated=describe_targets(TASKS[kind_of(config.task)[0]], targets, total),
+            targets=targets,
+            total=total,
+        )
+
+    def save_evaluation(self, evaluation: Evaluation) -> None:
+        """Write the evaluation of model.safetensors."""
+        self.write_json(self.evaluation, asdict(evaluation))
+
+    def best_metrics(self) -> dict[str, float]:
+        """The validation metrics of the best model, which is in model.safetensors."""
+        return self.load_evaluation().metrics
 
     def load_weights(self) -> dict[str, Tensor]:
         """The weights of the best model; an error says how to restore damaged ones."""

@@ -15,6 +15,7 @@ from regard.models.cost import cost
 from regard.tasks import TASKS
 from regard.training.baseline import read_baseline
 from regard.training.events import BaselineEvaluated
+from regard.training.storage.evaluation import Evaluation
 from regard.training.storage.run_folder import RunFolder
 
 MAX_VALUE = 1e100  # larger numbers in logs are left out of curves
@@ -27,7 +28,7 @@ class History:
 
     path: Path
     config: RunConfig
-    metrics: dict[str, float]  # on the validation data, of the best model
+    evaluation: Evaluation  # of the best model
     parameters: int  # of a closed-form model, the number of values in its file
     step: int  # the last one that was logged
     targets: int  # trained on
@@ -42,6 +43,11 @@ class History:
     def is_closed_form(self) -> bool:
         """Whether the model was fitted in closed form, without steps."""
         return is_closed_form(self.config.model["family"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """On the validation data, of the best model."""
+        return self.evaluation.metrics
 
 
 def read_history(path: Path | str) -> History:
@@ -64,7 +70,7 @@ def read_history(path: Path | str) -> History:
     return History(
         path=folder.path,
         config=config,
-        metrics=folder.best_metrics(),
+        evaluation=folder.load_evaluation(),
         parameters=model_cost.parameters or stored_parameters(folder),
         step=max((row["step"] for row in rows), default=0),
         targets=targets,

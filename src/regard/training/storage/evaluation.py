@@ -1,0 +1,55 @@
+"""The evaluation of a saved model: its metrics, and what they were computed on."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from regard.pipelines.base import EvalData
+from regard.tasks.base import Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """Metrics of the model in model.safetensors; evaluation.json of a run holds them."""
+
+    metrics: dict[str, Any]
+    evaluated: str = ""  # what they were computed on, as "all 3,000 tokens, context 64, stride 32"
+    targets: int | None = None  # validation targets that were evaluated; None: unknown
+    total: int | None = None  # all validation targets
+    data: str | None = None  # fingerprint of the validation data
+    context: int | None = None  # of a language model: tokens of a window,
+    stride: int | None = None  # and by how many the windows advance
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all validation data was evaluated."""
+        return self.targets is not None and self.targets == self.total
+
+    @property
+    def overlap(self) -> Fraction:
+        """The part of a window that was scored in the window before."""
+        if self.stride is None or self.context is None:
+            return Fraction(0)
+        return 1 - Fraction(self.stride, self.context)
+
+
+def evaluation_of(data: EvalData, metrics: dict[str, Any], limit: int | None) -> Evaluation:
+    """Metrics with what they were computed on: all targets, or `limit` of them."""
+    targets, total, stride = data.targets(limit), data.validation_targets, data.stride
+    windows = "" if stride is None else f", context {data.model.context:,}, stride {stride:,}"
+    return Evaluation(
+        metrics=metrics,
+        evaluated=describe_targets(type(data.task), targets, total) + windows,
+        targets=targets,
+        total=total,
+        data=data.validation_data.fingerprint(),
+        context=None if stride is None else data.model.context,
+        stride=stride,
+    )
+
+
+def describe_targets(task: type[Task], targets: int | None, total: int | None) -> str:
+    """How many targets were evaluated, as in "all 3,000 tokens"."""
+    if targets is None or total is None:
+        return "an unknown part"
+    return task.describe_part(targets, total) or f"all {total:,} {task.target_name}"
