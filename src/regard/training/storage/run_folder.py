@@ -26,7 +26,7 @@ from regard.files.disk_space import disk_message
 from regard.files.safetensors import read_metadata
 from regard.files.untrusted import open_regular_file, parse_json, path_exists, quote, read_json
 from regard.pipelines import has_tokenizer, load_tokenizers, save_tokenizers
-from regard.tasks import TASKS
+from regard.tasks import TASKS, Task
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.parallel.launch import launch_id, restart_count
@@ -249,18 +249,19 @@ class RunFolder:
             except ConfigError as error:
                 raise CheckpointError(f"{self.evaluation} is damaged: {error}") from None
         config = self.load_config()
-        name = config.train.best
+        task = TASKS.get(kind_of(config.task)[0], Task)  # an imported run may have another
+        name = config.train.best or task.best_metric
         rows = [row for row in self.rows() if "validation" in row]
         rows = rows[-1:] if name == "last" else [row for row in rows if name in row["validation"]]
         if not rows:
             return Evaluation(metrics={})
         best, *others = rows
         for row in others:
-            best = row if better(str(name), row["validation"], best["validation"]) else best
+            best = row if better(name, row["validation"], best["validation"]) else best
         targets, total = best.get("validation_targets"), best.get("validation_total")
         return Evaluation(
             metrics=dict(best["validation"]),
-            evaluated=describe_targets(TASKS[kind_of(config.task)[0]], targets, total),
+            evaluated=describe_targets(task, targets, total),
             targets=targets,
             total=total,
         )
