@@ -34,8 +34,15 @@ def test_translate_writes_one_line_for_each_in_order(regard, pair_run, stdin):
 
 def test_evaluate_prints_the_metrics_of_a_text(regard, text_run, materials):
     completed = regard("evaluate", text_run, "--json")
-    assert set(json.loads(completed.out)) == {"loss", "perplexity", "bits_per_byte"}
-    assert "perplexity" in regard("evaluate", text_run).out
+    metrics = {"loss", "perplexity", "bits_per_byte"}
+    assert set(json.loads(completed.out)) == {*metrics, "evaluated"}
+    printed = regard("evaluate", text_run)
+    assert "perplexity" in printed.out
+    assert printed.err == "on all 286 tokens, context 8, stride 6:\n"
+    (row,) = json.loads(regard("compare", text_run, "--json").out)["runs"]
+    assert row["metrics"].items() <= json.loads(completed.out).items()
+    assert "context 8, stride 2:" in regard("evaluate", text_run, "--stride", 2).err
+    assert "--stride is for" in regard("evaluate", text_run, "--stride", 2, "--by-length").err
     other = json.loads(regard("evaluate", text_run, materials / "cats.txt", "--json").out)
     assert other != json.loads(completed.out)
 

@@ -461,6 +461,9 @@ class Run:
     ) -> Evaluation:
         """The metrics of `evaluate`, with what they were computed on.
 
+        >>> run.evaluation().is_whole
+        True
+
         The metrics of the run's own validation data are stored in its folder, where `info` and
         `compare` find them.
         """
@@ -477,7 +480,11 @@ class Run:
     def validation_evaluation(
         self, *, stride: int | None = None, progress: Progress | None = None
     ) -> Evaluation:
-        """The metrics that training logs, on all validation data of the run; stored as well."""
+        """The metrics that training logs, on all validation data of the run; stored as well.
+
+        >>> run.validation_evaluation().metrics == run.metrics
+        True
+        """
         prepared = self._prepared((), stride, progress)
         metrics = validation_metrics(prepared, self.model, self.device, None, progress)
         evaluation = evaluation_of(prepared, metrics, None)
