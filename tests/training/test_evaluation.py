@@ -168,7 +168,7 @@ def test_an_evaluation_that_takes_too_long_is_left_to_another_command(
 
 def test_new_weights_have_no_evaluation_of_older_ones(copied):
     folder = RunFolder(copied)
-    folder.write_model(folder.load_weights())
+    folder.save_weights(folder.load_weights(), folder.load_config())
     assert not folder.evaluation.exists()
     assert folder.load_evaluation().evaluated == "first 200 of 286 tokens"
 

@@ -40,15 +40,8 @@ FORMAT = 2  # of config.json; raise it when a setting is renamed
 MAX_ROW = 1_000_000  # bytes of a line of metrics.jsonl
 FILES = (  # that training writes
     *("config.json", "environment.json", "model.safetensors", "metrics.jsonl", "samples.txt"),
-    *(
-        "skipped.jsonl",
-        "clock.json",
-        "baseline.json",
-        "evaluation.json",
-        "wandb.json",
-        "trackio.json",
-        LOCK,
-    ),
+    *("skipped.jsonl", "clock.json", "baseline.json", "evaluation.json", "wandb.json"),
+    *("trackio.json", LOCK),
 )
 FOLDERS = ("checkpoints", "tensorboard", "wandb")
 MOVED, LOST = 1, 2  # of `RunFolder.status`
