@@ -194,3 +194,13 @@ def test_an_imported_run_carries_its_settings(tmp_path):
     change(tmp_path / "run", "model.norm_eps", 0.5)
     with pytest.raises(CheckpointError, match=r"model\.norm_eps: 1e-05 → 0\.5"):
         regard.load(tmp_path / "run")
+
+
+def test_damaged_weights_are_not_blamed_on_the_settings(run, capsys):
+    file = run / "model.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'norm_eps\\": 1e-05', b'norm_eps\\": 1e-06'))
+    code, said = command(capsys, "evaluate", run)
+    assert code == 4
+    assert f"{file} has changed since it was written (sha256 differs)\n" in said.err
+    assert command(capsys, "resume", run, "--step", "1", "--quiet")[0] is None
+    regard.load(run)

@@ -297,13 +297,13 @@ def write_tensors(
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> str:
-    """Write a safetensors file atomically, with a hash of its tensors in the metadata.
+    """Write a safetensors file atomically, with a hash of tensors and metadata in the metadata.
 
     Without that hash, safetensors would load tensors with flipped bits. Returns the sha256 of the
     file.
     """
-    tensors = _on_cpu(tensors)
-    metadata = {"sha256": digest(sorted(tensors.items())), **(metadata or {})}
+    tensors, metadata = _on_cpu(tensors), dict(metadata or {})
+    metadata = {"sha256": digest(sorted(tensors.items()), metadata), **metadata}
     try:
         with directory.atomic(name) as file:
             write_safetensors(file, tensors, metadata)
@@ -322,31 +322,36 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file and verify its hash."""
     with _file_errors(path), safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        expected = (file.metadata() or {}).get("sha256")
-    _check_digest(expected, path, sorted(tensors.items()))
+        metadata = file.metadata() or {}
+    _check_digest(metadata, path, sorted(tensors.items()))
     return tensors
 
 
 def check_tensors(path: Path, tensors: Tensors) -> None:
     """Verify the hash of a safetensors file, reading one tensor at a time."""
     with _file_errors(path), safe_open(path, framework="pt") as file, tensors:
-        expected = (file.metadata() or {}).get("sha256")
+        metadata = file.metadata() or {}
         _check_digest(
-            expected, path, ((name, tensors.read(name)) for name in sorted(tensors.entries))
+            metadata, path, ((name, tensors.read(name)) for name in sorted(tensors.entries))
         )
 
 
-def _check_digest(expected: str | None, path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    if expected is not None and digest(tensors) != expected:
+def _check_digest(
+    metadata: Mapping[str, str], path: Path, tensors: Iterable[tuple[str, Tensor]]
+) -> None:
+    others = {key: value for key, value in metadata.items() if key != "sha256"}
+    if "sha256" in metadata and digest(tensors, others) != metadata["sha256"]:
         raise CheckpointError(f"{path} has changed since it was written (sha256 differs)")
 
 
-def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """The sha256 of tensors with their names, dtypes and shapes."""
+def digest(tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str] | None = None) -> str:
+    """The sha256 of tensors with their names, dtypes and shapes, and of metadata."""
     result = hashlib.sha256()
     for name, tensor in tensors:
         result.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
         result.update(as_bytes(tensor.contiguous()))
+    for key, value in sorted((metadata or {}).items()):
+        result.update(f"{key} {value} ".encode())
     return result.hexdigest()
 
 

@@ -167,6 +167,8 @@ class RunFolder:
         config = self.read_config()
         try:
             changed = changes(read_metadata(self.model), config)
+            if changed:
+                read_tensors(self.model)  # raises if it is this file that has changed
         except CheckpointError:  # no weights yet, or damaged: `load_weights` reports it
             return config
         if changed is None:

@@ -11,19 +11,22 @@ from regard.config import RunConfig, flatten, kind_of, to_table
 from regard.files.untrusted import parse_json, quote
 
 KEY = "settings"  # in the metadata of model.safetensors
+# of the data: how texts are read, and which of them are for validation, as is `train.seed`
+DATA_SETTINGS = ("lower", "text", "label", "tags", "columns", "validation_fraction")
 # options of tasks that affect training only
 TRAINING_OPTIONS = ("label_smoothing", "scheduled_sampling", "crop", "flip")
 
 
 def weight_settings(config: RunConfig) -> dict[str, Any]:
-    """The settings that determine what a model with given weights computes, by dotted names."""
+    """The settings that determine what `evaluate` computes with given weights, by dotted names."""
     kind, options = kind_of(config.task)
     task = {name: value for name, value in options.items() if name not in TRAINING_OPTIONS}
-    tokenizer = kind_of(config.data.tokenizer)[0]
+    data = {name: getattr(config.data, name) for name in DATA_SETTINGS}
     table = {
         "model": config.model,
         "task": {"kind": kind, **task},
-        "data": {"lower": config.data.lower, "tokenizer": tokenizer},
+        "data": {**data, "tokenizer": kind_of(config.data.tokenizer)[0]},
+        "train": {"seed": config.train.seed},
     }
     return dict(flatten(to_table(table)))
 
