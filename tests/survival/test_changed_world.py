@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from regard.errors import CheckpointError, DataError
 from regard.training.events import RunFinished
@@ -122,6 +123,23 @@ def test_another_version_of_torch_is_no_reason_to_stop(world, begun):
     for manifest in (world / "run").glob("checkpoints/*/MANIFEST.json"):
         change(manifest, ("torch",), "1.13.1")
     assert undisturbed(world, begun)
+
+
+def test_what_a_bit_identical_resume_needs_is_said_where_it_changed(world):
+    for key, value in (("torch", "1.13.1"), ("device", "NVIDIA H200"), ("threads", 64)):
+        change(world / "run" / "environment.json", (key,), value)
+    events = resume(world / "run")
+    started = next(events)
+    events.close()
+    expected = [
+        "device     cpu, and NVIDIA H200 when the run began: resume is bit-identical only with the "
+        "same",
+        f"torch      {torch.__version__}, and 1.13.1 when the run began: resume is bit-identical "
+        "only with the same",
+        "threads    1, and 64 when the run began: resume is bit-identical only with "
+        "train.threads=64",
+    ]
+    assert [line for line in started.description if "when the run began" in line] == expected
 
 
 def test_the_newest_is_the_highest_step_whatever_the_clock_said(world, begun):

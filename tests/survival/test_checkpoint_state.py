@@ -43,8 +43,8 @@ def sign(step):
 
 
 def contents(run):
-    """All files but the lock and the clock, which counts every session."""
-    files = (p for p in run.rglob("*") if p.is_file() and p.name not in ("lock", "clock.json"))
+    """All files but the lock: a resume that is refused does not count as time either."""
+    files = (p for p in run.rglob("*") if p.is_file() and p.name != "lock")
     return {path: path.read_bytes() for path in files}
 
 
