@@ -4,7 +4,7 @@ BIN := .venv/bin
 SHAPED := regard.nn,regard.models,regard.accel,regard.generate,regard.explain
 LIMIT := --timeout 300  # seconds: a test that hangs fails instead
 
-.PHONY: demo test check shapes kernels long storm settings images format clean
+.PHONY: demo test check shapes kernels long storm settings images docs tutorials format clean
 
 demo: .venv/ready  ## set up, then learn to write numbers in French, in a minute
 	$(BIN)/regard quickstart
@@ -38,6 +38,12 @@ images: .venv/ready  ## draw docs/images again, from a run of the quickstart
 	rm -rf runs/images
 	$(BIN)/regard quickstart --out runs/images --quiet
 	$(BIN)/regard explain runs/images 'seven hundred ninety-nine' --out docs/images/alignment.svg --force
+
+docs: .venv/ready  ## build the documentation into site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+tutorials: .venv/ready  ## run the tutorials as notebooks, and write their outputs into them
+	$(BIN)/python tools/tutorials.py
 
 format: .venv/ready
 	$(BIN)/ruff format .

@@ -37,8 +37,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = Path(regard.__file__).parent
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
+PAGES = [path for path in DOCUMENTS if path.parent.name != "tutorials"]  # test_tutorials runs those
 TABLES = [SCORES, POSITIONS, NORMS, FFNS, SAMPLERS, PRESETS, TASKS]
 TABLES += [SCHEDULES, OPTIMIZERS, TOKENIZERS, BUILTINS, FAMILIES, CELLS, PIPELINES]
 ELSEWHERE = {"pip", "git", "cd"}  # programs that are not ours to check
@@ -91,7 +92,7 @@ def by_name(paths):
     return pytest.mark.parametrize("path", paths, ids=[path.name for path in paths])
 
 
-@by_name([path for path in DOCUMENTS if any(b.language == "python" for b in blocks(path))])
+@by_name([path for path in PAGES if any(b.language == "python" for b in blocks(path))])
 def test_python_blocks_run_and_print_what_is_shown(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -196,7 +197,7 @@ def test_every_command_that_is_shown_exists_and_takes_these_options(command):
 
 
 def parse(words):
-    if not words or "--help" in words:
+    if not words or "--help" in words or words == ["--version"]:
         return
     verb, *rest = words
     known = typer.main.get_command(app).commands

@@ -84,6 +84,7 @@ def _as_hf(stages: list[Sampler]) -> list[Sampler]:
 
 
 _CONSTRAINTS = ("ban", "allow", "min_length", "force")
+# Orders of samplers by the name that `--order` takes.
 SAMPLER_ORDERS: dict[str, SamplerOrder] = {
     "regard": SamplerOrder(),
     "hf": SamplerOrder(

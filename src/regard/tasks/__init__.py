@@ -10,6 +10,7 @@ from regard.tasks.masked import Masked
 from regard.tasks.seq2seq import Seq2Seq
 from regard.tasks.tag import Tag
 
+# Tasks by the name that `task` takes.
 TASKS: dict[str, type[Task]] = {
     "causal": Causal,
     "masked": Masked,

@@ -8,6 +8,7 @@ from regard.errors import DataError
 from regard.text import bpe, char, unigram, word, wordpiece
 from regard.text.tokenizer import Tokenizer, check_text
 
+# Tokenizers by the name that `data.tokenizer` takes.
 TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
     "char": char.train,
     "word": word.train,

@@ -10,6 +10,7 @@ from regard.generate.search.protocol import Search
 
 __all__ = ["SEARCHES", "BeamSearch", "ContrastiveSearch", "parse_search"]
 
+# Searches by the name that `--search` takes.
 SEARCHES: dict[str, Callable[..., Search]] = {"beam": BeamSearch, "contrastive": ContrastiveSearch}
 
 

@@ -1,0 +1,181 @@
+"""Tutorial pages as notebooks: `make tutorials` runs them and writes their outputs.
+
+A page of docs/tutorials is the only source. A `python` block is a code cell, and the `text` block
+after it is what the cell prints; each `$` line of a `console` block is a cell `!command`, and the
+lines below it are its output; a picture that the page shows is displayed by a cell. Running a page
+writes the outputs into it, the pictures beside it, and the executed notebook `NAME.ipynb`.
+
+    python tools/tutorials.py            all pages
+    python tools/tutorials.py own-text   one of them
+    python tools/tutorials.py --text     none: write the notebooks again after an edit of the text
+"""
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "tutorials"
+FENCE = re.compile(r"^```(python|console)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
+COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", re.M)
+PICTURE = re.compile(r"^!\[[^\]]*\]\(([\w-]+\.svg)\)$", re.M)
+LINES = 40  # longer outputs are cut in the page
+
+
+@dataclass
+class Cell:
+    """A piece of a page: prose, code, a command or a picture, with the output shown for it."""
+
+    kind: str  # "prose", "python", "command", "picture"
+    source: str
+    shown: str = ""
+
+    def to_notebook(self) -> Any:
+        """The notebook cell, without outputs."""
+        if self.kind == "prose":
+            return new_markdown_cell(self.source.strip())
+        code = {
+            "python": self.source.rstrip("\n"),
+            "command": f"!{self.source}",
+            "picture": f'from IPython.display import SVG\n\nSVG("{self.source}")',
+        }[self.kind]
+        return new_code_cell(code)
+
+
+def names() -> list[str]:
+    """The tutorials in the order of the index page."""
+    index = (PAGES / "index.md").read_text(encoding="utf-8")
+    return list(dict.fromkeys(re.findall(r"\(([\w-]+)\.md\)", index)))
+
+
+def read_cells(name: str) -> list[Cell]:
+    """The cells of a page, in order."""
+    text, cells, end = (PAGES / f"{name}.md").read_text(encoding="utf-8"), [], 0
+    for fence in FENCE.finditer(text):
+        cells += _prose(text[end : fence.start()])
+        if fence[1] == "python":
+            cells.append(Cell("python", fence[2], fence[3] or ""))
+        else:
+            commands = COMMAND.finditer(fence[2])
+            cells += [Cell("command", match[1], match[2]) for match in commands]
+        end = fence.end()
+    return cells + _prose(text[end:])
+
+
+def _prose(text: str) -> list[Cell]:
+    cells, end = [], 0
+    for picture in PICTURE.finditer(text):
+        cells += [Cell("prose", text[end : picture.start()]), Cell("picture", picture[1])]
+        end = picture.end()
+    return [c for c in [*cells, Cell("prose", text[end:])] if c.source.strip()]
+
+
+def notebook(cells: list[Cell]) -> Any:
+    """A notebook without outputs; its commands print plain text."""
+    first = new_code_cell("%env NO_COLOR=1")
+    result = new_notebook(cells=[first, *(cell.to_notebook() for cell in cells)])
+    for number, cell in enumerate(result.cells):
+        cell.id = f"cell-{number}"
+    result.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
+    return result
+
+
+def printed(cell: Any) -> str:
+    """What an executed cell shows as text: stdout and the last value, without progress."""
+    parts = []
+    for output in cell.get("outputs", []):
+        if output.output_type == "stream" and output.name == "stdout":
+            parts.append(output.text)
+        elif output.output_type == "execute_result" and "text/plain" in output.data:
+            parts.append(output.data["text/plain"] + "\n")
+    text = "".join(parts).replace("\r\n", "\n")
+    return "\n".join(line.rstrip() for line in text.strip("\n").split("\n")) + "\n" if text else ""
+
+
+def run(name: str) -> None:
+    """Execute a page in an empty folder; write its outputs, pictures and notebook."""
+    cells = read_cells(name)
+    executed = notebook(cells)
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src"),
+        "COLUMNS": "92",
+        "NO_COLOR": "1",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        client = NotebookClient(
+            executed, timeout=3600, resources={"metadata": {"path": folder}}, kernel_name="python3"
+        )
+        with client.setup_kernel(env={**os.environ, **environment}):
+            for number, cell in enumerate(executed.cells):
+                client.execute_cell(cell, number)
+                if cell.cell_type == "code" and cell.source.startswith("!"):
+                    client.execute_cell(new_code_cell("assert not _exit_code"), number)
+                    executed.cells[number] = cell  # not the one that checks it
+        for cell in cells:
+            if cell.kind == "picture":
+                shutil.copy(Path(folder, cell.source), PAGES / cell.source)
+    for cell in executed.cells:
+        cell.metadata.pop("execution", None)  # times of day
+    for cell, result in zip(cells, executed.cells[1:], strict=True):
+        cell.shown = "" if cell.kind in ("prose", "picture") else _cut(printed(result))
+    path = PAGES / f"{name}.md"
+    path.write_text(with_outputs(path.read_text(encoding="utf-8"), cells), encoding="utf-8")
+    nbformat.validate(executed)
+    nbformat.write(executed, PAGES / f"{name}.ipynb")
+
+
+def refresh(name: str) -> None:
+    """Write the notebook again after an edit of the page's text; the outputs are kept."""
+    path = PAGES / f"{name}.ipynb"
+    made, stored = notebook(read_cells(name)), nbformat.read(path, as_version=4)
+    code, before = ([c for c in n.cells if c.cell_type == "code"] for n in (made, stored))
+    for cell, executed in zip(code, before, strict=True):
+        cell.outputs, cell.execution_count = executed.outputs, executed.execution_count
+    made.metadata = stored.metadata
+    nbformat.write(made, path)
+
+
+def _cut(text: str) -> str:
+    lines = text.splitlines(keepends=True)
+    return text if len(lines) <= LINES else "".join([*lines[: LINES - 10], "…\n", *lines[-9:]])
+
+
+def with_outputs(page: str, cells: list[Cell]) -> str:
+    """The text of a page with the outputs of its cells in place of those it shows."""
+    shown = iter([cell for cell in cells if cell.kind in ("python", "command")])
+
+    def replace(fence: re.Match[str]) -> str:
+        if fence[1] == "python":
+            output = next(shown).shown
+            return f"```python\n{fence[2]}```\n" + (f"\n```text\n{output}```\n" if output else "")
+        block = COMMAND.sub(lambda match: f"$ {match[1]}\n{next(shown).shown}", fence[2])
+        return f"```console\n{block}```\n"
+
+    return FENCE.sub(replace, page)
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    if words[:1] == ["--text"]:
+        for name in names():
+            refresh(name)
+        sys.exit()
+    for name in words or names():
+        start = time.perf_counter()
+        run(name)
+        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
