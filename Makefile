@@ -1,7 +1,8 @@
 # One line a target, so that a person, pre-commit and CI run the same thing.
 PYTHON ?= python3
 BIN := .venv/bin
-SHAPED := regard.nn,regard.models,regard.accel,regard.generate,regard.explain
+SHAPED := regard.nn,regard.models,regard.data.batch,regard.accel,regard.tasks,regard.generate,regard.explain
+SHAPE_TESTS := tests/nn tests/contract tests/accel/test_packed.py tests/accel/test_cpu_decoder.py
 LIMIT := --timeout 300  # seconds: a test that hangs fails instead
 
 .PHONY: demo test check shapes kernels long storm settings images docs tutorials format clean
@@ -10,7 +11,7 @@ demo: .venv/ready  ## set up, then learn to write numbers in French, in a minute
 	$(BIN)/regard quickstart
 
 test: .venv/ready check  ## lint, types and the tests that every commit must pass
-	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT)
+	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT) $(SHAPE_TESTS:%=--ignore=%)
 	$(MAKE) shapes
 	$(MAKE) kernels
 
@@ -19,8 +20,8 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-shapes: .venv/ready  ## the same with every annotated shape checked at every call; not what is compiled
-	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT) --jaxtyping-packages=$(SHAPED),beartype.beartype tests/nn tests/accel/test_packed.py tests/accel/test_cpu_decoder.py tests/contract
+shapes: .venv/ready  ## the tests of layers and models, with every annotated shape checked at every call
+	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT) --jaxtyping-packages=$(SHAPED),beartype.beartype $(SHAPE_TESTS)
 
 kernels: .venv/ready  ## the Triton kernels on a CPU, by Triton's interpreter
 	TRITON_INTERPRET=1 $(BIN)/pytest -q -n 2 $(LIMIT) tests/accel -k "kernel or triton" -m "not long"

@@ -3,9 +3,9 @@ import torch
 
 from regard.errors import ConfigError, ShapeError
 from regard.generate import Chain, generate, parse_chain, stream, stream_text
-from regard.generate.sampler_context import row_key
 from regard.models.base import Language
 from regard.nn.state import Source
+from regard.seeds import row_key
 
 GREEDY = parse_chain(["greedy"])
 PROMPTS = [[1], [2, 3, 4, 0, 1], [5, 5]]

@@ -74,13 +74,15 @@ class ChanceHead(nn.Module):
 
 def test_the_loss_is_per_target_over_all_batches():
     batches = [
-        TextBatch(torch.zeros(1, 4), torch.tensor([[1, 2, -1, -1]])),
-        TextBatch(torch.zeros(2, 4), torch.ones(2, 4)),
+        TextBatch(torch.zeros(1, 4, dtype=torch.long), torch.tensor([[1, 2, -1, -1]])),
+        TextBatch(torch.zeros(2, 4, dtype=torch.long), torch.ones(2, 4, dtype=torch.long)),
     ]
     assert mean_loss(Causal(), Chance(), batches) == pytest.approx(math.log(4))
 
 
-@pytest.mark.parametrize("batches", [[], [TextBatch(torch.zeros(1, 2), -torch.ones(1, 2))]])
+@pytest.mark.parametrize(
+    "batches", [[], [TextBatch(torch.zeros(1, 2).long(), -torch.ones(1, 2).long())]]
+)
 def test_nothing_to_evaluate_is_an_error(batches):
     with pytest.raises(DataError, match="nothing to evaluate"):
         mean_loss(Causal(), Chance(), batches)

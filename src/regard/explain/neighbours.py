@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,7 @@ class WordVectors:
     tokenizer: Tokenizer
 
     @classmethod
-    def from_model(cls, model: Any, tokenizer: Tokenizer) -> Self:
+    def from_model(cls, model: Any, tokenizer: Tokenizer) -> "WordVectors":
         """The input embedding of a model."""
         embed = getattr(model, "embed", None)
         embed = getattr(embed, "token", embed)

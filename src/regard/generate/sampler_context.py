@@ -4,13 +4,13 @@ import secrets
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.seeds import row_key
 
 # SplitMix64: the increment, then (shift, multiplier) of its rounds, as signed 64-bit integers
 _INCREMENT = 0x9E3779B97F4A7C15 - 2**64
@@ -80,12 +80,6 @@ def pad_rows(texts: Sequence[Sequence[int]], width: int) -> Int[Tensor, "rows ti
 def _shift_right(x: Tensor, by: int) -> Tensor:
     """A logical right shift, which fills with zeros."""
     return (x >> by) & (2 ** (64 - by) - 1)
-
-
-def row_key(seed: int, row: int) -> int:
-    """A 64-bit hash of (seed, row), so that neighbouring seeds give unrelated numbers."""
-    digest = blake2b(f"{seed} {row}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
 
 
 @dataclass(slots=True)

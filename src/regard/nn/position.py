@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -341,7 +341,7 @@ class ALiBi(Position):
         super().__init__()
         self.register_buffer("slope", alibi_slopes(heads), persistent=False)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ALiBi":
         """Fill the slopes again: `to_empty`, which follows the meta device, leaves no values."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.slope.copy_(alibi_slopes(len(self.slope)))

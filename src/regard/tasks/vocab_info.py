@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -63,7 +62,7 @@ class VocabInfo:
     closes: NDArray[np.bool_] = field(repr=False)  # ends a sentence
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Self:
+    def of(cls, tokenizer: Tokenizer) -> "VocabInfo":
         """Read every piece of a vocabulary once."""
         ordinary = np.ones(tokenizer.size, np.bool_)
         ordinary[tokenizer.special_ids] = False
