@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from regard.accel.cpu_memory import keep_freed_memory
 from regard.api.decoding import SMALL_MODEL, EngineCache, chain_for, prompt_ids
 from regard.api.formatting import format_number
 from regard.config import (
@@ -468,6 +469,8 @@ class Run:
         `compare` find them.
         """
         prepared = self._prepared(data, stride, progress)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         search = BeamSearch(beam, length_penalty)
         metrics = self.pipeline.evaluate(
             prepared, self.model, self.device, search=search, progress=progress

@@ -15,6 +15,7 @@ from torch import nn
 
 from regard import pipelines
 from regard.accel import training_path
+from regard.accel.cpu_memory import keep_freed_memory
 from regard.config import RunConfig, build, merge, to_table
 from regard.data.batch import Batch, pin_memory
 from regard.data.loader import prefetch
@@ -187,6 +188,8 @@ def _train(
     if is_closed_form(config.model["family"]):
         yield from _fit(model, data, folder) if ranks.is_rank0 else ()
         return
+    if device.type == "cpu":
+        keep_freed_memory()
     strategy = make_strategy(model, data, settings, ranks, device, shard=shard)
     all_optimizers = optimizers(settings.optimizer, strategy.local_model, settings.lr)
     strategy.attach(all_optimizers)

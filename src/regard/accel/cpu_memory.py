@@ -1,0 +1,31 @@
+"""Reuse of freed memory on a CPU.
+
+glibc gives large blocks back to the kernel when they are freed, and the kernel clears every page of
+the next one. The logits of a large vocabulary are such blocks, allocated and freed in every step.
+"""
+
+import ctypes
+import os
+import sys
+from functools import cache
+
+# Parameters of glibc's mallopt (malloc.h)
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+LARGEST_INT = 2**31 - 1
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Let the process keep freed memory for its next tensors; True if the C library can.
+
+    All blocks then come from the heap, which is not trimmed. Settings of the user
+    (`GLIBC_TUNABLES`, `MALLOC_…`) are left alone.
+    """
+    names = os.environ.keys()
+    chosen = "GLIBC_TUNABLES" in names or any(name.startswith("MALLOC_") for name in names)
+    if not sys.platform.startswith("linux") or chosen:
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is None:
+        return False
+    return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, LARGEST_INT))
