@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from regard.errors import ConfigError, unknown
+from regard.errors import RENAMED, ConfigError, unknown
 from regard.html import html_table
 
 Choice = str | Mapping[str, Any]
@@ -189,12 +189,24 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     for name, value in table.items():
         path = f"{where}.{name}" if where else name
         if name not in known:
-            raise ConfigError(f"{path}: {unknown('key', name, known)}")
+            raise ConfigError(f"{path}: {_unknown_key(name, known, where)}")
         values[name] = _coerce(hints[name], value, path)
     for name, f in known.items():
         if name not in values and f.default is MISSING and f.default_factory is MISSING:
             raise ConfigError(f"{where + '.' if where else ''}{name} is missing")
     return cls(**values)
+
+
+def _unknown_key(name: str, known: Iterable[str], where: str) -> str:
+    """The message for an unknown key; it may be one of another table, as in train.device."""
+    message = unknown("key", name, known)
+    places = [table for table, (names, _) in TABLES.items() if name in names and table != where]
+    if where in TABLES and "; known: " in message:  # there is no suggestion yet
+        if name in {f.name for f in fields(RunConfig)} | {"minutes"}:
+            return f"unknown key {name!r}; it stands alone, as in {name}=…"
+        if places:
+            return f"unknown key {name!r}; did you mean '{places[0]}.{name}'?"
+    return message
 
 
 def _coerce(hint: Any, value: Any, path: str) -> Any:
@@ -330,8 +342,10 @@ def check_overrides(table: Mapping[str, Any]) -> None:
     for key, (names, name) in TABLES.items():
         if not isinstance(table.get(key, {}), dict):
             raise ConfigError(f"{key} is a table, set as in {key}.{name}=…, not {table[key]!r}")
-        for inside in names & table.keys():
-            raise ConfigError(f"unknown key {inside!r}; did you mean '{key}.{inside}'?")
+        for inside in table:
+            new = RENAMED.get(inside, inside)
+            if new in names:
+                raise ConfigError(f"unknown key {inside!r}; did you mean '{key}.{new}'?")
     build(RunConfig, {"name": "", **{key: table[key] for key in table if key != "minutes"}})
 
 

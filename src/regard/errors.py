@@ -76,6 +76,21 @@ class Stopped(RegardError):
         self.exit_code = exit_code
 
 
+RENAMED = {  # settings of earlier versions, and what they are called now
+    "rate": "lr",
+    "average": "ema",
+    "recompute": "activation_checkpointing",
+    "watch": "trackers",
+    "held_out": "validation_fraction",
+    "order": "norm_order",
+    "both_ways": "bidirectional",
+    "feeding": "input_feeding",
+    "attention": "score",
+    "smoothing": "label_smoothing",
+    "sampled": "scheduled_sampling",
+    "share": "mask_fraction",
+    "reach": "max_distance",
+}
 SHOWN = 40  # names of a table in a message
 
 
@@ -84,8 +99,12 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
     >>> unknown("sampler", "topp", ["top_k", "top_p"])
     "unknown sampler 'topp'; did you mean 'top_p'?"
+    >>> unknown("key", "rate", ["lr", "steps"])
+    "unknown key 'rate'; it is called 'lr' now"
     """
     names = sorted(known)
+    if RENAMED.get(name) in names:
+        return f"unknown {what} {name!r}; it is called {RENAMED[name]!r} now"
     same = [known_name for known_name in names if known_name.lower() == name.lower()]
     close = same or get_close_matches(name, names, n=1, cutoff=0.6)
     shown = names if len(names) <= SHOWN else [*names[:SHOWN], f"… ({len(names)} in all)"]

@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from cli.conftest import TEXT_WORDS
+from cli.conftest import TEXT_WORDS, trained
+from regard.cli import INSTEAD
 
 
 @pytest.fixture
@@ -175,3 +176,56 @@ def test_a_picture_has_a_known_suffix_and_is_not_written_over(refused, regard, t
 def test_lines_that_are_not_utf8(refused, pair_run, stdin):
     stdin(b"1 cats\n\xff\xfe\n")
     assert "stdin, line 2" in refused(3, "translate", pair_run)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--minutes", "2"], "no such option: --minutes; it is a setting, so write minutes=2"),
+        (["--steps=9"], "it is a setting, so write train.steps=9"),
+        (["train.device=cpu"], "unknown key 'device'; it stands alone, as in device=…"),
+        (["train.layers=3"], "did you mean 'model.layers'?"),
+        (["train.rate=0.1"], "unknown key 'rate'; it is called 'lr' now"),
+        (["rate=0.1"], "did you mean 'train.lr'?"),
+        (["train.average=0.9"], "it is called 'ema' now"),
+        (["train.recompute=true"], "it is called 'activation_checkpointing' now"),
+        (["train.watch=wandb"], "it is called 'trackers' now"),
+        (["data.held_out=0.1"], "it is called 'validation_fraction' now"),
+        (["model.order=pre"], "it is called 'norm_order' now"),
+        (["task=masked", "task.share=0.1"], "it is called 'mask_fraction' now"),
+    ],
+)
+def test_a_setting_in_the_wrong_place_gets_a_hint(refused, materials, words, hint):
+    assert hint in refused(2, "train", materials / "cats.txt", *words)
+
+
+@pytest.mark.parametrize("words", [["temperature=0.5"], ["greedy"], ["--top-k", "5"]])
+def test_a_sampler_without_its_option_gets_a_hint(refused, words):
+    written = "top_k=5" if words[0] == "--top-k" else words[0]
+    error = refused(2, "generate", "runs/my", "the", *words)
+    assert f"it is a sampler, so write -s {written}" in error
+
+
+def test_a_command_of_another_tool_names_what_there_is(refused):
+    for verb, instead in INSTEAD.items():
+        assert f"no such command {verb!r}; {instead}\ncommands: quickstart, train" in refused(
+            2, verb
+        )
+    assert "no such command 'qqq'\ncommands: quickstart," in refused(2, "qqq")
+
+
+@pytest.fixture(scope="module")
+def counts_run(materials, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "counts"
+    return trained(folder, materials / "cats.txt", ["model.family=ngram"])
+
+
+def test_a_model_without_attention_and_a_run_to_import_name_the_reason(refused, counts_run):
+    error = refused(2, "explain", counts_run, "cat")
+    assert "is a model of the family ngram, which has no attention;\nexplain needs" in error
+    assert "counts is a run already" in refused(2, "import", counts_run, "imported")
+
+
+def test_minutes_measure_nothing_for_a_folder_that_exists(refused, materials, text_run):
+    error = refused(2, "train", materials / "cats.txt", "minutes=9", "--out", text_run)
+    assert error.startswith(f"regard: {text_run} exists already")

@@ -71,4 +71,4 @@ def test_a_closed_form_model_has_no_embedding(regard, materials):
     regard("train", materials / "cats.txt", "model.preset=ngram", "--out", "run")
     completed = regard("neighbours", "run", "cat")
     assert completed.code == 2
-    assert "NGram has no word embedding" in completed.err
+    assert "this model has no word embedding" in completed.err

@@ -133,7 +133,7 @@ def test_each_row_has_its_own_limit():
 
 
 def test_a_model_without_hidden_states_is_refused():
-    with pytest.raises(ConfigError, match="needs hidden states, and NGram has none"):
+    with pytest.raises(ConfigError, match="needs hidden states, and this model has none"):
         ContrastiveSearch()(counted(), [[1]], tokens=3)
 
 

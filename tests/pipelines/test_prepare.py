@@ -221,9 +221,10 @@ def test_two_files_are_a_validation_of_pairs(data, tmp_path):
         (
             "cats.txt",
             "seq2seq",
-            "learns from pairs, and cats holds text; for text there is: causal",
+            "learns from pairs, and cats holds text;\nit needs a source and a target: two columns "
+            r"of a table \(data.source=… data.target=…\), or two files\nfor text there is: causal",
         ),
-        ("pairs.tsv", "causal", "learns from text, and pairs holds pairs; for pairs there is: seq"),
+        ("pairs.tsv", "causal", "learns from text, and pairs holds pairs;\nit needs text files"),
         ("cats.txt", "casual", "did you mean 'causal'"),
     ],
 )

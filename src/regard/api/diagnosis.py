@@ -41,6 +41,11 @@ OPTIONAL_PACKAGES = [
         "pip install 'regard[images]'",
     ),
     OptionalPackage(
+        "matplotlib",
+        "--out of regard explain, compare and evaluate as .svg, .png and .pdf",
+        "pip install 'regard[plot]'",
+    ),
+    OptionalPackage(
         "pyarrow",
         "regard train, predict and evaluate on .parquet and .arrow files",
         "pip install 'regard[tables]'",

@@ -22,8 +22,10 @@ from regard.config import (
 )
 from regard.errors import CheckpointError, ConfigError
 from regard.explain.attention import (
+    NEEDS_ATTENTION,
     AttentionMap,
     cross_attention_path,
+    has_attention,
     pair_attention,
     self_attention,
 )
@@ -560,7 +562,14 @@ class Run:
         >>> run.explain("the cat")
         {'decoder.blocks.0.attention': AttentionMap(2 heads, 7 × 7 tokens)}
         """
-        if self.config.model["family"] == "vision":
+        family = self.config.model["family"]
+        if not has_attention(self.model):
+            gradients = "" if hasattr(self.model, "fit") else "; --gradients shows gradient norms"
+            raise ConfigError(
+                f"{self.folder.path} is a model of the family {family}, which has no attention"
+                f"{gradients};\n{NEEDS_ATTENTION}"
+            )
+        if family == "vision":
             raise ConfigError(
                 "explain shows attention between tokens; for images use\n"
                 "regard.explain.attention_maps(run.model, lambda: run.model(images), "

@@ -91,9 +91,16 @@ def train_events(
     """Train one run and yield its events; the trained model is not loaded."""
     if launch.rank():
         return training_run.run_worker()
+    require_new_folder(out)  # before `minutes` takes time to measure
     config = configure(what, *words, **settings)
     folder = new_folder(config.name) if out is None else Path(out)
     return training_run.begin(config, folder, progress)
+
+
+def require_new_folder(out: Path | str | None) -> None:
+    """Raise if a run folder exists; a launch that torchrun has restarted continues its own."""
+    if out is not None and not launch.restart_count():
+        RunFolder(out).require_new_path()
 
 
 def resume(

@@ -4,9 +4,12 @@ No module imports torch at its top, so that `--help` is fast.
 """
 
 import errno
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, cast
 
 import typer
@@ -19,7 +22,7 @@ from regard.cli.edit import edit
 from regard.cli.evaluate import evaluate
 from regard.cli.explain import explain
 from regard.cli.export import export
-from regard.cli.generate import as_sampler, generate
+from regard.cli.generate import as_sampler, generate, value_of
 from regard.cli.import_ import import_
 from regard.cli.info import info
 from regard.cli.neighbours import neighbours
@@ -34,6 +37,7 @@ from regard.cli.settings import settings
 from regard.cli.streams import prepare_streams
 from regard.cli.train import train
 from regard.cli.translate import translate
+from regard.config import TABLES, RunConfig
 from regard.errors import CheckpointError, RegardError, shorten
 
 __all__ = ["app", "main"]
@@ -67,6 +71,33 @@ for command in (
 ):
     name = command.__name__.rstrip("_")  # `import` is a Python keyword
     app.command(name)(with_common_options(command))
+
+INSTEAD = {  # commands of other tools, and what there is here
+    "chat": "regard generate RUN 'some words' continues a text; there are no chat models here",
+    "serve": "there is no server; in Python, regard.load(RUN).generate('some words')",
+    "fit": "regard train DATA",
+    "finetune": "regard train DATA train.start=RUN",
+    "fine-tune": "regard train DATA train.start=RUN",
+    "pretrain": "regard train DATA",
+    "continue": "regard resume RUN",
+    "sample": "regard generate RUN 'some words'",
+    "complete": "regard generate RUN 'some words'",
+    "classify": "regard predict RUN IMAGE-OR-TEXT",
+    "forecast": "regard predict RUN --steps 24",
+    "test": "regard evaluate RUN",
+    "eval": "regard evaluate RUN",
+    "attention": "regard explain RUN 'some words'",
+    "show": "regard explain RUN 'some words'",
+    "plot": "regard compare RUN… --out curves.svg",
+    "download": "regard import NAME RUN",
+    "pull": "regard import NAME RUN",
+    "convert": "regard export RUN FOLDER",
+    "list": "regard info lists the presets, ls runs the runs",
+    "models": "regard info lists the presets",
+    "config": "regard settings",
+    "version": "regard --version",
+    "help": "regard --help",
+}
 
 # Some versions of typer vendor click, others import it: this is the class in use.
 UsageError = cast(type[Exception], typer.BadParameter.__base__)
@@ -104,12 +135,35 @@ def _print_error(message: str, code: int) -> int:
 
 
 def _usage_message(error: Any, words: Sequence[str]) -> tuple[str, int]:
-    """The message of a usage error, with the command's help, and the exit code."""
+    """The message of a usage error, with a hint or the command's help, and the exit code."""
     message = error.format_message().rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "regard"
-    option = getattr(error, "option_name", None)
-    if command == "regard generate" and option is not None:
-        sampler = as_sampler(option, words)
+    hint = _hint(getattr(error, "option_name", None), command, words)
+    if command == "regard" and words and message.startswith("No such command"):
+        verb = next(word for word in words if not word.startswith("-"))
+        message = f"no such command {verb!r}"
+        known = [command.name or "" for command in app.registered_commands]
+        close = get_close_matches(verb, known, n=1)
+        instead = INSTEAD.get(verb) or (f"did you mean {close[0]!r}?" if close else "")
+        message += f"; {instead}\n" if instead else "\n"
+        message += f"commands: {', '.join(known)}"
+    hint = "" if hint is None else f"; {hint}"
+    return f"{message[:1].lower()}{message[1:]}{hint}\ntry: {command} --help", error.exit_code
+
+
+def _hint(option: str | None, command: str, words: Sequence[str]) -> str | None:
+    """How to write what was given as an option or as an argument too many."""
+    if command == "regard generate":
+        sampler = as_sampler(option, words) if option is not None else None
         if sampler is not None:
-            message = f"no such option: {option}; it is a sampler, so write {sampler}"
-    return f"{message[:1].lower()}{message[1:]}\ntry: {command} --help", error.exit_code
+            return f"it is a sampler, so write {sampler}"
+        for word in words:
+            if option is None and (word == "greedy" or word.partition("=")[0] in api.SAMPLERS):
+                return f"it is a sampler, so write -s {shlex.quote(word)}"
+    if command in ("regard train", "regard resume", "regard quickstart") and option is not None:
+        name = option.lstrip("-").replace("-", "_")
+        tables = [f"{table}." for table, (names, _) in TABLES.items() if name in names]
+        if tables or name in (*(field.name for field in fields(RunConfig)), "minutes"):
+            value = value_of(option, words)
+            return f"it is a setting, so write {''.join(tables[:1])}{name}={shlex.quote(value)}"
+    return None

@@ -196,7 +196,11 @@ def as_sampler(option: str, words: Sequence[str]) -> str | None:
         return "-s greedy"
     if name not in api.SAMPLERS:
         return None
+    return f"-s {shlex.quote(f'{name}={value_of(option, words)}')}"
+
+
+def value_of(option: str, words: Sequence[str]) -> str:
+    """The word after an option, or after its equals sign."""
     parts = [part for word in words for part in word.split("=", 1)]
     after = parts[parts.index(option) + 1 :]
-    value = after[0] if after and not after[0].startswith("--") else "VALUE"
-    return f"-s {shlex.quote(f'{name}={value}')}"
+    return after[0] if after and not after[0].startswith("--") else "VALUE"

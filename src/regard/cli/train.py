@@ -86,6 +86,7 @@ def train(
         train_study(study, as_json=as_json)
         return
     if "minutes" in overrides:
+        api.require_new_folder(out)  # before measuring takes time
         print_status("measuring the training speed of a few model sizes on this machine …")
     with spinner("reading the data"):
         config = api.configure(data, *words)

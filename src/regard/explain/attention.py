@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+NEEDS_ATTENTION = "explain needs a transformer, or a seq2seq model with model.score"
+
+
+def has_attention(model: nn.Module) -> bool:
+    """Whether any module of a model is an attention."""
+    return any(isinstance(module, Attention | RecurrentAttention) for module in model.modules())
+
+
 @torch.no_grad()
 def attention_maps(
     model: nn.Module, run: Callable[[], object], *, pattern: str = "*", call: int = -1
@@ -265,10 +273,7 @@ def _main_stack(model: nn.Module) -> tuple[str, Stack]:
         stack = getattr(model, side, None)
         if isinstance(stack, Stack):
             return side, stack
-    kind = type(model).__name__
-    raise ConfigError(
-        f"{kind} has no attention to show; it needs a Transformer, or a seq2seq with a score"
-    )
+    raise ConfigError(f"this model has no attention to show; {NEEDS_ATTENTION}")
 
 
 def _check_index(index: int | None, count: int, what: str) -> int:

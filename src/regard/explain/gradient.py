@@ -133,8 +133,7 @@ def draw_gradients(names: Sequence[str], flows: Sequence[GradientFlow], layer: i
 def require_gradients(model: nn.Module) -> None:
     """Raise if the model is closed-form."""
     if hasattr(model, "fit"):
-        kind = type(model).__name__
-        raise ConfigError(f"{kind} is a closed-form model without gradients; use a neural model")
+        raise ConfigError("this model is closed-form: it has no gradients; use a neural model")
 
 
 def last_token_gradients(

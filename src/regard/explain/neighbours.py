@@ -31,8 +31,9 @@ class WordVectors:
         embed = getattr(model, "embed", None)
         embed = getattr(embed, "token", embed)
         if not isinstance(embed, nn.Embedding):
-            kind = type(model).__name__
-            raise ConfigError(f"{kind} has no word embedding; use a model with one, such as cbow")
+            raise ConfigError(
+                "this model has no word embedding; use a model with one, such as cbow"
+            )
         return cls(nn.functional.normalize(embed.weight.detach().float()), tokenizer)
 
     @cached_property

@@ -111,6 +111,7 @@ class Pipeline:
     """
 
     name: ClassVar[str]  # `Data.kind` of its data and `Task.data_kind` of its tasks
+    needs: ClassVar[str] = "data of its own kind"  # what its data is, in messages
     tokenizer_type: ClassVar[type | None] = None  # Tokenizer, PairTokenizers, or neither
     exclusive: ClassVar[bool] = False  # what it recognizes is never opened as another kind
 

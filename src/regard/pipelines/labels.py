@@ -23,7 +23,7 @@ from regard.data.token_store import PairStore
 from regard.errors import ConfigError
 from regard.generate import Search
 from regard.models.bag import BagConfig
-from regard.models.build import describe, resolve
+from regard.models.build import describe, family_of, resolve
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
 from regard.nn.characters import BYTES, word_bytes
@@ -55,6 +55,9 @@ class LabelsPipeline(Pipeline):
     """Texts with a class each, in batches of similar length."""
 
     name: ClassVar[str] = "labels"
+    needs: ClassVar[str] = (
+        "texts and their classes: two columns of a table (data.text=… data.label=…)"
+    )
     tokenizer_type: ClassVar[type | None] = Tokenizer
 
     def from_table(self, table: Table, roles: Roles) -> LabelledText:
@@ -218,6 +221,7 @@ class TagsPipeline(LabelsPipeline):
     """Texts with a class for each word."""
 
     name: ClassVar[str] = "tags"
+    needs: ClassVar[str] = "words and their tags: CoNLL files, or two columns of a table"
     exclusive: ClassVar[bool] = True
 
     def recognizes(self, path: Path) -> bool:
@@ -253,7 +257,7 @@ def add_head(
     model = resolve(table, vocab_size=vocab_size)
     if not hasattr(model, "head"):
         raise ConfigError(
-            f"{type(model).__name__.removesuffix('Config')} models have no head for classes; "
+            f"a model of the family {family_of(model)} has no head for classes; "
             "choose another model.preset or model.family"
         )
     setting = table.get("head", {})

@@ -46,6 +46,9 @@ class PairsPipeline(Pipeline):
     """Pairs of a source and a target text, in batches of similar length."""
 
     name: ClassVar[str] = "pairs"
+    needs: ClassVar[str] = (
+        "a source and a target: two columns of a table (data.source=… data.target=…), or two files"
+    )
     tokenizer_type: ClassVar[type | None] = PairTokenizers
 
     def reads_on_request(self, path: Path) -> bool:

@@ -87,8 +87,8 @@ def check_compatible(config: RunConfig, data: Data, tokenizers: Tokenizers | Non
     if pipeline.name != data.kind:
         fitting = ", ".join(name for name, task in TASKS.items() if task.data_kind == data.kind)
         raise ConfigError(
-            f"task={kind!r} learns from {pipeline.name}, and {data.name} holds {data.kind}; "
-            f"for {data.kind} there is: {fitting}"
+            f"task={kind!r} learns from {pipeline.name}, and {data.name} holds {data.kind};\n"
+            f"it needs {pipeline.needs}\nfor {data.kind} there is: {fitting}"
         )
     expected = pipeline.tokenizer_type
     if tokenizers is not None and not (expected and isinstance(tokenizers, expected)):

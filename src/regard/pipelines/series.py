@@ -32,6 +32,7 @@ class SeriesPipeline(Pipeline):
     """Columns of numbers in the order of time; the validation data is the end of the series."""
 
     name: ClassVar[str] = "series"
+    needs: ClassVar[str] = "columns of numbers"
 
     def from_table(self, table: Table, roles: Roles) -> Series:
         """The columns of numbers of a table."""

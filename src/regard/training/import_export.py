@@ -39,7 +39,7 @@ from regard.tasks import TASKS
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import environment, free_memory
 from regard.training.storage.checkpoint import check_tensors
-from regard.training.storage.run_folder import RunFolder
+from regard.training.storage.run_folder import RunFolder, is_run
 
 EXISTS_HINT = "choose another folder"
 GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -77,6 +77,11 @@ def import_run(
     `overrides` changes settings of the model that do not change the shape of any tensor, as in
     `{"model": {"position": {"base": 500000}}}`.
     """
+    if is_run(Path(source)):
+        raise ConfigError(
+            f"{source} is a run already: use it as it is, as in `regard info {source}`;\n"
+            "import is for checkpoints of other libraries"
+        )
     settings = model_overrides(overrides or {})
     require_new_path(out, EXISTS_HINT)
     checkpoint = open_or_download(source).with_settings(settings)

@@ -53,8 +53,8 @@ class BeamSearch:
     Diverse beam search (Vijayakumar et al. 2018): with `groups`, as many searches of width /
     groups beams run side by side, and the score of a token that g beams of earlier groups choose
     at the same step is lowered by `diversity` * g for ranking. As in the paper, and not in
-    transformers, the returned score stays log P. The `n_best` of the first group come first;
-    they equal those of a beam search of its width.
+    transformers, the returned score stays log P. The `n_best` of every group are returned,
+    best first; those of the first group equal those of a beam search of its width.
     """
 
     width: int = 5
@@ -218,7 +218,8 @@ class BeamSearch:
         by_group = finished.best(self.n_best).hypotheses()
         for number, prompt in enumerate(prompts.tolist()):
             groups = by_group[number * self.groups : (number + 1) * self.groups]
-            results[prompt] = [hypothesis for group in groups for hypothesis in group]
+            found = (hypothesis for group in groups for hypothesis in group)
+            results[prompt] = sorted(found, key=lambda hypothesis: -hypothesis.score)
             if not results[prompt]:
                 raise RegardError(
                     f"row {prompt}: no continuation has a probability above 0; the logits are "

@@ -48,9 +48,8 @@ class ContrastiveSearch:
     ) -> list[list[Hypothesis]]:
         """One hypothesis for each prompt."""
         if not isinstance(model, SupportsHidden):
-            kind = type(model).__name__
             raise ConfigError(
-                f"contrastive search needs hidden states, and {kind} has none; use beam search"
+                "contrastive search needs hidden states, and this model has none; use beam search"
             )
         limits = max_new_tokens(model, prompts, tokens, source, unread=0)
         if not prompts:

@@ -47,6 +47,14 @@ FOLDERS = ("checkpoints", "tensorboard", "wandb")
 MOVED, LOST = 1, 2  # of `RunFolder.status`
 
 
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run: its config.json has a format number."""
+    try:
+        return "format" in read_json(path / "config.json")
+    except (CheckpointError, OSError):
+        return False
+
+
 class RunFolder:
     """The files of a run, by name."""
 
