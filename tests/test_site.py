@@ -22,6 +22,8 @@ LOADING = {"script": "src", "img": "src", "link": "href", "iframe": "src", "sour
 UNUSED = {"api.github.com", "unpkg.com"}
 CREDITS = {"clipboardjs.com", "lunrjs.com", "tartarus.org", "bit.ly", "fontawesome.com"}
 CREDITS |= {"www.w3.org"}
+OF_THE_BROWSER = {"accounts.google.com", "clients2.google.com", "redirector.gvt1.com"}
+OF_THE_BROWSER |= {"www.google.com"}
 
 
 class Resources(HTMLParser):
@@ -110,5 +112,26 @@ def test_a_browser_requests_nothing_from_outside(tmp_path):
         command += ["--virtual-time-budget=3000", "--dump-dom", address]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         assert "<title>" in shown.stdout
-        requests = set(re.findall(r'"url":"(https?://[^"]+)"', log.read_text(encoding="utf-8")))
-        assert requests == set(), page
+        hosts = set(re.findall(r'"url":"https?://([^/"]+)', log.read_text(encoding="utf-8")))
+        assert hosts - OF_THE_BROWSER == set(), page
+
+
+@pytest.mark.long
+def test_the_picture_of_the_readme_is_what_explain_draws_after_the_quickstart(tmp_path):
+    run = regard.train("quickstart", out=tmp_path / "run", quiet=True)
+    ((_, attention),) = run.explain("seven hundred ninety-nine").items()
+    attends = {
+        word: {attention.columns[place] for place in row.topk(count).indices.tolist()}
+        for word, row in zip(attention.rows, attention.mean(), strict=True)
+        if (count := {"quatre": 1, "vingt": 1, "dix": 2, "neuf": 1}.get(word))
+    }
+    assert attends == {
+        "quatre": {"ninety"},
+        "vingt": {"ninety"},
+        "dix": {"ninety", "nine"},
+        "neuf": {"nine"},
+    }
+    attention.save(tmp_path / "drawn.svg")
+    drawn, shown = tmp_path / "drawn.svg", ROOT / "docs" / "images" / "alignment.svg"
+    texts = [re.findall(r">([^<>]+)</text>", each.read_text("utf-8")) for each in (drawn, shown)]
+    assert texts[0] == texts[1] != [], "run `make images`"

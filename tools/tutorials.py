@@ -22,6 +22,7 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 ROOT = Path(__file__).parents[1]
@@ -124,8 +125,7 @@ def run(name: str) -> None:
             for number, cell in enumerate(executed.cells):
                 client.execute_cell(cell, number)
                 if cell.cell_type == "code" and cell.source.startswith("!"):
-                    client.execute_cell(new_code_cell("assert not _exit_code"), number)
-                    executed.cells[number] = cell  # not the one that checks it
+                    _check_exit_code(client, cell)
         for cell in cells:
             if cell.kind == "picture":
                 shutil.copy(Path(folder, cell.source), PAGES / cell.source)
@@ -137,6 +137,15 @@ def run(name: str) -> None:
     path.write_text(with_outputs(path.read_text(encoding="utf-8"), cells), encoding="utf-8")
     nbformat.validate(executed)
     nbformat.write(executed, PAGES / f"{name}.ipynb")
+
+
+def _check_exit_code(client: NotebookClient, cell: Any) -> None:
+    try:
+        first = client.nb.cells[0]
+        client.execute_cell(new_code_cell("assert not _exit_code"), 0)
+        client.nb.cells[0] = first  # execute_cell stores the cell
+    except CellExecutionError:
+        sys.exit(f"{cell.source}\n{printed(cell)}")
 
 
 def refresh(name: str) -> None:
