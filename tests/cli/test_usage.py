@@ -90,7 +90,7 @@ def test_an_unexpected_error_keeps_its_traceback(monkeypatch):
 
 def test_ctrl_c_outside_training_exits_130_and_says_nothing(regard, text_run, monkeypatch):
     class Interrupted(io.BytesIO):
-        def read(self, *_):
+        def __next__(self):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Interrupted()))

@@ -22,6 +22,26 @@ def test_generate_takes_a_chain_a_beam_or_stdin(regard, text_run, stdin):
     assert regard("generate", text_run, "-n", 3).code == 0
 
 
+def test_generate_continues_each_line_of_stdin(regard, text_run, stdin):
+    words = ["-n", 5, "--seed", 3]
+    first = regard("generate", text_run, "the cat", *words).out
+    second = regard("generate", text_run, "a dog", "-n", 5, "--seed", 4).out
+    stdin(b"the cat\na dog\r\n")
+    assert regard("generate", text_run, "-", *words).out == f"{first}\n{second}"
+    stdin(b"the cat\na dog\n")
+    lines = regard("generate", text_run, "-", *words, "--json").out.splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["prompt"] + row["text"] + "\n" for row in rows] == [first, second]
+    stdin(b"the\nthe\n")
+    greedy = regard("generate", text_run, "the", "-n", 4, "--beam", 1).out
+    stdin(b"the\nthe\n")
+    assert regard("generate", text_run, "-", "-n", 4, "--beam", 1).out == f"{greedy}\n{greedy}"
+    stdin(b"the\nthe\n")
+    completed = regard("generate", text_run, "-", "--trace")
+    assert completed.code == 2
+    assert "--trace shows one prompt, and stdin has 2; give one" in completed.err
+
+
 def test_translate_writes_one_line_for_each_in_order(regard, pair_run, stdin):
     one = regard("translate", pair_run, "100 cats", "--beam", 2).out
     other = regard("translate", pair_run, "999 dogs", "--beam", 2).out

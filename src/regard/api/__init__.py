@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from regard.api.overrides import override_words
     from regard.api.pictures import by_length_curves, history_curves
     from regard.api.planning import Plan, plan
+    from regard.api.prediction import (
+        OUT_SUFFIXES,
+        input_lines,
+        predict_inputs,
+        predict_rows,
+        read_inputs,
+        write_rows,
+    )
     from regard.api.process import device_of, rank, run_worker, stoppable, world_size
     from regard.api.run import Run, load
     from regard.api.settings_reference import (
@@ -69,6 +77,10 @@ _NAMES = {
     "regard.api.model_info": ("ModelDiff", "ModelInfo", "diff", "info", "presets"),
     "regard.api.pictures": ("by_length_curves", "history_curves"),
     "regard.api.planning": ("Plan", "plan"),
+    "regard.api.prediction": (
+        *("OUT_SUFFIXES", "input_lines", "predict_inputs", "predict_rows", "read_inputs"),
+        "write_rows",
+    ),
     "regard.api.process": ("device_of", "rank", "run_worker", "stoppable", "world_size"),
     "regard.api.run": ("Run", "load"),
     "regard.api.overrides": ("override_words",),
@@ -105,6 +117,7 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 
 __all__ = [
     "OPTIONAL_PACKAGES",
+    "OUT_SUFFIXES",
     "SAMPLERS",
     "AttentionMap",
     "BaselineEvaluated",
@@ -145,15 +158,19 @@ __all__ = [
     "import_checkpoint",
     "import_model",
     "info",
+    "input_lines",
     "load",
     "open_study",
     "option_words",
     "override_words",
     "plan",
+    "predict_inputs",
+    "predict_rows",
     "preset",
     "presets",
     "preview",
     "rank",
+    "read_inputs",
     "require_new_folder",
     "resume",
     "resume_events",
@@ -169,6 +186,7 @@ __all__ = [
     "train_events",
     "used_by",
     "world_size",
+    "write_rows",
 ]
 
 

@@ -7,10 +7,13 @@ from torch import nn
 
 from regard.accel import Snapshot, decoding_path
 from regard.errors import ConfigError
-from regard.generate import Chain, Engine, parse_chain
+from regard.generate import Chain, Engine, generate, parse_chain
+from regard.generate.decode import detokenize_stream
+from regard.generate.stop_text import truncate_at_stop
 from regard.models.base import Language
 from regard.text import Tokenizer
 
+BATCH = 64  # prompts that are continued together
 SMALL_MODEL = 2e6  # parameters up to which one CPU thread decodes as fast as several
 
 
@@ -48,6 +51,30 @@ def chain_for(
         return [id for id, piece in pieces if piece.removeprefix(" ") == word]
 
     return parse_chain(words, order, token_ids)
+
+
+def generate_texts(
+    model: Language,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    chain: Chain,
+    *,
+    tokens: int,
+    seeds: Sequence[int | None],
+    until: Sequence[str] = (),
+) -> list[str]:
+    """Continue several prompts, `BATCH` at a time, each with its seed, up to any of `until`."""
+    texts: list[str] = []
+    for start in range(0, len(prompts), BATCH):
+        rows, row_seeds = prompts[start : start + BATCH], seeds[start : start + BATCH]
+        given = [seed for seed in row_seeds if seed is not None]
+        stop, seed = set(tokenizer.stop_ids), given or None
+        for prompt, ids in zip(
+            rows, generate(model, rows, chain, tokens=tokens, stop=stop, seed=seed), strict=True
+        ):
+            pieces = detokenize_stream(ids, tokenizer, prompt)
+            texts.append("".join(truncate_at_stop(pieces, until)))
+    return texts
 
 
 class EngineCache:

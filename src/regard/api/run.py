@@ -13,8 +13,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from regard.accel.cpu_memory import keep_freed_memory
-from regard.api.decoding import SMALL_MODEL, EngineCache, chain_for, prompt_ids
+from regard.api.decoding import (
+    SMALL_MODEL,
+    EngineCache,
+    chain_for,
+    generate_texts,
+    prompt_ids,
+)
 from regard.api.formatting import format_number
+from regard.api.prediction import predict_rows, read_inputs
 from regard.config import (
     Choice,
     RunConfig,
@@ -68,6 +75,7 @@ from regard.pipelines.by_length import ByLength
 from regard.pipelines.pairs import pair_task, translate
 from regard.pipelines.series import forecast, forecast_end, series_task
 from regard.tasks import TASKS, Seq2Seq, Task
+from regard.tasks.vocab_info import MASK
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.import_export import ExportResult, export_run, imported_run_config
 from regard.training.setup.device import pick_device, use_threads
@@ -185,7 +193,7 @@ class Run:
 
     def generate(
         self,
-        prompt: str = "",
+        prompt: str | Sequence[str] = "",
         *,
         tokens: int = 200,
         sampler: str | Sequence[str] | Chain = DEFAULT_SAMPLERS,
@@ -194,8 +202,11 @@ class Run:
         amateur: "Run | None" = None,
         until: str | Sequence[str] = (),
         int8: bool = False,
-    ) -> str:
-        """Continue a prompt; the prompt is not repeated. The text ends before any of `until`.
+    ) -> Any:
+        """Continue a prompt, or each of a list; prompts are not repeated.
+
+        The text ends before any of `until`. A list gives a list; prompt n of it has the seed
+        `seed` + n, so that its text is that of the prompt alone with this seed.
 
         `draft` is the draft of speculative decoding: a run with a smaller model, or
         `PromptLookup()`. The distribution of texts does not change; whether it is faster depends
@@ -207,17 +218,28 @@ class Run:
         >>> run.generate("the ", **settings) == run.generate("the ", **settings)
         True
         """
-        return "".join(
-            self.stream(
-                prompt,
-                tokens=tokens,
-                sampler=sampler,
-                seed=seed,
-                draft=draft,
-                amateur=amateur,
-                until=until,
-                int8=int8,
-            )
+        options = {"tokens": tokens, "amateur": amateur, "until": until, "int8": int8}
+        if isinstance(prompt, str):
+            pieces = self.stream(prompt, sampler=sampler, seed=seed, draft=draft, **options)
+            return "".join(pieces)
+        seeds = [None if seed is None else seed + number for number in range(len(prompt))]
+        if draft is not None:  # of one text at a time
+            settings = {"sampler": sampler, "draft": draft, **options}
+            return [
+                self.generate(each, seed=row_seed, **settings)
+                for each, row_seed in zip(prompt, seeds, strict=True)
+            ]
+        if int8 and amateur is not None:
+            raise ConfigError("int8 cannot be combined with draft or amateur")
+        model = self._language(amateur)
+        return generate_texts(
+            self._engine(int8) if amateur is None else model,
+            self.tokenizer,
+            [self._prompt(each) for each in prompt],
+            sampler if isinstance(sampler, Chain) else self.chain(sampler),
+            tokens=tokens,
+            seeds=seeds,
+            until=[until] if isinstance(until, str) else until,
         )
 
     def stream(
@@ -331,19 +353,34 @@ class Run:
         return translations[0] if isinstance(text, str) else translations
 
     def predict(self, what: Any, *, top: int = 3) -> Any:
-        """The prediction of the run's task for one input.
+        """The prediction of the run's task for one input, or for each of a list.
 
         For a text: the likeliest classes of it or of each of its words, or the likeliest tokens
         for each <mask>. For an image: its likeliest classes. For a series: its next values.
-        Classes and tokens come with their probabilities, best first.
+        Classes and tokens come with their probabilities, best first. For a run trained on pairs:
+        the translation of a sentence.
 
         >>> [[(best, probability), second]] = labels.predict("a good film", top=2)
         >>> best in ("good", "bad") and probability >= second[1]
         True
         """
         self._require("predict", "predict")
+        if isinstance(what, list | tuple):
+            inputs = [self._normalize(item) if isinstance(item, str) else item for item in what]
+            return self.pipeline.predict_batch(self, inputs, top=top)
         what = self._normalize(what) if isinstance(what, str) else what
         return self.pipeline.predict(self, what, top=top)
+
+    def predict_file(
+        self, path: Path | str, *, column: str | None = None, top: int = 1
+    ) -> Iterator[dict[str, Any]]:
+        """The rows of a file with a `prediction` each, and for classes a `probability`.
+
+        A table with the inputs in a `column` (by default found as in training), a file with a
+        text on each line, a CoNLL file, or a folder of images.
+        """
+        self._require("predict", "predict")
+        return predict_rows(self, read_inputs(self, path, column).rows, top=top)
 
     def forecast(self, series: str | Path | None = None, *, steps: int = 24) -> list[float]:
         """The next values of a series; each forecast is an input of the next.
@@ -615,7 +652,10 @@ class Run:
         tokenizer = self.tokenizers
         if isinstance(tokenizer, PairTokenizers):
             tokenizer = tokenizer.source
-        return [] if tokenizer is None else tokenizer.unknown_parts(self._normalize(text))
+        if tokenizer is None:
+            return []
+        text = text.replace(MASK, " ") if "fill" in self.verbs else text
+        return tokenizer.unknown_parts(self._normalize(text))
 
     def limit_threads(self) -> None:
         """Decode a small model with one CPU thread: synchronising several would cost more.

@@ -17,7 +17,7 @@ from regard.cli.output import (
     print_json,
     print_status,
     spinner,
-    stdin_text,
+    stdin_lines,
     text_for,
     warn_unknown,
 )
@@ -34,7 +34,9 @@ def generate(
     prompt: Annotated[
         str,
         Argument(
-            metavar="PROMPT", help="The text to continue; '-' reads stdin.", show_default=False
+            metavar="PROMPT",
+            help="The text to continue; '-' reads prompts from stdin, one per line.",
+            show_default=False,
         ),
     ] = "",
     sampler: Annotated[
@@ -100,6 +102,10 @@ def generate(
     regard generate runs/my 'To be' --beam 5 -n 40
     regard generate runs/my 'To be' --search 'contrastive={k=4, alpha=0.6}'
     regard generate runs/my 'To be' --draft runs/small
+    regard generate runs/my - --json < prompts.txt
+
+    Several prompts are continued together, with the seeds --seed, --seed + 1, …; --json prints
+    an object per line.
     """
     sampling_options = {
         "--sampler": sampler,
@@ -116,7 +122,10 @@ def generate(
     if search is not None and any(sampling_options.values()):
         names = " and ".join(name for name, value in sampling_options.items() if value)
         raise ConfigError(f"--beam and --search do not sample; leave out {names}")
-    text = stdin_text() if prompt == "-" else prompt
+    prompts = list(stdin_lines()) or [""] if prompt == "-" else [prompt]
+    if trace and len(prompts) > 1:
+        raise ConfigError(f"--trace shows one prompt, and stdin has {len(prompts)}; give one")
+    text = prompts[0]
     with spinner(f"opening {run}"):
         from regard.cli.sampler_trace import as_table, as_text
 
@@ -126,7 +135,27 @@ def generate(
         traced = api.TracedChain(chain.stages)
         amateur_run = None if amateur is None else api.load(amateur)
         draft_model = None if draft is None else _open_draft(draft)
-    warn_unknown(opened.unknown_parts(text))
+    warn_unknown([part for each in prompts for part in opened.unknown_parts(each)])
+    if len(prompts) > 1:
+        if search is None:
+            texts = opened.generate(
+                prompts,
+                tokens=tokens,
+                sampler=chain,
+                seed=seed,
+                draft=draft_model,
+                amateur=amateur_run,
+                until=until,
+                int8=int8,
+            )
+        else:
+            found = (
+                opened.search(each, tokens=tokens, search=search, amateur=amateur_run)
+                for each in prompts
+            )
+            texts = [hypotheses[0][0] for hypotheses in found]
+        _print_texts(prompts, texts, json)
+        return
     hypotheses = []
     if search is None:
         pieces: Iterable[str] = opened.stream(
@@ -170,6 +199,17 @@ def generate(
                 print(text_for(out, piece), end="", flush=True)
         finally:
             print()  # an error message starts on its own line
+
+
+def _print_texts(prompts: Sequence[str], texts: Sequence[str], as_json: bool) -> None:
+    """Print prompts with their continuations, and an empty line between two."""
+    out = sys.stdout
+    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        if as_json:
+            print_json({"prompt": prompt, "text": text})
+            continue
+        separator = "\n" if number else ""
+        print(f"{separator}{dim(text_for(out, prompt), out)}{text_for(out, text)}")
 
 
 def _open_draft(draft: str) -> "Run | PromptLookup":

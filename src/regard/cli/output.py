@@ -136,16 +136,6 @@ def stdin_lines() -> Iterator[str]:
         raise DataError(f"cannot read stdin: {error.strerror}") from None
 
 
-def stdin_text() -> str:
-    """All of stdin."""
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"stdin is not UTF-8: byte {error.start}") from None
-    except OSError as error:
-        raise DataError(f"cannot read stdin: {error.strerror}") from None
-
-
 PICTURES = (".svg", ".png", ".pdf", ".html")
 
 

@@ -1,19 +1,32 @@
 """`regard predict`."""
 
 import sys
-from collections.abc import Iterable
-from itertools import chain, repeat
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from regard import api
 from regard.cli.options import Folder, Json
-from regard.cli.output import align_columns, print_json, spinner, text_for
+from regard.cli.output import (
+    align_columns,
+    check_output_file,
+    print_json,
+    print_status,
+    spinner,
+    stdin_lines,
+    text_for,
+    warn_unknown,
+)
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
     from regard.api import Run
+
+BATCH = 64  # inputs predicted at once
+Inputs = Iterator[tuple[dict[str, Any], Any]]  # the columns of a row, and its input
 
 
 def predict(
@@ -22,53 +35,134 @@ def predict(
         list[str],
         Argument(
             metavar="[TEXT|IMAGE|CSV]",
-            help="Texts, with <mask> for masked tokens, PNG or JPEG files, or time series; "
-            "without one, a forecasting run continues its training series.",
+            help="Texts, with <mask> for masked tokens, PNG or JPEG files, or time series; '-' "
+            "reads lines from stdin. Without one, a forecasting run continues its training series.",
             show_default=False,
         ),
     ] = [],  # noqa: B006 -- typer copies it
+    data: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Predict each row of a table, each line of a text file, each text of a CoNLL "
+            "file, or each image of a folder.",
+        ),
+    ] = None,
+    column: Annotated[
+        str | None,
+        Option(metavar="NAME", help="The column of --data to predict from; its name or number."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Write the predictions as .csv, .tsv or .jsonl, with the columns of --data.",
+        ),
+    ] = None,
+    force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     top: Annotated[int, Option("-n", "--top", metavar="N", min=1, help="How many to show.")] = 3,
     steps: Annotated[
         int, Option(metavar="N", min=1, help="How many values of a series to forecast.")
     ] = 24,
     as_json: Json = False,
 ) -> None:
-    """Predict classes, tags, masked tokens or the next values of a series, best first.
+    """Predict classes, tags, masked tokens, translations or the next values of a series.
 
     \b
     regard predict runs/docs 'The <mask> statement raises an exception.'
     regard predict runs/reviews 'one long string of cliches'
+    regard predict runs/reviews - < reviews.txt
+    regard predict runs/reviews --data new.csv --out predicted.csv
     regard predict runs/fashion shoe.png
     regard predict runs/fashion photos/*.jpg -n 1 --json
     regard predict runs/sines --steps 96
 
-    One line per text or image, per word or mask of a text, or per value of a forecast.
+    One line per text or image, per word or mask of a text, or per value of a forecast. With --data
+    and '-', --json prints an object per row.
     """
+    if out is not None:
+        check_output_file(out, force, api.OUT_SUFFIXES)
+    if data is not None and what:
+        raise ConfigError("give texts or images, or --data, not both")
+    if column is not None and data is None:
+        raise ConfigError("--column names a column of --data; give --data FILE too")
     with spinner(f"opening {run}"):
         opened = api.load(run)
     if "forecast" in opened.verbs:
-        _print_forecast(opened, what, steps, as_json)
+        _forecast(opened, what if data is None else [str(data)], steps, out, as_json)
         return
-    if not what:
-        raise ConfigError("no input to predict from; give a text or an image")
-    with spinner("predicting"):
-        predictions = {item: opened.predict(item, top=top) for item in what}
-    if as_json:
-        print_json(predictions)
-        return
-    rows = [
-        (label, *(f"{_printable(name)} {probability:.1%}" for name, probability in classes))
-        for item, positions in predictions.items()
-        for label, classes in zip(_labels(item, opened.predicts_words), positions, strict=False)
-    ]
-    for line in align_columns(rows):
-        print(line)
+    interactive = what == ["-"] and sys.stdin.isatty()
+    if data is not None:
+        inputs = api.read_inputs(opened, data, column)
+        print_status(f"{data}: {inputs.description}")
+        rows = inputs.rows
+    elif what == ["-"]:
+        if interactive:
+            print_status("one text per line; Ctrl-D ends")
+        rows = api.input_lines(opened, stdin_lines(), "stdin")
+    elif what:
+        rows = (({"text": item}, item) for item in what)
+    else:
+        raise ConfigError("no input to predict from; give a text, an image, '-' or --data")
+    unknown: dict[str, None] = {}
+    rows = _note_unknown(opened, rows, unknown)
+    if out is not None:
+        count = api.write_rows(out, api.predict_rows(opened, rows))
+        print_status(f"{count:,} predictions")
+        print(out)
+    elif as_json and (data is not None or what == ["-"]):
+        for row in api.predict_rows(opened, rows, top=top):
+            print_json(row)
+    elif as_json:
+        print_json({item: answer for _, item, answer in _predict(opened, rows, top)})
+    else:
+        batch = 1 if interactive else BATCH
+        predicted = _predict(opened, rows, top, batch)
+        while part := list(islice(predicted, batch)):
+            _print_predictions(opened, part)
+    warn_unknown(list(unknown))
 
 
-def _print_forecast(run: "Run", paths: list[str], steps: int, as_json: bool) -> None:
-    """Print the next values of each series, a line per step."""
+def _predict(
+    run: "Run", rows: Inputs, top: int, batch: int = BATCH
+) -> Iterator[tuple[dict[str, Any], Any, Any]]:
+    return api.predict_inputs(run, rows, top=top, batch=batch)
+
+
+def _note_unknown(run: "Run", rows: Inputs, unknown: dict[str, None]) -> Inputs:
+    """The same rows; the parts of their texts that are not in the vocabulary are collected."""
+    for row, what in rows:
+        if isinstance(what, str):
+            unknown |= dict.fromkeys(run.unknown_parts(what))
+        yield row, what
+
+
+def _print_predictions(run: "Run", predicted: Iterable[tuple[dict[str, Any], Any, Any]]) -> None:
+    """Print a line per text or image, or per word or mask of a text."""
+    rows: list[tuple[str, ...]] = []
+    for _, what, answer in predicted:
+        if isinstance(answer, str):  # a translation
+            print(text_for(sys.stdout, " ".join(answer.splitlines())), flush=True)
+            continue
+        for label, classes in zip(_labels(str(what), run.predicts_words), answer, strict=False):
+            shown = (f"{_printable(name)} {probability:.1%}" for name, probability in classes)
+            rows.append((label, *shown))
+    for line in align_columns(rows) if rows else []:
+        print(line, flush=True)
+
+
+def _forecast(run: "Run", paths: list[str], steps: int, out: Path | None, as_json: bool) -> None:
+    """Print or write the next values of each series, a line per step."""
     series: list[str | None] = [*paths] or [None]
     forecasts = {path or "its own": run.forecast(path, steps=steps) for path in series}
+    if out is not None:
+        values = enumerate(zip(*forecasts.values(), strict=True), 1)
+        names = ["prediction"] if len(forecasts) == 1 else [*forecasts]
+        api.write_rows(
+            out, ({"step": n, **dict(zip(names, row, strict=True))} for n, row in values)
+        )
+        print(out)
+        return
     if as_json:
         print_json(forecasts)
         return

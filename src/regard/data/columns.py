@@ -82,6 +82,33 @@ def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -
     return None
 
 
+def find_input(
+    table: Table, kind: str, asked: str | None, usual: str | int | None = None
+) -> tuple[str, str]:
+    """The column to predict from, and a note if the content decided.
+
+    The column `asked` for, the one that the run was trained on (`usual`), a common name, the only
+    column, or the only one of prose; otherwise an error lists the columns.
+    """
+    if asked is not None:
+        return table.columns[table.column(asked)], ""
+    if str(usual) in table.columns:
+        return str(usual), ""
+    profiles = _profiles(table)
+    names = {"pairs": [source for source, _ in PAIRS], "tags": [*WORDS, *TEXT]}.get(kind, TEXT)
+    if (found := _by_name(profiles, names)) is not None:
+        return found, ""
+    if len(profiles) == 1:
+        return profiles[0].name, ""
+    prose = [p.name for p in profiles if p.is_prose and p.words >= 2]
+    if len(prose) != 1:
+        raise DataError(
+            f"{table.path}: cannot tell which of its columns to predict from\n{table.listing()}\n"
+            "name it: --column COLUMN"
+        )
+    return prose[0], " (guessed)"
+
+
 def ambiguous_table(table: Table, kind: str | None = None) -> DataError:
     """The error for a table whose columns are ambiguous; it lists them."""
     question = "what its columns are" if kind is None else f"which of its columns hold {kind}"

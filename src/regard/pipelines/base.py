@@ -231,6 +231,14 @@ def first_rows(data: Any) -> list[str]:
     return [f"row {number}      {row}" for number, row in enumerate(data.first_rows(3), 1)]
 
 
+def require_texts(texts: Sequence[str]) -> None:
+    """Raise `ConfigError` if there is nothing to predict from in one of the texts."""
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            which = f"text {number} of {len(texts)}" if len(texts) > 1 else "the text"
+            raise ConfigError(f"nothing to predict: {which} is empty")
+
+
 def best_classes(
     logits: Tensor, names: list[str], top: int, predicted: Tensor | None = None
 ) -> list[list[tuple[str, float]]]:

@@ -1,6 +1,6 @@
 """Images and their classes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -201,14 +201,26 @@ class ImagesPipeline(Pipeline):
         self, run: TrainedModel, what: str | Path | NDArray[Any], *, top: int
     ) -> list[list[tuple[str, float]]]:
         """The likeliest classes of an image file or array with their probabilities."""
+        return self.predict_batch(run, [what], top=top)[0]
+
+    def predict_batch(
+        self, run: TrainedModel, inputs: Sequence[Any], *, top: int
+    ) -> list[list[list[tuple[str, float]]]]:
+        """The classes of several images, `DEFAULT_ROWS` at a time."""
         model, task = cast(Vision, run.model), image_task(run.config.task)
         size, channels = model.config.image_sides, model.config.channels
-        if isinstance(what, str | Path):
-            pixels = image_pixels(Path(what), size, channels)
-        else:
-            pixels = resize(as_pixels(np.array(what)[None], "the image"), size)
-        images = task.normalize(torch.from_numpy(pixels)).to(next(model.parameters()).device)
-        return classify(model, images, task.names, top)
+
+        def pixels(what: str | Path | NDArray[Any]) -> NDArray[np.uint8]:
+            if isinstance(what, str | Path):
+                return image_pixels(Path(what), size, channels)
+            return resize(as_pixels(np.array(what)[None], "the image"), size)
+
+        answers = []
+        for start in range(0, len(inputs), DEFAULT_ROWS):
+            rows = np.concatenate([pixels(what) for what in inputs[start : start + DEFAULT_ROWS]])
+            images = task.normalize(torch.from_numpy(rows)).to(next(model.parameters()).device)
+            answers += [[classes] for classes in classify(model, images, task.names, top)]
+        return answers
 
 
 def image_task(choice: Choice) -> Classify:

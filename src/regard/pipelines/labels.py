@@ -36,6 +36,7 @@ from regard.pipelines.base import (
     TrainingData,
     best_classes,
     first_rows,
+    require_texts,
 )
 from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.pairs import pair_loader
@@ -346,13 +347,9 @@ def predict_classes(
     model: nn.Module, task: Label, tokenizer: Tokenizer, texts: Sequence[str], top: int = 1
 ) -> list[Classes]:
     """For each text, the likeliest classes of it or of each of its words."""
-    rows = []
-    for number, text in enumerate(texts, 1):
-        parts = text.split() if task.predicts_words else [text]
-        if not text.strip():
-            which = f"text {number} of {len(texts)}" if len(texts) > 1 else "the text"
-            raise ConfigError(f"nothing to predict: {which} is empty")
-        rows.append((tuple(parts), (0,) * len(parts)))
+    require_texts(texts)
+    parts = [tuple(text.split()) if task.predicts_words else (text,) for text in texts]
+    rows = [(row, (0,) * len(row)) for row in parts]
     kind = cast(LabelKind, task.data_kind)
     unlabelled = LabelledText(kind, "text", "", rows, tuple(task.names))
     encoded = _Texts.encode(task, unlabelled, tokenizer, cast(ModelConfig, model.config))

@@ -26,9 +26,11 @@ from regard.pipelines.base import (
     EvalData,
     Pipeline,
     Progress,
+    TrainedModel,
     TrainingData,
     first_rows,
     mark_scheduled_sampling,
+    require_texts,
     validation_metrics,
 )
 from regard.pipelines.by_length import ByLength, by_length
@@ -197,6 +199,17 @@ class PairsPipeline(Pipeline):
             "loss_own": free_running_loss(data, model, device),
             **translation_metrics(data, model, search=search, progress=progress),
         }
+
+    def predict(self, run: TrainedModel, what: str, *, top: int) -> str:
+        """The translation of a sentence, by beam search."""
+        return self.predict_batch(run, [what], top=top)[0]
+
+    def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[str]:
+        """The translations of several sentences."""
+        tokenizers, sentences = cast(PairTokenizers, run.tokenizers), list(map(str, inputs))
+        require_texts(sentences)
+        task = pair_task(run.config, tokenizers)
+        return translate(run.model, task, tokenizers, sentences, search=BeamSearch())
 
     def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
         """Translation metrics by the length of the source; BLEU if any target has four words."""

@@ -1,0 +1,171 @@
+"""Predictions for the rows of a file, with the columns of the file."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.data.columns import find_input
+from regard.data.conll import SUFFIXES as CONLL
+from regard.data.conll import read_conll
+from regard.data.images import IMAGE_SUFFIXES
+from regard.data.tables import is_table, read_table
+from regard.data.text_files import preview, read_lines, scan, suffix
+from regard.errors import ConfigError, DataError
+from regard.files.atomic import atomic_file
+
+if TYPE_CHECKING:
+    from regard.api.run import Run
+
+BATCH = 64  # rows that are predicted together
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+OUT_SUFFIXES = (*DELIMITERS, ".jsonl")
+ADDED = ("prediction", "probability")  # columns that predictions add
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What to predict from: the rows of a file, each with its input."""
+
+    description: str  # what was read, and which column
+    rows: Iterator[tuple[Row, Any]]  # the columns of a row, and its input
+
+
+def read_inputs(run: "Run", path: Path | str, column: str | None = None) -> Inputs:
+    """The inputs in a file, for the task of a run.
+
+    Texts are in a column of a table, or on the lines of any other file; words in a table or in a
+    CoNLL file. Images are the files of a folder.
+    """
+    path = Path(path)
+    kind = run.pipeline.name
+    if kind == "images":
+        return _image_files(path)
+    if kind == "series":
+        raise ConfigError("a series is forecast as a whole; give its file to `forecast`")
+    if is_table(path):
+        return _table_rows(run, path, column)
+    if column is not None:
+        raise ConfigError(f"column={column!r}: {path} is not a table, so it has no columns")
+    if kind == "tags" and suffix(path) in CONLL:
+        file = read_conll(path, run.config.data.columns or ())
+        texts = (" ".join(words) for _, words, _ in file.rows)
+        return Inputs(file.description, (({"text": text}, text) for text in texts))
+    lines = read_lines(path, scan(path))
+    return Inputs("a text a line", input_lines(run, lines, str(path)))
+
+
+def _table_rows(run: "Run", path: Path, column: str | None) -> Inputs:
+    table, kind = read_table(path), run.pipeline.name
+    for name in ADDED:
+        if name in table.columns:
+            raise DataError(f"{path} has a column {name!r} already; rename it or leave it out")
+    data = run.config.data
+    name, note = find_input(table, kind, column, data.source if kind == "pairs" else data.text)
+    index = table.column(name)
+
+    def rows() -> Iterator[tuple[Row, Any]]:
+        for number, cells in table.rows():
+            row = dict(zip(table.columns, cells, strict=True))
+            yield row, _text(table.position(number), cells[index], kind)
+
+    return Inputs(f"{table.format}; texts in column {name!r}{note}", rows())
+
+
+def _text(place: str, cell: Any, kind: str) -> str:
+    if kind == "tags" and isinstance(cell, list):
+        cell = " ".join(map(str, cell))
+    if cell is not None and not isinstance(cell, str):
+        raise DataError(f"{place}: a text is a string, not {preview(str(cell))}")
+    if not (cell or "").strip():
+        raise DataError(f"{place}: nothing to predict: the text is empty")
+    return str(cell)
+
+
+def _image_files(path: Path) -> Inputs:
+    if not path.is_dir():
+        raise DataError(f"{path} is not a folder; give a folder of images, or each image itself")
+    files = sorted(file for file in path.rglob("*") if suffix(file) in IMAGE_SUFFIXES)
+    if not files:
+        raise DataError(f"{path} holds no image ({' '.join(IMAGE_SUFFIXES)})")
+    return Inputs(f"{len(files):,} images", (({"file": str(file)}, file) for file in files))
+
+
+def input_lines(run: "Run", lines: Iterable[str], place: str) -> Iterator[tuple[Row, Any]]:
+    """A text on each line, or the file of an image."""
+    kind = run.pipeline.name
+    name = "file" if kind == "images" else "text"
+    return (
+        ({name: line}, _text(f"{place}, line {number}", line, kind))
+        for number, line in enumerate(lines, 1)
+    )
+
+
+def predict_inputs(
+    run: "Run", inputs: Iterable[tuple[Row, Any]], *, top: int, batch: int = BATCH
+) -> Iterator[tuple[Row, Any, Any]]:
+    """The rows, their inputs and their predictions; `batch` rows are predicted at a time."""
+    rows = iter(inputs)
+    while part := list(islice(rows, batch)):
+        answers = run.predict([what for _, what in part], top=top)
+        yield from ((*row, answer) for row, answer in zip(part, answers, strict=True))
+
+
+def predict_rows(run: "Run", inputs: Iterable[tuple[Row, Any]], *, top: int = 1) -> Iterator[Row]:
+    """The rows with their predictions.
+
+    Added are `prediction` and, for classes, `probability`. With `top` above 1 the prediction of a
+    class is a list of pairs of class and probability.
+    """
+    for row, _, answer in predict_inputs(run, inputs, top=top):
+        yield row | _added(run, answer, top)
+
+
+def _added(run: "Run", answer: Any, top: int) -> Row:
+    """The columns that a prediction adds to its row."""
+    if isinstance(answer, str):  # a translation
+        return {"prediction": answer}
+    if run.predicts_words or len(answer) != 1:
+        places = [classes[0][0] if top == 1 else classes for classes in answer]
+        return {"prediction": places}
+    if top > 1:
+        return {"prediction": answer[0]}
+    ((best, probability),) = answer[0]
+    return {"prediction": best, "probability": round(probability, 6)}
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write rows as .csv, .tsv or .jsonl, by the suffix, or nothing on an error; their number.
+
+    In delimited text, lists of words have spaces between them, and other lists are JSON.
+    """
+    count = 0
+    with (
+        atomic_file(path, sync=False) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+    ):
+        writer = None
+        for row in rows:
+            count += 1
+            if path.suffix not in DELIMITERS:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                continue
+            if writer is None:
+                delimiter = DELIMITERS[path.suffix]
+                writer = csv.DictWriter(file, [*row], delimiter=delimiter, lineterminator="\n")
+                writer.writeheader()
+            writer.writerow({name: _cell(value) for name, value in row.items()})
+    return count
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, list | tuple | dict):
+        return value
+    if isinstance(value, Sequence) and all(isinstance(item, str) for item in value):
+        return " ".join(value)
+    return json.dumps(value, ensure_ascii=False)
