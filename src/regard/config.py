@@ -35,8 +35,13 @@ class Settings:
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def _repr_html_(self) -> str:
-        rows = [(f.name, getattr(self, f.name)) for f in fields(self)]  # type: ignore[arg-type]
-        return html_table(rows, header=(type(self).__name__, ""))
+        changed = changed_fields(self)
+        names = [f.name for f in fields(self)]  # type: ignore[arg-type]
+        defaults = [(name, getattr(self, name)) for name in names if name not in changed]
+        return (
+            f"{html_table(changed.items(), header=(type(self).__name__, ''))}"
+            f"<details><summary>{len(defaults)} defaults</summary>{html_table(defaults)}</details>"
+        )
 
 
 def changed_fields(config: Any) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def _html_map(
     largest: float,
     signed: bool,
 ) -> str:
-    upright = "writing-mode: vertical-rl; transform: rotate(180deg)"
+    upright = "display: inline-block; writing-mode: vertical-rl; transform: rotate(180deg)"
     top = "".join(
         f'<th style="padding: 2px; font-weight: normal; background: none; vertical-align: bottom">'
         f'<span style="{upright}">{escape(column)}</span></th>'
