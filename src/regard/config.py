@@ -113,7 +113,8 @@ class TrainConfig(Settings):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # autocast; auto: bfloat16 on CUDA
     compile: Literal["auto", "on", "off"] = "auto"  # torch.compile; auto: on CUDA only
     activation_checkpointing: bool = False  # recompute blocks in backward, to save memory
-    threads: int | None = None  # CPU threads; None: at most the usable cores
+    # CPU threads; None: at most the usable cores, and fewer on a busy machine where that is faster
+    threads: int | None = None
     shard: Literal["auto", "none", "full"] = "auto"  # FSDP; auto: if the weights are large
     timeout: int = 600  # seconds that ranks wait for each other
     # experiment trackers to log to (training.tracking.trackers.TRACKERS)
@@ -129,6 +130,9 @@ class RunConfig(Settings):
     data: DataConfig = field(default_factory=DataConfig)
     model: dict[str, Any] = field(default_factory=dict)  # preset or family, and fields
     train: TrainConfig = field(default_factory=TrainConfig)
+    # time budget of the whole command: chooses the size of the model for this machine, and fits
+    # train.steps, warm-up, EMA and evaluations to the time; None: train.steps
+    minutes: float | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # of the model; auto: the fastest
 
 
@@ -351,7 +355,7 @@ def check_overrides(table: Mapping[str, Any]) -> None:
             new = RENAMED.get(inside, inside)
             if new in names:
                 raise ConfigError(f"unknown key {inside!r}; did you mean '{key}.{new}'?")
-    build(RunConfig, {"name": "", **{key: table[key] for key in table if key != "minutes"}})
+    build(RunConfig, {"name": "", **table})
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -91,9 +92,12 @@ def test_a_folder_of_many_files_is_announced_before_it_is_read(regard, tmp_path,
 
 
 def test_minutes_says_that_it_measures(regard, materials, monkeypatch):
-    def three_steps(config, minutes, choose_model):
-        assert (minutes, choose_model) == (1, False)  # model.dim is given, so only steps are left
-        return replace(config, train=replace(config.train, steps=3))
+    def three_steps(config, choose_model, started, keep):
+        assert (config.minutes, choose_model) == (1, False)  # model.dim is given
+        assert started < time.perf_counter()
+        assert "steps" not in keep
+        assert "batch" in keep
+        return replace(config, minutes=None, train=replace(config.train, steps=3))
 
     monkeypatch.setattr("regard.training.setup.configure.fit_to_minutes", three_steps)
     words = [word for word in TEXT_WORDS if not word.startswith("train.steps")]

@@ -116,7 +116,7 @@ def test_a_wrong_line_of_a_recipe_is_named_with_its_file(
         ("device=cud", "did you mean 'cuda'?"),
         ("model.preset=[]", "unknown preset"),
         ("name=\ud800", "must be UTF-8, and character 6 of"),
-        ("minutes=nan", "minutes=nan must be a number"),
+        ("minutes=nan", "minutes=nan must be more than 0"),
         ("minutes=-1", "must be more than 0"),
         ("nothing", "'nothing' is not key=value"),
     ],

@@ -17,7 +17,7 @@ from regard.models.build import build_model
 from regard.pipelines import prepare_training, validation_metrics
 from regard.tasks import Label, Tag
 from regard.tasks.metrics import better
-from regard.training import train_state
+from regard.training import budget, train_state
 from regard.training.evaluation import plan_evaluations, time_evaluation, with_best_metric
 from regard.training.events import Evaluated, RunFinished
 from regard.training.run import begin
@@ -145,7 +145,7 @@ def test_an_evaluation_that_takes_too_long_is_left_to_another_command(
     data, tmp_path, monkeypatch, reason
 ):
     if reason == "long":
-        monkeypatch.setattr(train_state, "MIN_FINAL_SECONDS", 0.0)
+        monkeypatch.setattr(budget, "MIN_FINAL_SECONDS", 0.0)
         monkeypatch.setattr(train_state.TrainState, "seconds_for_all", lambda self: 1e9)
     calls, metrics = [], pipelines.validation_metrics
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from regard.config import TrainConfig
 from regard.data.batch import ImageBatch, TextBatch
 from regard.models.build import count_parameters, describe, resolve
 from regard.pipelines import prepare_training
 from regard.tasks import Classify, Masked, Seq2Seq
 from regard.training.setup import time_budget
-from regard.training.setup.time_budget import fit_to_minutes
+from regard.training.setup.time_budget import fit_to_minutes, fit_to_steps
 from training.objectives import masked_batch, pair_batch
 from training.runs import config
 
@@ -26,43 +27,46 @@ def seconds(monkeypatch):
     """A machine on which a step takes a second, or a quarter where it is compiled."""
     asked = []
 
-    def told(candidate, training_data, device, *, compiled):
+    def told(candidate, training_data, device, *, compiled, limit):
         asked.append((candidate.model["dim"], compiled))
         return 0.25 if compiled else 1.0
 
     monkeypatch.setattr(time_budget, "_seconds_per_step", told)
+    monkeypatch.setattr(time_budget.time, "perf_counter", lambda: 0.0)  # no time passes
     return asked
 
 
 @pytest.mark.parametrize("over", [{}, MASKED], ids=["causal", "masked"])
 def test_the_largest_size_that_sees_enough_tokens_is_taken(over, data, seconds):
     given = config(data / "cats.txt", over, batch=4)
-    chosen = fit_to_minutes(given, 4000)
-    assert chosen.train.steps == 216_000
+    chosen = fit_to_minutes(replace(given, minutes=4000))
+    assert chosen.train.steps == 192_000
     widths = [dim for dim, _ in seconds]
-    assert chosen.model["dim"] == widths[-2]
+    assert chosen.model["dim"] == widths[-1]  # a larger one is not timed
     sizes = {
         dim: count_parameters(
             resolve({**chosen.model, "dim": dim, "layers": n, "heads": dim // 32})
         )
         for dim, n in time_budget.SIZES
     }
-    assert 5 * sizes[widths[-2]] <= 216_000 * 4 * 8 < 5 * sizes[widths[-1]]
+    larger = list(sizes)[len(widths)]
+    assert 5 * sizes[widths[-1]] <= 192_000 * 4 * 8 < 5 * sizes[larger]
 
 
 def test_a_model_without_layers_keeps_its_size(data, seconds):
     given = config(data / "cats.txt", batch=4)
     words = replace(given, task="cbow", model={"preset": "cbow", "dim": 16, "context": 8})
-    chosen = fit_to_minutes(words, 4000)
-    assert (chosen.train.steps, chosen.model["dim"]) == (216_000, 16)
+    chosen = fit_to_minutes(replace(words, minutes=4000))
+    assert (chosen.train.steps, chosen.model["dim"]) == (192_000, 16)
     assert seconds == [(16, False)]
 
 
 def test_a_compiled_step_is_timed_for_the_chosen_size_only(data, seconds):
     given = config(data / "cats.txt", batch=4)
-    eager = fit_to_minutes(given, 4000)
+    given = replace(given, minutes=4000)
+    eager = fit_to_minutes(given)
     seconds.clear()
-    chosen = fit_to_minutes(replace(given, train=replace(given.train, compile="on")), 4000)
+    chosen = fit_to_minutes(replace(given, train=replace(given.train, compile="on")))
     assert chosen.model == eager.model
     assert [dim for dim, compiled in seconds if compiled] == [chosen.model["dim"]]
     assert chosen.train.steps == 4 * eager.train.steps
@@ -70,9 +74,41 @@ def test_a_compiled_step_is_timed_for_the_chosen_size_only(data, seconds):
 
 def test_only_the_steps_are_chosen_where_the_model_is_given(data, seconds):
     given = config(data / "pairs.tsv")
-    chosen = fit_to_minutes(given, 3, choose_model=False)
-    assert chosen.train.steps == 162
+    chosen = fit_to_minutes(replace(given, minutes=3), choose_model=False)
+    assert chosen.train.steps == 144
     assert chosen.model["dim"] == given.model["dim"]
+
+
+def test_a_larger_size_whose_steps_are_slower_is_timed_and_left(data, seconds, monkeypatch):
+    told = time_budget._seconds_per_step
+    monkeypatch.setattr(
+        time_budget,
+        "_seconds_per_step",
+        lambda candidate, *rest, **options: (
+            told(candidate, *rest, **options) * (100 if candidate.model["dim"] > 64 else 1)
+        ),
+    )
+    given = config(data / "cats.txt", batch=4)
+    assert fit_to_minutes(replace(given, minutes=4000)).model["dim"] == 64
+    assert [dim for dim, _ in seconds] == [64, 128]
+
+
+def test_the_time_counts_from_the_start_of_the_command(data, seconds):
+    given = replace(config(data / "cats.txt"), minutes=10)
+    assert fit_to_minutes(given, choose_model=False, started=-120.0).train.steps == 0.8 * 480
+    assert fit_to_minutes(given, choose_model=False, started=-9999.0).train.steps == 1
+
+
+def test_warm_up_and_ema_fit_the_steps():
+    given = TrainConfig(steps=200, ema=0.999, schedule={"kind": "linear", "warmup": 400})
+    fitted = fit_to_steps(given)
+    assert fitted.schedule == {"kind": "linear", "warmup": 10}
+    assert fitted.ema == 0.95
+    assert fit_to_steps(given, ("schedule", "ema")) == given
+    long = replace(given, steps=100_000)
+    assert fit_to_steps(long) == long
+    assert fit_to_steps(replace(given, schedule="cosine")).schedule["warmup"] == 0
+    assert fit_to_steps(replace(given, schedule="inverse_sqrt")).schedule["warmup"] == 10
 
 
 def test_tokens_are_those_a_model_learns_from():

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
         read_inputs,
         write_rows,
     )
-    from regard.api.process import device_of, rank, run_worker, stoppable, world_size
+    from regard.api.process import (
+        device_of,
+        process_started,
+        rank,
+        run_worker,
+        stoppable,
+        world_size,
+    )
     from regard.api.run import Run, load
     from regard.api.settings_reference import (
         format_default,
@@ -66,6 +73,7 @@ if TYPE_CHECKING:
         RunFinished,
         RunStarted,
         StepLogged,
+        ThreadsChanged,
     )
     from regard.training.tracking.history import History
 
@@ -81,7 +89,9 @@ _NAMES = {
         *("OUT_SUFFIXES", "input_lines", "predict_inputs", "predict_rows", "read_inputs"),
         "write_rows",
     ),
-    "regard.api.process": ("device_of", "rank", "run_worker", "stoppable", "world_size"),
+    "regard.api.process": (
+        *("device_of", "process_started", "rank", "run_worker", "stoppable", "world_size"),
+    ),
     "regard.api.run": ("Run", "load"),
     "regard.api.overrides": ("override_words",),
     "regard.api.settings_reference": (
@@ -110,6 +120,7 @@ _NAMES = {
     "regard.text": ("Tokenizer",),
     "regard.training.events": (
         *("BaselineEvaluated", "Evaluated", "Event", "RunFinished", "RunStarted", "StepLogged"),
+        "ThreadsChanged",
     ),
     "regard.training.tracking.history": ("History",),
 }
@@ -140,6 +151,7 @@ __all__ = [
     "RunSummary",
     "StepLogged",
     "Study",
+    "ThreadsChanged",
     "Tokenizer",
     "TracedChain",
     "TrainingPreview",
@@ -169,6 +181,7 @@ __all__ = [
     "preset",
     "presets",
     "preview",
+    "process_started",
     "rank",
     "read_inputs",
     "require_new_folder",

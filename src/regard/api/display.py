@@ -31,6 +31,7 @@ from regard.training.events import (
     RunFinished,
     RunStarted,
     StepLogged,
+    ThreadsChanged,
 )
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class LineDisplay(NoDisplay):
                 self._print("\n".join(heading(event)))
             case BaselineEvaluated():
                 self._print(baseline_line(event))
+            case ThreadsChanged():
+                self._print(threads_line(event))
             case StepLogged():
                 self.latest = event
                 if time.monotonic() - self.last_print >= LINE_SECONDS:
@@ -244,6 +247,8 @@ class LiveDisplay(_StateDisplay):
                 self._print_above(*heading(event), "")
             case BaselineEvaluated():
                 self._print_above(baseline_line(event), "")
+            case ThreadsChanged():
+                self._print_above(threads_line(event))
         self.live.refresh()
 
     def panel(self) -> RenderableType:
@@ -333,6 +338,8 @@ class NotebookDisplay(_StateDisplay):
                 self.lines += heading(event)
             case BaselineEvaluated():
                 self.lines.append(baseline_line(event))
+            case ThreadsChanged():
+                self.lines.append(threads_line(event))
         self._update(always=not isinstance(event, StepLogged))
 
     def _update(self, *, always: bool = False) -> None:
@@ -364,6 +371,14 @@ class NotebookDisplay(_StateDisplay):
             parts.append(f'<pre style="white-space: pre-wrap">{escape(chr(10).join(lines))}</pre>')
         plain = [text, *(f"{label} {value}" for label, value, _ in rows)]
         return {"text/html": "".join(parts), "text/plain": "  ".join(filter(None, plain))}
+
+
+def threads_line(event: ThreadsChanged) -> str:
+    """How many threads train from now on, and how to keep their number."""
+    why = (
+        "again" if event.threads == event.most else f"instead of {event.most}: the machine is busy"
+    )
+    return f"threads    {event.threads} from step {event.step:,} on, {why}"
 
 
 def tap_lines(event: Evaluated) -> list[str]:

@@ -24,7 +24,7 @@ from regard.models.build import FAMILIES, describe, is_closed_form, resolve
 SIZES = ("dim", "layers", "heads", "context")  # listed even where they are the default
 DERIVED = ("family", "vocab_size", "source_vocab_size")  # not choices, or listed elsewhere
 TASK_DERIVED = ("mean", "std", "names")  # of images, computed from the data
-TOP = (*(field.name for field in fields(RunConfig)), "minutes")  # settings without a table
+TOP = tuple(field.name for field in fields(RunConfig))  # settings without a table
 TABLE_OF = {  # the table of a setting that a keyword may name alone: lr=… is train.lr=…
     field.name: table
     for table, config in (("train", TrainConfig), ("data", DataConfig))

@@ -1,9 +1,24 @@
 """This process: its rank under `torchrun`, its device, and how it reacts to signals."""
 
+import os
+import time
+from pathlib import Path
+
 from regard.training.parallel.launch import rank, world_size
 from regard.training.signals import stoppable
 
-__all__ = ["device_of", "rank", "run_worker", "stoppable", "world_size"]
+__all__ = ["device_of", "process_started", "rank", "run_worker", "stoppable", "world_size"]
+
+
+def process_started() -> float:
+    """When this process began, as a value of `time.perf_counter`; about so outside Linux."""
+    try:
+        row = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        began = int(row[19]) / os.sysconf("SC_CLK_TCK")  # seconds after the machine's start
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - began
+    except (OSError, AttributeError, IndexError, ValueError):
+        age = time.process_time()
+    return time.perf_counter() - age
 
 
 def device_of(setting: str) -> str:

@@ -175,16 +175,6 @@ def _rows() -> tuple[dict[str, Any], ...]:
         for row in _of(RunConfig, "", tasks, families)
         if row["key"] not in ("data", "model", "train")
     ]
-    rows.append(
-        _row(
-            "minutes",
-            float,
-            None,
-            "train for so long: chooses train.steps, and the size of the model, for this machine",
-            tasks=tasks,
-            models=gradient,
-        )
-    )
     for row in _of(DataConfig, "data.", tasks, families):
         kinds = _kinds_of(row["key"].removeprefix("data."))
         fitting = [name for name in tasks if TASKS[name].data_kind in kinds]

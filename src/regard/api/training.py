@@ -1,5 +1,6 @@
 """Train, resume, import and export runs."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -86,15 +87,20 @@ def train_events(
     *words: str,
     out: Path | str | None = None,
     progress: Progress | None = None,
+    started: float | None = None,
     **settings: Any,
 ) -> Iterator[Event]:
-    """Train one run and yield its events; the trained model is not loaded."""
+    """Train one run and yield its events; the trained model is not loaded.
+
+    `minutes=…` counts from `started` on, a value of `time.perf_counter`; by default from now.
+    """
     if launch.rank():
         return training_run.run_worker()
     require_new_folder(out)  # before `minutes` takes time to measure
-    config = configure(what, *words, **settings)
+    started = time.perf_counter() if started is None else started
+    config = configure(what, *words, started=started, **settings)
     folder = new_folder(config.name) if out is None else Path(out)
-    return training_run.begin(config, folder, progress)
+    return training_run.begin(config, folder, progress, started)
 
 
 def require_new_folder(out: Path | str | None) -> None:
@@ -137,11 +143,15 @@ def resume_events(
     *words: str,
     step: int | None = None,
     progress: Progress | None = None,
+    started: float | None = None,
     **settings: Any,
 ) -> Iterator[Event]:
-    """Continue a run and yield its events; the trained model is not loaded."""
+    """Continue a run and yield its events; the trained model is not loaded.
+
+    What is left of its minutes counts from `started` on, as in `train_events`.
+    """
     over = read_overrides(words, settings)
-    return training_run.resume(Path(path), over, step=step, progress=progress)
+    return training_run.resume(Path(path), over, step=step, progress=progress, started=started)
 
 
 def edit(path: Path | str, *words: str, **settings: Any) -> list[str]:
@@ -157,12 +167,20 @@ def edit(path: Path | str, *words: str, **settings: Any) -> list[str]:
     return edit_run(Path(path), read_overrides(words, settings))
 
 
-def configure(what: str | Path | RunConfig | None, *words: str, **settings: Any) -> RunConfig:
-    """The settings that `train` would use: a recipe's, or chosen for the given data."""
+def configure(
+    what: str | Path | RunConfig | None,
+    *words: str,
+    started: float | None = None,
+    **settings: Any,
+) -> RunConfig:
+    """The settings that `train` would use: a recipe's, or chosen for the given data.
+
+    `minutes=…` counts from `started` on, as in `train_events`.
+    """
     over = read_overrides(words, settings)
     if isinstance(what, RunConfig):
         return build(RunConfig, overlay(to_table(what), over))
-    return run_settings.configure(None if what is None else str(what), over)
+    return run_settings.configure(None if what is None else str(what), over, started=started)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ def resume(
 
         continue_run = api.resume_events
     finished = show_progress(
-        lambda progress: continue_run(run, *words, step=step, progress=progress)
+        lambda progress: continue_run(
+            run, *words, step=step, progress=progress, started=api.process_started()
+        )
     )
     print_result(finished, as_json=as_json)

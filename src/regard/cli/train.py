@@ -43,8 +43,8 @@ def train(
     """Train a model on a recipe or on your own data.
 
     The chosen settings are printed, and each can be changed; minutes=N chooses model size and
-    steps for this machine. Ctrl-C saves; `regard resume` continues. A recipe that is a study
-    trains several runs, and continues where it was stopped.
+    steps for this machine, and the command ends in that time. Ctrl-C saves; `regard resume`
+    continues. A recipe that is a study trains several runs, and continues where it was stopped.
 
     \b
     regard train my.txt
@@ -89,11 +89,15 @@ def train(
         api.require_new_folder(out)  # before measuring takes time
         print_status("measuring the training speed of a few model sizes on this machine …")
     with spinner("reading the data"):
-        config = api.configure(data, *words)
+        config = api.configure(data, *words, started=api.process_started())
     if dry_run:
         _print_previews([api.preview(config, out)], as_json)
         return
-    finished = show_progress(lambda progress: api.train_events(config, out=out, progress=progress))
+    finished = show_progress(
+        lambda progress: api.train_events(
+            config, out=out, progress=progress, started=api.process_started()
+        )
+    )
     print_result(finished, as_json=as_json)
 
 

@@ -38,6 +38,7 @@ class EvaluationPlan:
     every: int  # steps
     at_start: bool  # also before the first step
     limit: int | None  # targets; None: all
+    cost: float  # of an evaluation, in steps
 
 
 def plan_evaluations(settings: TrainConfig, data: TrainingData) -> EvaluationPlan:
@@ -62,8 +63,10 @@ def plan_evaluations(settings: TrainConfig, data: TrainingData) -> EvaluationPla
     targets = data.targets(limit)
     count = next((n for n in counts if (n + 1) * targets <= budget), counts[-1])
     every = -(-steps // count) if every is None else every
+    cost = targets * reads / ((1 + BACKWARD) * step_targets)
     at_start = settings.evaluate_every is None
-    return EvaluationPlan(every, at_start, None if targets == data.validation_targets else limit)
+    limit = None if targets == data.validation_targets else limit
+    return EvaluationPlan(every, at_start, limit, cost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,15 @@ class StepLogged:
 
 
 @dataclass(frozen=True, slots=True)
+class ThreadsChanged:
+    """Training goes on with another number of CPU threads, since other programs use the cores."""
+
+    step: int
+    threads: int
+    most: int  # the number on a free machine
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluated:
     """The model was evaluated on the validation data."""
 
@@ -67,4 +76,4 @@ class RunFinished:
     seconds_for_all: float | None = None  # of an evaluation of all data, where it was left out
 
 
-Event = RunStarted | BaselineEvaluated | StepLogged | Evaluated | RunFinished
+Event = RunStarted | BaselineEvaluated | StepLogged | ThreadsChanged | Evaluated | RunFinished

@@ -33,11 +33,10 @@ class Log:
     def __init__(
         self,
         folder: RunFolder,
-        steps: int,
         example_ids: Callable[[int], list[int]],
         accumulate: int,
     ) -> None:
-        self.folder, self.steps = folder, steps
+        self.folder = folder
         self.example_ids, self.accumulate = example_ids, accumulate
         self.pending: list[Step] = []
         self.flushed_at = time.perf_counter()
@@ -45,6 +44,12 @@ class Log:
         self.seconds_per_step: float | None = None
         self.smoothed_loss: float | None = None
         self.skipped_in_a_row = 0
+        self.last: Step | None = None
+        self.grad_norm = math.nan
+
+    def restart_clock(self) -> None:
+        """Begin to time steps again, after an evaluation or a checkpoint."""
+        self.flushed_at = time.perf_counter()
 
     def add(self, step: Step) -> None:
         """Add a step without waiting for its values."""
@@ -56,10 +61,10 @@ class Log:
         waited = time.perf_counter() - self.flushed_at
         return waited >= FLUSH_SECONDS or len(self.pending) >= FLUSH_STEPS
 
-    def flush(self) -> StepLogged | None:
+    def flush(self) -> None:
         """Write all pending steps; raises `DivergedError` after too many non-finite ones."""
         if not self.pending:
-            return None
+            return
         values = torch.stack(
             [
                 torch.stack([s.loss.float(), s.grad_norm.float(), s.targets.float(), s.skipped])
@@ -86,18 +91,25 @@ class Log:
             else:
                 self.skipped_in_a_row = 0
                 self.smoothed_loss = _smooth(self.smoothed_loss, loss)
-        last = self.pending[-1]
+        self.last, self.grad_norm = self.pending[-1], values[-1][1]
         self.pending = []
         self.flushed_at = time.perf_counter()
-        logger.info("step %d, loss %.6g", last.number + 1, self.smoothed_loss or math.nan)
+        logger.info("step %d, loss %.6g", self.last.number + 1, self.smoothed_loss or math.nan)
+
+    def event(self, steps: int) -> StepLogged:
+        """The event of the last step that was written, in a run of `steps` steps."""
+        last = self.last
+        assert last is not None
+        assert self.targets_per_second is not None
+        assert self.seconds_per_step is not None
         return StepLogged(
             last.number + 1,
-            self.steps,
-            float("nan") if self.smoothed_loss is None else self.smoothed_loss,
+            steps,
+            math.nan if self.smoothed_loss is None else self.smoothed_loss,
             last.lr,
-            values[-1][1],
+            self.grad_norm,
             self.targets_per_second,
-            self.seconds_per_step * (self.steps - last.number - 1),
+            self.seconds_per_step * (steps - last.number - 1),
         )
 
     def _skip(self, step: Step, loss: float, norm: float) -> None:

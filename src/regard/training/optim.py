@@ -13,7 +13,7 @@ from regard.config import Choice, make
 from regard.errors import ConfigError
 
 Parameters = list[tuple[str, nn.Parameter]]
-Schedule = Callable[[int], float]  # from the step, counted from 0, to a factor of the learning rate
+Schedule = Callable[[float], float]  # from the step, from 0, to a factor of the learning rate
 
 
 class ShardedMatrices(Protocol):
@@ -273,7 +273,7 @@ def cosine(steps: int, warmup: int = 0, floor: float = 0.1) -> Schedule:
     """
     span = max(steps - warmup, 1)
 
-    def decay(step: int) -> float:
+    def decay(step: float) -> float:
         u = min((step - warmup) / span, 1)
         return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * u))
 

@@ -23,11 +23,12 @@ from regard.models.build import build_model, count_parameters, describe, is_clos
 from regard.pipelines import prepare_training, tokenizer_fingerprint
 from regard.pipelines.base import Progress, TrainingData
 from regard.training.baseline import evaluate_baseline
+from regard.training.budget import make_budget
 from regard.training.evaluation import plan_evaluations, with_best_metric
 from regard.training.events import Evaluated, Event, RunFinished, RunStarted
 from regard.training.log import Log
 from regard.training.loop import Step, train
-from regard.training.optim import EMA, optimizers, schedule
+from regard.training.optim import EMA, optimizers
 from regard.training.parallel import launch
 from regard.training.parallel.ranks import (
     LaunchPlan,
@@ -55,18 +56,28 @@ from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
 from regard.training.storage.evaluation import evaluation_of
 from regard.training.storage.run_folder import LOST, ReadOnlyFolder, RunFolder
+from regard.training.threads import Threads
 from regard.training.tracking.trackers import attach_trackers
 from regard.training.train_state import TrainState, load_initial_weights
 
 
-def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> Iterator[Event]:
-    """Train a new run in a folder that does not exist yet."""
+def begin(
+    config: RunConfig,
+    path: Path,
+    progress: Progress | None = None,
+    started: float | None = None,
+) -> Iterator[Event]:
+    """Train a new run in a folder that does not exist yet.
+
+    `minutes` counts from `started` on, a value of `time.perf_counter`; by default from now.
+    """
+    started = time.perf_counter() if started is None else started
     if launch.rank():
         yield from run_worker()
         return
     folder = RunFolder(path)
     if launch.restart_count() and folder.belongs_to(launch.launch_id()):
-        yield from resume(path, progress=progress)
+        yield from resume(path, progress=progress, started=started)
         return
     folder.require_new_path()
     device = check_before_data(config)
@@ -85,7 +96,7 @@ def begin(config: RunConfig, path: Path, progress: Progress | None = None) -> It
     }
     folder.create(config, run_environment, data.tokenizers)
     with folder.hold_lock():
-        yield from _run_rank0(config, data, folder, device, None, progress)
+        yield from _run_rank0(config, data, folder, device, None, started, progress)
 
 
 def resume(
@@ -94,14 +105,22 @@ def resume(
     *,
     step: int | None = None,
     progress: Progress | None = None,
+    started: float | None = None,
 ) -> Iterator[Event]:
-    """Continue a run from its newest checkpoint (or that of `step`), bit for bit."""
+    """Continue a run from its newest checkpoint (or that of `step`), bit for bit.
+
+    A run of some minutes has what is left of them, from `started` on; `train.steps` in `overrides`
+    replaces them.
+    """
+    started = time.perf_counter() if started is None else started
     if launch.rank():
         yield from run_worker()
         return
     folder = RunFolder(path)
     before = folder.load_config()
     config = with_best_metric(build(RunConfig, merge(to_table(before), overrides or {})))
+    if "steps" in (overrides or {}).get("train", {}):
+        config = replace(config, minutes=None)
     check_fixed_settings(before, config, path)
     with folder.hold_lock():
         if launch.restart_count() and folder.belongs_to(launch.launch_id()):
@@ -120,7 +139,7 @@ def resume(
         check_disk(path, config, count_parameters(data.model))
         changed = [*changed_settings(before, config, saved), *changed_machine(folder, device)]
         data = replace(data, description=[*data.description, *changed])
-        yield from _run_rank0(config, data, folder, device, saved, progress)
+        yield from _run_rank0(config, data, folder, device, saved, started, progress)
 
 
 def _run_rank0(
@@ -129,6 +148,7 @@ def _run_rank0(
     folder: RunFolder,
     device: torch.device,
     saved: checkpoint.Checkpoint | None,
+    started: float,
     progress: Progress | None,
 ) -> Iterator[Event]:
     """Train in one process, or as rank 0, which sends the other ranks the launch plan."""
@@ -146,7 +166,7 @@ def _run_rank0(
     ):
         ranks.all_or_fail(lambda: None)  # wait until the other ranks have prepared the data
         yield from _train(
-            config, data, folder, device, saved, ranks, shard=plan.shard, progress=progress
+            config, data, folder, device, saved, ranks, started, shard=plan.shard, progress=progress
         )
 
 
@@ -163,7 +183,8 @@ def run_worker() -> Iterator[Event]:
     with process_group(plan, store) as ranks:
         device, data = ranks.all_or_fail(prepare)
         saved = None if plan.step is None else checkpoint.of_step(folder.checkpoints, plan.step)
-        yield from _train(config, data, folder, device, saved, ranks, shard=plan.shard)
+        started = time.perf_counter()  # the plan of rank 0 counts
+        yield from _train(config, data, folder, device, saved, ranks, started, shard=plan.shard)
 
 
 def _train(
@@ -173,16 +194,20 @@ def _train(
     device: torch.device,
     saved: checkpoint.Checkpoint | None,
     ranks: Ranks,
+    started: float,
     *,
     shard: bool,
     progress: Progress | None = None,
 ) -> Iterator[Event]:
     """Build the model, initialize or restore it, and train it."""
     settings, start = config.train, 0 if saved is None else saved.step
+    plan = plan_evaluations(settings, data)
+    budget = make_budget(config, plan, save_interval(settings), ranks, started, saved)
     torch.manual_seed(settings.seed)
     model = build_model(data.model)
     parameters = sum(p.numel() for p in model.parameters())
-    yield RunStarted(folder.path, config, data.description, parameters, start)
+    description = [*data.description, *budget.describe()]
+    yield RunStarted(folder.path, config, description, parameters, start)
     if saved is None:
         ranks.all_or_fail(partial(_initialize, model, config, data))
     if is_closed_form(config.model["family"]):
@@ -194,8 +219,10 @@ def _train(
     all_optimizers = optimizers(settings.optimizer, strategy.local_model, settings.lr)
     strategy.attach(all_optimizers)
     ema = EMA(strategy.local_model, settings.ema)
-    plan = plan_evaluations(settings, data)
-    state = TrainState(config, data, folder, device, strategy, all_optimizers, ema, plan)
+    threads = Threads(settings, device, ranks.world_size)
+    state = TrainState(
+        config, data, folder, device, strategy, all_optimizers, ema, plan, budget, threads
+    )
     state.restore(saved)
     if saved is None:
         yield from evaluate_baseline(config, data, folder, ranks)
@@ -203,28 +230,30 @@ def _train(
 
 
 def _train_from(start: int, state: TrainState, progress: Progress | None) -> Iterator[Event]:
-    """Train step by step; log, evaluate and save at their intervals, and stop on signals."""
-    settings, folder, strategy = state.config.train, state.folder, state.strategy
-    ranks = strategy.ranks
-    log = Log(folder, settings.steps, state.data.example_ids, settings.accumulate)
-    save_every = save_interval(settings)
+    """Train step by step; log, evaluate and save as the budget says, and stop on signals."""
+    folder, strategy, budget = state.folder, state.strategy, state.budget
+    log = Log(folder, state.data.example_ids, state.config.train.accumulate)
     started, done = time.perf_counter(), start
     with Interrupts() as interrupts:
-        if state.evaluation_pending or (start == 0 and state.plan.at_start):
+        state.start_clocks(start)
+        if state.evaluation_pending or (start == 0 and budget.evaluates_at_start):
             yield from state.evaluate(start)
+            state.go_on(start, evaluated=True)
         for step in () if state.stopped_early else _steps(start, state):
             done = step.number + 1
-            last = done == settings.steps
-            evaluating = last or done % state.plan.every == 0
             state.ema.update(step.number)
             log.add(step)
-            signal, moved, flushing = strategy.all_reduce_max(
-                interrupts.received or 0, folder.status(), evaluating or log.due
+            signal, moved, due = strategy.all_reduce_max(
+                interrupts.received or 0, folder.status(), done >= budget.next_pause or log.due
             )
             if moved == LOST:
                 raise folder.status_error(done)
-            if flushing and (event := ranks.all_or_fail(log.flush)) is not None:
-                yield event
+            if not (due or signal or moved):
+                continue
+            strategy.ranks.all_or_fail(log.flush)
+            yield from state.replan(done)
+            yield log.event(budget.steps)
+            last, evaluating, saving = budget.due(done)
             if evaluating:
                 # with shards all ranks evaluate, and must all finish
                 finish = last or strategy.is_sharded
@@ -233,35 +262,37 @@ def _train_from(start: int, state: TrainState, progress: Progress | None) -> Ite
                 if moved == LOST:
                     raise folder.status_error(done)
             stopping = evaluating and state.stopped_early
-            if last or done % save_every == 0 or stopping or signal or moved:
-                ranks.all_or_fail(log.flush)
+            if saving or stopping or signal or moved:
                 state.save(done)
             if moved:
                 raise folder.status_error(done)
             if signal and not last:
-                raise interrupts.stop_error(signal, done, settings.steps, folder.path)
-            if stopping:
+                raise interrupts.stop_error(signal, done, budget.steps, folder.path)
+            if last or stopping:
                 break
+            if evaluating or saving:
+                state.go_on(done, evaluated=evaluating)
+                log.restart_clock()
         yield state.finish(done, started, interrupts, progress)
 
 
 def _steps(start: int, state: TrainState) -> Iterator[Step]:
-    """The training steps `start` … `train.steps - 1` of this rank; batches are prefetched."""
+    """The training steps of this rank from `start` on; batches are prefetched."""
     settings, data, device, strategy = state.config.train, state.data, state.device, state.strategy
-    ranks, factor = strategy.ranks, schedule(settings.schedule, settings.steps)
+    ranks = strategy.ranks
     accumulate = ranks.local_accumulate(settings.accumulate)
 
     def local_batch(number: int) -> Batch:
         batch = strategy.local_batch(data.batch, settings.accumulate, number)
         return pin_memory(batch) if device.type == "cuda" else batch
 
-    batches = prefetch(local_batch, start * accumulate, settings.steps * accumulate)
+    batches = prefetch(local_batch, start * accumulate, state.budget.max_steps * accumulate)
     model = strategy.objective.model
     return train(
         strategy.objective,
         (batch.to(device) for batch in batches),
         state.optimizers,
-        lambda step: settings.lr * factor(step),
+        lambda step: settings.lr * state.budget.factor(step),
         accumulate=accumulate,
         clip=settings.clip,
         seed=settings.seed,

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -21,8 +21,9 @@ from regard.models.presets import ModelConfig
 from regard.nn.head import HEADS
 from regard.pipelines.base import Progress, TrainingData
 from regard.tasks.metrics import better
+from regard.training.budget import StepBudget
 from regard.training.evaluation import EvaluationPlan
-from regard.training.events import Evaluated, Event, RunFinished, TapStatistics
+from regard.training.events import Evaluated, Event, RunFinished, TapStatistics, ThreadsChanged
 from regard.training.log import check_finite
 from regard.training.optim import (
     EMA,
@@ -40,10 +41,10 @@ from regard.training.storage import checkpoint
 from regard.training.storage.evaluation import Evaluation, evaluation_of
 from regard.training.storage.run_folder import RunFolder
 from regard.training.taps import tap_statistics
+from regard.training.threads import Threads
 
 logger = logging.getLogger(__name__)
 Results = tuple[dict[str, float], str, TapStatistics]  # metrics, a sample, statistics of taps
-MIN_FINAL_SECONDS = 30.0  # that the last evaluation may always take
 POOLER = {f"head.hidden.{part}": f"head.pool.{part}" for part in ("weight", "bias")}
 
 
@@ -91,6 +92,8 @@ class TrainState:
     optimizers: list[torch.optim.Optimizer]
     ema: EMA
     plan: EvaluationPlan
+    budget: StepBudget
+    threads: Threads
     best: Best = field(default_factory=Best)
     evaluation_pending: bool = False  # a signal postponed the evaluation after the last step
     seconds_per_target: float | None = None  # of the last evaluation in this session
@@ -167,13 +170,39 @@ class TrainState:
         load_state_tensors(strategy.local_model, self.optimizers, optimizer)
         self.ema.load(ema)
         self.evaluation_pending = state.get("evaluation_pending", False)
+        self.threads.restore(state.get("threads"))
         self.best = best
         ranks.on_rank0(partial(discard_later_steps, best_model))  # after every rank has read
         self.best = Best(**ranks.broadcast(asdict(self.best)))
 
+    def start_clocks(self, step: int) -> None:
+        """Begin to time steps, after `step` of them."""
+        self.budget.start_clock(step)
+        self.threads.start_clock(step)
+
+    def go_on(self, step: int, *, evaluated: bool) -> None:
+        """Begin to time steps again, after an evaluation or a checkpoint."""
+        if evaluated:
+            self.budget.after_evaluation(step)
+        self.start_clocks(step)
+
+    def replan(self, step: int) -> Iterator[ThreadsChanged]:
+        """Adapt what depends on the measured speed: steps, EMA and the number of threads."""
+        self.budget.replan(step, self.final_seconds())
+        self.ema.decay = self.budget.ema
+        if (threads := self.threads.adapt(step)) is not None:
+            yield ThreadsChanged(step, threads, self.threads.most)
+
     def save(self, step: int) -> None:
-        """Write a checkpoint: every rank writes its shards; unsharded weights rank 0 alone."""
+        """Write a checkpoint: every rank writes its shards; unsharded weights rank 0 alone.
+
+        After the last step config.json gets the number of steps, where that was an estimate.
+        """
         strategy, folder, ranks = self.strategy, self.folder, self.strategy.ranks
+        self.budget.mark_saved(step)
+        if self.budget.is_last(step) and step != self.config.train.steps:
+            self.config = replace(self.config, train=replace(self.config.train, steps=step))
+            ranks.on_rank0(partial(folder.save_config, self.config))
         tensors = {
             "model": strategy.local_weights(),
             "optimizer": dict(state_tensors(strategy.local_model, self.optimizers)),
@@ -189,6 +218,8 @@ class TrainState:
             "without_state": without_state(strategy.local_model, self.optimizers),
             "ema": bool(self.ema.decay),
             "matmuls": cublaslt.choices(),
+            **self.budget.state(),
+            **({"threads": torch.get_num_threads()} if self.threads.adapts else {}),
         }
         ranks.all_or_fail(partial(check_finite, folder, step, *tensors.values()))
         checkpoints, keep = folder.open_checkpoints(), self.config.train.keep
@@ -235,6 +266,7 @@ class TrainState:
             folder.append_sample(step, sample)
 
         ranks.on_rank0(write_logs)
+        self.budget.mark_evaluated(step)
         part = self.data.task.describe_part(targets, total)
         yield Evaluated(step, metrics, is_best, sample, taps, part)
 
@@ -249,9 +281,9 @@ class TrainState:
     ) -> RunFinished:
         """The end of a run that began at `started`: evaluate its best weights on all data.
 
-        That may take half a minute, or as long as the run has taken.
+        That may take as long as the budget allows.
         """
-        allowed = max(MIN_FINAL_SECONDS, time.perf_counter() - started)
+        allowed = self.budget.final_seconds(time.perf_counter() - started)
         if self.strategy.ranks.world_size > 1:  # the other ranks wait for rank 0
             allowed = min(allowed, self.config.train.timeout / 2)
         evaluation = self.evaluate_best(allowed, interrupts, progress)
@@ -264,6 +296,10 @@ class TrainState:
             evaluation.evaluated,
             None if evaluation.is_whole else self.seconds_for_all(),
         )
+
+    def final_seconds(self) -> float:
+        """The estimated seconds of the evaluation of all data after the last step."""
+        return 0.0 if self.plan.limit is None else self.seconds_for_all() or 0.0
 
     def evaluate_best(
         self, seconds: float, interrupts: Interrupts, progress: Progress | None

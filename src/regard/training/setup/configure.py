@@ -29,7 +29,6 @@ from regard.training.setup.setting_checks import check_train_config
 from regard.training.setup.time_budget import fit_to_minutes
 from regard.training.storage.run_folder import RunFolder
 
-MAX_MINUTES = 366 * 24 * 60  # a year
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
@@ -38,10 +37,13 @@ def recipes() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
-def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunConfig:
+def configure(
+    what: str | None, overrides: dict[str, Any] | None = None, *, started: float | None = None
+) -> RunConfig:
     """The settings of a run: of a recipe, a .toml file, or chosen for the user's data.
 
-    `overrides` is a nested table; `minutes` in it chooses model size and steps for this machine.
+    `overrides` is a nested table; `minutes` in it chooses model size and steps for this machine,
+    and counts from `started` on (see `fit_to_minutes`).
     Without `what`, `overrides["data"]` names the data, such as two parallel files.
     """
     over = dict(overrides or {})
@@ -55,7 +57,7 @@ def configure(what: str | None, overrides: dict[str, Any] | None = None) -> RunC
         start = over.get("train", {}).get("start")
         if start is not None and not {"family", "preset"} & set(over.get("model", {})):
             base = start_from(base, RunFolder(_absolute(start)).load_config(), class_names)
-    return _combine(base, over, file)
+    return _combine(base, over, file, started)
 
 
 def configure_study(
@@ -82,10 +84,11 @@ def _recipe(what: str | None) -> Path | None:
     return None
 
 
-def _combine(base: dict[str, Any], over: dict[str, Any], file: Path | None) -> RunConfig:
+def _combine(
+    base: dict[str, Any], over: dict[str, Any], file: Path | None, started: float | None = None
+) -> RunConfig:
     """Merge the user's overrides into the settings of a recipe or those chosen for the data."""
     over = dict(over)
-    minutes = over.pop("minutes", None)
     data = merge(base.get("data", {}), over.get("data", {}))
     for key in ("path",) if data.get("path") else ("source", "target"):
         if isinstance(data.get(key), str) and not is_name(data[key]):
@@ -99,15 +102,19 @@ def _combine(base: dict[str, Any], over: dict[str, Any], file: Path | None) -> R
     config = build(RunConfig, overlay(base, over))
     if file is not None and not {"model", "train"} & set(over):
         _check_file(file, config)
+    minutes = config.minutes
     if minutes is None:
         return config
     if "steps" in over.get("train", {}):
         raise ConfigError("set minutes or train.steps, not both")
-    if not isinstance(minutes, int | float) or not minutes < MAX_MINUTES:
-        raise ConfigError(f"minutes={minutes!r} must be a number below {MAX_MINUTES:,}")
     sizes = {"dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim"}
     pinned = {"preset", "family", *sizes} & set(over.get("model", {}))
-    return fit_to_minutes(config, minutes, choose_model=not pinned and config.train.start is None)
+    return fit_to_minutes(
+        config,
+        choose_model=not pinned and config.train.start is None,
+        started=started,
+        keep=over.get("train", {}),
+    )
 
 
 def _check_file(file: Path, config: RunConfig) -> None:

@@ -1,13 +1,16 @@
 """Checks before a run is resumed: the same model and optimizer, and steps left to train."""
 
+import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from regard.config import RunConfig, flatten, kind_of, to_table
+from regard.config import RunConfig, build, flatten, kind_of, to_table
 from regard.errors import CheckpointError, ConfigError
 from regard.models.build import is_closed_form
+from regard.training.budget import TimePlan
 from regard.training.setup.device import environment
 from regard.training.storage.checkpoint import Checkpoint
 from regard.training.storage.run_folder import RunFolder
@@ -35,6 +38,11 @@ def check_fixed_settings(before: RunConfig, after: RunConfig, path: Path) -> Non
         raise ConfigError(
             f"{path} was imported, not trained here, so there is no training to resume;\n"
             f"train it on your own data: regard train DATA train.start={path}"
+        )
+    if after.minutes not in (before.minutes, None):
+        raise ConfigError(
+            "minutes cannot change when a run is resumed; it has what is left of them.\n"
+            "To train longer, give train.steps=…"
         )
     new = fixed_settings(after) | weight_settings(after)
     for key, old in (fixed_settings(before) | weight_settings(before)).items():
@@ -103,6 +111,8 @@ def check_unfinished(folder: RunFolder, config: RunConfig, saved: Checkpoint | N
                 f"{folder.path} is a closed-form model that is already fitted; train a new run"
             )
         return
+    if config.minutes is not None:
+        steps = (read_state(saved).get("time_plan") or {}).get("steps", steps)
     if saved.step >= steps:
         raise ConfigError(
             f"{folder.path} is at step {saved.step:,} already, and train.steps={steps};\n"
@@ -151,6 +161,8 @@ def read_state(saved: Checkpoint) -> dict[str, Any]:
         "ema": isinstance(state.get("ema", False), bool),
         "settings": isinstance(state.get("settings", {}), dict),
         "matmuls": isinstance(matmuls, dict) and all(isinstance(n, str) for n in matmuls.values()),
+        "threads": _is_count(state.get("threads", 1)),
+        "time_plan": _is_time_plan(state.get("time_plan")),
     }
     for key, valid in rules.items():
         if not valid:
@@ -163,6 +175,18 @@ def _state_error(saved: Checkpoint, key: str, rule: str) -> CheckpointError:
         f"{saved.path / 'state.json'}: {key} is not {rule}\n"
         "resume from another checkpoint with --step, or train again"
     )
+
+
+def _is_time_plan(plan: Any) -> bool:
+    """Whether this is a `TimePlan` as saved; None without a time budget."""
+    if plan is None:
+        return True
+    try:
+        values = asdict(build(TimePlan, plan))
+    except ConfigError:
+        return False
+    numbers = [value for value in values.values() if value is not None]
+    return all(math.isfinite(n) and n >= 0 for n in numbers) and plan["at"] <= plan["steps"]
 
 
 def _is_count(value: Any) -> bool:

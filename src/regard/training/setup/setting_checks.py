@@ -25,6 +25,8 @@ from regard.training.taps import find_taps
 from regard.training.tracking.trackers import check_trackers
 from regard.training.train_state import load_initial_weights
 
+MAX_MINUTES = 366 * 24 * 60  # a year
+
 
 def check_before_data(config: RunConfig) -> torch.device:
     """Check all settings that do not depend on the data, and return the device of the run."""
@@ -69,10 +71,17 @@ def save_interval(settings: TrainConfig) -> int:
 
 def check_settings(config: RunConfig) -> None:
     """Check the training settings, the schedule, the optimizer and the memory of a step."""
+    check_minutes(config.minutes)
     check_train_config(config.train)
     schedule(config.train.schedule, config.train.steps)
     optimizers(config.train.optimizer, _TinyModel(), config.train.lr)
     _check_step_memory(config)
+
+
+def check_minutes(minutes: float | None) -> None:
+    """Raise if the time budget is no time."""
+    if minutes is not None and not 0 < minutes < MAX_MINUTES:
+        raise ConfigError(f"minutes={minutes:g} must be more than 0 and below {MAX_MINUTES:,}")
 
 
 def check_train_config(settings: TrainConfig) -> None:

@@ -1,6 +1,12 @@
-"""`minutes=N`: choose the model size and the number of steps for this machine by timing steps."""
+"""`minutes=N`: choose the model size and the number of steps for this machine by timing steps.
 
+The steps are a first estimate, with the settings that depend on them; `training.budget` estimates
+them again while the run trains.
+"""
+
+import inspect
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle, islice
@@ -9,13 +15,13 @@ import torch
 
 from regard.accel import training_path
 from regard.accel.cuda_graph import WARM_UP_STEPS
-from regard.config import RunConfig
-from regard.errors import ConfigError
+from regard.config import RunConfig, TrainConfig, kind_of
 from regard.models.build import build_model, count_parameters, describe, is_closed_form, resolve
 from regard.pipelines import prepare_training
 from regard.pipelines.base import TrainingData
+from regard.training.budget import ema_decay
 from regard.training.loop import train
-from regard.training.optim import optimizers
+from regard.training.optim import SCHEDULES, optimizers
 from regard.training.parallel import launch
 from regard.training.parallel.ranks import Ranks
 from regard.training.parallel.strategy import Objective, SingleProcess
@@ -29,60 +35,93 @@ from regard.training.setup.setting_checks import check_settings
 SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
 HEAD_DIM = 32
 TOKENS_PER_PARAMETER = 5  # a quarter of Hoffmann et al. 2022: favours larger models
-MIN_STEPS = 50
 TIMED_STEPS = 4
+TIMED_SHARE = 0.02  # of the time, at most, to time the steps of one size
+TRAINING_SHARE = 0.8  # of the time after the start; the rest is for evaluations and checkpoints
+WARMUP_SHARE = 0.05  # of the steps, at most
 
 
-def fit_to_minutes(config: RunConfig, minutes: float, *, choose_model: bool = True) -> RunConfig:
-    """Choose the largest model that can be trained well in the time, and as many steps as fit.
+def fit_to_minutes(
+    config: RunConfig,
+    *,
+    choose_model: bool = True,
+    started: float | None = None,
+    keep: Collection[str] = (),
+) -> RunConfig:
+    """Choose the largest model that can be trained well in its minutes, and as many steps as fit.
 
+    The time counts from `started` on (a value of `time.perf_counter`), by default from now.
     A few real steps of each size are timed, smallest first. A larger size is taken as long as
-    the time allows a few tokens per parameter. Without `choose_model` only the steps are chosen.
+    the time allows a few tokens per parameter. Without `choose_model`, and for models that are no
+    Transformers, only the steps are chosen.
     Compiled steps are timed for the chosen size only: compiling takes longer than these steps.
+    Warm-up and EMA are shortened to fit the steps, but for the settings of `train` in `keep`.
     """
-    if minutes <= 0:
-        raise ConfigError(f"minutes={minutes:g} must be more than 0")
+    assert config.minutes is not None
     check_settings(config)
+    now = time.perf_counter()
+    deadline = 60 * config.minutes + (now if started is None else started)
     data = prepare_training(config)
     table = describe(data.model)
     if is_closed_form(table["family"]):  # there are no steps to choose
-        return config
+        return replace(config, minutes=None)
+    deadline -= time.perf_counter() - now  # the data is prepared again when the run begins
     device = prepare_device(config)
     tokens = sum(
         data.task.tokens_read(data.batch(number), data.model.context)
         for number in range(config.train.accumulate)
     )
-    budget = 0.9 * 60 * minutes  # the rest is for evaluations and checkpoints
 
     def with_steps(candidate: RunConfig, *, compiled: bool) -> RunConfig:
-        seconds = _seconds_per_step(candidate, data, device, compiled=compiled)
-        steps = max(MIN_STEPS, int(budget / seconds))
-        return replace(candidate, train=replace(config.train, steps=steps))
+        limit = TIMED_SHARE * (deadline - time.perf_counter())
+        seconds = _seconds_per_step(candidate, data, device, compiled=compiled, limit=limit)
+        left = TRAINING_SHARE * (deadline - time.perf_counter())
+        return replace(candidate, train=replace(config.train, steps=max(1, int(left / seconds))))
 
     chosen: RunConfig | None = None
-    for size in SIZES if choose_model and "layers" in table else [None]:
+    for size in SIZES if choose_model and "heads" in table else [None]:  # of a Transformer
         model = table
         if size is not None:
-            model = {**table, "dim": size[0], "layers": size[1]}
-        if size is not None and "heads" in table:
-            model["heads"] = size[0] // HEAD_DIM
-        candidate = with_steps(replace(config, model=model), compiled=False)
+            dim, layers = size
+            model = {**table, "dim": dim, "layers": layers, "heads": dim // HEAD_DIM}
         enough = TOKENS_PER_PARAMETER * count_parameters(resolve(model))
+        if chosen is not None and chosen.train.steps * tokens < enough:
+            break  # even with the steps of the smaller size, which are faster
+        candidate = with_steps(replace(config, model=model), compiled=False)
         if chosen is not None and candidate.train.steps * tokens < enough:
             break
         chosen = candidate
     assert chosen is not None
-    return (
-        with_steps(chosen, compiled=True) if training_path(config.train, device).compile else chosen
-    )
+    if training_path(config.train, device).compile:
+        chosen = with_steps(chosen, compiled=True)
+    return replace(chosen, train=fit_to_steps(chosen.train, keep))
+
+
+def fit_to_steps(settings: TrainConfig, keep: Collection[str] = ()) -> TrainConfig:
+    """Shorten warm-up and EMA to fit the steps, but for the settings in `keep`."""
+    if "schedule" not in keep:
+        kind, options = kind_of(settings.schedule)
+        default = inspect.signature(SCHEDULES[kind]).parameters["warmup"].default
+        most = round(WARMUP_SHARE * settings.steps)
+        warmup = min(options.get("warmup", default), most)
+        settings = replace(settings, schedule={"kind": kind, **options, "warmup": warmup})
+    if "ema" not in keep:
+        settings = replace(settings, ema=min(settings.ema, round(ema_decay(settings.steps), 4)))
+    return settings
 
 
 def _seconds_per_step(
-    config: RunConfig, data: TrainingData, device: torch.device, *, compiled: bool
+    config: RunConfig,
+    data: TrainingData,
+    device: torch.device,
+    *,
+    compiled: bool,
+    limit: float = float("inf"),
 ) -> float:
     """The seconds of a step after a warm-up: one step, or enough to compile every shape.
 
-    With several ranks: of rank 0's micro-batches, without communication.
+    Steps are timed for at most about `limit` seconds; if the warm-up step takes longer, it is the
+    only one. With several ranks: of rank 0's micro-batches, without communication.
     """
     settings, ranks = config.train, Ranks(world_size=launch.world_size())
     model = build_model(resolve(config.model)).to(device)
@@ -107,9 +146,14 @@ def _seconds_per_step(
         capture=compiled
         and training_path(settings, device, model, ranks=ranks.world_size).cuda_graph,
     )
-    for step in islice(steps, warm_up):
+    started, timed = time.perf_counter(), 0
+    for number, step in enumerate(steps, 1):
         float(step.loss)  # wait for the device
-    started = time.perf_counter()
-    for step in steps:
-        float(step.loss)
-    return (time.perf_counter() - started) / TIMED_STEPS
+        now = time.perf_counter()
+        if number < warm_up or (number == warm_up and (compiled or now - started <= limit)):
+            started = now
+            continue
+        timed += 1
+        if now - started > limit:
+            break
+    return (now - started) / timed

@@ -1,0 +1,310 @@
+"""How far a run goes: a number of steps, or as many as fit into a number of minutes."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from regard.config import RunConfig, kind_of
+from regard.training.evaluation import EvaluationPlan
+from regard.training.optim import Schedule, schedule
+from regard.training.parallel.ranks import Ranks
+from regard.training.storage.checkpoint import Checkpoint
+
+MEMORY = 0.1  # of the time budget: how long a measured speed counts
+EVALUATION_SHARE = 0.15  # of the time budget, at most, for evaluations while training
+START_SHARE = 0.05  # of the steps that an evaluation before the first one may cost
+FINAL_SHARE = 0.2  # of the time budget, at most, for the evaluation of all data at the end
+MIN_FINAL_SECONDS = 30.0  # without time budget it may always take so long, else as long as the run
+SAVES = 10
+ROUNDING = 1e-9
+
+
+class StepBudget:
+    """A run of `train.steps` steps."""
+
+    def __init__(self, config: RunConfig, evaluations: EvaluationPlan, save_every: int) -> None:
+        self.config, self.settings, self.steps = config, config.train, config.train.steps
+        self.evaluate_every, self.save_every = evaluations.every, save_every
+        self.factor: Schedule = schedule(self.settings.schedule, self.steps)
+        self.evaluates_at_start = evaluations.at_start
+        self.next_pause = 0  # before this step there is nothing to evaluate or save
+
+    @property
+    def max_steps(self) -> int:
+        """More steps than these are not taken."""
+        return self.steps
+
+    @property
+    def ema(self) -> float:
+        """The decay of the EMA."""
+        return self.settings.ema
+
+    def is_last(self, done: int) -> bool:
+        """Whether the run ends after `done` steps."""
+        return done >= self.steps
+
+    def evaluates(self, done: int) -> bool:
+        """Whether to evaluate after `done` steps."""
+        return self.is_last(done) or done % self.evaluate_every == 0
+
+    def saves(self, done: int) -> bool:
+        """Whether to save after `done` steps."""
+        return self.is_last(done) or done % self.save_every == 0
+
+    def due(self, done: int) -> tuple[bool, bool, bool]:
+        """Whether, after `done` steps, the run ends, is evaluated, and is saved."""
+        return self.is_last(done), self.evaluates(done), self.saves(done)
+
+    def start_clock(self, done: int) -> None:
+        """Begin to take steps, after `done` of them."""
+        evaluation, save = (
+            every - done % every for every in (self.evaluate_every, self.save_every)
+        )
+        self.next_pause = min(done + evaluation, done + save, self.steps)
+
+    def replan(self, done: int, final_seconds: float = 0.0) -> None:
+        """Estimate again how many steps fit, after `done` steps; here they are fixed."""
+
+    def mark_evaluated(self, done: int) -> None:
+        """The run was evaluated after `done` steps."""
+
+    def mark_saved(self, done: int) -> None:
+        """The run is saved after `done` steps."""
+
+    def after_evaluation(self, done: int) -> None:
+        """Called when training goes on after an evaluation and its checkpoint."""
+        self.start_clock(done)
+
+    def final_seconds(self, trained: float) -> float:
+        """How long an evaluation of all data may take at the end, after `trained` seconds."""
+        return max(MIN_FINAL_SECONDS, trained)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {}
+
+    def describe(self) -> list[str]:
+        """Lines for the heading of the run."""
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class TimePlan:
+    """The steps of a run that must end in time, as estimated after the step `at`.
+
+    The progress p of the run, from 0 to 1, is linear from that step on, so that it never jumps and
+    is 1 at the last step:
+
+        p(s) = p(at) + (1 - p(at)) (s - at) / (steps - at)
+    """
+
+    steps: int
+    at: int = 0
+    progress: float = 0.0  # p(at)
+    evaluated: float = 0.0  # progress at the last evaluation
+    saved: float = 0.0  # progress at the last checkpoint
+    evaluation_seconds: float | None = None  # of the last evaluation
+    seconds: float = 0.0  # of the time budget that were used when this was saved
+
+    def progress_at(self, step: int) -> float:
+        """The progress after `step` steps."""
+        if step >= self.steps:
+            return 1.0
+        return self.progress + (1 - self.progress) * (step - self.at) / (self.steps - self.at)
+
+    def step_at(self, progress: float) -> int:
+        """The first step after which the progress is this."""
+        if progress >= 1 or self.progress >= 1:
+            return self.steps
+        share = max(progress - self.progress, 0) / (1 - self.progress)
+        return self.at + math.ceil(share * (self.steps - self.at) - ROUNDING)
+
+
+class TimeBudget(StepBudget):
+    """A run of `minutes` from `started` on; `train.steps` is a first estimate.
+
+    Steps and evaluations are timed. Whenever the log is written, the steps that fit into the time
+    left are estimated again. Learning rate, evaluations and checkpoints depend on the progress
+    (`TimePlan`), so that warm-up and decay keep their shares of the run, whatever its steps.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        evaluations: EvaluationPlan,
+        save_every: int,
+        ranks: Ranks,
+        started: float,
+        saved: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(config, evaluations, save_every)
+        assert config.minutes is not None
+        self.evaluation_steps = evaluations.cost
+        self.evaluates_at_start &= evaluations.cost <= START_SHARE * self.steps
+        self.estimated_factor, self.factor = self.factor, self._factor
+        self.ranks = ranks
+        self.plan = TimePlan(self.steps) if saved is None else TimePlan(**saved)
+        self.steps = self.plan.steps
+        self.timed_steps = self.timed_seconds = 0.0
+        self.seconds = 60 * config.minutes
+        self.deadline = started + self.seconds - self.plan.seconds
+        # to print the results and end the process; longer where its start took long
+        starting = time.perf_counter() - started
+        self.exit_seconds = min(0.3 + 0.15 * starting, 0.05 * self.seconds)
+        self.start_clock(self.plan.at)
+
+    def _factor(self, step: float) -> float:
+        """The factor of the learning rate at a step: that of its progress in the estimate."""
+        return self.estimated_factor(self.plan.progress_at(int(step)) * self.settings.steps)
+
+    @property
+    def max_steps(self) -> int:
+        """More steps than these are not taken."""
+        return 1 << 40
+
+    @property
+    def ema(self) -> float:
+        """The decay of the EMA."""
+        return min(self.settings.ema, ema_decay(self.steps))
+
+    def evaluates(self, done: int) -> bool:
+        """Whether to evaluate after `done` steps; not shortly before the end."""
+        if self.is_last(done):
+            return True
+        if self.settings.evaluate_every is not None:
+            return done % self.settings.evaluate_every == 0
+        return done >= self._next_evaluation()
+
+    def saves(self, done: int) -> bool:
+        """Whether to save after `done` steps: by default at evaluations, and ten times a run."""
+        if self.settings.save_every is not None:
+            return super().saves(done)
+        return self.evaluates(done) or done >= self._next_save()
+
+    def _next_evaluation(self) -> int:
+        progress = self.plan.evaluated + self.interval
+        return self.steps if progress > 1 - self.interval / 2 else self.plan.step_at(progress)
+
+    def _next_save(self) -> int:
+        return self.plan.step_at(self.plan.saved + 1 / SAVES)
+
+    @property
+    def interval(self) -> float:
+        """The progress between two evaluations: less often where they take long."""
+        least = self.evaluation_seconds / (EVALUATION_SHARE * self.seconds)
+        return max(self.evaluate_every / self.settings.steps, least)
+
+    @property
+    def evaluation_seconds(self) -> float:
+        """The seconds of an evaluation, with what is saved after it."""
+        if self.plan.evaluation_seconds is not None:
+            return self.plan.evaluation_seconds
+        step = self.timed_seconds / self.timed_steps if self.timed_steps else 0.0
+        return self.evaluation_steps * step
+
+    def start_clock(self, done: int) -> None:
+        """Begin to time steps, after `done` of them."""
+        self.clock, self.clock_step = time.perf_counter(), done
+        settings = self.settings
+        evaluation, save = (
+            done + every - done % every if every is not None else planned
+            for every, planned in (
+                (settings.evaluate_every, self._next_evaluation()),
+                (settings.save_every, self._next_save()),
+            )
+        )
+        self.next_pause = min(evaluation, save, self.steps)
+
+    def replan(self, done: int, final_seconds: float = 0.0) -> None:
+        """Estimate how many steps fit into the time left, after `done` steps.
+
+        `final_seconds` are those of the evaluation of all data after the last step.
+        """
+        now = time.perf_counter()
+        seconds, steps = now - self.clock, done - self.clock_step
+        weight = math.exp(-seconds / (MEMORY * self.seconds))
+        self.timed_seconds = weight * self.timed_seconds + seconds
+        self.timed_steps = weight * self.timed_steps + steps
+        left = self.deadline - now - self._end_seconds(final_seconds)
+        left -= self._evaluations_left(done) * self.evaluation_seconds
+        fitting = int(left * self.timed_steps / max(self.timed_seconds, ROUNDING))
+        progress = self.plan.progress_at(done)
+        self._agree(replace(self.plan, steps=done + max(fitting, 0), at=done, progress=progress))
+        self.start_clock(done)
+
+    def _evaluations_left(self, done: int) -> int:
+        """The evaluations between now and the last one."""
+        if self.settings.evaluate_every is not None:
+            return max(self.steps - done - 1, 0) // self.settings.evaluate_every
+        last = 1 - self.interval / 2
+        return max(0, int((last - self.plan.evaluated) / self.interval))
+
+    def _end_seconds(self, final_seconds: float) -> float:
+        """The seconds from the last step to the end of the process."""
+        if final_seconds > FINAL_SHARE * self.seconds:
+            final_seconds = 0.0  # it is left out
+        return self.evaluation_seconds + final_seconds + self.exit_seconds
+
+    def mark_evaluated(self, done: int) -> None:
+        """The run was evaluated after `done` steps."""
+        self.plan = replace(self.plan, evaluated=self.plan.progress_at(done))
+
+    def mark_saved(self, done: int) -> None:
+        """The run is saved after `done` steps."""
+        self.plan = replace(self.plan, saved=self.plan.progress_at(done))
+
+    def after_evaluation(self, done: int) -> None:
+        """Time the evaluation, with its checkpoint, and begin to time steps again."""
+        seconds = time.perf_counter() - self.clock
+        self._agree(replace(self.plan, evaluation_seconds=seconds))
+        self.start_clock(done)
+
+    def _agree(self, plan: TimePlan) -> None:
+        """Use the plan of rank 0 on all ranks, whose clocks differ."""
+        self.plan = TimePlan(**self.ranks.broadcast(asdict(plan)))
+        self.steps = self.plan.steps
+
+    def final_seconds(self, trained: float) -> float:
+        """How long an evaluation of all data may take at the end: until the deadline."""
+        left = self.deadline - time.perf_counter() - self.exit_seconds
+        return max(left, 0.02 * self.seconds)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it; a resumed run has the rest of the time."""
+        used = self.seconds - (self.deadline - time.perf_counter())
+        return {"time_plan": asdict(replace(self.plan, seconds=used))}
+
+    def describe(self) -> list[str]:
+        """What follows from the time, for the heading of the run."""
+        settings = self.settings
+        every = round(self.interval * self.steps)
+        words = [f"about {self.steps:,} steps"]
+        if warmup := kind_of(settings.schedule)[1].get("warmup"):
+            words.append(f"warm-up {warmup:,}")
+        if settings.ema:
+            words.append(f"EMA {self.ema:.3g}")
+        often = f"an evaluation every {every:,} steps" if every < self.steps else "one evaluation"
+        words.append(often)
+        return [f"minutes    {self.config.minutes:g}: {', '.join(words)}; adapted while it runs"]
+
+
+def ema_decay(steps: int) -> float:
+    """The decay of an EMA over about the last tenth of a run: 1 - 10 / steps, at least 0.5."""
+    return 1 - 10 / max(steps, 20)
+
+
+def make_budget(
+    config: RunConfig,
+    evaluations: EvaluationPlan,
+    save_every: int,
+    ranks: Ranks,
+    started: float,
+    saved: Checkpoint | None,
+) -> StepBudget:
+    """The budget of a run: `minutes` from `started` on, or `train.steps`."""
+    if config.minutes is None:
+        return StepBudget(config, evaluations, save_every)
+    plan = None if saved is None else saved.state().get("time_plan")
+    return TimeBudget(config, evaluations, save_every, ranks, started, plan)

@@ -1,0 +1,91 @@
+"""The number of CPU threads while a run trains: fewer where other programs use the cores.
+
+A step is done when its slowest thread is. With a thread per core, a core that another program has
+half of makes the whole step take twice as long; one thread less leaves that core alone.
+"""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from regard.config import TrainConfig
+
+TASKS = Path("/proc/self/task")  # Linux: a folder per thread
+WINDOW = 2.0  # seconds of steps that are timed with a number of threads
+BUSY = 0.3  # threads that wait for a core, on average, from which on the machine is busy
+GAIN = 1.15  # how much faster another number of threads must be
+WAIT, MAX_WAIT = 10.0, 160.0  # seconds between two trials; doubled after each without gain
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Threads:
+    """Tries half or twice as many threads on a busy machine, and keeps what is faster.
+
+    Only where nothing else says how many there are: `train.threads` and `OMP_NUM_THREADS` are
+    kept. On a free machine nothing is changed, and nothing on systems that do not tell how long
+    threads wait for a core (Linux does). Sums are in another order with another number of threads,
+    so that the last bits of the results change.
+    """
+
+    def __init__(self, settings: TrainConfig, device: torch.device, world_size: int) -> None:
+        self.most = torch.get_num_threads()
+        given = settings.threads is not None or any(name in os.environ for name in VARIABLES)
+        self.adapts = not given and device.type == "cpu" and world_size == 1 and self.most > 1
+        self.adapts = self.adapts and _waited() is not None
+        self.before: tuple[int, float] | None = None  # threads and speed before a trial
+        self.fewer = True  # whether the next trial on a busy machine is with fewer threads
+        self.wait = WAIT
+        self.next_trial = time.perf_counter() + WINDOW
+        self.start_clock(0)
+
+    def start_clock(self, done: int) -> None:
+        """Begin to time steps, after `done` of them."""
+        self.clock, self.clock_step, self.clock_waited = time.perf_counter(), done, _waited()
+
+    def restore(self, threads: int | None) -> None:
+        """Continue with the number of threads of a checkpoint."""
+        if self.adapts and threads is not None and 1 <= threads <= self.most:
+            torch.set_num_threads(threads)
+
+    def adapt(self, done: int) -> int | None:
+        """After `done` steps, begin or end a trial where it is time to; returns a number kept."""
+        now = time.perf_counter()
+        seconds = now - self.clock
+        if not self.adapts or seconds < WINDOW or done == self.clock_step:
+            return None
+        speed, threads = (done - self.clock_step) / seconds, torch.get_num_threads()
+        waiting = ((_waited() or 0.0) - (self.clock_waited or 0.0)) / seconds
+        self.start_clock(done)
+        if self.before is not None:
+            return self._end_trial(threads, speed)
+        if now >= self.next_trial and (waiting > BUSY or threads < self.most):
+            busy = waiting > BUSY and threads > 1
+            self.fewer = busy and (self.fewer or threads == self.most)
+            self.before = (threads, speed)
+            torch.set_num_threads(threads // 2 if self.fewer else min(2 * threads, self.most))
+        return None
+
+    def _end_trial(self, threads: int, speed: float) -> int | None:
+        assert self.before is not None
+        (threads_before, speed_before), self.before = self.before, None
+        if speed >= GAIN * speed_before:
+            self.wait = WAIT
+            self.next_trial = time.perf_counter() + (0.0 if 1 < threads < self.most else WAIT)
+            return threads
+        self.next_trial = time.perf_counter() + self.wait
+        self.wait, self.fewer = min(2 * self.wait, MAX_WAIT), not self.fewer
+        torch.set_num_threads(threads_before)
+        return None
+
+
+def _waited() -> float | None:
+    """The seconds that all threads of this process have waited for a core; None if unknown."""
+    waited = []
+    with suppress(OSError):
+        for task in TASKS.iterdir():
+            with suppress(OSError, IndexError, ValueError):  # the thread has ended
+                waited.append(int((task / "schedstat").read_text().split()[1]))
+    return sum(waited) / 1e9 if waited else None
