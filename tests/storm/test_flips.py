@@ -49,7 +49,7 @@ def flip(file, chance):
     return at
 
 
-@pytest.mark.parametrize("each", [1, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("each", [1, pytest.param(12, marks=pytest.mark.long)])
 def test_a_flipped_bit_is_noticed_or_has_no_effect(each, whole, tmp_path, monkeypatch, caplog):
     shutil.copytree(whole, tmp_path / "sound")
     expected, usual = results(tmp_path / "sound", monkeypatch)

@@ -1,12 +1,16 @@
 """Damage inside files of data that libraries read for us: an error of ours, not theirs."""
 
 import io
+import os
 import struct
 import zipfile
 
 import numpy as np
 import pytest
 
+from cli.conftest import invoke
+from regard.cli import main
+from regard.cli.output import settings
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.hub.class_names import read_class_count, read_class_names
 from regard.hub.numpy_archive import open_archive
@@ -70,3 +74,35 @@ def test_class_names_that_are_none_are_refused(key, labels):
     for read in (read_class_count, read_class_names):
         with pytest.raises(ConfigError, match=f"{key}="):
             read({key: labels})
+
+
+@pytest.mark.parametrize("kind", ["images", "text", "tables"])
+def test_a_folder_that_cannot_be_read_is_not_passed_over(kind, tmp_path, monkeypatch):
+    """Root may read everything, so that permissions are only pretended here."""
+    names = {"images": "x.png", "text": "x.txt", "tables": "x.csv"}
+    for folder in ("a", "b", "closed", ".hidden"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / names[kind]).write_text("text,label\ngood,yes\nbad,no\n")
+    access = os.access
+    closed = {tmp_path / "closed", tmp_path / ".hidden"}
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in closed and access(path, mode))
+    with pytest.raises(DataError, match=r"closed cannot be read: Permission denied"):
+        open_data(str(tmp_path))
+
+
+def test_the_home_of_nobody_is_named():
+    with pytest.raises(DataError, match=r"~nobody-of-this-name/x\.txt cannot be read"):
+        open_data("~nobody-of-this-name/x.txt")
+
+
+def test_what_the_system_refuses_is_a_sentence(capsys, monkeypatch):
+    def refuse(words, **options):
+        settings.debug = "--debug" in words
+        raise PermissionError(13, "Permission denied", "runs/closed")
+
+    monkeypatch.setattr("regard.cli.app", refuse)
+    said = invoke(capsys, "info", "runs/closed")
+    assert said.code == 4
+    assert said.err == "regard: runs/closed: Permission denied\n--debug shows where it happened\n"
+    with pytest.raises(PermissionError):
+        main(["info", "runs/closed", "--debug"])

@@ -104,7 +104,10 @@ UsageError = cast(type[Exception], typer.BadParameter.__base__)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run a command and exit. A `RegardError` prints its message, other errors a traceback."""
+    """Run a command and exit.
+
+    A `RegardError` and an `OSError` print their message, other errors a traceback.
+    """
     output_settings.quiet = output_settings.debug = False
     prepare_streams()
     try:
@@ -120,11 +123,10 @@ def main(words: Sequence[str] | None = None) -> None:
         code = _print_error(str(error), error.exit_code)
     except BrokenPipeError:
         code = 1
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+    except OSError as error:  # of the machine, wherever it is met: permissions, a full disk
+        if error.errno is None or output_settings.debug:
             raise
-        message = f"a name is longer than the file system allows: {error.filename}"
-        code = _print_error(message, CheckpointError.exit_code)
+        code = _print_error(_system_message(error), CheckpointError.exit_code)
     sys.exit(code)
 
 
@@ -132,6 +134,13 @@ def _print_error(message: str, code: int) -> int:
     if not api.rank():  # other ranks have the same error
         print(f"regard: {shorten(message)}", file=sys.stderr)
     return code
+
+
+def _system_message(error: OSError) -> str:
+    if error.errno == errno.ENAMETOOLONG:
+        return f"a name is longer than the file system allows: {error.filename}"
+    place = "" if error.filename is None else f"{error.filename}: "
+    return f"{place}{error.strerror}\n--debug shows where it happened"
 
 
 def _usage_message(error: Any, words: Sequence[str]) -> tuple[str, int]:

@@ -1,6 +1,7 @@
 """Detect the kind of data at a path, and open it."""
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -230,10 +231,25 @@ def _pipeline_for(path: Path, kind: str | None) -> Pipeline:
     return requested
 
 
+def _check_readable(folder: Path) -> None:
+    """Raise for a folder inside that cannot be read: its files would be missing silently."""
+    for parent, folders, _ in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for place in (Path(parent), *(Path(parent, name) for name in folders)):
+            if not os.access(place, os.R_OK | os.X_OK):
+                raise DataError(f"{place} cannot be read: Permission denied")
+
+
 def _existing_path(path: str) -> Path:
-    place = Path(path).expanduser()
-    if path and place.exists():  # Path("") would be the working folder
-        return place
+    try:
+        place = Path(path).expanduser()
+        if path and place.exists():  # Path("") would be the working folder
+            if place.is_dir():
+                _check_readable(place)
+            return place
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~name of no user
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} cannot be read: {reason}") from None
     siblings = sorted(file.name for file in place.parent.iterdir()) if place.parent.is_dir() else []
     close = get_close_matches(place.name, [*BUILTINS, *siblings], n=1)
     hint = ""
