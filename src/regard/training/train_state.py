@@ -311,31 +311,32 @@ class TrainState:
         call this; the model then has the best weights.
         """
         folder, data, ranks = self.folder, self.data, self.strategy.ranks
-        stored = folder.load_evaluation()
-        if stored.is_whole and folder.evaluation.exists():
-            return stored
 
         def measure(model: nn.Module) -> dict[str, float] | None:
+            load_weights(model, folder.load_weights(), str(folder.model))
             try:
                 with interrupts.raise_on_signal(), autocast(self.config.train, self.device)():
                     return pipelines.validation_metrics(data, model, self.device, None, progress)
             except Interrupted:
                 return None
 
-        def load_and_measure() -> dict[str, float] | None:
-            load_weights(self.strategy.objective.model, folder.load_weights(), str(folder.model))
-            return measure(self.strategy.objective.model)
+        def evaluate() -> dict[str, Any]:
+            part = evaluation_of(data, self.best.metrics, self.plan.limit)
+            stored, estimate = folder.load_evaluation(), self.seconds_for_all()
+            whole = evaluation_of(data, stored.metrics, None)
+            if stored == whole:  # these weights were evaluated before the run was resumed
+                return asdict(stored)
+            evaluation = part
+            affordable = estimate is not None and estimate <= seconds
+            if affordable and not part.is_whole and not self.strategy.is_sharded:
+                metrics = measure(self.strategy.objective.model)
+                evaluation = part if metrics is None else evaluation_of(data, metrics, None)
+            folder.save_evaluation(evaluation)
+            return asdict(evaluation)
 
-        evaluation = evaluation_of(data, self.best.metrics, self.plan.limit)
-        estimate = ranks.broadcast(self.seconds_for_all())
-        affordable = estimate is not None and estimate <= seconds and not self.strategy.is_sharded
-        if affordable and not evaluation.is_whole:
-            metrics = ranks.broadcast(
-                ranks.all_or_fail(load_and_measure if ranks.is_rank0 else lambda: None)
-            )
-            evaluation = evaluation if metrics is None else evaluation_of(data, metrics, None)
-        ranks.on_rank0(partial(folder.save_evaluation, evaluation))
-        return evaluation
+        nothing: dict[str, Any] = {}
+        work = evaluate if ranks.is_rank0 else lambda: nothing
+        return Evaluation(**ranks.broadcast(ranks.all_or_fail(work)))
 
     def _measure(self, interrupts: Interrupts | None, model: nn.Module) -> Results | None:
         """Evaluate the full model; None if a signal interrupted it."""
