@@ -25,7 +25,7 @@ from regard.cli import app, main
 from training.runs import write_data
 
 SECONDS = 300  # for one command; a run of two steps takes one
-ADDRESS_SPACE = 12 << 30  # bytes: what asks for more must be refused, not swapped
+ADDRESS_SPACE = 3 << 30  # bytes: what asks for more must be refused, not swapped
 CODES = {0, 1, 2, 3, 4, 5}
 SMALL = ["model.dim=8", "model.layers=1", "model.heads=2", "train.batch=2", "train.steps=2"]
 PLACES = ["runs/text", "runs/pairs", "runs/labels", "cats.txt", "pairs.tsv", "labels.tsv", "x.csv"]
@@ -70,6 +70,7 @@ CHOICES = ["rotary", "alibi", "rms", "layer", "swiglu", "adamw", "muon", "char",
 CHOICES += ["float16", "bfloat16", "cpu", "cuda", "cosine", "causal", "classify", "tag", "false"]
 
 
+METAVARS = ("N", "T", "GB", "GB/S", "TFLOPS", "FRACTION", "POWER")  # of numbers
 SLOW = ("train", "quickstart", "export", "import", "evaluate")
 SOUND = {  # places and texts that a command understands
     "train": [["cats.txt"], ["pairs.tsv"], ["labels.tsv"], ["recipe.toml"]],
@@ -135,10 +136,10 @@ def call(words):
 
 
 def commands():
-    """The options of every command, and the type of their values; None for a flag."""
+    """The options of every command, and the names of their values; None for a flag."""
     for name, command in typer.main.get_command(app).commands.items():
         options = [
-            (flag, None if getattr(parameter, "is_flag", False) else parameter.type.name)
+            (flag, None if getattr(parameter, "is_flag", False) else parameter.metavar)
             for parameter in command.params
             for flag in parameter.opts
             if flag.startswith("-")
@@ -146,9 +147,9 @@ def commands():
         yield name, options
 
 
-def value(chance, kind="text"):
+def value(chance, kind=None):
     """Any value; of a number mostly one."""
-    pools = [NUMBERS] if kind in ("integer", "float") and chance.random() < 0.8 else []
+    pools = [NUMBERS] if kind in METAVARS and chance.random() < 0.8 else []
     return chance.choice(chance.choice(pools or [NUMBERS, TEXTS, PLACES, CHOICES]))
 
 
@@ -175,6 +176,8 @@ def command_line(chance, table):
     else:
         words = [name, *(chance.choice(PLACES) for _ in range(chance.choice([0, 1, 1, 1, 2])))]
         words += [chance.choice(TEXTS) for _ in range(chance.choice([0, 0, 1, 2]))]
+    if name == "train" and chance.random() < 0.6:
+        words.append("--dry-run")
     if name in ("train", "resume", "quickstart"):
         words += SMALL if "cats.txt" in words else ["train.steps=2"]
     for _ in range(chance.choice([0, 1, 1, 2])):
