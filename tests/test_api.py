@@ -41,6 +41,16 @@ def place(tmp_path_factory):
     return folder
 
 
+def test_several_prompts_are_continued_as_each_alone(place):
+    run = regard.load(place / "runs" / "cats.txt")
+    prompts = ["the cat", "", "a dog sat on the mat and", "the cat"]
+    for settings in ({}, {"until": "t"}, {"draft": PromptLookup()}, {"amateur": run}):
+        texts = run.generate(prompts, tokens=6, seed=5, **settings)
+        alone = [run.generate(p, tokens=6, seed=5 + n, **settings) for n, p in enumerate(prompts)]
+        assert texts == alone
+    assert run.generate([], tokens=6) == []
+
+
 @pytest.fixture
 def recipe(tmp_path, place):
     """A recipe that changes some defaults."""

@@ -14,6 +14,7 @@ from regard.pipelines.labels import add_head, encode
 from regard.tasks import Tag
 from regard.text import train_tokenizer
 from regard.training.run import begin, resume
+from regard.training.setup.configure import configure
 from training.runs import Crash, contents, interrupt
 
 COLOURS = ["red", "green", "blue", "grey"]
@@ -252,6 +253,16 @@ def test_a_class_that_was_not_learned_is_named(place):
     other.write_text('{"text": "a", "label": "odd"}\n{"text": "b", "label": "good"}\n')
     with pytest.raises(DataError, match="strange has a class 'odd' that the model does not know"):
         regard.load(place / "label").evaluate(str(other))
+
+
+def test_a_bag_of_words_has_a_learning_rate_of_its_own(tmp_path):
+    path = str(reviews(tmp_path))
+    rates = [
+        configure(path, {"model": model}).train.lr
+        for model in ({}, {"preset": "lstm"}, {"preset": "bag"}, {"family": "bag"})
+    ]
+    assert rates == [2e-3, 2e-3, 1e-2, 1e-2]
+    assert configure(path, {"model": {"preset": "bag"}, "train": {"lr": 0.5}}).train.lr == 0.5
 
 
 def test_defaults_suit_what_is_labelled(tmp_path):

@@ -1,6 +1,6 @@
 """`Pipeline`, the base class: what depends on the kind of data, from a path to predictions."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
@@ -142,6 +142,10 @@ class Pipeline:
     def defaults(self, data: Any, task: Choice, *, gpu: bool) -> dict[str, Any]:
         """Default settings for this data: tables `task`, `data`, `model` and `train`."""
         return {"task": task}
+
+    def train_defaults(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """What table `train` has instead for a model that the user chose by preset or family."""
+        return {}
 
     def smallest_model(self, config: RunConfig) -> ModelConfig:
         """The model of a run before its data is read, with the fewest ids and classes."""

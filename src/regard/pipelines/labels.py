@@ -75,6 +75,10 @@ class LabelsPipeline(Pipeline):
         settings["model"]["head"] = {"kind": "classify", "pool": "max"}
         return {"task": "label", **settings}
 
+    def train_defaults(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """A bag of words, which has one layer, converges with a higher learning rate."""
+        return {"lr": 1e-2} if "bag" in (model.get("preset"), model.get("family")) else {}
+
     def smallest_model(self, config: RunConfig) -> ModelConfig:
         """With a head for two classes."""
         return add_head(config.model, label_task(config.task), classes=2, vocab_size=1)

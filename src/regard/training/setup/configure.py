@@ -21,7 +21,14 @@ from regard.data.builtin import BUILTINS
 from regard.errors import ConfigError, unknown
 from regard.models.build import resolve
 from regard.models.presets import PRESETS
-from regard.pipelines import column_settings, default_settings, is_name, open_data, run_name
+from regard.pipelines import (
+    PIPELINES,
+    column_settings,
+    default_settings,
+    is_name,
+    open_data,
+    run_name,
+)
 from regard.tasks import TASKS
 from regard.training.setup.device import pick_device
 from regard.training.setup.fine_tuning import start_from
@@ -179,8 +186,10 @@ def _for_data(
         columns=column_settings(build(DataConfig, columns)),
     )
     device = pick_device(over.get("device", "auto"))
+    model = over.get("model", {})
     chosen = default_settings(data, where, gpu=device.type == "cuda", task=task)
-    if {"family", "preset"} & set(over.get("model", {})):
+    if {"family", "preset"} & set(model):
         chosen["model"] = {}  # the sizes chosen were those of another model
+        chosen["train"] = {**chosen.get("train", {}), **PIPELINES[data.kind].train_defaults(model)}
     settings = {"name": run_name(where.get("path"), where.get("source")), **chosen}
     return settings, getattr(data, "class_names", None)
