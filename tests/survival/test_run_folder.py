@@ -346,7 +346,8 @@ def test_changing_the_working_directory_is_no_move(data, tmp_path, monkeypatch):
     list(begin(config(data / "cats.txt", steps=2), Path("run")))
 
 
-def test_a_folder_may_be_reached_through_a_link(run, tmp_path):
+def test_a_folder_may_be_reached_through_a_link_and_logs_may_be_deleted(run, tmp_path):
     (tmp_path / "latest").symlink_to(run)
+    (run / "samples.txt").unlink()
     list(resume(tmp_path / "latest", MORE))
     assert checkpoint.latest(run / "checkpoints").step == 7

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -324,12 +324,10 @@ class RunFolder:
         """The sizes of the log files on disk, to which a resumed run truncates them."""
         sizes = {}
         for path in (self.metrics, self.samples):
-            handle = self.directory.open(path.name, os.O_RDWR | os.O_CREAT)
-            try:
-                os.fsync(handle)
-                sizes[path.name] = os.fstat(handle).st_size
-            finally:
-                os.close(handle)
+            sizes[path.name] = 0
+            with suppress(FileNotFoundError), self.directory.read(path.name) as file:
+                os.fsync(file.fileno())
+                sizes[path.name] = os.fstat(file.fileno()).st_size
         return sizes
 
     def truncate_logs(self, sizes: dict[str, int]) -> None:
