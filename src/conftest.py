@@ -63,7 +63,7 @@ class Examples:
 
 
 NAMES = ("text", "pairs", "image", "run", "other", "translator", "masked", "labels", "series")
-NAMES += ("images",)
+NAMES += ("images", "labelled")
 
 
 @pytest.fixture(scope="session")

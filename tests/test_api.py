@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -228,7 +229,7 @@ def test_a_decoder_generates_with_int8_weights_where_asked(place):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"prompt": ["the", "a"]}, r"prompt=\['the', 'a'\] must be a string"),
+        ({"prompt": 7}, "prompt=7 must be a string"),
         (
             {"draft": "prompt-lookup"},
             "the draft must be a run, as regard.load returns, not 'prompt-lookup'",
@@ -484,6 +485,27 @@ def test_models_are_described_compared_and_planned_in_python(place):
     assert plan.tokens == 20 * plan.cost.parameters
     with pytest.raises(ConfigError, match="llama-65b does not fit"):
         regard.plan("llama-65b")
+
+
+def test_displays_are_short_and_escaped(place):
+    run = regard.load(place / "runs" / "cats.txt", device="cpu")
+    assert re.fullmatch(
+        r"Run\('.*cats.txt': transformer, [\d,]+ parameters, causal, validation loss [\d.]+\)",
+        repr(run),
+    )
+    assert "<td>task</td><td>causal</td>" in run._repr_html_()
+    model = regard.preset("gpt2", layers=2)
+    assert repr(model) == (
+        "TransformerConfig(dim=768, layers=2, heads=12, ffn='gelu_tanh', vocab_size=50257)"
+    )
+    assert model._repr_html_().index("layers") < model._repr_html_().index("<details>")
+    text = RunConfig(name="<b>")
+    assert repr(text) == "RunConfig(name='<b>')"
+    assert "&lt;b&gt;" in text._repr_html_()
+    assert repr(regard.info("gpt2")) == "ModelInfo('gpt2': transformer, 124,439,808 parameters)"
+    difference = regard.diff("gpt2", model)
+    assert repr(difference) == "ModelDiff(gpt2, transformer: layers 12 → 2)"
+    assert "<td>layers</td><td>12</td><td>2</td>" in difference._repr_html_()
 
 
 def test_every_name_of_the_api_can_be_imported():

@@ -7,6 +7,7 @@ from torch import nn
 
 from regard.errors import RegardError
 from regard.explain import gradient_flow, trace
+from regard.explain.gradient import GradientFlow
 from regard.models.build import build_model, resolve
 from regard.nn.recurrent import LSTM, Elman, Recurrent
 
@@ -158,3 +159,12 @@ def test_a_model_that_reads_no_earlier_position_is_refused():
     model = language("elman")
     with pytest.raises(RegardError, match="`loss` must call this model"):
         gradient_flow(model, lambda: torch.zeros(()))
+
+
+def test_gradient_norms_have_a_short_display_a_table_and_a_picture(tmp_path):
+    flow = GradientFlow(["<a>", "b"], {"layers.0": torch.tensor([0.5, 0.25])})
+    assert repr(flow) == "GradientFlow(2 tokens, 1 layers)"
+    assert "<td>&lt;a&gt;</td><td>0.5</td>" in flow._repr_html_()
+    assert list(flow.to_pandas()["layers.0"]) == [0.5, 0.25]
+    flow.save(tmp_path / "norms.svg")
+    assert "layers.0" in (tmp_path / "norms.svg").read_text()

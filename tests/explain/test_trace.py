@@ -4,6 +4,7 @@ from torch import nn
 
 from regard.errors import RegardError
 from regard.explain import trace
+from regard.explain.trace import Trace
 from regard.nn.tap import Tap
 
 
@@ -73,3 +74,14 @@ def test_a_pattern_that_matches_nothing_says_what_there_is(model):
 def test_a_model_without_taps_is_named_as_such():
     with pytest.raises(RegardError, match="this model has none"), trace(nn.Linear(1, 1)):
         pass
+
+
+def test_a_trace_has_a_short_display_and_a_table():
+    activations = Trace({"layers.0.<tap>": torch.tensor([[1.0, 3.0]])})
+    assert repr(activations) == "Trace(layers.0.<tap> (1, 2))"
+    assert "<td>layers.0.&lt;tap&gt;</td><td>(1, 2)</td><td>2</td><td>1</td>" in (
+        activations._repr_html_()
+    )
+    table = activations.to_pandas()
+    assert list(table.columns) == ["tap", "shape", "mean", "std"]
+    assert table.loc[0, "mean"] == 2.0

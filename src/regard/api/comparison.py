@@ -141,7 +141,7 @@ class Comparison:
             return
         figure = self.figure()
         body = f"{to_svg(figure)}\n{self._repr_html_()}"
-        save(page(figure.get_label(), body).encode(), path)
+        save(page(str(figure.get_label()), body).encode(), path)
 
     def _columns(self) -> dict[str, Values]:
         return {

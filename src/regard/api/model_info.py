@@ -17,6 +17,7 @@ from regard.config import (
 )
 from regard.errors import ConfigError, unknown
 from regard.explain.render.diagram import diagram
+from regard.html import html_table
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.models.build import describe, family_of, resolve
 from regard.models.compatibility import with_defaults
@@ -50,7 +51,7 @@ Values = tuple[Any, ...]  # of one setting, one for each model that is compared
 NOT_EVALUATED = Evaluation(metrics={})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ModelInfo:
     """A model's configuration, its cost, and where it comes from."""
 
@@ -63,6 +64,13 @@ class ModelInfo:
     metrics: dict[str, float] = field(default_factory=dict)  # of a run, on validation data
     evaluated: str = ""  # what they were computed on, as "all 3,000 tokens"
     notes: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"ModelInfo({self.name!r}: {self.family}, {self.parameters:,} parameters)"
+
+    def _repr_html_(self) -> str:
+        rows = [("parameters", f"{self.parameters:,}"), *self.metrics.items()]
+        return html_table([*rows, *self.settings.items()], header=(self.name, ""))
 
     @property
     def family(self) -> str:
@@ -86,7 +94,7 @@ class ModelInfo:
         return diagram(self.family, self.config, ascii=ascii)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ModelDiff:
     """The settings and the parameter counts in which two models differ."""
 
@@ -94,6 +102,16 @@ class ModelDiff:
     sizes: dict[str, Values]
     choices: dict[str, Values]
     parameters: dict[str, Values]
+
+    def __repr__(self) -> str:
+        choices = {**self.sizes, **self.choices}
+        values = (f"{key} {first!r} → {second!r}" for key, (first, second) in choices.items())
+        return f"ModelDiff({', '.join(self.names)}: {', '.join(values) or 'equal'})"
+
+    def _repr_html_(self) -> str:
+        rows = {**self.sizes, **self.choices}
+        rows |= {f"parameters of {part}": values for part, values in self.parameters.items()}
+        return html_table([(key, *values) for key, values in rows.items()], ("", *self.names))
 
     @property
     def equal(self) -> bool:

@@ -219,7 +219,7 @@ class Run:
         True
         """
         options = {"tokens": tokens, "amateur": amateur, "until": until, "int8": int8}
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) or not isinstance(prompt, Sequence):
             pieces = self.stream(prompt, sampler=sampler, seed=seed, draft=draft, **options)
             return "".join(pieces)
         seeds = [None if seed is None else seed + number for number in range(len(prompt))]
@@ -378,6 +378,10 @@ class Run:
 
         A table with the inputs in a `column` (by default found as in training), a file with a
         text on each line, a CoNLL file, or a folder of images.
+
+        >>> row = next(iter(labels.predict_file(labelled)))
+        >>> row["text"], row["prediction"] in ("good", "bad")
+        ('a good film 0', True)
         """
         self._require("predict", "predict")
         return predict_rows(self, read_inputs(self, path, column).rows, top=top)

@@ -183,12 +183,15 @@ def configure(
     return run_settings.configure(None if what is None else str(what), over, started=started)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Study:
     """The runs of a recipe that trains several, one folder each."""
 
     folder: Path
     configs: Mapping[str, RunConfig]
+
+    def __repr__(self) -> str:
+        return f"Study({str(self.folder)!r}: {', '.join(self.configs)})"
 
     def remaining(self) -> list[str]:
         """The names of the runs that have not finished; raises if settings have changed."""

@@ -218,4 +218,4 @@ def _encode(figure: "Figure", suffix: str, names: Sequence[str], groups: Groups)
         for title, rows in groups.items()
         if rows
     ]
-    return page(figure.get_label(), "\n".join([to_svg(figure), *tables])).encode()
+    return page(str(figure.get_label()), "\n".join([to_svg(figure), *tables])).encode()

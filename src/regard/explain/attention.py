@@ -42,8 +42,10 @@ def attention_maps(
 ) -> dict[str, Float[Tensor, "batch heads time seen"]]:
     """The weights of every attention whose path matches `pattern`, in the last call `run` makes.
 
-        maps = attention_maps(model, lambda: model(ids, source=source), pattern="*.cross")
-        maps["decoder.blocks.3.cross"]                     # (batch, heads, target, source)
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> maps = attention_maps(run.model, lambda: run.model(ids), pattern="decoder.*")
+    >>> maps["decoder.blocks.0.attention"].shape  # (batch, heads, time, seen)
+    torch.Size([1, 2, 3, 3])
 
     They are recomputed from the tapped q and k, so the model itself runs unchanged, with its fused
     kernel; a recurrent decoder computes them in its forward pass (`nn.recurrent_attention`). A row

@@ -26,26 +26,28 @@ class Trace(dict[str, Tensor]):
         return f"Trace({', '.join(f'{name} {tuple(x.shape)}' for name, x in self.items())})"
 
     def _repr_html_(self) -> str:
-        return html_table(self._rows(), header=COLUMNS)
+        rows = ((name, size, f"{mean:.4g}", f"{std:.4g}") for name, size, mean, std in self._rows())
+        return html_table(rows, header=COLUMNS)
 
     def to_pandas(self) -> "DataFrame":
         """A row for each tap: its shape, mean and standard deviation."""
         return data_frame(list(self._rows()), columns=COLUMNS)
 
-    def _rows(self) -> Iterator[tuple[str, tuple[int, ...], str, str]]:
+    def _rows(self) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
         for name, x in self.items():
             values = x.float()
-            std = values.std(correction=0).item()
-            yield name, tuple(x.shape), f"{values.mean().item():.4g}", f"{std:.4g}"
+            yield name, tuple(x.shape), values.mean().item(), values.std(correction=0).item()
 
 
 @contextmanager
 def trace(model: nn.Module, pattern: str = "*") -> Iterator[Trace]:
     """Record the output of every tap whose path matches `pattern`.
 
-        with trace(model, "decoder.*.cross.*_tap") as activations:
-            model(ids, source=source)
-        activations["decoder.blocks.3.cross.q_tap"]        # (batch, heads, time, head_dim)
+    >>> import torch
+    >>> with trace(run.model, "decoder.*.q_tap") as activations:
+    ...     x = run.model(torch.tensor([[1, 2, 3]]))
+    >>> activations  # (batch, heads, time, head_dim)
+    Trace(decoder.blocks.0.attention.q_tap (1, 2, 3, 8))
 
     A tap that is called several times keeps its last output. Run the eager model inside: a
     model that was compiled before has no hooks.

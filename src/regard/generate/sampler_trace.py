@@ -59,7 +59,7 @@ class TracedChain(Chain):
     """
 
     shown: int = 5  # how many removed or changed tokens of a stage are recorded
-    tokens: list[list[TokenTrace]] = field(default_factory=list)
+    tokens: list[list[TokenTrace]] = field(default_factory=list, repr=False)
     traces: list[StageTrace] = field(default_factory=list, repr=False)  # of the current token
 
     @property

@@ -81,9 +81,9 @@ def draw_curves(
         for number, panel in enumerate(panels):
             axes = figure.add_subplot(down, across, number + 1)
             _draw_panel(axes, panel, panel.x_label or x_label)
-        lines = [figure.axes[0].plot([], [], **line)[0] for line in lines]
+        handles = [figure.axes[0].plot([], [], **line)[0] for line in lines]
         figure.legend(
-            lines,
+            handles,
             shown,
             loc="outside upper left",
             ncols=columns,

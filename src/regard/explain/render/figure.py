@@ -50,7 +50,7 @@ def encode(figure: "Figure", suffix: str) -> bytes:
     """The bytes of a file with this suffix: .svg, .png, .pdf, or .html with the figure in it."""
     check_suffix(suffix)
     if suffix == ".html":
-        return page(figure.get_label(), to_svg(figure)).encode()
+        return page(str(figure.get_label()), to_svg(figure)).encode()
     with style():
         out = io.BytesIO()
         metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
@@ -63,7 +63,7 @@ def to_svg(figure: "Figure") -> str:
     element = encode(figure, ".svg").decode()
     element = element[element.index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)  # only links
-    return element.replace(">", f"><title>{escape(figure.get_label())}</title>", 1)
+    return element.replace(">", f"><title>{escape(str(figure.get_label()))}</title>", 1)
 
 
 def page(title: str, body: str, css: str = PAGE_STYLE) -> str:
