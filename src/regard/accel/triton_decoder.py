@@ -170,7 +170,7 @@ class TritonDecoder(PackedDecoder):
         for layer, packed, cache in parts:
             attention = packed.attention
             qkv = packed.qkv(prefill.rms_norm(x, layer.qkv))
-            q = prefill.rotate_and_cache(qkv, time, self.pairs, self.tables, cache)
+            q = prefill.rotate_and_cache(qkv, time, layer.form, cache, state.lengths)
             q = q.view(rows, time, attention.heads, -1)
             k, v = cache.keys.narrow(2, 0, time), cache.values.narrow(2, 0, time)
             if layer.form.window is not None and layer.form.window < time:
@@ -214,7 +214,10 @@ class TritonDecoder(PackedDecoder):
             q = gemv.project_qkv(x, layer.qkv, self.pairs, self.tables, cache, lengths)
             return attend(q, cache, lengths, layer.form, self.counters, only_q=True)
         qkv = gemv.linear(x, layer.qkv)  # a norm needs all of a head
-        return attend(qkv, cache, lengths, layer.form, self.counters)
+        if layer.form.rotary is None:
+            return attend(qkv, cache, lengths, layer.form, self.counters)
+        q = prefill.rotate_and_cache(qkv, 1, layer.form, cache, lengths)
+        return attend(q, cache, lengths, layer.form, self.counters, only_q=True)
 
     def _decode_by_gemm(self, x: Tensor, state: TransformerState) -> Tensor:
         layers, counters = self.triton_layers, self.counters

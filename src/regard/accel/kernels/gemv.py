@@ -2,8 +2,8 @@
 
 A layer is five kernels, since each takes microseconds to launch: norm, q, k and v with their
 rotation and the KV cache; attention; its output projection and the residual; norm, gate and up;
-down and the residual. A norm after a branch is one more, and norms of q and k are computed by the
-attention kernel. `accel.packed_decoder` computes the same in torch.
+down and the residual. Norms of q and k are one more, as is a norm after a branch.
+`accel.packed_decoder` computes the same in torch.
 
 The residual stream is float32. Weights are floating point, or int8 with a scale per output. With
 programmatic dependent launch (PDL) each kernel loads what the previous one does not write, above

@@ -1,4 +1,4 @@
-"""Triton kernels of prefill, between its matmuls: rotation and KV cache, RMSNorm, activation."""
+"""Triton kernels between matmuls: norms and rotation of q and k, KV cache, RMSNorm, activation."""
 
 import torch
 import triton
@@ -7,12 +7,12 @@ from torch import Tensor
 
 from regard.accel.kernels.common import (
     Activation,
-    RotaryPairs,
     activate,
     load_vector,
     pdl_options,
     wait_for_previous,
 )
+from regard.accel.kernels.decode_attention import AttentionForm
 from regard.accel.packed import NormedLinear
 from regard.nn.state import KVCache
 
@@ -25,38 +25,60 @@ def _store_kernel(
     sine_sign,
     cos,
     sin,
+    q_gain,
+    k_gain,
+    lengths,
     q,
     keys,
     values,
     time,
     frequencies,
     capacity,
+    eps,
+    QK_NORM: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr,
+    BLOCK_HEAD: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """The q, k and v of one token, some heads of them."""
     token = tl.program_id(0).to(tl.int64)
-    row, position = token // time, token % time
-    column, h = tl.arange(0, HEAD), (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None]
-    partner_column, frequency = tl.load(partner + column), tl.load(frequency_of + column)
+    row = token // time
+    position = tl.load(lengths + row) + token % time
+    column, h = tl.arange(0, BLOCK_HEAD), (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    real = column < HEAD
+    partner_column = tl.load(partner + column, mask=real, other=0)
+    frequency = tl.load(frequency_of + column, mask=real, other=-1)
     c = tl.load(cos + position * frequencies + frequency, mask=frequency >= 0, other=1.0)
-    s = tl.load(sin + position * frequencies + frequency, mask=frequency >= 0, other=0.0) * tl.load(
-        sine_sign + column
-    )
+    s = tl.load(sin + position * frequencies + frequency, mask=frequency >= 0, other=0.0)
+    s *= tl.load(sine_sign + column, mask=real, other=0)
+    if QK_NORM:
+        is_query = h < HEADS
+        g = tl.load(q_gain + column, mask=real, other=0.0)[None, :]
+        partner_g = tl.load(q_gain + partner_column, mask=real, other=0.0)[None, :]
+        g = tl.where(is_query, g, tl.load(k_gain + column, mask=real, other=0.0)[None, :])
+        k_partner_g = tl.load(k_gain + partner_column, mask=real, other=0.0)[None, :]
+        partner_g = tl.where(is_query, partner_g, k_partner_g)
     wait_for_previous(PDL)
     qkv += token * (HEADS + 2 * KV_HEADS) * HEAD
-    inside = h < HEADS + 2 * KV_HEADS
+    inside = (h < HEADS + 2 * KV_HEADS) & real[None, :]
     x = tl.load(qkv + h * HEAD + column[None, :], mask=inside, other=0.0).to(tl.float32)
     y = tl.load(qkv + h * HEAD + partner_column[None, :], mask=inside, other=0.0).to(tl.float32)
-    y = tl.where(h < HEADS + KV_HEADS, x * c[None, :] + y * s[None, :], x)
+    rotated = x * c[None, :] + y * s[None, :]
+    if QK_NORM:
+        inverse_rms = tl.rsqrt(tl.sum(x * x, 1) / HEAD + eps)[:, None]
+        rotated = (x * g * c[None, :] + y * partner_g * s[None, :]) * inverse_rms
+    y = tl.where(h < HEADS + KV_HEADS, rotated, x)
     q += token * HEADS * HEAD
-    tl.store(q + h * HEAD + column[None, :], y.to(q.dtype.element_ty), mask=h < HEADS)
+    is_query = (h < HEADS) & real[None, :]
+    tl.store(q + h * HEAD + column[None, :], y.to(q.dtype.element_ty), mask=is_query)
     dtype = keys.dtype.element_ty
     k, v = h - HEADS, h - HEADS - KV_HEADS
     offset = row * KV_HEADS * capacity * HEAD + position * HEAD + column[None, :]
-    tl.store(keys + offset + k * capacity * HEAD, y.to(dtype), mask=(k >= 0) & (k < KV_HEADS))
+    is_key = (k >= 0) & (k < KV_HEADS) & real[None, :]
+    tl.store(keys + offset + k * capacity * HEAD, y.to(dtype), mask=is_key)
     tl.store(values + offset + v * capacity * HEAD, y.to(dtype), mask=(v >= 0) & inside)
 
 
@@ -92,28 +114,39 @@ def _gate_kernel(
 
 
 def rotate_and_cache(
-    qkv: Tensor, time: int, pairs: RotaryPairs, rotations: tuple[Tensor, ...], cache: KVCache
+    qkv: Tensor, time: int, form: AttentionForm, cache: KVCache, lengths: Tensor
 ) -> Tensor:
-    """Rotate q and k of a prompt, store k and v in the KV cache; return the rotated q."""
+    """Normalise and rotate q and k of `time` tokens per row, which follow `lengths` others.
+
+    k and v are stored in the KV cache; q is returned.
+    """
+    assert form.rotary is not None
+    (pairs, tables), gains = form.rotary, form.qk_gains or (None, None)
     _, kv_heads, capacity, head_dim = cache.keys.shape
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     q = qkv.new_empty(len(qkv), heads * head_dim)
-    block = max(1, 1024 // head_dim)
+    block_head = triton.next_power_of_2(head_dim)
+    block = max(1, (1024 if time > 1 else 256) // block_head)
     _store_kernel[(len(qkv), triton.cdiv(heads + 2 * kv_heads, block))](
         qkv,
         pairs.partner,
         pairs.frequencies,
         pairs.signs,
-        *rotations,
+        *tables,
+        *gains,
+        lengths,
         q,
         cache.keys,
         cache.values,
         time,
-        rotations[0].shape[1],
+        tables[0].shape[1],
         capacity,
+        form.qk_eps,
+        QK_NORM=form.qk_gains is not None,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD=head_dim,
+        BLOCK_HEAD=block_head,
         BLOCK=block,
         **pdl_options(),
     )
