@@ -12,6 +12,7 @@ from cli.conftest import invoke
 from regard.cli import main
 from regard.cli.output import settings
 from regard.errors import CheckpointError, ConfigError, DataError
+from regard.files.cache import cache_folder
 from regard.hub.class_names import read_class_count, read_class_names
 from regard.hub.numpy_archive import open_archive
 from regard.pipelines.detect import open_data
@@ -90,9 +91,12 @@ def test_a_folder_that_cannot_be_read_is_not_passed_over(kind, tmp_path, monkeyp
         open_data(str(tmp_path))
 
 
-def test_the_home_of_nobody_is_named():
-    with pytest.raises(DataError, match=r"~nobody-of-this-name/x\.txt cannot be read"):
-        open_data("~nobody-of-this-name/x.txt")
+def test_the_home_of_nobody_is_a_name_like_any_other(capsys, monkeypatch):
+    said = invoke(capsys, "train", "~nobody-of-this-name/x.txt", "--dry-run")
+    assert said.code == 3
+    assert "no file, folder or built-in data set '~nobody-of-this-name/x.txt'" in said.err
+    monkeypatch.setenv("REGARD_HOME", "~nobody-of-this-name")
+    assert str(cache_folder()) == "~nobody-of-this-name"
 
 
 def test_what_the_system_refuses_is_a_sentence(capsys, monkeypatch):

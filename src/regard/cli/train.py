@@ -70,7 +70,7 @@ def train(
     if what.endswith(".toml"):
         read_recipe(Path(what))
     if any(islice(_files(what), MANY_FILES, None)):
-        folder = Path(what).expanduser().resolve()
+        folder = Path(os.path.expanduser(what)).resolve()
         print_status(f"reading more than {MANY_FILES:,} files in {folder}; Ctrl-C stops …")
     with spinner("loading"):
         from regard.cli.report import print_result, show_progress

@@ -32,7 +32,7 @@ def cache_folder() -> Path:
     a warning.
     """
     if home := os.environ.get("REGARD_HOME"):
-        return Path(home).expanduser()
+        return Path(os.path.expanduser(home))
     try:
         cache = os.environ.get("XDG_CACHE_HOME")
         folder = (Path(cache) if cache else Path.home() / ".cache") / "regard"

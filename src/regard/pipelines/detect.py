@@ -104,7 +104,7 @@ def open_validation(
 
 def _applicable_columns(path: Choice, columns: Mapping[str, Any]) -> Mapping[str, Any]:
     """The columns of the training data; none if they are names and the table has no header."""
-    place = Path(path).expanduser() if isinstance(path, str) else None
+    place = Path(os.path.expanduser(path)) if isinstance(path, str) else None
     named = any(not str(name).isdecimal() for name in columns.values())
     if not named or "columns" in columns or not (place and place.exists() and is_table(place)):
         return columns
@@ -218,7 +218,7 @@ def _validation_table(path: Choice | None) -> Table | None:
         return None
     if path.startswith(HUB):
         return read_validation(path)
-    place = Path(path).expanduser()
+    place = Path(os.path.expanduser(path))
     return read_validation(place) if place.is_dir() and is_table(place) else None
 
 
@@ -242,14 +242,13 @@ def _check_readable(folder: Path) -> None:
 
 def _existing_path(path: str) -> Path:
     try:
-        place = Path(path).expanduser()
+        place = Path(os.path.expanduser(path))
         if path and place.exists():  # Path("") would be the working folder
             if place.is_dir():
                 _check_readable(place)
             return place
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~name of no user
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} cannot be read: {reason}") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
     siblings = sorted(file.name for file in place.parent.iterdir()) if place.parent.is_dir() else []
     close = get_close_matches(place.name, [*BUILTINS, *siblings], n=1)
     hint = ""

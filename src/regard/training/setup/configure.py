@@ -141,7 +141,7 @@ def _absolute(path: str) -> str:
         raise ConfigError(
             f"{path}: the environment variable {name} is not set; set it to the data's folder"
         )
-    return str(Path(full).expanduser().absolute())
+    return str(Path(os.path.expanduser(full)).absolute())
 
 
 def _for_data(
