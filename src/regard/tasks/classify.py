@@ -33,7 +33,7 @@ class Classify(Task):
     shapes: ClassVar[tuple[str, ...]] = ("images",)
     verbs: ClassVar[tuple[str, ...]] = ("predict", "classify")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
-    head: ClassVar[str] = "classify"
+    heads: ClassVar[tuple[str, ...]] = ("classify",)  # kinds of `model.head`
     label_smoothing: float = 0.0  # probability that is spread over all classes
     crop: int = 0  # in training, shift images by up to so many pixels
     flip: bool = False  # in training, mirror half of the images

@@ -36,10 +36,10 @@ def start_from(
 
 def _head(model: dict[str, Any], task: str) -> dict[str, Choice]:
     """The setting `head` for another task than that of the model; empty if it can stay."""
-    head_kind = getattr(TASKS.get(task), "head", None)
-    if "head" not in model or head_kind in (None, kind_of(model["head"])[0]):
+    kinds = getattr(TASKS.get(task), "heads", ())
+    if "head" not in model or not kinds or kind_of(model["head"])[0] in kinds:
         return {}
-    head = find_head(resolve(model), head_kind)
+    head = find_head(resolve(model), kinds[0])
     return {} if head is None else {"head": head}
 
 
