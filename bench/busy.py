@@ -117,7 +117,8 @@ def make_run(text: str, folder: str) -> str:
     words = [word for word in SAME if not word.startswith("train.steps")]
     run = str(Path(folder, "run"))
     command = [sys.executable, "-m", "regard", "train", text, *words, "train.steps=2"]
-    subprocess.run([*command, "train.baseline=false", "--out", run, "--quiet"], check=True)
+    command += ["train.baseline=false", "--out", run, "--quiet"]
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     return run
 
 
