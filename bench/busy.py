@@ -130,7 +130,7 @@ def print_rows(programs: int, run: str) -> None:
         done = subprocess.run(
             command, env=os.environ | environment, stdout=subprocess.PIPE, check=True
         )
-        rates = json.loads(done.stdout)
+        rates = json.loads(done.stdout.splitlines()[-1])  # nanoGPT prints too
         reference = rates if name == "nanoGPT" else reference
         cells = [programs, f"{os.getloadavg()[0]:.1f}", name]
         for number, other in zip(rates, reference, strict=True):
