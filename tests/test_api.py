@@ -487,6 +487,23 @@ def test_models_are_described_compared_and_planned_in_python(place):
         regard.plan("llama-65b")
 
 
+def test_forecasts_are_drawn_over_the_true_values(tmp_path):
+    for order in (3, 24):
+        words = [f"model.order={order}", "task.horizon=12"]
+        regard.train("sines", *words, out=tmp_path / f"ar{order}", quiet=True)
+    figure = regard.compare(tmp_path / "ar3", tmp_path / "ar24").figure()
+    forecast, error = figure.axes
+    assert forecast.get_title(loc="left") == "forecast of the last 12 validation values"
+    truth, *forecasts = [line for line in forecast.lines if len(line.get_xdata())]
+    assert (truth.get_xdata()[0], truth.get_xdata()[-1]) == (-23, 12)
+    run = regard.load(tmp_path / "ar24")
+    before, values, predicted = run.forecast_validation()
+    assert list(truth.get_ydata())[-12:] == values
+    assert list(forecasts[1].get_ydata()) == [before[-1], *predicted]
+    steps = [list(line.get_xdata()) for line in error.lines if len(line.get_xdata())]
+    assert steps == [[1, 2, 4, 8, 12]] * 2
+
+
 def test_displays_are_short_and_escaped(place):
     run = regard.load(place / "runs" / "cats.txt", device="cpu")
     assert re.fullmatch(

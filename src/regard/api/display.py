@@ -5,6 +5,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from html import escape
+from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -319,8 +320,7 @@ class NotebookDisplay(_StateDisplay):
 
     def __init__(self) -> None:
         super().__init__()
-        from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
-
+        display: Any = import_module("IPython.display").display
         self.lines: list[str] = []  # the heading and the baseline
         self.last_update = time.monotonic()
         self.handle: Any = display(self._bundle(), raw=True, display_id=True)

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from regard.config import (
     Choice,
@@ -20,6 +20,7 @@ from regard.config import (
 )
 from regard.errors import ConfigError, unknown
 from regard.models.build import FAMILIES, describe, is_closed_form, resolve
+from regard.models.presets import ModelConfig
 
 SIZES = ("dim", "layers", "heads", "context")  # listed even where they are the default
 DERIVED = ("family", "vocab_size", "source_vocab_size")  # not choices, or listed elsewhere
@@ -71,7 +72,7 @@ def _model_table(model: Any) -> Any:
     """The table of a configuration or a preset's name; what is neither, unchanged."""
     if isinstance(model, str):
         return {"preset": model}
-    return describe(model) if is_dataclass(model) else model
+    return describe(cast(ModelConfig, model)) if is_dataclass(model) else model
 
 
 def _without_paths(value: Any) -> Any:

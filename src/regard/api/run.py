@@ -148,8 +148,8 @@ class Run:
     @property
     def parameters(self) -> int:
         """The number of parameters; of a closed-form model, the values that it stores."""
-        tensors = [*self.model.parameters()] or [*self.model.buffers()]
-        return sum(tensor.numel() for tensor in tensors)
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return parameters or sum(buffer.numel() for buffer in self.model.buffers())
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -218,13 +218,18 @@ class Run:
         >>> run.generate("the ", **settings) == run.generate("the ", **settings)
         True
         """
-        options = {"tokens": tokens, "amateur": amateur, "until": until, "int8": int8}
+        options: dict[str, Any] = {
+            "tokens": tokens,
+            "amateur": amateur,
+            "until": until,
+            "int8": int8,
+        }
         if isinstance(prompt, str) or not isinstance(prompt, Sequence):
             pieces = self.stream(prompt, sampler=sampler, seed=seed, draft=draft, **options)
             return "".join(pieces)
         seeds = [None if seed is None else seed + number for number in range(len(prompt))]
         if draft is not None:  # of one text at a time
-            settings = {"sampler": sampler, "draft": draft, **options}
+            settings: dict[str, Any] = {"sampler": sampler, "draft": draft, **options}
             return [
                 self.generate(each, seed=row_seed, **settings)
                 for each, row_seed in zip(prompt, seeds, strict=True)

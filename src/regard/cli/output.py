@@ -12,7 +12,8 @@ from typing import Any, TextIO
 from regard.api.formatting import format_duration as format_duration
 from regard.api.formatting import format_number as format_number
 from regard.api.formatting import format_size as format_size
-from regard.api.formatting import is_interactive, strip_control
+from regard.api.formatting import is_interactive as is_interactive
+from regard.api.formatting import strip_control as strip_control
 from regard.api.formatting import terminal_width as terminal_width
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.files.atomic import atomic_file
