@@ -8,7 +8,7 @@ import pytest
 from hub.runs import make_checkpoint
 from regard.cli.info import supports_box_characters
 from regard.explain.render.diagram import diagram
-from regard.models.build import family_of, preset
+from regard.models.build import build_model, family_of, preset
 from regard.models.presets import PRESETS
 
 KINDS = ["gpt2", "gpt-neox-20b", "palm-540b", "opt-350m", "gemma-2-27b", "qwen3-8b", "gopher-280b"]
@@ -175,3 +175,17 @@ def test_info_of_a_checkpoint_folder_is_like_that_of_a_preset(regard, tmp_path):
     assert regard("diff", "modern", tmp_path / "theirs").code == 0
     completed = regard("info", tmp_path / "theirs", "model.layers=3")
     assert (completed.code, "import it with regard import" in completed.err) == (2, True)
+
+
+def test_a_sequence_tagger_is_drawn_and_counted():
+    tagger = {"bidirectional": True, "dim": 8, "layers": 1, "vocab_size": 11}
+    tag, crf = (
+        preset("lstm", **tagger, characters=6, head={"kind": kind, "classes": 3})
+        for kind in ("tag", "crf")
+    )
+    drawn = "\n".join(diagram("recurrent", crf))
+    assert "convolution over characters" in drawn
+    assert "LSTM 14 → 8, bidirectional" in drawn
+    assert "conditional random field over the tags, 3 classes" in drawn
+    sizes = [sum(p.numel() for p in build_model(each).parameters()) for each in (tag, crf)]
+    assert sizes[1] - sizes[0] == 3 + 3 * 3 + 3  # first, between, last

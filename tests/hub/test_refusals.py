@@ -18,9 +18,10 @@ from regard.errors import CheckpointError, ConfigError, RegardError
 from regard.files.safetensors import Tensors, open_tensors, read_header
 from regard.files.untrusted import quote
 from regard.hub import MODEL_TYPES
-from regard.hub.config_json import read_config
+from regard.hub.config_json import read_config, write_config
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.hub.safetensors_writer import SafetensorsWriter
+from regard.models.build import preset
 from regard.training.import_export import import_run
 
 FLOAT = (torch.float32, torch.Size([1]))
@@ -217,3 +218,11 @@ def _record_open_files(monkeypatch):
     monkeypatch.setattr(os, "open", recording_open)
     monkeypatch.setattr(os, "close", recording_close)
     return opened, closed
+
+
+def test_a_conditional_random_field_is_not_exported():
+    config = preset("bert-base", vocab_size=11, head={"kind": "crf", "classes": 3})
+    with pytest.raises(
+        ConfigError, match=r"head='crf' is not exported;\ntrain with model.head=tag"
+    ):
+        write_config(config)

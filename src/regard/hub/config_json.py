@@ -109,6 +109,11 @@ def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family
     """
     if family is not None and family not in MODEL_TYPES:
         raise ConfigError(unknown("family", family, MODEL_TYPES))
+    if kind_of(getattr(config, "head", "none"))[0] == "crf":
+        raise ConfigError(
+            "no class of transformers has a conditional random field, so head='crf' is not "
+            "exported;\ntrain with model.head=tag"
+        )
     families = MODEL_TYPES.values() if family is None else [MODEL_TYPES[family]]
     failures: list[tuple[int, str, Differences]] = []  # distance, family, differing settings
     for equivalent in equivalent_configs(config):
