@@ -22,8 +22,7 @@ LOADING = {"script": "src", "img": "src", "link": "href", "iframe": "src", "sour
 UNUSED = {"api.github.com", "unpkg.com"}
 CREDITS = {"clipboardjs.com", "lunrjs.com", "tartarus.org", "bit.ly", "fontawesome.com"}
 CREDITS |= {"www.w3.org"}
-OF_THE_BROWSER = {"accounts.google.com", "clients2.google.com", "redirector.gvt1.com"}
-OF_THE_BROWSER |= {"www.google.com"}
+OF_THE_BROWSER = (".google.com", ".gvt1.com")  # its accounts, clock and updates
 
 
 class Resources(HTMLParser):
@@ -113,7 +112,7 @@ def test_a_browser_requests_nothing_from_outside(tmp_path):
         shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         assert "<title>" in shown.stdout
         hosts = set(re.findall(r'"url":"https?://([^/"]+)', log.read_text(encoding="utf-8")))
-        assert hosts - OF_THE_BROWSER == set(), page
+        assert [host for host in hosts if not host.endswith(OF_THE_BROWSER)] == [], page
 
 
 @pytest.mark.long
