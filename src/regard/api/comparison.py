@@ -171,7 +171,8 @@ def compare(
     (16, 8)
     """
     histories, remarks = _with_comparable_evaluations([read_history(run) for run in runs], progress)
-    settings = _differences(list(map(_settings, histories)))
+    mixed = len({history.config.model["family"] for history in histories}) > 1
+    settings = _differences([_settings(history, mixed) for history in histories])
     translations: list[str] = []
     lengths: list[ByLength] = []
     for path in runs if text is not None or by_length else ():
@@ -265,13 +266,13 @@ def _differences(tables: Sequence[dict[str, Any]]) -> dict[str, Values]:
     }
 
 
-def _settings(history: History) -> dict[str, Any]:
-    """The settings that apply to a run, by their dotted names."""
+def _settings(history: History, mixed: bool) -> dict[str, Any]:
+    """The settings that apply to a run, by their dotted names; `mixed`: among other families."""
     config = history.config
     family = config.model["family"]
     tables = {
         "model": {
-            f"{key} of {family}" if (family, key) in OWN_MEANING else key: value
+            f"{key} of {family}" if mixed and (family, key) in OWN_MEANING else key: value
             for key, value in full_settings(resolve(config.model)).items()
         },
         "train": to_table(config.train) if takes_steps(history) else {},
