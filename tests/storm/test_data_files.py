@@ -100,7 +100,7 @@ def use(path):
     data.split(0.4, 1)
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(5000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.long)])
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow, of odd but readable images
 def test_damaged_data_is_read_or_refused(count, tmp_path, monkeypatch):
     monkeypatch.setenv("REGARD_HOME", str(tmp_path / "home"))

@@ -15,7 +15,9 @@ from regard.errors import CheckpointError, ConfigError, DataError
 from regard.files.cache import cache_folder
 from regard.hub.class_names import read_class_count, read_class_names
 from regard.hub.numpy_archive import open_archive
+from regard.models.build import family_of
 from regard.pipelines.detect import open_data
+from regard.training.setup.device import pick_device
 
 HEADERS = [  # of a .npy, which numpy parses as Python
     b"{'descr': '|u1', 'fortran_order': False, 'shape': (((((((",
@@ -110,3 +112,11 @@ def test_what_the_system_refuses_is_a_sentence(capsys, monkeypatch):
     assert said.err == "regard: runs/closed: Permission denied\n--debug shows where it happened\n"
     with pytest.raises(PermissionError):
         main(["info", "runs/closed", "--debug"])
+
+
+@pytest.mark.parametrize("value", [5, None, b"gpt2", ["gpt2"]])
+def test_what_is_no_model_or_device_is_refused(value):
+    with pytest.raises(ConfigError, match="is not a model configuration"):
+        family_of(value)
+    with pytest.raises(ConfigError, match="unknown device"):
+        pick_device(value)

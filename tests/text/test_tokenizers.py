@@ -148,6 +148,15 @@ def test_no_text_at_all_has_special_ids(kind, lower, text):
     assert not {0, 1, 2, 4, 5, 6} & set(trained(kind, lower).encode(text))
 
 
+@pytest.mark.parametrize("value", [5, None, b"x", ["the"], float("nan")])
+def test_what_is_no_text_is_refused(value):
+    for kind in ("char", "bpe"):
+        tokenizer = trained(kind)
+        for call in (tokenizer.encode, tokenizer.encode_array, tokenizer.unknown_parts):
+            with pytest.raises(DataError, match="a text must be a string, not "):
+                call(value)
+
+
 def test_a_lone_surrogate_is_refused_with_its_position(kind):
     tokenizer = trained(kind)
     for encode in (tokenizer.encode, tokenizer.encode_array, lambda t: tokenizer.encode_batch([t])):

@@ -81,7 +81,10 @@ def resolve(table: Mapping[str, Any], **facts: Any) -> ModelConfig:
 
 def family_of(config: ModelConfig) -> str:
     """The name of the family a configuration belongs to."""
-    return next(name for name, (cls, _) in FAMILIES.items() if isinstance(config, cls))
+    for name, (cls, _) in FAMILIES.items():
+        if isinstance(config, cls):
+            return name
+    raise ConfigError(f"{config!r:.100} is not a model configuration")
 
 
 def is_closed_form(family: str) -> bool:

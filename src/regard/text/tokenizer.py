@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, models, normalizers
 
 from regard.errors import CheckpointError, ConfigError, DataError, RegardError, unknown
-from regard.files.untrusted import as_checkpoint_error, read_text
+from regard.files.untrusted import as_checkpoint_error, quote, read_text
 from regard.text.special_tokens import (
     HF_KEYS,
     SPECIAL_TOKENS,
@@ -377,6 +377,8 @@ class Tokenizer:
 
 def check_text(text: str) -> str:
     """Return the text; raise DataError if it has a lone surrogate, which UTF-8 cannot encode."""
+    if not isinstance(text, str):
+        raise DataError(f"a text must be a string, not {type(text).__name__}: {quote(text, 40)}")
     try:
         if not text.isascii():
             text.encode()

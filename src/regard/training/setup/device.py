@@ -55,8 +55,8 @@ def pick_device(name: str) -> torch.device:
     }
     if name == "auto":
         name = next(option for option in ("cuda", "mps", "cpu") if available[option])
-    if name not in available:
-        raise ConfigError(unknown("device", name, ["auto", *available]))
+    if not isinstance(name, str) or name not in available:
+        raise ConfigError(unknown("device", str(name), ["auto", *available]))
     if not available[name]:
         raise ConfigError(
             f"device={name}: torch finds no {name.upper()} device; use device=cpu or device=auto"
