@@ -107,6 +107,14 @@ def test_a_folder_knows_whether_it_was_moved_and_deleted(folder):
     assert folder.is_deleted()
 
 
+def test_changing_the_working_directory_is_no_move(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    folder = Directory(Path("folder"))
+    monkeypatch.chdir("/")
+    assert folder.is_at_its_path()
+
+
 def test_only_temporary_files_of_our_names_are_removed(folder):
     ours = [".a.json.tmp-12@host", ".a.json.tmp-12@"]
     others = [".a.json.tmp-x@host", ".b.json.tmp-12@host", "a.json.tmp-12@host", ".tmp12"]

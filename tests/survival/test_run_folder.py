@@ -340,12 +340,6 @@ def test_a_folder_that_is_deleted_ends_the_run(whole, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_changing_the_working_directory_is_no_move(data, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    at_step(monkeypatch, 1, lambda: os.chdir("/"))
-    list(begin(config(data / "cats.txt", steps=2), Path("run")))
-
-
 def test_a_folder_may_be_reached_through_a_link_and_logs_may_be_deleted(run, tmp_path):
     (tmp_path / "latest").symlink_to(run)
     (run / "samples.txt").unlink()
