@@ -75,7 +75,7 @@ def viterbi(
     return tags
 
 
-@torch.enable_grad()  # type: ignore[no-untyped-call]
+@torch.enable_grad()
 def marginals(u: Scores, lengths: Int[Tensor, " batch"], a: Transitions) -> Scores:
     """P(y_t = j | x), which is the derivative of log Z by u_t[j]; 0 beyond a text's length."""
     u = u.detach().requires_grad_()
