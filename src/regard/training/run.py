@@ -243,13 +243,14 @@ def _train_from(start: int, state: TrainState, progress: Progress | None) -> Ite
             done = step.number + 1
             state.ema.update(step.number)
             log.add(step)
-            signal, moved, due = strategy.all_reduce_max(
-                interrupts.received or 0, folder.status(), done >= budget.next_pause or log.due
+            signal, due = strategy.all_reduce_max(
+                interrupts.received or 0, done >= budget.next_pause or log.due
             )
+            if not (due or signal):
+                continue
+            (moved,) = strategy.all_reduce_max(folder.status())
             if moved == LOST:
                 raise folder.status_error(done)
-            if not (due or signal or moved):
-                continue
             strategy.ranks.all_or_fail(log.flush)
             yield from state.replan(done)
             yield log.event(budget.steps)
