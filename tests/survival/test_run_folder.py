@@ -256,6 +256,7 @@ def at_step(monkeypatch, number, action):
             yield step
 
     monkeypatch.setattr(training, "train", acting)
+    monkeypatch.setattr("regard.training.log.FLUSH_STEPS", 1)  # the folder is looked at then
 
 
 def test_deleting_the_lock_file_lets_nobody_in(data, run, monkeypatch):

@@ -60,17 +60,18 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self.config = self.path / "config.json"
-        self.environment = self.path / "environment.json"
-        self.model = self.path / "model.safetensors"
-        self.metrics = self.path / "metrics.jsonl"
-        self.evaluation = self.path / "evaluation.json"
-        self.samples = self.path / "samples.txt"
-        self.skipped = self.path / "skipped.jsonl"
-        self.checkpoints = self.path / "checkpoints"
-        self.clock = self.path / "clock.json"
-        self.baseline = self.path / "baseline.json"
-        self.lock = self.path / LOCK
+        root = self.path.absolute()  # the working directory may change
+        self.config = root / "config.json"
+        self.environment = root / "environment.json"
+        self.model = root / "model.safetensors"
+        self.metrics = root / "metrics.jsonl"
+        self.evaluation = root / "evaluation.json"
+        self.samples = root / "samples.txt"
+        self.skipped = root / "skipped.jsonl"
+        self.checkpoints = root / "checkpoints"
+        self.clock = root / "clock.json"
+        self.baseline = root / "baseline.json"
+        self.lock = root / LOCK
         self._lock_lost: Callable[[], bool] = lambda: False
         self.trackers: list[Callable[[dict[str, Any]], None]] = []  # called with every row
 
