@@ -25,6 +25,7 @@ class Score(nn.Module):
 
     fused = False
     scale = 1.0
+    cap: float | None = None
 
     def prepare(self, k: Keys) -> Keys:
         """The part of the score that depends on the keys only, which `forward` takes as k."""
