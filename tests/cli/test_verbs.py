@@ -68,6 +68,8 @@ def test_evaluate_prints_the_metrics_of_a_text(regard, text_run, materials):
 
 
 def test_evaluate_prints_the_metrics_of_pairs_with_their_signatures(regard, pair_run):
+    refused = regard("evaluate", pair_run, "--stride", 4)
+    assert (refused.code, "task='seq2seq' has none" in refused.err) == (2, True)
     output = json.loads(regard("evaluate", pair_run, "--beam", 1, "--json").out)
     assert {"loss", "perplexity", "bleu", "chrf", "exact_match"} <= set(output)
     assert output["signatures"]["bleu"].startswith("nrefs:1")

@@ -549,7 +549,14 @@ class Run:
         config = self.config
         if stride is not None:
             config = replace(config, train=replace(config.train, evaluate_stride=stride))
-        return prepare_evaluation(config, self._validation_data(data), self.tokenizers, progress)
+        opened = self._validation_data(data)
+        prepared = prepare_evaluation(config, opened, self.tokenizers, progress)
+        if stride is not None and prepared.stride is None:
+            kind = kind_of(config.task)[0]
+            raise ConfigError(
+                f"a stride is for the windows of a language model; task={kind!r} has none"
+            )
+        return prepared
 
     def _store(self, evaluation: Evaluation) -> None:
         """Store an evaluation in the folder of the run, with the metrics that training logs."""
