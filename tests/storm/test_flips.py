@@ -48,7 +48,7 @@ def flip(file, chance):
     return at
 
 
-EACH = 12  # flips for each file
+EACH = 5  # flips for each file
 
 
 @pytest.mark.long
