@@ -222,7 +222,7 @@ def test_names_may_be_given_for_numbered_classes(tmp_path):
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({"model": {"preset": "ngram"}}, "NGram models have no head for classes"),
+        ({"model": {"preset": "ngram"}}, "family ngram has no head for classes"),
         ({"model": {"preset": "tiny-encoder-decoder", "heads": 2}}, "shape 'encoder' or 'decoder'"),
         ({"task": "classify"}, "task='classify' learns from images, and reviews holds labels"),
         ({"train": {"best": "bleu"}}, "choose among last, loss, accuracy, f1"),

@@ -195,7 +195,7 @@ def test_a_head_for_something_else_is_replaced_and_options_are_kept():
 def test_what_cannot_be_read_or_written_is_refused():
     from regard.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="NGram models have no head for classes"):
+    with pytest.raises(ConfigError, match="family ngram has no head for classes"):
         add_head({"preset": "ngram"}, Label(), classes=3, vocab_size=11)
     with pytest.raises(ConfigError, match="only one direction has read the whole text"):
         preset("lstm", bidirectional=True, head={"kind": "classify", "pool": "last"})
