@@ -139,9 +139,8 @@ def test_info_changes_a_preset(regard):
 
 def test_info_of_a_run_shows_its_metrics(regard, text_run):
     output = json.loads(regard("info", text_run, "--json").out)
-    rows = [json.loads(line) for line in (text_run / "metrics.jsonl").read_text().splitlines()]
-    losses = [row["validation"]["loss"] for row in rows if "validation" in row]
-    assert output["metrics"]["loss"] == min(losses)
+    evaluation = json.loads((text_run / "evaluation.json").read_text())
+    assert output["metrics"]["loss"] == evaluation["metrics"]["loss"]
     assert "validation" in regard("info", text_run).out
 
 

@@ -84,7 +84,7 @@ def test_weights_are_read_in_the_layout_of_the_checkpoint(tmp_path):
         (["model.family=recurrent"], r"model\.family cannot be changed"),
         (["model.preset=gpt2"], r"model\.preset cannot be changed"),
         (["train.lr=1"], "settings of the model only.*'train'"),
-        (["context=4096"], "settings of the model only.*'context'"),
+        (["context=4096"], r"unknown key 'context'; did you mean 'model\.context'"),
         (["model=gpt2"], "model is a table"),
         (["model.context"], "is not key=value"),
     ],

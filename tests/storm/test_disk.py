@@ -89,7 +89,7 @@ def test_a_disk_filled_between_saves_costs_the_next_save_only(data, disk, whole)
     error = interrupted(begin(settings(data), folder), 12, lambda: disk.fill(leaving=100_000))
     assert re.fullmatch(
         rf"cannot write {folder}/checkpoints/step-12: No space left on device "
-        r"\(0\.6 MB needed, 0\.1 MB free\)\nearlier checkpoints are intact",
+        r"\(0\.6 MB needed, 0\.\d MB free\)\nearlier checkpoints are intact",
         str(error),
     )
     assert checkpoint.latest(folder / "checkpoints").step == 6
@@ -158,21 +158,12 @@ def test_and_one_that_is_set_later_costs_the_next_save_only(data, tmp_path, limi
     assert goes_on_as(folder, whole)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
-@pytest.mark.parametrize(
-    "name", ["metrics.jsonl", pytest.param("samples.txt", marks=pytest.mark.long)]
-)
-def test_a_log_that_cannot_grow_ends_the_run_and_goes_on_later(name, data, tmp_path, whole):
+def test_a_log_that_cannot_grow_ends_the_run_and_goes_on_later(data, tmp_path, limited, whole):
     folder = tmp_path / "run"
-    log = folder / name
-
-    def full():
-        log.rename(tmp_path / name)
-        log.symlink_to("/dev/full")
-
-    error = interrupted(begin(settings(data), folder), 8, full)
-    assert re.match(rf"cannot write {log}: No space left on device \(.* MB free\)", str(error))
-    (tmp_path / name).replace(log)
+    log = folder / "metrics.jsonl"
+    error = interrupted(begin(settings(data), folder), 8, lambda: limited(log.stat().st_size))
+    assert re.match(rf"cannot write {log}: File too large", str(error))
+    limited(-1)
     assert goes_on_as(folder, whole)
 
 

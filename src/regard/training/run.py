@@ -256,8 +256,7 @@ def _train_from(start: int, state: TrainState, progress: Progress | None) -> Ite
             yield log.event(budget.steps)
             last, evaluating, saving = budget.due(done)
             if evaluating:
-                # with shards all ranks evaluate, and must all finish
-                finish = last or strategy.is_sharded
+                finish = last or strategy.is_sharded  # then all ranks evaluate, to the end
                 yield from state.evaluate(done, None if finish else interrupts)
                 signal, moved = strategy.all_reduce_max(interrupts.received or 0, folder.status())
                 if moved == LOST:
