@@ -1,6 +1,5 @@
 """Full, limited and read-only disks: refused before the first step, or nothing is lost."""
 
-import os
 import re
 import traceback
 

@@ -125,7 +125,7 @@ def test_history_curves_trackers_and_display_show_the_taps(data, tmp_path):
         4,
         last.taps["layers.0.forget_gate"]["mean"],
     )
-    titles = [axes.get_title() for axes in history_curves(["run"], [history]).axes]
+    titles = {axes.get_title(loc="left") for axes in history_curves(["run"], [history]).axes}
     assert any("forget gate.mean" in title for title in titles), titles
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert "taps/layers.0.forget_gate/norm" in scalars(row)
