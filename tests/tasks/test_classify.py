@@ -290,7 +290,7 @@ def test_settings_are_chosen_for_images_of_any_size(place):
     [
         (
             {"task": "causal"},
-            r"halves holds images;\nit needs text files.*\nfor images .*: classify",
+            r"halves holds images;\nit needs text.*\nfor images .*: classify",
         ),
         ({"train": {"tokens": 64, "batch": None}}, "train.tokens counts tokens"),
         ({"train": {"best": "bleu"}}, "choose among last, loss, accuracy"),
