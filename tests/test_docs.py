@@ -32,6 +32,7 @@ from regard.tasks import TASKS
 from regard.text import TOKENIZERS
 from regard.training.optim import OPTIMIZERS, SCHEDULES, schedule
 from regard.training.setup.configure import configure, configure_study, recipes
+from regard.training.tracking.trackers import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(regard.__file__).parent
@@ -41,7 +42,7 @@ DOCUMENTS = [
 ]
 PAGES = [path for path in DOCUMENTS if path.parent.name != "tutorials"]  # test_tutorials runs those
 TABLES = [SCORES, POSITIONS, NORMS, FFNS, SAMPLERS, PRESETS, TASKS]
-TABLES += [SCHEDULES, OPTIMIZERS, TOKENIZERS, BUILTINS, FAMILIES, CELLS, PIPELINES]
+TABLES += [SCHEDULES, OPTIMIZERS, TOKENIZERS, BUILTINS, FAMILIES, CELLS, PIPELINES, TRACKERS]
 ELSEWHERE = {"pip", "git", "cd"}  # programs that are not ours to check
 
 
