@@ -34,3 +34,11 @@ def test_a_study_shows_each_of_its_runs(regard, tmp_path, materials):
     out = regard("train", recipe, "--dry-run").out
     assert "would train runs/two/a" in out
     assert "would train runs/two/b" in out
+
+
+def test_a_dry_run_shows_the_classes_of_the_data_only(regard, tmp_path):
+    rows = "".join(f"some words on {name} {n},{name}\n" for n in range(10) for name in "abc")
+    (tmp_path / "topics.csv").write_text(f"text,label\n{rows}")
+    completed = regard("train", tmp_path / "topics.csv", "--dry-run")
+    assert "3 classes" in completed.out
+    assert "classes=" not in completed.out

@@ -34,6 +34,9 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     training, validation = open_split(config)
     check_compatible(config, training, None)
     model = describe(smallest_model(config))
+    kind, options = kind_of(model.get("head") or "none")
+    if "classes" in options:  # those of the data are counted when training begins
+        model["head"] = {"kind": kind, **{k: v for k, v in options.items() if k != "classes"}}
     tokenizer = None
     if pipeline_of(config).tokenizer_type is not None:
         start = config.train.start
