@@ -18,7 +18,7 @@ from regard.pipelines import prepare_training, validation_metrics
 from regard.tasks import Label, Tag
 from regard.tasks.metrics import better
 from regard.training import budget, train_state
-from regard.training.evaluation import plan_evaluations, time_evaluation, with_best_metric
+from regard.training.evaluation import plan_evaluations, with_best_metric
 from regard.training.events import Evaluated, RunFinished
 from regard.training.run import begin
 from regard.training.storage.run_folder import RunFolder
@@ -52,21 +52,6 @@ def test_an_evaluation_reports_the_targets_that_are_done(prepared):
     calls.clear()
     validation_metrics(prepared, model, CPU, None, lambda _, *numbers: calls.append(numbers))
     assert calls[-1] == (prepared.validation_targets,) * 2 == (prepared.validation_size - 1,) * 2
-
-
-def test_the_time_of_an_evaluation_is_known_beforehand(prepared, monkeypatch):
-    clock = iter(range(100))
-    monkeypatch.setattr("regard.training.evaluation.TIMED_SECONDS", 10.0)
-    monkeypatch.setattr("regard.training.evaluation.time.perf_counter", lambda: float(next(clock)))
-    model = build_model(prepared.model)
-    timed = time_evaluation(prepared, model, CPU, TrainConfig())
-    assert model.training
-    assert timed.targets == prepared.validation_targets
-    # no evaluation takes 10 seconds of this clock, so the last one is that of all targets
-    assert timed.seconds() == pytest.approx(1.0)
-    assert timed.seconds(timed.targets // 2) == pytest.approx(0.5, rel=0.01)
-    assert timed.seconds(10 * timed.targets) == timed.seconds()
-    assert timed.sample_seconds == 1.0
 
 
 @pytest.mark.parametrize("stride", [None, 1, 3, 8])

@@ -150,7 +150,8 @@ def _blocks(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> tuple
     """Of each block: whether some pairs may be allowed, and whether all are."""
     query_low, query_high = (x.unsqueeze(-1) for x in _range(query_positions))
     key_low, key_high = (x.unsqueeze(-2) for x in _range(key_positions))
-    some = every = (query_low >= 0) & (key_low >= 0)  # (batch, blocks of queries, blocks of keys)
+    shape = torch.broadcast_shapes(query_low.shape, key_low.shape)  # (batch, queries, keys)
+    some = every = torch.ones(shape, dtype=torch.bool, device=query_low.device)
     if mask.is_causal:
         causal_some, causal_every = key_low <= query_high, key_high <= query_low
         if mask.prefixes is not None:

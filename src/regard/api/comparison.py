@@ -225,7 +225,11 @@ def _is_comparable(evaluations: Sequence[Evaluation]) -> bool:
     if len(evaluations) < 2:
         return True
     parts = {
-        (evaluation.data, evaluation.is_whole or evaluation.targets, evaluation.overlap)
+        (
+            evaluation.data,
+            evaluation.is_whole or evaluation.targets,
+            None if _is_standard(evaluation) else evaluation.overlap,  # its stride is rounded
+        )
         for evaluation in evaluations
     }
     return len(parts) == 1 and evaluations[0].data is not None

@@ -31,11 +31,6 @@ OPTIONAL_PACKAGES = [
         "pip install 'regard[hf]'",
     ),
     OptionalPackage(
-        "matplotlib",
-        "regard explain, evaluate and compare with --out: pictures",
-        "pip install 'regard[plot]'",
-    ),
-    OptionalPackage(
         "pillow",
         "regard train, predict and evaluate on PNG and JPEG files",
         "pip install 'regard[images]'",

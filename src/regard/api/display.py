@@ -374,7 +374,7 @@ class NotebookDisplay(_StateDisplay):
 
 
 def threads_line(event: ThreadsChanged) -> str:
-    """How many threads train from now on, and how to keep their number."""
+    """How many threads train from now on, and why."""
     why = (
         "again" if event.threads == event.most else f"instead of {event.most}: the machine is busy"
     )

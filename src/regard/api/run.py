@@ -517,8 +517,6 @@ class Run:
         `compare` find them.
         """
         prepared = self._prepared(data, stride, progress)
-        if self.device.type == "cpu":
-            keep_freed_memory()
         search = BeamSearch(beam, length_penalty)
         metrics = self.pipeline.evaluate(
             prepared, self.model, self.device, search=search, progress=progress
@@ -556,6 +554,8 @@ class Run:
             raise ConfigError(
                 f"a stride is for the windows of a language model; task={kind!r} has none"
             )
+        if self.device.type == "cpu":
+            keep_freed_memory()
         return prepared
 
     def _store(self, evaluation: Evaluation) -> None:

@@ -92,7 +92,7 @@ INSTEAD = {  # commands of other tools, and what there is here
     "download": "regard import NAME RUN",
     "pull": "regard import NAME RUN",
     "convert": "regard export RUN FOLDER",
-    "list": "regard info lists the presets, ls runs the runs",
+    "list": "regard info lists the presets, `ls runs` lists the runs",
     "models": "regard info lists the presets",
     "config": "regard settings",
     "version": "regard --version",

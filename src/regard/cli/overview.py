@@ -49,7 +49,7 @@ def overview(
     for line in align_columns(EXAMPLES):
         print(f"  {line}")
     print(f"\n{dim('all commands', out)}  regard --help")
-    print(f"{dim('is all here?', out)}  regard doctor")
+    print(f"{dim('check the installation', out)}  regard doctor")
 
 
 def machine() -> str:

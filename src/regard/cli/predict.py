@@ -89,6 +89,8 @@ def predict(
     with spinner(f"opening {run}"):
         opened = api.load(run)
     if "forecast" in opened.verbs:
+        if column is not None:
+            raise ConfigError(f"--column: the run {run} reads the columns it was trained on")
         _forecast(opened, what if data is None else [str(data)], steps, out, as_json)
         return
     interactive = what == ["-"] and sys.stdin.isatty()
@@ -107,7 +109,7 @@ def predict(
     unknown: dict[str, None] = {}
     rows = _note_unknown(opened, rows, unknown)
     if out is not None:
-        count = api.write_rows(out, api.predict_rows(opened, rows))
+        count = api.write_rows(out, api.predict_rows(opened, rows))  # the likeliest class
         print_status(f"{count:,} predictions")
         print(out)
     elif as_json and (data is not None or what == ["-"]):

@@ -496,7 +496,7 @@ def _from_arrow(path: Path) -> Table:
         metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         class_names = _class_names(metadata.get("info", {}).get("features", {}))
     except (ValueError, AttributeError, TypeError, RecursionError):
-        class_names = {}  # of another program
+        class_names = {}  # metadata of another program is ignored
 
     def batches() -> Iterator[Any]:
         if format == "Parquet":

@@ -89,7 +89,7 @@ def scan(path: Path) -> Scan:
         message = f"{path} is a pipe or a device, not a file; write its content to a file first"
         raise NotTextError(message, "not a file")
     key = str(path.absolute())
-    # Not even a change that keeps the size and sets the time of modification back keeps the ctime.
+    # The ctime also reveals an edit that keeps the size and resets the mtime.
     current = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
     large = status.st_size >= _CHUNK  # reading a small file is faster than the cache
     if large and (cached := _read_entry(_cached_scans().get(key), current)) is not None:

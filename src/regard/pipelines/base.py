@@ -144,7 +144,7 @@ class Pipeline:
         return {"task": task}
 
     def train_defaults(self, model: Mapping[str, Any]) -> dict[str, Any]:
-        """What table `train` has instead for a model that the user chose by preset or family."""
+        """Defaults of the table `train` for a model that the user chose by preset or family."""
         return {}
 
     def smallest_model(self, config: RunConfig) -> ModelConfig:

@@ -68,10 +68,10 @@ class StepBudget:
         """Estimate again how many steps fit, after `done` steps; here they are fixed."""
 
     def mark_evaluated(self, done: int) -> None:
-        """The run was evaluated after `done` steps."""
+        """Record that the run was evaluated after `done` steps."""
 
     def mark_saved(self, done: int) -> None:
-        """The run is saved after `done` steps."""
+        """Record that the run was saved after `done` steps."""
 
     def after_evaluation(self, done: int) -> None:
         """Called when training goes on after an evaluation and its checkpoint."""
@@ -248,11 +248,11 @@ class TimeBudget(StepBudget):
         return self.evaluation_seconds + final_seconds + self.exit_seconds
 
     def mark_evaluated(self, done: int) -> None:
-        """The run was evaluated after `done` steps."""
+        """Record that the run was evaluated after `done` steps."""
         self.plan = replace(self.plan, evaluated=self.plan.progress_at(done))
 
     def mark_saved(self, done: int) -> None:
-        """The run is saved after `done` steps."""
+        """Record that the run was saved after `done` steps."""
         self.plan = replace(self.plan, saved=self.plan.progress_at(done))
 
     def after_evaluation(self, done: int) -> None:

@@ -14,7 +14,7 @@ KEY = "settings"  # in the metadata of model.safetensors
 # of the data: how texts are read, and which of them are for validation, as is `train.seed`
 DATA_SETTINGS = ("lower", "text", "label", "tags", "columns", "validation_fraction")
 # options of tasks that affect training only
-TRAINING_OPTIONS = ("label_smoothing", "scheduled_sampling", "crop", "flip")
+TRAINING_OPTIONS = ("label_smoothing", "scheduled_sampling", "word_dropout", "crop", "flip")
 
 
 def weight_settings(config: RunConfig) -> dict[str, Any]:
