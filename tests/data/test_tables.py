@@ -327,3 +327,19 @@ def test_rows_can_be_read_again(tmp_path):
     roles = find_roles(table, {}, None)
     assert roles.guessed == frozenset()
     assert find_roles(replace(table, columns=("a", "b")), {}, None).guessed == {"text", "label"}
+
+
+@pytest.mark.parametrize(
+    "header", ["Row #,What they said,Mood (1st)", "quote #,What's said?,Mood", "1st,text $,mood!"]
+)
+def test_a_header_may_have_any_characters(header, tmp_path):
+    moods = ("joy!", "meh", "anger")
+    rows = [f"{n},we said {n} things about it,{moods[n % 3]}" for n in range(60)]
+    (tmp_path / "odd.csv").write_text("\n".join([header, *rows]))
+    assert read_table(tmp_path / "odd.csv").columns == tuple(header.split(","))
+
+
+def test_a_first_row_of_short_sentences_is_no_header(tmp_path):
+    rows = [f"We saw number {n} .\tNous avons vu le {n} ." for n in range(20)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(["Hi.\tSalut!", *rows]))
+    assert not read_table(tmp_path / "pairs.tsv").header

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regard.api.formatting import format_number
 from regard.api.model_info import NOT_EVALUATED, Values, differences, full_settings
 from regard.api.pictures import by_length_curves, forecast_curves, history_curves
-from regard.api.run import load
+from regard.api.run import Run, load
 from regard.config import Choice, kind_of, to_table
 from regard.errors import RegardError
 from regard.explain.render.figure import encode, page, save, to_svg
@@ -153,7 +153,7 @@ class Comparison:
 
 
 def compare(
-    *runs: Path | str,
+    *runs: "Path | str | Run",
     text: str | None = None,
     by_length: bool = False,
     data: Sequence[Choice] = (),
@@ -167,21 +167,23 @@ def compare(
     With `text`, each run translates it; with `by_length`, each is evaluated separately on short
     and long examples of its validation data, or of `data`.
 
-    >>> regard.compare(run.folder.path, other.folder.path).settings["model.dim"]
+    >>> regard.compare(run, other).settings["model.dim"]
     (16, 8)
     """
-    histories, remarks = _with_comparable_evaluations([read_history(run) for run in runs], progress)
+    paths = [run.folder.path if isinstance(run, Run) else run for run in runs]
+    histories = [read_history(path) for path in paths]
+    histories, remarks = _with_comparable_evaluations(histories, progress)
     mixed = len({history.config.model["family"] for history in histories}) > 1
     settings = _differences([_settings(history, mixed) for history in histories])
     translations: list[str] = []
     lengths: list[ByLength] = []
-    for path in runs if text is not None or by_length else ():
+    for path in paths if text is not None or by_length else ():
         run = load(path)
         if text is not None:
             translations.append(run.translate(text))
         if by_length:
             lengths.append(run.evaluate_by_length(*data))
-    return Comparison(run_names(runs), histories, settings, translations, lengths, remarks)
+    return Comparison(run_names(paths), histories, settings, translations, lengths, remarks)
 
 
 def _with_comparable_evaluations(

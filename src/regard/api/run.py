@@ -372,7 +372,7 @@ class Run:
         self._require("predict", "predict")
         if isinstance(what, list | tuple):
             inputs = [self._normalize(item) if isinstance(item, str) else item for item in what]
-            return self.pipeline.predict_batch(self, inputs, top=top)
+            return self.pipeline.predict_batch(self, inputs, top=top) if inputs else []
         what = self._normalize(what) if isinstance(what, str) else what
         return self.pipeline.predict(self, what, top=top)
 

@@ -54,7 +54,8 @@ TAGS = ("tags", "ner_tags", "ner", "pos_tags", "labels")
 PAIRS = (("source", "target"), ("src", "tgt"), ("input", "output"), ("prompt", "completion"))
 KNOWN_NAMES = {*TEXT, *LABEL, *WORDS, *TAGS, *(name for pair in PAIRS for name in pair)}
 _BESIDE_TABLES = re.compile(r"(readme|licen[sc]e|dataset_?(info|dict)s?|state)(\..*)?$", re.I)
-_HEADER_NAME = re.compile(r"[^\W\d][\w .()%/:-]{0,39}$")
+_HEADER_NAME = re.compile(r"(?=.*[^\W\d_]).{1,40}$")  # a letter and no more than 40 characters
+_PLAIN_NAME = re.compile(r"[^\W\d][\w .()%/:-]*$")  # no sentence
 _MAX_CELL = 1 << 30  # csv's own limit is 131,072 characters
 
 Row = tuple[int, tuple[Any, ...]]  # line (or row) number, a cell for each column
@@ -323,7 +324,7 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """
     names = [cell.strip() for cell in first]
     filled = [name for name in names if name]
-    if not filled or not all(map(_HEADER_NAME.match, filled)):
+    if not filled or not all(map(_HEADER_NAME.match, filled)) or any(map(is_number, filled)):
         return False
     known = {name.lower() for name in filled} & KNOWN_NAMES
     if len(known) >= min(2, len(filled)):
@@ -338,7 +339,8 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         if cells and len(values) * 4 <= len(cells) and name not in values:
             return True
         words = sum(len(cell.split()) for cell in cells)
-        several_words.append(len(name.split()) == 1 and words >= 3 * len(cells) > 0)
+        plain = len(name.split()) == 1 and _PLAIN_NAME.match(name) is not None
+        several_words.append(plain and words >= 3 * len(cells) > 0)
     return len(names) > 1 and all(several_words) and len(set(names)) == len(names)
 
 
