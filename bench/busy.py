@@ -33,9 +33,12 @@ WARM_UP = 0.25  # of the seconds, which are not counted
 
 
 def rate(done: Iterator[int], seconds: float) -> float:
-    """How much is done per second, from the numbers done so far, after a warm-up."""
-    begin = time.perf_counter()
-    first = (0, begin)
+    """How much is done per second, from the numbers done so far, after a warm-up.
+
+    The time counts from the first number on: regard evaluates the model before its first step.
+    """
+    first = (next(done), time.perf_counter())
+    begin = first[1]
     for number in done:
         now = time.perf_counter()
         if now - begin < WARM_UP * seconds:

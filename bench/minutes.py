@@ -1,10 +1,11 @@
 """Does `minutes=` hold? One kind of data, the wall time of the whole command, and what it learned.
 
-    python bench/minutes.py text pairs labels images --minutes 1 3 --data DIR [--busy 2]
+    python bench/minutes.py text pairs labels images --minutes 1 3 --data DIR
 
 DIR holds the data sets tinyshakespeare, multi30k, sst2 and cifar10. For every kind and number of
-minutes the command line is run once, from start to prompt; `--busy` programs that only compute run
-beside it. Words after `--` are passed on, as in `-- train.threads=1`. `taskset -c 0,1 python …`
+minutes the command line is run once, from start to prompt; with `--unlimited` once more without
+`minutes=`, with the default number of steps. `--busy 2` runs two programs beside it that only
+compute. Words after `--` are passed on, as in `-- train.threads=1`. `taskset -c 0,1 python …`
 limits all of it to two cores. Prints a row of a Markdown table for each run.
 """
 
@@ -76,7 +77,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("kinds", nargs="+", choices=["text", "pairs", "labels", "images"])
-    parser.add_argument("--minutes", nargs="+", type=float, default=[1.0])
+    parser.add_argument("--minutes", nargs="*", type=float, default=[1.0])
+    parser.add_argument("--unlimited", action="store_true")
     parser.add_argument("--data", type=Path, default=os.environ.get("REGARD_DATA"))
     parser.add_argument("--busy", type=int, default=0)
     arguments, _, words = split(sys.argv[1:])
@@ -86,9 +88,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for kind in options.kinds:
             data = words_of(kind, Path(options.data), Path(folder))
-            for minutes in options.minutes:
-                out = Path(folder, f"{kind}-{minutes:g}")
-                command = [sys.executable, "-m", "regard", "train", *data, f"minutes={minutes:g}"]
+            for minutes in [*options.minutes, *([None] if options.unlimited else [])]:
+                name = "unlimited" if minutes is None else f"{minutes:g}"
+                budget = [] if minutes is None else [f"minutes={name}"]
+                out = Path(folder, f"{kind}-{name}")
+                command = [sys.executable, "-m", "regard", "train", *data, *budget]
                 with busy(options.busy), Path(folder, "log").open("w+") as log:
                     start = time.perf_counter()
                     done = subprocess.run(
@@ -106,9 +110,9 @@ def main() -> None:
                 result = json.loads(done.stdout)
                 shown = ", ".join(f"{k} {result[k]:.4g}" for k in METRICS if k in result)
                 time_shown = f"{int(wall) // 60}:{wall % 60:04.1f}"
-                share = wall / (60 * minutes)
-                cells = [kind, f"{minutes:g}", options.busy, f"{load:.1f}", time_shown]
-                cells += [f"{share:.0%}", result["step"], shown]
+                share = "" if minutes is None else f"{wall / (60 * minutes):.0%}"
+                cells = [kind, name, options.busy, f"{load:.1f}", time_shown]
+                cells += [share, result["step"], shown]
                 print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
