@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         preset,
         resume,
         settings,
+        show,
         train,
     )
 
@@ -49,6 +50,7 @@ __all__ = [
     "preset",
     "resume",
     "settings",
+    "show",
     "train",
 ]
 

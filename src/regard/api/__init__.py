@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from regard.api.comparison import Comparison, compare, run_names, takes_steps
     from regard.api.diagnosis import OPTIONAL_PACKAGES, Diagnosis, doctor
     from regard.api.dry_run import TrainingPreview, preview
+    from regard.api.lecture_figures import ShownFigure, figures, show
     from regard.api.machine import driver_gpus
     from regard.api.model_info import ModelDiff, ModelInfo, diff, info, presets
     from regard.api.overrides import override_words
@@ -81,6 +82,7 @@ _NAMES = {
     "regard.api.comparison": ("Comparison", "compare", "run_names", "takes_steps"),
     "regard.api.diagnosis": ("OPTIONAL_PACKAGES", "Diagnosis", "doctor"),
     "regard.api.dry_run": ("TrainingPreview", "preview"),
+    "regard.api.lecture_figures": ("ShownFigure", "figures", "show"),
     "regard.api.machine": ("driver_gpus",),
     "regard.api.model_info": ("ModelDiff", "ModelInfo", "diff", "info", "presets"),
     "regard.api.pictures": ("by_length_curves", "history_curves"),
@@ -149,6 +151,7 @@ __all__ = [
     "RunFinished",
     "RunStarted",
     "RunSummary",
+    "ShownFigure",
     "StepLogged",
     "Study",
     "ThreadsChanged",
@@ -165,6 +168,7 @@ __all__ = [
     "driver_gpus",
     "edit",
     "export",
+    "figures",
     "format_default",
     "history_curves",
     "import_checkpoint",
@@ -192,6 +196,7 @@ __all__ = [
     "sentence",
     "settings",
     "settings_page",
+    "show",
     "stoppable",
     "summarize",
     "takes_steps",

@@ -34,6 +34,7 @@ from regard.cli.predict import predict
 from regard.cli.quickstart import quickstart
 from regard.cli.resume import resume
 from regard.cli.settings import settings
+from regard.cli.show import show
 from regard.cli.streams import prepare_streams
 from regard.cli.train import train
 from regard.cli.translate import translate
@@ -59,6 +60,7 @@ for command in (
     predict,
     neighbours,
     explain,
+    show,
     import_,
     export,
     edit,
@@ -87,7 +89,6 @@ INSTEAD = {  # commands of other tools, and what there is here
     "test": "regard evaluate RUN",
     "eval": "regard evaluate RUN",
     "attention": "regard explain RUN 'some words'",
-    "show": "regard explain RUN 'some words'",
     "plot": "regard compare RUN… --out curves.svg",
     "download": "regard import NAME RUN",
     "pull": "regard import NAME RUN",

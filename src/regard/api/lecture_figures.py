@@ -1,0 +1,236 @@
+"""The figures of the lectures, made from a run, a preset or a text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard.api.run import Run, load
+from regard.config import RunConfig, make
+from regard.errors import ConfigError, DataError, unknown
+from regard.explain.figures import FIGURES, Entry
+from regard.explain.figures.panels import Picture
+from regard.explain.figures.subject import Subject
+from regard.explain.render.figure import check_suffix, encode, page, save, to_svg
+from regard.hub.external_checkpoint import is_external_checkpoint
+from regard.models.build import (
+    build_model,
+    count_parameters,
+    describe,
+    family_of,
+    is_closed_form,
+    resolve,
+)
+from regard.models.presets import PRESETS
+from regard.nn.state import Source
+from regard.text import PairTokenizers, Tokenizer, train_tokenizer
+from regard.training.setup.device import pick_device
+from regard.training.storage.run_folder import RunFolder, is_run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LARGEST_PRESET = 200_000_000  # parameters of an untrained model that is built for a figure
+TASKS = {"decoder": "causal", "encoder": "masked", "cbow": "cbow"}  # by the shape of a preset
+MAX_TEXT = 2_000_000  # characters of a text file
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ShownFigure:
+    """A figure of the lectures: its data, and its picture for a terminal, a page or a file."""
+
+    name: str
+    data: Picture
+
+    def __repr__(self) -> str:
+        return f"ShownFigure({self.name!r}: {self.data.title})"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return to_svg(self.figure())
+
+    def text(self, width: int = 100, *, colour: bool = False) -> str:
+        """The figure as text for a terminal: tables, heat maps, bars and trees."""
+        from regard.explain.render.panel_text import text
+
+        return text(self.data, width=width, colour=colour)
+
+    def figure(self) -> "Figure":
+        """The figure as a matplotlib figure."""
+        from regard.explain.render.panels import draw
+
+        return draw(self.data)
+
+    def table(self) -> dict[str, Any]:
+        """The data as plain lists and dicts."""
+        return {"figure": self.name, **self.data.table()}
+
+    def save(self, path: Path | str) -> None:
+        """Write the figure as .svg, .png, .pdf or .html, by the suffix of `path`."""
+        suffix = Path(path).suffix
+        check_suffix(suffix)
+        if suffix != ".html":
+            save(encode(self.figure(), suffix), path)
+            return
+        from html import escape
+
+        numbers = f"<details><summary>as text</summary><pre>{escape(self.text())}</pre></details>"
+        save(page(self.data.title, f"{to_svg(self.figure())}\n{numbers}").encode(), path)
+
+
+def figures() -> dict[str, Entry]:
+    """The figures that `show` makes, by name."""
+    return dict(FIGURES)
+
+
+def show(name: str, *what: Run | Path | str, **options: Any) -> ShownFigure:
+    """A figure of the lectures from runs, presets and texts; see docs/figures.md.
+
+    Each of `what` is a run (or the path of its folder), the name of a preset, whose weights are
+    then random, a text, or the path of a text file.
+
+    >>> variance = regard.show("score-variance", dims=[64])
+    >>> round(variance.data.facts["variance at d = 64, q · k"] / 64)
+    1
+    """
+    if name not in FIGURES:
+        raise ConfigError(unknown("figure", name, FIGURES))
+    entry = FIGURES[name]
+    for option in options:
+        if option not in entry.options:
+            raise ConfigError(f"{name}: {unknown('option', option, entry.options)}")
+    models: list[Run | Path | str] = []
+    texts: list[str] = []
+    for item in what:
+        if _is_model(item):
+            models.append(item)
+        else:
+            texts.append(_read_text(item))
+    inputs = _inputs(name, entry, models, texts)
+    subjects = [_subject(model, texts) for model in models]
+    if "subject" in inputs:
+        inputs["subject"] = subjects[0]
+    if "subjects" in inputs:
+        inputs["subjects"] = subjects
+    table = {key: other.compute for key, other in FIGURES.items()}
+    return ShownFigure(name, make({"kind": name, **options}, table, "figure", **inputs))
+
+
+def _inputs(
+    name: str, entry: Entry, models: list[Run | Path | str], texts: list[str]
+) -> dict[str, Any]:
+    """The arguments of a figure for these models and texts; raise on too few and too many."""
+    given: dict[str, list[Any]] = {"subject": models, "text": texts}
+    inputs: dict[str, Any] = {}
+    kinds = {"subject": "run or preset", "text": "text"}
+    for single, values in given.items():
+        plural = single + "s"
+        key = plural if plural in entry.inputs else single
+        if key not in entry.inputs:
+            if values:
+                shown = str(values[0])[:60]
+                raise ConfigError(f"{name} takes no {kinds[single]}, and {shown!r} is one")
+            continue
+        if not values:
+            if entry.inputs[key]:
+                raise ConfigError(
+                    f"{name} needs a {kinds[single]}: regard show {name} {entry.usage}"
+                )
+            continue
+        if key == single and len(values) > 1:
+            raise ConfigError(f"{name} takes one {kinds[single]}, not {len(values)}")
+        inputs[key] = list(values) if key == plural else values[0]
+    return inputs
+
+
+def _is_model(item: Run | Path | str) -> bool:
+    """Whether this is a run, the path of one, or the name of a preset."""
+    if isinstance(item, Run):
+        return True
+    if str(item) in PRESETS:
+        return True
+    path = Path(item)
+    try:
+        exists, folder = path.exists(), path.is_dir()
+    except OSError:  # a text that is longer than a path can be
+        return False
+    if folder:
+        return True
+    looks_like_path = "/" in str(item) and " " not in str(item)
+    if not exists and (isinstance(item, Path) or looks_like_path):
+        raise ConfigError(f"{item} is no run, no text file and no preset (regard info lists them)")
+    return False
+
+
+def _read_text(item: Run | Path | str) -> str:
+    """A text, or the text of a file."""
+    try:
+        if not Path(str(item)).is_file():
+            return str(item)
+    except OSError:
+        return str(item)
+    try:
+        with open(str(item), encoding="utf-8") as file:
+            return file.read(MAX_TEXT)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{item} is not UTF-8 text: byte {error.start}") from None
+
+
+def _subject(item: Run | Path | str, texts: list[str]) -> Subject:
+    """The model of a run, or of a preset with random weights and a vocabulary of the texts."""
+    if isinstance(item, Run):
+        return _of_run(item, item.folder.path.name, trained=True)
+    if str(item) in PRESETS:
+        return _of_run(_untrained(str(item), texts), str(item), trained=False)
+    path = Path(item)
+    if not is_run(path) and not is_external_checkpoint(path):
+        raise ConfigError(f"{item} is a folder, but no run; regard train writes one")
+    return _of_run(load(path), path.name, trained=True)
+
+
+def _of_run(run: Run, name: str, *, trained: bool) -> Subject:
+    def source(text: str) -> tuple[Source, list[int]]:
+        encoded, target = run._source_and_translation(text)
+        return encoded, target[: len(run._pair_task().prompt)]
+
+    tokenizers = run.tokenizers
+    pairs = isinstance(tokenizers, PairTokenizers)
+    return Subject(
+        name=name,
+        model=run.model,
+        tokenizer=tokenizers.target if isinstance(tokenizers, PairTokenizers) else tokenizers,
+        trained=trained,
+        verbs=run.verbs,
+        normalize=run._normalize,
+        attention=run.explain,
+        gradients=run.gradients,
+        source=source if pairs else None,
+    )
+
+
+def _untrained(name: str, texts: list[str]) -> Run:
+    """A run of a preset whose weights are random; its vocabulary is the words of the texts."""
+    config = resolve({"preset": name})
+    shape = getattr(config, "shape", "decoder")
+    if is_closed_form(family_of(config)) or shape not in TASKS:
+        raise ConfigError(
+            f"the preset {name} cannot be shown untrained; train it, and give the run, or give a "
+            "decoder or an encoder, such as tiny-decoder or lstm"
+        )
+    tokenizer: Tokenizer = train_tokenizer("word", texts or ["a b c"])
+    config = resolve({"preset": name}, vocab_size=tokenizer.size)
+    parameters = count_parameters(config)
+    if parameters > LARGEST_PRESET:
+        raise ConfigError(
+            f"the preset {name} has {parameters:,} parameters; to show an untrained model, give "
+            f"one with at most {LARGEST_PRESET:,}, such as tiny-decoder"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = build_model(config)
+    run_config = RunConfig(name=name, task=TASKS[shape], model=describe(config))
+    device = pick_device("cpu")
+    return Run(RunFolder(name), run_config, model.to(device).eval(), tokenizer, device)

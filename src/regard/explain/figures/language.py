@@ -1,0 +1,188 @@
+"""Figures of language models: next-token probabilities, Shannon, shuffled words."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import Literal
+
+import torch
+
+from regard.errors import ConfigError
+from regard.explain.figures.panels import Bars, Picture, Table
+from regard.explain.figures.subject import Subject
+
+LONGEST_SAMPLE = 110  # characters of a sample in a table
+
+
+def next_token(subject: Subject, text: str, *, top: int = 4) -> Picture:
+    r"""The probability of each token of a text, beside the likeliest tokens at its position.
+
+    log P(t_1 ... t_N) = sum_n log P(t_n | t_1 ... t_{n-1})
+    """
+    subject.require_language("next-token")
+    _check_positive(top=top)
+    ids = subject.ids(text)
+    if len(ids) < 2:
+        raise ConfigError(f"the text has {len(ids)} tokens; next-token needs at least 2")
+    log_p = subject.logits(ids[:-1]).double().log_softmax(-1)
+    truth = torch.tensor(ids[1:])
+    scores = log_p.gather(1, truth[:, None]).squeeze(1)
+    best = log_p.topk(min(top, log_p.shape[1]))
+    ranks = 1 + (log_p > scores[:, None]).sum(1)
+    rows: list[list[str | int | float]] = []
+    shades = []
+    for number, id in enumerate(ids[1:]):
+        p = scores[number].exp().item()
+        guesses = list(zip(best.indices[number].tolist(), best.values[number].exp(), strict=True))
+        pieces = subject.pieces([guess for guess, _ in guesses])
+        cells = [
+            f"{piece!r} {100 * q:.1f} %" for piece, (_, q) in zip(pieces, guesses, strict=True)
+        ]
+        own = f"{subject.pieces([id])[0]!r}"
+        rows.append([own, f"{100 * p:.2f} %", scores[number].item(), int(ranks[number]), *cells])
+        shades.append([0.0, p, 0.0, 0.0, *(float(q) for _, q in guesses)])
+    total = scores.sum().item()
+    given = subject.pieces(ids[:1])[0]
+    return Picture(
+        title=f"Next-token probabilities of {subject.name}",
+        caption="Every token, its probability after all tokens before it, and the likeliest "
+        f"tokens there. The first token, {given!r}, is given. The log-probability of the whole is "
+        f"the sum.{subject.note}",
+        panels=[
+            Table(
+                header=["token", "P", "log P", "rank", *(f"{n + 1}." for n in range(len(cells)))],
+                rows=rows,
+                shades=shades,
+            )
+        ],
+        facts={
+            "log P of the text": total,
+            "tokens": len(rows),
+            "perplexity": math.exp(-total / len(rows)),
+            "bits per token": -total / len(rows) / math.log(2),
+        },
+    )
+
+
+def shannon(
+    text: str,
+    *,
+    orders: int = 4,
+    unit: Literal["char", "word"] = "char",
+    length: int = 90,
+    seed: int = 1,
+) -> Picture:
+    r"""Shannon's approximations: text drawn from the n-gram counts of one text, order by order.
+
+        order 0    every symbol with the same probability
+        order n    P(w | the n - 1 symbols before it) = count(h w) / count(h)
+
+    The text is read as a circle, so that every history has a successor. The entropy is that of
+    the next symbol, H = -sum P(h w) log2 P(w | h). Shannon 1948.
+    """
+    _check_positive(orders=orders, length=length)
+    symbols = list(" ".join(text.split())) if unit == "char" else text.split()
+    if len(symbols) < 2:
+        raise ConfigError(f"the text has {len(symbols)} {unit}s; shannon needs at least 2")
+    random = Random(seed)
+    joint = "" if unit == "char" else " "
+    rows: list[list[str | int | float]] = []
+    for order in range(orders + 1):
+        counts = ngram_counts(symbols, order)
+        sample = joint.join(_draw(symbols, counts, order, length, random))
+        rows.append([order, entropy(counts), sample[:LONGEST_SAMPLE]])
+    return Picture(
+        title=f"Shannon's approximations of a text of {len(symbols):,} {unit}s",
+        caption="Order 0 draws every symbol with the same probability, order 1 with its frequency, "
+        "order n after the n - 1 symbols before it. H is the entropy of the next symbol in bits: "
+        "it falls with the order, at last because the text is too short to have other histories.",
+        panels=[Table(header=["order", "H", f"a sample of {length} {unit}s"], rows=rows)],
+    )
+
+
+def ngram_counts(symbols: Sequence[str], order: int) -> dict[tuple[str, ...], Counter[str]]:
+    """How often each symbol follows each history of order - 1 symbols, in a circle."""
+    if order == 0:
+        return {(): Counter(dict.fromkeys(sorted(set(symbols)), 1))}
+    counts: dict[tuple[str, ...], Counter[str]] = {}
+    circle = [*symbols, *symbols[: order - 1]]
+    for start in range(len(symbols)):
+        *history, symbol = circle[start : start + order]
+        counts.setdefault(tuple(history), Counter())[symbol] += 1
+    return counts
+
+
+def entropy(counts: dict[tuple[str, ...], Counter[str]]) -> float:
+    """The entropy of the next symbol in bits: -sum P(h w) log2 P(w | h)."""
+    total = sum(sum(after.values()) for after in counts.values())
+    bits = 0.0
+    for after in counts.values():
+        seen = sum(after.values())
+        bits -= sum(count / total * math.log2(count / seen) for count in after.values())
+    return bits + 0.0  # not -0.0
+
+
+def _draw(
+    symbols: Sequence[str],
+    counts: dict[tuple[str, ...], Counter[str]],
+    order: int,
+    length: int,
+    random: Random,
+) -> list[str]:
+    """A sample, which begins with a history of the text."""
+    memory = max(0, order - 1)
+    start = random.randrange(len(symbols))
+    drawn = [symbols[(start + n) % len(symbols)] for n in range(memory)]
+    while len(drawn) < length:
+        after = counts[tuple(drawn[len(drawn) - memory :])]
+        drawn += random.choices(list(after), list(after.values()))
+    return drawn[:length]
+
+
+def shuffled_words(subject: Subject, text: str, *, shuffles: int = 20, seed: int = 1) -> Picture:
+    """The loss of a trained model on a text, and on the same words in random orders."""
+    subject.require_language("shuffled-words")
+    _check_positive(shuffles=shuffles)
+    words = text.split()
+    if len(words) < 3:
+        raise ConfigError(f"the text has {len(words)} words; shuffled-words needs at least 3")
+    random = Random(seed)
+    original = _loss(subject, " ".join(words))
+    losses = []
+    for _ in range(shuffles):
+        random.shuffle(words)
+        losses.append(_loss(subject, " ".join(words)))
+    mean = sum(losses) / len(losses)
+    spread = math.sqrt(sum((loss - mean) ** 2 for loss in losses) / max(1, len(losses) - 1))
+    return Picture(
+        title=f"Loss of {subject.name} on shuffled words",
+        caption="The mean cross-entropy of a token in nats, for the text as it is and for the same "
+        "words in random orders. A model that ignores order has the same loss for all of them."
+        f"{subject.note}",
+        panels=[
+            Bars(
+                labels=["as written", *(f"{n + 1}" for n in range(shuffles))],
+                series={"loss": [original, *losses]},
+                y_label="loss per token",
+            )
+        ],
+        facts={
+            "loss as written": original,
+            "mean loss of shuffles": mean,
+            "standard deviation of shuffles": spread,
+            "share of shuffles with a larger loss": sum(x > original for x in losses) / shuffles,
+        },
+    )
+
+
+def _loss(subject: Subject, text: str) -> float:
+    ids = subject.ids(text)
+    log_p = subject.logits(ids[:-1]).double().log_softmax(-1)
+    return -log_p.gather(1, torch.tensor(ids[1:])[:, None]).mean().item()
+
+
+def _check_positive(**options: int) -> None:
+    for name, value in options.items():
+        if value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1")

@@ -1,0 +1,118 @@
+"""The data of a figure: a picture and its panels, as plain values that are drawn elsewhere."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Cell = str | int | float | None
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Rows of cells under a header; `shades` colours cells from 0 (white) to 1 (dark)."""
+
+    title: str = ""
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    shades: Sequence[Sequence[float]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heat:
+    """A matrix of values; signed values are coloured around white."""
+
+    title: str = ""
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float]]
+    x_label: str = ""
+    y_label: str = ""
+    numbers: bool = False  # write the values into the cells
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lines:
+    """Curves of points (x, y); `guides` are thin dashed lines, such as what theory says."""
+
+    title: str = ""
+    x_label: str
+    y_label: str
+    series: Mapping[str, Sequence[Point]]
+    guides: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bars:
+    """One bar for each label and series."""
+
+    title: str = ""
+    labels: Sequence[str]
+    series: Mapping[str, Sequence[float]]
+    y_label: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scatter:
+    """Labelled points in a plane."""
+
+    title: str = ""
+    labels: Sequence[str]
+    points: Sequence[Point]
+    x_label: str = ""
+    y_label: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A node of a tree; nodes come after their parents."""
+
+    label: str
+    parent: int | None  # index of the parent
+    value: float  # log P of the path
+    kept: bool = True  # False: left by the search
+    best: bool = False  # on the path that wins
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tree:
+    """A tree that grows to the right."""
+
+    title: str = ""
+    nodes: Sequence[Node]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """Layers of units over positions, the input first, and the edges between layers.
+
+    `marks` are short texts inside the units; units without one are not part of the computation
+    that is shown.
+    """
+
+    title: str = ""
+    layers: Sequence[str]
+    positions: Sequence[str]
+    marks: Sequence[Sequence[str]]  # of each layer, one for each position
+    edges: Sequence[tuple[int, int, int, int]]  # layer, position, to layer, position
+
+
+Panel = Table | Heat | Lines | Bars | Scatter | Tree | Network
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """What a figure shows: its panels, its numbers by name, and what to see in it."""
+
+    title: str
+    caption: str
+    panels: Sequence[Panel]
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+    def table(self) -> dict[str, Any]:
+        """The same as plain lists and dicts, for JSON."""
+        panels = [{"kind": type(panel).__name__.lower(), **asdict(panel)} for panel in self.panels]
+        plain = {"title": self.title, "caption": self.caption, "facts": dict(self.facts)}
+        return {**plain, "panels": panels}

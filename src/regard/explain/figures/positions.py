@@ -1,0 +1,141 @@
+"""Figures of position encodings: what they add, and the similarity of two positions."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.config import make
+from regard.errors import ConfigError, unknown
+from regard.explain.figures.panels import Heat, Lines, Panel, Picture
+from regard.explain.figures.subject import Subject
+from regard.nn.position import POSITIONS, T5, ALiBi, Position, Rotary
+
+KINDS = tuple(kind for kind in POSITIONS if kind != "none")
+
+
+def positions(
+    subject: Subject | None = None,
+    *,
+    kinds: tuple[str, ...] = KINDS,
+    length: int = 48,
+    dim: int = 64,
+    heads: int = 8,
+    seed: int = 1,
+) -> Picture:
+    r"""Position encodings over position and dimension, and the dot products of two positions.
+
+    sinusoidal, learned    p_t . p_s
+    rotary                 q_t . k_s  of  q = k = (1, ..., 1) / sqrt(d)
+    alibi, t5              the bias that is added to the score of query t and key s
+    """
+    for name, value in (("length", length), ("dim", dim), ("heads", heads)):
+        if value < 2:
+            raise ConfigError(f"{name}={value} must be at least 2")
+    torch.manual_seed(seed)
+    if subject is None:
+        for kind in kinds:
+            if kind not in KINDS:
+                raise ConfigError(unknown("position encoding", kind, KINDS))
+        sizes = {"dim": dim, "head_dim": dim, "heads": heads, "context": length, "causal": False}
+        encodings = {kind: make(kind, POSITIONS, "position", **sizes) for kind in kinds}
+        note = " Learned vectors and T5's biases are random here; give a run to see trained ones."
+        note = note if {"learned", "t5"} & {*kinds} else ""
+    else:
+        encodings, note = _of_model(subject), subject.note
+    panels: list[Panel] = []
+    for kind, encoding in encodings.items():
+        panels += _panels(kind, encoding, length)
+    return Picture(
+        title="Position encodings" + ("" if subject is None else f" of {subject.name}"),
+        caption="Left what is added or multiplied at every position; right the similarity of two "
+        "positions: the dot product of their vectors, of rotated unit vectors, or the bias of "
+        f"their attention score. Red is above 0, blue below.{note}",
+        panels=panels,
+    )
+
+
+def _of_model(subject: Subject) -> dict[str, Position]:
+    modules = {
+        name: module
+        for name, module in subject.model.named_modules()
+        if isinstance(module, Position) and type(module) is not Position
+    }
+    if not modules:
+        raise ConfigError(
+            f"{subject.name} has no position encoding; it is a model of the family "
+            f"{type(subject.model).__name__}"
+            if not _has_position(subject.model)
+            else f"{subject.name} has position='none'; encodings: {', '.join(KINDS)}"
+        )
+    return {f"{name} ({type(module).__name__})": module for name, module in modules.items()}
+
+
+def _has_position(model: nn.Module) -> bool:
+    return any(isinstance(module, Position) for module in model.modules())
+
+
+def similarity(encoding: Position, length: int) -> Float[Tensor, "time seen"]:
+    """The dot products of all pairs of positions, or for a bias that of the first head."""
+    places = torch.arange(length)[None]
+    with torch.no_grad():
+        if (vectors := encoding.embed(places)) is not None:
+            return vectors[0] @ vectors[0].T
+        if (rotation := encoding.rotation(places)) is not None:
+            width = 2 * rotation.cos.shape[-1]
+            rotated = rotation.apply(torch.ones(1, 1, length, width) / width**0.5)[0, 0]
+            return rotated @ rotated.T
+        bias = encoding.bias(places, places)
+        assert bias is not None
+        return bias[0, 0]
+
+
+def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:
+    table = getattr(encoding, "table", None)
+    if isinstance(table, nn.Embedding) and not isinstance(encoding, T5):
+        length = min(length, len(table.weight) - getattr(encoding, "offset", 0))
+    names = [str(position) for position in range(length)]
+    places = torch.arange(length)[None]
+    pair = Heat(
+        title=f"{kind}: {'bias' if isinstance(encoding, ALiBi | T5) else 'dot product'}",
+        rows=names,
+        columns=names,
+        values=similarity(encoding, length).tolist(),
+        x_label="position s",
+        y_label="position t",
+    )
+    if isinstance(encoding, ALiBi | T5):
+        with torch.no_grad():
+            bias = encoding.bias(places, places)
+        middle = length // 2
+        series = {
+            f"head {head}": [
+                (key - middle, bias[0, head, middle, key].item()) for key in range(length)
+            ]
+            for head in range(0, bias.shape[1], max(1, bias.shape[1] // 4))
+        }
+        curves = Lines(
+            title=f"{kind}: bias of a key by its distance",
+            x_label="key position - query position",
+            y_label="bias",
+            series=series,
+        )
+        return [curves, pair]
+    if isinstance(encoding, Rotary):
+        rotation = encoding.rotation(places)
+        values, across = rotation.cos[0, 0], "pair of coordinates"
+        title = f"{kind}: cos of the angle"
+    else:
+        with torch.no_grad():
+            vectors = encoding.embed(places)
+        assert vectors is not None
+        values, across, title = vectors[0], "dimension", f"{kind}: vectors"
+    dims = [str(number) for number in range(values.shape[1])]
+    heat = Heat(
+        title=title,
+        rows=names,
+        columns=dims,
+        values=values.tolist(),
+        x_label=across,
+        y_label="position",
+    )
+    return [heat, pair]

@@ -1,0 +1,84 @@
+"""The model that a figure is made from: of a run, or of a preset with untrained weights."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.explain.attention import AttentionMap
+from regard.explain.gradient import GradientFlow
+from regard.nn.state import Source
+from regard.text import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """A model with its tokenizer, and what a run can do with a text."""
+
+    name: str
+    model: nn.Module
+    tokenizer: Tokenizer | None  # of pairs, that of the target
+    trained: bool
+    verbs: Sequence[str]  # what the run's task can do, as in `api.Run.verbs`
+    normalize: Callable[[str], str]
+    attention: Callable[..., Mapping[str, AttentionMap]]
+    gradients: Callable[[str], GradientFlow]
+    source: Callable[[str], tuple[Source, list[int]]] | None = None  # of pairs: source, prompt
+
+    @property
+    def config(self) -> Any:
+        """The settings of the model."""
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(iter([*self.model.parameters(), *self.model.buffers()])).device
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer, if the model reads text."""
+        if self.tokenizer is None:
+            raise ConfigError(f"{self.name} reads no text; give a run or a preset that does")
+        return self.tokenizer
+
+    def require_language(self, figure: str) -> None:
+        """Raise if the model does not predict the next token of a text."""
+        if "generate" not in self.verbs:
+            raise ConfigError(
+                f"{figure} needs a model that predicts the next token; {self.name} can "
+                f"{', '.join(self.verbs) or 'do nothing with a text'}"
+            )
+
+    def ids(self, text: str) -> list[int]:
+        """The ids that a language model reads, with those that its tokenizer puts first."""
+        tokenizer = self.require_tokenizer()
+        ids = [*tokenizer.prefix_ids, *tokenizer.encode(self.normalize(text))]
+        context = getattr(self.model, "context", None)
+        if context is not None and len(ids) > context:
+            raise ConfigError(
+                f"the text has {len(ids)} tokens, and the context of {self.name} is {context}; "
+                "shorten the text"
+            )
+        return ids
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The tokens for display; a model may have more ids than its tokenizer."""
+        tokenizer = self.require_tokenizer()
+        return [tokenizer.piece(id) if id < tokenizer.size else f"<{id}>" for id in ids]
+
+    @torch.no_grad()
+    def logits(self, ids: Sequence[int]) -> Float[Tensor, "time vocab"]:
+        """The logits after each id, on the CPU."""
+        batch: Int[Tensor, "1 time"] = torch.tensor([list(ids)], device=self.device)
+        head: Any = self.model.head
+        logits: Tensor = head(self.model(batch))
+        return logits[0].float().cpu()
+
+    @property
+    def note(self) -> str:
+        """A remark for the caption where the weights are random."""
+        return "" if self.trained else f" {self.name} is a preset: its weights are random."

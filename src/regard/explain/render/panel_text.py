@@ -1,0 +1,160 @@
+"""The panels of a picture as text for a terminal."""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from regard.explain.figures.panels import Bars, Heat, Lines, Network, Picture, Scatter, Table, Tree
+from regard.explain.render.label import cells, truncate
+from regard.explain.render.panels import cell_text, label, visible_words
+from regard.explain.render.terminal import heatmap
+
+BAR = 30  # cells of the longest bar
+LINES = 20  # rows of the table of a curve
+PLOT_ROWS = 24  # of a scatter plot
+HEAT_ROWS = 48  # rows of a heat map; of larger ones, every so many
+
+
+def text(picture: Picture, *, width: int, colour: bool) -> str:
+    """The title, the panels as tables, heat maps, bars or trees, and the caption."""
+    parts = [picture.title]
+    for panel in picture.panels:
+        parts.append("")
+        if panel.title:
+            parts.append(panel.title)
+        parts += TEXT[type(panel)](panel, width, colour)
+    if picture.facts:
+        parts.append("")
+        parts += _align([[name, cell_text(value)] for name, value in picture.facts.items()], {1})
+    return "\n".join([*parts, "", *textwrap.wrap(picture.caption, width)])
+
+
+def _align(rows: Sequence[Sequence[str]], right: set[int], width: int | None = None) -> list[str]:
+    """Rows as lines with aligned columns, those in `right` right-aligned."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        line = ""
+        for number, (cell, size) in enumerate(zip(row, widths, strict=True)):
+            space = " " * (size - cells(cell))
+            line += (space + cell if number in right else cell + space) + "  "
+        lines.append(line.rstrip() if width is None else truncate(line.rstrip(), width))
+    return lines
+
+
+def _table(panel: Table, width: int, colour: bool) -> list[str]:
+    rows = [[visible_words(cell_text(cell)) for cell in row] for row in panel.rows]
+    columns = range(len(panel.header))
+    right = {c for c in columns if not any(isinstance(row[c], str) for row in panel.rows)}
+    return _align([panel.header, *rows], right, width)
+
+
+def _heat(panel: Heat, width: int, colour: bool) -> list[str]:
+    stride = -(-len(panel.rows) // HEAT_ROWS)
+    values = torch.tensor([list(row) for row in panel.values[::stride]], dtype=torch.float32)
+    rows = list(panel.rows[::stride])
+    fits = max(1, (width - 18) // 1)
+    across = -(-len(panel.columns) // fits)
+    if panel.numbers:
+        table = [["", *panel.columns]]
+        table += [
+            [row, *(f"{value:.2g}" for value in cells_)]
+            for row, cells_ in zip(panel.rows, panel.values, strict=True)
+        ]
+        return _align(table, set(range(1, len(panel.columns) + 1)), width)
+    lines = heatmap(
+        values[:, ::across], rows, list(panel.columns[::across]), width=width, colour=colour
+    ).split("\n")
+    if stride > 1 or across > 1:
+        lines.append(f"every {stride}. row and every {across}. column")
+    axes = [f"down: {panel.y_label}"] if panel.y_label else []
+    axes += [f"across: {panel.x_label}"] if panel.x_label else []
+    return [*lines, *(["; ".join(axes)] if axes else [])]
+
+
+def _lines(panel: Lines, width: int, colour: bool) -> list[str]:
+    series = {**panel.series, **panel.guides}
+    places = sorted({x for points in series.values() for x, _ in points})
+    places = places[:: -(-len(places) // LINES) or 1]
+    values = {name: dict(points) for name, points in series.items()}
+    rows = [[panel.x_label, *series]]
+    for x in places:
+        rows.append(
+            [f"{x:,.6g}", *("" if (y := v.get(x)) is None else f"{y:.4g}" for v in values.values())]
+        )
+    return [f"({panel.y_label})", *_align(rows, set(range(len(rows[0]))), width)]
+
+
+def _bars(panel: Bars, width: int, colour: bool) -> list[str]:
+    largest = max((abs(v) for values in panel.series.values() for v in values), default=0) or 1
+    lines = []
+    for name, values in panel.series.items():
+        if len(panel.series) > 1:
+            lines.append(f"  {name}")
+        rows = [
+            [f"    {label(text)}", f"{value:.3g}", "█" * round(BAR * abs(value) / largest)]
+            for text, value in zip(panel.labels, values, strict=True)
+        ]
+        lines += _align(rows, {1}, width)
+    return lines
+
+
+def _scatter(panel: Scatter, width: int, colour: bool) -> list[str]:
+    """The labels at their places; of two labels at one place, the first."""
+    (left, bottom), (right, top) = (
+        [function(point[axis] for point in panel.points) for axis in (0, 1)]
+        for function in (min, max)
+    )
+    grid = [[" "] * width for _ in range(PLOT_ROWS)]
+    for name, (x, y) in zip(panel.labels, panel.points, strict=True):
+        shown = label(name)
+        column = round((width - cells(shown) - 1) * (x - left) / (right - left or 1))
+        row = round((PLOT_ROWS - 1) * (top - y) / (top - bottom or 1))
+        place = slice(column, column + len(shown))
+        if not "".join(grid[row][max(0, column - 1) : column + len(shown) + 1]).strip():
+            grid[row][place] = list(shown)
+    return ["".join(row).rstrip() for row in grid]
+
+
+def _tree(panel: Tree, width: int, colour: bool) -> list[str]:
+    children: dict[int | None, list[int]] = {}
+    for index, node in enumerate(panel.nodes):
+        children.setdefault(node.parent, []).append(index)
+    lines = []
+
+    def show(index: int, margin: str, branch: str, after: str) -> None:
+        node = panel.nodes[index]
+        value = "" if node.parent is None else f"  {node.value:.2f}"
+        mark = "  ◀ best" if node.best and index not in children else ""
+        left = "" if node.kept else "  (dropped)"
+        lines.append(truncate(f"{margin}{branch}{label(node.label)}{value}{left}{mark}", width))
+        below = children.get(index, [])
+        for child in below:
+            last = child == below[-1]
+            show(child, margin + after, "└─ " if last else "├─ ", "   " if last else "│  ")
+
+    for root in children[None]:
+        show(root, "", "", "")
+    return lines
+
+
+def _network(panel: Network, width: int, colour: bool) -> list[str]:
+    rows = [
+        [name, *(mark or "·" for mark in marks)]
+        for name, marks in zip(panel.layers, panel.marks, strict=True)
+    ][::-1]
+    rows.append(["", *map(label, panel.positions)])
+    return _align(rows, set(range(1, len(rows[0]))), width)
+
+
+TEXT: dict[type[Any], Callable[[Any, int, bool], list[str]]] = {
+    Table: _table,
+    Heat: _heat,
+    Lines: _lines,
+    Bars: _bars,
+    Scatter: _scatter,
+    Tree: _tree,
+    Network: _network,
+}

@@ -1,0 +1,383 @@
+"""The panels of a picture as one matplotlib figure."""
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from regard.explain.figures.panels import (
+    Bars,
+    Cell,
+    Heat,
+    Lines,
+    Network,
+    Panel,
+    Picture,
+    Scatter,
+    Table,
+    Tree,
+)
+from regard.explain.render.figure import new_figure, style
+from regard.explain.render.label import truncate, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAGE = 11.0  # inches: the widest row of panels
+CELL, LARGEST = 0.22, 3.6  # inches: a cell of a heat map, the largest heat map
+LINE = 0.24  # inches: a row of a table
+CHARACTER = 0.078  # inches of a character at size 9
+LABEL = 22  # cells of the longest label of an axis, and of a table
+LABELS = 40  # of the longest axis with a label at every row
+DARK = 0.55  # a cell is darker than this: its text is white
+VECTOR_CELLS = 4096  # more cells of a heat map are drawn as an image
+CAPTION_CHARACTERS = 13.5  # of the caption, to an inch
+
+
+def draw(picture: Picture) -> "Figure":
+    """The panels in rows, the title above them and the caption below."""
+    sizes = [SIZES[type(panel)](panel) for panel in picture.panels]
+    rows = _rows(sizes)
+    width = max(sum(sizes[index][0] for index in row) for row in rows)
+    width = min(max(width, 5.0), PAGE + 1)
+    heights = [max(sizes[index][1] for index in row) for row in rows]
+    caption = "\n".join(
+        textwrap.fill(line, int(width * CAPTION_CHARACTERS))
+        for line in (_facts(picture), picture.caption)
+        if line
+    )
+    below = 0.18 * (caption.count("\n") + 1) + 0.12
+    with style():
+        figure = new_figure(width, sum(heights) + below + 0.35)
+        figure.set_label(f"{picture.title}. {picture.caption}")
+        figure.suptitle(picture.title, x=0.01, ha="left", weight="bold", size=12)
+        parts = figure.subfigures(len(rows) + 1, 1, height_ratios=[*heights, below])
+        for part, row in zip(parts, rows, strict=False):
+            widths = [sizes[index][0] for index in row]
+            rest = width - sum(widths)
+            widths += [rest] if rest > 0.3 else []  # an empty column, so that nothing is stretched
+            grid = part.subplots(1, len(widths), width_ratios=widths, squeeze=False)
+            grid[0][-1].set_visible(len(widths) == len(row))
+            for axes, index in zip(grid[0], row, strict=False):
+                panel = picture.panels[index]
+                axes.set_title(panel.title, size=10)
+                DRAW[type(panel)](axes, panel)
+        parts[-1].text(0.01, 0.95, caption, size=9, color="#444444", va="top")
+    return figure
+
+
+def _facts(picture: Picture) -> str:
+    return " · ".join(f"{name} {cell_text(value)}" for name, value in picture.facts.items())
+
+
+def _rows(sizes: Sequence[tuple[float, float]]) -> list[list[int]]:
+    """The panels of each row, as many as fit on the page."""
+    rows: list[list[int]] = [[]]
+    for index, (width, _) in enumerate(sizes):
+        used = sum(sizes[other][0] for other in rows[-1])
+        if rows[-1] and used + width > PAGE:
+            rows.append([])
+        rows[-1].append(index)
+    return rows
+
+
+def label(text: str) -> str:
+    """A label of an axis: printable, not too long."""
+    return truncate(visible(text) if text.strip() != text or not text else text, LABEL)
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell of a table: numbers with four significant digits."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:,.4g}" if abs(cell) < 1e5 else f"{cell:,.0f}"
+    return f"{cell:,}" if isinstance(cell, int) else cell
+
+
+def _is_numeric(panel: Table, column: int) -> bool:
+    return not any(isinstance(row[column], str) for row in panel.rows)
+
+
+# The size of each kind of panel, in inches
+
+
+def _table_widths(panel: Table) -> list[float]:
+    columns = zip(panel.header, *([cell_text(c) for c in row] for row in panel.rows), strict=True)
+    return [CHARACTER * (max(map(len, column)) + 3) for column in columns]
+
+
+def _table_size(panel: Table) -> tuple[float, float]:
+    return sum(_table_widths(panel)) + 0.2, LINE * (len(panel.rows) + 1) + 0.5
+
+
+def _heat_size(panel: Heat) -> tuple[float, float]:
+    across, down = (min(CELL * len(side), LARGEST) for side in (panel.columns, panel.rows))
+    if panel.numbers:
+        across = max(across, 0.5 * len(panel.columns))
+    longest = [max((len(label(text)) for text in side), default=0) for side in _sides(panel)]
+    width = across + CHARACTER * longest[1] + 1.4
+    return max(width, CHARACTER * len(panel.title) + 0.5), down + CHARACTER * longest[0] + 1.1
+
+
+def _sides(panel: Heat) -> tuple[Sequence[str], Sequence[str]]:
+    return panel.columns, panel.rows
+
+
+def _lines_size(panel: Lines) -> tuple[float, float]:
+    return 5.2, 3.4
+
+
+def _bars_size(panel: Bars) -> tuple[float, float]:
+    bars = len(panel.labels) * (len(panel.series) + 1)
+    return max(3.6, min(0.1 * bars + 1.2, PAGE)), 2.9
+
+
+def _scatter_size(panel: Scatter) -> tuple[float, float]:
+    return 7.0, 5.0
+
+
+def _tree_size(panel: Tree) -> tuple[float, float]:
+    depth, leaves = 1 + max(_depths(panel)), max(_places(panel)) + 1
+    widest = max(len(_node_text(node)) for node in panel.nodes)
+    return min(PAGE, depth * (CHARACTER * widest + 0.5) + 0.3), max(1.6, 0.3 * leaves + 0.6)
+
+
+def _network_size(panel: Network) -> tuple[float, float]:
+    return min(PAGE, 0.34 * len(panel.positions) + 1.6), 0.62 * len(panel.layers) + 0.9
+
+
+SIZES: dict[type[Any], Callable[[Any], tuple[float, float]]] = {
+    Table: _table_size,
+    Heat: _heat_size,
+    Lines: _lines_size,
+    Bars: _bars_size,
+    Scatter: _scatter_size,
+    Tree: _tree_size,
+    Network: _network_size,
+}
+
+
+# The drawing of each kind of panel
+
+
+def _blank(axes: Any) -> None:
+    axes.grid(False)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+
+
+def _draw_table(axes: Any, panel: Table) -> None:
+    from matplotlib import colormaps
+
+    _blank(axes)
+    widths = _table_widths(panel)
+    edges = [sum(widths[:column]) for column in range(len(widths) + 1)]
+    axes.set_xlim(0, edges[-1])
+    axes.set_ylim(len(panel.rows) + 1, 0)
+    axes.axhline(1, color="#999999", linewidth=0.8)
+    colours = colormaps["Blues"]
+    for number, row in enumerate([panel.header, *panel.rows]):
+        for column, cell in enumerate(row):
+            right = _is_numeric(panel, column)
+            place = edges[column + 1] - CHARACTER if right else edges[column] + CHARACTER
+            shade = 0.0 if panel.shades is None or not number else panel.shades[number - 1][column]
+            if shade:
+                corner = (edges[column], number)
+                axes.add_patch(_rectangle(corner, widths[column], colours(0.85 * shade)))
+            text = cell_text(cell) if isinstance(cell, int | float | None) else visible_words(cell)
+            axes.text(
+                place,
+                number + 0.5,
+                text,
+                ha="right" if right else "left",
+                va="center",
+                size=9,
+                weight="normal" if number else "bold",
+                color="white" if 0.85 * shade > DARK else "#222222",
+            )
+
+
+def _rectangle(corner: tuple[float, float], width: float, colour: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(corner, width, 1, color=colour, linewidth=0)
+
+
+def visible_words(text: str) -> str:
+    """A text without control characters, its spaces as they are."""
+    return "".join(" " if character == " " else visible(character) for character in text)
+
+
+def _draw_heat(axes: Any, panel: Heat) -> None:
+    from matplotlib.colors import CenteredNorm, Normalize
+
+    flat = [value for row in panel.values for value in row if math.isfinite(value)]
+    low, high = min(flat, default=0.0), max(flat, default=1.0)
+    signed = low < 0
+    scale = CenteredNorm(0.0, max(-low, high)) if signed else Normalize(0.0, high or 1.0)
+    mesh = axes.pcolormesh(
+        [list(row) for row in panel.values],
+        norm=scale,
+        cmap="RdBu_r" if signed else "Blues",
+        rasterized=len(panel.rows) * len(panel.columns) > VECTOR_CELLS,
+    )
+    axes.invert_yaxis()
+    axes.grid(False)
+    axes.spines[:].set_visible(True)
+    axes.tick_params(length=0, labelsize=8)
+    for set_ticks, labels in ((axes.set_xticks, panel.columns), (axes.set_yticks, panel.rows)):
+        stride = -(-len(labels) // LABELS) if len(labels) <= LABELS else -(-len(labels) // 8)
+        places = range(0, len(labels), stride)
+        set_ticks([place + 0.5 for place in places], [label(labels[place]) for place in places])
+    if max(map(len, panel.columns), default=0) > 2:
+        axes.tick_params(axis="x", labelrotation=90)
+    axes.set_xlabel(panel.x_label, size=9)
+    axes.set_ylabel(panel.y_label, size=9)
+    if panel.numbers:
+        for row, values in enumerate(panel.values):
+            for column, value in enumerate(values):
+                strong = abs(scale(value) - 0.5) * 2 if signed else scale(value)
+                colour = "white" if strong > DARK else "#222222"
+                place = (column + 0.5, row + 0.5)
+                axes.text(*place, f"{value:.2g}", ha="center", va="center", size=8, color=colour)
+    else:
+        bar = axes.figure.colorbar(mesh, ax=axes, fraction=0.05, pad=0.02)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=8)
+
+
+def _draw_lines(axes: Any, panel: Lines) -> None:
+    few = max(map(len, panel.series.values()), default=0) <= 40
+    for name, points in panel.series.items():
+        marker = "o" if few else ""
+        axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=4)
+    for name, points in panel.guides.items():
+        guide = {"color": "#777777", "linewidth": 1.0, "linestyle": "--"}
+        axes.plot(*zip(*points, strict=True), label=name, **guide)
+    axes.set_xlabel(panel.x_label, size=9)
+    axes.set_ylabel(panel.y_label, size=9)
+    for used, set_scale, axis in (
+        (panel.log_x, axes.set_xscale, axes.xaxis),
+        (panel.log_y, axes.set_yscale, axes.yaxis),
+    ):
+        if used:
+            set_scale("log")
+        axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    axes.tick_params(labelsize=8)
+    if len(panel.series) + len(panel.guides) > 1:
+        axes.legend(fontsize=8)
+
+
+def _draw_bars(axes: Any, panel: Bars) -> None:
+    width = 0.8 / len(panel.series)
+    for number, (name, values) in enumerate(panel.series.items()):
+        places = [place + (number + 0.5) * width - 0.4 for place in range(len(values))]
+        axes.bar(places, values, width, label=name)
+    axes.set_xticks(range(len(panel.labels)), [label(text) for text in panel.labels], size=8)
+    if sum(len(label(text)) + 1 for text in panel.labels) * CHARACTER > _bars_size(panel)[0] - 1:
+        axes.tick_params(axis="x", labelrotation=90)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.grid(False, axis="x")
+    axes.set_ylabel(panel.y_label, size=9)
+    if len(panel.series) > 1:
+        axes.legend(fontsize=8)
+
+
+def _draw_scatter(axes: Any, panel: Scatter) -> None:
+    x, y = zip(*panel.points, strict=True)
+    axes.scatter(x, y, s=12)
+    for text, point in zip(panel.labels, panel.points, strict=True):
+        axes.annotate(label(text), point, (3, 3), textcoords="offset points", size=8)
+    axes.margins(0.08)
+    axes.set_xlabel(panel.x_label, size=9)
+    axes.set_ylabel(panel.y_label, size=9)
+    axes.tick_params(labelsize=8)
+
+
+def _depths(panel: Tree) -> list[int]:
+    depths: list[int] = []
+    for node in panel.nodes:
+        depths.append(0 if node.parent is None else depths[node.parent] + 1)
+    return depths
+
+
+def _places(panel: Tree) -> list[float]:
+    """The vertical place of each node: leaves in order, parents in the middle of their children."""
+    children: dict[int | None, list[int]] = {}
+    for index, node in enumerate(panel.nodes):
+        children.setdefault(node.parent, []).append(index)
+    places = [0.0] * len(panel.nodes)
+    free = 0
+
+    def place(index: int) -> None:
+        nonlocal free
+        below = children.get(index, [])
+        for child in below:
+            place(child)
+        if below:
+            places[index] = (places[below[0]] + places[below[-1]]) / 2
+        else:
+            places[index] = free
+            free += 1
+
+    for root in children[None]:
+        place(root)
+    return places
+
+
+def _node_text(node: Any) -> str:
+    value = "" if node.parent is None else f"  {node.value:.2f}"
+    return f"{label(node.label)}{value}"
+
+
+def _draw_tree(axes: Any, panel: Tree) -> None:
+    _blank(axes)
+    depths, places = _depths(panel), _places(panel)
+    for node, depth, place in zip(panel.nodes, depths, places, strict=True):
+        colour = "#d55e00" if node.best else "#0072b2" if node.kept else "#aaaaaa"
+        if node.parent is not None:
+            start = (depths[node.parent], places[node.parent])
+            wide = 2.2 if node.best else 1.2 if node.kept else 0.8
+            axes.plot((start[0], depth), (start[1], place), color=colour, linewidth=wide, zorder=1)
+        box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": colour}
+        axes.text(depth, place, _node_text(node), va="center", ha="center", size=8, bbox=box)
+    axes.set_xlim(-0.45, max(depths) + 0.55)
+    axes.set_ylim(max(places) + 0.6, -0.6)
+
+
+def _draw_network(axes: Any, panel: Network) -> None:
+    _blank(axes)
+    for layer, position, to_layer, to_position in panel.edges:
+        axes.plot(
+            (position, to_position), (layer, to_layer), color="#0072b2", linewidth=0.7, zorder=1
+        )
+    size = 190 if len(panel.positions) <= 24 else 60
+    for layer, marks in enumerate(panel.marks):
+        for position, mark in enumerate(marks):
+            face = "#cfe3f2" if mark else "white"
+            edge = "#0072b2" if mark else "#cccccc"
+            axes.scatter(position, layer, s=size, color=face, edgecolors=edge, zorder=2)
+            if mark and mark != "•" and size > 100:
+                axes.text(position, layer, mark, ha="center", va="center", size=8, zorder=3)
+    axes.set_yticks(range(len(panel.layers)), panel.layers, size=9)
+    axes.set_xticks(range(len(panel.positions)), map(label, panel.positions), size=8)
+    if max(map(len, panel.positions)) > 2 and len(panel.positions) > 8:
+        axes.tick_params(axis="x", labelrotation=90)
+    axes.tick_params(length=0)
+    axes.set_xlim(-0.7, len(panel.positions) - 0.3)
+    axes.set_ylim(-0.5, len(panel.layers) - 0.5)
+
+
+DRAW: dict[type[Any], Callable[[Any, Any], None]] = {
+    Table: _draw_table,
+    Heat: _draw_heat,
+    Lines: _draw_lines,
+    Bars: _draw_bars,
+    Scatter: _draw_scatter,
+    Tree: _draw_tree,
+    Network: _draw_network,
+}
+
+__all__ = ["DRAW", "Panel", "cell_text", "draw", "label", "visible_words"]
