@@ -25,7 +25,7 @@ from regard.cli import app, main
 from training.runs import write_data
 
 SECONDS = 300  # for one command; a run of two steps takes one
-ADDRESS_SPACE = 3 << 30  # bytes: what asks for more must be refused, not swapped
+ADDRESS_SPACE = 3 << 30  # bytes beyond torch's: what asks for more must be refused, not swapped
 CODES = {0, 1, 2, 3, 4, 5}
 SMALL = ["model.dim=8", "model.layers=1", "model.heads=2", "train.batch=2", "train.steps=2"]
 PLACES = ["runs/text", "runs/pairs", "runs/labels", "cats.txt", "pairs.tsv", "labels.tsv", "x.csv"]
@@ -207,7 +207,11 @@ def alarm(*_):
 def attack(folder, count, seed):
     """Run `count` command lines; those that failed, and how often each exit code came."""
     os.chdir(folder)
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    import torch  # noqa: F401  # the libraries of a CUDA build alone fill that space
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = ADDRESS_SPACE + pages * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     signal.signal(signal.SIGALRM, alarm)
     chance = random.Random(seed)
     table = dict(commands())

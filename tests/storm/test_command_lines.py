@@ -4,31 +4,44 @@ import json
 import shutil
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 
 from storm import command_lines
 from storm.shell import environment
 
-BATCHES, EACH = 9, 250
+BATCHES, EACH = 18, 125
 
 
-@pytest.mark.long
-def test_no_command_line_ends_in_a_traceback(tmp_path):
-    added = {"HOME": str(tmp_path), "REGARD_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Runs the script in a process of its own, with a home of its own."""
+    home = tmp_path_factory.mktemp("home")
+    added = {"HOME": str(home), "REGARD_HOME": str(home / "cache"), "HF_HUB_OFFLINE": "1"}
 
     def run(*words):
         command = [sys.executable, command_lines.__file__, *map(str, words)]
         env = environment(**added)
-        return subprocess.run(command, env=env, capture_output=True, check=True).stdout
+        return subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout
 
-    sound = tmp_path / "sound"
-    sound.mkdir()
-    run(sound)
-    codes = Counter()
-    for seed in range(BATCHES):
-        results = json.loads(run(shutil.copytree(sound, tmp_path / f"{seed}"), EACH, seed))
-        assert not results["failures"]
-        codes.update(results["codes"])
-    print(f"{sum(codes.values())} command lines, by exit code: {dict(sorted(codes.items()))}")
+    return run
+
+
+@pytest.fixture(scope="module")
+def sound(run, tmp_path_factory):
+    """A folder with data and runs; not to be changed."""
+    folder = tmp_path_factory.mktemp("sound")
+    run(folder)
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(BATCHES))
+def test_no_command_line_ends_in_a_traceback(seed, run, sound, tmp_path):
+    folder = shutil.copytree(sound, tmp_path / "lines")
+    results = json.loads(run(folder, EACH, seed))
+    assert not results["failures"]
+    codes = dict(sorted(results["codes"].items()))
+    print(f"{sum(codes.values())} command lines, by exit code: {codes}")
+    seconds, words = results["slowest"]
+    print(f"the slowest took {seconds:.0f} s: {words}")
