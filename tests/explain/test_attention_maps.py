@@ -1,11 +1,16 @@
 import re
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
 
 from regard.errors import RegardError, ShapeError
-from regard.explain import AttentionMap, attention_maps
+from regard.explain import AttentionMap, attention, attention_maps, trace
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.attention import Mask, repeat_kv_heads
+from regard.nn.position import POSITIONS
+from regard.nn.score import SCORES
 from regard.nn.state import Source
 
 IDS = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
@@ -121,3 +126,69 @@ def test_every_call_of_a_shared_layer_has_its_map():
         torch.testing.assert_close(weights, expected[f"encoder.blocks.{layer}.attention"])
     (last,) = attention_maps(shared, lambda: shared(ids)).values()
     torch.testing.assert_close(last, weights)
+
+
+MASKS = {
+    "causal": lambda: Mask.causal(),
+    "prefix": lambda: Mask.prefix(torch.tensor([2, 3])),
+    "window": lambda: Mask.window(2),
+    "lengths": lambda: Mask.lengths(torch.tensor([5, 3])),
+    "documents": lambda: Mask.documents(torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])),
+}
+SCHEMES = [{"position": position} for position in POSITIONS] + [
+    {"score": score, "position": "none"} for score in SCORES if score != "location"
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: "-".join(scheme.values()))
+def test_recomputed_weights_are_those_of_the_output_for_every_scheme_mask_and_grouping(
+    scheme, monkeypatch
+):
+    monkeypatch.setattr(attention, "CHUNK_CELLS", 100)  # several chunks of rows
+    for shape, kv_heads, mask in product(("decoder", "encoder"), (None, 2, 1), MASKS.values()):
+        if kv_heads and (shape == "encoder" or mask is not MASKS["causal"]):
+            continue
+        model = small(**scheme, kv_heads=kv_heads, shape=shape)
+        with trace(model, ["*.v_tap", "*.heads_tap"]) as taps, torch.no_grad():
+            every = attention_maps(model, lambda m=model, k=mask: m(IDS, mask=k()))
+        for name, weights in every.items():
+            v = repeat_kv_heads(taps[f"{name}.v_tap"], 4)
+            y = weights.double() @ v  # weights are float32
+            torch.testing.assert_close(y, taps[f"{name}.heads_tap"], rtol=0, atol=1e-6)
+        some_maps = attention_maps(
+            model, lambda m=model, k=mask: m(IDS, mask=k()), heads=[3, 1], rows=[4, 0, 2]
+        )
+        for name, some in some_maps.items():
+            assert torch.equal(some, every[name][:, [3, 1]][:, :, [4, 0, 2]])
+
+
+def test_heads_rows_and_sizes_that_do_not_exist_are_named(monkeypatch):
+    model = small()
+    run = partial(model, IDS)
+    with pytest.raises(RegardError, match="head 4: there are 4 heads, 0 to 3"):
+        attention_maps(model, run, heads=[4])
+    with pytest.raises(RegardError, match="row 5: there are 5 rows, 0 to 4"):
+        attention_maps(model, run, rows=[5])
+    monkeypatch.setattr(attention, "MAX_VALUES", 399)
+    with pytest.raises(RegardError, match=r"2 maps of 2 × 4 × 5 × 5 weights .* choose layers"):
+        attention_maps(model, run)
+    assert len(attention_maps(model, run, heads=[0])) == 2
+
+
+def test_all_calls_of_a_shared_layer_are_kept_when_asked():
+    model = small(shared_layers=True, layers=3)
+    maps = attention_maps(model, lambda: model(IDS), call=None)
+    assert list(maps) == [f"decoder.blocks.0.attention#{layer}" for layer in range(3)]
+    (last,) = attention_maps(model, lambda: model(IDS)).values()
+    assert torch.equal(maps["decoder.blocks.0.attention#2"], last)
+
+
+def test_one_row_of_one_head_is_computed_without_the_rest():
+    model = Transformer(
+        TransformerConfig(vocab_size=9, dim=64, layers=1, heads=8, context=4096, position="rotary")
+    ).eval()
+    ids = torch.randint(9, (1, 4096))
+    (row,) = attention_maps(model, lambda: model(ids), heads=[3], rows=[4000]).values()
+    assert row.shape == (1, 1, 1, 4096)
+    torch.testing.assert_close(row.sum(), torch.tensor(1.0))
+    assert (row[..., 4001:] == 0).all()

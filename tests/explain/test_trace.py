@@ -3,8 +3,10 @@ import torch
 from torch import nn
 
 from regard.errors import RegardError
-from regard.explain import trace
+from regard.explain import ablate, patch, steer, trace
 from regard.explain.trace import Trace
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.recurrent import Recurrent
 from regard.nn.tap import Tap
 
 
@@ -85,3 +87,113 @@ def test_a_trace_has_a_short_display_and_a_table():
     table = activations.to_pandas()
     assert list(table.columns) == ["tap", "shape", "mean", "std"]
     assert table.loc[0, "mean"] == 2.0
+
+
+IDS = torch.tensor([[1, 2, 3, 4]])
+
+
+def decoder(**choices):
+    sizes = {"vocab_size": 9, "dim": 16, "layers": 2, "heads": 4, "context": 8, "ffn": "swiglu"}
+    return Transformer(TransformerConfig(**(sizes | choices))).eval()
+
+
+@torch.no_grad()
+def test_an_ablated_head_is_one_whose_output_weights_are_zero():
+    model = decoder()
+    before = model(IDS)
+    path = "decoder.blocks.1.attention.heads_tap"
+    with trace(model, path, edit={path: ablate(heads=[1, 2])}) as taps:
+        edited = model(IDS)
+    assert (taps[path][:, [1, 2]] == 0).all()  # the recorded activation is the edited one
+    assert (taps[path][:, [0, 3]] != 0).all()
+    model.decoder.blocks[1].attention.out.weight[:, 4:12] = 0
+    torch.testing.assert_close(edited, model(IDS))
+    assert (edited - before).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_neurons_positions_and_means_are_replaced():
+    model, path = decoder(), "decoder.blocks.0.ffn.hidden_tap"
+    with trace(model, path) as plain:
+        model(IDS)
+    edit = {path: ablate(units=[0, 5], positions=[2], mean=True)}
+    with trace(model, path, edit=edit) as taps:
+        model(IDS)
+    expected = plain[path].clone()
+    expected[:, 2, [0, 5]] = plain[path][..., [0, 5]].mean((0, 1))
+    torch.testing.assert_close(taps[path], expected)
+
+
+@torch.no_grad()
+def test_patching_every_position_gives_the_other_run_and_steering_adds():
+    model, path = decoder(), "decoder.blocks.0.out_tap"
+    other = torch.tensor([[5, 6, 7, 8]])
+    with trace(model, path) as clean:
+        expected = model(other)
+    with trace(model, (), edit={path: patch(clean[path])}) as nothing:
+        torch.testing.assert_close(model(IDS), expected)
+    assert not nothing
+    with trace(model, path, edit={path: patch(clean[path], positions=[0])}) as some:
+        model(IDS)
+    assert torch.equal(some[path][:, 0], clean[path][:, 0])
+    assert not torch.equal(some[path][:, 1], clean[path][:, 1])
+    vector = torch.randn(16)
+    with trace(model, path, edit={path: steer(vector, scale=2.0, positions=[3])}) as steered:
+        model(other)
+    torch.testing.assert_close(steered[path][:, 3], clean[path][:, 3] + 2 * vector)
+    assert torch.equal(steered[path][:, :3], clean[path][:, :3])
+
+
+def test_any_module_can_be_read_and_replaced_by_its_path():
+    layer = nn.ModuleDict({"lstm": nn.LSTM(3, 4, batch_first=True), "out": nn.Linear(4, 2)})
+    x = torch.randn(1, 2, 3)
+    with trace(layer, ["lstm", "out"], edit={"lstm": ablate(units=[0])}) as taps:
+        layer["out"](layer["lstm"](x)[0])
+    assert (taps["lstm"][..., 0] == 0).all()
+    assert taps["out"].shape == (1, 2, 2)
+
+
+def test_mistakes_of_an_edit_are_named():
+    model = decoder()
+    tap = "decoder.blocks.0.attention.heads_tap"
+    cases = [
+        (tap, ablate(heads=[4]), r"head 4: there are 4 heads, 0 to 3"),
+        (tap, ablate(positions=[9]), r"position 9: there are 4 positions, 0 to 3"),
+        (tap, lambda x: x[:, :1], r"the edit of decoder.* returned \(1, 1, 4, 4\)"),
+        (tap, patch(torch.zeros(1, 4, 3, 4)), r"record them from an input of the same length"),
+        (tap, steer(torch.zeros(3)), r"a vector of 3 values cannot be added"),
+        ("decoder.blocks.0.ffn.hidden_tap", ablate(heads=[0]), r"\(1, 4, 48\) has no heads"),
+        ("decoder.blocks.7.*", ablate(), r"no tap matches 'decoder.blocks.7.\*'; available: dec"),
+    ]
+    for path, edit, message in cases:
+        with pytest.raises(RegardError, match=message), trace(model, (), edit={path: edit}):
+            model(IDS)
+    assert hooks(model) == 0
+
+
+def test_a_gate_is_read_only_and_a_tap_that_did_not_run_is_named():
+    lstm = Recurrent("lstm", 3, 4, 1)
+    with (
+        pytest.raises(RegardError, match=r"0\.forget_gate_tap can be recorded but not replaced"),
+        trace(lstm, edit={"0.forget_gate_tap": ablate()}),
+    ):
+        pass
+    with trace(lstm) as taps:
+        pass
+    with pytest.raises(RegardError, match=r"'0\.state_tap' was not recorded; nothing was"):
+        taps["0.state_tap"]
+
+
+@pytest.mark.long  # imports the compiler
+def test_a_compiled_model_runs_eagerly_inside_and_says_so():
+    model = decoder()
+    compiled = torch.compile(model, backend="eager")
+    before = compiled(IDS)
+    with (
+        pytest.warns(UserWarning, match="switches torch.compile off"),
+        trace(compiled, "*.out_tap", edit={"*.heads_tap": ablate()}) as taps,
+    ):
+        edited = compiled(IDS)
+    assert list(taps) == ["decoder.blocks.0.out_tap", "decoder.blocks.1.out_tap"]
+    assert (edited - before).abs().max() > 1e-3
+    assert torch.equal(compiled(IDS), before)

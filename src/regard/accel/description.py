@@ -51,9 +51,9 @@ KNOWN_ATTRIBUTES: dict[type, str] = {
     Block: "attention attention_norm attention_after cross ffn ffn_norm ffn_after norm_order "
     "dropout carry out_tap",
     Attention: "heads kv_heads head_dim dropout query key value out q_norm k_norm score "
-    "q_tap k_tap",
-    FeedForward: "up down activation dropout",
-    GatedFeedForward: "up down activation dropout gate",
+    "q_tap k_tap v_tap heads_tap",
+    FeedForward: "up down activation dropout hidden_tap",
+    GatedFeedForward: "up down activation dropout gate hidden_tap",
     Head: "scale cap project _tied weight bias",
     LayerNorm: "eps weight bias",
     RMSNorm: "eps weight",

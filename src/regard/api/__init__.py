@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         train,
         train_events,
     )
-    from regard.explain.attention import AttentionMap
+    from regard.explain.attention_map import AttentionMap
     from regard.explain.gradient import GradientFlow, draw_gradients
     from regard.generate import SAMPLERS, PromptLookup
     from regard.generate.sampler_trace import TracedChain
@@ -112,7 +112,7 @@ _NAMES = {
         ),
         *("summarize", "train", "train_events"),
     ),
-    "regard.explain.attention": ("AttentionMap",),
+    "regard.explain.attention_map": ("AttentionMap",),
     "regard.explain.gradient": ("GradientFlow", "draw_gradients"),
     "regard.generate": ("SAMPLERS", "PromptLookup"),
     "regard.generate.sampler_trace": ("TracedChain",),

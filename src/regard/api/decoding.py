@@ -87,7 +87,14 @@ class EngineCache:
         self._snapshot: Snapshot | None = None
 
     def engine(self, int8: bool = False) -> Engine:
-        """The engine of the fastest decoder, with int8 weights if `int8`."""
+        """The engine of the fastest decoder, with int8 weights if `int8`.
+
+        While a forward hook is registered, as inside `explain.trace`, it is the model itself.
+        """
+        if any(module._forward_hooks for module in self.model.modules()):
+            if int8:
+                raise ConfigError("int8 cannot be combined with trace or forward hooks")
+            return Engine(cast(Language, self.model), capture=False)
         unchanged = self._snapshot is not None and self._snapshot.find_change() is None
         if self._engine is None or self._int8 != int8 or not unchanged:
             path = decoding_path(cast(Language, self.model), int8=int8)

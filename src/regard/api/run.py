@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -30,12 +31,16 @@ from regard.config import (
 from regard.errors import CheckpointError, ConfigError
 from regard.explain.attention import (
     NEEDS_ATTENTION,
-    AttentionMap,
     cross_attention_path,
     has_attention,
+    image_attention,
     pair_attention,
+    read_ids,
+    recurrent_states,
     self_attention,
+    text_stack,
 )
+from regard.explain.attention_map import AttentionMaps
 from regard.explain.gradient import GradientFlow, last_token_gradients, require_gradients
 from regard.explain.neighbours import WordVectors, compare_occurrences, format_terms, parse_terms
 from regard.generate import (
@@ -72,6 +77,7 @@ from regard.pipelines import (
 )
 from regard.pipelines.base import EvalData, Progress, Tokenizers
 from regard.pipelines.by_length import ByLength
+from regard.pipelines.images import image_task, input_pixels
 from regard.pipelines.pairs import pair_task, translate
 from regard.pipelines.series import forecast, forecast_end, series_task
 from regard.tasks import TASKS, Seq2Seq, Task
@@ -606,15 +612,102 @@ class Run:
         return list(islice(cast(Any, self._validation_data(())).rows(), limit))
 
     def explain(
-        self, text: str, *, layer: int | None = None, pattern: str | None = None
-    ) -> dict[str, AttentionMap]:
-        """Attention maps: cross-attention of a translation, self-attention of a text.
+        self,
+        text: str,
+        *,
+        layer: int | None = None,
+        pattern: str | None = None,
+        words: bool = False,
+    ) -> AttentionMaps:
+        """Attention maps of one layer, by default the last; for pairs, its cross-attention.
 
-        By default of the last layer; `pattern` selects others by path, as in "encoder.blocks.*".
+        `pattern` selects others by path, as in "encoder.blocks.*". See `attention` for all layers.
 
         >>> run.explain("the cat")
         {'decoder.blocks.0.attention': AttentionMap(2 heads, 7 × 7 tokens)}
         """
+        self._require_attention()
+        if isinstance(self.tokenizers, PairTokenizers):
+            path = cross_attention_path(self.model, layer)
+            return self.attention(text, pattern=pattern or path, words=words)
+        last = len(text_stack(self.model)[1].layers) - 1
+        layers = [last if layer is None else layer]
+        return self.attention(text, layers=layers, pattern=pattern, words=words)
+
+    def attention(
+        self,
+        what: Any,
+        *,
+        target: str | None = None,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        rows: Sequence[int] | None = None,
+        pattern: str | None = None,
+        words: bool = False,
+    ) -> AttentionMaps:
+        """All attention of the model while it reads a text or an image, with tokens as labels.
+
+        For pairs the encoder, the decoder and the attention between them, for the model's own
+        translation or a given `target`. `layers`, `heads` and `rows` (numbers of queries) choose
+        some of it, so that a long text needs little memory; `pattern` chooses by path. With `words`
+        tokens are merged into words.
+
+        >>> run.attention("the cat", heads=[1], words=True)
+        {'decoder.blocks.0.attention': AttentionMap(1 heads, 2 × 2 tokens)}
+        """
+        self._require_attention()
+        options: dict[str, Any] = {"heads": heads, "rows": rows}
+        if self.config.model["family"] == "vision":
+            pixels = input_pixels(self.model, what)
+            image = image_task(self.config.task).normalize(pixels).to(self.device)
+            return image_attention(self.model, image[0], pixels[0], layers=layers, **options)
+        if isinstance(self.tokenizers, PairTokenizers):
+            source, ids = self._source_and_translation(what, target)
+            paths = [f"*.{n}.*" for n in layers or ()] + [f"attention.{n}" for n in layers or ()]
+            names = [name for name, _ in self.model.named_modules()]
+            matching = [p for p in paths if any(fnmatchcase(name, p) for name in names)]
+            chosen = pattern or (matching if layers and matching else paths or "*")
+            return pair_attention(
+                self.model, self.tokenizers, source, ids, pattern=chosen, words=words, **options
+            )
+        tokenizer = self.tokenizer
+        ids = read_ids(self.model, tokenizer, self._normalize(what))
+        return self_attention(
+            self.model, tokenizer, ids, layers=layers, pattern=pattern, words=words, **options
+        )
+
+    def states(self, text: str, *, pattern: str = "*") -> AttentionMaps:
+        """The gates and the hidden state of each recurrent layer at each token of a text.
+
+        For pairs, of the encoder.
+
+        >>> run.states("the cat")
+        Traceback (most recent call last):
+        regard.errors.RegardError: no recurrent layer matches '*'; this model has none
+        """
+        if isinstance(self.tokenizers, PairTokenizers):
+            tokenizers, task = self.tokenizers, self._pair_task()
+            ids = tokenizers.source.encode(self._normalize(text))
+            source = task.source([np.asarray(ids, dtype=np.int64)]).to(self.device)
+            order = source.ids[0].tolist()
+            if getattr(self.model.config, "reversed_source", False):
+                order = order[::-1]
+            start = torch.tensor([task.prompt], device=self.device)
+            pattern = "encoder.*" if pattern == "*" else pattern
+            return recurrent_states(
+                self.model,
+                tokenizers.source,
+                order,
+                lambda: self.model(start, source=source),
+                pattern=pattern,
+            )
+        ids = read_ids(self.model, self.tokenizer, self._normalize(text))
+        batch = torch.tensor([ids], device=self.device)
+        return recurrent_states(
+            self.model, self.tokenizer, ids, lambda: self.model(batch), pattern=pattern
+        )
+
+    def _require_attention(self) -> None:
         family = self.config.model["family"]
         if not has_attention(self.model):
             gradients = "" if hasattr(self.model, "fit") else "; --gradients shows gradient norms"
@@ -622,21 +715,6 @@ class Run:
                 f"{self.folder.path} is a model of the family {family}, which has no attention"
                 f"{gradients};\n{NEEDS_ATTENTION}"
             )
-        if family == "vision":
-            raise ConfigError(
-                "explain shows attention between tokens; for images use\n"
-                "regard.explain.attention_maps(run.model, lambda: run.model(images), "
-                "pattern='encoder.blocks.*')"
-            )
-        if isinstance(self.tokenizers, PairTokenizers):
-            path = cross_attention_path(self.model, layer)
-            source, target = self._source_and_translation(text)
-            return pair_attention(
-                self.model, self.tokenizers, source, target, pattern=pattern or path
-            )
-        return self_attention(
-            self.model, self.tokenizer, self._normalize(text), layer=layer, pattern=pattern
-        )
 
     def gradients(self, text: str) -> GradientFlow:
         """The gradient norm of the last token's loss at the state of every earlier position.
@@ -680,12 +758,15 @@ class Run:
         """
         use_threads(1 if self.parameters < SMALL_MODEL else None)
 
-    def _source_and_translation(self, text: str) -> tuple[Source, list[int]]:
+    def _source_and_translation(
+        self, text: str, target: str | None = None
+    ) -> tuple[Source, list[int]]:
         """The source ids of a sentence, and the ids of its translation from START to STOP."""
         tokenizers, task = cast(PairTokenizers, self.tokenizers), self._pair_task()
         source_ids = tokenizers.source.encode(self._normalize(text))
         source = task.source([np.asarray(source_ids, dtype=np.int64)]).to(self.device)
-        target_ids = tokenizers.target.encode(self.translate(text))
+        target = self.translate(text) if target is None else self._normalize(target)
+        target_ids = tokenizers.target.encode(target)
         return source, [*task.prompt, *target_ids, task.stop_id]
 
     def _pair_task(self) -> Seq2Seq:

@@ -1,33 +1,31 @@
 """Attention maps: the attention weights of each query token over the key tokens."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from regard.errors import ConfigError, RegardError, ShapeError
-from regard.explain.render.figure import check_suffix, encode, page, save
-from regard.explain.render.maps import draw_maps, head_names, html_maps
-from regard.explain.tables import data_frame
-from regard.explain.trace import matching_modules
+from regard.errors import ConfigError, RegardError
+from regard.explain.attention_map import AttentionMap, AttentionMaps, Kind, ShownImage
+from regard.explain.trace import check_numbers, matching_modules, run_eagerly, trace
+from regard.explain.words import Groups, merge_words, word_groups, words_of
 from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.block import Stack
+from regard.nn.recurrent import Cell
 from regard.nn.recurrent_attention import RecurrentAttention
+from regard.nn.score import Dot
 from regard.nn.state import Source
 from regard.tasks.vocab_info import encode_with_masks
 from regard.text import PairTokenizers, Tokenizer
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
-
+CHUNK_CELLS = 2**22  # weights that are computed at a time
+MAX_VALUES = 2**30  # weights of one call of `attention_maps`: 4 GiB
 NEEDS_ATTENTION = "explain needs a transformer, or a seq2seq model with model.score"
 
 
@@ -38,7 +36,13 @@ def has_attention(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def attention_maps(
-    model: nn.Module, run: Callable[[], object], *, pattern: str = "*", call: int = -1
+    model: nn.Module,
+    run: Callable[[], object],
+    *,
+    pattern: str | Sequence[str] = "*",
+    call: int | None = -1,
+    heads: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
 ) -> dict[str, Float[Tensor, "batch heads time seen"]]:
     """The weights of every attention whose path matches `pattern`, in the last call `run` makes.
 
@@ -49,197 +53,208 @@ def attention_maps(
 
     They are recomputed from the tapped q and k, so the model itself runs unchanged, with its fused
     kernel; a recurrent decoder computes them in its forward pass (`nn.recurrent_attention`). A row
-    sums to 1, or to 0 where every key is masked. Where layers share one attention module, `call`
-    is the index of the layer.
+    sums to 1, or to 0 where every key is masked. `heads` and `rows` (queries) choose some of them:
+    one row costs one row. Where layers share one attention module, `call` is the index of the
+    layer; None keeps all calls, named `path#0`, `path#1` … where there are several.
     """
-    modules = matching_modules(model, (Attention, RecurrentAttention), pattern, "attention")
-    recordings = {name: _Recording() for name in modules}
+    modules: dict[str, nn.Module] = {}
+    for each in [pattern] if isinstance(pattern, str) else pattern:
+        modules |= matching_modules(model, (Attention, RecurrentAttention), each, "attention")
+    recordings: dict[str, list[_Recording]] = {name: [] for name in modules}
     with ExitStack() as stack:
+        stack.enter_context(run_eagerly())
         for name, module in modules.items():
-            recording = recordings[name]
-            if isinstance(module, RecurrentAttention):
-
-                def record_weights(
-                    _: nn.Module, __: object, out: Tensor, recording: _Recording = recording
-                ) -> None:
-                    recording.weights = out
-
-                stack.callback(module.weights_tap.register_forward_hook(record_weights).remove)
-                continue
-            module = cast(Attention, module)
-
-            def record_inputs(
-                _: nn.Module,
-                __: object,
-                arguments: dict[str, Any],
-                recording: _Recording = recording,
-            ) -> None:
-                recording.calls += 1
-                recording.active = call in (-1, recording.calls - 1)
-                if recording.active:
-                    recording.inputs = arguments["inputs"]
-
-            def record_q(
-                _: nn.Module, __: object, out: Tensor, recording: _Recording = recording
-            ) -> None:
-                recording.q = out if recording.active else recording.q
-
-            def record_k(
-                _: nn.Module, __: object, out: Tensor, recording: _Recording = recording
-            ) -> None:
-                recording.k = out if recording.active else recording.k
-
-            stack.callback(module.register_forward_pre_hook(record_inputs, with_kwargs=True).remove)
-            stack.callback(module.q_tap.register_forward_hook(record_q).remove)
-            stack.callback(module.k_tap.register_forward_hook(record_k).remove)
+            for handle in _record(module, recordings[name], call):
+                stack.callback(handle.remove)
         run()
-    for name, recording in recordings.items():
-        if recording.inputs is not None:
-            assert recording.q is not None and recording.k is not None  # noqa: PT018
-            attention = cast(Attention, modules[name])
-            recording.weights = attention.weights(recording.q, recording.k, recording.inputs)
-    maps = {
-        name: recording.weights.float()
-        for name, recording in recordings.items()
-        if recording.weights is not None
-    }
-    if not maps:
+    chosen: dict[str, tuple[nn.Module, _Recording]] = {}
+    for name, calls in recordings.items():
+        if call is None and len(calls) > 1:
+            chosen |= {f"{name}#{number}": (modules[name], c) for number, c in enumerate(calls)}
+        elif calls and (call is None or call < len(calls)):
+            chosen[name] = (modules[name], calls[-1 if call is None else call])
+    if not chosen:
         raise RegardError(f"`run` did not call {', '.join(modules)}; `run` must call this model")
-    return maps
+    _check_memory([recording for _, recording in chosen.values()], heads, rows)
+    return {
+        name: _weights(module, recording, heads, rows).float()
+        for name, (module, recording) in chosen.items()
+    }
 
 
 @dataclass(slots=True)
 class _Recording:
-    """The tensors that forward hooks recorded of one attention module."""
+    """The tensors that forward hooks recorded of one call of an attention module."""
 
-    calls: int = 0
-    active: bool = False  # whether the current call is recorded
     inputs: AttentionInputs | None = None
     q: Tensor | None = None
     k: Tensor | None = None
-    weights: Tensor | None = None
+    weights: Tensor | None = None  # of a recurrent decoder, instead of the others
+
+    @property
+    def size(self) -> tuple[int, int, int, int]:
+        """Batch, heads, queries and keys."""
+        if self.weights is not None:
+            return cast(tuple[int, int, int, int], tuple(self.weights.shape))
+        assert self.q is not None and self.k is not None  # noqa: PT018
+        return (*self.q.shape[:3], self.k.shape[2])
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class AttentionMap:
-    """The attention weights of one sequence with its tokens: rows attend to columns."""
+def _record(module: nn.Module, calls: list[_Recording], call: int | None) -> list[RemovableHandle]:
+    """Register the hooks that record an attention module; with `call` -1 only the last call."""
+    if isinstance(module, RecurrentAttention):
 
-    rows: list[str]
-    columns: list[str]
-    weights: Float[Tensor, "heads rows columns"]
+        def record_weights(_: nn.Module, __: object, out: Tensor) -> None:
+            calls.append(_Recording(weights=out))
 
-    def __post_init__(self) -> None:
-        size = (len(self.rows), len(self.columns))
-        if self.weights.shape[1:] != size:
-            raise ShapeError(
-                f"{size[0]} row and {size[1]} column labels do not match weights of shape "
-                f"{tuple(self.weights.shape)}"
-            )
+        return [module.weights_tap.register_forward_hook(record_weights)]
+    module = cast(Attention, module)
 
-    @classmethod
-    def from_batch(
-        cls,
-        weights: Float[Tensor, "batch heads time seen"],
-        rows: Sequence[str],
-        columns: Sequence[str],
-        *,
-        index: int = 0,
-    ) -> "AttentionMap":
-        """The map of sequence `index` of a batch, without the padding beyond its labels."""
-        unpadded = weights[index, :, : len(rows), : len(columns)]
-        return cls(list(rows), list(columns), unpadded)
+    def record_inputs(_: nn.Module, __: object, arguments: dict[str, Any]) -> None:
+        if call == -1:
+            calls.clear()
+        calls.append(_Recording(inputs=arguments["inputs"]))
 
-    def __repr__(self) -> str:
-        heads, rows, columns = self.weights.shape
-        return f"AttentionMap({heads} heads, {rows} × {columns} tokens)"
+    def record_q(_: nn.Module, __: object, out: Tensor) -> None:
+        calls[-1].q = out
 
-    def _repr_html_(self) -> str:
-        return html_maps(self.weights, self.rows, self.columns)
+    def record_k(_: nn.Module, __: object, out: Tensor) -> None:
+        calls[-1].k = out
 
-    def mean(self) -> Float[Tensor, "rows columns"]:
-        """The average over heads."""
-        return self.weights.mean(0)
-
-    def figure(self, head: int | None = None) -> "Figure":
-        """All heads side by side, or one of them, as a matplotlib figure."""
-        weights, headings = self._heads(head)
-        return draw_maps(weights, self.rows, self.columns, headings=headings)
-
-    def save(self, path: Path | str, head: int | None = None) -> None:
-        """Write all heads or one of them as .svg, .png, .pdf or .html, by the suffix of `path`."""
-        suffix = Path(path).suffix
-        check_suffix(suffix)
-        if suffix != ".html":
-            save(encode(self.figure(head), suffix), path)
-            return
-        weights, headings = self._heads(head)
-        maps = html_maps(weights, self.rows, self.columns, headings=headings)
-        save(page("attention", maps).encode(), path)
-
-    def to_pandas(self, head: int | None = None) -> "DataFrame":
-        """The weights of one head, or their mean, as a table of row tokens × column tokens."""
-        weights = self.mean() if head is None else self._heads(head)[0][0]
-        return data_frame(weights.tolist(), index=self.rows, columns=self.columns)
-
-    def _heads(self, head: int | None) -> tuple[Tensor, list[str]]:
-        """The weights of all heads or of one, and their headings."""
-        names = head_names(len(self.weights))
-        if head is None:
-            return self.weights, names
-        if not 0 <= head < len(names):
-            raise ConfigError(f"head {head}: there are {len(names)} heads, 0 to {len(names) - 1}")
-        return self.weights[head : head + 1], names[head : head + 1]
+    return [
+        module.register_forward_pre_hook(record_inputs, with_kwargs=True),
+        module.q_tap.register_forward_hook(record_q),
+        module.k_tap.register_forward_hook(record_k),
+    ]
 
 
-class AttentionMaps(dict[str, AttentionMap]):
-    """The attention maps of several modules by path; a notebook shows each."""
+def _weights(
+    module: nn.Module,
+    recording: _Recording,
+    heads: Sequence[int] | None,
+    rows: Sequence[int] | None,
+) -> Tensor:
+    """The weights of some heads and rows, a few rows at a time: (batch, heads, rows, seen)."""
+    batch, head_count, time, seen = recording.size
+    check_numbers(heads or (), head_count, "head")
+    check_numbers(rows or (), time, "row")
+    chosen = list(range(head_count)) if heads is None else list(heads)
+    queries = list(range(time)) if rows is None else list(rows)
+    if recording.weights is not None:
+        return recording.weights[:, chosen][:, :, queries]
+    attention, q, k, inputs = cast(Attention, module), recording.q, recording.k, recording.inputs
+    assert q is not None and k is not None and inputs is not None  # noqa: PT018
+    last, group = list[int](), attention.heads // attention.kv_heads
+    if not isinstance(attention.score, Dot):
+        last, chosen = chosen, list(range(head_count))  # parameters of the score belong to heads
+    q, k = q[:, chosen], k[:, [head // group for head in chosen]]
+    cells = batch * len(chosen) * seen * (1 if attention.score.fused else attention.head_dim)
+    step = max(1, CHUNK_CELLS // max(cells, 1))
+    out = q.new_empty(batch, len(last or chosen), len(queries), seen)
+    for first in range(0, len(queries), step):
+        part = torch.tensor(queries[first : first + step], device=q.device)
+        weights = attention.weights(q[:, :, part], k, _some_rows(inputs, part, chosen))
+        out[:, :, first : first + step] = weights[:, last] if last else weights
+    return out
 
-    def _repr_html_(self) -> str:
-        parts = (f"<p>{escape(name)}</p>{each._repr_html_()}" for name, each in self.items())
-        return "".join(parts)
+
+def _some_rows(inputs: AttentionInputs, rows: Tensor, heads: list[int]) -> AttentionInputs:
+    """The inputs of attention for some queries and heads only."""
+    positions, allowed, bias = inputs.query_positions[:, rows], inputs.allowed, inputs.bias
+    if inputs.causal:
+        allowed = inputs.mask.dense(positions, inputs.key_positions)
+    elif allowed is not None and allowed.shape[2] > 1:
+        allowed = allowed[:, :, rows]
+    if bias is not None:
+        bias = (bias if bias.shape[1] == 1 else bias[:, heads])[:, :, rows]
+    return replace(inputs, query_positions=positions, causal=False, allowed=allowed, bias=bias)
+
+
+def _check_memory(
+    recordings: list[_Recording], heads: Sequence[int] | None, rows: Sequence[int] | None
+) -> None:
+    sizes = [
+        (batch, count if heads is None else len(heads), time if rows is None else len(rows), seen)
+        for batch, count, time, seen in (recording.size for recording in recordings)
+    ]
+    values = sum(math.prod(size) for size in sizes)
+    if values > MAX_VALUES:
+        raise ConfigError(
+            f"{len(sizes)} maps of {' × '.join(map(str, sizes[0]))} weights (batch, heads, rows, "
+            f"columns) need {4 * values / 2**30:.1f} GiB; choose layers, heads or rows"
+        )
+
+
+def text_stack(model: nn.Module) -> tuple[str, Stack]:
+    """The stack of a Transformer that reads one text: its decoder, or else its encoder."""
+    for side in ("decoder", "encoder"):
+        stack = getattr(model, side, None)
+        if isinstance(stack, Stack):
+            return side, stack
+    raise ConfigError(f"this model has no attention to show; {NEEDS_ATTENTION}")
+
+
+def read_ids(model: nn.Module, tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text as the model reads them: with <cls> and <sep> for an encoder."""
+    if not text:
+        raise ConfigError("the text is empty; give at least one token")
+    if getattr(model, "decoder", None) is None and isinstance(
+        getattr(model, "encoder", None), Stack
+    ):
+        return encode_with_masks(tokenizer, text)[0]
+    return [*tokenizer.prefix_ids, *tokenizer.encode(text)]
 
 
 def self_attention(
     model: nn.Module,
     tokenizer: Tokenizer,
-    text: str,
+    ids: Sequence[int],
     *,
-    layer: int | None = None,
+    layers: Sequence[int] | None = None,
     pattern: str | None = None,
+    heads: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+    words: bool = False,
 ) -> AttentionMaps:
-    """The self-attention of a Transformer that reads `text`: of one layer, by default the last.
+    """The self-attention of a Transformer that reads `ids`: of some layers, or of all.
 
     `pattern` selects modules by path instead, as in "encoder.blocks.*".
     """
-    side, stack = _main_stack(model)
-    number = _check_index(layer, len(stack.layers), "layers")
-    if not text:
-        raise ConfigError("the text is empty; attention maps need at least one token")
-    if side == "encoder":
-        ids, _ = encode_with_masks(tokenizer, text)
-    else:
-        ids = [*tokenizer.prefix_ids, *tokenizer.encode(text)]
+    side, stack = text_stack(model)
+    numbers = list(range(len(stack.layers))) if layers is None else list(layers)
+    check_numbers(numbers, len(stack.layers), "layer")
     batch = torch.tensor([ids], device=next(model.parameters()).device)
-    shared = len(stack.blocks) == 1
+    shared = len(stack.blocks) < len(stack.layers)
+    paths = [f"{side}.blocks.{number % len(stack.blocks)}.attention" for number in numbers]
     maps = attention_maps(
         model,
         lambda: model(batch),
-        pattern=pattern or f"{side}.blocks.{0 if shared else number}.attention",
-        call=number if shared else -1,
+        pattern=pattern or list(dict.fromkeys(paths)),
+        call=numbers[0] // len(stack.blocks) if len(numbers) == 1 and shared else None,
+        heads=heads,
+        rows=rows,
     )
-    pieces = [tokenizer.piece(id) for id in ids]
-    return AttentionMaps(
-        {name: AttentionMap(pieces, pieces, weights[0]) for name, weights in maps.items()}
-    )
+    if shared and pattern is None and len(numbers) > 1:
+        wanted = {
+            f"{path}#{number // len(stack.blocks)}"
+            for path, number in zip(paths, numbers, strict=True)
+        }
+        maps = {name: weights for name, weights in maps.items() if name in wanted}
+    sides = _Sides.of(tokenizer, ids, words)
+    return _labelled(maps, lambda _: (sides, sides, "self"), heads, rows)
 
 
 def cross_attention_path(model: nn.Module, layer: int | None = None) -> str:
     """The path of the module by which a decoder attends to the source, in one layer or hop."""
     hops = getattr(model, "attention", None)
     if isinstance(hops, nn.ModuleList) and len(hops):  # of a recurrent encoder-decoder
-        return f"attention.{_check_index(layer, len(hops), 'hops')}"
-    _, stack = _main_stack(model)
-    return f"decoder.blocks.{_check_index(layer, len(stack.layers), 'layers')}.cross"
+        number = len(hops) - 1 if layer is None else layer
+        check_numbers([number], len(hops), "hop")
+        return f"attention.{number}"
+    _, stack = text_stack(model)
+    number = len(stack.layers) - 1 if layer is None else layer
+    check_numbers([number], len(stack.layers), "layer")
+    return f"decoder.blocks.{number}.cross"
 
 
 def pair_attention(
@@ -248,39 +263,138 @@ def pair_attention(
     source: Source,
     target: Sequence[int],
     *,
-    pattern: str,
+    pattern: str | Sequence[str] = "*",
+    heads: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+    words: bool = False,
 ) -> AttentionMaps:
-    """The attention of an encoder-decoder that predicts `target` from `source`.
+    """The attention of an encoder-decoder that predicts `target` from `source`: every kind of it.
 
-    `target` includes the start and stop tokens. Rows of cross-attention are the predicted tokens.
+    `target` includes the start and stop tokens. Rows of cross-attention are the predicted tokens;
+    the decoder attends from and to the tokens that it has read.
     """
     ids = torch.tensor([target[:-1]], device=source.ids.device)
-    maps = attention_maps(model, lambda: model(ids, source=source), pattern=pattern)
-    target_pieces = list(map(tokenizers.target.piece, target[1:]))
-    source_pieces = list(map(tokenizers.source.piece, source.ids[0].tolist()))
+    maps = attention_maps(
+        model,
+        lambda: model(ids, source=source),
+        pattern=pattern,
+        heads=heads,
+        rows=rows,
+    )
+    read = _Sides.of(tokenizers.target, target[:-1], words)
+    predicted = _Sides.of(tokenizers.target, target[1:], words)
+    encoded = _Sides.of(tokenizers.source, source.ids[0].tolist(), words)
     modules = dict(model.named_modules())
+
+    def sides(name: str) -> tuple[_Sides, _Sides, Kind]:
+        module = modules[name]
+        if name.endswith(".cross") or isinstance(module, RecurrentAttention):
+            return predicted, encoded, "cross"
+        return (encoded, encoded, "self") if name.startswith("encoder") else (read, read, "self")
+
+    return _labelled(maps, sides, heads, rows)
+
+
+def image_attention(
+    model: nn.Module,
+    image: Float[Tensor, "channels height width"],
+    pixels: UInt8[Tensor, "channels height width"],
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+) -> AttentionMaps:
+    """The self-attention of a Vision Transformer between the patches of an image.
+
+    `image` is normalised as the model reads it, `pixels` is shown. A patch is named by its row and
+    column in the grid of patches.
+    """
+    config, stack = cast(Any, model).config, cast(Stack, model.encoder)
+    numbers = range(len(stack.layers)) if layers is None else layers
+    check_numbers(numbers, len(stack.layers), "layer")
+    maps = attention_maps(
+        model,
+        lambda: model(image.unsqueeze(0)),
+        pattern=[f"encoder.blocks.{number}.attention" for number in numbers],
+        heads=heads,
+        rows=rows,
+    )
+    height, width = (
+        side // patch for side, patch in zip(image.shape[1:], config.patch_sides, strict=True)
+    )
+    patches = [f"{row},{column}" for row in range(height) for column in range(width)]
+    side = _Sides(["<cls>"] * config.cls + patches, None)
+    labelled = _labelled(maps, lambda _: (side, side, "self"), heads, rows)
+    shown = ShownImage(pixels, (height, width), int(config.cls))
+    return AttentionMaps({name: replace(each, image=shown) for name, each in labelled.items()})
+
+
+@torch.no_grad()
+def recurrent_states(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    run: Callable[[], object],
+    *,
+    pattern: str = "*",
+) -> AttentionMaps:
+    """The gates and the state of every recurrent layer at each token: tokens × units.
+
+    One `AttentionMap` for each cell, with a map for each gate and one for the hidden state;
+    `run` calls the model on `ids`. Cells run as explicit loops: the fused kernel has no gates.
+    """
+    cells = matching_modules(model, Cell, pattern, "recurrent layer")
+    taps = {
+        name: [f"{name}.{gate}_tap" for gate in (*cell.gates, "state")]
+        for name, cell in cells.items()
+    }
+    with trace(model, [tap for names in taps.values() for tap in names]) as activations:
+        run()
+    pieces, maps = list(map(tokenizer.piece, ids)), AttentionMaps()
+    for name, names in taps.items():
+        values = torch.stack([activations[tap][0].float() for tap in names])
+        backward = name.endswith(".back")  # a backward cell reads the last token first
+        gates = [tap.removeprefix(f"{name}.").removesuffix("_tap") for tap in names]
+        units = [str(unit) for unit in range(values.shape[-1])]
+        values = values.flip(1) if backward else values
+        maps[name] = AttentionMap(pieces, units, values.cpu(), gates, "states")
+    return maps
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The labels of the rows or columns of a map; `groups`: the tokens of each word."""
+
+    labels: list[str]
+    groups: Groups | None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, ids: Sequence[int], words: bool) -> "_Sides":
+        """Tokens, or words."""
+        if not words:
+            return cls(list(map(tokenizer.piece, ids)), None)
+        groups = word_groups(tokenizer, ids)
+        return cls(words_of(tokenizer, ids, groups), groups)
+
+
+def _labelled(
+    maps: dict[str, Tensor],
+    sides: Callable[[str], tuple[_Sides, _Sides, Kind]],
+    heads: Sequence[int] | None,
+    rows: Sequence[int] | None,
+) -> AttentionMaps:
+    """Maps with the labels of their rows and columns, of the first sequence of the batch."""
     labelled = AttentionMaps()
     for name, weights in maps.items():
-        cross = ".cross" in name or isinstance(modules[name], RecurrentAttention)
-        in_encoder = name.startswith("encoder")
-        rows = source_pieces if in_encoder and not cross else target_pieces
-        columns = source_pieces if in_encoder or cross else target_pieces
-        labelled[name] = AttentionMap(rows, columns, weights[0])
+        row, column, kind = sides(name)
+        weights = weights[0].cpu()
+        labels = row.labels
+        if row.groups is not None and column.groups is not None:
+            if rows is not None:
+                raise ConfigError("rows are numbers of tokens; leave out words=True or rows")
+            weights = merge_words(weights, row.groups, column.groups)
+        elif rows is not None:
+            labels = [labels[number] for number in rows]
+        names = None if heads is None else [f"head {head}" for head in heads]
+        labelled[name] = AttentionMap(labels, column.labels, weights, names, kind)
     return labelled
-
-
-def _main_stack(model: nn.Module) -> tuple[str, Stack]:
-    """The decoder of a Transformer, or its encoder where it has no decoder."""
-    for side in ("decoder", "encoder"):
-        stack = getattr(model, side, None)
-        if isinstance(stack, Stack):
-            return side, stack
-    raise ConfigError(f"this model has no attention to show; {NEEDS_ATTENTION}")
-
-
-def _check_index(index: int | None, count: int, what: str) -> int:
-    """`index`, by default the last, if there is such a layer or hop."""
-    number = count - 1 if index is None else index
-    if not 0 <= number < count:
-        raise ConfigError(f"layer {number}: the model has {count} {what}, 0 to {count - 1}")
-    return number

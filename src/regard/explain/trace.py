@@ -1,26 +1,37 @@
-"""Record activations: forward hooks on a model's taps."""
+"""Read and replace activations: forward hooks on a model's taps."""
 
-from collections.abc import Iterable, Iterator
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from regard.errors import RegardError
+from regard.errors import ConfigError, RegardError, ShapeError
 from regard.explain.tables import data_frame
 from regard.html import html_table
-from regard.nn.tap import Tap
+from regard.nn.tap import ReadOnlyTap, Tap
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 COLUMNS = ("tap", "shape", "mean", "std")
+Edit = Callable[[Tensor], Tensor]
 M = TypeVar("M", bound=nn.Module)
 
 
 class Trace(dict[str, Tensor]):
     """The recorded activations by the path of their tap."""
+
+    def __missing__(self, name: str) -> Tensor:
+        recorded = _list_names(self) if self else "nothing was recorded"
+        raise RegardError(
+            f"{name!r} was not recorded; {recorded}. Call the model inside the `with`; a captured "
+            "CUDA graph runs no hooks"
+        )
 
     def __repr__(self) -> str:
         return f"Trace({', '.join(f'{name} {tuple(x.shape)}' for name, x in self.items())})"
@@ -40,27 +51,113 @@ class Trace(dict[str, Tensor]):
 
 
 @contextmanager
-def trace(model: nn.Module, pattern: str = "*") -> Iterator[Trace]:
-    """Record the output of every tap whose path matches `pattern`.
+def trace(
+    model: nn.Module,
+    pattern: str | Sequence[str] = "*",
+    *,
+    edit: Mapping[str, Edit] | None = None,
+) -> Iterator[Trace]:
+    """Record the output of every tap whose path matches `pattern`, and replace others by `edit`.
 
     >>> import torch
+    >>> ids = torch.tensor([[1, 2, 3]])
     >>> with trace(run.model, "decoder.*.q_tap") as activations:
-    ...     x = run.model(torch.tensor([[1, 2, 3]]))
+    ...     x = run.model(ids)
     >>> activations  # (batch, heads, time, head_dim)
     Trace(decoder.blocks.0.attention.q_tap (1, 2, 3, 8))
 
-    A tap that is called several times keeps its last output. Run the eager model inside: a
-    model that was compiled before has no hooks.
+    `edit` maps paths or patterns to functions of the activation, whose result is used instead:
+    `ablate`, `patch`, `steer`, or your own. Recorded activations are the edited ones.
+
+    >>> with trace(run.model, (), edit={"*.heads_tap": ablate(heads=[0])}):
+    ...     without_head_0 = run.model(ids)
+
+    A path that is not a tap's may be any module, such as `decoder.blocks.0.ffn`: its output is
+    read and replaced, of a tuple the first part. A tap that is called several times keeps its last
+    output. Inside the `with`, compiled functions run eagerly, with a warning if `model` itself is
+    compiled, and `Run.generate` decodes with the model's own modules, without packed weights and
+    CUDA graphs.
     """
     activations = Trace()
+    if _is_compiled(model):
+        message = "trace switches torch.compile off inside its `with`: the model runs eagerly"
+        warnings.warn(message, stacklevel=3)
+    model = getattr(model, "_orig_mod", model)
     with ExitStack() as stack:
-        for name, tap in matching_modules(model, Tap, pattern, "tap").items():
+        stack.enter_context(run_eagerly())
+        for path, function in (edit or {}).items():
+            for name, module in _hook_points(model, path).items():
+                if isinstance(module, ReadOnlyTap):
+                    raise ConfigError(
+                        f"{name} can be recorded but not replaced: it is read after its use; "
+                        f"{_list_names(_editable(model))}"
+                    )
+                stack.callback(module.register_forward_hook(_editor(name, function)).remove)
+        for path in [pattern] if isinstance(pattern, str) else pattern:
+            for name, module in _hook_points(model, path).items():
 
-            def record(_: nn.Module, __: object, out: Tensor, name: str = name) -> None:
-                activations[name] = out
+                def record(_: nn.Module, __: object, out: Any, name: str = name) -> None:
+                    activations[name] = _first(out)
 
-            stack.callback(tap.register_forward_hook(record).remove)
+                stack.callback(module.register_forward_hook(record).remove)
         yield activations
+
+
+def ablate(
+    *,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    mean: bool = False,
+) -> Edit:
+    """An edit for `trace` that sets part of an activation to 0, or to its mean.
+
+    `heads` for a tap with heads (`heads_tap`, `q_tap` …), `units` of the last axis (the neurons of
+    `ffn.hidden_tap`), `positions` of the sequence; None: all. The mean is over batch and positions.
+    """
+
+    def edit(x: Tensor) -> Tensor:
+        axes = [0, x.ndim - 2] if x.ndim > 2 else [0]
+        value = x.mean(axes, keepdim=True) if mean else torch.zeros_like(x)
+        return x.where(~_selected(x, heads, units, positions), value)
+
+    return edit
+
+
+def patch(
+    values: Tensor,
+    *,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+) -> Edit:
+    """An edit for `trace` that copies part of `values`, recorded in another run (activation
+    patching); see `ablate` for the parts.
+    """
+
+    def edit(x: Tensor) -> Tensor:
+        if values.shape[1:] != x.shape[1:]:
+            raise ShapeError(
+                f"values of shape {tuple(values.shape)} cannot replace an activation of shape "
+                f"{tuple(x.shape)}; record them from an input of the same length"
+            )
+        return x.where(~_selected(x, heads, units, positions), values.to(x))
+
+    return edit
+
+
+def steer(vector: Tensor, *, scale: float = 1.0, positions: Sequence[int] | None = None) -> Edit:
+    """An edit for `trace` that adds `scale` times a vector, at all positions or some of them."""
+
+    def edit(x: Tensor) -> Tensor:
+        if vector.shape[-1] != x.shape[-1]:
+            raise ShapeError(
+                f"a vector of {vector.shape[-1]} values cannot be added to an activation of shape "
+                f"{tuple(x.shape)}"
+            )
+        return x + scale * vector.to(x) * _selected(x, None, None, positions)
+
+    return edit
 
 
 def matching_modules(
@@ -72,6 +169,94 @@ def matching_modules(
     if not matches:
         raise RegardError(f"no {what} matches {pattern!r}; {_list_names(modules)}")
     return matches
+
+
+def check_numbers(numbers: Iterable[int], count: int, what: str) -> None:
+    """Raise if one of the numbers is not from 0 to count - 1; negative ones are not counted."""
+    for number in numbers:
+        if not 0 <= number < count:
+            raise ConfigError(f"{what} {number}: there are {count} {what}s, 0 to {count - 1}")
+
+
+def _hook_points(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
+    """The taps that match, or else a module with exactly this path."""
+    named = dict(model.named_modules())
+    module = named.get(pattern)
+    if pattern and module is not None:
+        return {pattern: module}
+    return dict(matching_modules(model, Tap, pattern, "tap"))
+
+
+def _editable(model: nn.Module) -> list[str]:
+    taps = ((name, part) for name, part in model.named_modules() if isinstance(part, Tap))
+    return [name for name, tap in taps if not isinstance(tap, ReadOnlyTap)]
+
+
+def _editor(name: str, function: Edit) -> Callable[..., Any]:
+    def replace(_: nn.Module, __: object, out: Any) -> Any:
+        before = _first(out)
+        after = function(before)
+        if not isinstance(after, Tensor) or after.shape != before.shape:
+            shape = tuple(after.shape) if isinstance(after, Tensor) else type(after).__name__
+            raise ShapeError(
+                f"the edit of {name} returned {shape}; it must return a tensor of shape "
+                f"{tuple(before.shape)}"
+            )
+        return (after, *out[1:]) if isinstance(out, tuple) else after
+
+    return replace
+
+
+def _first(out: Any) -> Tensor:
+    tensor = out[0] if isinstance(out, tuple) and out else out
+    if not isinstance(tensor, Tensor):
+        raise ConfigError(
+            f"a module that returns {type(out).__name__} cannot be traced; trace one that returns "
+            "a tensor"
+        )
+    return tensor
+
+
+def _selected(
+    x: Tensor,
+    heads: Sequence[int] | None,
+    units: Sequence[int] | None,
+    positions: Sequence[int] | None,
+) -> Tensor:
+    """A boolean tensor that broadcasts to x: (batch, heads, time, dim) or (batch, time, dim)."""
+    selected = torch.ones((1,) * x.ndim, dtype=torch.bool, device=x.device)
+    for numbers, axis, what in (
+        (heads, -3, "head"),
+        (positions, -2, "position"),
+        (units, -1, "unit"),
+    ):
+        if numbers is None:
+            continue
+        if x.ndim < 1 - axis:
+            raise ShapeError(f"an activation of shape {tuple(x.shape)} has no {what}s")
+        size = x.shape[axis]
+        check_numbers(numbers, size, what)
+        chosen = torch.zeros(size, dtype=torch.bool, device=x.device)
+        chosen[list(numbers)] = True
+        selected = selected & chosen.view(-1, *(1,) * (-axis - 1))
+    return selected
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(
+        hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
+@contextmanager
+def run_eagerly() -> Iterator[None]:
+    """Run compiled functions eagerly: they ignore hooks that are added after compilation."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled; importing it takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def _list_names(names: Iterable[str], limit: int = 8) -> str:

@@ -198,8 +198,8 @@ class Attention(nn.Module):
 
     With `kv_heads < heads`, neighbouring query heads share one key and value head: grouped-query
     attention (GQA); with one for all it is multi-query attention. `qk_norm` normalises each query
-    and each key (Qwen 3). The taps see q and k; `explain` recomputes the weights from them, so the
-    fused kernel also runs while attention is observed.
+    and each key (Qwen 3). The taps see q, k, v and the output of each head; `explain` recomputes
+    the weights from q and k, so the fused kernel also runs while attention is observed.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class Attention(nn.Module):
         self.q_norm = None if qk_norm is None else qk_norm(head_dim)
         self.k_norm = None if qk_norm is None else qk_norm(head_dim)
         self.score = make(score, SCORES, "score", dim=dim, heads=heads, head_dim=head_dim)
-        self.q_tap, self.k_tap = Tap(), Tap()
+        self.q_tap, self.k_tap, self.v_tap, self.heads_tap = Tap(), Tap(), Tap(), Tap()
 
     def forward(
         self,
@@ -262,9 +262,9 @@ class Attention(nn.Module):
             cached = state.write(k, v, inputs.query_positions, inputs.key_positions.shape[1])
             if not inputs.causal:  # if causal, the cache was empty: k and v are all of it
                 k, v = cached
-        q, k = self.q_tap(q), self.k_tap(k)
+        q, k, v = self.q_tap(q), self.k_tap(k), self.v_tap(v)
         y = self._fused(q, k, v, inputs) if self.score.fused else self._explicit(q, k, v, inputs)
-        return self.out(merge_heads(y))
+        return self.out(merge_heads(self.heads_tap(y)))
 
     def keys_values(self, memory: Float[Tensor, "batch seen dim"]) -> tuple[Tensor, Tensor]:
         """The keys and values of `memory`: (batch, kv_heads, seen, head_dim)."""
@@ -296,8 +296,8 @@ class Attention(nn.Module):
         k: Float[Tensor, "batch kv_heads seen head_dim"],
         inputs: AttentionInputs,
     ) -> Float[Tensor, "batch heads time seen"]:
-        """The attention weights, by the formula."""
-        k = repeat_kv_heads(self.score.prepare(k), self.heads)
+        """The attention weights, by the formula; of some heads if q and k are theirs only."""
+        k = repeat_kv_heads(self.score.prepare(k), q.shape[1])
         scores = self.score(q, k, inputs.query_positions, inputs.key_positions)
         if inputs.bias is not None:
             bias = inputs.bias

@@ -151,10 +151,11 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(dim, ffn_dim, bias=bias)
         self.down = nn.Linear(ffn_dim, dim, bias=bias)
         self.activation, self.dropout = activation, dropout
+        self.hidden_tap = Tap()
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """Project up, apply the activation, project down."""
-        hidden = self.activation(self.up(x))
+        hidden = self.hidden_tap(self.activation(self.up(x)))
         return self.down(F.dropout(hidden, self.dropout, self.training))
 
     if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class GatedFeedForward(FeedForward):
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """Project up, multiply by the activated gate, project down."""
-        hidden = self.up(x) * self.activation(self.gate(x))
+        hidden = self.hidden_tap(self.up(x) * self.activation(self.gate(x)))
         return self.down(F.dropout(hidden, self.dropout, self.training))
 
 

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.config import Choice, make
 from regard.errors import ShapeError
-from regard.nn.tap import Carry, Tap
+from regard.nn.tap import Carry, ReadOnlyTap, Tap
 
 CellState = tuple[Tensor, ...]  # the state of a cell, (batch, dim) each: h, or h and c
 OPEN_GATE = 100.0  # a bias whose sigmoid is exactly 1
@@ -98,7 +98,7 @@ class Cell(nn.Module):
         self.state_tap = Tap()
         self.carry = Carry()
         for name in self.gates:
-            self.add_module(f"{name}_tap", Tap())
+            self.add_module(f"{name}_tap", ReadOnlyTap())
 
     def equation(self, from_input: Tensor, state: CellState) -> tuple[CellState, CellState]:
         """One step: the next state from `from_input` = W x + b, and the gate values."""

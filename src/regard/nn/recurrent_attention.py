@@ -11,7 +11,7 @@ from regard.config import Choice, make
 from regard.errors import ShapeError
 from regard.nn.attention import masked_softmax, merge_heads, split_heads
 from regard.nn.score import SCORES
-from regard.nn.tap import Tap
+from regard.nn.tap import ReadOnlyTap
 
 Hard = Literal["straight_through", "reinforce"]
 
@@ -62,7 +62,7 @@ class RecurrentAttention(nn.Module):
         self.score = make(
             score, SCORES, "score", head_dim=dim // self.heads, heads=self.heads, context=context
         )
-        self.weights_tap = Tap()
+        self.weights_tap = ReadOnlyTap()
 
     def keys_values(self, memory: Float[Tensor, "batch source dim"]) -> tuple[Tensor, Tensor]:
         """The keys, prepared for the score, and the values: (batch, heads, source, head_dim)."""

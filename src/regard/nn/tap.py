@@ -13,7 +13,11 @@ class HookPoint(nn.Identity):
 
 
 class Tap(HookPoint):
-    """An activation inside a layer, which `explain.trace` records."""
+    """An activation inside a layer, which `explain.trace` records and replaces."""
+
+
+class ReadOnlyTap(Tap):
+    """An activation that is recorded after it was used, so replacing it would change nothing."""
 
 
 class Carry(HookPoint):

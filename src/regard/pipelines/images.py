@@ -208,19 +208,22 @@ class ImagesPipeline(Pipeline):
     ) -> list[list[list[tuple[str, float]]]]:
         """The classes of several images, `DEFAULT_ROWS` at a time."""
         model, task = cast(Vision, run.model), image_task(run.config.task)
-        size, channels = model.config.image_sides, model.config.channels
-
-        def pixels(what: str | Path | NDArray[Any]) -> NDArray[np.uint8]:
-            if isinstance(what, str | Path):
-                return image_pixels(Path(what), size, channels)
-            return resize(as_pixels(np.array(what)[None], "the image"), size)
-
         answers = []
         for start in range(0, len(inputs), DEFAULT_ROWS):
-            rows = np.concatenate([pixels(what) for what in inputs[start : start + DEFAULT_ROWS]])
-            images = task.normalize(torch.from_numpy(rows)).to(next(model.parameters()).device)
+            rows = [input_pixels(model, what) for what in inputs[start : start + DEFAULT_ROWS]]
+            images = task.normalize(torch.cat(rows)).to(next(model.parameters()).device)
             answers += [[classes] for classes in classify(model, images, task.names, top)]
         return answers
+
+
+def input_pixels(model: nn.Module, what: str | Path | NDArray[Any]) -> Tensor:
+    """The pixels of an image file or array in the size that the model reads, a batch of one."""
+    config = cast(Vision, model).config
+    if isinstance(what, str | Path):
+        pixels = image_pixels(Path(what), config.image_sides, config.channels)
+    else:
+        pixels = resize(as_pixels(np.array(what)[None], "the image"), config.image_sides)
+    return torch.from_numpy(pixels)
 
 
 def image_task(choice: Choice) -> Classify:
