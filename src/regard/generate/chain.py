@@ -246,10 +246,10 @@ class Chain:
             if length == NOT_FAILED or _ended(context, row, length):
                 continue
             failed.fill_(NOT_FAILED)
-            cause = self._failure_cause(logits(row, length), context, row, length)
+            cause = self.failure_cause(logits(row, length), context, row, length)
             raise RegardError(f"row {row} has no token left to draw: {cause}")
 
-    def _failure_cause(self, logits: Tensor, context: SamplerContext, row: int, length: int) -> str:
+    def failure_cause(self, logits: Tensor, context: SamplerContext, row: int, length: int) -> str:
         """Find out why no token was left in a row, by running its stages again."""
         best = float(logits.amax())
         if not math.isfinite(best):

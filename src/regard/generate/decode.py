@@ -96,22 +96,45 @@ def stream_text(
 def detokenize_stream(
     ids: Iterable[int], tokenizer: Detokenizer, prompt: Sequence[int]
 ) -> Iterator[str]:
-    """Incremental detokenization: the text that ids add to a prompt, piece by piece.
+    """Incremental detokenization: the text that ids add to a prompt, piece by piece."""
+    text = IncrementalText(tokenizer, prompt)
+    for token in ids:
+        if piece := text.append(token):
+            yield piece
+    if rest := text.end():
+        yield rest
+
+
+class IncrementalText:
+    """The text that ids add to a prompt, id by id.
 
     A piece is the text that the newest ids add to the text before them, so that a space between
     two words is not lost. Ids that end inside a character wait for the next ones.
     """
-    all_ids = list(prompt)
-    begin, shown = 0, len(all_ids)  # decode from `begin`; the text up to `shown` was yielded
-    for token in ids:
-        all_ids.append(token)
-        before, text = tokenizer.decode(all_ids[begin:shown]), tokenizer.decode(all_ids[begin:])
-        if len(text) > len(before) and not text.endswith("\ufffd"):
-            yield text[len(before) :]
-            begin, shown = shown, len(all_ids)
-    rest = tokenizer.decode(all_ids[begin:])[len(tokenizer.decode(all_ids[begin:shown])) :]
-    if rest:  # the text ends inside a character
-        yield rest
+
+    def __init__(self, tokenizer: Detokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer, self._ids = tokenizer, list(prompt)
+        # decode from `begin`; the text up to `shown` was returned
+        self._begin, self._shown = 0, len(self._ids)
+
+    def append(self, token: int) -> str:
+        """The text that this id completes; empty inside a character."""
+        self._ids.append(token)
+        piece = self._rest()
+        if piece.endswith("\ufffd"):
+            return ""
+        if piece:
+            self._begin, self._shown = self._shown, len(self._ids)
+        return piece
+
+    def end(self) -> str:
+        """What is left where the ids end inside a character."""
+        return self._rest()
+
+    def _rest(self) -> str:
+        decode, ids = self._tokenizer.decode, self._ids
+        before = decode(ids[self._begin : self._shown])
+        return decode(ids[self._begin :])[len(before) :]
 
 
 @torch.inference_mode()

@@ -13,24 +13,42 @@ def truncate_at_stop(pieces: Iterable[str], stop_texts: Sequence[str]) -> Iterat
     >>> list(truncate_at_stop(["On", "ce.\\n", "\\nTh", "e end"], ["\\n\\n"]))
     ['On', 'ce.']
     """
-    if "" in stop_texts:
-        raise ConfigError("a stop text must have at least one character")
-    pending = ""
+    text = StoppedText(stop_texts)
     for piece in pieces:
-        pending += piece
+        if safe := text.append(piece):
+            yield safe
+        if text.stopped:
+            return
+    if rest := text.end():
+        yield rest
+
+
+class StoppedText:
+    """A text that ends before the first complete stop text, piece by piece."""
+
+    def __init__(self, stop_texts: Sequence[str]) -> None:
+        if "" in stop_texts:
+            raise ConfigError("a stop text must have at least one character")
+        self.stop_texts = stop_texts
+        self.stopped = False  # a stop text is complete; the text has ended before it
+        self._pending = ""  # may begin a stop text
+
+    def append(self, piece: str) -> str:
+        """What is certainly part of the text after this piece."""
+        pending = self._pending + piece
         ends = [
             (pending.index(stop) + len(stop), pending.index(stop))
-            for stop in stop_texts
+            for stop in self.stop_texts
             if stop in pending
         ]
-        safe = min(ends)[1] if ends else len(pending) - _partial_match(pending, stop_texts)
-        if safe:
-            yield pending[:safe]
-        if ends:
-            return
-        pending = pending[safe:]
-    if pending:
-        yield pending
+        self.stopped = bool(ends)
+        safe = min(ends)[1] if ends else len(pending) - _partial_match(pending, self.stop_texts)
+        self._pending = "" if ends else pending[safe:]
+        return pending[:safe]
+
+    def end(self) -> str:
+        """What was held back, at the end of the pieces."""
+        return self._pending
 
 
 def _partial_match(text: str, stop_texts: Sequence[str]) -> int:

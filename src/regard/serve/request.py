@@ -1,0 +1,65 @@
+"""Requests to the engine, and the events by which it answers."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.generate.chain import Chain
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Constraint(Protocol):
+    """Restricts the next token of one text, for example to what a JSON schema allows."""
+
+    def mask(self, logits: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+        """The logits, with those of forbidden tokens at -inf."""
+
+    def append(self, token: int) -> None:
+        """Advance by a sampled token."""
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A prompt to continue in one or several ways.
+
+    Continuation i has the seed `seed` + i, so that it is the text of this prompt alone with that
+    seed.
+    """
+
+    prompt: Sequence[int]
+    chain: Chain
+    tokens: int
+    seed: int
+    stop: Collection[int] = ()
+    n: int = 1
+    source: Sequence[int] | None = None  # of an encoder-decoder
+    logprobs: int | None = None  # log-probabilities of new tokens, with this many of the likeliest
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    constraints: Sequence[Constraint] = ()  # one per continuation
+    cancelled: bool = False  # may be set from any thread; the rows leave before the next step
+    prompt_scores: "list[TokenScore]" = field(default_factory=list)  # of the prompt but its first
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """The log-probability of a token according to the model, and those of the likeliest tokens."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # token and log-probability, best first
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A new token of a continuation, or its end; the last event has a `finish`."""
+
+    request: Request
+    index: int  # of the continuation
+    token: int | None = None
+    score: TokenScore | None = None
+    finish: FinishReason | None = None
+    error: Exception | None = None

@@ -1,0 +1,224 @@
+"""The decoding states of the rows that an engine decodes together; rows join and leave."""
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Protocol, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.accel.cpu_decoder import CpuDecoderState, Workspace
+from regard.models.base import Language, State
+from regard.nn.state import KVCache, TransformerState
+
+STEP = 64  # capacities are multiples of this
+
+
+class Rows(Protocol):
+    """The rows of one model. New rows are appended; `keep` moves the others together."""
+
+    def fits(self, rows: int, capacity: int) -> bool:
+        """Whether so many rows of so many ids fit into the memory."""
+
+    def join(self, state: State, rows: Sequence[int], lengths: Sequence[int], need: int) -> None:
+        """Append these rows of a prefilled state, which will hold up to `need` ids."""
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep these rows, in this order; order[i] >= i."""
+
+    def step(self, last: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+        """Read the last id of each row; return the next logits."""
+
+
+class StateRows:
+    """Rows of any model: states are concatenated when rows join and selected when they leave."""
+
+    def __init__(self, language: Language) -> None:
+        self.language = language
+        self.state: State | None = None
+
+    def fits(self, rows: int, capacity: int) -> bool:
+        """Whether so many rows fit: their states are small."""
+        return True
+
+    def join(self, state: State, rows: Sequence[int], lengths: Sequence[int], need: int) -> None:
+        """Append these rows of a prefilled state."""
+        new = state.select(torch.tensor(rows, device=state.lengths.device))
+        self.state = new if self.state is None else concatenate(self.state, new)
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        assert self.state is not None
+        order_ids = torch.tensor(order, dtype=torch.long, device=self.state.lengths.device)
+        self.state = self.state.select(order_ids) if order else None
+        if isinstance(self.state, TransformerState):
+            self.state = replace(self.state, max_length=int(self.state.lengths.max()))
+
+    def step(self, last: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+        """Read the last id of each row; return the next logits."""
+        assert self.state is not None
+        logits, self.state = self.language.step(last.unsqueeze(1), self.state)
+        return logits[:, -1]
+
+
+class KVRows:
+    """Rows of a Transformer decoder: one KV cache for all, in which each row has its place.
+
+    The first rows are in use. A row that leaves is overwritten by the last one, so that a step
+    computes no row that nobody reads. The buffers grow with the rows and with their lengths, up to
+    `budget` bytes.
+    """
+
+    def __init__(self, language: Language, budget: int) -> None:
+        self.language, self.budget = language, budget
+        self.probe = cast(TransformerState, language.start(1, 1))
+        self.bytes_per_id = sum(
+            cache.keys.nbytes + cache.values.nbytes for cache in self.probe.layers
+        )
+        self.rows = self.capacity = 0  # of the buffers
+        self.kv: Tensor | None = None
+        self.caches: list[KVCache] = []
+        self.lengths: list[int] = []
+        self.needs: list[int] = []
+        self.state: TransformerState | None = None  # of the rows in use
+
+    def fits(self, rows: int, capacity: int) -> bool:
+        """Whether so many rows of so many ids fit into the budget, or there is only one."""
+        capacity = max([capacity, *self.needs])
+        return rows == 1 or rows * _round_up(capacity, STEP) * self.bytes_per_id <= self.budget
+
+    def join(self, state: State, rows: Sequence[int], lengths: Sequence[int], need: int) -> None:
+        """Append these rows of a prefilled state."""
+        first = len(self.lengths)
+        self._resize(first + len(rows), max([need, *self.needs]))
+        for cache, new in zip(self.caches, cast(TransformerState, state).layers, strict=True):
+            for row, (source, length) in enumerate(zip(rows, lengths, strict=True), first):
+                cache.keys[row, :, :length] = new.keys[source, :, :length]
+                cache.values[row, :, :length] = new.values[source, :, :length]
+        self.lengths += lengths
+        self.needs += [need] * len(rows)
+        self.state = None
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        for row, old in enumerate(order):
+            if old != row:
+                self._move(old, row)
+        self.lengths = [self.lengths[row] for row in order]
+        self.needs = [self.needs[row] for row in order]
+        self.state = None
+
+    def step(self, last: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+        """Read the last id of each row; return the next logits."""
+        state = self._start() if self.state is None else self.state
+        logits, self.state = self.language.step(last.unsqueeze(1), state)  # type: ignore[assignment]
+        self.lengths = [length + 1 for length in self.lengths]
+        return logits[:, -1]
+
+    def _move(self, old: int, row: int) -> None:
+        length = self.lengths[old]
+        for cache in self.caches:
+            cache.keys[row, :, :length] = cache.keys[old, :, :length]
+            cache.values[row, :, :length] = cache.values[old, :, :length]
+
+    def _resize(self, rows: int, capacity: int) -> None:
+        """Make room for so many rows and ids; give up memory that nothing uses any more."""
+        rows = max(1 << (rows - 1).bit_length(), 0 if not self.lengths else self.rows)
+        capacity = _round_up(capacity, STEP)
+        if self.lengths:
+            capacity = max(capacity, self.capacity)
+        context = self.language.context
+        capacity = capacity if context is None else min(capacity, context)
+        if (rows, capacity) == (self.rows, self.capacity):
+            return
+        old, used = self.caches, len(self.lengths)
+        if isinstance(self.probe, CpuDecoderState):
+            one = cast(Tensor, self.probe.kv)  # (layers, 1, 2, kv_heads, 1, head_dim)
+            self.kv = one.new_zeros(one.shape[0], rows, *one.shape[2:4], capacity, one.shape[5])
+            self.caches = [KVCache(*layer.unbind(1)) for layer in self.kv]
+        else:
+            self.caches = [
+                KVCache(
+                    *(
+                        part.new_zeros(rows, part.shape[1], capacity, part.shape[3])
+                        for part in (cache.keys, cache.values)
+                    )
+                )
+                for cache in self.probe.layers
+            ]
+        if used:
+            seen = max(self.lengths)
+            for new, cache in zip(self.caches, old, strict=True):
+                new.keys[:used, :, :seen] = cache.keys[:used, :, :seen]
+                new.values[:used, :, :seen] = cache.values[:used, :, :seen]
+        self.rows, self.capacity = rows, capacity
+
+    def _start(self) -> TransformerState:
+        """The state of the rows in use: views of their part of the buffers."""
+        used = len(self.lengths)
+        caches = [KVCache(cache.keys[:used], cache.values[:used]) for cache in self.caches]
+        lengths = torch.tensor(self.lengths, device=self.probe.lengths.device)
+        state = replace(
+            self.probe,
+            layers=caches,
+            lengths=lengths,
+            capacity=self.capacity,
+            max_length=max(self.lengths),
+            equal_lengths=min(self.lengths) == max(self.lengths),
+        )
+        if isinstance(state, CpuDecoderState):
+            kv = cast(Tensor, self.kv)[:, :used]
+            packed = cast(Workspace, state.workspace).packed
+            state = replace(state, kv=kv, workspace=Workspace.of(packed, kv, used))
+        return state
+
+
+def make_rows(language: Language, budget: int) -> Rows:
+    """The rows of a model: a shared KV cache for a Transformer decoder."""
+    if _has_source(language):
+        return StateRows(language)
+    state = language.start(1, 1)
+    return KVRows(language, budget) if isinstance(state, TransformerState) else StateRows(language)
+
+
+def _has_source(language: Language) -> bool:
+    model = getattr(language, "model", language)
+    return getattr(getattr(model, "config", None), "shape", None) == "encoder-decoder"
+
+
+def concatenate(first: Any, second: Any) -> Any:
+    """Two states as one, with the rows of the first before those of the second.
+
+    Tensors are concatenated along their first axis; where other axes differ (the capacity of a KV
+    cache, the length of a source, the ids of the last step of a recurrence), the shorter one is
+    padded: what lies beyond a row's length is masked, and what follows its snapshot is not read.
+    """
+    if isinstance(first, TransformerState):
+        joined = _concatenate_fields(first, second)
+        return replace(joined, equal_lengths=False)
+    if isinstance(first, Tensor):
+        shape = [max(sizes) for sizes in zip(first.shape[1:], second.shape[1:], strict=True)]
+        return torch.cat([_pad_to(first, shape), _pad_to(second, shape)])
+    if is_dataclass(first):
+        return _concatenate_fields(first, second)
+    if isinstance(first, list | tuple):
+        return type(first)(concatenate(*pair) for pair in zip(first, second, strict=True))
+    return first if first is None or isinstance(first, bool) else max(first, second)
+
+
+def _concatenate_fields(first: Any, second: Any) -> Any:
+    names = [f.name for f in fields(first)]
+    return replace(
+        first, **{name: concatenate(getattr(first, name), getattr(second, name)) for name in names}
+    )
+
+
+def _pad_to(x: Tensor, shape: list[int]) -> Tensor:
+    missing = [wanted - size for wanted, size in zip(shape, x.shape[1:], strict=True)]
+    return pad(x, [width for size in reversed(missing) for width in (0, size)])
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,249 @@
+"""The engine of the server: every answer is the answer to the request alone."""
+
+import pytest
+import torch
+
+from contract.test_models import LANGUAGES, VOCAB, make
+from regard.accel import pack
+from regard.errors import RegardError
+from regard.generate import generate, parse_chain
+from regard.models.presets import PRESETS
+from regard.nn.state import Source
+from regard.serve.engine import BatchEngine, EngineConfig, QueueFull
+from regard.serve.request import Request
+
+STOP = {0}
+SAMPLERS = [
+    ["temperature=0.9", "top_p=0.9"],
+    ["greedy"],
+    ["repetition=1.3", "top_k=7", "xtc=0.5"],
+    ["mirostat_2=2"],
+]
+CHAINS = [parse_chain(words) for words in SAMPLERS]
+SERVED = [case for case in LANGUAGES if case in PRESETS]  # one of those that differ only in size
+QUICK = ("modern", "gemma-2-2b", "t5-small", "gru", "convolution", "ngram", "hmm", "bahdanau")
+
+
+@pytest.fixture(autouse=True)
+def _small_pages(monkeypatch):
+    monkeypatch.setattr("regard.serve.prefix_cache.PAGE", 4)
+
+
+def requests_for(subject, generator, count=9):
+    """Prompts of different lengths; sources for an encoder-decoder."""
+    for number in range(count):
+        length = int(torch.randint(1, 13, (), generator=generator))
+        source = None
+        if subject.source is not None:
+            size = int(torch.randint(1, 8, (), generator=generator))
+            source = torch.randint(1, VOCAB, (size,), generator=generator).tolist()
+        yield Request(
+            torch.randint(1, VOCAB, (length,), generator=generator).tolist(),
+            CHAINS[number % len(CHAINS)],
+            tokens=int(torch.randint(1, 24, (), generator=generator)),
+            seed=number,
+            stop=STOP,
+            n=1 + number % 3,
+            source=source,
+        )
+
+
+def alone(model, request):
+    source = None
+    if request.source is not None:
+        source = Source(torch.tensor([request.source]), torch.tensor([len(request.source)]))
+    return [
+        generate(
+            model,
+            [request.prompt],
+            request.chain,
+            tokens=request.tokens,
+            stop=request.stop,
+            seed=[request.seed + index],
+            source=source,
+        )[0]
+        for index in range(request.n)
+    ]
+
+
+def serve(engine, requests, pauses):
+    """Answers to requests that come while others are being answered."""
+    answers = {request: [[] for _ in range(request.n)] for request in requests}
+    waiting = list(requests)
+    while waiting or engine.busy:
+        for _ in range(next(pauses) if waiting else 0):
+            if waiting:
+                engine.submit(waiting.pop(0))
+        for event in engine.step():
+            assert event.error is None
+            if event.token is not None:
+                answers[event.request][event.index].append(event.token)
+    return list(answers.values())
+
+
+def pauses(generator):
+    while True:
+        yield int(torch.randint(0, 3, (), generator=generator))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case if case in QUICK else pytest.param(case, marks=pytest.mark.long) for case in SERVED],
+)
+def test_every_model_answers_as_it_does_alone(case):
+    """Contexts of 16 tokens overflow; four rows are fewer than there are texts."""
+    subject, generator = make(case), torch.Generator().manual_seed(1)
+    subject.model.double()  # rounding decides nothing
+    requests = list(requests_for(subject, generator))
+    expected = [alone(subject.model, request) for request in requests]
+    config = EngineConfig(rows=4, chunk=5, turn=6)
+    engine = BatchEngine(pack(subject.model), config, stop=sorted(STOP))
+    assert serve(engine, requests, pauses(generator)) == expected
+    assert not engine.busy
+
+
+def decoder(**config):
+    """The same small decoder each time, in float64, so that rounding decides nothing."""
+    torch.manual_seed(0)
+    subject = make("tiny-decoder")
+    subject.model.double()
+    return BatchEngine(pack(subject.model), EngineConfig(**config), stop=sorted(STOP))
+
+
+def request(length=3, **options):
+    options = {"tokens": 8, "seed": 3, **options}
+    prompt = torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(length))
+    return Request(prompt.tolist(), options.pop("chain", CHAINS[0]), **options)
+
+
+def test_a_cancelled_request_leaves_before_the_next_step():
+    engine = decoder(rows=2)
+    running, reading, waiting = (request(n=1), request(4), request(5))
+    for each in (running, reading, waiting):
+        engine.submit(each)
+    engine.step()
+    assert len(engine.texts) == 2
+    assert len(engine.waiting) == 1
+    running.cancelled = waiting.cancelled = True
+    finished = {event.request: event.finish for event in engine.step() if event.finish}
+    assert finished == {running: "cancelled", waiting: "cancelled"}
+    assert [text.request for text in engine.texts] == [reading]
+    assert engine.counters.cancelled == 2
+    while engine.busy:
+        engine.step()
+    assert engine.rows.lengths == []
+    assert engine.counters.finished == 1
+
+
+def test_the_queue_is_bounded():
+    engine = decoder(rows=1, queue=2)
+    for _ in range(2):
+        engine.submit(request())
+    with pytest.raises(QueueFull, match="2 requests wait already"):
+        engine.submit(request())
+    engine.step()  # one of them has a row now
+    engine.submit(request())
+    with pytest.raises(RegardError, match="n=2 must be at most 1"):
+        engine.submit(request(n=2))
+
+
+def test_a_request_that_fails_does_not_harm_the_others():
+    engine = decoder()
+    bad = request(chain=parse_chain([f"allow={list(range(1, 4))}", "ban=[1,2,3]"]))
+    good, expected = request(4), engine.run([request(4)])
+    engine.submit(good)
+    events = engine.step()
+    engine.submit(bad)
+    while engine.busy:
+        events += engine.step()
+    tokens = [event.token for event in events if event.request is good and not event.finish]
+    errors = [str(event.error) for event in events if event.error]
+    assert [[tokens]] == expected
+    assert len(errors) == 1
+    assert "no token is left to draw: ban" in errors[0]
+
+
+def test_a_model_that_raises_fails_the_rows_of_this_step_only(monkeypatch):
+    engine = decoder()
+    expected = engine.run([request()])
+    engine.submit(request())
+    engine.step()
+
+    def broken(last):
+        raise ValueError("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.rows, "step", broken)
+        (event,) = engine.step()
+    assert (event.finish, str(event.error)) == ("error", "the device is gone")
+    assert engine.run([request()]) == expected
+
+
+def test_out_of_memory_halves_the_rows(monkeypatch):
+    engine = decoder(rows=4)
+    expected = decoder(rows=4).run([request(n) for n in range(1, 5)])
+    step, calls = engine.rows.step, []
+
+    def scarce(last):
+        calls.append(len(last))
+        if len(last) > 2:
+            raise torch.OutOfMemoryError("no memory")
+        return step(last)
+
+    monkeypatch.setattr(engine.rows, "step", scarce)
+    assert engine.run([request(n) for n in range(1, 5)]) == expected
+    assert max(calls[1:]) == 2
+
+
+def test_equal_beginnings_are_read_once():
+    engine = decoder()
+    for last, read in ((14, 14), (14, 2), (15, 2)):
+        before, expected = engine.counters.prompt_tokens, decoder()
+        prompt = [*range(1, 14), last]
+        answer = engine.run([Request(prompt, CHAINS[0], tokens=2, seed=0)])
+        assert answer == expected.run([Request(prompt, CHAINS[0], tokens=2, seed=0)])
+        assert engine.counters.prompt_tokens - before == read  # pages of 4 ids
+    engine.prefixes.budget = engine.prefixes.bytes // 2
+    engine.run([Request([*range(3, 17)], CHAINS[0], tokens=2, seed=0)])
+    assert 0 < engine.prefixes.bytes <= engine.prefixes.budget
+
+
+def test_log_probabilities_are_those_of_the_model():
+    engine = decoder(chunk=3)
+    scored = request(7, logprobs=2, prompt_logprobs=1, tokens=3)
+    engine.submit(scored)
+    events = []
+    while engine.busy:
+        events += [event for event in engine.step() if event.token is not None]
+    ids = [*scored.prompt, *(event.token for event in events)]
+    model = engine.language.model
+    with torch.inference_mode():
+        log_probs = model.head(model(torch.tensor([ids])))[0].log_softmax(-1)
+    chosen = log_probs[:-1].gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1).tolist()
+    scores = [*scored.prompt_scores, *(event.score for event in events)]
+    assert [score.token for score in scores] == ids[1:]
+    assert [score.logprob for score in scores] == pytest.approx(chosen)
+    best = log_probs[:-1].topk(2)
+    for position, score in enumerate(scores):
+        ids, values = zip(*score.top, strict=True)
+        assert [*ids] == best.indices[position, : len(ids)].tolist()
+        assert [*values] == pytest.approx(best.values[position, : len(ids)].tolist())
+
+
+def test_a_long_text_does_not_hold_up_short_ones():
+    engine = decoder(rows=1, turn=5)
+    long, short = request(2, tokens=40), request(3, tokens=2)
+    expected = [
+        decoder().run([each])[0][0] for each in (request(2, tokens=40), request(3, tokens=2))
+    ]
+    engine.submit(long)
+    engine.submit(short)
+    tokens, steps = {long: [], short: []}, {}
+    while engine.busy:
+        for event in engine.step():
+            if event.token is not None:
+                tokens[event.request].append(event.token)
+            if event.finish:
+                steps[event.request] = engine.counters.steps
+    assert list(tokens.values()) == expected
+    assert steps[short] < 15 < steps[long]
