@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from regard.accel.cpu_memory import keep_freed_memory
 from regard.api.decoding import (
@@ -27,8 +27,9 @@ from regard.config import (
     Choice,
     RunConfig,
     kind_of,
+    make,
 )
-from regard.errors import CheckpointError, ConfigError
+from regard.errors import CheckpointError, ConfigError, unknown
 from regard.explain.attention import (
     NEEDS_ATTENTION,
     cross_attention_path,
@@ -41,7 +42,11 @@ from regard.explain.attention import (
     text_stack,
 )
 from regard.explain.attention_map import AttentionMaps
+from regard.explain.attribution import Attribution, integrated_gradients
+from regard.explain.effects import head_effects
 from regard.explain.gradient import GradientFlow, last_token_gradients, require_gradients
+from regard.explain.heads import HeadScores, find_heads
+from regard.explain.lens import Lens, logit_lens
 from regard.explain.neighbours import WordVectors, compare_occurrences, format_terms, parse_terms
 from regard.generate import (
     DEFAULT_SAMPLERS,
@@ -706,6 +711,93 @@ class Run:
         return recurrent_states(
             self.model, self.tokenizer, ids, lambda: self.model(batch), pattern=pattern
         )
+
+    def find_heads(self, *, seed: int = 0) -> HeadScores:
+        """Scores of every head of a decoder: previous token, induction, duplicate token, copying.
+
+        See `explain.find_heads`; special tokens are left out of its random sequences.
+
+        >>> run.find_heads().scores["induction"].shape  # (layers, heads)
+        torch.Size([1, 2])
+        """
+        self._require("gradients", "predict the next token")
+        self._require_attention()
+        special = set(self.tokenizer.special_ids)
+        tokens = [id for id in range(self.tokenizer.size) if id not in special]
+        return find_heads(self.model, tokens=tokens, seed=seed)
+
+    def head_effects(self, text: str, *, mean: bool = False) -> dict[str, Tensor]:
+        """How much the loss of a text grows without each head, in nats per token.
+
+        >>> run.head_effects("the cat sat")["decoder.blocks.0.attention"].shape
+        torch.Size([2])
+        """
+        self._require("gradients", "predict the next token")
+        self._require_attention()
+        ids = torch.tensor([self._context_ids(text)], device=self.device)
+        targets = ids[0, 1:]
+
+        def loss() -> Tensor:
+            logits = cast(Any, self.model.head)(self.model(ids[:, :-1])[0])
+            return torch.nn.functional.cross_entropy(logits.float(), targets)
+
+        return head_effects(self.model, loss, mean=mean)
+
+    def logit_lens(self, text: str) -> Lens:
+        """The next token that each layer would predict at each position of a text.
+
+        >>> run.logit_lens("the cat")
+        Lens(2 layers, 7 tokens)
+        """
+        self._require("gradients", "predict the next token")
+        self._require_attention()
+        ids = self._context_ids(text)
+        logits = logit_lens(self.model, torch.tensor([ids], device=self.device))
+        return Lens.of(logits, self.tokenizer, ids)
+
+    def attribution(self, text: str, output: str | None = None) -> Attribution:
+        """The contribution of each token to the likeliest class or next token, or to `output`.
+
+        By integrated gradients of its logit, from embeddings of 0.
+
+        >>> len(run.attribution("the cat").values)
+        7
+        """
+        if self.tokenizers is None or isinstance(self.tokenizers, PairTokenizers):
+            raise ConfigError("attribution is for runs that read one text")
+        require_gradients(self.model)
+        task = make(self.config.task, TASKS, "task")
+        names: list[str] | None = getattr(task, "names", None)
+        if names is None:
+            self._require("gradients", "predict the next token or the class of a text")
+            ids = self._context_ids(text)
+        else:
+            ids = read_ids(self.model, self.tokenizer, self._normalize(text))
+        batch, head = torch.tensor([ids], device=self.device), cast(Any, self.model.head)
+
+        def logits(hidden: Tensor) -> Tensor:
+            return cast(Tensor, head(hidden[:, -1] if names is None else hidden)).float()
+
+        with torch.no_grad():
+            chosen = int(logits(self.model(batch))[0].argmax())
+        if output is not None and names is None:
+            chosen = self.tokenizer.encode(output)[0]
+        elif output is not None and names is not None:
+            if output not in names:
+                raise ConfigError(unknown("class", output, names))
+            chosen = names.index(output)
+        values, missing = integrated_gradients(
+            self.model, batch, lambda hidden: logits(hidden)[:, chosen]
+        )
+        label = self.tokenizer.piece(chosen) if names is None else names[chosen]
+        pieces = [self.tokenizer.piece(id) for id in ids]
+        return Attribution(pieces, values.tolist(), label, missing)
+
+    def _context_ids(self, text: str) -> list[int]:
+        ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(self._normalize(text))]
+        if not ids:
+            raise ConfigError("the text is empty; give at least one token")
+        return ids
 
     def _require_attention(self) -> None:
         family = self.config.model["family"]

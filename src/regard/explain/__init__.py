@@ -2,7 +2,34 @@
 
 from regard.explain.attention import attention_maps
 from regard.explain.attention_map import AttentionMap, AttentionMaps
+from regard.explain.attribution import (
+    Attribution,
+    gradient_times_attention,
+    integrated_gradients,
+    rollout,
+    token_score,
+)
+from regard.explain.effects import Probe, head_effects, probe
+from regard.explain.embedding_map import pca, position_similarity, tsne
 from regard.explain.gradient import GradientFlow, gradient_flow
+from regard.explain.heads import (
+    HeadScores,
+    copying_scores,
+    distance,
+    duplicate_token_score,
+    entropy,
+    find_heads,
+    induction_score,
+    previous_token_score,
+)
+from regard.explain.lens import (
+    Lens,
+    TunedLens,
+    direct_logit_attribution,
+    layer_states,
+    logit_lens,
+    tune_lens,
+)
 from regard.explain.render.maps import draw_maps, html_maps
 from regard.explain.render.terminal import heads_overview, heatmap
 from regard.explain.trace import ablate, patch, steer, trace
@@ -10,15 +37,40 @@ from regard.explain.trace import ablate, patch, steer, trace
 __all__ = [
     "AttentionMap",
     "AttentionMaps",
+    "Attribution",
     "GradientFlow",
+    "HeadScores",
+    "Lens",
+    "Probe",
+    "TunedLens",
     "ablate",
     "attention_maps",
+    "copying_scores",
+    "direct_logit_attribution",
+    "distance",
     "draw_maps",
+    "duplicate_token_score",
+    "entropy",
+    "find_heads",
     "gradient_flow",
+    "gradient_times_attention",
+    "head_effects",
     "heads_overview",
     "heatmap",
     "html_maps",
+    "induction_score",
+    "integrated_gradients",
+    "layer_states",
+    "logit_lens",
     "patch",
+    "pca",
+    "position_similarity",
+    "previous_token_score",
+    "probe",
+    "rollout",
     "steer",
+    "token_score",
     "trace",
+    "tsne",
+    "tune_lens",
 ]

@@ -95,6 +95,36 @@ class NGram(LanguageModel):
                 p += probability[index].where(keys[index] == target_keys, 0.0)
         return p.log_()
 
+    def contributions(
+        self, ids: Int[Tensor, "batch time"], targets: Int[Tensor, "batch time"]
+    ) -> Float64[Tensor, "scored orders"]:
+        r"""The part of P(target) that comes from each order, the uniform distribution first.
+
+            P(w | h) = sum_n p(h_n w) prod_{m > n} g(h_m),      h_n the last n ids of h
+
+        Of scored targets only; a row adds up to the probability.
+        """
+        vocab, scored = self.config.vocab_size, targets != IGNORED
+        words = targets[scored].long()
+        parts = [torch.full(words.shape, 1 / vocab, dtype=torch.float64, device=words.device)]
+        for order, contexts in enumerate(self._contexts(ids)):
+            distinct, row_of = contexts[scored].unique(return_inverse=True)
+            row, word, probability, backoff, known = self._smoothed(order, distinct)
+            if self.smoothing.uniform_backoff:  # a seen history leaves only the uniform part
+                uniform = torch.full_like(parts[0], 1 / vocab)
+                parts = [
+                    part.where(~known[row_of], uniform if not number else torch.zeros_like(part))
+                    for number, part in enumerate(parts)
+                ]
+            parts = [part * backoff[row_of] for part in parts]
+            keys, target_keys = row * vocab + word, row_of * vocab + words
+            index = torch.searchsorted(keys, target_keys).clamp_max(max(0, len(keys) - 1))
+            found = torch.zeros_like(parts[0])
+            if len(keys):
+                found = probability[index].where(keys[index] == target_keys, 0.0)
+            parts.append(found)
+        return torch.stack(parts, -1)
+
     def start(self, rows: int, capacity: int, source: Source | None = None) -> RecurrentState:
         """The state is the last order - 1 ids; its size does not depend on `capacity`."""
         if source is not None:

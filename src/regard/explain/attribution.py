@@ -1,0 +1,179 @@
+"""Which inputs a prediction comes from: rollout, gradient × attention, integrated gradients."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, ShapeError
+from regard.explain.attention import attention_maps
+from regard.explain.render.label import css_colour, shade, visible
+from regard.explain.tables import data_frame
+from regard.explain.trace import matching_modules, trace
+from regard.nn.attention import Attention, repeat_kv_heads
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def rollout(
+    layers: Sequence[Float[Tensor, "heads time time"]], *, residual: float = 0.5
+) -> Float[Tensor, "time time"]:
+    r"""How much of each input token arrives at each position after all layers.
+
+        R = A_n ... A_2 A_1,      A_l = r I + (1 - r) mean_h W_l,      r = `residual`
+
+    Rows sum to 1. Abnar & Zuidema 2020.
+    """
+    if not layers:
+        raise ConfigError("rollout needs the self-attention of at least one layer")
+    result = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype, device=layers[0].device)
+    for weights in layers:
+        if weights.shape[-1] != weights.shape[-2]:
+            raise ShapeError(
+                "rollout multiplies self-attention, (heads, time, time), not "
+                f"{tuple(weights.shape)}"
+            )
+        attention = weights.mean(0)
+        mixed = residual * torch.eye(len(attention)).to(attention) + (1 - residual) * attention
+        result = mixed @ result
+    return result
+
+
+def gradient_times_attention(
+    model: nn.Module, score: Callable[[], Float[Tensor, ""]], *, pattern: str = "*"
+) -> dict[str, Float[Tensor, "batch heads time seen"]]:
+    r"""The weights of each attention times the gradient of a score with respect to them.
+
+        w_ij * d score / d w_ij,      d score / d w_ij = g_i . v_j
+
+    g is the gradient at the output of the head, which is sum_j w_ij v_j: the fused kernel runs, and
+    the gradient is exact. `score` runs the model and returns a number, such as the logit of the
+    answer. Barkan et al. 2021, Chefer et al. 2021.
+    """
+    attentions = matching_modules(model, Attention, pattern, "attention")
+    outputs: dict[str, Tensor] = {}
+    result: list[Tensor] = []
+
+    def keep(name: str) -> Callable[[Tensor], Tensor]:
+        def edit(out: Tensor) -> Tensor:
+            outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
+            return outputs[name]
+
+        return edit
+
+    def run() -> None:
+        with torch.enable_grad():
+            result.append(score())
+
+    edit = {f"{name}.heads_tap": keep(name) for name in attentions}
+    with trace(model, [f"{name}.v_tap" for name in attentions], edit=edit) as values:
+        weights = attention_maps(model, run, pattern=list(attentions))
+    names = list(weights)
+    gradients = torch.autograd.grad(
+        result[0], [outputs[name] for name in names], allow_unused=True, materialize_grads=True
+    )
+    attributed = {}
+    for name, gradient in zip(names, gradients, strict=True):
+        v = repeat_kv_heads(values[f"{name}.v_tap"].detach(), attentions[name].heads)
+        attributed[name] = weights[name] * (gradient @ v.transpose(-1, -2)).float()
+    return attributed
+
+
+def integrated_gradients(
+    model: nn.Module,
+    ids: Int[Tensor, "1 time"],
+    score: Callable[[Float[Tensor, "steps time dim"]], Float[Tensor, " steps"]],
+    *,
+    baseline: int | None = None,
+    steps: int = 50,
+    embed: str = "embed",
+    run: Callable[[Int[Tensor, "steps time"]], Tensor] | None = None,
+) -> tuple[Float[Tensor, " time"], float]:
+    r"""How much each input token contributes to a score, compared with a baseline input.
+
+        c_t = (x_t - b_t) . int_0^1  d score / d x_t  (b + a (x - b)) da
+
+    x are the embeddings of `ids`, b those of `baseline` repeated, or 0. The integral is a
+    Gauss-Legendre sum of `steps` points. `score` maps the model's output to one number per row.
+    Returns the contributions and what is missing to the difference of the two scores, 0 for exact
+    integration. Sundararajan et al. 2017.
+    """
+    forward = model if run is None else run
+    module = dict(model.named_modules()).get(embed)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"the model has no module {embed!r} whose output could be integrated")
+    with torch.no_grad():
+        x: Tensor = module(ids)
+        b = torch.zeros_like(x) if baseline is None else module(torch.full_like(ids, baseline))
+    points, weights = np.polynomial.legendre.leggauss(steps)
+    nodes = torch.tensor((points + 1) / 2).to(x)
+    shares = torch.tensor(weights / 2).to(x)
+
+    def scores(inputs: Tensor) -> Tensor:
+        with trace(model, (), edit={embed: lambda out: inputs}):
+            return score(forward(ids.expand(len(inputs), -1)))
+
+    total = torch.zeros_like(x[0])
+    chunk = max(1, 8192 // x.shape[1])
+    for first in range(0, steps, chunk):
+        part = nodes[first : first + chunk].view(-1, 1, 1)
+        inputs = (b + part * (x - b)).detach().requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(scores(inputs).sum(), inputs)
+        total += (shares[first : first + chunk].view(-1, 1, 1) * gradient).sum(0)
+    contributions = ((x - b)[0] * total).sum(-1)
+    with torch.no_grad():
+        ends = scores(torch.cat([b, x]))
+    missing = float(ends[1] - ends[0] - contributions.sum())
+    return contributions.detach(), missing
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Attribution:
+    """The contribution of each token to the score of an output."""
+
+    tokens: list[str]
+    values: list[float]
+    output: str  # whose score it is
+    missing: float = 0.0  # of the score, by which the values do not add up
+
+    def __repr__(self) -> str:
+        largest = max(zip(self.values, self.tokens, strict=True), key=lambda pair: abs(pair[0]))
+        return (
+            f"Attribution({len(self.tokens)} tokens to {self.output!r}, largest {largest[1]!r} "
+            f"{largest[0]:+.3f})"
+        )
+
+    def _repr_html_(self) -> str:
+        largest = max(map(abs, self.values)) or 1.0
+        tokens = []
+        for token, value in zip(self.tokens, self.values, strict=True):
+            colour = css_colour(shade(value, largest, signed=True), signed=True)
+            dark = abs(value) > 0.6 * largest
+            tokens.append(
+                f'<span style="background: {colour}; color: {"#fff" if dark else "#000"}; '
+                f'padding: 1px" title="{value:+.4f}">{escape(visible(token))}</span>'
+            )
+        return (
+            f'<div style="line-height: 1.8">{" ".join(tokens)} → <b>{escape(self.output)}</b></div>'
+        )
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each token."""
+        return data_frame({"token": self.tokens, "contribution": self.values})
+
+
+def token_score(model: nn.Module, token: int, *, position: int = -1) -> Callable[[Any], Tensor]:
+    """A score for the functions above: the logit of a token at a position."""
+
+    def score(hidden: Tensor) -> Tensor:
+        logits: Tensor = cast(Any, model.head)(hidden[:, position])
+        return logits[:, token].float()
+
+    return score

@@ -1,0 +1,113 @@
+"""What a part of a model is good for: the loss without each head, and what a layer encodes."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.explain.trace import ablate, matching_modules, trace
+from regard.nn.attention import Attention
+
+
+@torch.no_grad()
+def head_effects(
+    model: nn.Module,
+    loss: Callable[[], Float[Tensor, ""]],
+    *,
+    pattern: str = "*",
+    mean: bool = False,
+) -> dict[str, Float[Tensor, " heads"]]:
+    """The change of a loss when the output of one head is 0, or its mean; for every head.
+
+        effect_h = loss(without head h) - loss
+
+    `loss` runs the model and returns a number; it is called once for each head.
+    """
+    attentions = matching_modules(model, Attention, pattern, "attention")
+    before = float(loss())
+    effects = {}
+    for name, attention in attentions.items():
+        losses = []
+        for head in range(attention.heads):
+            with trace(model, (), edit={f"{name}.heads_tap": ablate(heads=[head], mean=mean)}):
+                losses.append(float(loss()))
+        effects[name] = torch.tensor(losses) - before
+    return effects
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How well a linear classifier predicts a label from a layer, on data it was not fitted to."""
+
+    accuracy: float
+    low: float  # 95 % confidence interval of the accuracy
+    high: float
+    majority: float  # the accuracy of the most frequent label
+
+
+def probe(
+    x: Float[Tensor, "examples dim"],
+    labels: Int[Tensor, " examples"],
+    *,
+    folds: int = 5,
+    l2: float = 1e-3,
+    seed: int = 0,
+) -> Probe:
+    r"""The accuracy of a linear probe by cross-validation.
+
+        min_W,b  mean_n -log softmax(W x_n + b)_{y_n} + l2 |W|^2
+
+    fitted with L-BFGS on standardised x, on all folds but the one that is predicted. The interval
+    is Wilson's. Compare with `majority`. Alain & Bengio 2016.
+    """
+    count, classes = len(labels), int(labels.max()) + 1 if len(labels) else 0
+    if classes < 2 or count < folds:
+        raise ConfigError(
+            f"a probe needs two labels and {folds} examples; these are {count} of {classes} label"
+        )
+    x = x.detach().double()
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    fold_of = torch.empty(count, dtype=torch.long)
+    fold_of[order] = torch.arange(count) % folds
+    correct = 0
+    for fold in range(folds):
+        train, test = fold_of != fold, fold_of == fold
+        center, scale = x[train].mean(0), x[train].std(0).clamp_min(1e-8)
+        weight, bias = _fit((x[train] - center) / scale, labels[train], classes, l2)
+        predicted = ((x[test] - center) / scale @ weight + bias).argmax(-1)
+        correct += int((predicted == labels[test]).sum())
+    accuracy = correct / count
+    low, high = wilson(correct, count)
+    return Probe(accuracy, low, high, float(labels.bincount().max()) / count)
+
+
+def _fit(x: Tensor, labels: Tensor, classes: int, l2: float) -> tuple[Tensor, Tensor]:
+    weight = x.new_zeros(x.shape[1], classes, requires_grad=True)
+    bias = x.new_zeros(classes, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(x @ weight + bias, labels) + l2 * weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return weight.detach(), bias.detach()
+
+
+def wilson(successes: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's 95 % confidence interval of a proportion (1927).
+
+    >>> [round(end, 3) for end in wilson(90, 100)]
+    [0.826, 0.945]
+    """
+    p = successes / count
+    middle = p + z * z / (2 * count)
+    half = z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
+    total = 1 + z * z / count
+    return (middle - half) / total, (middle + half) / total

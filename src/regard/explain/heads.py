@@ -1,0 +1,216 @@
+"""Measures of attention heads: entropy, distance, and which head does what."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.explain.attention import attention_maps, text_stack
+from regard.explain.tables import data_frame
+from regard.html import html_table
+from regard.nn.head import Head
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Weights = Float[Tensor, "*heads time seen"]
+Scores = Float[Tensor, "*heads"]
+
+
+def entropy(weights: Weights) -> Float[Tensor, "*heads time"]:
+    """H_i = -sum_j w_ij ln w_ij, in nats: 0 for one key, ln n for n equal ones."""
+    return -torch.xlogy(weights, weights).sum(-1)
+
+
+def distance(weights: Weights) -> Float[Tensor, "*heads time"]:
+    """d_i = sum_j w_ij |i - j|, in tokens: how far each query looks."""
+    time, seen = weights.shape[-2:]
+    i = torch.arange(time, device=weights.device).unsqueeze(1)
+    j = torch.arange(seen, device=weights.device)
+    return (weights * (i - j).abs()).sum(-1)
+
+
+def previous_token_score(weights: Weights) -> Scores:
+    """The mean of w_{i, i-1} over i >= 1: 1 for a head that only looks at the token before."""
+    return weights.diagonal(-1, -2, -1).mean(-1)
+
+
+def induction_score(weights: Weights, ids: Int[Tensor, " time"]) -> Scores:
+    """The mean weight on the tokens that followed earlier occurrences of the current token.
+
+        s = mean_i sum_{j < i, id_{j-1} = id_i} w_ij,      over i with such a j
+
+    Prefix matching of Olsson et al. 2022; on a text without repetition there is no such i: 0.
+    """
+    after = torch.cat([ids.new_full((1,), -1), ids[:-1]])  # id_{j-1}
+    return _mean_weight_on(weights, ids.unsqueeze(1) == after)
+
+
+def duplicate_token_score(weights: Weights, ids: Int[Tensor, " time"]) -> Scores:
+    """The mean weight on earlier occurrences of the current token: j < i with id_j = id_i."""
+    return _mean_weight_on(weights, ids.unsqueeze(1) == ids)
+
+
+def _mean_weight_on(weights: Tensor, chosen: Tensor) -> Tensor:
+    """The mean over rows with a chosen earlier column of their weight on chosen columns."""
+    chosen = chosen.tril(-1)
+    rows = chosen.any(-1)
+    if not bool(rows.any()):
+        return weights.new_zeros(weights.shape[:-2])
+    return (weights * chosen).sum(-1)[..., rows].mean(-1)
+
+
+@torch.no_grad()
+def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
+    r"""How much each head raises the logit of the tokens that it attends to, from -1 to 1.
+
+        s_h = sum_k Re(e_k) / sum_k |e_k|,      e the eigenvalues of U O_h V_h E
+
+    E is the embedding, U the output matrix, V_h and O_h the head's; the gains of the norms between
+    them are included. The eigenvalues are those of V_h E U O_h, which is as wide as a head.
+    Elhage et al. 2021.
+    """
+    side, stack = text_stack(model)
+    head, embed = model.head, cast(nn.Module, model.embed)
+    if not isinstance(head, Head) or not hasattr(embed, "token"):
+        raise ConfigError(
+            "copying scores need a model that predicts tokens from embeddings; this one has "
+            f"head={type(head).__name__}"
+        )
+    table = cast(nn.Embedding, embed.token).weight.double()
+    project = getattr(embed, "project", None)
+    table = table if project is None else table @ project.weight.double().T
+    unembed = head.matrix.double()  # (vocab, width)
+    if head.project is not None:
+        unembed = unembed @ head.project.weight.double()
+    if stack.norm is not None:
+        unembed = unembed * cast(Tensor, stack.norm.weight).double()
+    if table.shape[1] != unembed.shape[1]:
+        raise ConfigError("copying scores need embeddings of the width of the residual stream")
+    scores = {}
+    for number, block in enumerate(stack.blocks):
+        attention = cast(nn.Module, block.attention)
+        gain = cast(Tensor, block.attention_norm.weight).double()
+        through = (table * gain).T @ unembed  # (dim, dim): E^T U
+        heads, kv_heads = attention.heads, attention.kv_heads
+        value = attention.value.weight.double().unflatten(0, (kv_heads, -1))
+        value = value.repeat_interleave(heads // kv_heads, 0)  # (heads, head_dim, dim)
+        out = attention.out.weight.double().unflatten(1, (heads, -1)).transpose(0, 1)
+        values = torch.linalg.eigvals(value @ through @ out)  # (heads, head_dim)
+        scores[f"{side}.blocks.{number}.attention"] = (
+            values.real.sum(-1) / values.abs().sum(-1).clamp_min(1e-300)
+        ).float()
+    return scores
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class HeadScores:
+    """Scores of every head of every layer, by behaviour: (layers, heads) each."""
+
+    layers: list[str]
+    scores: Mapping[str, Float[Tensor, "layers heads"]]
+
+    def top(self, behaviour: str, count: int = 3) -> list[tuple[int, int, float]]:
+        """The heads with the largest score: layer, head and score, best first."""
+        table = self._table(behaviour)
+        best = table.flatten().argsort(descending=True, stable=True)[:count].tolist()
+        heads = table.shape[1]
+        return [(n // heads, n % heads, float(table[n // heads, n % heads])) for n in best]
+
+    def above(self, behaviour: str, threshold: float = 0.5) -> list[tuple[int, int]]:
+        """The heads, as layer and head, whose score is above a threshold."""
+        layers, heads = torch.where(self._table(behaviour) > threshold)
+        return list(zip(layers.tolist(), heads.tolist(), strict=True))
+
+    def _table(self, behaviour: str) -> Tensor:
+        if behaviour not in self.scores:
+            raise ConfigError(f"no scores of {behaviour!r}; there are {', '.join(self.scores)}")
+        return self.scores[behaviour]
+
+    def __repr__(self) -> str:
+        best = (
+            f"{name} {layer}.{head} {score:.2f}"
+            for name in self.scores
+            for layer, head, score in self.top(name, 1)
+        )
+        return f"HeadScores({', '.join(best)})"
+
+    def _rows(self) -> list[tuple[Any, ...]]:
+        count = next(iter(self.scores.values())).shape[1]
+        return [
+            (layer, head, *(float(table[layer, head]) for table in self.scores.values()))
+            for layer in range(len(self.layers))
+            for head in range(count)
+        ]
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (layer, head, *(f"{s:.3f}" for s in scores)) for layer, head, *scores in self._rows()
+        )
+        return html_table(rows, header=("layer", "head", *self.scores))
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each head."""
+        return data_frame(self._rows(), columns=["layer", "head", *self.scores])
+
+
+@torch.no_grad()
+def find_heads(
+    model: nn.Module,
+    *,
+    tokens: Sequence[int] | None = None,
+    length: int = 24,
+    rows: int = 16,
+    seed: int = 0,
+) -> HeadScores:
+    """Score every head of a decoder on random sequences that are repeated once.
+
+    `rows` sequences of `length` distinct tokens, each followed by itself, so that attention to the
+    token before, to the same token and to what followed it are told apart. `tokens` are the ids to
+    draw from, by default the whole vocabulary. With it come the entropy and the distance of the
+    attention, and the copying score, which depends on the weights only.
+    """
+    side, stack = text_stack(model)
+    if side != "decoder" or getattr(model, "encoder", None) is not None:
+        raise ConfigError("find_heads needs a decoder: induction is about earlier tokens")
+    size = int(cast(int, model.vocab_size))
+    pool = torch.arange(size) if tokens is None else torch.tensor(list(tokens))
+    context = getattr(model, "context", None)
+    length = min(length, len(pool), (context or 2 * length) // 2)
+    if length < 2:
+        raise ConfigError(f"{len(pool)} tokens and context={context} are too few to repeat any")
+    generator = torch.Generator().manual_seed(seed)
+    once = torch.stack(
+        [pool[torch.randperm(len(pool), generator=generator)[:length]] for _ in range(rows)]
+    )
+    ids = torch.cat([once, once], 1).to(next(model.parameters()).device)
+    maps = attention_maps(
+        model, lambda: model(ids), pattern=f"{side}.blocks.*.attention", call=None
+    )
+    measured: dict[str, list[Tensor]] = {}
+    for weights in maps.values():
+        per_row = [
+            {
+                "previous_token": previous_token_score(each),
+                "induction": induction_score(each, row),
+                "duplicate_token": duplicate_token_score(each, row),
+                "entropy": entropy(each).mean(-1),
+                "distance": distance(each).mean(-1),
+            }
+            for each, row in zip(weights, ids, strict=True)
+        ]
+        for name in per_row[0]:
+            measured.setdefault(name, []).append(
+                torch.stack([scores[name] for scores in per_row]).mean(0).cpu()
+            )
+    scores = {name: torch.stack(layers) for name, layers in measured.items()}
+    if isinstance(model.head, Head) and stack.norm is not None:
+        copying = list(copying_scores(model).values())
+        scores["copying"] = torch.stack(
+            [copying[n % len(copying)].cpu() for n in range(len(stack.layers))]
+        )
+    return HeadScores(list(maps), scores)

@@ -1,0 +1,258 @@
+"""Predictions from inside: logit lens, tuned lens, direct logit attribution."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.explain.attention import text_stack
+from regard.explain.tables import data_frame
+from regard.explain.trace import trace
+from regard.html import html_table
+from regard.nn.attention import Attention
+from regard.nn.block import Block, LayerNorm, RMSNorm
+from regard.nn.head import Head
+from regard.text import Tokenizer
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+LINEAR_ORDERS = ("pre", "parallel", "parallel_norms")
+
+
+@torch.no_grad()
+def layer_states(
+    model: nn.Module, ids: Int[Tensor, "batch time"]
+) -> list[Float[Tensor, "batch time dim"]]:
+    """The residual stream before the first layer and after each, before the final norm."""
+    _, stack = text_stack(model)
+    states: list[Tensor] = []
+
+    def record(_: nn.Module, __: object, out: Tensor) -> None:
+        states.append(out)
+
+    handles = [block.out_tap.register_forward_hook(record) for block in _blocks(stack)]
+    handles.append(_blocks(stack)[0].carry.register_forward_hook(record))
+    try:
+        model(ids)
+    finally:
+        for handle in handles:
+            handle.remove()
+    first, layers = states[0], [s for n, s in enumerate(states) if n]
+    if len(_blocks(stack)) < len(stack.layers):  # shared: `carry` runs again before each call
+        size = len(_blocks(stack)) + 1
+        layers = [s for n, s in enumerate(states) if n % size]
+    return [first, *layers]
+
+
+@torch.no_grad()
+def logit_lens(
+    model: nn.Module,
+    ids: Int[Tensor, "batch time"],
+    *,
+    lens: "TunedLens | None" = None,
+    positions: Sequence[int] | None = None,
+) -> Float[Tensor, "layers batch time vocab"]:
+    r"""The logits that the output layer computes from the residual stream of each layer.
+
+        logits_l = U n(x_l),      l = 0 (embeddings), 1, ..., layers;   n the final norm
+
+    The last are the model's own. With `lens` x_l is translated first. nostalgebraist 2020.
+    """
+    _, stack = text_stack(model)
+    norm = nn.Identity() if stack.norm is None else stack.norm
+    states = layer_states(model, ids)
+    if positions is not None:
+        states = [state[:, list(positions)] for state in states]
+    if lens is not None:
+        states = lens.translate(states)
+    return torch.stack([cast(Any, model.head)(norm(state)).float() for state in states])
+
+
+class TunedLens(nn.Module):
+    r"""A translator for each layer, trained so that its logits are those of the last layer.
+
+        logits_l = U n(x_l + A_l x_l + b_l),      min KL(softmax(logits_last) || softmax(logits_l))
+
+    A and b start at 0, the logit lens. Belrose et al. 2023.
+    """
+
+    def __init__(self, dim: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def translate(self, states: Sequence[Tensor]) -> list[Tensor]:
+        """The states of all layers but the last, translated, and the last as it is."""
+        pairs = zip(self.layers, states, strict=False)
+        return [*(state + layer(state) for layer, state in pairs), states[-1]]
+
+
+def tune_lens(
+    model: nn.Module,
+    batches: Iterable[Int[Tensor, "batch time"]],
+    *,
+    lr: float = 1e-3,
+) -> TunedLens:
+    """Train a tuned lens with Adam, one step per batch of ids; the model is not changed."""
+    _, stack = text_stack(model)
+    norm = nn.Identity() if stack.norm is None else stack.norm
+    lens: TunedLens | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        for ids in batches:
+            states = layer_states(model, ids)
+            if lens is None or optimizer is None:
+                lens = TunedLens(states[0].shape[-1], len(states) - 1).to(states[0])
+                optimizer = torch.optim.Adam(lens.parameters(), lr)
+            *logits, last = [cast(Any, model.head)(norm(x)) for x in lens.translate(states)]
+            target = last.log_softmax(-1)
+            loss = sum(
+                nn.functional.kl_div(
+                    each.log_softmax(-1).flatten(0, 1),
+                    target.flatten(0, 1),
+                    reduction="batchmean",
+                    log_target=True,
+                )
+                for each in logits
+            )
+            optimizer.zero_grad()
+            cast(Tensor, loss).backward()
+            optimizer.step()
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+    if lens is None:
+        raise ConfigError("a tuned lens needs at least one batch of ids")
+    return lens.eval()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Lens:
+    """The likeliest next token of each layer at each position, and its probability."""
+
+    tokens: list[str]
+    predictions: list[list[str]]  # of each layer, from the embeddings up
+    probabilities: Float[Tensor, "layers time"]
+    final_rank: Int[Tensor, "layers time"]  # of the last layer's prediction; 0: the likeliest
+
+    @classmethod
+    def of(
+        cls, logits: Float[Tensor, "layers 1 time vocab"], tokenizer: Tokenizer, ids: Sequence[int]
+    ) -> "Lens":
+        """From the logits of `logit_lens` for one text."""
+        best = logits[:, 0].softmax(-1).max(-1)
+        final = logits[-1, 0].argmax(-1)
+        chosen = logits[:, 0].gather(-1, final.expand(len(logits), -1).unsqueeze(-1))
+        return cls(
+            [tokenizer.piece(id) for id in ids],
+            [[tokenizer.piece(id) for id in layer] for layer in best.indices.tolist()],
+            best.values.cpu(),
+            (logits[:, 0] > chosen).sum(-1).cpu(),
+        )
+
+    def __repr__(self) -> str:
+        return f"Lens({len(self.predictions)} layers, {len(self.tokens)} tokens)"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows(), header=("token", *self._names()))
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each token, a column for each layer: the likeliest next token."""
+        return data_frame(list(self._rows()), columns=["token", *self._names()])
+
+    def _names(self) -> list[str]:
+        return ["embedding", *(f"layer {n}" for n in range(len(self.predictions) - 1))]
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        columns = [
+            [f"{piece!r} {p:.2f}" for piece, p in zip(layer, row, strict=True)]
+            for layer, row in zip(self.predictions, self.probabilities.tolist(), strict=True)
+        ]
+        return list(zip(self.tokens, *columns, strict=True))
+
+
+@torch.no_grad()
+def direct_logit_attribution(
+    model: nn.Module,
+    ids: Int[Tensor, "1 time"],
+    token: int,
+    *,
+    against: int | None = None,
+    position: int = -1,
+) -> dict[str, float]:
+    r"""The parts of a logit that each component writes directly, through the final norm.
+
+        logit = sum_c u . g (c - mean(c)) / s + u . b + bias,      x = sum_c c
+
+    x is the last residual stream: the embeddings, each head's output O_h y_h, each feed-forward
+    layer's, and biases; s the scale of the final norm, g and b its gain and bias (no mean for
+    RMSNorm); u the row of the output matrix, with `against` the difference of two rows. The parts
+    add up to the logit. Elhage et al. 2021.
+    """
+    side, stack = text_stack(model)
+    blocks, head, norm = _blocks(stack), model.head, stack.norm
+    order = blocks[0].norm_order.kind
+    linear = type(head) is Head and head.cap is None
+    if order not in LINEAR_ORDERS or not linear or not isinstance(norm, LayerNorm | RMSNorm):
+        raise ConfigError(
+            f"logits are sums of components only with norm_order {', '.join(LINEAR_ORDERS)} and a "
+            f"linear head without cap; this model has {order!r} and {type(head).__name__}"
+        )
+    if len(blocks) < len(stack.layers):
+        raise ConfigError("components of layers that share their weights cannot be told apart")
+    paths = [f"{side}.blocks.{number}" for number in range(len(blocks))]
+    kinds = ["attention", *(["cross"] if blocks[0].cross is not None else [])]
+    taps = [f"{path}.{kind}.heads_tap" for path in paths for kind in kinds]
+    with trace(model, [f"{paths[0]}.carry", *taps, *(f"{path}.ffn" for path in paths)]) as values:
+        model(ids)
+    parts = {"embedding": values[f"{paths[0]}.carry"][0, position]}
+    for path, block in zip(paths, blocks, strict=True):
+        for kind in kinds:
+            attention = cast(Attention, getattr(block, kind))
+            y = values[f"{path}.{kind}.heads_tap"][0, :, position]  # (heads, value_dim)
+            out = attention.out.weight.unflatten(1, (attention.heads, -1))
+            written = torch.einsum("dhv,hv->hd", out, y)
+            parts |= {f"{path}.{kind}.{h}": part for h, part in enumerate(written)}
+            if attention.out.bias is not None:
+                parts[f"{path}.{kind}.bias"] = attention.out.bias
+        parts[f"{path}.ffn"] = values[f"{path}.ffn"][0, position]
+    stream = torch.stack(list(parts.values())).double()
+    total = stream.sum(0)
+    if isinstance(norm, LayerNorm):
+        scale = (total.var(correction=0) + norm.eps).sqrt()
+        stream, gain = stream - stream.mean(-1, keepdim=True), norm.weight
+    else:
+        scale, gain = (total.square().mean() + norm.eps).sqrt(), norm.scale
+    head = cast(Head, head)
+    u = _direction(head, token, against)
+    values_of = (stream * gain.double() / scale) @ u
+    result = dict(zip(parts, values_of.tolist(), strict=True))
+    constant = 0.0
+    if getattr(norm, "bias", None) is not None:
+        constant += float(cast(Tensor, norm.bias).double() @ u)
+    if head.bias is not None:
+        constant += float(head.bias[token])
+        constant -= 0.0 if against is None else float(head.bias[against])
+    result["bias"] = constant
+    return result
+
+
+def _direction(head: Head, token: int, against: int | None) -> Tensor:
+    u = head.matrix[token].double()
+    u = u if against is None else u - head.matrix[against].double()
+    if head.project is not None:
+        u = u @ head.project.weight.double()
+    return u * head.scale
+
+
+def _blocks(stack: nn.Module) -> list[Block]:
+    return cast(list[Block], list(cast(nn.ModuleList, stack.blocks)))
