@@ -1,6 +1,7 @@
 """A user's mistake is one to five lines on stderr and an exit code that says whose it is."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -122,6 +123,7 @@ def test_an_unknown_sampler(refused, text_run):
     ("words", "instead"),
     [
         (["--temperature", "0.5"], "-s temperature=0.5"),
+        (["--temperatur", "2"], "-s temperature=2"),
         (["--top-k", "40", "--seed", "1"], "-s top_k=40"),
         (["--top_p=0.9"], "-s top_p=0.9"),
         (["--no-repeat-ngram", "--json"], "-s no_repeat_ngram=VALUE"),
@@ -130,7 +132,8 @@ def test_an_unknown_sampler(refused, text_run):
 )
 def test_a_sampler_is_no_option(refused, words, instead):
     first, _ = refused(2, "generate", "runs/my", "Once", *words).splitlines()
-    assert first.endswith(f"it is a sampler, so write {instead}")
+    option = words[0].partition("=")[0]
+    assert first == f"regard: no such option: {option}; it is a sampler, so write {instead}"
 
 
 def test_an_option_that_is_no_sampler_is_not_taken_for_one(refused):
@@ -169,7 +172,14 @@ def test_a_picture_has_a_known_suffix_and_is_not_written_over(refused, regard, t
     assert "--force" in refused(2, "explain", text_run, "cat", "--out", "x.svg")
     assert (tmp_path / "x.svg").read_text() == "mine"
     assert regard("explain", text_run, "cat", "--out", "x.svg", "--force").out == "x.svg\n"
-    assert (tmp_path / "x.svg").read_text().startswith("<?xml")
+    picture = (tmp_path / "x.svg").read_text()
+    assert picture.startswith("<?xml")
+    assert "decoder.blocks.0.attention: weight" in picture
+    shown = regard("explain", text_run, "cat Q", "--out", "x.html", "--force")
+    assert "read as unknown tokens: 'Q'" in shown.err
+    page = (tmp_path / "x.html").read_text()
+    assert "decoder.blocks.0.attention" in page
+    assert "<unk>" in page or "&lt;unk&gt;" in page
     assert "cannot write" in refused(4, "explain", text_run, "cat", "--out", "none/x.svg")
 
 
@@ -197,6 +207,38 @@ def test_lines_that_are_not_utf8(refused, pair_run, stdin):
 )
 def test_a_setting_in_the_wrong_place_gets_a_hint(refused, materials, words, hint):
     assert hint in refused(2, "train", materials / "cats.txt", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["minutes=-1"], 2),
+        (["model.preset=gtp2"], 2),
+        (["model.dim=32", "model.heads=5"], 2),
+        (["train.lr=-1"], 2),
+        (["train.best=f1"], 2),
+        (["train.log=['nothing']"], 2),
+        (["train.trackers=['none']"], 2),
+        (["device=cuda:99"], 2),
+        (["--out", "cats.txt/run"], 4),
+        (["--out", "closed/run"], 4),
+    ],
+)
+def test_what_is_refused_is_refused_before_anything_is_measured(
+    refused, materials, tmp_path, monkeypatch, words, code
+):
+    shutil.copy(materials / "cats.txt", tmp_path)
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).name != "closed")
+    assert "measuring" not in refused(code, "train", "cats.txt", "minutes=1", *words)
+
+
+def test_a_misspelt_setting_gets_a_suggestion_and_a_setting_its_other_defaults(refused, regard):
+    assert "did you mean 'lr'?" in refused(2, "settings", "lrr")
+    shown = regard("settings", "train.lr").out
+    assert "quickstart 0.003" in shown
+    assert "regard train DATA --dry-run" in shown
+    assert "DATA" not in regard("settings", "train.timeout").out
 
 
 @pytest.mark.parametrize("words", [["temperature=0.5"], ["greedy"], ["--top-k", "5"]])

@@ -92,11 +92,12 @@ def test_a_folder_of_many_files_is_announced_before_it_is_read(regard, tmp_path,
 
 
 def test_minutes_says_that_it_measures(regard, materials, monkeypatch):
-    def three_steps(config, choose_model, started, keep):
+    def three_steps(config, choose_model, started, keep, on_measure):
         assert (config.minutes, choose_model) == (1, False)  # model.dim is given
         assert started < time.perf_counter()
         assert "steps" not in keep
         assert "batch" in keep
+        on_measure()
         return replace(config, minutes=None, train=replace(config.train, steps=3))
 
     monkeypatch.setattr("regard.training.setup.configure.fit_to_minutes", three_steps)

@@ -220,6 +220,18 @@ def test_columns_that_the_user_names_are_taken(tmp_path):
         open_data("copy", columns={"label": "x"})
 
 
+@pytest.mark.parametrize("head", [["review", "stars"], ["text", "label"]])
+def test_texts_with_classes_are_no_pairs_and_no_series_unless_columns_are_named(tmp_path, head):
+    rows = [(f"{text} {number}", "ab"[number % 2]) for number in range(4) for text in TEXTS]
+    path = write(tmp_path, "a.csv", delimited(",", head, rows))
+    message = rf"holds? labels; text={head[0]}.*learns from pairs\nits columns.*{head[1]}.*\nname"
+    with pytest.raises(DataError, match=message + r" them: data\.source=COLUMN data\.target="):
+        open_data(path, kind="pairs")
+    assert next(open_data(path, *head, kind="pairs").rows()) == rows[0]
+    with pytest.raises(DataError, match=r"learns from series\n.*\na series is a table with col"):
+        open_data(path, kind="series")
+
+
 def test_a_table_is_raw_text_only_for_a_language_model(tmp_path):
     path = write(tmp_path, "a.csv", b"id,code\n1,a-1\n2,b-2\n3,c-3\n")
     opened = open_data(path, kind="text")

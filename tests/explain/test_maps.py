@@ -45,13 +45,13 @@ def test_a_figure_shows_every_head_and_the_tokens_once_per_line():
     found = texts(root)
     assert [each for each in found if each.startswith("head")] == ["head 0", "head 1", "head 2"]
     assert (found.count("a"), found.count("y")) == (1, 3)
-    assert "weight, square-root scale" in found
+    assert "attention: weight, square-root scale" in found
 
 
 def test_signed_values_have_a_scale_around_zero():
     values = torch.tensor([[[1.0, -2.0]]])
     root, _ = svg(draw_maps(values, ["a"], ["x", "y"]))
-    assert "weight, square-root scale" not in texts(root)
+    assert "attention: value" in texts(root)
     mesh = draw_maps(values, ["a"], ["x", "y"]).axes[0].collections[0]
     assert (mesh.norm.vmin, mesh.norm.vmax) == (-2.0, 2.0)
     colours = re.findall(r"background: (#\w+)", html_maps(values, ["a"], ["x", "y"]))

@@ -1,6 +1,7 @@
 """`train.log`: statistics of taps at every evaluation, wherever a run is logged."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -127,6 +128,9 @@ def test_history_curves_trackers_and_display_show_the_taps(data, tmp_path):
     )
     titles = {axes.get_title(loc="left") for axes in history_curves(["run"], [history]).axes}
     assert any("forget gate.mean" in title for title in titles), titles
+    scores = replace(history, validation={"f1": [(1, 0.001), (2, 0.9)]}, losses=[], taps={})
+    *_, panel = history_curves(["run"], [scores]).axes
+    assert (panel.get_yscale(), panel.get_ylim()[0]) == ("linear", 0)
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert "taps/layers.0.forget_gate/norm" in scalars(row)
     (line,) = tap_lines(last)

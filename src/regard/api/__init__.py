@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from regard.api.settings_reference import (
         format_default,
         option_words,
+        other_defaults,
         sentence,
         settings,
         settings_page,
@@ -97,8 +98,8 @@ _NAMES = {
     "regard.api.run": ("Run", "load"),
     "regard.api.overrides": ("override_words",),
     "regard.api.settings_reference": (
-        *("format_default", "option_words", "sentence", "settings", "settings_page"),
-        "used_by",
+        *("format_default", "option_words", "other_defaults", "sentence", "settings"),
+        *("settings_page", "used_by"),
     ),
     "regard.api.training": (
         *("ImportedRun", "RunSummary", "Study", "configure", "edit", "export"),
@@ -178,6 +179,7 @@ __all__ = [
     "load",
     "open_study",
     "option_words",
+    "other_defaults",
     "override_words",
     "plan",
     "predict_inputs",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 120  # of a training curve
 UNITS = {"loss": "nats per target", "bits_per_byte": "bits per byte", "accuracy": "fraction"}
+SCORES = ("accuracy", "f1", "bleu", "chrf")  # on a linear axis that starts at 0
 DERIVED = ("perplexity",)  # follows from the loss
 
 
@@ -37,7 +38,8 @@ def history_curves(names: Sequence[str], histories: Sequence[History]) -> "Figur
             if metric == "loss" or metric in history.validation or metric in history.taps
         ]
         title = metric.replace("_", " ")
-        panels.append(Panel(title, UNITS.get(metric, title), curves))
+        from_zero = metric in SCORES
+        panels.append(Panel(title, UNITS.get(metric, title), curves, from_zero=from_zero))
     return draw_curves(names, panels)
 
 

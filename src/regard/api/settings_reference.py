@@ -16,14 +16,16 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any, Literal
 
-from regard.config import Choice, DataConfig, RunConfig, TrainConfig
+from regard.config import Choice, DataConfig, RunConfig, TrainConfig, read_recipe
+from regard.data.builtin import BUILTINS
 from regard.data.columns import ROLES
 from regard.errors import ConfigError, unknown
 from regard.models.build import FAMILIES, is_closed_form
 from regard.models.presets import PRESETS
 from regard.nn.position import SCALINGS
-from regard.pipelines import PIPELINES
+from regard.pipelines import PIPELINES, default_settings
 from regard.tasks import TASKS
+from regard.training.setup.configure import RECIPES, recipes
 
 TABLE = re.compile(r" \(((?:\w+\.)+[A-Z_]+)\)")  # in a field's comment
 PROVIDED = {  # arguments of the entries of tables that are not options: the library provides them
@@ -80,8 +82,32 @@ def settings(pattern: str = "") -> list[dict[str, Any]]:
     keys = keys or [row for row in rows if pattern in _choice_words(row)]
     if not keys:
         known = {word for row in rows for word in (row["key"], *_choice_words(row))}
+        known |= {row["key"].rpartition(".")[2] for row in rows}
         raise ConfigError(f"{unknown('setting', pattern, known)}\n`regard settings` lists all")
     return keys
+
+
+def other_defaults(key: str) -> dict[str, Any]:
+    """The values that recipes give a setting, by recipe, and `DATA` if data changes its default.
+
+    >>> other_defaults("train.lr")["quickstart"]
+    0.003
+    """
+    tables = {name: read_recipe(RECIPES / f"{name}.toml") for name in recipes()}
+    values = {name: value for name, table in tables.items() if (value := _at(table, key))}
+    for name in ("reversal", "parentheses"):  # pairs and labels; other kinds set the same keys
+        data = BUILTINS[name](examples=8)
+        chosen = default_settings(data, {}, gpu=False)
+        if _at(chosen, key) is not None:
+            values["DATA"] = None
+    return values
+
+
+def _at(table: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key in nested tables; None if there is none."""
+    for part in key.split("."):
+        table = table.get(part) if isinstance(table, Mapping) else None  # type: ignore[assignment]
+    return table
 
 
 def settings_page() -> str:

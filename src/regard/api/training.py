@@ -171,16 +171,19 @@ def configure(
     what: str | Path | RunConfig | None,
     *words: str,
     started: float | None = None,
+    on_measure: Callable[[], object] | None = None,
     **settings: Any,
 ) -> RunConfig:
     """The settings that `train` would use: a recipe's, or chosen for the given data.
 
-    `minutes=…` counts from `started` on, as in `train_events`.
+    `minutes=…` counts from `started` on, as in `train_events`; `on_measure` is called before it
+    times the first step, when all settings are checked.
     """
     over = read_overrides(words, settings)
     if isinstance(what, RunConfig):
         return build(RunConfig, overlay(to_table(what), over))
-    return run_settings.configure(None if what is None else str(what), over, started=started)
+    path = None if what is None else str(what)
+    return run_settings.configure(path, over, started=started, on_measure=on_measure)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

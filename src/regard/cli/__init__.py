@@ -157,6 +157,8 @@ def _usage_message(error: Any, words: Sequence[str]) -> tuple[str, int]:
         instead = INSTEAD.get(verb) or (f"did you mean {close[0]!r}?" if close else "")
         message += f"; {instead}\n" if instead else "\n"
         message += f"commands: {', '.join(known)}"
+    if hint is not None and (option := getattr(error, "option_name", None)) is not None:
+        message = f"no such option: {option}"  # without names that only look like it
     hint = "" if hint is None else f"; {hint}"
     return f"{message[:1].lower()}{message[1:]}{hint}\ntry: {command} --help", error.exit_code
 

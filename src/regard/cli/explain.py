@@ -16,6 +16,7 @@ from regard.cli.output import (
     print_status,
     spinner,
     terminal_width,
+    warn_unknown,
 )
 from regard.errors import ConfigError
 
@@ -90,7 +91,9 @@ def explain(
         )
     (run,) = runs
     with spinner(f"opening {run}"):
-        ((name, attention),) = api.load(run).explain(text, layer=layer).items()
+        opened = api.load(run)
+        ((name, attention),) = opened.explain(text, layer=layer).items()
+    warn_unknown(opened.unknown_parts(text))
     heads = len(attention.weights)
     if head is not None and not 0 <= head < heads:
         raise ConfigError(f"--head {head}: there are {heads} heads, 0 to {heads - 1}")
@@ -99,7 +102,7 @@ def explain(
         table = {"rows": attention.rows, "columns": attention.columns, "weights": weights.tolist()}
         print_json({"layer": name, **table})
     elif out is not None:
-        attention.save(out, head)
+        attention.save(out, head, title=name)
         print(out)
     else:
         print(f"{bold(name, sys.stdout)}, {heads} heads")

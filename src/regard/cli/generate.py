@@ -230,12 +230,16 @@ def as_sampler(option: str, words: Sequence[str]) -> str | None:
 
     >>> as_sampler("--top-k", ["generate", "runs/my", "--top-k", "40"])
     '-s top_k=40'
+    >>> as_sampler("--temperatur", ["generate", "runs/my", "--temperatur", "2"])
+    '-s temperature=2'
     """
     name = option.lstrip("-").replace("-", "_")
+    names = get_close_matches(name, [*api.SAMPLERS, "greedy"], n=1, cutoff=0.75)
+    if not names:
+        return None
+    (name,) = names
     if name == "greedy":
         return "-s greedy"
-    if name not in api.SAMPLERS:
-        return None
     return f"-s {shlex.quote(f'{name}={value_of(option, words)}')}"
 
 

@@ -56,6 +56,13 @@ def _print_line(row: dict[str, Any]) -> None:
 def _print_details(row: dict[str, Any]) -> None:
     print(f"{bold(row['key'], sys.stdout)}  {row['type']}, default: {_default(row)}")
     _print_wrapped("  ", api.sentence(row["description"]))
+    changed = api.other_defaults(row["key"])
+    in_recipes = [f"{name} {value}" for name, value in changed.items() if name != "DATA"]
+    if in_recipes:
+        _print_wrapped("  in recipes      ", ", ".join(in_recipes))
+    if "DATA" in changed:
+        shown = "chosen for the data; `regard train DATA --dry-run` shows its value"
+        _print_wrapped("  for your data   ", shown)
     _print_wrapped("  used by tasks   ", ", ".join(row["tasks"]))
     _print_wrapped("  used by models  ", ", ".join(row["models"]))
     plain = [name for name, choice in row["choices"].items() if not choice["description"]]

@@ -85,11 +85,16 @@ def train(
     if study is not None:
         train_study(study, as_json=as_json)
         return
-    if "minutes" in overrides:
-        api.require_new_folder(out)  # before measuring takes time
-        print_status("measuring the training speed of a few model sizes on this machine …")
+    api.require_new_folder(out)  # before the data is read
     with spinner("reading the data"):
-        config = api.configure(data, *words, started=api.process_started())
+        config = api.configure(
+            data,
+            *words,
+            started=api.process_started(),
+            on_measure=lambda: print_status(
+                "measuring the training speed of a few model sizes on this machine …"
+            ),
+        )
     if dry_run:
         _print_previews([api.preview(config, out)], as_json)
         return

@@ -111,18 +111,24 @@ def find_input(
 
 def ambiguous_table(table: Table, kind: str | None = None) -> DataError:
     """The error for a table whose columns are ambiguous; it lists them."""
-    question = "what its columns are" if kind is None else f"which of its columns hold {kind}"
-    hints = [hint for hint in COLUMN_HINTS if kind is None or _hint_applies(hint, kind)]
     if {"question", "context"} <= set(table.columns):
         return DataError(
             f"{table.path} holds questions with contexts and answer spans, which no task learns "
             f"from\n{table.listing()}"
         )
-    last = "" if kind is not None else "; task=causal trains on the file as plain text"
-    return DataError(
-        f"{table.path}: cannot tell {question}\n{table.listing()}\n"
-        f"name them: {'; '.join(hints)}{last}"
-    )
+    if kind is None:
+        return DataError(
+            f"{table.path}: cannot tell what its columns are\n{table.listing()}\n"
+            f"name them: {'; '.join(COLUMN_HINTS)}; task=causal trains on the file as plain text"
+        )
+    other = find_roles(table, {}, None)
+    problem = f"cannot tell which of its columns hold {kind}"
+    if other is not None and other.kind != kind:
+        problem = f"it seems to hold {other.kind}{other.note}; the task learns from {kind}"
+    hints = [f"name them: {hint}" for hint in COLUMN_HINTS if _hint_applies(hint, kind)]
+    if not hints:
+        hints = ["a series is a table with columns of numbers, a row for each time"]
+    return DataError(f"{table.path}: {problem}\n{table.listing()}\n{hints[0]}")
 
 
 def _hint_applies(hint: str, kind: str) -> bool:
@@ -274,6 +280,8 @@ def _find_pairs(
             columns = _by_name(profiles, [source]), _by_name(profiles, [target])
             if columns[0] and columns[1]:
                 return {"source": columns[0], "target": columns[1]}, set()
+        if asked and _holds_classes(table, profiles):
+            return None
         nested = [p.name for p in profiles if p.name.startswith("translation.")]
         if len(nested) == 2:
             return {"source": nested[0], "target": nested[1]}, set()
@@ -288,6 +296,13 @@ def _find_pairs(
     guesses = iter(both)
     roles = {role: named.get(role) or next(guesses) for role in ("source", "target")}
     return roles, set(roles) - set(named) if table.header else set()
+
+
+def _holds_classes(table: Table, profiles: Sequence[Profile]) -> bool:
+    """Whether a column is a label: by its name, or few values that repeat ten times on average."""
+    named = table.header and _by_name(profiles, LABEL) is not None
+    labels = _label_candidates(profiles)
+    return named or any(p.name in labels and 10 * p.distinct <= p.filled for p in profiles)
 
 
 def _find_tags(

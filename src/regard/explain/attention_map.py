@@ -86,19 +86,22 @@ class AttentionMap:
         """The average over heads."""
         return self.weights.mean(0)
 
-    def figure(self, head: int | None = None) -> "Figure":
+    def figure(self, head: int | None = None, *, title: str = "attention") -> "Figure":
         """All heads side by side, or one of them, as a matplotlib figure."""
         weights, headings = self._heads(head)
-        return draw_maps(weights, self.rows, self.columns, headings=headings)
+        return draw_maps(weights, self.rows, self.columns, headings=headings, title=title)
 
-    def save(self, path: Path | str, head: int | None = None) -> None:
-        """Write all heads or one of them as .svg, .png, .pdf or .html, by the suffix of `path`."""
+    def save(self, path: Path | str, head: int | None = None, *, title: str = "attention") -> None:
+        """Write all heads or one of them as .svg, .png, .pdf or .html, by the suffix of `path`.
+
+        `title` is shown in the picture: the layer, for instance.
+        """
         suffix = Path(path).suffix
         check_suffix(suffix)
         if suffix != ".html":
-            save(encode(self.figure(head), suffix), path)
+            save(encode(self.figure(head, title=title), suffix), path)
             return
-        AttentionMaps({"attention": self}).save(path, head)
+        AttentionMaps({title: self}).save(path, head)
 
     def to_pandas(self, head: int | None = None) -> "DataFrame":
         """The weights of one head, or their mean, as a table of row tokens × column tokens."""

@@ -26,13 +26,18 @@ DAY = 86_400  # seconds after which a temporary file of another machine counts a
 
 
 def require_new_path(path: Path, way_out: str) -> None:
-    """Raise `ConfigError` if the path exists: existing files are never overwritten."""
+    """Raise if the path exists, since existing files are never overwritten, or cannot be made."""
     try:
         exists = path.exists()
     except OSError as error:
         raise CheckpointError(f"cannot access {path}: {error.strerror}") from None
     if exists:
         raise ConfigError(f"{path} exists already and is not overwritten;\n{way_out}")
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not parent.is_dir():
+        raise CheckpointError(f"cannot write {path}: {parent} is a file, not a folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise CheckpointError(f"cannot write {path}: {parent} is not writable")
 
 
 def temporary_path(path: Path) -> Path:

@@ -51,7 +51,7 @@ def draw_maps(
     """Maps with their tokens, side by side on one colour scale.
 
     Weights are coloured by their square root, signed values linearly around white; the colour
-    bar says which.
+    bar says which, after the title.
     """
     headings = head_names(len(weights)) if headings is None else headings
     check_labels(weights, rows, columns, headings)
@@ -111,7 +111,8 @@ def draw_maps(
         bar = axes_at(GAP + row_width, height - BAR, min(3.0, width - row_width - 3 * GAP), 0.12)
         figure.colorbar(colours, cax=bar, orientation="horizontal").outline.set_visible(False)
         bar.tick_params(labelsize=8)
-        bar.set_xlabel("value" if low < 0 else "weight, square-root scale", size=8, loc="left")
+        scale_name = "value" if low < 0 else "weight, square-root scale"
+        bar.set_xlabel(f"{title}: {scale_name}", size=8, loc="left")
     return figure
 
 

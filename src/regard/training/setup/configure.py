@@ -1,7 +1,7 @@
 """The settings of a run: from a recipe, a .toml file, or chosen for the user's data."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,16 @@ def recipes() -> list[str]:
 
 
 def configure(
-    what: str | None, overrides: dict[str, Any] | None = None, *, started: float | None = None
+    what: str | None,
+    overrides: dict[str, Any] | None = None,
+    *,
+    started: float | None = None,
+    on_measure: Callable[[], object] | None = None,
 ) -> RunConfig:
     """The settings of a run: of a recipe, a .toml file, or chosen for the user's data.
 
     `overrides` is a nested table; `minutes` in it chooses model size and steps for this machine,
-    and counts from `started` on (see `fit_to_minutes`).
+    and counts from `started` on; `on_measure` is called before (see `fit_to_minutes`).
     Without `what`, `overrides["data"]` names the data, such as two parallel files.
     """
     over = dict(overrides or {})
@@ -64,7 +68,7 @@ def configure(
         start = over.get("train", {}).get("start")
         if start is not None and not {"family", "preset"} & set(over.get("model", {})):
             base = start_from(base, RunFolder(_absolute(start)).load_config(), class_names)
-    return _combine(base, over, file, started)
+    return _combine(base, over, file, started, on_measure)
 
 
 def configure_study(
@@ -92,7 +96,11 @@ def _recipe(what: str | None) -> Path | None:
 
 
 def _combine(
-    base: dict[str, Any], over: dict[str, Any], file: Path | None, started: float | None = None
+    base: dict[str, Any],
+    over: dict[str, Any],
+    file: Path | None,
+    started: float | None = None,
+    on_measure: Callable[[], object] | None = None,
 ) -> RunConfig:
     """Merge the user's overrides into the settings of a recipe or those chosen for the data."""
     over = dict(over)
@@ -121,6 +129,7 @@ def _combine(
         choose_model=not pinned and config.train.start is None,
         started=started,
         keep=over.get("train", {}),
+        on_measure=on_measure,
     )
 
 

@@ -6,7 +6,7 @@ them again while the run trains.
 
 import inspect
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle, islice
@@ -25,12 +25,8 @@ from regard.training.optim import SCHEDULES, optimizers
 from regard.training.parallel import launch
 from regard.training.parallel.ranks import Ranks
 from regard.training.parallel.strategy import Objective, SingleProcess
-from regard.training.setup.device import (
-    autocast,
-    checkpoint_activations,
-    prepare_device,
-)
-from regard.training.setup.setting_checks import check_settings
+from regard.training.setup.device import autocast, checkpoint_activations
+from regard.training.setup.setting_checks import check_before_data, check_taps
 
 SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
 HEAD_DIM = 32
@@ -47,6 +43,7 @@ def fit_to_minutes(
     choose_model: bool = True,
     started: float | None = None,
     keep: Collection[str] = (),
+    on_measure: Callable[[], object] | None = None,
 ) -> RunConfig:
     """Choose the largest model that can be trained well in its minutes, and as many steps as fit.
 
@@ -56,9 +53,10 @@ def fit_to_minutes(
     Transformers, only the steps are chosen.
     Compiled steps are timed for the chosen size only: compiling takes longer than these steps.
     Warm-up and EMA are shortened to fit the steps, but for the settings of `train` in `keep`.
+    `on_measure` is called before the first step, when all settings are checked.
     """
     assert config.minutes is not None
-    check_settings(config)
+    device = check_before_data(config)
     now = time.perf_counter()
     deadline = 60 * config.minutes + (now if started is None else started)
     data = prepare_training(config)
@@ -66,7 +64,6 @@ def fit_to_minutes(
     if is_closed_form(table["family"]):  # there are no steps to choose
         return replace(config, minutes=None)
     deadline -= time.perf_counter() - now  # the data is prepared again when the run begins
-    device = prepare_device(config)
     tokens = sum(
         data.task.tokens_read(data.batch(number), data.model.context)
         for number in range(config.train.accumulate)
@@ -78,6 +75,9 @@ def fit_to_minutes(
         left = TRAINING_SHARE * (deadline - time.perf_counter())
         return replace(candidate, train=replace(config.train, steps=max(1, int(left / seconds))))
 
+    check_taps(config, data.model)
+    if on_measure is not None:
+        on_measure()
     chosen: RunConfig | None = None
     for size in SIZES if choose_model and "heads" in table else [None]:  # of a Transformer
         model = table
