@@ -106,7 +106,11 @@ class TrainConfig(Settings):
     # the validation metric that picks model.safetensors; None: the task's own, as accuracy or F1;
     # "last": the newest
     best: str | None = None
-    start: str | None = None  # a run folder whose weights to start from
+    # a run folder, or a Hugging Face folder, whose weights to start from
+    start: str | None = None
+    tune: Choice = "all"  # which parameters train (training.tuning.TUNINGS)
+    # layer-wise learning-rate decay: factor of the learning rate per layer from the output on
+    layer_decay: float = 1.0
     baseline: bool = True  # for text, evaluate an n-gram baseline first
     # activations whose statistics are logged, as globs of the names of taps
     log: list[str] = field(default_factory=list)

@@ -329,11 +329,14 @@ def test_the_command_tells_what_it_made(tmp_path, capsys):
     assert "exists already" in capsys.readouterr().err
 
 
-def test_to_train_from_an_external_checkpoint_says_how_to_import_it(tmp_path):
+def test_a_run_starts_from_an_external_checkpoint_as_from_the_imported_run(tmp_path):
     make_checkpoint(tmp_path / "theirs")
+    tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
     (tmp_path / "text.txt").write_text("the cat " * 500)
-    with pytest.raises(CheckpointError, match="regard import"):
-        regard.train(tmp_path / "text.txt", f"train.start={tmp_path / 'theirs'}")
+    start, options = tmp_path / "theirs", ("train.steps=1", "train.batch=2", "train.lr=0")
+    run = regard.train(tmp_path / "text.txt", f"train.start={start}", *options, out=tmp_path / "a")
+    for name, tensor in regard.load(start).model.state_dict().items():
+        assert torch.equal(run.model.state_dict()[name], tensor), name
 
 
 def legacy(path, *, tied=True):

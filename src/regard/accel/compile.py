@@ -118,10 +118,12 @@ def attach_fused_layers(model: nn.Module) -> None:
     """
     for module in model.modules():
         if type(module).forward is FeedForward.forward and module.activation is gelu_tanh:
+            if not isinstance(module.up, nn.Linear) or not isinstance(module.down, nn.Linear):
+                continue  # with LoRA
             module.forward = MethodType(_fused_feed_forward, module)
         if isinstance(module, Stack) and type(module.position).rotation is Position.rotation:
             for block in module.layers:
-                if block.attention.q_norm is None:
+                if block.attention.q_norm is None and block.attention.packs_qkv:
                     block.attention._packed_qkv = MethodType(  # type: ignore[method-assign]
                         _split_gradient_qkv, block.attention
                     )

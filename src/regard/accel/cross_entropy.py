@@ -19,6 +19,7 @@ def linear_cross_entropy(
     label_smoothing: float,
     cap: float | None,
     needs_grad: bool,
+    frozen: bool = False,
 ) -> list[Tensor]:
     """`nn.loss.chunked_cross_entropy` with padded logits, tuned matmuls and a fused softmax."""
     vocab = len(weight)
@@ -32,6 +33,7 @@ def linear_cross_entropy(
         label_smoothing,
         cap,
         needs_grad,
+        frozen,
         softmax_gradient=_softmax_gradient,
         matmul_into=matmul_into,
     )

@@ -88,10 +88,12 @@ from regard.pipelines.series import forecast, forecast_end, series_task
 from regard.tasks import TASKS, Seq2Seq, Task
 from regard.tasks.vocab_info import MASK
 from regard.text import PairTokenizers, Tokenizer
-from regard.training.import_export import ExportResult, export_run, imported_run_config
+from regard.training.import_export import ExportResult, export_run
 from regard.training.setup.device import pick_device, use_threads
 from regard.training.storage.evaluation import Evaluation, evaluation_of
+from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder
+from regard.training.storage.start import run_weights
 
 
 def load(path: Path | str, device: str = "auto") -> "Run":
@@ -109,7 +111,7 @@ def load(path: Path | str, device: str = "auto") -> "Run":
         config = folder.load_config()
         tokenizers = folder.load_tokenizers(config)
         folder.check_tokenizer(tokenizer_fingerprint(tokenizers))
-        model = load_model(resolve(config.model), folder.load_weights(), str(folder.model))
+        model = load_model(resolve(config.model), run_weights(folder, config), str(folder.model))
     target = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
     return Run(folder, config, model.to(target).eval(), tokenizers, target)
 

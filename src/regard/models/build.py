@@ -22,6 +22,7 @@ from regard.models.recurrent import RecurrentConfig, RecurrentLM
 from regard.models.seq2seq import EncoderDecoder, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vision import Vision, VisionConfig
+from regard.nn.lora import has_lora
 
 FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "transformer": (TransformerConfig, Transformer),
@@ -130,7 +131,13 @@ def count_parameters(config: ModelConfig) -> int:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and persistent buffers by name; a tied parameter once."""
+    """All parameters and persistent buffers by name; a tied parameter once.
+
+    With LoRA only those that train: the others are weights of the base model.
+    """
+    if has_lora(model):
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        return {name: tensor.detach() for name, tensor in trained.items()}
     tensors = dict(model.named_parameters()) | persistent_buffers(model)
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
@@ -148,14 +155,14 @@ def load_model(config: ModelConfig, tensors: Mapping[str, Tensor], origin: str) 
         model = build_model(config)
         load_weights(model, tensors, origin)
     else:
-        _check_weights(model, tensors, origin)
+        check_weights(model, tensors, origin)
         model.load_state_dict(dict(tensors), assign=True)
     return model
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
     """Copy saved weights into a model; all names and shapes are checked first."""
-    _check_weights(model, tensors, origin)
+    check_weights(model, tensors, origin)
     if hasattr(model, "fit"):
         model.load_state_dict(dict(tensors))
         return
@@ -164,7 +171,8 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -
             tensor.copy_(tensors[name])
 
 
-def _check_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
+def check_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
+    """Raise if names, shapes or dtypes of saved weights are not those of a model."""
     expected = weights(model)
     any_shape = hasattr(model, "fit")  # the data decides the sizes of a closed-form model's tables
     floats = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # copied as any other

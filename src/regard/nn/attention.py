@@ -247,7 +247,7 @@ class Attention(nn.Module):
         """The attention output; `state` is the KV cache, `memory_kv` are precomputed k and v."""
         if inputs.layer_position is not None:
             x = x + inputs.layer_position.to(x.dtype)
-        if self.training and memory is None and memory_kv is None:
+        if self.training and memory is None and memory_kv is None and self.packs_qkv:
             q, k, v = self._packed_qkv(x)
         else:
             q = split_heads(self.query(x), self.heads)  # (batch, heads, time, head_dim)
@@ -273,6 +273,11 @@ class Attention(nn.Module):
 
     def _normalise_keys(self, k: Tensor) -> Tensor:
         return k if self.k_norm is None else self.k_norm(k)
+
+    @property
+    def packs_qkv(self) -> bool:
+        """Whether the three projections are plain matrices, without LoRA."""
+        return all(type(layer) is nn.Linear for layer in (self.query, self.key, self.value))
 
     def _packed_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project `x` to q, k and v with one matmul on the concatenated weights.

@@ -1,6 +1,6 @@
 """Chunked cross-entropy of an output layer, so that not all logits are in memory at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -84,18 +84,20 @@ def chunked_cross_entropy(
     label_smoothing: float,
     cap: float | None,
     needs_grad: bool,
+    frozen: bool = False,
     *,
     softmax_gradient: Callable[..., tuple[Tensor, Tensor]] = softmax_gradient,
     matmul_into: Callable[..., None] = matmul_into,
 ) -> list[Tensor]:
     """The summed loss and, with `needs_grad`, its gradients with respect to x, W and b.
 
+    That of W is empty if W is `frozen`.
     Only the logits of one chunk of rows exist at a time. They are not recomputed in the backward
     pass: their gradient is computed here. Rows of W from `vocab` on are padding.
     """
     limit = CHUNK_ELEMENTS_CUDA if x.is_cuda else CHUNK_ELEMENTS
     size = 1 << max(0, (limit // vocab).bit_length() - 1)  # matmuls are fast with powers of 2
-    loss, *gradients = _empty_results(x, weight, bias, needs_grad)
+    loss, *gradients = _empty_results(x, weight, bias, needs_grad, frozen)
     for total in (loss, *gradients[1:]):
         total.zero_()
     for start in range(0, len(x), size):
@@ -110,10 +112,11 @@ def chunked_cross_entropy(
             continue
         dx, dweight, dbias = gradients
         matmul_into(dx[start : start + size], gradient, weight)
-        matmul_into(dweight, gradient.T, rows, add=True)
+        if not frozen:
+            matmul_into(dweight, gradient.T, rows, add=True)
         if bias is not None:
             dbias += gradient[:, :vocab].sum(0, dtype=dbias.dtype)
-    if needs_grad:
+    if needs_grad and not frozen:
         gradients[1] = gradients[1][:vocab]
     return [loss, *gradients]
 
@@ -127,20 +130,30 @@ def _linear_cross_entropy(
     label_smoothing: float,
     cap: float | None,
     needs_grad: bool,
+    frozen: bool = False,
 ) -> list[Tensor]:
     """`chunked_cross_entropy` as one operator; `accel` registers a CUDA kernel for it."""
     return chunked_cross_entropy(
-        x, weight, bias, targets, len(weight), label_smoothing, cap, needs_grad
+        x, weight, bias, targets, len(weight), label_smoothing, cap, needs_grad, frozen
     )
 
 
 @_linear_cross_entropy.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, *options: object) -> list[Tensor]:
-    return _empty_results(x, weight, bias, bool(options[-1]))
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    label_smoothing: float,
+    cap: float | None,
+    needs_grad: bool,
+    frozen: bool = False,
+) -> list[Tensor]:
+    return _empty_results(x, weight, bias, needs_grad, frozen)
 
 
 def _empty_results(
-    x: Tensor, weight: Tensor, bias: Tensor | None, needs_grad: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, needs_grad: bool, frozen: bool
 ) -> list[Tensor]:
     """Buffers for the loss and its gradients; sums are float32 at least."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -148,7 +161,8 @@ def _empty_results(
     if not needs_grad:
         return [loss]
     dbias = x.new_empty(0 if bias is None else len(bias), dtype=wide)
-    return [loss, x.new_empty(x.shape), weight.new_empty(weight.shape, dtype=wide), dbias]
+    shape = (0, 0) if frozen else weight.shape
+    return [loss, x.new_empty(x.shape), weight.new_empty(shape, dtype=wide), dbias]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -164,10 +178,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         cap: float | None,
         needs_grad: bool,
+        frozen: bool,
     ) -> Tensor:
         loss, *gradients = _linear_cross_entropy(
-            x, weight, bias, targets, label_smoothing, cap, needs_grad
+            x, weight, bias, targets, label_smoothing, cap, needs_grad, frozen
         )
+        ctx.frozen = frozen
         ctx.save_for_backward(*gradients)
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         return loss
@@ -179,8 +195,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dx, dweight, dbias = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         dbias = None if bias_dtype is None else (dbias * scale).to(bias_dtype)
-        dx, dweight = (dx * scale).to(x_dtype), (dweight * scale).to(weight_dtype)
-        return dx, dweight, dbias, None, None, None, None
+        dweight = None if ctx.frozen else (dweight * scale).to(weight_dtype)
+        return (dx * scale).to(x_dtype), dweight, dbias, None, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -203,22 +219,34 @@ def linear_cross_entropy(
     x, targets = x.flatten(0, -2), targets.flatten()
     if len(x) * len(weight) <= UNCHUNKED_ELEMENTS:
         return cross_entropy(soft_cap(F.linear(x, weight, bias), cap), targets, label_smoothing)
+    frozen = not weight.requires_grad
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     needs_grad = torch.is_grad_enabled()
     result: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, targets, label_smoothing, cap, needs_grad
+        x, weight, bias, targets, label_smoothing, cap, needs_grad, frozen
     )
     return result
 
 
 def cross_entropy(
-    logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"], label_smoothing: float = 0.0
+    logits: Float[Tensor, "rows vocab"],
+    targets: Int[Tensor, " rows"],
+    label_smoothing: float = 0.0,
+    class_weights: Sequence[float] = (),
 ) -> Float[Tensor, ""]:
-    """The summed cross-entropy of logits, in float32 at least; targets of -1 are not scored."""
+    """The summed cross-entropy of logits, in float32 at least; targets of -1 are not scored.
+
+    With `class_weights` the loss of a target is multiplied by the weight of its class.
+    """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(
-        logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing
+        logits,
+        targets,
+        weight=logits.new_tensor(class_weights) if class_weights else None,
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=label_smoothing,
     )

@@ -109,12 +109,15 @@ class LabelsPipeline(Pipeline):
         """Batches of texts of similar length, in random order."""
         task = label_task(config.task)
         names = task.class_names(train.class_names)
-        choice = merge({"task": config.task}, {"task": {"names": names}})["task"]
+        named = train.with_class_names(names)
+        weights = task.balance((c for _, classes in named.rows for c in classes), names)
+        resolved = {"names": names, **({"class_weights": weights} if weights else {})}
+        choice = merge({"task": config.task}, {"task": resolved})["task"]
         model = add_head(config.model, task, classes=len(names), vocab_size=tokenizers.size)
         config = replace(config, task=choice, model=describe(model))
         data = self.evaluation_data(config, validation, tokenizers)
         task = label_task(choice)
-        texts = _Texts.encode(task, train.with_class_names(names), tokenizers, model)
+        texts = _Texts.encode(task, named, tokenizers, model)
         loader = _loader(config, model, texts.store)
         before, after = special_tokens(model, tokenizers)
         unk_id = tokenizers.special_id("unk")
@@ -141,6 +144,8 @@ class LabelsPipeline(Pipeline):
             f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
             f"classes    {', '.join(names[:12])}{', …' if len(names) > 12 else ''}",
         ]
+        if weights:
+            description.append(f"weights    {', '.join(f'{w:.3g}' for w in weights[:12])}")
         if texts.truncated or data.dropped:
             description.append(
                 f"truncated  {texts.truncated:,} training texts and {data.dropped:,} validation "

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ class Label(Task):
     label_smoothing: float = 0.0  # probability that is spread over all classes
     word_dropout: float = 0.0  # in training, probability that a token becomes <unk>
     names: list[str] = field(default_factory=list)  # names of the classes; empty: those of the data
+    # in training, factors of the loss of each class, in the order of `names`; "balanced":
+    # texts / (classes · texts of the class), so that all classes count the same
+    class_weights: Literal["balanced"] | list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)
@@ -43,6 +46,8 @@ class Label(Task):
             raise ConfigError(
                 f"task.word_dropout={self.word_dropout} must be at least 0 and below 1"
             )
+        if self.class_weights != "balanced" and min([*self.class_weights, 0.0]) < 0:
+            raise ConfigError(f"task.class_weights={self.class_weights} must be at least 0")
 
     def collate(
         self, examples: tuple[Ids, Ids, int], generator: torch.Generator
@@ -74,7 +79,29 @@ class Label(Task):
         """Summed cross-entropy; smoothed while training."""
         label_smoothing = self.label_smoothing if model.training else 0.0
         logits = self.logits(model, batch)
-        return cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), label_smoothing)
+        targets, weights = batch.targets.flatten(), self.training_weights(model)
+        return cross_entropy(logits.flatten(0, -2), targets, label_smoothing, weights)
+
+    def training_weights(self, model: nn.Module) -> list[float]:
+        """The weights of the classes while the model trains; empty: all 1."""
+        assert self.class_weights != "balanced", "the pipeline computes them from the data"
+        return self.class_weights if model.training else []
+
+    def balance(self, classes: Iterable[int], names: Sequence[str]) -> list[float]:
+        """The weights of the classes for training data with these `classes`.
+
+        Weights that are given must be one for each of `names`.
+        """
+        if self.class_weights == "balanced":
+            counts = np.bincount(np.fromiter(classes, dtype=np.int64), minlength=len(names))
+            weights = counts.sum() / (len(names) * counts.clip(min=1))
+            return [float(weight) for weight in weights]
+        if self.class_weights and len(self.class_weights) != len(names):
+            raise ConfigError(
+                f"task.class_weights has {len(self.class_weights)} weights, and there are "
+                f"{len(names)} classes: {', '.join(names[:12])}"
+            )
+        return self.class_weights
 
     def count(self, batch: Any) -> Int[Tensor, ""]:
         """How many classes are predicted."""

@@ -44,16 +44,21 @@ class Tag(Label):
         return TagBatch(pad(texts, width, 0), lengths, pad(tags, width, IGNORED))
 
     def check_model(self, model: ModelConfig) -> None:
-        """Label smoothing is for tags that are predicted one by one."""
+        """Label smoothing and class weights are for tags that are predicted one by one."""
         super().check_model(model)
-        if self.label_smoothing and kind_of(getattr(model, "head", "tag"))[0] == "crf":
-            raise ConfigError(
-                f"task.label_smoothing={self.label_smoothing} is for tags that are predicted one "
-                "by one; set it to 0, or model.head=tag"
-            )
+        if kind_of(getattr(model, "head", "tag"))[0] != "crf":
+            return
+        for name in ("label_smoothing", "class_weights"):
+            if value := getattr(self, name):
+                raise ConfigError(
+                    f"task.{name}={value} is for tags that are predicted one by one; "
+                    "leave it out, or set model.head=tag"
+                )
 
     def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
         """Summed -log P of the tags; smoothed while training."""
+        if self.training_weights(model):
+            return super().loss(model, batch)
         label_smoothing = self.label_smoothing if model.training else 0.0
         head, x = cast(TagHead, model.head), self.hidden(model, batch)
         return head.loss(x, batch.targets, label_smoothing=label_smoothing)

@@ -6,11 +6,12 @@ from typing import Any
 
 from regard.config import RunConfig, build, flatten, make, merge, to_table
 from regard.files.safetensors import read_metadata
-from regard.models.build import load_model, resolve
+from regard.models.build import check_weights, on_meta, resolve
 from regard.tasks import TASKS
 from regard.training.storage.checkpoint import read_tensors
 from regard.training.storage.run_folder import RunFolder
 from regard.training.storage.weight_settings import changes, differences
+from regard.training.tuning import has_adapter, tuning
 
 
 def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
@@ -29,7 +30,10 @@ def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
         tensors = read_tensors(folder.model) if has_weights else {}
         accepted = changes(read_metadata(folder.model), config) if has_weights else []
         if has_weights:
-            load_model(model, tensors, str(folder.model))  # raises if they do not fit
+            empty = on_meta(model)
+            if has_adapter(config):
+                tuning(config.train.tune).prepare(empty)
+            check_weights(empty, tensors, str(folder.model))
         if config != before:
             folder.save_config(config)
         if accepted != []:

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import torch
 
-from regard.config import Choice, DataConfig, RunConfig, kind_of
+from regard.config import RunConfig, kind_of
 from regard.errors import CheckpointError, ConfigError
 from regard.files.atomic import atomic_folder, require_new_path, write_json
 from regard.files.safetensors import Tensors, read_header
-from regard.files.untrusted import path_exists, read_json
+from regard.files.untrusted import path_exists
 from regard.hub.class_names import write_class_names
 from regard.hub.config_json import read_config_as, write_config
 from regard.hub.convert_weights import write_external
@@ -32,13 +32,14 @@ from regard.hub.rope_config import is_interleaved, to_half_split
 from regard.hub.tokenizer_files import write_tokenizers
 from regard.hub.verify_export import compare, comparison_obstacle
 from regard.hub.weight_mapping import plan_export
-from regard.models.build import describe, load_model, on_meta, resolve, weights
+from regard.models.build import load_model, on_meta, resolve, weights
 from regard.models.vision import VisionConfig
 from regard.pipelines import tokenizer_fingerprint
 from regard.tasks import TASKS
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import environment, free_memory
 from regard.training.storage.checkpoint import check_tensors
+from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder, is_run
 
 EXISTS_HINT = "choose another folder"
@@ -59,14 +60,6 @@ class ExportResult:
 def open_or_download(source: Path | str) -> ExternalCheckpoint:
     """Open the checkpoint at a path, or download the one of this name from the hub."""
     return open_checkpoint(source if path_exists(Path(source)) else download(str(source)))
-
-
-def imported_run_config(checkpoint: ExternalCheckpoint, name: str) -> RunConfig:
-    """The run settings of an imported checkpoint."""
-    tokenizers = checkpoint.tokenizers
-    data = DataConfig() if tokenizers is None else DataConfig(tokenizer=tokenizers.kind)
-    model = describe(checkpoint.config)
-    return RunConfig(name=name, task=_task(checkpoint), data=data, model=model)
 
 
 def import_run(
@@ -191,17 +184,3 @@ def _write_json_files(
     if "generate" in verbs or "translate" in verbs:
         ids = {key: hf[key] for key in GENERATION_KEYS if hf.get(key) is not None}
         write_json(folder / "generation_config.json", ids)
-
-
-def _task(checkpoint: ExternalCheckpoint) -> Choice:
-    """The task, with the class names and the pixel statistics of the checkpoint."""
-    if checkpoint.task == "label":
-        return {"kind": "label", "names": checkpoint.class_names}
-    if checkpoint.task == "tag":
-        return {"kind": "tag", "names": checkpoint.class_names, "token": "first"}
-    if checkpoint.task != "classify":
-        return checkpoint.task
-    path = checkpoint.path / "preprocessor_config.json"
-    processor = read_json(path) if path.exists() else {}
-    config: Any = checkpoint.config
-    return vit.image_task(checkpoint.config_json, processor, config.channels)

@@ -39,6 +39,7 @@ def train(
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     strategy: ParallelStrategy | None = None,
     capture: bool = False,
+    before_step: Callable[[int], None] = lambda number: None,
 ) -> Iterator[Step]:
     """Take one optimizer step per `accumulate` micro-batches and yield its results.
 
@@ -48,6 +49,8 @@ def train(
     `found_inf` is 1, as `Muon` and torch's fused optimizers do. With several ranks each has its
     own batches; sums and norms are over all ranks. DDP and FSDP average gradients over ranks, so
     the loss is multiplied by the world size.
+    `before_step` is called with the number of each step, before its forward pass; a group of an
+    optimizer may have a factor `lr_scale` of its learning rate.
     With `capture`, steps are captured as CUDA graphs and replayed, which saves small models the
     time to launch kernels.
     """
@@ -84,11 +87,13 @@ def train(
     while micro_batches := list(islice(stream, accumulate)):
         if not objective.model.training:  # the caller may have evaluated
             objective.train()
+        before_step(number)
         for group in param_groups:
+            group_lr = lr(number) * group.get("lr_scale", 1.0)
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr(number))
+                group["lr"].fill_(group_lr)
             else:
-                group["lr"] = lr(number)
+                group["lr"] = group_lr
         _seed_generators(step_seed(seed, number, ranks.rank), device)  # for dropout
         mean, norm, targets, skipped = run_update(micro_batches)
         yield Step(number, mean, norm, lr(number), targets, skipped)

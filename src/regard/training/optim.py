@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.config import Choice, make
 from regard.errors import ConfigError
+from regard.nn.lora import has_lora
 
 Parameters = list[tuple[str, nn.Parameter]]
 Schedule = Callable[[float], float]  # from the step, from 0, to a factor of the learning rate
@@ -169,15 +170,33 @@ STATE_KEYS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
 OPTIMIZERS: dict[str, Callable[..., list[torch.optim.Optimizer]]] = {"adamw": adamw, "muon": muon}
 
 
-def optimizers(choice: Choice, model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Build the optimizers of this name for the trainable parameters of a model."""
+def optimizers(
+    choice: Choice, model: nn.Module, lr: float, lr_scales: Mapping[str, float] | None = None
+) -> list[torch.optim.Optimizer]:
+    """Build the optimizers of this name for the trainable parameters of a model.
+
+    `lr_scales` are factors of the learning rate, by the names of the parameters.
+    """
     parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     try:
-        return make(choice, OPTIMIZERS, "optimizer", parameters=parameters, lr=lr)
+        built = make(choice, OPTIMIZERS, "optimizer", parameters=parameters, lr=lr)
+        for optimizer in built if lr_scales else ():
+            _split_by_scale(optimizer, {p: (lr_scales or {})[n] for n, p in parameters})
+        return built
     except ConfigError:
         raise
     except ValueError as error:  # torch checks betas and decay
         raise ConfigError(f"train.optimizer: {error}") from None
+
+
+def _split_by_scale(optimizer: torch.optim.Optimizer, scales: Mapping[nn.Parameter, float]) -> None:
+    """Split the groups of an optimizer, so that all parameters of one have the same `lr_scale`."""
+    groups = []
+    for group in optimizer.param_groups:
+        for scale in dict.fromkeys(scales[p] for p in group["params"]):
+            params = [p for p in group["params"] if scales[p] == scale]
+            groups.append({**group, "params": params, "lr_scale": scale})
+    optimizer.param_groups = groups
 
 
 def state_tensors(
@@ -322,8 +341,11 @@ class EMA:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.names = [name for name, _ in model.named_parameters()]
-        self.weights: list[Tensor] = [param.data for param in model.parameters()]
+        named = list(model.named_parameters())
+        if has_lora(model):
+            named = [(name, param) for name, param in named if param.requires_grad]
+        self.names = [name for name, _ in named]
+        self.weights: list[Tensor] = [param.data for _, param in named]
         self.means = [weight.clone() for weight in self.weights] if decay else []
 
     def update(self, step: int) -> None:

@@ -5,6 +5,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,9 +57,11 @@ from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
 from regard.training.storage.evaluation import evaluation_of
 from regard.training.storage.run_folder import LOST, ReadOnlyFolder, RunFolder
+from regard.training.storage.start import load_initial_weights, open_start
 from regard.training.threads import Threads
 from regard.training.tracking.trackers import attach_trackers
-from regard.training.train_state import TrainState, load_initial_weights
+from regard.training.train_state import TrainState
+from regard.training.tuning import describe_tuning, freeze_dtype, lr_scales, tuning
 
 
 def begin(
@@ -83,8 +86,7 @@ def begin(
     device = check_before_data(config)
     tokenizers = None
     if config.train.start is not None:
-        start = RunFolder(config.train.start)
-        tokenizers = start.load_tokenizers(start.load_config())
+        tokenizers = open_start(config.train.start).tokenizers
     data = prepare_training(config, tokenizers, progress)
     config = replace(config, model=describe(data.model), task=data.task_choice)
     config = with_best_metric(config)
@@ -206,17 +208,18 @@ def _train(
     torch.manual_seed(settings.seed)
     model = build_model(data.model)
     parameters = sum(p.numel() for p in model.parameters())
-    description = [*data.description, *budget.describe()]
+    initialize = partial(_initialize, model, config, data, device, saved)
+    tuned = ranks.all_or_fail(initialize)
+    description = [*data.description, *tuned, *budget.describe()]
     yield RunStarted(folder.path, config, description, parameters, start)
-    if saved is None:
-        ranks.all_or_fail(partial(_initialize, model, config, data))
     if is_closed_form(config.model["family"]):
         yield from _fit(model, data, folder) if ranks.is_rank0 else ()
         return
     if device.type == "cpu":
         keep_freed_memory()
     strategy = make_strategy(model, data, settings, ranks, device, shard=shard)
-    all_optimizers = optimizers(settings.optimizer, strategy.local_model, settings.lr)
+    scales = lr_scales(strategy.local_model, settings.layer_decay)
+    all_optimizers = optimizers(settings.optimizer, strategy.local_model, settings.lr, scales)
     strategy.attach(all_optimizers)
     ema = EMA(strategy.local_model, settings.ema)
     threads = Threads(settings, device, ranks.world_size)
@@ -287,7 +290,13 @@ def _steps(start: int, state: TrainState) -> Iterator[Step]:
         return pin_memory(batch) if device.type == "cuda" else batch
 
     batches = prefetch(local_batch, start * accumulate, state.budget.max_steps * accumulate)
-    model = strategy.objective.model
+    model, rule = strategy.objective.model, tuning(settings.tune)
+    path = training_path(settings, device, model, ranks=ranks.world_size)
+
+    def before_step(number: int) -> None:
+        if rule.changes:
+            rule.prepare(model, number)
+
     return train(
         strategy.objective,
         (batch.to(device) for batch in batches),
@@ -299,16 +308,36 @@ def _steps(start: int, state: TrainState) -> Iterator[Step]:
         start=start,
         autocast=autocast(settings, device),
         strategy=strategy,
-        capture=training_path(settings, device, model, ranks=ranks.world_size).cuda_graph,
+        capture=path.cuda_graph and not rule.changes,
+        before_step=before_step,
     )
 
 
-def _initialize(model: nn.Module, config: RunConfig, data: TrainingData) -> None:
-    """Start from the weights of `train.start`, and count words for models that need them."""
-    if config.train.start is not None:
+def _initialize(
+    model: nn.Module,
+    config: RunConfig,
+    data: TrainingData,
+    device: torch.device,
+    saved: checkpoint.Checkpoint | None,
+) -> list[str]:
+    """Load the weights of `train.start`, count words for models that need them, freeze the rest.
+
+    Returns lines for the heading that say what trains.
+    """
+    rule = tuning(config.train.tune)
+    if config.train.start is not None and (saved is None or not rule.saves_all):
         load_initial_weights(config, model)
-    if hasattr(model, "count_words"):
+    if saved is None and hasattr(model, "count_words"):
         cast(Any, model).count_words(data.all_batches())
+    if hasattr(model, "fit"):
+        return []
+    rule.prepare(model, 0 if saved is None else saved.step)
+    if not rule.saves_all and autocast(config.train, device) is not nullcontext:
+        freeze_dtype(model, torch.bfloat16)
+    lines = describe_tuning(config, model)
+    if rule.changes:
+        model.requires_grad_(True)  # the optimizers know all parameters; `before_step` freezes
+    return lines
 
 
 def _fit(model: nn.Module, data: TrainingData, folder: RunFolder) -> Iterator[Event]:

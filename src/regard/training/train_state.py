@@ -13,12 +13,10 @@ from torch import Tensor, nn
 
 from regard import pipelines
 from regard.accel import cublaslt
-from regard.config import RunConfig, kind_of, to_table
+from regard.config import Choice, RunConfig, to_table
 from regard.files.fault_injection import fault
 from regard.models.build import load_weights, on_meta, weights
-from regard.models.compatibility import with_defaults
 from regard.models.presets import ModelConfig
-from regard.nn.head import HEADS
 from regard.pipelines.base import Progress, TrainingData
 from regard.tasks.metrics import better
 from regard.training.budget import StepBudget
@@ -42,10 +40,10 @@ from regard.training.storage.evaluation import Evaluation, evaluation_of
 from regard.training.storage.run_folder import RunFolder
 from regard.training.taps import tap_statistics
 from regard.training.threads import Threads
+from regard.training.tuning import tuning
 
 logger = logging.getLogger(__name__)
 Results = tuple[dict[str, float], str, TapStatistics]  # metrics, a sample, statistics of taps
-POOLER = {f"head.hidden.{part}": f"head.pool.{part}" for part in ("weight", "bias")}
 
 
 @dataclass(slots=True)
@@ -70,13 +68,17 @@ class Best:
         """Whether model.safetensors is that of this evaluation; a later step may overwrite it."""
         return folder.model.exists() and checkpoint.sha256(folder.model) == self.sha256
 
-    def read_model(self, folder: RunFolder, model: ModelConfig) -> dict[str, Tensor] | None:
+    def read_model(
+        self, folder: RunFolder, model: ModelConfig, tune: Choice
+    ) -> dict[str, Tensor] | None:
         """The weights in the checkpoint of this evaluation; None if it was removed."""
         saved = checkpoint.find_valid(folder.checkpoints, self.step)
         if saved is None:
             return None
         tensors = {**saved.tensors("model"), **saved.tensors("ema")}
-        checkpoint.check_fit(str(saved.path), weights(on_meta(model)), tensors)
+        expected = on_meta(model)
+        tuning(tune).prepare(expected)
+        checkpoint.check_fit(str(saved.path), weights(expected), tensors)
         return tensors
 
 
@@ -153,7 +155,7 @@ class TrainState:
             nonlocal best
             if best.is_stored(folder):
                 return None
-            tensors = best.read_model(folder, self.data.model)
+            tensors = best.read_model(folder, self.data.model, self.config.train.tune)
             best = Best() if tensors is None else best  # the next evaluation becomes the best
             return tensors
 
@@ -352,26 +354,3 @@ class TrainState:
                 return metrics, sample, tap_statistics(model, data.task, batches, settings.log)
         except Interrupted:
             return None
-
-
-def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
-    """Load the weights of the run `train.start`; a head for another task keeps its initial weights.
-
-    The hidden layer of a new classification head is BERT's pooler, if the other run has one.
-    """
-    start = RunFolder(cast(str, config.train.start))
-    tensors = start.load_weights()
-    if _head_and_classes(start.load_config()) != _head_and_classes(config):
-        head = {name: w for name, w in weights(model).items() if name.startswith("head.")}
-        for name in head.keys() & POOLER.keys():
-            pooler = tensors.get(POOLER[name])
-            if pooler is not None and pooler.shape == head[name].shape:
-                head[name] = pooler
-        tensors = {name: w for name, w in tensors.items() if not name.startswith("head.")} | head
-    load_weights(model, tensors, str(start.model))
-
-
-def _head_and_classes(config: RunConfig) -> tuple[Any, Any]:
-    head = config.model.get("head")
-    options = None if head is None else with_defaults(head, HEADS)
-    return options, kind_of(config.task)[1].get("names")

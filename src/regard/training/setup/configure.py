@@ -34,7 +34,7 @@ from regard.training.setup.device import pick_device
 from regard.training.setup.fine_tuning import start_from
 from regard.training.setup.setting_checks import check_train_config
 from regard.training.setup.time_budget import fit_to_minutes
-from regard.training.storage.run_folder import RunFolder
+from regard.training.storage.start import open_start
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -67,7 +67,7 @@ def configure(
         base, class_names = _for_data(what, over)
         start = over.get("train", {}).get("start")
         if start is not None and not {"family", "preset"} & set(over.get("model", {})):
-            base = start_from(base, RunFolder(_absolute(start)).load_config(), class_names)
+            base = start_from(base, open_start(_absolute(start)).config, class_names)
     return _combine(base, over, file, started, on_measure)
 
 

@@ -160,9 +160,17 @@ def _cgroup_memory() -> float:
         return math.inf
 
 
-def check_memory(parameters: int, config: TrainConfig, device: torch.device) -> None:
-    """Raise if the weights, gradients and optimizer state do not fit into memory."""
-    needed, free = training_bytes(parameters, ema=config.ema > 0), free_memory(device)
+def check_memory(
+    parameters: int, config: TrainConfig, device: torch.device, trained: int | None = None
+) -> None:
+    """Raise if the weights, gradients and optimizer state do not fit into memory.
+
+    Of `parameters`, only `trained` (None: all) have gradients and optimizer state.
+    """
+    trained = parameters if trained is None else trained
+    frozen_bytes = 4 if autocast(config, device) is nullcontext else 2
+    needed = training_bytes(trained, ema=config.ema > 0) + frozen_bytes * (parameters - trained)
+    free = free_memory(device)
     if config.shard != "none":
         needed //= launch.world_size()
     if needed > free:

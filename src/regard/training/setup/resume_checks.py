@@ -28,6 +28,7 @@ def fixed_settings(config: RunConfig) -> dict[str, Any]:
             "train.seed": config.train.seed,
             "train.start": config.train.start,
         }
+        | ({} if config.train.tune == "all" else {"train.tune": config.train.tune})
     )
     return table
 

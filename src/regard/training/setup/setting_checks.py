@@ -14,6 +14,7 @@ from regard.models.presets import ModelConfig
 from regard.pipelines import smallest_model
 from regard.pipelines.base import DEFAULT_TOKENS, rows_per_step
 from regard.training.optim import optimizers, schedule
+from regard.training.parallel import launch
 from regard.training.setup.device import (
     check_memory,
     checkpoint_activations,
@@ -21,9 +22,10 @@ from regard.training.setup.device import (
     pick_device,
     prepare_device,
 )
+from regard.training.storage.start import load_initial_weights
 from regard.training.taps import find_taps
 from regard.training.tracking.trackers import check_trackers
-from regard.training.train_state import load_initial_weights
+from regard.training.tuning import check_tuning, has_adapter, tuning
 
 MAX_MINUTES = 366 * 24 * 60  # a year
 
@@ -33,16 +35,19 @@ def check_before_data(config: RunConfig) -> torch.device:
     check_trackers(config.train.trackers)
     device = prepare_device(config)
     if "preset" in config.model:
-        check_memory(count_parameters(smallest_model(config)), config.train, device)
+        trained = 0 if has_adapter(config) else None
+        check_memory(count_parameters(smallest_model(config)), config.train, device, trained)
     check_settings(config)
     return device
 
 
 def check_model(config: RunConfig, model: ModelConfig, device: torch.device, path: Path) -> None:
     """Raise if the model does not fit into memory or on the disk, or contradicts the settings."""
-    parameters = count_parameters(model)
-    check_memory(parameters, config.train, device)
-    check_disk(path, config, parameters)
+    empty = on_meta(model)
+    tuning(config.train.tune).prepare(empty)
+    trained = sum(p.numel() for p in empty.parameters() if p.requires_grad)
+    check_memory(count_parameters(model), config.train, device, trained)
+    check_disk(path, config, trained if has_adapter(config) else count_parameters(model))
     check_taps(config, model)
     if config.train.activation_checkpointing:
         checkpoint_activations(on_meta(model))
@@ -73,6 +78,7 @@ def check_settings(config: RunConfig) -> None:
     """Check the training settings, the schedule, the optimizer and the memory of a step."""
     check_minutes(config.minutes)
     check_train_config(config.train)
+    check_tuning(config, launch.world_size())
     schedule(config.train.schedule, config.train.steps)
     optimizers(config.train.optimizer, _TinyModel(), config.train.lr)
     _check_step_memory(config)
@@ -93,7 +99,10 @@ def check_train_config(settings: TrainConfig) -> None:
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ConfigError(f"train.{name}={value} must be at least 1")
-    for name, below in (("lr", math.inf), ("clip", math.inf), ("ema", 1)):
+    for name, below in (
+        *(("lr", math.inf), ("clip", math.inf), ("ema", 1)),
+        ("layer_decay", 2),
+    ):
         value = getattr(settings, name)
         if not 0 <= value < below:
             raise ConfigError(f"train.{name}={value} must be at least 0 and below {below}")

@@ -9,12 +9,16 @@ from typing import Any
 
 from regard.config import RunConfig, flatten, kind_of, to_table
 from regard.files.untrusted import parse_json, quote
+from regard.training.tuning import has_adapter
 
 KEY = "settings"  # in the metadata of model.safetensors
 # of the data: how texts are read, and which of them are for validation, as is `train.seed`
 DATA_SETTINGS = ("lower", "text", "label", "tags", "columns", "validation_fraction")
 # options of tasks that affect training only
-TRAINING_OPTIONS = ("label_smoothing", "scheduled_sampling", "word_dropout", "crop", "flip")
+TRAINING_OPTIONS = (
+    *("label_smoothing", "scheduled_sampling", "word_dropout", "crop", "flip"),
+    "class_weights",
+)
 
 
 def weight_settings(config: RunConfig) -> dict[str, Any]:
@@ -26,7 +30,8 @@ def weight_settings(config: RunConfig) -> dict[str, Any]:
         "model": config.model,
         "task": {"kind": kind, **task},
         "data": {**data, "tokenizer": kind_of(config.data.tokenizer)[0]},
-        "train": {"seed": config.train.seed},
+        "train": {"seed": config.train.seed}
+        | ({"tune": config.train.tune} if has_adapter(config) else {}),
     }
     return dict(flatten(to_table(table)))
 

@@ -1,0 +1,158 @@
+"""Low-rank adaptation (LoRA) of linear layers: a frozen weight and a trained product of two."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+
+PARTS = ("lora_A", "lora_B")
+
+
+class LoRALinear(nn.Module):
+    r"""A linear layer whose weight is frozen, with a trained update of rank r.
+
+        y = W x + b + alpha / r B A dropout(x),      A (r, in) random, B (out, r) zero at first
+
+    Hu et al. 2021. `weight` is the merged matrix W + alpha / r B A, for callers that use the
+    matrix itself; they have no dropout.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.scale, self.dropout = alpha / rank, dropout
+        device = base.weight.device
+        self.lora_A = nn.Parameter(torch.empty(rank, self.in_features, device=device))
+        self.lora_B = nn.Parameter(torch.zeros(self.out_features, rank, device=device))
+        if device.type != "meta":
+            nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+
+    @property
+    def rank(self) -> int:
+        """The number of rows of A."""
+        return len(self.lora_A)
+
+    @property
+    def alpha(self) -> float:
+        """The scale of the update, times the rank."""
+        return self.scale * self.rank
+
+    @property
+    def weight(self) -> Float[Tensor, "outputs inputs"]:
+        """The merged weight, computed in float32 at least."""
+        return merged(self.base.weight, self.lora_A, self.lora_B, self.scale)
+
+    @property
+    def bias(self) -> Float[Tensor, " outputs"] | None:
+        """The frozen bias."""
+        return self.base.bias
+
+    def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+        """W x + b and the update; B A is never computed."""
+        low = F.linear(F.dropout(x, self.dropout, self.training), self.lora_A)
+        return self.base(x) + F.linear(low * self.scale, self.lora_B)
+
+
+def merged(
+    weight: Float[Tensor, "outputs inputs"],
+    a: Float[Tensor, "rank inputs"],
+    b: Float[Tensor, "outputs rank"],
+    scale: float,
+) -> Float[Tensor, "outputs inputs"]:
+    """W + scale B A, in the dtype of W."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return (weight.to(wide) + scale * (b.to(wide) @ a.to(wide))).to(weight.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """The trained parameters of LoRA: A, B and the scale alpha / r of each layer, and whole heads.
+
+    `layers` is by the name of the linear layer, `others` by the name of the parameter.
+    """
+
+    layers: dict[str, tuple[Tensor, Tensor, float]]
+    others: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor], alpha: float) -> "Adapter":
+        """From the saved parameters of a model with `LoRALinear` layers of one alpha."""
+        a, b = (
+            {n.removesuffix(f".{p}"): t for n, t in tensors.items() if n.endswith(f".{p}")}
+            for p in PARTS
+        )
+        others = {n: t for n, t in tensors.items() if not n.endswith(PARTS)}
+        return cls({n: (a[n], b[n], alpha / len(a[n])) for n in a}, others)
+
+    def merge(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of a base model with this adapter merged into them; `tensors` is unchanged.
+
+        Layers of the adapter that the base model does not have are an error.
+        """
+        names = {f"{layer}.weight": layer for layer in self.layers}
+        if missing := [layer for name, layer in names.items() if name not in tensors]:
+            raise ConfigError(
+                f"the adapter has the layer {missing[0]!r}, which the model does not have;\n"
+                "use it with the model that it was trained on"
+            )
+        result = {**tensors, **self.others}
+        for name, layer in names.items():
+            a, b, scale = self.layers[layer]
+            if (len(b), a.shape[1]) != tensors[name].shape:
+                raise ConfigError(
+                    f"the adapter's update of {layer!r} is {len(b)} × {a.shape[1]}, the weight "
+                    f"{' × '.join(map(str, tensors[name].shape))};\n"
+                    "use it with the model that it was trained on"
+                )
+            device = tensors[name].device
+            result[name] = merged(tensors[name], a.to(device), b.to(device), scale)
+        return result
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers to which LoRA can be added, by name: all but those of the head."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not name.startswith("head.")
+    }
+
+
+def add_lora(
+    model: nn.Module, targets: Iterable[str], *, rank: int, alpha: float, dropout: float = 0.0
+) -> list[str]:
+    """Freeze a model and add LoRA to its linear layers whose names match one of the globs.
+
+    Returns the names of these layers. They are replaced in the model; no other parameter changes.
+    """
+    targets, layers = list(targets), linear_layers(model)
+    if not rank >= 1:
+        raise ConfigError(f"lora: rank={rank} must be at least 1")
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"lora: dropout={dropout} must be at least 0 and below 1")
+    chosen = [n for n in layers if any(fnmatchcase(n, pattern) for pattern in targets)]
+    for pattern in targets:
+        if not any(fnmatchcase(name, pattern) for name in layers):
+            kinds = dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in layers)
+            raise ConfigError(
+                f"lora: no linear layer matches targets={pattern!r}; this model has "
+                f"{', '.join(kinds) or 'none'}"
+            )
+    model.requires_grad_(False)
+    for name in chosen:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, LoRALinear(layers[name], rank, alpha, dropout))
+    return chosen
+
+
+def has_lora(model: nn.Module) -> bool:
+    """Whether LoRA was added to a model."""
+    return any(isinstance(module, LoRALinear) for module in model.modules())

@@ -1,0 +1,31 @@
+"""The settings of a run that is made of a checkpoint of another library."""
+
+from typing import Any
+
+from regard.config import Choice, DataConfig, RunConfig
+from regard.files.untrusted import read_json
+from regard.hub.external_checkpoint import ExternalCheckpoint
+from regard.hub.families import vit
+from regard.models.build import describe
+
+
+def imported_run_config(checkpoint: ExternalCheckpoint, name: str) -> RunConfig:
+    """The run settings of an imported checkpoint."""
+    tokenizers = checkpoint.tokenizers
+    data = DataConfig() if tokenizers is None else DataConfig(tokenizer=tokenizers.kind)
+    model = describe(checkpoint.config)
+    return RunConfig(name=name, task=_task(checkpoint), data=data, model=model)
+
+
+def _task(checkpoint: ExternalCheckpoint) -> Choice:
+    """The task, with the class names and the pixel statistics of the checkpoint."""
+    if checkpoint.task == "label":
+        return {"kind": "label", "names": checkpoint.class_names}
+    if checkpoint.task == "tag":
+        return {"kind": "tag", "names": checkpoint.class_names, "token": "first"}
+    if checkpoint.task != "classify":
+        return checkpoint.task
+    path = checkpoint.path / "preprocessor_config.json"
+    processor = read_json(path) if path.exists() else {}
+    config: Any = checkpoint.config
+    return vit.image_task(checkpoint.config_json, processor, config.channels)

@@ -1,0 +1,205 @@
+"""Which parameters of a model train: all, the head, the last layers, gradually more, or LoRA."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.config import Choice, RunConfig, kind_of, make
+from regard.errors import ConfigError
+from regard.nn.head import Head, IdentityHead, NoHead
+from regard.nn.lora import add_lora
+
+LAYER = re.compile(r"(?!head\.)(?P<stack>.*?)\.(?P<index>\d+)\.")
+
+
+def distances(model: nn.Module) -> dict[str, int]:
+    """How far each parameter is from the output: 0 the head and final norm, 1 the last layer, …
+
+    The embeddings come after the first layer. An encoder and a decoder are counted separately. A
+    head that is tied to the embedding belongs to the embedding.
+    """
+    matches = {name: LAYER.match(name) for name, _ in model.named_parameters()}
+    depths: dict[str, int] = {}
+    for match in filter(None, matches.values()):
+        stack, index = match["stack"], int(match["index"])
+        depths[stack] = max(depths.get(stack, 0), index + 1)
+    most = max(depths.values(), default=0)
+
+    def distance(name: str, match: re.Match[str] | None) -> int:
+        if match is not None:
+            return depths[match["stack"]] - int(match["index"])
+        is_output = name.startswith("head.") or re.match(r"(encoder|decoder)\.norm\.", name)
+        return 0 if is_output else most + 1
+
+    return {name: distance(name, match) for name, match in matches.items()}
+
+
+def lr_scales(model: nn.Module, layer_decay: float) -> dict[str, float] | None:
+    """The factor of the learning rate of each parameter: layer_decay ** distance from the output.
+
+    Layer-wise learning-rate decay (Howard & Ruder 2018, Clark et al. 2020); None if it is 1.
+    """
+    if layer_decay == 1:
+        return None
+    return {name: layer_decay**distance for name, distance in distances(model).items()}
+
+
+class Tuning:
+    """A rule for what trains; it changes `requires_grad` of the parameters."""
+
+    changes = False  # whether it depends on the step
+    saves_all = True  # whether model.safetensors holds all weights, not only the trained ones
+
+    def prepare(self, model: nn.Module, step: int = 0) -> None:
+        """Freeze what does not train at `step`; adapters are added to the model here."""
+        names = distances(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(self.trains(name, names[name], step))
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ConfigError(
+                f"{self}: no parameter trains; the head of this model is its embedding matrix"
+            )
+
+    def trains(self, name: str, distance: int, step: int) -> bool:
+        """Whether a parameter at this distance from the output trains at `step`."""
+        return True
+
+
+@dataclass(frozen=True)
+class All(Tuning):
+    """Every parameter trains."""
+
+    def prepare(self, model: nn.Module, step: int = 0) -> None:
+        """Nothing is frozen."""
+
+
+@dataclass(frozen=True)
+class HeadOnly(Tuning):
+    """The head trains, the rest of the model is frozen (linear probing)."""
+
+    def trains(self, name: str, distance: int, step: int) -> bool:
+        """Whether it belongs to the head."""
+        return name.startswith("head.")
+
+
+@dataclass(frozen=True)
+class Last(Tuning):
+    """The head, the final norm and the last layers train."""
+
+    layers: int = 1  # number of layers
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise ConfigError(
+                f"train.tune: layers={self.layers} must be at least 1; for the head alone, "
+                "train.tune=head"
+            )
+
+    def trains(self, name: str, distance: int, step: int) -> bool:
+        """Whether it is near enough to the output."""
+        return distance <= self.layers
+
+
+@dataclass(frozen=True)
+class Gradual(Tuning):
+    """Gradual unfreezing: first the head, then one more layer every so many steps.
+
+    Howard & Ruder 2018; the embeddings are last.
+    """
+
+    every: int  # steps until one more layer trains
+    changes = True
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"train.tune: every={self.every} must be at least 1 step")
+
+    def trains(self, name: str, distance: int, step: int) -> bool:
+        """Whether its layer is unfrozen at this step."""
+        return distance <= step // self.every
+
+
+@dataclass(frozen=True)
+class LoRA(Tuning):
+    """Low-rank adaptation: updates of rank `rank` of the linear layers `targets` (Hu et al. 2021).
+
+    All other weights are frozen, but for a head that is not over the vocabulary.
+    """
+
+    rank: int = 8  # rank of the update of a weight
+    alpha: float = 16.0  # the update is scaled by alpha / rank
+    dropout: float = 0.0  # dropout of the input of the update
+    # globs of the names of linear layers; "*" is all of them
+    targets: list[str] = field(default_factory=lambda: ["*.query", "*.value"])
+    saves_all = False
+
+    def prepare(self, model: nn.Module, step: int = 0) -> None:
+        """Add LoRA to the layers and freeze the rest."""
+        options = {"rank": self.rank, "alpha": self.alpha, "dropout": self.dropout}
+        add_lora(model, self.targets, **options)  # type: ignore[arg-type]
+        head = getattr(model, "head", None)
+        if not isinstance(head, Head | IdentityHead | NoHead | None):
+            head.requires_grad_(True)
+
+
+TUNINGS: dict[str, Callable[..., Tuning]] = {
+    "all": All,
+    "head": HeadOnly,
+    "last": Last,
+    "gradual": Gradual,
+    "lora": LoRA,
+}
+
+
+def tuning(choice: Choice) -> Tuning:
+    """The rule of this name."""
+    return make(choice, TUNINGS, "tune")
+
+
+def has_adapter(config: RunConfig) -> bool:
+    """Whether a run trains an adapter, so that its folder holds no weights of the base model."""
+    return kind_of(config.train.tune)[0] == "lora"
+
+
+def check_tuning(config: RunConfig, ranks: int) -> None:
+    """Raise if what trains contradicts the other settings."""
+    rule, kind = tuning(config.train.tune), kind_of(config.train.tune)[0]
+    if not rule.saves_all and config.train.start is None:
+        raise ConfigError(
+            f"train.tune={kind} trains an adapter of a model that is trained already;\n"
+            "name it: train.start=RUN"
+        )
+    if ranks > 1 and (rule.changes or not rule.saves_all):
+        raise ConfigError(f"train.tune={kind} is for one process; start it without torchrun")
+
+
+def freeze_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+    """Store frozen matrices in the dtype in which autocast computes: no copy, half the memory."""
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.dim() > 1:
+            parameter.data = parameter.data.to(dtype)
+
+
+def describe_tuning(config: RunConfig, model: nn.Module) -> list[str]:
+    """A line for the heading of a run: how many parameters train; none if all do."""
+    kind, options = kind_of(config.train.tune)
+    if kind == "all" and config.train.layer_decay == 1:
+        return []
+    counts: Mapping[bool, int] = {
+        trains: sum(p.numel() for p in model.parameters() if p.requires_grad == trains)
+        for trains in (True, False)
+    }
+    total = counts[True] + counts[False]
+    words = [kind, *(f"{name}={_show(value)}" for name, value in options.items())]
+    if config.train.layer_decay != 1:
+        words.append(f"layer_decay={config.train.layer_decay:g}")
+    share = f"{counts[True]:,} of {total:,} parameters ({counts[True] / total:.2%})"
+    return [f"trains     {' '.join(words)}: {share}"]
+
+
+def _show(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,217 @@
+"""What trains when a run starts from another one, and with which learning rate."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import regard
+from regard.config import RunConfig, TrainConfig
+from regard.errors import ConfigError
+from regard.models.build import build_model, preset, weights
+from regard.tasks import Label
+from regard.training.loop import train as training_steps
+from regard.training.optim import optimizers
+from regard.training.parallel.strategy import Objective
+from regard.training.tuning import (
+    TUNINGS,
+    check_tuning,
+    distances,
+    freeze_dtype,
+    lr_scales,
+    tuning,
+)
+from training.objectives import text_batch
+
+MODEL = {"preset": "tiny-encoder", "dim": 8, "layers": 3, "heads": 2, "context": 16}
+
+
+def model(**fields):
+    return build_model(preset("tiny-decoder", vocab_size=23, dim=8, layers=3, heads=2, **fields))
+
+
+def trained(choice, step=0, **fields):
+    built = model(**fields)
+    tuning(choice).prepare(built, step)
+    return {name for name, p in built.named_parameters() if p.requires_grad}
+
+
+def test_distances_count_layers_from_the_output():
+    found = distances(model(tied=False))
+    assert found["head.weight"] == found["decoder.norm.weight"] == 0
+    assert [found[f"decoder.blocks.{i}.ffn.up.weight"] for i in (2, 1, 0)] == [1, 2, 3]
+    assert found["embed.token.weight"] == 4
+    pair = build_model(
+        preset("bahdanau", vocab_size=9, dim=8, layers=2, encoder_layers=1, bridge=False)
+    )
+    found = distances(pair)
+    assert (found["encoder.0.ahead.input.weight"], found["decoder.0.input.weight"]) == (1, 2)
+
+
+def test_each_rule_trains_what_it_says():
+    everything = {name for name, _ in model(tied=False).named_parameters()}
+    block = {name for name in everything if ".blocks.2." in name}
+    norm = {"decoder.norm.weight"}
+    assert trained("all", tied=False) == everything
+    assert trained("head", tied=False) == {"head.weight"}
+    last = {"kind": "last", "layers": 1}
+    assert trained(last, tied=False) == {"head.weight"} | norm | block
+    gradual = {"kind": "gradual", "every": 10}
+    assert trained(gradual, 9, tied=False) == {"head.weight"} | norm
+    assert trained(gradual, 10, tied=False) == {"head.weight"} | norm | block
+    assert trained(gradual, 40, tied=False) == everything
+    assert {name.rpartition(".")[2] for name in trained("lora")} == {"lora_A", "lora_B"}
+    with pytest.raises(ConfigError, match="no parameter trains"):
+        trained("head")
+    for choice in ({"kind": "last", "layers": 0}, {"kind": "gradual", "every": 0}):
+        with pytest.raises(ConfigError, match="must be at least 1"):
+            tuning(choice)
+
+
+def test_an_adapter_needs_a_run_to_start_from_and_one_process():
+    for choice in TUNINGS:
+        tune = {"kind": "gradual", "every": 1} if choice == "gradual" else choice
+        config = RunConfig(name="x", train=TrainConfig(tune=tune, start="y"))
+        check_tuning(config, 1)
+        if choice in ("gradual", "lora"):
+            with pytest.raises(ConfigError, match="without torchrun"):
+                check_tuning(config, 2)
+    with pytest.raises(ConfigError, match=r"train\.start=RUN"):
+        check_tuning(RunConfig(name="x", train=TrainConfig(tune="lora")), 1)
+
+
+def test_layer_decay_scales_the_learning_rate_of_a_step():
+    """Without gradient clipping Adam's first step is the learning rate, whatever the gradient."""
+    built = model(tied=False)
+    before = {name: p.detach().clone() for name, p in built.named_parameters()}
+    objective, scales = Objective(built, regard.tasks.Causal()), lr_scales(built, 0.5)
+    adamw = optimizers({"kind": "adamw", "decay": 0.0}, built, 1e-3, scales)
+    list(training_steps(objective, [text_batch()], adamw, lambda step: 1e-3, clip=0.0))
+    for name, p in built.named_parameters():
+        step = (p - before[name]).abs().max().item()
+        assert step == pytest.approx(1e-3 * 0.5 ** distances(built)[name], rel=0.01), name
+    assert lr_scales(built, 1.0) is None
+
+
+def test_frozen_weights_have_no_gradient_no_optimizer_state_and_half_the_bytes():
+    built = model()
+    tuning("lora").prepare(built)
+    freeze_dtype(built, torch.bfloat16)
+    (adamw,) = optimizers("adamw", built, 1e-3)
+    with torch.autocast("cpu", torch.bfloat16):
+        objective = Objective(built, regard.tasks.Causal())
+        objective(text_batch()).backward()
+    adamw.step()
+    names = {p: name for name, p in built.named_parameters()}
+    assert {names[p].rpartition(".")[2] for p in adamw.state} == {"lora_A", "lora_B"}
+    assert all((p.grad is None) == ("lora" not in name) for p, name in names.items())
+    frozen = [p for p in built.parameters() if p.dim() > 1 and not p.requires_grad]
+    assert {p.dtype for p in frozen} == {torch.bfloat16}
+
+
+def test_class_weights_multiply_the_loss_in_training_only():
+    task = Label(class_weights="balanced")
+    weights = task.balance([0, 0, 0, 1], ["a", "b", "c"])
+    assert weights == pytest.approx([4 / 9, 4 / 3, 4 / 3])
+    with pytest.raises(ConfigError, match="2 weights, and there are 3 classes: a, b, c"):
+        Label(class_weights=[1.0, 2.0]).balance([0], ["a", "b", "c"])
+    with pytest.raises(ConfigError, match="at least 0"):
+        Label(class_weights=[-1.0])
+    head = {"kind": "classify", "classes": 2}
+    built = build_model(preset("tiny-encoder", vocab_size=9, dim=8, heads=2, head=head))
+    batch = regard.data.batch.LabelBatch(
+        torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 2]), torch.tensor([0, 1])
+    )
+    plain, weighted = Label(), Label(class_weights=[0.0, 3.0])
+    single = plain.loss(
+        built.train(), type(batch)(batch.ids[1:], batch.lengths[1:], batch.targets[1:])
+    )
+    assert weighted.loss(built, batch).item() == pytest.approx(3 * single.item(), rel=1e-5)
+    assert weighted.loss(built.eval(), batch) == plain.loss(built, batch)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A labelled table and a run on it."""
+    folder = tmp_path_factory.mktemp("tuning")
+    rows = [f"{a} {b} {c},{b}" for a in "xyz" for b in ("good", "bad") for c in "klmno"]
+    (folder / "data.csv").write_text("\n".join(["text,label", *rows]))
+    options = {"tokenizer": "word", "steps": 2, "batch": 8, "quiet": True}
+    regard.train(folder / "data.csv", model=MODEL, out=folder / "base", **options)
+    return folder
+
+
+def tune(world, name, choice, steps=4, **settings):
+    table = {"start": str(world / "base"), "tune": choice, "best": "last", **settings}
+    return regard.train(
+        world / "data.csv", out=world / name, steps=steps, batch=8, quiet=True, train=table
+    )
+
+
+def test_a_run_with_an_adapter_saves_only_it_and_resumes_to_the_bit(world):
+    choice = {"kind": "lora", "rank": 2, "targets": ["*.query", "*.up"], "dropout": 0.1}
+    events = []
+    run = regard.train(
+        world / "data.csv",
+        out=world / "whole",
+        batch=8,
+        steps=4,
+        quiet=True,
+        on_event=events.append,
+        train={"start": str(world / "base"), "tune": choice, "best": "last", "save_every": 2},
+    )
+    (line,) = [line for line in events[0].description if line.startswith("trains")]
+    assert "lora rank=2 targets=*.query,*.up dropout=0.1: " in line
+    saved = load_file(world / "whole" / "model.safetensors")
+    assert set(saved) == {
+        *(
+            f"encoder.blocks.{i}.{n}.lora_{p}"
+            for i in range(3)
+            for p in "AB"
+            for n in ("attention.query", "ffn.up")
+        ),
+        "head.out.weight",
+        "head.out.bias",
+    }
+    base = load_file(world / "base" / "model.safetensors")
+    merged = weights(run.model)
+    assert torch.equal(merged["embed.token.weight"], base["embed.token.weight"])
+    assert not torch.equal(
+        merged["encoder.blocks.0.ffn.up.weight"], base["encoder.blocks.0.ffn.up.weight"]
+    )
+    assert run.evaluate() == pytest.approx(run.metrics, abs=1e-5)
+    again = regard.resume(world / "whole", step=2, steps=4, quiet=True)
+    for name, tensor in weights(again.model).items():
+        assert torch.equal(tensor, merged[name]), name
+    assert regard.edit(world / "whole", train={"keep": 2}) == ["train.keep: 3 → 2"]
+    config = json.loads((world / "whole" / "config.json").read_text())
+    config["train"]["tune"]["alpha"] = 99.0
+    (world / "whole" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(regard.errors.CheckpointError, match=r"train\.tune\.alpha"):
+        regard.load(world / "whole")
+
+
+def test_a_run_starts_from_an_adapter_merged(world):
+    first = tune(world, "adapter", {"kind": "lora", "rank": 2}, lr=0.01)
+    second = tune(world, "second", "head", steps=1, lr=0.0, start=str(world / "adapter"))
+    for name, tensor in weights(second.model).items():
+        torch.testing.assert_close(tensor, weights(first.model)[name], rtol=0, atol=1e-6)
+    (world / "adapter").rename(world / "moved")
+    (world / "base").rename(world / "base2")
+    with pytest.raises(
+        regard.errors.CheckpointError, match=r"is an adapter of .*[\s\S]*train\.start=PATH"
+    ):
+        regard.load(world / "moved")
+    (world / "base2").rename(world / "base")
+
+
+def test_only_what_trains_changes(world):
+    base = load_file(world / "base" / "model.safetensors")
+    run = tune(world, "last", {"kind": "last", "layers": 1}, lr=0.01, ema=0.9)
+    changed = {n for n, t in weights(run.model).items() if not torch.equal(t, base[n])}
+    assert changed
+    assert all(distances(run.model)[name] <= 1 for name in changed)
+    run = tune(world, "gradual", {"kind": "gradual", "every": 3}, lr=0.01)
+    changed = {n for n, t in weights(run.model).items() if not torch.equal(t, base[n])}
+    assert max(distances(run.model)[name] for name in changed) == 1
