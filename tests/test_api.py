@@ -489,7 +489,7 @@ def test_models_are_described_compared_and_planned_in_python(place):
 
 def test_forecasts_are_drawn_over_the_true_values(tmp_path):
     for order in (3, 24):
-        words = [f"model.order={order}", "task.horizon=12"]
+        words = ["model.family=autoregression", f"model.order={order}", "task.horizon=12"]
         regard.train("sines", *words, out=tmp_path / f"ar{order}", quiet=True)
     figure = regard.compare(tmp_path / "ar3", tmp_path / "ar24").figure()
     forecast, error = figure.axes

@@ -73,6 +73,8 @@ class DataConfig(Settings):
     tags: str | int | None = None  # the column of tags of a table, by name or number
     columns: list[int] = field(default_factory=list)  # the columns of words and tags of CoNLL files
     validation: list[str] = field(default_factory=list)  # validation data: a path, or two
+    # of a series: rows, or fractions, of training, validation and (if given) test, in this order
+    split: list[float] = field(default_factory=list)
     validation_fraction: float = 0.1  # fraction of the data for validation if `validation` is empty
     tokenizer: Choice = "bpe"  # the tokenizer that is trained on the data (text.TOKENIZERS)
     lower: bool = False  # lowercase all text
@@ -111,7 +113,9 @@ class TrainConfig(Settings):
     tune: Choice = "all"  # which parameters train (training.tuning.TUNINGS)
     # layer-wise learning-rate decay: factor of the learning rate per layer from the output on
     layer_decay: float = 1.0
-    baseline: bool = True  # for text, evaluate an n-gram baseline first
+    # evaluate baselines first: n-grams of a text; of a series the last value, the last season,
+    # AR(p) and one linear layer
+    baseline: bool = True
     # activations whose statistics are logged, as globs of the names of taps
     log: list[str] = field(default_factory=list)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # autocast; auto: bfloat16 on CUDA

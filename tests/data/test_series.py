@@ -25,7 +25,9 @@ def test_a_csv_of_numbers_is_a_series_of_its_columns(tmp_path):
     np.testing.assert_array_equal(opened.values, [[1.5, 30], [-20, 31], [0.25, 29]])
     np.testing.assert_array_equal(opened.column(None), [30, 31, 29])
     np.testing.assert_array_equal(opened.column("load"), [1.5, -20, 0.25])
-    assert opened.description == "series, 3 rows, 2 columns; left out: date"
+    assert opened.description == (
+        "series, 3 rows, 2 columns; date: 2016-07-01 to 2016-07-03, a row every day"
+    )
     (tmp_path / "zip.csv.gz").write_bytes(gzip.compress(TABLE.encode()))
     assert open_data(str(tmp_path / "zip.csv.gz")).fingerprint() == opened.fingerprint()
 
@@ -58,6 +60,16 @@ def test_sines_are_what_they_are_called():
         (TABLE + "2016-07-04,nan,28\n", "line 5: load is 'nan', not a number"),
         (TABLE + "2016-07-04,1\n", "line 5 has 2 columns, the first line 3"),
         ("a,a\n1,2\n", "two columns named 'a'"),
+        (TABLE + "2016-07-03,1,28\n", "line 5: '2016-07-03' has the same date as .*, line 4"),
+        (TABLE + "2016-07-01,1,28\n", "line 5: '2016-07-01' is earlier than .*, line 4"),
+        (TABLE + "July,1,28\n", "line 5: date is 'July', not a date"),
+        (
+            "date,load\n"
+            + "".join(f"2016-07-{n},{n}.5\n" for n in range(10, 31))
+            + "2016-07-31,much\n",
+            "line 23: load is 'much', not a number",
+        ),
+        ("date,load\n2016-07-01,\n2016-07-02,1\n2016-07-03,2\n", "line 2: load is ''"),
     ],
 )
 def test_what_is_missing_is_named_with_its_line(tmp_path, content, told):
@@ -71,3 +83,44 @@ def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
         opened.column("hest")
     with pytest.raises(ConfigError, match="holds series"):
         open_data(str(tmp_path / "ett.csv"), lower=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "note", "season", "after"),
+    [
+        ("1,1,1981,20.7\n2,1,1981,17.9\n3,1,1981,18.8\n", "a row every day", 7, "1981-01-04"),
+        ("day,month,year,t\n30,1,1981,1\n31,1,1981,2\n", "a row every day", 7, "1981-02-01"),
+        (
+            "date,x\n2020-01-31,1\n2020-02-29,2\n2020-03-31,3\n",
+            "a row a month",
+            12,
+            "2020-05-01",
+        ),
+        (
+            "t,x\n2020-01-01 00:00:00,1\n2020-01-01 00:15:00,2\n2020-01-01 00:30:00,3\n"
+            "2020-01-01 01:15:00,4\n",
+            "a row every 900 seconds with 1 gaps, the first after line 4: rows are read as if",
+            96,
+            "2020-01-01 01:30:00",
+        ),
+    ],
+)
+def test_dates_are_read_and_continued(tmp_path, rows, note, season, after):
+    opened = open_data(write_file(tmp_path / "a.csv", rows))
+    assert len(opened.column_names) == 1
+    assert note in opened.description
+    assert opened.dates.season == season
+    assert opened.dates.after(1) == [after]
+
+
+def test_a_series_is_split_into_rows_or_fractions():
+    opened = open_data({"kind": "sines", "examples": 50})
+    for parts in ([30, 10, 5], [0.6, 0.2, 0.1]):
+        train, validation = opened.split_rows(parts)
+        assert [len(train), len(validation), len(validation.test)] == [30, 10, 5]
+        rebuilt = np.concatenate([validation.test.before, validation.test.values])
+        np.testing.assert_array_equal(rebuilt, opened.values[:45])
+        assert validation.test.training_rows == 30
+    for parts, told in ([[0.5], "two or three"], [[30, 30], "needs 60 rows; sines has 50"]):
+        with pytest.raises(ConfigError, match=told):
+            opened.split_rows(parts)

@@ -133,7 +133,12 @@ VARIANTS = {  # file name, content, kind, part of the description
     ),
     "words and tags in lists": ("a.jsonl", json_lines([TOKENS] * 4), "tags", "tags=ner_tags"),
     "one column": ("a.csv", delimited(",", ["text"], [(t,) for t in TEXTS]), "text", "8 rows"),
-    "series": ("a.csv", SERIES.encode(), "series", "8 rows, 2 columns; left out: date"),
+    "series": (
+        "a.csv",
+        SERIES.encode(),
+        "series",
+        "2 columns; date: 2016-07-01 to 2016-07-08",
+    ),
     "series without header": ("a.csv", b"1,2.5\n3,4.5\n2,5\n", "series", "3 rows, 2 columns"),
 }
 

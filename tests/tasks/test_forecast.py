@@ -1,73 +1,209 @@
 """Forecasting against loops over plain lists, and from the command line to the end."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+import regard
 from cli.conftest import invoke
-from regard.data.batch import SeriesBatch
-from regard.errors import DataError
+from regard.data.batch import SeriesBatch, WindowBatch
+from regard.data.series import from_columns
+from regard.errors import ConfigError, DataError
 from regard.models.autoregression import Autoregression, AutoregressionConfig
+from regard.models.build import build_model, resolve
+from regard.models.linear import Linear, LinearConfig
+from regard.pipelines.series_baselines import evaluate_baselines, find_season
 from regard.tasks.forecast import Forecast
 
+NETWORKS = {
+    "elman": {"preset": "elman", "dim": 6, "layers": 1},
+    "lstm": {"preset": "lstm", "dim": 6, "layers": 1},
+    "gru": {"preset": "gru", "dim": 6, "layers": 1},
+    "convolution": {"preset": "convolution", "dim": 6, "layers": 2},
+    "encoder": {"preset": "tiny-encoder", "dim": 8, "layers": 1, "heads": 2},
+    "decoder": {"preset": "tiny-decoder", "dim": 8, "layers": 1, "heads": 2},
+}
 
-@pytest.fixture
-def fitted():
-    generator = torch.Generator().manual_seed(0)
-    series = torch.randn(2, 30, dtype=torch.float64, generator=generator).cumsum(1)
+
+def walk(rows=2, time=30, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, time, dtype=torch.float64, generator=generator).cumsum(1)
+
+
+def task_of(**fields):
+    names = [f"c{n}" for n in range(fields.pop("columns", 2))]
+    return Forecast(**{"column": names, "context": 8, "horizon": 3, **fields})
+
+
+def network(name, task):
+    model = build_model(resolve(NETWORKS[name], context=task.positions, **task.model_facts()))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
+    return model
+
+
+def test_errors_are_those_of_a_loop_that_feeds_back_its_forecasts():
+    series = walk()
     model = Autoregression(AutoregressionConfig(order=3))
     model.fit([SeriesBatch(series)])
-    return model, series
-
-
-def test_errors_are_those_of_a_loop_that_feeds_back_its_forecasts(fitted):
-    model, series = fitted
-    found = Forecast(horizon=6).metrics(model, [SeriesBatch(series)])
+    windows = series.unfold(1, 9, 1).flatten(0, 1).unsqueeze(2)
+    batch = WindowBatch(windows[:, :3], windows[:, 3:])
+    found = Forecast(column="x", horizon=6).metrics(model, [batch])
     weight, bias = model.weight.tolist(), float(model.bias)
-    near, far = [], {h: [] for h in range(1, 7)}
+    errors = {h: [] for h in range(1, 7)}
     for row in series.tolist():
-        for t in range(3, len(row)):
+        for t in range(3, len(row) - 5):
             seen = row[:t]
             for h in range(1, 7):
                 said = bias + sum(w * x for w, x in zip(weight, reversed(seen), strict=False))
-                if h == 1:
-                    near.append(said - row[t])
-                if t + 6 <= len(row):
-                    far[h].append((said - row[t + h - 1]) ** 2)
+                errors[h].append(said - row[t + h - 1])
                 seen = [*seen, said]
-    means = {h: sum(each) / len(each) for h, each in far.items()}
+    means = {h: sum(e**2 for e in each) / len(each) for h, each in errors.items()}
+    every = [e for each in errors.values() for e in each]
     expected = {
-        "loss": sum(each**2 for each in near) / len(near),
-        "mae": sum(map(abs, near)) / len(near),
-        "fed_back": sum(means.values()) / 6,
-        **{f"fed_back_{h}": means[h] for h in (1, 2, 4, 6)},
+        "loss": sum(means.values()) / 6,
+        "mse": sum(means.values()) / 6,
+        "mae": sum(map(abs, every)) / len(every),
+        **{f"mse_{h}": means[h] for h in (1, 2, 4, 6)},
     }
     assert found == pytest.approx(expected, abs=1e-10)
     assert list(found) == list(expected)
-    loss = Forecast().loss(model, SeriesBatch(series))
-    assert float(loss) == pytest.approx(sum(each**2 for each in near), abs=1e-9)
 
 
-def test_a_series_too_short_for_evaluation_is_refused(fitted):
-    model, series = fitted
-    with pytest.raises(DataError, match="has 30 values; reading 3 and forecasting 28 takes"):
-        Forecast(horizon=28).metrics(model, [SeriesBatch(series)])
+def test_the_linear_layer_is_the_ridge_solution_of_numpy():
+    series = walk(2, 40)
+    model = Linear(LinearConfig(context=4, horizon=3, ridge=0.5))
+    model.fit([SeriesBatch(series)])
+    rows = np.concatenate([np.lib.stride_tricks.sliding_window_view(s, 7) for s in series.numpy()])
+    rows = rows - rows[:, 3:4]
+    inputs = np.c_[rows[:, :4], np.ones(len(rows))]
+    penalty = np.diag([0.5] * 4 + [0])
+    expected = np.linalg.solve(inputs.T @ inputs + penalty, inputs.T @ rows[:, 4:])
+    np.testing.assert_allclose(model.weight.numpy(), expected[:-1].T, atol=1e-10)
+    np.testing.assert_allclose(model.bias.numpy(), expected[-1], atol=1e-10)
+    once = model(series[:, :9])
+    twice = model(torch.cat([series[:, :9], once], 1))
+    torch.testing.assert_close(model.forecast(series[:, :9], 5), torch.cat([once, twice], 1)[:, :5])
+    with pytest.raises(DataError, match="needs a training series of at least 7 values"):
+        model.fit([SeriesBatch(series[:, :6])])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"normalize": "window", "independent": True, "patch": 3, "stride": 2}],
+    ids=["columns together", "patches of each column"],
+)
+def test_networks_forecast_and_every_weight_learns(name, fields):
+    torch.manual_seed(0)
+    task = task_of(**fields)
+    model = network(name, task)
+    series = torch.randn(4, 8, 2) * 3 + 10
+    batch = WindowBatch(series, torch.randn(4, 3, 2))
+    loss = task.loss(model, batch)
+    forecast = task.forecast_once(model, series)
+    assert forecast.shape == (4, 3, 2)
+    torch.testing.assert_close(loss, (forecast - batch.targets).square().sum())
+    loss.backward()
+    for weight, parameter in model.named_parameters():
+        assert parameter.grad is not None, weight
+        assert parameter.grad.any() or weight.endswith("key.bias"), weight
+    # what the window is shifted by, the forecast is shifted by
+    torch.testing.assert_close(
+        task.forecast_once(model, series + 5.0), forecast + 5, rtol=1e-4, atol=1e-3
+    )
+    if task.independent:  # a column does not depend on the other
+        other = series.clone()
+        other[..., 1] += torch.randn(4, 8)
+        torch.testing.assert_close(task.forecast_once(model, other)[..., 0], forecast[..., 0])
+    longer = task.rollout(model, series, 7)
+    again = torch.cat([series, forecast], 1)[:, -8:]
+    torch.testing.assert_close(longer[:, :3], forecast)
+    torch.testing.assert_close(longer[:, 3:6], task.forecast_once(model, again))
+
+
+@pytest.mark.parametrize("name", ["gru", "convolution", "decoder"])
+def test_a_fed_back_network_learns_the_next_row_at_every_position(name):
+    torch.manual_seed(0)
+    task = task_of(direct=False)
+    model = network(name, task)
+    series, targets = torch.randn(4, 8, 2), torch.randn(4, 3, 2)
+    rows = torch.cat([series, targets[:, :1]], 1)
+    expected = 0.0
+    for t in range(8):  # causal: the prediction from the rows so far
+        predicted = model.head(model(series[:, : t + 1]))[:, 0]
+        expected += (predicted - rows[:, t + 1]).square().sum().item()
+    batch = WindowBatch(series, targets)
+    assert task.loss(model, batch).item() == pytest.approx(expected, rel=1e-4)
+    assert int(task.count(batch)) == 4 * 8 * 2
+    metrics = task.metrics(model, [batch])
+    assert metrics["loss"] == pytest.approx(expected / 64, rel=1e-4)
+    assert metrics["mse_1"] != pytest.approx(metrics["mse_3"])
+
+
+def test_settings_that_do_not_fit_are_refused():
+    for fields, told in [
+        ({"column": None, "inputs": ["c1"]}, "also set task.column"),
+        ({"column": "c0", "inputs": ["c1"], "direct": False}, "cannot be fed back"),
+        ({"column": "c0", "inputs": ["c1"], "independent": True}, "reads each column alone"),
+        ({"horizon": 0}, "task.horizon=0 must be at least 1"),
+        ({"patch": 9}, "task.patch=9 must be at most task.context=8"),
+    ]:
+        with pytest.raises(ConfigError, match=told):
+            task_of(**fields)
+    for model, fields, told in [
+        ({"preset": "bengio"}, {}, "needs a model that reads numbers"),
+        ({"preset": "ngram"}, {}, "needs a model that reads numbers"),
+        ({"preset": "tiny-encoder"}, {"direct": False}, "an encoder also reads the rows after"),
+        ({"family": "linear"}, {"normalize": "window"}, "task.normalize is for networks"),
+        ({"preset": "tiny-encoder-decoder"}, {}, "needs a model of shape"),
+    ]:
+        with pytest.raises(ConfigError, match=told):
+            task_of(**fields).check_model(resolve(model, vocab_size=1))
+    task = task_of(column="c0", inputs=["c1"])
+    model = network("gru", task)
+    assert task.rollout(model, torch.randn(1, 8, 2), 3).shape == (1, 3, 1)
+    with pytest.raises(ConfigError, match=r"4 steps exceed task\.horizon=3, and task.inputs"):
+        task.rollout(model, torch.randn(1, 8, 2), 4)
+
+
+def test_baselines_are_what_they_are_called():
+    time = np.arange(60)
+    series = from_columns("s", "", {"c0": np.sin(time * np.pi / 3), "c1": 2.0 * time})
+    assert find_season(series, 0) == 6
+    task = replace(task_of(season=6), mean=[0.0, 0.0], std=[1.0, 2.0])
+    train, validation = series.split_rows([40, 20])
+    found = evaluate_baselines(task, validation, train.values)
+    assert list(found) == ["last value", "last 6 values", "AR(2)", "linear layer, 10 values"]
+    wave, rise = series.values[40:, 0], np.array([1.0, 2.0, 3.0])
+    far = [[wave[t + h] - series.values[39 + t, 0] for h in range(3)] for t in range(18)]
+    expected = (np.square(far).mean() + np.square(rise).mean()) / 2
+    assert found["last value"]["mse"] == pytest.approx(expected)
+    assert found["last 6 values"]["mae"] == pytest.approx(6 / 2)  # a rise of 6 in 6 steps
+    assert found["linear layer, 10 values"]["mse"] < 0.01
+    other = replace(validation, before=None)
+    assert list(evaluate_baselines(task, other, None)) == ["last value", "last 6 values"]
 
 
 def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # x_t = x_t-1 + 2: a straight line, known for ever from two numbers
-    rows = [f"2020-01-{n},{5 - n},{2 * n}" for n in range(1, 101)]
-    (tmp_path / "line.csv").write_text("\n".join(["date,down,up", *rows]))
-    words = ["task.horizon=4", "model.order=2", "--out", "run", "--json"]
-    said = invoke(capsys, "train", "line.csv", *words)
+    rows = [f"{5 - n},{2 * n},7" for n in range(1, 101)]
+    (tmp_path / "line.csv").write_text("\n".join(["down,up,same", *rows]))
+    words = ["task.horizon=4", "task.column=up", "model.family=autoregression", "model.order=2"]
+    said = invoke(capsys, "train", "line.csv", *words, "--out", "run", "--json")
     assert said.code == 0, said.err
     trained = json.loads(said.out)
-    assert "column     up, mean" in said.err
-    assert trained["fed_back_4"] < 1e-12
+    assert "columns    up, mean" in said.err
+    assert trained["mse_4"] < 1e-12
+    assert trained["baselines"]["last value"]["mse"] > 1e-6
     judged = json.loads(invoke(capsys, "evaluate", "run", "--json").out)
-    assert judged["loss"] == pytest.approx(trained["loss"])
+    assert judged["mse"] == pytest.approx(trained["mse"])
+    assert judged["last value: mse"] == trained["baselines"]["last value"]["mse"]
+    assert judged["mae [up]"] < 1e-6
     said = invoke(capsys, "predict", "run", "--steps", 3, "--json")
     assert json.loads(said.out)["its own"] == pytest.approx([202, 204, 206])
     assert invoke(capsys, "predict", "run", "--steps", 2).out == "1  202\n2  204\n"
@@ -78,7 +214,54 @@ def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monke
     said = invoke(capsys, "predict", "run", "short.csv")
     assert said.code == 3
     assert "short has 1 rows, but the model needs at least 2" in said.err
+    said = invoke(capsys, "train", "short.csv")
+    assert (said.code, "short has 1 row; none is left for validation" in said.err) == (3, True)
     assert invoke(capsys, "generate", "run", "words").code == 2
-    said = invoke(capsys, "train", "line.csv", "model.preset=lstm")
-    assert said.code == 2
-    assert "needs a model of shape 'series'" in said.err
+    said = invoke(capsys, "train", "line.csv", "task.column=same", "--out", "x")
+    assert "all training values of column 'same' are equal" in said.err
+    said = invoke(capsys, "train", "line.csv", "task.column=upp", "--out", "x")
+    assert "did you mean 'up'?" in said.err
+    said = invoke(capsys, "evaluate", "run", "--test")
+    assert (said.code, "has no test part" in said.err) == (2, True)
+
+
+def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    time = np.arange(300)
+    columns = np.stack([np.sin(time / 4), 5 + np.cos(time / 9), np.full(300, 7.0)], 1)
+    lines = [
+        f"{1 + n % 28},{1 + n // 28 % 12},{2000 + n // 336},{a},{b},{c}"
+        for n, (a, b, c) in enumerate(columns)
+    ]
+    (tmp_path / "waves.csv").write_text("\n".join(["day,month,year,a,b,same", *lines]))
+    small = ["model.preset=gru", "model.dim=8", "model.layers=1", "train.steps=4", "train.batch=4"]
+    words = [*small, "task.horizon=5", "task.context=12", "data.split=[200,60,40]"]
+    said = invoke(capsys, "train", "waves.csv", *words, "--out", "run")
+    assert said.code == 0, said.err
+    assert "left out   same: all training values are equal" in said.err
+    assert "  linear layer, 50 values  0.0" in said.out
+    assert "nats" not in said.out + said.err
+    said = invoke(capsys, "evaluate", "run", "--test", "--out", "e.svg", "--column", "b", "--json")
+    assert said.code == 0, said.err
+    measured = json.loads(said.out)
+    assert measured["evaluated"] == "all 360 values"  # 36 windows of 5 rows and 2 columns
+    assert {"mae [a]", "mae [b]", "AR(10): mse"} <= set(measured)
+    assert "b: the last 5 values" in (tmp_path / "e.svg").read_text()
+    said = invoke(capsys, "predict", "run", "--steps", 7)  # beyond the horizon: fed back
+    assert said.out.splitlines()[0].split() == ["date", "a", "b"]
+    assert len(said.out.splitlines()) == 8
+    assert invoke(capsys, "predict", "run", "--steps", 7, "--out", "p.csv").code == 0
+    assert (tmp_path / "p.csv").read_text().startswith("step,date,a,b\n1,2000-")
+    said = invoke(capsys, "predict", "run", "--steps", 7, "--out", "p.svg", "--column", "b")
+    assert said.code == 0, said.err
+    assert "b: the next 7 values" in (tmp_path / "p.svg").read_text()
+    said = invoke(capsys, "predict", "run", "--out", "q.svg", "--column", "c")
+    assert (said.code, "unknown column 'c'" in said.err) == (2, True)
+    assert invoke(capsys, "evaluate", "run", "waves.csv", "--json").code == 0
+    info = invoke(capsys, "info", "run").out
+    assert "vectors of 2" in info
+    assert "the next 5 values of 2 columns" in info
+    said = invoke(capsys, "export", "run", "exported")
+    assert said.code != 0
+    run = regard.load("run")
+    assert set(run.forecast(steps=2)) == {"a", "b"}

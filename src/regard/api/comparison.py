@@ -108,7 +108,7 @@ class Comparison:
         if self.by_length:
             return by_length_curves(self.names, self.by_length)
         if all(kind_of(history.config.task)[0] == "forecast" for history in self.histories):
-            forecasts = [load(history.path).forecast_validation() for history in self.histories]
+            forecasts = [load(history.path).forecast_end() for history in self.histories]
             return forecast_curves(self.names, self.histories, forecasts)
         return history_curves(self.names, self.histories)
 

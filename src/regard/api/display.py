@@ -31,6 +31,7 @@ from regard.training.events import (
     Event,
     RunFinished,
     RunStarted,
+    SeriesBaselines,
     StepLogged,
     ThreadsChanged,
 )
@@ -88,6 +89,8 @@ class LineDisplay(NoDisplay):
                 self._print("\n".join(heading(event)))
             case BaselineEvaluated():
                 self._print(baseline_line(event))
+            case SeriesBaselines():
+                self._print("\n".join(series_baseline_lines(event)))
             case ThreadsChanged():
                 self._print(threads_line(event))
             case StepLogged():
@@ -248,6 +251,8 @@ class LiveDisplay(_StateDisplay):
                 self._print_above(*heading(event), "")
             case BaselineEvaluated():
                 self._print_above(baseline_line(event), "")
+            case SeriesBaselines():
+                self._print_above(*series_baseline_lines(event), "")
             case ThreadsChanged():
                 self._print_above(threads_line(event))
         self.live.refresh()
@@ -338,6 +343,8 @@ class NotebookDisplay(_StateDisplay):
                 self.lines += heading(event)
             case BaselineEvaluated():
                 self.lines.append(baseline_line(event))
+            case SeriesBaselines():
+                self.lines += series_baseline_lines(event)
             case ThreadsChanged():
                 self.lines.append(threads_line(event))
         self._update(always=not isinstance(event, StepLogged))
@@ -465,6 +472,15 @@ def baseline_line(event: BaselineEvaluated) -> str:
     bits = format_number(event.metrics["bits_per_byte"])
     model = f"n-grams of order {event.order}, fitted to {event.tokens:,} tokens"
     return f"{'baseline':<{LABEL}}{bits} bits per byte: {model}"
+
+
+def series_baseline_lines(event: SeriesBaselines) -> list[str]:
+    """The results of the baselines of a series."""
+    lines = []
+    for number, (name, metrics) in enumerate(event.metrics.items()):
+        shown = "  ".join(f"{key} {format_number(value)}" for key, value in metrics.items())
+        lines.append(f"{'' if number else 'baselines':<{LABEL}}{shown}  {name}")
+    return lines
 
 
 def sparkline(values: list[float], limit: int = 24) -> str:

@@ -21,10 +21,12 @@ from regard.config import (
 from regard.errors import ConfigError, unknown
 from regard.models.build import FAMILIES, describe, is_closed_form, resolve
 from regard.models.presets import ModelConfig
+from regard.tasks import TASKS
 
 SIZES = ("dim", "layers", "heads", "context")  # listed even where they are the default
 DERIVED = ("family", "vocab_size", "source_vocab_size")  # not choices, or listed elsewhere
-TASK_DERIVED = ("mean", "std", "names")  # of images, computed from the data
+TASK_DERIVED = ("mean", "std", "names")  # computed from the data
+WITHOUT_TOKENIZER = ("images", "series")  # kinds of data
 TOP = tuple(field.name for field in fields(RunConfig))  # settings without a table
 TABLE_OF = {  # the table of a setting that a keyword may name alone: lr=… is train.lr=…
     field.name: table
@@ -94,7 +96,8 @@ def override_words(config: RunConfig) -> list[list[str]]:
     changed = _changed(model, {k: v for k, v in model_defaults.items() if k not in SIZES})
     data = _changed(to_table(config.data), to_table(DataConfig()))
     data = {key: value for key, value in data.items() if key not in DATA_PATHS}
-    if family not in ("vision", "autoregression"):
+    task = TASKS.get(kind_of(config.task)[0])
+    if task is None or task.data_kind not in WITHOUT_TOKENIZER:
         data["tokenizer"] = config.data.tokenizer
     groups = [
         {"task": _task_choice(config.task), **{f"data.{key}": v for key, v in data.items()}},

@@ -1,18 +1,23 @@
 """Curves of several runs as figures: of training, and by length."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.explain.render.curves import TRUTH, Curve, Panel, draw_curves
 from regard.pipelines.by_length import ByLength
+from regard.pipelines.series import ForecastEnd
+from regard.tasks import TASKS, Task
 from regard.training.tracking.history import History, downsample
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_POINTS = 120  # of a training curve
-UNITS = {"loss": "nats per target", "bits_per_byte": "bits per byte", "accuracy": "fraction"}
+UNITS = {"bits_per_byte": "bits per byte", "accuracy": "fraction"}
+GROWTH = "growth of the error"
+ERROR = "squared error of scaled columns"
 SCORES = ("accuracy", "f1", "bleu", "chrf")  # on a linear axis that starts at 0
 DERIVED = ("perplexity",)  # follows from the loss
 
@@ -38,9 +43,14 @@ def history_curves(names: Sequence[str], histories: Sequence[History]) -> "Figur
             if metric == "loss" or metric in history.validation or metric in history.taps
         ]
         title = metric.replace("_", " ")
-        from_zero = metric in SCORES
-        panels.append(Panel(title, UNITS.get(metric, title), curves, from_zero=from_zero))
+        unit = _loss_name(histories) if metric == "loss" else UNITS.get(metric, title)
+        panels.append(Panel(title, unit, curves, from_zero=metric in SCORES))
     return draw_curves(names, panels)
+
+
+def _loss_name(histories: Sequence[History]) -> str:
+    task = TASKS.get(kind_of(histories[0].config.task)[0], Task)
+    return task.loss_name
 
 
 def _curve(run: int, history: History, metric: str) -> Curve:
@@ -55,38 +65,62 @@ def _curve(run: int, history: History, metric: str) -> Curve:
 def forecast_curves(
     names: Sequence[str],
     histories: Sequence[History],
-    forecasts: Sequence[tuple[list[float], list[float], list[float]]],
+    ends: Sequence[ForecastEnd],
 ) -> "Figure":
     """The end of each run's validation series with its forecast, and the error by steps ahead.
 
-    `forecasts` are the values before the forecast, the true values and the forecast ones.
+    Where a run forecasts several columns, the first is drawn.
     """
     panels = []
     truths: dict[tuple[float, ...], list[Curve]] = {}  # the panels: a series each
-    for run, (before, truth, forecast) in enumerate(forecasts):
-        curves = truths.setdefault((*before[-1:], *truth), [])
+    for run, end in enumerate(ends):
+        curves = truths.setdefault((*end.before[-1:], *end.truth), [])
         if not curves:
-            series = enumerate([*before, *truth], 1 - len(before))
-            curves.append(Curve(TRUTH, [], list(series)))
-        curves.append(Curve(run, [], list(enumerate([before[-1], *forecast]))))
+            curves.append(_true_values(end))
+        curves.append(_far_values(run, end))
     for curves in truths.values():
         title = f"forecast of the last {len(curves[1].validation) - 1:,} validation values"
         panels.append(Panel(title, "value", curves, x_label="steps ahead", linear=True, dots=False))
-    errors = [
-        Curve(
-            run,
-            [],
-            sorted(
-                (int(name.removeprefix("fed_back_")), value)
-                for name, value in history.metrics.items()
-                if name.removeprefix("fed_back_").isdigit()
-            ),
-        )
-        for run, history in enumerate(histories)
-    ]
-    title = "error of forecasts, in standard deviations²"
-    panels.append(Panel(title, "mean squared error", errors, x_label="steps ahead"))
-    return draw_curves(names, panels, caption="forecasts are fed back as inputs")
+    errors = [_growth(run, history.metrics) for run, history in enumerate(histories)]
+    panels.append(Panel(GROWTH, ERROR, errors, x_label="steps ahead"))
+    return draw_curves(names, panels, caption="error: mean over all windows")
+
+
+def forecast_figure(end: ForecastEnd, metrics: Mapping[str, float], what: str) -> "Figure":
+    """The end of a series with its forecasts of one run, and the growth of the error.
+
+    `what` says how the forecast was made: at once, or fed back.
+    """
+    names = [f"forecast {what}", "one step ahead"]
+    steps = len(end.forecast)
+    known = len(end.truth)  # no values for a forecast of the future
+    curves = [_true_values(end), _far_values(0, end)]
+    start = 1 if known else 1 - len(end.one_step)
+    curves.append(Curve(1, [], list(enumerate(end.one_step, start))))
+    title = f"{end.column}: {'the last' if known else 'the next'} {steps:,} values"
+    panels = [Panel(title, "value", curves, x_label="steps ahead", linear=True, dots=False)]
+    growth = _growth(0, metrics)
+    if growth.validation:
+        panels.append(Panel(GROWTH, ERROR, [growth], x_label="steps ahead"))
+    return draw_curves(names, panels, caption="error: mean over all windows")
+
+
+def _true_values(end: ForecastEnd) -> Curve:
+    return Curve(TRUTH, [], list(enumerate([*end.before, *end.truth], 1 - len(end.before))))
+
+
+def _far_values(run: int, end: ForecastEnd) -> Curve:
+    return Curve(run, [], list(enumerate([end.before[-1], *end.forecast])))
+
+
+def _growth(run: int, metrics: Mapping[str, float]) -> Curve:
+    """The error of each step ahead, as far as it was measured."""
+    points = sorted(
+        (int(name.removeprefix("mse_")), value)
+        for name, value in metrics.items()
+        if name.removeprefix("mse_").isdigit()
+    )
+    return Curve(run, [], points)
 
 
 def by_length_curves(names: Sequence[str], runs: Sequence[ByLength]) -> "Figure":

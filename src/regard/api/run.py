@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from regard.api.decoding import (
     prompt_ids,
 )
 from regard.api.formatting import format_number
+from regard.api.pictures import forecast_figure
 from regard.api.prediction import predict_rows, read_inputs
 from regard.config import (
     Choice,
@@ -84,8 +85,15 @@ from regard.pipelines.base import EvalData, Progress, Tokenizers
 from regard.pipelines.by_length import ByLength
 from regard.pipelines.images import image_task, input_pixels
 from regard.pipelines.pairs import pair_task, translate
-from regard.pipelines.series import forecast, forecast_end, series_task
-from regard.tasks import TASKS, Seq2Seq, Task
+from regard.pipelines.series import (
+    ForecastEnd,
+    by_column,
+    forecast,
+    forecast_end,
+    forecast_future,
+    series_task,
+)
+from regard.tasks import TASKS, Forecast, Seq2Seq, Task
 from regard.tasks.vocab_info import MASK
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.import_export import ExportResult, export_run
@@ -94,6 +102,9 @@ from regard.training.storage.evaluation import Evaluation, evaluation_of
 from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder
 from regard.training.storage.start import run_weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def load(path: Path | str, device: str = "auto") -> "Run":
@@ -184,6 +195,12 @@ class Run:
         """The methods of this class that apply to the run's task, the main one first."""
         task = TASKS.get(kind_of(self.config.task)[0])
         return () if task is None else task.verbs
+
+    @property
+    def unit(self) -> str:
+        """The unit of the metrics, where it is not obvious."""
+        task = TASKS.get(kind_of(self.config.task)[0])
+        return "" if task is None else task.unit
 
     @property
     def predicts_words(self) -> bool:
@@ -404,21 +421,74 @@ class Run:
         self._require("predict", "predict")
         return predict_rows(self, read_inputs(self, path, column).rows, top=top)
 
-    def forecast(self, series: str | Path | None = None, *, steps: int = 24) -> list[float]:
-        """The next values of a series; each forecast is an input of the next.
+    def forecast(self, series: str | Path | None = None, *, steps: int = 24) -> Any:
+        """The next values of a series: a list, or for several columns a dict of lists.
 
-        `series` is a file or a built-in; without it, the data of the run, validation included.
+        `series` is a file or a built-in; without it, the data of the run, validation included. What
+        the model forecasts at once is fed back until there are `steps` values.
 
         >>> len(series.forecast(steps=3))
         3
         """
+        task = self._series_task()
+        return by_column(task, forecast(self.model, task, self._series(series), steps))
+
+    def forecast_dates(self, series: str | Path | None = None, *, steps: int = 24) -> list[str]:
+        """The dates of the next rows of a series; empty if its rows have no dates.
+
+        >>> series.forecast_dates(steps=3)
+        []
+        """
+        dates = self._series(series).dates
+        return [] if dates is None else dates.after(steps)
+
+    def draw_forecast(
+        self, series: str | Path | None = None, *, steps: int = 24, column: str | None = None
+    ) -> "Figure":
+        """The next values of a column after the last true ones, which are also forecast each.
+
+        >>> len(series.draw_forecast(steps=3).axes)
+        2
+        """
+        task = self._series_task()
+        end = forecast_future(self.model, task, self._series(series), steps, column)
+        return forecast_figure(end, self.metrics, task.how(self.model, steps))
+
+    def draw_evaluation(
+        self, *data: Choice, test: bool = False, column: str | None = None
+    ) -> "Figure":
+        """The last values of a column of the validation data with its forecasts, and the errors.
+
+        >>> len(series.draw_evaluation().axes)
+        2
+        """
+        task = self._series_task()
+        opened = cast(Any, self._validation_data(data, test=test))
+        metrics = self.evaluate(*data, test=test)
+        end = forecast_end(self.model, task, opened, column)
+        return forecast_figure(end, metrics, task.how(self.model, task.horizon))
+
+    def forecast_end(self) -> ForecastEnd:
+        """The end of the validation series, in its first column, and its forecasts.
+
+        >>> end = series.forecast_end()
+        >>> len(end.truth) == len(end.forecast) == len(end.one_step)
+        True
+        """
+        data = cast(Any, self._validation_data(()))
+        return forecast_end(self.model, self._series_task(), data)
+
+    def _series_task(self) -> Forecast:
+        self._require("forecast", "forecast a series")
+        return series_task(self.config.task)
+
+    def _series(self, series: str | Path | None) -> Any:
         self._require("forecast", "forecast a series")
         path = self.config.data.path if series is None else str(series)
-        data = open_data(path, kind="series")
-        return forecast(self.model, series_task(self.config.task), data, steps)
+        return open_data(path, kind="series")
 
     def forecast_validation(self) -> tuple[list[float], list[float], list[float]]:
-        """The end of the validation series, and its forecast.
+        """The end of the validation series, and its forecast; see `forecast_end`.
 
         Returns the values before the forecast, the true values, and the forecast ones.
 
@@ -426,9 +496,8 @@ class Run:
         >>> len(truth) == len(forecast)
         True
         """
-        self._require("forecast", "forecast a series")
-        data = cast(Any, self._validation_data(()))
-        return forecast_end(self.model, series_task(self.config.task), data)
+        end = self.forecast_end()
+        return end.before, end.truth, end.forecast
 
     def classify(
         self, image: str | Path | NDArray[Any], *, top: int = 3
@@ -498,6 +567,7 @@ class Run:
         beam: int = 5,
         length_penalty: float = 1.0,
         stride: int | None = None,
+        test: bool = False,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """All metrics of the run's task on its own validation data, or on other data.
@@ -507,10 +577,15 @@ class Run:
 
         A language model predicts each token from a window of its context; windows advance by
         `stride` tokens (by default `train.evaluate_stride`). A smaller stride gives every token
-        more context, and takes longer.
+        more context, and takes longer. `test` evaluates on the test part of `data.split`.
         """
         return self.evaluation(
-            *data, beam=beam, length_penalty=length_penalty, stride=stride, progress=progress
+            *data,
+            beam=beam,
+            length_penalty=length_penalty,
+            stride=stride,
+            test=test,
+            progress=progress,
         ).metrics
 
     def evaluation(
@@ -519,6 +594,7 @@ class Run:
         beam: int = 5,
         length_penalty: float = 1.0,
         stride: int | None = None,
+        test: bool = False,
         progress: Progress | None = None,
     ) -> Evaluation:
         """The metrics of `evaluate`, with what they were computed on.
@@ -529,13 +605,13 @@ class Run:
         The metrics of the run's own validation data are stored in its folder, where `info` and
         `compare` find them.
         """
-        prepared = self._prepared(data, stride, progress)
+        prepared = self._prepared(data, stride, progress, test=test)
         search = BeamSearch(beam, length_penalty)
         metrics = self.pipeline.evaluate(
             prepared, self.model, self.device, search=search, progress=progress
         )
         evaluation = evaluation_of(prepared, metrics, None)
-        if not data and stride is None:
+        if not data and stride is None and not test:
             self._store(evaluation)
         return evaluation
 
@@ -555,12 +631,17 @@ class Run:
         return evaluation
 
     def _prepared(
-        self, data: Sequence[Choice], stride: int | None, progress: Progress | None
+        self,
+        data: Sequence[Choice],
+        stride: int | None,
+        progress: Progress | None,
+        *,
+        test: bool = False,
     ) -> EvalData:
         config = self.config
         if stride is not None:
             config = replace(config, train=replace(config.train, evaluate_stride=stride))
-        opened = self._validation_data(data)
+        opened = self._validation_data(data, test=test)
         prepared = prepare_evaluation(config, opened, self.tokenizers, progress)
         if stride is not None and prepared.stride is None:
             kind = kind_of(config.task)[0]
@@ -591,9 +672,11 @@ class Run:
         search = BeamSearch(beam, length_penalty)
         return self.pipeline.evaluate_by_length(prepared, self.model, search=search)
 
-    def _validation_data(self, data: Sequence[Choice]) -> Data:
-        """The data at the given paths, or else the validation data of the run."""
+    def _validation_data(self, data: Sequence[Choice], *, test: bool = False) -> Data:
+        """The data at the given paths, or else the validation or the test data of the run."""
         config = self.config
+        if test and data:
+            raise ConfigError("give other data, or `test` for the test part of the run's, not both")
         kind = self._task_class("be evaluated").data_kind
         if data:
             opened: Data = open_validation(
@@ -606,7 +689,14 @@ class Run:
             )
         training, validation = open_split(config)
         self.folder.check_data(data_fingerprint(training, validation))
-        return cast(Data, validation)
+        if not test:
+            return cast(Data, validation)
+        if getattr(validation, "test", None) is None:
+            raise ConfigError(
+                "the data of this run has no test part; data.split=[…, …, …] of a series gives "
+                "one, other data is evaluated as regard evaluate RUN DATA"
+            )
+        return cast(Data, validation.test)
 
     def validation_pairs(self, limit: int | None = None) -> list[tuple[str, str]]:
         """The first source and target sentences of the run's validation data.

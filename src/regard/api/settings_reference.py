@@ -210,7 +210,7 @@ def _rows() -> tuple[dict[str, Any], ...]:
     for row in _of(TrainConfig, "train.", tasks, gradient):
         name = row["key"].removeprefix("train.")
         row["models"] = families if name in OF_CLOSED_FORM else gradient
-        row["tasks"] = ["causal"] if name == "baseline" else tasks
+        row["tasks"] = ["causal", "forecast"] if name == "baseline" else tasks
         rows.append(row)
     return tuple(rows)
 
@@ -426,8 +426,8 @@ def _kinds_of(name: str) -> list[str]:
     """The kinds of data that a field of `DataConfig` is for."""
     if any(name in roles for roles in ROLES.values()):
         return [kind for kind, roles in ROLES.items() if name in roles]
-    if name == "columns":
-        return ["tags"]
+    if name in ("columns", "split"):
+        return ["tags" if name == "columns" else "series"]
     if name in ("tokenizer", "lower"):
         return [kind for kind, pipeline in PIPELINES.items() if pipeline.tokenizer_type]
     return list(PIPELINES)

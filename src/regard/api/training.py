@@ -16,7 +16,7 @@ from regard.models.presets import ModelConfig
 from regard.pipelines.base import Progress
 from regard.tasks import TASKS
 from regard.training import run as training_run
-from regard.training.baseline import read_baseline
+from regard.training.baseline import read_baseline, read_series_baselines
 from regard.training.edit import edit_run
 from regard.training.events import BaselineEvaluated, Event
 from regard.training.import_export import ExportResult, export_run, import_run
@@ -242,6 +242,8 @@ class RunSummary:
 
     config: RunConfig
     baseline: BaselineEvaluated | None  # the n-gram baseline, where it was computed
+    series_baselines: dict[str, dict[str, float]]  # of a forecasting run
+    unit: str  # of the metrics, where it is not obvious
     is_closed_form: bool
     stored_values: int  # of a closed-form model
     verb: str  # the command that uses the model: "generate", "translate", …
@@ -257,6 +259,8 @@ def summarize(path: Path | str) -> RunSummary:
     return RunSummary(
         config=config,
         baseline=read_baseline(folder),
+        series_baselines=read_series_baselines(folder),
+        unit=task.unit,
         is_closed_form=closed_form,
         stored_values=stored_parameters(folder) if closed_form else 0,
         verb=task.verbs[0],

@@ -45,12 +45,22 @@ def evaluate(
             "more context; by default train.evaluate_stride, or three quarters of the context.",
         ),
     ] = None,
+    test: Annotated[
+        bool, Option("--test", help="Evaluate on the test part of data.split.")
+    ] = False,
+    column: Annotated[
+        str | None, Option(metavar="NAME", help="Series: the column that --out draws.")
+    ] = None,
     by_length: Annotated[
         bool, Option("--by-length", help="Evaluate separately by source length.")
     ] = False,
     out: Annotated[
         Path | None,
-        Option(metavar="FILE", help="With --by-length, write the curves: .svg, .png, .pdf, .html."),
+        Option(
+            metavar="FILE",
+            help="Write the curves of --by-length, or the forecasts of a series: .svg, .png, .pdf, "
+            ".html.",
+        ),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     as_json: Json = False,
@@ -63,11 +73,14 @@ def evaluate(
     regard evaluate runs/my --stride 16
     regard evaluate runs/pairs test.en test.de --beam 5
     regard evaluate runs/pairs --by-length --out lengths.svg
+    regard evaluate runs/ett --test --out forecast.svg
     """
-    if out is not None and not by_length:
-        raise ConfigError("--out needs --by-length; give both, or neither")
     if out is not None:
         check_output_file(out, force)
+    if column is not None and out is None:
+        raise ConfigError("--column is the column of a series that --out draws; give --out too")
+    if by_length and test:
+        raise ConfigError("--test is for series, and --by-length for pairs and labels")
     if by_length and stride is not None:
         raise ConfigError("--stride is for language models, and --by-length for pairs and labels")
     if by_length:
@@ -78,18 +91,28 @@ def evaluate(
         return
     with make_display(settings.quiet, transient=True) as display:
         opened, named = api.load(run), parse_data(data)
+        if out is not None and "forecast" not in opened.verbs:
+            raise ConfigError("--out needs --by-length, or a run that forecasts a series")
         evaluation = opened.evaluation(
             *named,
             beam=beam,
             length_penalty=length_penalty,
             stride=stride,
+            test=test,
             progress=display.show_preparation,
         )
     metrics = evaluation.metrics
+    if out is not None:
+        from regard.explain.render.figure import encode
+
+        figure = opened.draw_evaluation(*named, test=test, column=column)
+        write_file(out, encode(figure, out.suffix))
+        print_status(f"curves: {out}")
     if as_json:
         print_json({**metrics, "evaluated": evaluation.evaluated})
         return
-    print_status(f"on {evaluation.evaluated}:")
+    unit = f", {opened.unit}" if opened.unit else ""
+    print_status(f"on {evaluation.evaluated}{unit}:")
     signatures = metrics.pop("signatures", {})
     rows = [(name, format_number(value)) for name, value in metrics.items()]
     for line in align_columns(rows, [1]):

@@ -11,6 +11,7 @@ from typer import Argument, Option
 from regard import api
 from regard.cli.options import Folder, Json
 from regard.cli.output import (
+    PICTURES,
     align_columns,
     check_output_file,
     print_json,
@@ -19,6 +20,7 @@ from regard.cli.output import (
     stdin_lines,
     text_for,
     warn_unknown,
+    write_file,
 )
 from regard.errors import ConfigError
 
@@ -50,13 +52,18 @@ def predict(
     ] = None,
     column: Annotated[
         str | None,
-        Option(metavar="NAME", help="The column of --data to predict from; its name or number."),
+        Option(
+            metavar="NAME",
+            help="The column of --data to predict from, its name or number; of a series, the "
+            "column that a picture shows.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         Option(
             metavar="FILE",
-            help="Write the predictions as .csv, .tsv or .jsonl, with the columns of --data.",
+            help="Write the predictions as .csv, .tsv or .jsonl, with the columns of --data; the "
+            "forecast of a series also as a picture, .svg or .png.",
         ),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
@@ -76,23 +83,24 @@ def predict(
     regard predict runs/fashion shoe.png
     regard predict runs/fashion photos/*.jpg -n 1 --json
     regard predict runs/sines --steps 96
+    regard predict runs/ett new.csv --steps 96 --out forecast.svg --column OT
 
     One line per text or image, per word or mask of a text, or per value of a forecast. With --data
     and '-', --json prints an object per row.
     """
     if out is not None:
-        check_output_file(out, force, api.OUT_SUFFIXES)
+        check_output_file(out, force, (*api.OUT_SUFFIXES, *PICTURES))
     if data is not None and what:
         raise ConfigError("give texts or images, or --data, not both")
-    if column is not None and data is None:
-        raise ConfigError("--column names a column of --data; give --data FILE too")
     with spinner(f"opening {run}"):
         opened = api.load(run)
     if "forecast" in opened.verbs:
-        if column is not None:
-            raise ConfigError(f"--column: the run {run} reads the columns it was trained on")
-        _forecast(opened, what if data is None else [str(data)], steps, out, as_json)
+        _forecast(opened, what if data is None else [str(data)], steps, out, column, as_json)
         return
+    if column is not None and data is None:
+        raise ConfigError("--column names a column of --data; give --data FILE too")
+    if out is not None and out.suffix in PICTURES:
+        raise ConfigError(f"--out {out}: only forecasts of a series are drawn")
     interactive = what == ["-"] and sys.stdin.isatty()
     if data is not None:
         inputs = api.read_inputs(opened, data, column)
@@ -153,25 +161,60 @@ def _print_predictions(run: "Run", predicted: Iterable[tuple[dict[str, Any], Any
         print(line, flush=True)
 
 
-def _forecast(run: "Run", paths: list[str], steps: int, out: Path | None, as_json: bool) -> None:
-    """Print or write the next values of each series, a line per step."""
+def _forecast(
+    run: "Run",
+    paths: list[str],
+    steps: int,
+    out: Path | None,
+    column: str | None,
+    as_json: bool,
+) -> None:
+    """Print, write or draw the next values of each series, a line per step."""
+    if out is not None and out.suffix in PICTURES:
+        from regard.explain.render.figure import encode
+
+        if len(paths) > 1:
+            raise ConfigError(f"--out {out}: a picture shows one series; give one file")
+        figure = run.draw_forecast(*paths, steps=steps, column=column)
+        write_file(out, encode(figure, out.suffix))
+        print(out)
+        return
+    if column is not None:
+        raise ConfigError("--column is the column of a series that a picture shows; give --out too")
     series: list[str | None] = [*paths] or [None]
     forecasts = {path or "its own": run.forecast(path, steps=steps) for path in series}
+    if as_json and out is None:
+        print_json(forecasts)
+        return
+    named = {  # a list of values for each series and column
+        ("" if key is None else key) if len(forecasts) == 1 else f"{path} {key or ''}".strip(): row
+        for path, answer in forecasts.items()
+        for key, row in (answer.items() if isinstance(answer, dict) else [(None, answer)])
+    }
+    dates = run.forecast_dates(series[0], steps=steps) if len(series) == 1 else []
     if out is not None:
-        values = enumerate(zip(*forecasts.values(), strict=True), 1)
-        names = ["prediction"] if len(forecasts) == 1 else [*forecasts]
+        columns = {name or "prediction": values for name, values in named.items()}
+        rows = enumerate(zip(*columns.values(), strict=True), 1)
         api.write_rows(
-            out, ({"step": n, **dict(zip(names, row, strict=True))} for n, row in values)
+            out,
+            (
+                {
+                    "step": n,
+                    **({"date": dates[n - 1]} if dates else {}),
+                    **dict(zip(columns, row, strict=True)),
+                }
+                for n, row in rows
+            ),
         )
         print(out)
         return
-    if as_json:
-        print_json(forecasts)
-        return
-    columns = [[f"{value:.6g}" for value in values] for values in forecasts.values()]
-    heads = [] if len(forecasts) == 1 else [("", *forecasts)]
-    rows = [(str(step), *row) for step, row in enumerate(zip(*columns, strict=True), 1)]
-    for line in align_columns([*heads, *rows], range(1 + len(forecasts))):
+    cells = [[f"{value:.6g}" for value in values] for values in named.values()]
+    heads = [] if len(named) == 1 else [("", *(["date"] if dates else []), *named)]
+    lines = [
+        (str(step), *(dates[step - 1 : step]), *row)
+        for step, row in enumerate(zip(*cells, strict=True), 1)
+    ]
+    for line in align_columns([*heads, *lines], range(len(lines[0]))):
         print(line)
 
 

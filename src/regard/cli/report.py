@@ -44,6 +44,7 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
                 **finished.metrics,
                 "evaluated": finished.evaluated,
                 **({} if baseline is None else {"baseline": asdict(baseline)}),
+                **({"baselines": baselines} if (baselines := summary.series_baselines) else {}),
             }
         )
         return
@@ -52,13 +53,27 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
         note = f", {format_size(summary.stored_values)}"
     duration = format_duration(finished.seconds)
     print_status(f"\ndone in {duration}{note}; validation metrics of the saved model,")
-    print_status(f"{evaluated(finished)}:")
+    print_status(f"{evaluated(finished)}{', ' * bool(summary.unit)}{summary.unit}:")
     rows = [(name, format_number(value)) for name, value in finished.metrics.items()]
     for line in align_columns(rows, [1]):
+        print(f"  {line}", flush=True)
+    for line in baseline_lines(summary.series_baselines):
         print(f"  {line}", flush=True)
     if baseline is not None and finished.seconds_for_all is None:
         print(f"  {compare_with_baseline(finished.metrics, baseline)}", flush=True)
     print_suggestions(next_commands(finished, summary))
+
+
+def baseline_lines(baselines: dict[str, dict[str, float]]) -> list[str]:
+    """A table of the baselines of a series, on all validation data."""
+    if not baselines:
+        return []
+    names = list(next(iter(baselines.values())))
+    rows = [
+        (name, *(format_number(metrics[key]) for key in names))
+        for name, metrics in baselines.items()
+    ]
+    return align_columns([("baseline", *names), *rows], range(1, 1 + len(names)))
 
 
 def evaluated(finished: "RunFinished") -> str:
@@ -84,7 +99,9 @@ def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[
     kind = kind_of(summary.config.task)[0]
     purpose = "generate text" if summary.verb == "generate" else "use it"
     commands = [(f"regard {summary.verb} {run} {EXAMPLES.get(kind, QUOTED)}", purpose)]
-    if summary.config.model["family"] == "transformer":
+    if summary.data_kind == "series":
+        commands.append((f"regard evaluate {run} --out forecast.svg", "draw its forecasts"))
+    elif summary.config.model["family"] == "transformer":
         commands.append((f"regard explain {run} {QUOTED}", "show its attention"))
     if summary.data_kind == "pairs":
         commands.append((f"regard evaluate {run}", "BLEU, chrF, exact match"))

@@ -92,14 +92,17 @@ class TagBatch(Batch):
 
 @dataclass(frozen=True, slots=True)
 class SeriesBatch(Batch):
-    """Time series; each value is forecast from the values before it."""
+    """Whole series, one per row, for closed-form models."""
 
     series: Float[Tensor, "batch time"]
 
-    @property
-    def targets(self) -> Float[Tensor, "batch time"]:
-        """The values to forecast: the series itself."""
-        return self.series
+
+@dataclass(frozen=True, slots=True)
+class WindowBatch(Batch):
+    """Windows of a series, and the rows after them."""
+
+    series: Float[Tensor, "batch time inputs"]
+    targets: Float[Tensor, "batch horizon outputs"]
 
 
 def map_tensors(batch: T, function: Callable[[Tensor], Tensor]) -> T:

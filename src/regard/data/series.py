@@ -1,4 +1,4 @@
-"""Time series: one or several columns of numbers."""
+"""Time series: one or several columns of numbers, with dates if there are any."""
 
 import hashlib
 import math
@@ -10,29 +10,48 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.data.dates import Dates, read_dates
 from regard.data.tables import Table
 from regard.data.validation_split import check_fraction
 from regard.errors import ConfigError, DataError, unknown
 
+NUMERIC_SHARE = 0.5  # of the cells of a column of numbers are numbers; the others are errors
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Columns of numbers; rows are in the order of time."""
+    """Columns of numbers; rows are in the order of time.
+
+    A part for validation or test knows the rows `before` it, which a forecast of its first values
+    reads; the first `training_rows` of them are the training data.
+    """
 
     kind: ClassVar[Literal["series"]] = "series"
     name: str
     description: str
     values: NDArray[np.float64] = field(repr=False)  # (time, columns)
     column_names: tuple[str, ...]
+    dates: Dates | None = field(default=None, repr=False)  # of all rows of the file
+    before: NDArray[np.float64] | None = field(default=None, repr=False)  # (time, columns)
+    training_rows: int = 0
+    test: "Series | None" = field(default=None, repr=False)  # the test part, of validation data
 
     def __len__(self) -> int:
         return len(self.values)
 
     def column(self, name: str | None) -> NDArray[np.float64]:
         """The values of a column, by default of the last."""
-        if name is not None and name not in self.column_names:
+        return self.values[:, -1 if name is None else self.index(name)]
+
+    def index(self, name: str) -> int:
+        """The number of a column."""
+        if name not in self.column_names:
             raise ConfigError(f"{self.name}: {unknown('column', name, self.column_names)}")
-        return self.values[:, -1 if name is None else self.column_names.index(name)]
+        return self.column_names.index(name)
+
+    def indices(self, names: Sequence[str]) -> list[int]:
+        """The numbers of columns."""
+        return [self.index(name) for name in names]
 
     def split(self, fraction: float, seed: int = 0) -> tuple["Series", "Series"]:
         """Training rows, and the last `fraction` of the rows for validation; `seed` is not used."""
@@ -42,9 +61,42 @@ class Series:
             raise DataError(f"{self.name} has {len(self)} row; none is left for validation")
         train = len(self) - count
         description = f"{self.description}; the first {train:,}"
-        return (
-            replace(self, values=self.values[:train], description=description),
-            replace(self, values=self.values[train:], description=f"the last {count:,} rows"),
+        training = replace(self, values=self.values[:train], description=description)
+        return training, self._part(train, count, train, f"the last {count:,} rows")
+
+    def split_rows(self, parts: Sequence[float]) -> tuple["Series", "Series"]:
+        """Training and validation rows, the latter with a test part if there are three numbers.
+
+        Numbers above 1 are rows, others fractions of all rows; rows after the last part are unused.
+        """
+        counts = [round(part if part > 1 else part * len(self)) for part in parts]
+        if len(counts) not in (2, 3) or min(parts) <= 0 or min(counts) < 1:
+            raise ConfigError(
+                f"data.split={list(parts)} must be two or three numbers above 0: rows, or "
+                "fractions, of training, validation and test"
+            )
+        if sum(counts) > len(self):
+            raise ConfigError(
+                f"data.split={list(parts)} needs {sum(counts):,} rows; {self.name} has "
+                f"{len(self):,}"
+            )
+        train, count = counts[:2]
+        description = f"{self.description}; the first {train:,}"
+        training = replace(self, values=self.values[:train], description=description)
+        validation = self._part(train, count, train, f"the next {count:,} rows")
+        if len(counts) == 3:
+            test = self._part(train + count, counts[2], train, f"{counts[2]:,} rows for the test")
+            note = f"{validation.description}; then {counts[2]:,} rows for the test"
+            validation = replace(validation, test=test, description=note)
+        return training, validation
+
+    def _part(self, start: int, count: int, training_rows: int, description: str) -> "Series":
+        return replace(
+            self,
+            values=self.values[start : start + count],
+            before=self.values[:start],
+            training_rows=training_rows,
+            description=description,
         )
 
     def note_overlap(self, train: "Series") -> "Series":
@@ -66,13 +118,19 @@ def from_columns(name: str, note: str, columns: Mapping[str, Sequence[float]]) -
 
 
 def from_table(table: Table) -> Series:
-    """The numeric columns of a table; the others are ignored."""
+    """The columns of numbers of a table and the dates of its rows; the others are ignored."""
     rows = [
         (number, row) for number, row in table.rows() if any(cell not in ("", None) for cell in row)
     ]
     if not rows:
         raise DataError(f"{table.path} has no row after its first line")
-    numeric = [index for index, cell in enumerate(rows[0][1]) if _number(cell) is not None]
+    dates, date_columns = read_dates(table, rows)
+    numeric = [
+        index
+        for index in range(len(table.columns))
+        if index not in date_columns
+        and sum(_number(row[index]) is not None for _, row in rows) > NUMERIC_SHARE * len(rows)
+    ]
     columns: dict[str, list[float]] = {table.columns[index]: [] for index in numeric}
     if not columns:
         raise DataError(f"{table.path} has no column of numbers\n{table.listing()}")
@@ -85,9 +143,11 @@ def from_table(table: Table) -> Series:
                     "number;\nfill in missing values, or remove the column"
                 )
             columns[table.columns[index]].append(value)
-    ignored = [name for name in table.columns if name not in columns]
+    known = [*columns, *(() if dates is None else dates.columns)]
+    ignored = [name for name in table.columns if name not in known]
     note = f"; left out: {', '.join(ignored)}" if ignored else ""
-    return from_columns(table.name, note, columns)
+    series = from_columns(table.name, note + ("" if dates is None else dates.note), columns)
+    return replace(series, dates=dates)
 
 
 def _number(cell: Any) -> float | None:

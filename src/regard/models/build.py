@@ -16,6 +16,7 @@ from regard.models.cbow import CBOW, CBOWConfig
 from regard.models.convolution import ConvolutionConfig, ConvolutionLM
 from regard.models.feedforward import Feedforward, FeedforwardConfig
 from regard.models.hmm import HMM, HMMConfig
+from regard.models.linear import Linear, LinearConfig
 from regard.models.ngram import NGram, NGramConfig
 from regard.models.presets import PRESETS, ModelConfig
 from regard.models.recurrent import RecurrentConfig, RecurrentLM
@@ -36,6 +37,7 @@ FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "ngram": (NGramConfig, NGram),
     "hmm": (HMMConfig, HMM),
     "autoregression": (AutoregressionConfig, Autoregression),
+    "linear": (LinearConfig, Linear),
     "vision": (VisionConfig, Vision),
 }
 # Larger values are typing errors; counting the parameters of such a model would take hours.

@@ -46,7 +46,22 @@ def check_rules(config: Any, rules: tuple[Rule, ...]) -> None:
 
 
 # heads that need hidden states only
-READOUTS = {name: HEADS[name] for name in ("linear", "classify", "tag", "crf")}
+READOUTS = {name: HEADS[name] for name in ("linear", "classify", "tag", "crf", "forecast")}
+VECTOR_HEADS = ("forecast",)  # of models that read vectors
+
+
+def check_inputs(config: Any) -> None:
+    """Raise `ConfigError` unless a model of vectors has a head that predicts numbers."""
+    if config.inputs < 0:
+        raise ConfigError(f"inputs={config.inputs} must be at least 0 (ids)")
+    kind, _ = kind_of(config.head)
+    if config.inputs and kind not in VECTOR_HEADS:
+        raise ConfigError(
+            f"head={kind!r} predicts tokens or classes, but inputs={config.inputs} is a model of "
+            f"vectors; its head is {' or '.join(map(repr, VECTOR_HEADS))}"
+        )
+    if config.inputs and getattr(config, "characters", 0):
+        raise ConfigError("characters are those of words, and inputs > 0 reads vectors")
 
 
 def require_readout_head(head: Choice) -> None:
@@ -133,6 +148,11 @@ STACK: tuple[Rule, ...] = (
 )
 
 TRANSFORMER: tuple[Rule, ...] = (
+    (
+        lambda c: c.inputs and (c.segments or c.embed_dim or c.shape == "encoder-decoder"),
+        "inputs={c.inputs} replaces the embedding of an encoder or a decoder by a projection of "
+        "vectors;\nleave out segments and embed_dim, and set shape='encoder' or 'decoder'",
+    ),
     (
         lambda c: c.segments and c.shape != "encoder",
         "segments={c.segments} belong to an encoder, not to shape={c.shape!r}; leave them out",

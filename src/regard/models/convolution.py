@@ -11,11 +11,15 @@ from torch import Tensor, nn
 from regard.config import Choice, Settings, make
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
-from regard.models.compatibility import require_generating_head, require_readout_head
+from regard.models.compatibility import (
+    check_inputs,
+    require_generating_head,
+    require_readout_head,
+)
 from regard.nn.convolution import CausalConvolution, slice_rows
 from regard.nn.head import HEADS
 from regard.nn.recurrent import RecurrentState
-from regard.nn.state import Source
+from regard.nn.state import Inputs, Source
 
 MAX_CONVOLUTIONS = 20  # with a receptive field of about a million ids
 
@@ -30,12 +34,14 @@ class ConvolutionConfig(Settings):
     width: int = 2  # kernel size
     dropout: float = 0.0  # dropout of the output of every layer
     context: int = 256  # ids per training block; generation has no limit
+    inputs: int = 0  # width of real-valued inputs, of series and strokes; 0: ids
     head: Choice = "linear"  # the output layer (models.compatibility.READOUTS)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "context"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        check_inputs(self)
         if self.width < 2:
             raise ConfigError(
                 f"width={self.width} must be at least 2: a kernel of 1 sees no earlier id"
@@ -58,7 +64,8 @@ class ConvolutionConfig(Settings):
 class ConvolutionLM(LanguageModel):
     r"""A convolutional language model with residual and skip connections.
 
-        x = E[ids];    y_l = convolution_l(x),  x <- x + y_l,      l = 1 ... L, dilation 2^(l - 1)
+        x = E[ids] (with `inputs`, E v + e of vectors v);
+        y_l = convolution_l(x),  x <- x + y_l,      l = 1 ... L, dilation 2^(l - 1)
         h = relu(M relu(y_1 + ... + y_L) + m),    logits = W h
 
     The receptive field is 1 + (width - 1) (2^L - 1) ids. WaveNet (van den Oord et al. 2016) on ids
@@ -68,18 +75,28 @@ class ConvolutionLM(LanguageModel):
     def __init__(self, config: ConvolutionConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.dim)
+        self.embed: nn.Embedding | nn.Linear
+        if config.inputs:
+            self.embed = nn.Linear(config.inputs, config.dim)
+        else:
+            self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(
             CausalConvolution(config.dim, config.width, 2**n) for n in range(config.layers)
         )
         self.dropout = nn.Dropout(config.dropout)
         self.mix = nn.Linear(config.dim, config.dim)  # M, m
         self.head: Any = make(
-            config.head, HEADS, "head", dim=config.dim, vocab_size=config.vocab_size, tied=None
+            config.head,
+            HEADS,
+            "head",
+            dim=config.dim,
+            vocab_size=config.vocab_size,
+            tied=None,
+            positions=config.context,
         )
 
     def forward(
-        self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
+        self, ids: Inputs, *, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states, which `head` maps to logits.
 
@@ -103,7 +120,7 @@ class ConvolutionLM(LanguageModel):
 
     def step(
         self,
-        ids: Int[Tensor, "rows time"],
+        ids: Inputs,
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
@@ -118,7 +135,7 @@ class ConvolutionLM(LanguageModel):
 
     def hidden(
         self,
-        ids: Int[Tensor, "rows time"],
+        ids: Inputs,
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,

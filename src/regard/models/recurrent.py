@@ -10,11 +10,16 @@ from torch import Tensor, nn
 from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
-from regard.models.compatibility import option, require_generating_head, require_readout_head
+from regard.models.compatibility import (
+    check_inputs,
+    option,
+    require_generating_head,
+    require_readout_head,
+)
 from regard.nn.characters import CharacterConvolution
 from regard.nn.head import HEADS
 from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent, RecurrentState
-from regard.nn.state import Source
+from regard.nn.state import Inputs, Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -30,12 +35,14 @@ class RecurrentConfig(Settings):
     characters: int = 0  # for tagging: width of a vector of the characters of each word
     tied: bool = True  # output matrix = embedding matrix
     context: int = 256  # ids per training block; generation has no limit
+    inputs: int = 0  # width of real-valued inputs, of series and strokes; 0: ids
     head: Choice = "linear"  # the output layer (models.compatibility.READOUTS)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "context"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        check_inputs(self)
         if self.characters < 0:
             raise ConfigError(f"characters={self.characters} must be at least 0 (none)")
         if not 0 <= self.dropout < 1:
@@ -61,6 +68,8 @@ class RecurrentLM(LanguageModel):
 
     x_t = E[id_t],    h_t = cell_L(... cell_1(x_1 ... x_t)),    logits_t = W h_t
 
+    With `inputs`, the model reads vectors v_t instead of ids: x_t = E v_t + e.
+
     With `characters`, x_t = [E[id_t]; c_t], c_t the vector of the characters of the word
     (`nn.characters`).
     """
@@ -68,9 +77,13 @@ class RecurrentLM(LanguageModel):
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.dim)
-        # logits of a tied W then have a standard deviation near 1
-        nn.init.normal_(self.embed.weight, std=config.dim**-0.5)
+        self.embed: nn.Embedding | nn.Linear
+        if config.inputs:
+            self.embed = nn.Linear(config.inputs, config.dim)
+        else:
+            self.embed = nn.Embedding(config.vocab_size, config.dim)
+            # logits of a tied W then have a standard deviation near 1
+            nn.init.normal_(self.embed.weight, std=config.dim**-0.5)
         width = config.characters
         self.characters = CharacterConvolution(width) if width else None
         self.layers = Recurrent(
@@ -83,14 +96,21 @@ class RecurrentLM(LanguageModel):
         )
         self.packs = config.bidirectional  # whether lengths are read on the host, to pack sequences
         width = (1 + config.bidirectional) * config.dim
-        tied = self.embed if config.tied and width == config.dim else None
+        shared = config.tied and width == config.dim
+        tied = self.embed if shared and isinstance(self.embed, nn.Embedding) else None
         self.head: Any = make(
-            config.head, HEADS, "head", dim=width, vocab_size=config.vocab_size, tied=tied
+            config.head,
+            HEADS,
+            "head",
+            dim=width,
+            vocab_size=config.vocab_size,
+            tied=tied,
+            positions=config.context,
         )
 
     def forward(
         self,
-        ids: Int[Tensor, "batch time"],
+        ids: Inputs,
         *,
         lengths: Int[Tensor, " batch"] | None = None,
         characters: UInt8[Tensor, "batch time bytes"] | None = None,
@@ -119,7 +139,7 @@ class RecurrentLM(LanguageModel):
 
     def step(
         self,
-        ids: Int[Tensor, "rows time"],
+        ids: Inputs,
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
@@ -133,7 +153,7 @@ class RecurrentLM(LanguageModel):
 
     def hidden(
         self,
-        ids: Int[Tensor, "rows time"],
+        ids: Inputs,
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,

@@ -24,6 +24,7 @@ from regard.nn.block import (
     NormOrder,
     NormPlacement,
     Stack,
+    VectorEmbedding,
     deepnorm,
 )
 from regard.nn.head import HEADS
@@ -31,7 +32,7 @@ from regard.nn.init import INITS, deepnorm_gain
 from regard.nn.options import require_positive
 from regard.nn.position import POSITIONS
 from regard.nn.score import RELATIVE, SCORES
-from regard.nn.state import KVCache, Source, TransformerState
+from regard.nn.state import Inputs, KVCache, Source, TransformerState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -70,7 +71,7 @@ class StackConfig(Settings):
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 0 if name == "segments" else 1
+            least = 0 if name in ("segments", "inputs") else 1
             if type(value) is int and value < least:
                 raise ConfigError(f"{name}={value} must be at least {least}")
         for name, hint in get_type_hints(type(self)).items():
@@ -139,6 +140,7 @@ class TransformerConfig(StackConfig):
         None  # tokens of the source; None: both sides share one vocabulary
     )
     context: int = 1024  # most tokens of a sequence
+    inputs: int = 0  # width of real-valued inputs, of series and strokes; 0: ids
     shape: Literal["encoder", "decoder", "encoder-decoder"] = "decoder"  # which stacks there are
     encoder_heads: int | None = None  # attention heads of the encoder; None: as many as `heads`
     encoder_ffn_dim: int | None = None  # width of the encoder's FFN; None: as `ffn_dim`
@@ -155,6 +157,7 @@ class TransformerConfig(StackConfig):
         kind, _ = kind_of(self.head)
         if kind not in HEADS:
             raise ConfigError(unknown("head", kind, HEADS))
+        rules.check_inputs(self)
         check_rules(self, rules.TRANSFORMER)
 
     def heads_and_width(self, side: str) -> tuple[int, int]:
@@ -193,7 +196,11 @@ class Transformer(LanguageModel):
             segments=config.segments,
             table_dim=config.embed_dim,
         )
-        self.embed = embedding(config.vocab_size)
+        self.embed: Embedding | VectorEmbedding
+        if config.inputs:
+            self.embed = VectorEmbedding(config.inputs, config.dim)
+        else:
+            self.embed = embedding(config.vocab_size)
         self.source_embed = None
         if config.source_vocab_size is not None:
             self.source_embed = embedding(config.source_vocab_size)
@@ -207,8 +214,9 @@ class Transformer(LanguageModel):
             dim=config.dim,
             vocab_size=config.vocab_size,
             embed_dim=config.embed_dim,
-            tied=self.embed.token if config.tied else None,
+            tied=self.embed.token if config.tied and isinstance(self.embed, Embedding) else None,
             norm=norms(config),
+            positions=config.context,
         )
         make(config.init, INITS, "init", model=self, layers=max(config.depths))
         if config.norm_order == "deepnorm":
@@ -218,7 +226,7 @@ class Transformer(LanguageModel):
 
     def forward(
         self,
-        ids: Int[Tensor, "batch time"],
+        ids: Inputs,
         *,
         source: Source | None = None,
         mask: Mask = Mask(),  # noqa: B008 -- a frozen value
@@ -256,7 +264,7 @@ class Transformer(LanguageModel):
                 "positions; use fewer tokens"
             )
         blocks = self.decoder.layers
-        like = self.embed.token.weight
+        like = next(self.parameters())
 
         def empty(attention: Attention) -> KVCache:
             shape = (rows, attention.kv_heads, capacity)
@@ -279,7 +287,7 @@ class Transformer(LanguageModel):
 
     def step(
         self,
-        ids: Int[Tensor, "rows time"],
+        ids: Inputs,
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,
@@ -294,7 +302,7 @@ class Transformer(LanguageModel):
 
     def hidden(
         self,
-        ids: Int[Tensor, "rows time"],
+        ids: Inputs,
         state: State,
         *,
         counts: Int[Tensor, " rows"] | None = None,

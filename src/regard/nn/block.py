@@ -75,6 +75,24 @@ class Embedding(nn.Module):
         __call__ = forward
 
 
+class VectorEmbedding(nn.Module):
+    r"""x_t = E v_t + e, for real-valued inputs v_t instead of ids."""
+
+    def __init__(self, inputs: int, dim: int) -> None:
+        super().__init__()
+        self.value = nn.Linear(inputs, dim)
+
+    def forward(
+        self, values: Float[Tensor, "batch time inputs"], segments: None = None
+    ) -> Float[Tensor, "batch time dim"]:
+        """The projected vectors; there are no segments."""
+        x: Tensor = self.value(values)
+        return x
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
 class LayerNorm(nn.Module):
     r"""y = (x - mean(x)) / sqrt(var(x) + eps) * g + b      (Ba et al. 2016)"""
 

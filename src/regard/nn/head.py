@@ -343,6 +343,44 @@ class SpanHead(TagHead):
         return cross_entropy(logits, targets.flatten(), label_smoothing)
 
 
+class ForecastHead(nn.Module):
+    r"""The next values of a series: W pool(x) + b, of `steps` steps with `outputs` values each.
+
+    `pool` takes the last position, which a causal model needs, the mean of all positions, or all of
+    them concatenated ("flatten", as PatchTST does); then every input has that many positions.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        positions: int,
+        *,
+        steps: int = 1,
+        outputs: int = 1,
+        pool: Literal["last", "mean", "flatten"] = "last",
+    ) -> None:
+        super().__init__()
+        require_positive("head 'forecast'", steps=steps, outputs=outputs)
+        self.steps, self.outputs, self.pool = steps, outputs, pool
+        self.out = nn.Linear(dim * positions if pool == "flatten" else dim, steps * outputs)
+
+    def forward(self, x: Hidden) -> Float[Tensor, "batch steps outputs"]:
+        """The values after the last position."""
+        if self.pool == "flatten":
+            pooled = x.flatten(1)
+        else:
+            pooled = x[:, -1] if self.pool == "last" else x.mean(1)
+        return self.each(pooled)
+
+    def each(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows steps outputs"]:
+        """The values after each of some pooled vectors."""
+        values: Tensor = self.out(x)
+        return values.unflatten(-1, (self.steps, self.outputs))
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
 HEADS: dict[str, Callable[..., nn.Module]] = {
     "linear": Head,
     "masked": MaskedHead,
@@ -351,6 +389,7 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
     "crf": CrfHead,
     "span": SpanHead,
     "pooled": PooledHead,
+    "forecast": ForecastHead,
     "none": NoHead,
 }
 
@@ -359,6 +398,7 @@ __all__ = [
     "IGNORED",
     "ClassHead",
     "CrfHead",
+    "ForecastHead",
     "Head",
     "IdentityHead",
     "MaskedHead",

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 
+# What a model reads: ids, or the vectors of a model with `inputs` > 0.
+Inputs = Int[Tensor, "batch time"] | Float[Tensor, "batch time inputs"]
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -100,6 +100,8 @@ class TrainingData(EvalData):
     example_ids: Callable[[int], list[int]]  # its rows of the data, or the tokens it starts at
     all_batches: Callable[[], Iterator[Batch]]  # the data once, in order, for closed-form models
     description: list[str]  # lines for the reader: data, validation, tokenizer, …
+    # baselines of a series, by name, with their metrics on the validation data
+    baselines: Callable[[], dict[str, dict[str, float]]] | None = None
     fingerprint: str = ""  # of the data without its tokenizer; set by `prepare_training`
 
 

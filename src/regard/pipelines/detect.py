@@ -67,6 +67,11 @@ def open_split(config: RunConfig) -> tuple[Any, Any]:
         data.path, data.source, data.target, lower=data.lower, kind=kind, columns=columns
     )
     columns |= getattr(whole, "columns", {})
+    if data.split:
+        if whole.kind != "series":
+            raise ConfigError(f"data.split is for series; {whole.name} holds {whole.kind}")
+        parts: tuple[Any, Any] = whole.split_rows(data.split)
+        return parts
     if data.validation:
         validation = open_validation(data.validation, whole.kind, lower=data.lower, columns=columns)
         return whole, validation.note_overlap(whole)

@@ -1,31 +1,94 @@
-"""Time series: columns of numbers, one of which is forecast."""
+"""Time series: columns of numbers, some or all of which are forecast."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from regard.config import Choice, RunConfig, make, merge
-from regard.data.batch import Batch
+from regard.data.batch import Batch, SeriesBatch
 from regard.data.columns import Roles
+from regard.data.loader import RowLoader
 from regard.data.series import Series, from_table
 from regard.data.tables import Table, read_table
-from regard.errors import DataError
-from regard.models.build import resolve
+from regard.errors import ConfigError, DataError
+from regard.generate import Search
+from regard.models.build import family_of, is_closed_form, resolve
+from regard.models.presets import ModelConfig
 from regard.pipelines.base import (
     EvalData,
     Pipeline,
     Progress,
     TrainedModel,
     TrainingData,
+    validation_metrics,
 )
+from regard.pipelines.series_baselines import evaluate_baselines, find_season
 from regard.tasks import TASKS, Forecast
 
 SAMPLE_STEPS = 6
 PREDICTED_STEPS = 24
+DEFAULT_ROWS = 32  # windows of a step, where train.batch is not set
+EVALUATED_ROWS = 256  # windows of a batch of validation data
+CONTEXTS = {"linear": 336}  # rows that are read by default; of other models …
+CONTEXT = 96
+FED_BACK_STARTS = 8  # windows per horizon on which a network is evaluated whose output is fed back
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The scaled rows of a part of a series, and the windows in them."""
+
+    values: Float[Tensor, "time inputs"]
+    context: int
+    horizon: int
+    starts: NDArray[np.int64]  # of the rows that are read
+
+    @classmethod
+    def of(
+        cls, series: Series, task: Forecast, *, every: int = 1, double: bool = False
+    ) -> "Windows":
+        """All windows whose forecast rows are in the part; those before it may be read."""
+        assert task.context is not None
+        rows = series.values
+        if series.before is not None:
+            rows = np.concatenate([series.before[-task.context :], rows])
+        size = task.context + task.horizon
+        if len(rows) < size:
+            raise DataError(
+                f"{series.name}: {series.description} with {len(rows):,} rows to read; reading "
+                f"{task.context} and forecasting {task.horizon} takes {size};\nadd data, raise "
+                "data.validation_fraction, or lower task.horizon or task.context"
+            )
+        values = task.scaled(rows[:, series.indices(task.read_columns)])
+        tensor = torch.from_numpy(values).to(torch.float64 if double else torch.float32)
+        return cls(tensor, task.context, task.horizon, np.arange(0, len(rows) - size + 1, every))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def read(self, chosen: NDArray[np.int64]) -> Float[Tensor, "batch time inputs"]:
+        """Windows by their numbers."""
+        offsets = np.arange(self.context + self.horizon)
+        return self.values[torch.from_numpy(self.starts[chosen][:, None] + offsets)]
+
+    def batches(self, task: Forecast, limit: int | None) -> Iterator[Batch]:
+        """All windows, or evenly spaced ones with about `limit` values to forecast."""
+        count = len(self)
+        chosen = np.arange(count)
+        values = self.horizon * len(task.columns)
+        if limit is not None and limit < count * values:
+            kept = max(1, limit // values)
+            chosen = np.arange(kept) * count // kept
+        for start in range(0, len(chosen), EVALUATED_ROWS):
+            part = self.read(chosen[start : start + EVALUATED_ROWS])
+            yield task.collate((part, self.context), torch.Generator())
 
 
 class SeriesPipeline(Pipeline):
@@ -39,11 +102,15 @@ class SeriesPipeline(Pipeline):
         return from_table(table)
 
     def defaults(self, data: Series, task: Choice, *, gpu: bool) -> dict[str, Any]:
-        """A linear autoregression."""
+        """One linear layer, solved in closed form, which is hard to beat on a few thousand rows."""
         return {
             "task": {"kind": "forecast", "horizon": max(1, min(96, len(data) // 40))},
-            "model": {"family": "autoregression", "order": max(1, min(24, len(data) // 20))},
+            "model": {"family": "linear"},
         }
+
+    def train_defaults(self, model: Any) -> dict[str, Any]:
+        """A few minutes on a CPU."""
+        return {"steps": 1000, "batch": DEFAULT_ROWS, "schedule": {"kind": "cosine", "warmup": 50}}
 
     def training_data(
         self,
@@ -53,31 +120,38 @@ class SeriesPipeline(Pipeline):
         tokenizers: None,
         progress: Progress | None,
     ) -> TrainingData:
-        """The whole training series as one batch, scaled by its mean and standard deviation."""
+        """Random windows of the training series; the whole series for closed-form models."""
+        settings = config.train
+        if settings.tokens is not None:
+            raise ConfigError("train.tokens counts tokens, and a series has rows; give train.batch")
+        facts, constant = _facts(config, train)
+        config = replace(config, task=merge({"task": config.task}, {"task": facts})["task"])
         task = series_task(config.task)
-        values = train.column(task.column)
-        mean, std = float(values.mean()), float(values.std())
-        if not std > 0:
-            raise DataError(
-                f"{train.name}: all values of the column are equal; choose another task.column"
-            )
-        column = task.column or train.column_names[-1]
-        facts = {"task": {"column": column, "mean": mean, "std": std}}
-        config = replace(config, task=merge({"task": config.task}, facts)["task"])
+        model = _model(config, task)
+        config = replace(config, model={**config.model, **_sizes(model)})
         data = self.evaluation_data(config, validation, None)
+        closed_form = is_closed_form(data_family(config))
+        training = Windows.of(train, task, double=closed_form)
+        rows = max(1, (settings.batch or DEFAULT_ROWS) // settings.accumulate)
+        loader = RowLoader(len(training), rows, settings.seed)
 
         def batch(number: int) -> Batch:
-            return data.task.collate(train.column(column)[None], torch.Generator())
+            windows = training.read(loader.examples(number))
+            return task.collate((windows, training.context), torch.Generator())
+
+        def whole() -> Iterator[Batch]:
+            yield SeriesBatch(training.values[:, : len(task.columns)].mT)
 
         return TrainingData(
             **vars(data),
             batch=batch,
-            example_ids=lambda number: [0],
-            all_batches=lambda: iter([batch(0)]),
+            example_ids=lambda number: loader.examples(number).tolist(),
+            all_batches=whole,
+            baselines=lambda: evaluate_baselines(task, validation, train.values),
             description=[
                 f"data       {train.description}",
                 f"validation {validation.description}",
-                f"column     {column}, mean {mean:.4g}, standard deviation {std:.4g}",
+                *_describe_columns(task, constant),
             ],
         )
 
@@ -88,50 +162,140 @@ class SeriesPipeline(Pipeline):
         tokenizers: None,
         progress: Progress | None = None,
     ) -> EvalData:
-        """The whole validation series as one batch; the task must know column, mean and std."""
+        """All windows of the validation series; the task must know columns, mean and std."""
         task = series_task(config.task)
-        values = data.column(task.column)[None]
-
-        def validation_batches(limit: int | None) -> Iterator[Batch]:
-            yield task.collate(values if limit is None else values[:, :limit], torch.Generator())
-
+        model = _model(config, task)
+        closed_form = is_closed_form(data_family(config))
+        if task.context is None:  # a run of an earlier version
+            task = replace(task, context=model.context)
+        fed_back = not (task.is_direct or closed_form)
+        every = max(1, task.horizon // FED_BACK_STARTS) if fed_back else 1
+        windows = Windows.of(data, task, every=every, double=closed_form)
+        values = len(windows) * task.horizon * len(task.columns)
         return EvalData(
             task=task,
             task_choice=config.task,
             tokenizers=None,
-            model=resolve(config.model),
-            validation_batches=validation_batches,
+            model=model,
+            validation_batches=lambda limit: windows.batches(task, limit),
             validation_data=data,
             validation_size=len(data),
-            validation_targets=len(data),
+            validation_targets=values,
         )
+
+    def evaluate(
+        self,
+        data: EvalData,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        search: Search,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """All metrics, the mean absolute error of each column in its unit, and the baselines.
+
+        Baselines that are fitted need the training rows, which data of another file does not have.
+        """
+        task, series = cast(Forecast, data.task), cast(Series, data.validation_data)
+        metrics: dict[str, Any] = validation_metrics(data, model, device, None, progress)
+        metrics |= {
+            f"mae [{name}]": error for name, error in _column_errors(data, model, device).items()
+        }
+        training = None if series.before is None else series.before[: series.training_rows]
+        baselines = evaluate_baselines(task, series, training)
+        return metrics | {
+            f"{name}: {metric}": value
+            for name, values in baselines.items()
+            for metric, value in values.items()
+        }
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
         """The forecast after the first half of the validation series, and the actual values."""
-        task, series = cast(Forecast, data.task), data.validation_data
+        task, series = cast(Forecast, data.task), cast(Series, data.validation_data)
         middle = len(series) // 2
-        actual = series.column(task.column)[middle : middle + SAMPLE_STEPS].tolist()
-        first_half = replace(series, values=series.values[:middle])
-        predicted = forecast(model, task, first_half, len(actual))
+        column = task.columns[0]
+        actual = series.column(column)[middle : middle + SAMPLE_STEPS].tolist()
+        steps = min(len(actual), task.horizon)
+        known = series.values[:middle]
+        if series.before is not None:
+            known = np.concatenate([series.before, known])
+        if len(known) < (task.context or 0):
+            return ""
+        predicted = forecast(model, task, replace(series, values=known), steps)[:, 0].tolist()
         return "\n".join(
-            f"{label} {'  '.join(f'{value:.4g}' for value in row)}"
-            for label, row in (("forecast", predicted), ("actual  ", actual))
+            f"{label} {column} {'  '.join(f'{value:.4g}' for value in row)}"
+            for label, row in (("forecast", predicted), ("actual  ", actual[:steps]))
         )
 
-    def predict(self, run: TrainedModel, what: Any, *, top: int) -> list[float]:
-        """The next values of a series, 24 of them; `Run.forecast` takes their number."""
+    def predict(self, run: TrainedModel, what: Any, *, top: int) -> Any:
+        """The next 24 values of a series, by column if there are several (`Run.forecast`)."""
         series = from_table(read_table(Path(what)))
-        return forecast(run.model, series_task(run.config.task), series, PREDICTED_STEPS)
+        task = series_task(run.config.task)
+        return by_column(task, forecast(run.model, task, series, PREDICTED_STEPS))
+
+
+def by_column(task: Forecast, values: NDArray[np.float64]) -> Any:
+    """Forecast values as a list; of several columns, as a dict of lists."""
+    if len(task.columns) == 1:
+        return values[:, 0].tolist()
+    return dict(zip(task.columns, values.T.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastEnd:
+    """The end of a validation series, in the column's units: truth and forecasts of one column."""
+
+    column: str
+    before: list[float]  # values before the forecast
+    truth: list[float]
+    forecast: list[float]  # from the values before only
+    one_step: list[float]  # each from all true values before it
 
 
 def forecast_end(
-    model: nn.Module, task: Forecast, series: Series
-) -> tuple[list[float], list[float], list[float]]:
-    """The values before the last `horizon` ones, those, and their forecast from the former."""
-    values = series.column(task.column).tolist()
-    steps = min(task.horizon, len(values) - cast(int, model.context))
-    before = replace(series, values=series.values[:-steps])
-    return values[-3 * steps : -steps], values[-steps:], forecast(model, task, before, steps)
+    model: nn.Module, task: Forecast, series: Series, column: str | None = None
+) -> ForecastEnd:
+    """Forecasts of the last `horizon` values of a series: all of them, and one step ahead each."""
+    rows = series.values
+    if series.before is not None:
+        rows = np.concatenate([series.before, rows])
+    steps = min(task.horizon, len(rows) - (task.context or cast(int, model.context)))
+    far = forecast(model, task, replace(series, values=rows[:-steps]), steps)
+    return _ending(model, task, replace(series, values=rows), column, steps, far)
+
+
+def forecast_future(
+    model: nn.Module, task: Forecast, series: Series, steps: int, column: str | None = None
+) -> ForecastEnd:
+    """The values after the end of a series, and the last true ones, one step ahead each."""
+    future = forecast(model, task, series, steps)
+    known = min(steps, len(series) - (task.context or cast(int, model.context)))
+    end = _ending(model, task, series, column, known, future)
+    return replace(end, before=[*end.before, *end.truth], truth=[])
+
+
+def _ending(
+    model: nn.Module,
+    task: Forecast,
+    series: Series,
+    column: str | None,
+    count: int,
+    far: NDArray[np.float64],
+) -> ForecastEnd:
+    """The last `count` values, forecast one step ahead, with a forecast of several steps."""
+    output, context = task.output(column), task.context or cast(int, model.context)
+    name = task.columns[output]
+    values = series.column(name).tolist()
+    last = replace(series, values=series.values[-(context + count) :], before=None)
+    one = replace(task, horizon=1, context=context)
+    near: list[float] = []
+    if count:
+        windows = Windows.of(last, one, double=hasattr(model, "fit"))
+        read = windows.read(np.arange(len(windows)))[:, :-1].to(_device(model))
+        with torch.no_grad():
+            near = task.unscale(task.rollout(model, read, 1)[:, 0])[:, output].tolist()
+    before = values[: len(values) - count][-2 * len(far) :]
+    return ForecastEnd(name, before, values[len(values) - count :], far[:, output].tolist(), near)
 
 
 def series_task(choice: Choice) -> Forecast:
@@ -139,13 +303,111 @@ def series_task(choice: Choice) -> Forecast:
     return cast(Forecast, make(choice, TASKS, "task"))
 
 
-def forecast(model: nn.Module, task: Forecast, series: Series, steps: int) -> list[float]:
-    """The values after the end of a series; each forecast is an input of the next."""
-    context: int = model.context  # type: ignore[assignment]
+def forecast(model: nn.Module, task: Forecast, series: Series, steps: int) -> NDArray[np.float64]:
+    """The values after the end of a series, (steps, columns); see `Forecast.rollout`."""
+    context = task.context or cast(int, model.context)
     if len(series) < context:
         raise DataError(
             f"{series.name} has {len(series)} rows, but the model needs at least {context}"
         )
-    batch = task.collate(series.column(task.column)[None, -context:], torch.Generator())
+    model.eval()
+    rows = task.scaled(series.values[-context:, series.indices(task.read_columns)])
+    dtype = torch.float64 if hasattr(model, "fit") else torch.float32
+    window = torch.from_numpy(rows).to(_device(model), dtype)
     with torch.no_grad():
-        return task.unscale(model.forecast(batch.series, steps)[0])  # type: ignore[operator]
+        return task.unscale(task.rollout(model, window.unsqueeze(0), steps)[0])
+
+
+def data_family(config: RunConfig) -> str:
+    """The family of the model of a run."""
+    return family_of(resolve(config.model, vocab_size=1))
+
+
+def _device(model: nn.Module) -> torch.device:
+    weights = [*model.parameters(), *model.buffers()]
+    return weights[0].device
+
+
+def _facts(config: RunConfig, train: Series) -> tuple[dict[str, Any], list[str]]:
+    """What the task needs to know of the training data, and the constant columns."""
+    task = series_task(config.task)
+    names = [*train.column_names] if task.column is None else task.columns
+    named = task.column is not None
+    std = train.values.std(0)
+    constant = [name for name in [*names, *task.inputs] if not std[train.index(name)] > 0]
+    if constant and (named or len(constant) == len(names)):
+        raise DataError(
+            f"{train.name}: all training values of column {constant[0]!r} are equal; choose "
+            "another task.column"
+        )
+    names = [name for name in names if name not in constant]
+    column: str | list[str] = names[0] if len(names) == 1 else names
+    known = replace(task, column=column)
+    read = train.indices(known.read_columns)
+    mean, scale = train.values.mean(0)[read].tolist(), std[read].tolist()
+    if len(read) == 1:
+        mean, scale = mean[0], scale[0]
+    family = data_family(config)
+    context = task.context
+    if family == "autoregression":
+        order = cast(int, resolve(config.model).context)
+        if context not in (None, order):
+            raise ConfigError(f"task.context={context} must be model.order={order} of an AR model")
+        context = order
+    if context is None:
+        room = max(1, len(train) // 4)
+        context = max(task.patch, min(CONTEXTS.get(family, CONTEXT), room))
+    season = task.season or find_season(train, train.index(names[0]))
+    facts: dict[str, Any] = {"column": column, "context": context, "mean": mean, "std": scale}
+    return facts | ({} if season is None else {"season": season}), constant
+
+
+def _model(config: RunConfig, task: Forecast) -> ModelConfig:
+    """The model's configuration, with the sizes that follow from the task."""
+    family = data_family(config)
+    if family == "autoregression":
+        return resolve(config.model)
+    if family == "linear":
+        return resolve(config.model, context=task.context, horizon=task.horizon)
+    facts = task.model_facts()
+    head = config.model.get("head")
+    if isinstance(head, dict) and head.get("kind") == "forecast":
+        facts["head"] = {**head, **facts["head"]}  # with its pool
+    return resolve(config.model, context=task.positions, **facts)
+
+
+def _sizes(model: ModelConfig) -> dict[str, Any]:
+    """The fields of a model that follow from the task, for the settings."""
+    names = ("vocab_size", "inputs", "head", "context", "horizon")
+    return {name: getattr(model, name) for name in names if name in model.__dataclass_fields__}
+
+
+def _describe_columns(task: Forecast, constant: list[str]) -> list[str]:
+    mean, std = task.scale
+    shown = [
+        f"{name}, mean {m:.4g}, standard deviation {s:.4g}"
+        for name, m, s in zip(task.read_columns, mean, std, strict=True)
+    ]
+    lines = [f"{'columns' if not n else '':<11}{line}" for n, line in enumerate(shown[:8])]
+    if len(shown) > 8:
+        lines.append(f"{'':<11}… {len(shown) - 8} more")
+    if task.inputs:
+        lines.append(f"{'':<11}only read: {', '.join(task.inputs)}")
+    if constant:
+        lines.append(f"{'left out':<11}{', '.join(constant)}: all training values are equal")
+    return lines
+
+
+@torch.no_grad()
+def _column_errors(data: EvalData, model: nn.Module, device: torch.device) -> dict[str, float]:
+    """The mean absolute error of each column in its own unit."""
+    task = cast(Forecast, data.task)
+    _, std = task.scale
+    sums, count = torch.zeros(len(task.columns), dtype=torch.float64), 0
+    for batch in data.validation_batches(None):
+        batch = cast(Any, batch.to(device))
+        error = task.rollout(model, batch.series, task.horizon) - batch.targets
+        sums += error.abs().double().sum((0, 1)).cpu()
+        count += error.shape[0] * error.shape[1]
+    means = (sums / count).numpy() * std[: len(task.columns)]
+    return dict(zip(task.columns, means.tolist(), strict=True))

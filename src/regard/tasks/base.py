@@ -25,6 +25,8 @@ class Task:
     shapes: ClassVar[tuple[str, ...]]  # the model shapes that can learn it
     verbs: ClassVar[tuple[str, ...]] = ("predict",)  # methods of `Run` that apply, the main first
     metric_names: ClassVar[tuple[str, ...]] = ("loss",)  # keys of `metrics` always present
+    unit: ClassVar[str] = ""  # of the metrics, for messages, where it is not obvious
+    loss_name: ClassVar[str] = "nats per target"  # what `loss` is, on the axis of a picture
     target_name: ClassVar[str] = "targets"  # the targets of an evaluation, in messages
     best_metric: ClassVar[str] = "loss"  # the metric that picks the best weights by default
     predicts_words: ClassVar[bool] = False  # `Run.predict` gives one answer per word of a text

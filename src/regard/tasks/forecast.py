@@ -1,8 +1,8 @@
 """Time series forecasting, one step ahead and several steps ahead."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -10,87 +10,304 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.data.batch import SeriesBatch
-from regard.errors import ConfigError, DataError
+from regard.data.batch import WindowBatch
+from regard.errors import ConfigError, DataError, unknown
+from regard.models.presets import ModelConfig
 from regard.tasks.base import Task
+
+EPS = 1e-5  # added to the variance of a window
+Window = Float[Tensor, "batch time inputs"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast(Task):
-    r"""Squared error of the next value of a series, and of free-running forecasts.
+    r"""Squared error of the next values of a series.
 
-        one step ahead   x̂_t+1 = f(x_t, x_t-1, …)
-        free-running     x̂_t+h = f(x̂_t+h-1, …, x̂_t+1, x_t, …),     h = 1 … horizon
+        direct      (x̂_t+1, …, x̂_t+H) = f(x_t, …, x_t-L+1)
+        fed back    x̂_t+h = f(x̂_t+h-1, …, x̂_t+1, x_t, …),     h = 1 … H
 
-    `loss` and `mae` are the mean squared and mean absolute error one step ahead, `fed_back` is the
-    mean squared error over the horizon if forecasts are fed back as inputs (free-running), and
-    `fed_back_h` that of step h: it shows how errors accumulate. All are in units of the standard
-    deviation of the training data: a loss of 1 is that of always predicting the mean.
+    L is `context`, H is `horizon`. `mse` and `mae` are the mean squared and absolute errors of all
+    H steps and columns, `mse_h` that of step h: it shows how errors grow. They are in units of the
+    standard deviation of the training data, column by column: an `mse` of 1 is that of always
+    predicting the mean. `loss` is what the model is trained on: the `mse` of a direct model, the
+    squared error one step ahead of a model whose forecasts are fed back.
+
+    A network reads windows normalised by themselves (`normalize`), relative to their last value or
+    by their mean and standard deviation (RevIN, Kim et al. 2022), and its output is transformed
+    back. With `patch`, a position is that many consecutive rows, and with `independent` each column
+    is a sequence of its own that the same weights read (PatchTST, Nie et al. 2023).
     """
 
     data_kind: ClassVar[str] = "series"
     target_name: ClassVar[str] = "values"
-    shapes: ClassVar[tuple[str, ...]] = ("series",)
+    loss_name: ClassVar[str] = "squared error of scaled columns"
+    unit: ClassVar[str] = "of columns scaled to standard deviation 1"
+    shapes: ClassVar[tuple[str, ...]] = ("series", "decoder", "encoder")
     verbs: ClassVar[tuple[str, ...]] = ("predict", "forecast")
-    metric_names: ClassVar[tuple[str, ...]] = ("loss", "mae", "fed_back")
-    column: str | None = None  # the column to forecast; None: the last
-    horizon: int = 96  # steps that are forecast from one place
-    mean: float | None = None  # mean of the series; None: that of the training data
-    std: float | None = None  # standard deviation of the series; None: that of the training data
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "mse", "mae")
+    best_metric: ClassVar[str] = "mse"
+    # the column to forecast, or several; None: all columns
+    column: str | list[str] | None = None
+    inputs: list[str] = field(default_factory=list)  # further columns that are only read
+    # rows that are read; None: 336 for a linear layer, 96 for a network, less for a short series
+    context: int | None = None
+    horizon: int = 96  # rows that are forecast
+    # whether a network forecasts all rows at once, or one, which is fed back; None: all at once
+    direct: bool | None = None
+    # how a network sees a window: as it is, relative to its last value, or by its own mean and
+    # standard deviation (RevIN); None: last if direct, else none
+    normalize: Literal["none", "last", "window"] | None = None
+    independent: bool = False  # each column is a sequence of its own, read by the same weights
+    patch: int = 1  # consecutive rows that are one position of a network
+    stride: int | None = None  # rows between two patches; None: `patch`
+    # rows of the seasonal naive baseline; None: by the dates, or the autocorrelation
+    season: int | None = None
+    # mean of each column; None: that of the training data
+    mean: float | list[float] | None = None
+    # standard deviation of each column; None: that of the training data
+    std: float | list[float] | None = None
 
     def __post_init__(self) -> None:
-        if self.horizon < 1:
-            raise ConfigError(f"task.horizon={self.horizon} must be at least 1")
+        for name in ("horizon", "context", "patch", "stride", "season"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"task.{name}={value} must be at least 1")
+        if self.context is not None and self.patch > self.context:
+            raise ConfigError(
+                f"task.patch={self.patch} must be at most task.context={self.context}"
+            )
+        if self.inputs and self.column is None:
+            raise ConfigError(
+                "task.inputs are columns that are read and not forecast, but by default all are "
+                "forecast; also set task.column"
+            )
+        if self.inputs and self.independent:
+            raise ConfigError(
+                "task.independent reads each column alone, so task.inputs would not be used; "
+                "leave one of them out"
+            )
+        if self.inputs and self.direct is False:
+            raise ConfigError(
+                "task.inputs are not forecast, so they cannot be fed back; set task.direct=true, "
+                "or forecast them too"
+            )
 
-    def collate(self, examples: NDArray[np.float64], generator: torch.Generator) -> SeriesBatch:
-        """The values, centred and scaled."""
-        assert self.mean is not None
-        assert self.std is not None
-        return SeriesBatch(torch.from_numpy((examples - self.mean) / self.std))
+    @property
+    def columns(self) -> list[str]:
+        """The columns to forecast; known after the data was read."""
+        assert self.column is not None
+        return [self.column] if isinstance(self.column, str) else self.column
 
-    def loss(self, model: nn.Module, batch: SeriesBatch) -> Float[Tensor, ""]:
-        """Summed squared error, one step ahead."""
-        return _one_step_error(model, batch).square().sum()
+    @property
+    def read_columns(self) -> list[str]:
+        """The columns that are read: those to forecast come first."""
+        return [*self.columns, *(name for name in self.inputs if name not in self.columns)]
 
-    def count(self, batch: SeriesBatch) -> Int[Tensor, ""]:
-        """How many values the series have, the first ones included."""
-        return torch.tensor(batch.series.numel())
+    @property
+    def is_direct(self) -> bool:
+        """Whether a network forecasts all rows at once."""
+        return self.direct is not False
 
-    @torch.no_grad()
-    def metrics(self, model: nn.Module, batches: Iterable[SeriesBatch]) -> dict[str, float]:
-        """Errors one step ahead, and errors of free-running forecasts by step."""
-        one_step, fed_back = [], []
-        context: int = model.context  # type: ignore[assignment]
-        for batch in batches:
-            if batch.series.shape[1] < context + self.horizon:
-                raise DataError(
-                    f"the validation data has {batch.series.shape[1]:,} values; reading {context} "
-                    f"and forecasting {self.horizon} takes {context + self.horizon};\n"
-                    "raise data.validation_fraction, or lower task.horizon or model.order"
-                )
-            one_step.append(_one_step_error(model, batch).flatten())
-            # every window of inputs and forecast: (windows, context + horizon)
-            windows = batch.series.unfold(1, context + self.horizon, 1).flatten(0, 1)
-            forecast = model.forecast(windows[:, :context], self.horizon)  # type: ignore[operator]
-            fed_back.append((forecast - windows[:, context:]).square())
-        error, steps = torch.cat(one_step), torch.cat(fed_back).mean(0)
-        powers = [1 << power for power in range(self.horizon.bit_length())]
+    @property
+    def normalization(self) -> str:
+        """How a network sees a window."""
+        return self.normalize or ("last" if self.is_direct else "none")
+
+    @property
+    def positions(self) -> int:
+        """The number of patches of a window."""
+        assert self.context is not None
+        return (self.context - self.patch) // (self.stride or self.patch) + 1
+
+    @property
+    def scale(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and standard deviation of each column that is read."""
+        return np.atleast_1d(np.array(self.mean)), np.atleast_1d(np.array(self.std))
+
+    def how(self, model: nn.Module, steps: int) -> str:
+        """How a forecast of so many steps is made, for a legend."""
+        at_once = getattr(model, "horizon", 1) if is_closed_form(model) else self.horizon
+        return "at once" if self.is_direct and steps <= at_once else "fed back"
+
+    def output(self, column: str | None) -> int:
+        """The number of a column among those that are forecast, by default the first."""
+        if column is None:
+            return 0
+        if column not in self.columns:
+            raise ConfigError(unknown("column", column, self.columns))
+        return self.columns.index(column)
+
+    def model_facts(self) -> dict[str, Any]:
+        """The fields of a model's configuration that follow from the task."""
+        outputs = 1 if self.independent else len(self.columns)
+        read = 1 if self.independent else len(self.read_columns)
+        steps = self.horizon if self.is_direct else 1
         return {
-            "loss": float(error.square().mean()),
-            "mae": float(error.abs().mean()),
-            "fed_back": float(steps.mean()),
-            **{f"fed_back_{h}": float(steps[h - 1]) for h in sorted({*powers, self.horizon})},
+            "vocab_size": 1,
+            "inputs": self.patch * read,
+            "head": {"kind": "forecast", "steps": steps, "outputs": outputs},
         }
 
-    def unscale(self, values: Tensor) -> list[float]:
-        """Undo the scaling of `collate`."""
-        assert self.mean is not None
-        assert self.std is not None
-        unscaled: list[float] = (values * self.std + self.mean).tolist()
+    def check_model(self, model: ModelConfig) -> None:
+        """A model of vectors or of series; closed-form models have no settings of networks."""
+        super().check_model(model)
+        closed_form = getattr(model, "shape", None) == "series"
+        if not closed_form and not hasattr(model, "inputs"):
+            raise ConfigError(
+                "needs a model that reads numbers: model.family is recurrent, convolution, "
+                "transformer, linear or autoregression"
+            )
+        if getattr(model, "shape", None) == "encoder" and not self.is_direct:
+            raise ConfigError(
+                "task.direct=false predicts the next row at every position, but an encoder also "
+                "reads the rows after it; leave it out, or choose a decoder"
+            )
+        if closed_form:
+            for name in ("direct", "normalize", "stride", "inputs"):
+                if getattr(self, name):
+                    raise ConfigError(f"task.{name} is for networks; leave it out")
+            if self.patch > 1 or self.independent:
+                raise ConfigError("task.patch and task.independent are for networks; leave out")
+
+    def collate(
+        self,
+        examples: tuple[Float[Tensor, "batch time inputs"], int],
+        generator: torch.Generator,
+    ) -> WindowBatch:
+        """Scaled windows, cut into the rows that are read and those to forecast."""
+        windows, context = examples
+        return WindowBatch(windows[:, :context], windows[:, context:, : len(self.columns)])
+
+    def scaled(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Values of the columns that are read, centred and scaled."""
+        mean, std = self.scale
+        return (values - mean) / std
+
+    def unscale(self, values: Tensor) -> NDArray[np.float64]:
+        """Undo `scaled`, for the columns that are forecast."""
+        mean, std = (part[: len(self.columns)] for part in self.scale)
+        unscaled: NDArray[np.float64] = values.double().cpu().numpy() * std + mean
         return unscaled
 
+    def loss(self, model: nn.Module, batch: WindowBatch) -> Float[Tensor, ""]:
+        """Summed squared error of the forecast rows, or of the next row at every position."""
+        if not self._every_position(model):
+            forecast = self.forecast_once(model, batch.series)
+            targets = batch.targets[:, : forecast.shape[1]]
+            return (forecast - targets).square().sum()
+        columns = batch.targets.shape[2]
+        series = batch.series
+        targets = torch.cat([series[:, 1:, :columns], batch.targets[:, :1]], 1)
+        if self.independent:
+            series, targets = (x.mT.flatten(0, 1).unsqueeze(2) for x in (series, targets))
+        predicted = model.head.each(model(series)).squeeze(2)  # type: ignore[operator, union-attr]
+        error: Tensor = predicted - targets
+        return error.square().sum()
 
-def _one_step_error(model: Any, batch: SeriesBatch) -> Float[Tensor, "batch windows"]:
-    """Forecast minus value, at every position with a full context before it."""
-    error: Tensor = model(batch.series[:, :-1]) - batch.series[:, model.context :]
-    return error
+    def count(self, batch: WindowBatch) -> Int[Tensor, ""]:
+        """How many values are scored."""
+        if self.is_direct:
+            return torch.tensor(batch.targets.numel())
+        rows, time, _ = batch.series.shape
+        every = self.normalization == "none" and self.patch == 1
+        return torch.tensor(rows * batch.targets.shape[2] * (time if every else 1))
+
+    def limit_count(self, batch: WindowBatch) -> int:
+        """All values that are forecast."""
+        return batch.targets.numel()
+
+    def _every_position(self, model: nn.Module) -> bool:
+        """Whether every position of a window predicts the next row (teacher forcing)."""
+        return (
+            not self.is_direct
+            and self.normalization == "none"
+            and self.patch == 1
+            and not is_closed_form(model)
+        )
+
+    @torch.no_grad()
+    def metrics(self, model: nn.Module, batches: Iterable[WindowBatch]) -> dict[str, float]:
+        """Errors over the horizon and by step."""
+        training = model.training
+        model.eval()
+        squares = torch.zeros(self.horizon, dtype=torch.float64)
+        absolute, count, losses, scored = 0.0, 0, 0.0, 0
+        one_step = not self.is_direct and not is_closed_form(model)
+        for batch in batches:
+            error = (self.rollout(model, batch.series, self.horizon) - batch.targets).double()
+            squares += error.square().sum((0, 2)).cpu()
+            absolute += float(error.abs().sum())
+            count += error.numel()
+            if one_step:
+                losses += float(self.loss(model, batch))
+                scored += int(self.count(batch))
+        model.train(training)
+        if not count:
+            raise DataError(f"nothing to evaluate: no {self.horizon} values are left to forecast")
+        mse = float(squares.sum() / count)
+        by_step = squares * self.horizon / count
+        powers = [1 << power for power in range(self.horizon.bit_length())]
+        return {
+            "loss": losses / scored if one_step else mse,
+            "mse": mse,
+            "mae": absolute / count,
+            **{f"mse_{h}": float(by_step[h - 1]) for h in sorted({*powers, self.horizon})},
+        }
+
+    def forecast_once(self, model: nn.Module, series: Window) -> Float[Tensor, "batch steps out"]:
+        """The rows after a window, as many as the model gives at once."""
+        if is_closed_form(model):
+            batch = len(series)
+            rows = series.mT.flatten(0, 1)  # each column alone
+            steps: int = getattr(model, "horizon", 1)
+            forecast: Tensor = model.forecast(rows, steps)  # type: ignore[operator]
+            return forecast.unflatten(0, (batch, -1)).mT
+        shift, scale = _window_statistics(series, self.normalization)
+        x = (series - shift) / scale
+        if self.independent:
+            x = x.mT.flatten(0, 1).unsqueeze(2)  # (batch * columns, time, 1)
+        if self.patch > 1 or self.stride is not None:
+            stride = self.stride or self.patch
+            skipped = (x.shape[1] - self.patch) % stride  # the oldest rows, if any
+            x = x[:, skipped:].unfold(1, self.patch, stride).flatten(2)
+        y: Tensor = model.head(model(x))  # type: ignore[operator]
+        if self.independent:
+            y = y.squeeze(2).unflatten(0, (len(series), -1)).mT  # (batch, steps, columns)
+        columns = y.shape[2]
+        return y * scale[..., :columns] + shift[..., :columns]
+
+    def rollout(
+        self, model: nn.Module, series: Window, steps: int
+    ) -> Float[Tensor, "batch steps out"]:
+        """The next `steps` rows; what the model gives at once is fed back until there are enough.
+
+        The model always reads the last `context` rows.
+        """
+        context, forecasts, done = series.shape[1], [], 0
+        while done < steps:
+            forecasts.append(self.forecast_once(model, series))
+            done += forecasts[-1].shape[1]
+            if done < steps and len(self.read_columns) > len(self.columns):
+                raise ConfigError(
+                    f"{steps} steps exceed task.horizon={self.horizon}, and task.inputs are not "
+                    "forecast, so they cannot be fed back; forecast fewer steps"
+                )
+            if done < steps:
+                series = torch.cat([series, forecasts[-1].to(series)], 1)[:, -context:]
+        return torch.cat(forecasts, 1)[:, :steps]
+
+
+def is_closed_form(model: nn.Module) -> bool:
+    """Whether a model has a `fit` instead of gradients."""
+    return hasattr(model, "fit")
+
+
+def _window_statistics(series: Window, normalize: str) -> tuple[Tensor, Tensor]:
+    """What is subtracted from a window, and what it is divided by."""
+    if normalize == "last":
+        return series[:, -1:].detach(), torch.ones_like(series[:, :1])
+    if normalize == "window":
+        mean = series.mean(1, keepdim=True)
+        variance = series.var(1, keepdim=True, correction=0)
+        return mean, (variance + EPS).sqrt()
+    return torch.zeros_like(series[:, :1]), torch.ones_like(series[:, :1])

@@ -1,4 +1,4 @@
-"""The n-gram baseline: an n-gram model fitted to the same text before training starts."""
+"""Baselines, fitted before training starts: an n-gram model of text, simple forecasts of series."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -15,7 +15,7 @@ from regard.models.ngram import NGram, NGramConfig
 from regard.pipelines.base import TrainingData, validation_metrics
 from regard.tasks import Causal
 from regard.text import Tokenizer
-from regard.training.events import BaselineEvaluated
+from regard.training.events import BaselineEvaluated, SeriesBaselines
 from regard.training.parallel.ranks import Ranks
 from regard.training.storage.run_folder import RunFolder
 
@@ -26,14 +26,34 @@ TextBatches = Iterable[TextBatch]
 
 def evaluate_baseline(
     config: RunConfig, data: TrainingData, folder: RunFolder, ranks: Ranks
-) -> Iterator[BaselineEvaluated]:
-    """Fit and evaluate the n-gram baseline of a run on text, on rank 0; write baseline.json."""
+) -> Iterator[BaselineEvaluated | SeriesBaselines]:
+    """Fit and evaluate the baselines of a run, on rank 0; write baseline.json."""
+    if ranks.is_rank0:
+        yield from evaluate_series_baselines(config, data, folder)
     if not config.train.baseline or not isinstance(data.task, Causal):
         return
     fit = partial(fit_baseline, data, folder)
     baseline = ranks.all_or_fail(fit if ranks.is_rank0 else lambda: None)
     if baseline is not None:
         yield baseline
+
+
+def evaluate_series_baselines(
+    config: RunConfig, data: TrainingData, folder: RunFolder
+) -> Iterator[SeriesBaselines]:
+    """The baselines of a series; write baseline.json."""
+    if config.train.baseline and data.baselines is not None:
+        baselines = SeriesBaselines(data.baselines())
+        folder.write_json(folder.baseline, asdict(baselines))
+        yield baselines
+
+
+def read_series_baselines(folder: RunFolder) -> dict[str, dict[str, float]]:
+    """The metrics of the baselines of a series by their names; empty if there are none."""
+    try:
+        return build(SeriesBaselines, read_json(folder.baseline)).metrics
+    except (CheckpointError, ConfigError):
+        return {}
 
 
 def fit_baseline(data: TrainingData, folder: RunFolder) -> BaselineEvaluated:

@@ -30,6 +30,13 @@ class BaselineEvaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class SeriesBaselines:
+    """The baselines of a series were fitted and evaluated, before the first step."""
+
+    metrics: dict[str, dict[str, float]]  # of the validation data, by the name of the baseline
+
+
+@dataclass(frozen=True, slots=True)
 class StepLogged:
     """Steps were taken and logged."""
 
@@ -76,4 +83,12 @@ class RunFinished:
     seconds_for_all: float | None = None  # of an evaluation of all data, where it was left out
 
 
-Event = RunStarted | BaselineEvaluated | StepLogged | ThreadsChanged | Evaluated | RunFinished
+Event = (
+    RunStarted
+    | BaselineEvaluated
+    | SeriesBaselines
+    | StepLogged
+    | ThreadsChanged
+    | Evaluated
+    | RunFinished
+)

@@ -23,7 +23,7 @@ from regard.data.loader import prefetch
 from regard.models.build import build_model, count_parameters, describe, is_closed_form, weights
 from regard.pipelines import prepare_training, tokenizer_fingerprint
 from regard.pipelines.base import Progress, TrainingData
-from regard.training.baseline import evaluate_baseline
+from regard.training.baseline import evaluate_baseline, evaluate_series_baselines
 from regard.training.budget import make_budget
 from regard.training.evaluation import plan_evaluations, with_best_metric
 from regard.training.events import Evaluated, Event, RunFinished, RunStarted
@@ -213,7 +213,7 @@ def _train(
     description = [*data.description, *tuned, *budget.describe()]
     yield RunStarted(folder.path, config, description, parameters, start)
     if is_closed_form(config.model["family"]):
-        yield from _fit(model, data, folder) if ranks.is_rank0 else ()
+        yield from _fit(model, config, data, folder) if ranks.is_rank0 else ()
         return
     if device.type == "cpu":
         keep_freed_memory()
@@ -340,10 +340,13 @@ def _initialize(
     return lines
 
 
-def _fit(model: nn.Module, data: TrainingData, folder: RunFolder) -> Iterator[Event]:
+def _fit(
+    model: nn.Module, config: RunConfig, data: TrainingData, folder: RunFolder
+) -> Iterator[Event]:
     """Fit a closed-form model, such as an n-gram model, to all data at once, on the CPU."""
     started = time.perf_counter()
     folder.truncate_logs(dict.fromkeys(folder.log_sizes(), 0))
+    yield from evaluate_series_baselines(config, data, folder)
     cast(Any, model).fit(data.all_batches())
     metrics = pipelines.validation_metrics(data, model, torch.device("cpu"))
     evaluation = evaluation_of(data, metrics, None)

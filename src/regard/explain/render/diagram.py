@@ -28,6 +28,7 @@ HEADS = {
     "crf": "conditional random field over the tags",
     "span": "start and end of an answer",
     "pooled": "pooled vector of the sequence",
+    "forecast": "next values",
     "none": "hidden states",
 }
 ADDED = ("learned", "sinusoidal")  # position encodings added to the embedding
@@ -74,11 +75,11 @@ def _recurrent(config: Any) -> Lines:
     read = f"{config.dim + config.characters:,}"
     part = f"{cell} {read} → {config.dim:,}{direction}, recurrent in time"
     inside = _in_stream([part], WIDTH - 2, STREAM - 1)
-    embedding = [f"embedding {config.vocab_size:,} × {config.dim:,}"]
+    embedding = [_lookup(config)]
     if config.characters:
         embedding.append(f"and convolution over characters: {config.characters:,}")
     return [
-        *_input("ids"),
+        *_input(_read(config)),
         *_in_stream(embedding, WIDTH),
         *_repeat_frame(inside, config.layers, WIDTH),
         *_in_stream([_head(config)], WIDTH),
@@ -133,8 +134,8 @@ def _convolution(config: Any) -> Lines:
     inside = _residual_branch(_boxes([part], WIDTH - 2 - STREAM - 4), WIDTH - 2)
     output = f"sum of skip connections, ReLU, {config.dim:,} → {config.dim:,}, ReLU"
     return [
-        *_input("ids"),
-        *_in_stream([f"embedding {config.vocab_size:,} × {config.dim:,}"], WIDTH),
+        *_input(_read(config)),
+        *_in_stream([_lookup(config)], WIDTH),
         *_repeat_frame(inside, config.layers, WIDTH),
         *_in_stream([output, _head(config)], WIDTH),
         *_output(_result(config)),
@@ -184,6 +185,11 @@ def _autoregression(config: Any) -> Lines:
     ]
 
 
+def _linear(config: Any) -> Lines:
+    part = f"linear layer {config.context:,} → {config.horizon:,}, of differences to the last value"
+    return [*_input("values"), *_in_stream([part], WIDTH), *_output("the next values")]
+
+
 DIAGRAMS: dict[str, Callable[[Any], Lines]] = {
     "transformer": _transformer,
     "vision": _vision,
@@ -196,13 +202,14 @@ DIAGRAMS: dict[str, Callable[[Any], Lines]] = {
     "ngram": _ngram,
     "hmm": _hmm,
     "autoregression": _autoregression,
+    "linear": _linear,
 }
 
 
 def _column(config: Any, side: str, width: int) -> Lines:
     """One stack with its embedding and head."""
     both = config.shape == "encoder-decoder"
-    ids = ("source ids" if side == "encoder" else "target ids") if both else "ids"
+    ids = ("source ids" if side == "encoder" else "target ids") if both else _read(config)
     is_source = both and side == "encoder"
     after = [*_final_norm(config), *([] if is_source else [_head(config)])]
     return [
@@ -217,10 +224,21 @@ def _column(config: Any, side: str, width: int) -> Lines:
 # Modules as text
 
 
+def _read(config: Any) -> str:
+    return f"vectors of {config.inputs:,}" if config.inputs else "ids"
+
+
+def _lookup(config: Any) -> Part:
+    """The embedding of ids, or the projection of vectors."""
+    if config.inputs:
+        return f"projection {config.inputs:,} → {config.dim:,}"
+    return f"embedding {config.vocab_size:,} × {config.dim:,}"
+
+
 def _embedding(config: Any, is_source: bool) -> list[Part]:
     vocab = (config.source_vocab_size if is_source else None) or config.vocab_size
     table = config.embed_dim or config.dim
-    parts = [f"embedding {vocab:,} × {table:,}"]
+    parts = [_lookup(config)] if config.inputs else [f"embedding {vocab:,} × {table:,}"]
     if config.embed_scaled:
         parts[0] += f", times sqrt({config.dim if config.factored == 'tokens' else table:,})"
     if config.segments:
@@ -306,6 +324,9 @@ def _head(config: Any) -> Part:
     kind, options = kind_of(getattr(config, "head", "linear"))
     if kind not in ("linear", "masked"):
         classes = f", {options['classes']:,} classes" if "classes" in options else ""
+        if kind == "forecast":
+            steps, outputs = options.get("steps", 1), options.get("outputs", 1)
+            return f"head: the next {steps:,} values of {outputs:,} column{'s'[: outputs > 1]}"
         return f"head: {HEADS.get(kind, kind)}{classes}"
     tied = "tied to the embedding" if getattr(config, "tied", False) else "untied"
     width = getattr(config, "embed_dim", None) or config.dim
@@ -318,7 +339,7 @@ def _result(config: Any) -> str:
     if kind == "linear":
         encoder = getattr(config, "shape", "decoder") == "encoder"
         return "logits" if encoder else "logits of the next token"
-    return HEADS.get(kind, kind) if kind in ("masked", "pooled", "none") else "logits"
+    return HEADS.get(kind, kind) if kind in ("masked", "pooled", "forecast", "none") else "logits"
 
 
 # Lines and boxes

@@ -8,6 +8,7 @@ from regard.models.cbow import CBOWConfig
 from regard.models.convolution import ConvolutionConfig
 from regard.models.feedforward import FeedforwardConfig
 from regard.models.hmm import HMMConfig
+from regard.models.linear import LinearConfig
 from regard.models.ngram import NGramConfig
 from regard.models.presets import classical, gpt, vaswani, vit
 from regard.models.presets.bert import ENCODERS
@@ -34,6 +35,7 @@ ModelConfig = (
     | NGramConfig
     | HMMConfig
     | AutoregressionConfig
+    | LinearConfig
     | VisionConfig
 )
 

@@ -1,0 +1,190 @@
+"""Dates of the rows of a series: which columns hold them, their order, their step."""
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data.tables import Row, Table
+from regard.errors import DataError
+
+DAY_MONTH_YEAR = (  # names of the three columns of a date
+    ("day", "month", "year"),
+    ("jour", "mois", "année"),
+    ("jour", "mois", "annee"),
+)
+MINUTE, HOUR, DAY, WEEK = 60, 3600, 86400, 7 * 86400  # seconds
+STEPS = {1: "second", MINUTE: "minute", HOUR: "hour", DAY: "day", WEEK: "week"}
+MONTH = (28 * DAY, 31 * DAY)  # the shortest and the longest
+_ISO = re.compile(r"\s*\d{4}-\d")  # not 20160701, which is a number
+
+
+@dataclass(frozen=True, slots=True)
+class Dates:
+    """A date for each row, in increasing order."""
+
+    columns: tuple[str, ...]  # the columns that they were read from
+    values: NDArray[np.datetime64]  # (time), to the second
+    lines: tuple[int, ...]  # of the rows in their file
+
+    @property
+    def step(self) -> int | None:
+        """The most frequent distance of two rows, in seconds; None for months and single rows."""
+        if len(self.values) < 2 or self.monthly:
+            return None
+        steps, counts = np.unique(self._differences, return_counts=True)
+        return int(steps[counts.argmax()])
+
+    @property
+    def monthly(self) -> bool:
+        """Whether there is one row a month."""
+        differences = self._differences
+        return len(differences) > 0 and bool(
+            ((differences >= MONTH[0]) & (differences <= MONTH[1])).all()
+            and (len(set(differences.tolist())) > 1 or differences[0] >= 30 * DAY)
+        )
+
+    @property
+    def _differences(self) -> NDArray[np.int64]:
+        return np.diff(self.values).astype(np.int64)
+
+    @property
+    def season(self) -> int | None:
+        """Rows of a day, a week or a year, whichever is the first longer than the step."""
+        step = self.step
+        if self.monthly:
+            return 12
+        if step is None or step == 0:
+            return None
+        if step < DAY:
+            return DAY // step if DAY % step == 0 else None
+        return {DAY: 7, WEEK: 52}.get(step)
+
+    @property
+    def note(self) -> str:
+        """The range and the step, and gaps, for a description."""
+        first, last = self._text(self.values[[0, -1]])
+        named = f"{', '.join(self.columns)}: {first} to {last}"
+        step = self.step
+        if self.monthly:
+            return f"; {named}, a row a month"
+        if step is None:
+            return f"; {named}"
+        unit = STEPS.get(step) or f"{step:,} seconds"
+        gaps = np.flatnonzero(self._differences != step)
+        if not len(gaps):
+            return f"; {named}, a row every {unit}"
+        where = self.lines[gaps[0]]
+        return (
+            f"; {named}, a row every {unit} with {len(gaps):,} gaps, the first after line "
+            f"{where:,}: rows are read as if there were none"
+        )
+
+    def after(self, steps: int) -> list[str]:
+        """The dates of the next rows, if rows have a fixed step."""
+        last, step = self.values[-1], self.step
+        if self.monthly:
+            month, day = last.astype("datetime64[M]"), last - last.astype("datetime64[M]")
+            dates = [(month + n).astype("datetime64[s]") + day for n in range(1, steps + 1)]
+        elif step is not None:
+            dates = [last + np.timedelta64(step * n, "s") for n in range(1, steps + 1)]
+        else:
+            return []
+        return self._text(dates)
+
+    def _text(self, dates: Iterable[np.datetime64]) -> list[str]:
+        """Dates in ISO format; without the time where all rows are at midnight."""
+        whole_days = not (self.values.astype(np.int64) % DAY).any()
+        return [str(date)[: 10 if whole_days else 19].replace("T", " ") for date in dates]
+
+
+def read_dates(table: Table, rows: Sequence[Row]) -> tuple[Dates | None, set[int]]:
+    """The dates of the rows of a table, and the columns that hold them.
+
+    A column of ISO dates, or three of day, month and year: by their names, or the first three
+    columns of a table without a header if they are increasing dates. Raises `DataError` for a
+    cell that is not a date, and for dates that do not increase.
+    """
+    first = rows[0][1]
+    columns = [index for index, cell in enumerate(first) if _iso(cell) is not None]
+    if columns:
+        column = columns[0]
+
+        def iso(row: Sequence[Any]) -> datetime | None:
+            return _iso(row[column])
+
+        return _checked(table, rows, (column,), iso), {column}
+    three = _three_columns(table, rows)
+    if three is None:
+        return None, set()
+
+    def joined(row: Sequence[Any]) -> datetime | None:
+        return _from_parts(*(row[index] for index in three))
+
+    return _checked(table, rows, three, joined), {*three}
+
+
+def _three_columns(table: Table, rows: Sequence[Row]) -> tuple[int, int, int] | None:
+    """The columns of day, month and year."""
+    lower = [name.lower() for name in table.columns]
+    for names in DAY_MONTH_YEAR:
+        if all(name in lower for name in names):
+            day, month, year = (lower.index(name) for name in names)
+            return day, month, year
+    if table.header or len(lower) < 4:
+        return None
+    for order in ((0, 1, 2), (2, 1, 0)):
+        dates = [_from_parts(*(row[index] for index in order)) for _, row in rows]
+        known = [date for date in dates if date is not None]
+        if len(known) == len(dates) > 1 and known == sorted(known) and known[0] < known[-1]:
+            return order
+    return None
+
+
+def _checked(table: Table, rows: Sequence[Row], columns: tuple[int, ...], parse: Any) -> Dates:
+    names = tuple(table.columns[index] for index in columns)
+    dates: list[datetime] = []
+    for number, row in rows:
+        date = parse(row)
+        cells = ", ".join(repr(row[index]) for index in columns)
+        if date is None:
+            raise DataError(
+                f"{table.position(number)}: {', '.join(names)} is {cells}, not a date;\n"
+                "correct it, or remove the row"
+            )
+        if dates and date <= dates[-1]:
+            before = table.position(rows[len(dates) - 1][0])
+            rule = "has the same date as" if date == dates[-1] else "is earlier than"
+            raise DataError(
+                f"{table.position(number)}: {cells} {rule} {before};\n"
+                "a series has one row for each date, in their order: sort the rows, and remove "
+                "repeated ones"
+            )
+        dates.append(date)
+    values = np.array([date.replace(tzinfo=None) for date in dates], dtype="datetime64[s]")
+    return Dates(names, values, tuple(number for number, _ in rows))
+
+
+def _iso(cell: Any) -> datetime | None:
+    if not isinstance(cell, str) or not _ISO.match(cell):
+        return None
+    with suppress(ValueError):
+        return _utc(datetime.fromisoformat(cell.strip()))
+    return None
+
+
+def _utc(date: datetime) -> datetime:
+    return date if date.tzinfo is None else date.astimezone(UTC).replace(tzinfo=None)
+
+
+def _from_parts(day: Any, month: Any, year: Any) -> datetime | None:
+    with suppress(ValueError, TypeError, OverflowError):
+        parts = [float(part) for part in (year, month, day)]
+        if all(part.is_integer() for part in parts) and 1000 <= parts[0] <= 3000:
+            return datetime(*map(int, parts))  # type: ignore[arg-type]
+    return None

@@ -1,0 +1,109 @@
+"""Baselines of forecasting: the last value, the last season, AR(p) and one linear layer."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.data.batch import SeriesBatch
+from regard.data.series import Series
+from regard.models.autoregression import Autoregression, AutoregressionConfig
+from regard.models.linear import Linear, LinearConfig
+from regard.tasks import Forecast
+
+LONGEST_ORDER = 24  # of AR(p)
+LONGEST_CONTEXT = 336  # of the linear layer
+LEAST_CORRELATION = 0.2  # of a season that is found in the values
+Forecaster = Callable[[Tensor, int], Tensor]  # (rows, time), steps → (rows, steps)
+
+
+def evaluate_baselines(
+    task: Forecast, series: Series, training: NDArray[np.float64] | None
+) -> dict[str, dict[str, float]]:
+    """`mse` and `mae` of each baseline on all windows of a part of a series, as `Forecast` does.
+
+    AR(p) and the linear layer are fitted to the training rows; without them they are left out.
+    """
+    columns = series.indices(task.columns)
+    mean, std = (part[: len(columns)] for part in task.scale)
+
+    def scaled(rows: NDArray[np.float64]) -> Tensor:
+        return torch.from_numpy((rows[:, columns] - mean) / std).mT  # (columns, time)
+
+    forecasters = _forecasters(task, None if training is None else scaled(training))
+    context = max(read for read, _ in forecasters.values())
+    before = 0 if series.before is None else len(series.before)
+    read = min(context, before)
+    rows = series.values
+    if series.before is not None:
+        rows = np.concatenate([series.before[before - read :], rows])
+    values = scaled(rows)
+    context = read if series.before is not None else max(task.context or 1, context)
+    metrics = {}
+    for name, (needed, forecaster) in forecasters.items():
+        if needed > context or values.shape[1] < context + task.horizon:
+            continue
+        squares = absolute = 0.0
+        count = 0
+        for column in values:  # one at a time, to save memory
+            windows = column.unfold(0, context + task.horizon, 1)
+            forecast = forecaster(windows[:, context - needed : context], task.horizon)
+            error = forecast - windows[:, context:]
+            squares += float(error.square().sum())
+            absolute += float(error.abs().sum())
+            count += error.numel()
+        metrics[name] = {"mse": squares / count, "mae": absolute / count}
+    return metrics
+
+
+def _forecasters(task: Forecast, training: Tensor | None) -> dict[str, tuple[int, Forecaster]]:
+    """The baselines by name, with the number of values that each reads."""
+    season = task.season
+    forecasters: dict[str, tuple[int, Forecaster]] = {"last value": (1, _last_value)}
+    if season is not None:
+        forecasters[f"last {season} values"] = (season, _last_season)
+    if training is None:
+        return forecasters
+    batch, rows = [SeriesBatch(training)], training.shape[1]
+    order = max(1, min(LONGEST_ORDER, rows // 20))
+    ar = Autoregression(AutoregressionConfig(order=order))
+    ar.fit(batch)
+    forecasters[f"AR({order})"] = (order, ar.forecast)
+    context = max(1, min(LONGEST_CONTEXT, rows // 4))
+    if context + task.horizon <= rows:
+        linear = Linear(LinearConfig(context=context, horizon=task.horizon))
+        linear.fit(batch)
+        forecasters[f"linear layer, {context} values"] = (context, linear.forecast)
+    return forecasters
+
+
+def _last_value(rows: Tensor, steps: int) -> Tensor:
+    return rows[:, -1:].expand(-1, steps)
+
+
+def _last_season(rows: Tensor, steps: int) -> Tensor:
+    """The values of the last season, repeated (seasonal naive)."""
+    return rows.repeat(1, -(-steps // rows.shape[1]))[:, :steps]
+
+
+def find_season(series: Series, column: int) -> int | None:
+    """The rows of a season: by the dates, or else the lag of the highest autocorrelation.
+
+    Only lags after the first minimum are considered, up to a third of the series.
+    """
+    if series.dates is not None:
+        return series.dates.season
+    values = series.values[:, column] - series.values[:, column].mean()
+    longest = len(values) // 3
+    if longest < 3 or not values.any():
+        return None
+    spectrum = np.fft.rfft(values, 2 * len(values))
+    correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: longest + 1]
+    correlation = correlation / correlation[0]
+    falling = np.flatnonzero(np.diff(correlation) > 0)
+    if not len(falling):
+        return None
+    lag = int(falling[0] + correlation[falling[0] :].argmax())
+    return lag if lag > 1 and correlation[lag] > LEAST_CORRELATION else None
