@@ -30,6 +30,7 @@ METADATA = {  # columns that describe an example; they are taken for labels only
     *("timestamp", "license", "subset", "domain", "dataset", "author", "user", "title"),
 }
 PROFILE_ROWS = 50_000  # whose cells decide what a column is
+MOSTLY = 0.9  # of the cells of a column of numbers with errors are numbers
 MAX_CLASSES = 1000  # of a label that is guessed …
 MAX_NUMBERS = 20  # … and if it is a number
 
@@ -72,6 +73,8 @@ def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -
         return None  # answer spans
     profiles = _profiles(table)
     kinds = [kind] if kind is not None else _possible_kinds(named)
+    if kind is None and not named and _is_flawed_series(profiles):
+        kinds = ["series"]  # which refuses the cells that are not numbers, with their lines
     for candidate in kinds:
         result = _FINDERS[candidate](table, dict(named), profiles, kind is not None)
         if result is not None:
@@ -165,6 +168,7 @@ class Profile:
     distinct: int
     is_list: bool
     is_numeric: bool
+    numbers: float  # share of the cells that are numbers
     is_whole: bool  # all numbers are whole
     length: float  # characters of a cell, on average
     words: float
@@ -206,6 +210,7 @@ def _profile(name: str, cells: Sequence[Any]) -> Profile:
         distinct=len(set(texts)),
         is_list=bool(filled) and all(isinstance(cell, list) for cell in filled),
         is_numeric=numeric,
+        numbers=sum(map(is_number, filled)) / max(1, len(filled)),
         is_whole=numeric and all(float(cell).is_integer() for cell in filled),
         length=sum(map(len, sample)) / max(1, len(sample)),
         words=sum(len(text.split()) for text in sample) / max(1, len(sample)),
@@ -214,6 +219,13 @@ def _profile(name: str, cells: Sequence[Any]) -> Profile:
 
 
 Columns = tuple[dict[str, str], set[str]] | None  # role → column, and the roles that are guessed
+
+
+def _is_flawed_series(profiles: Sequence[Profile]) -> bool:
+    """Whether columns are numbers, but for a few cells, and dates."""
+    flawed = [p for p in profiles if MOSTLY <= p.numbers < 1]
+    others = [p for p in profiles if p.numbers < MOSTLY]
+    return bool(flawed) and all(p.letters < 0.2 for p in others)
 
 
 def _by_name(profiles: Sequence[Profile], names: Sequence[str]) -> str | None:
