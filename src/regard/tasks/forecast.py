@@ -55,8 +55,8 @@ class Forecast(Task):
     # whether a network forecasts all rows at once, or one, which is fed back; None: all at once
     direct: bool | None = None
     # how a network sees a window: as it is, relative to its last value, or by its own mean and
-    # standard deviation (RevIN); None: last if direct, else none
-    normalize: Literal["none", "last", "window"] | None = None
+    # standard deviation (RevIN); None: last if direct, else off
+    normalize: Literal["off", "last", "window"] | None = None
     independent: bool = False  # each column is a sequence of its own, read by the same weights
     patch: int = 1  # consecutive rows that are one position of a network
     stride: int | None = None  # rows between two patches; None: `patch`
@@ -111,7 +111,7 @@ class Forecast(Task):
     @property
     def normalization(self) -> str:
         """How a network sees a window."""
-        return self.normalize or ("last" if self.is_direct else "none")
+        return self.normalize or ("last" if self.is_direct else "off")
 
     @property
     def positions(self) -> int:
@@ -209,7 +209,7 @@ class Forecast(Task):
         if self.is_direct:
             return torch.tensor(batch.targets.numel())
         rows, time, _ = batch.series.shape
-        every = self.normalization == "none" and self.patch == 1
+        every = self.normalization == "off" and self.patch == 1
         return torch.tensor(rows * batch.targets.shape[2] * (time if every else 1))
 
     def limit_count(self, batch: WindowBatch) -> int:
@@ -220,7 +220,7 @@ class Forecast(Task):
         """Whether every position of a window predicts the next row (teacher forcing)."""
         return (
             not self.is_direct
-            and self.normalization == "none"
+            and self.normalization == "off"
             and self.patch == 1
             and not is_closed_form(model)
         )
