@@ -255,8 +255,21 @@ def test_what_needs_text_says_so(place):
         run.translate("once")
     with pytest.raises(ConfigError, match="no tokenizer: its model reads no text"):
         run.tokenizer  # noqa: B018
-    with pytest.raises(ConfigError, match="attention_maps"):
+    with pytest.raises(DataError, match="once"):  # no such image
         run.explain("once")
+
+
+def test_attention_between_the_patches_of_an_image_has_the_image(place):
+    run = regard.load(place / "run")
+    image = np.zeros((2, 8, 8), np.uint8)[0]
+    maps = run.attention(image, layers=[0], heads=[1])
+    ((name, each),) = maps.items()
+    assert name == "encoder.blocks.0.attention"
+    grid = run.model.config.grid
+    assert each.rows[:2] == ["0,0", "0,1"]  # no class token in this model
+    assert len(each.columns) == grid[0] * grid[1]
+    assert each.image.pixels.shape[1:] == run.model.config.image_sides
+    assert list(run.explain(image)) == [f"encoder.blocks.{run.model.config.layers - 1}.attention"]
 
 
 def test_a_run_on_images_resumes_to_the_same_bits(place, tmp_path):

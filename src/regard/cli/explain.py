@@ -35,7 +35,8 @@ def explain(
         ),
     ],
     text: Annotated[
-        str, Argument(metavar="TEXT", help="The input of the model.", show_default=False)
+        str,
+        Argument(metavar="TEXT", help="The input of the model; an image file.", show_default=False),
     ],
     layer: Annotated[
         int | None,
@@ -56,9 +57,13 @@ def explain(
         Path | None,
         Option(
             metavar="FILE",
-            help="Write a picture: .svg, .png, .pdf or .html.",
+            help="Write a picture: .svg, .png, .pdf, or .html, which has all layers unless --layer "
+            "or --head chooses.",
         ),
     ] = None,
+    words: Annotated[
+        bool, Option("--words", help="Merge the tokens of a word into one row and column.")
+    ] = False,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -68,6 +73,7 @@ def explain(
     regard explain runs/my 'To be, or not to be'
     regard explain runs/my 'To be, or not to be' --layer 0 --head 2
     regard explain runs/pairs 'a dog runs' --out alignment.svg
+    regard explain runs/my 'To be, or not to be' --words --out attention.html
     regard explain runs/elman runs/lstm 'To be, or not to be' --gradients --out gradients.svg
     """
     if not runs:
@@ -80,8 +86,11 @@ def explain(
     if gradients:
         from regard.cli.gradients import show_gradients
 
-        if head is not None:
-            raise ConfigError("--head applies to attention maps, not to --gradients; leave it out")
+        if head is not None or words:
+            option = "--words" if head is None else "--head"
+            raise ConfigError(
+                f"{option} applies to attention maps, not to --gradients; leave it out"
+            )
         show_gradients(runs, text, layer or 0, out, as_json)
         return
     if len(runs) > 1:
@@ -90,10 +99,17 @@ def explain(
             "quote a text of several words: 'To be, or not to be'"
         )
     (run,) = runs
+    whole = not as_json and layer is None and head is None  # all layers, where there is a page
     with spinner(f"opening {run}"):
         opened = api.load(run)
-        ((name, attention),) = opened.explain(text, layer=layer).items()
+        if whole and out is not None and out.suffix == ".html":
+            opened.attention(text, words=words).save(out)
+        maps = opened.explain(text, layer=layer, words=words)
     warn_unknown(opened.unknown_parts(text))
+    if whole and out is not None and out.suffix == ".html":
+        print(out)
+        return
+    ((name, attention),) = maps.items()
     heads = len(attention.weights)
     if head is not None and not 0 <= head < heads:
         raise ConfigError(f"--head {head}: there are {heads} heads, 0 to {heads - 1}")

@@ -10,7 +10,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
-from regard.explain.render.explorer import explorer
+from regard.explain.render.explorer import PAGE_STYLE, explorer
 from regard.explain.render.figure import check_suffix, encode, page, save
 from regard.explain.render.maps import draw_maps, head_names
 from regard.explain.tables import data_frame
@@ -144,7 +144,7 @@ class AttentionMaps(dict[str, AttentionMap]):
                 "picture: maps[name].save(path)"
             )
         shown = self if head is None else {name: each.one_head(head) for name, each in self.items()}
-        save(page("attention", explorer(shown), css="").encode(), path)
+        save(page("attention", explorer(shown), PAGE_STYLE).encode(), path)
 
 
 def _numbers(path: str) -> list[int]:

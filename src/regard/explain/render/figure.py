@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = Path(__file__).with_name("regard.mplstyle")
+POLICY = (  # nothing from outside
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+)
 SUFFIXES = (".svg", ".png", ".pdf", ".html")
 PAGE_STYLE = """body { font: 14px sans-serif; margin: 2em; color: #222; background: #fff }
 table { border-collapse: collapse; margin-top: 1em }
@@ -67,9 +70,12 @@ def to_svg(figure: "Figure") -> str:
 
 
 def page(title: str, body: str, css: str = PAGE_STYLE) -> str:
-    """A self-contained HTML page; `body` is HTML."""
+    """A self-contained HTML page; `body` is HTML. A browser requests nothing else for it."""
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>\n{css}\n</style>\n{body}\n</html>\n"
     )
 

@@ -1,0 +1,462 @@
+(key => {
+"use strict";
+const LIGHT = [[255,255,255],[133,180,222],[33,96,165],[8,36,84]];
+const DARK = [[20,23,28],[84,48,122],[214,84,88],[255,236,160]];
+const SIGNED = {light: [[5,48,97],[67,147,195],[255,255,255],[214,96,77],[103,0,31]],
+                dark: [[90,170,255],[40,80,140],[20,23,28],[160,60,50],[255,140,110]]};
+const SIDE = 620, THUMB = 44, SHOWN_TOKENS = 2000, ARC_TOKENS = 80, TOP = 12;
+
+const el = (tag, attributes, ...children) => {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {}))
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== false && value !== null) node.setAttribute(name, value === true ? "" : value);
+  node.append(...children);  // strings become text nodes, never markup
+  return node;
+};
+const svg = (tag, attributes, text) => {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text !== undefined) node.textContent = text;
+  return node;
+};
+const bytes = text => Uint8Array.from(atob(text), character => character.charCodeAt(0));
+const inflate = async text => {
+  const stream = new Blob([bytes(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+};
+const blend = (colours, fraction) => {
+  const place = Math.min(Math.max(fraction, 0), 1) * (colours.length - 1);
+  const first = Math.min(Math.floor(place), colours.length - 2), rest = place - first;
+  return [0, 1, 2].map(c => colours[first][c] * (1 - rest) + colours[first + 1][c] * rest);
+};
+const number = value => value.toFixed(4);
+const quote = token => "\u201c" + token + "\u201d";
+const cut = (token, length) => token.length > length ? token.slice(0, length - 1) + "\u2026" : token;
+
+function start(host) {
+  const data = JSON.parse(host.querySelector(".regard-meta").textContent);
+  const root = host.attachShadow({mode: "open"});
+  root.append(el("style", {}, host.querySelector(".regard-style").textContent));
+  const cache = new Map();
+  const at = {map: 0, head: 0, row: 0, column: 0, view: "map", rows: null, columns: null};
+  let values = null, painted = null, theme = "light";
+
+  const map = () => data.maps[at.map];
+  const labels = side => data.labels[map()[side]];
+  const words = side => { const m = map(), every = labels(side); return m.pooled
+    ? Array.from({length: m.shape[side === "rows" ? 1 : 2]}, (_, n) =>
+        every[Math.floor(n * every.length / m.shape[side === "rows" ? 1 : 2])]) : every; };
+  const load = async (m, h) => {
+    const id = m + "." + h;
+    if (!cache.has(id)) {
+      const [, rows, columns] = data.maps[m].shape, size = rows * columns;
+      const raw = await inflate(host.querySelector(`[data-weights="${id}"]`).textContent);
+      const {max, signed} = data.maps[m], out = new Float32Array(size);
+      for (let n = 0; n < size; n++) {
+        const whole = raw[n] * 256 + raw[size + n];
+        out[n] = signed ? (whole - 32768) / 32767 * max : whole / 65535 * max;
+      }
+      if (cache.size > 12) cache.delete(cache.keys().next().value);
+      cache.set(id, out);
+    }
+    return cache.get(id);
+  };
+  const value = (row, column) => values ? values[row * map().shape[2] + column] : 0;
+  const colour = (v, m) => {
+    if (m.signed) return blend(SIGNED[theme], (v / (m.max || 1) + 1) / 2);
+    return blend(theme === "dark" ? DARK : LIGHT, Math.sqrt(Math.max(v, 0) / (m.max || 1)));
+  };
+  const css = rgb => `rgb(${rgb.map(Math.round).join(",")})`;
+  const ink = rgb => rgb[0] * .3 + rgb[1] * .6 + rgb[2] * .1 > 140 ? "#111" : "#fff";
+
+  // --- the parts of the page
+  const readout = el("div", {class: "readout", role: "status", "aria-live": "polite"});
+  const tip = el("div", {class: "tip", hidden: true});
+  const canvas = el("canvas", {tabindex: "0", role: "img"});
+  const overlay = el("canvas", {hidden: true, role: "img"});
+  const arcs = svg("svg", {role: "img"});
+  const note = el("p", {});
+  const heading = el("h2", {});
+  const side = el("div", {class: "side"});
+  const tokens = el("div", {class: "tokens", role: "group"});
+  const overview = el("div", {class: "overview"});
+  const views = {map: "Map", arcs: "Arcs", image: "Image"};
+  const buttons = Object.fromEntries(Object.entries(views).map(([name, text]) => [name,
+    el("button", {type: "button", onclick: () => { at.view = name; paint(); }}, text)]));
+  const bar = el("div", {class: "bar"}, ...Object.values(buttons),
+    el("button", {type: "button", "aria-label": "zoom in", onclick: () => zoom(.5)}, "+"),
+    el("button", {type: "button", "aria-label": "zoom out", onclick: () => zoom(2)}, "\u2212"));
+  root.append(overview, bar, heading, note,
+    el("div", {class: "main"}, el("div", {class: "map"}, canvas, overlay, arcs, tip), side),
+    readout, tokens,
+    el("p", {}, "Keys: arrows move in the overview and in the map, + and \u2212 zoom, " +
+      "Escape shows all."));
+
+  // --- overview: layers \u00d7 heads
+  const cells = [];
+  const most = Math.max(...data.maps.map(m => m.headings.length));
+  const table = el("table", {"aria-label": "layers and heads"});
+  if (most > 1) table.append(el("tr", {}, el("th", {}),
+    ...Array.from({length: most}, (_, h) => el("td", {},
+      (data.maps.find(m => m.headings.length > h).headings[h]).replace(/^head /, "")))));
+  data.maps.forEach((m, number_) => {
+    const line = el("tr", {}, el("th", {scope: "row"}, m.name));
+    const thumbs = bytes(m.thumbs), [, high, wide] = m.thumbShape;
+    m.headings.forEach((name, h) => {
+      const small = el("canvas", {width: wide, height: high});
+      const button = el("button", {type: "button", tabindex: "-1", title: m.name + ", " + name,
+        "aria-label": `${m.name}, ${name}${m.signed ? "" : ", entropy " + m.entropy[h].toFixed(2)}`,
+        onclick: () => choose(number_, h)}, small);
+      button.addEventListener("keydown", event => {
+        const step = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0],
+                      ArrowDown: [1, 0]}[event.key];
+        if (!step) return;
+        event.preventDefault();
+        const to = Math.min(Math.max(number_ + step[0], 0), data.maps.length - 1);
+        const head = Math.min(Math.max(h + step[1], 0), data.maps[to].headings.length - 1);
+        choose(to, head).then(() => cells[to][head].button.focus());
+      });
+      (cells[number_] = cells[number_] || []).push({button, small, thumbs, high, wide});
+      line.append(el("td", {}, button));
+    });
+    table.append(line);
+  });
+  if (data.maps.length > 1 || most > 1) overview.append(table); else overview.hidden = true;
+  const paintThumbs = () => data.maps.forEach((m, n) => cells[n].forEach((cell, h) => {
+    const {small, thumbs, high, wide} = cell;
+    const context = small.getContext("2d"), image = context.createImageData(wide, high);
+    for (let p = 0; p < high * wide; p++) {
+      const step = thumbs[h * high * wide + p] / 255;
+      const rgb = m.signed ? blend(SIGNED[theme], step) : blend(theme === "dark" ? DARK : LIGHT, step);
+      image.data.set([...rgb, 255], 4 * p);
+    }
+    context.putImageData(image, 0, 0);
+  }));
+
+  // --- choosing
+  async function choose(m, h) {
+    const other = map();
+    at.map = m; at.head = h;
+    if (map() !== other) { at.rows = at.columns = null; }
+    const [, rows, columns] = map().shape;
+    at.row = Math.min(at.row, rows - 1); at.column = Math.min(at.column, columns - 1);
+    cells.forEach((line, n) => line.forEach((cell, k) => {
+      const chosen = n === m && k === h;
+      cell.button.setAttribute("aria-pressed", chosen);
+      cell.button.tabIndex = chosen ? 0 : -1;
+    }));
+    values = await load(m, h);
+    paint();
+  }
+  function zoom(factor) {
+    const [, rows, columns] = map().shape;
+    const narrow_ = (range, size, center) => {
+      const [low, high] = range || [0, size], half = Math.max(4, (high - low) * factor / 2);
+      if (2 * half >= size) return null;
+      const first = Math.min(Math.max(0, Math.round(center - half)), size - Math.ceil(2 * half));
+      return [first, first + Math.ceil(2 * half)];
+    };
+    at.rows = narrow_(at.rows, rows, at.row);
+    at.columns = narrow_(at.columns, columns, at.column);
+    paint();
+  }
+  const describe = (row, column) => map().kind === "states"
+    ? `${quote(words("rows")[row])} (${row}), unit ${words("columns")[column]}: ` +
+      number(value(row, column))
+    : `${quote(words("rows")[row])} (${row}) \u2192 ${quote(words("columns")[column])} (${column}): ` +
+      number(value(row, column));
+
+  // --- one head large
+  function geometry() {
+    const [, rows, columns] = map().shape;
+    const [r0, r1] = at.rows || [0, rows], [c0, c1] = at.columns || [0, columns];
+    const cell = Math.min(26, SIDE / Math.max(r1 - r0, c1 - c0));
+    const left = Math.min(150, 14 + 7 * Math.max(...words("rows").slice(r0, r1)
+      .map(token => Math.min(token.length, 18)), 1));
+    const top = Math.min(130, 14 + 7 * Math.max(...words("columns").slice(c0, c1)
+      .map(token => Math.min(token.length, 16)), 1));
+    return {r0, r1, c0, c1, cell, left, top, wide: cell * (c1 - c0), high: cell * (r1 - r0)};
+  }
+  function paintMap() {
+    const g = geometry(), m = map(), ratio = Math.min(window.devicePixelRatio || 1, 2);
+    const width = Math.ceil(g.left + g.wide + 10), height = Math.ceil(g.top + g.high + 10);
+    canvas.width = width * ratio; canvas.height = height * ratio;
+    canvas.style.width = width + "px"; canvas.style.height = height + "px";
+    canvas.setAttribute("aria-label", `${m.name}, ${m.headings[at.head]}: ${g.r1 - g.r0} rows, ` +
+      `${g.c1 - g.c0} columns; use the arrow keys to read the weights`);
+    const context = canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    const down = Math.min(g.r1 - g.r0, SIDE), across = Math.min(g.c1 - g.c0, SIDE);
+    const small = document.createElement("canvas");
+    small.width = across; small.height = down;
+    const inner = small.getContext("2d"), image = inner.createImageData(across, down);
+    const stepR = (g.r1 - g.r0) / down, stepC = (g.c1 - g.c0) / across;
+    for (let y = 0; y < down; y++) for (let x = 0; x < across; x++) {
+      let best = 0;  // the value of the largest size under this point
+      for (let r = Math.floor(g.r0 + y * stepR); r < g.r0 + (y + 1) * stepR && r < g.r1; r++)
+        for (let c = Math.floor(g.c0 + x * stepC); c < g.c0 + (x + 1) * stepC && c < g.c1; c++)
+          if (Math.abs(value(r, c)) > Math.abs(best)) best = value(r, c);
+      image.data.set([...colour(best, m), 255], 4 * (y * across + x));
+    }
+    inner.putImageData(image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(small, g.left, g.top, g.wide, g.high);
+    const style = getComputedStyle(host);
+    context.strokeStyle = style.getPropertyValue("--line");
+    context.strokeRect(g.left - .5, g.top - .5, g.wide + 1, g.high + 1);
+    context.fillStyle = style.getPropertyValue("--text");
+    context.font = "12px system-ui, sans-serif"; context.textBaseline = "middle";
+    const every = Math.max(1, Math.ceil(11 / g.cell));
+    context.textAlign = "right";
+    for (let r = g.r0; r < g.r1; r += every)
+      context.fillText(cut(words("rows")[r], 18), g.left - 5, g.top + (r - g.r0 + .5) * g.cell,
+        g.left - 8);
+    context.textAlign = "left";
+    for (let c = g.c0; c < g.c1; c += every) {
+      context.save();
+      context.translate(g.left + (c - g.c0 + .5) * g.cell, g.top - 5); context.rotate(-Math.PI / 2);
+      context.fillText(cut(words("columns")[c], 16), 0, 0, g.top - 8);
+      context.restore();
+    }
+    context.strokeStyle = style.getPropertyValue("--mark"); context.lineWidth = 2;
+    if (at.row >= g.r0 && at.row < g.r1 && at.column >= g.c0 && at.column < g.c1)
+      context.strokeRect(g.left + (at.column - g.c0) * g.cell, g.top + (at.row - g.r0) * g.cell,
+        Math.max(g.cell, 3), Math.max(g.cell, 3));
+    painted = g;
+  }
+  const cellAt = event => {
+    const box = canvas.getBoundingClientRect(), g = painted;
+    const x = (event.clientX - box.left - g.left) / g.cell;
+    const y = (event.clientY - box.top - g.top) / g.cell;
+    if (x < 0 || y < 0 || x >= g.c1 - g.c0 || y >= g.r1 - g.r0) return null;
+    let best = [Math.floor(y) + g.r0, Math.floor(x) + g.c0];
+    if (g.cell < 1) {  // the largest of the cells under the pointer
+      const reach = Math.ceil(1 / g.cell), [r, c] = best;
+      for (let i = r; i < Math.min(r + reach, g.r1); i++)
+        for (let j = c; j < Math.min(c + reach, g.c1); j++)
+          if (Math.abs(value(i, j)) > Math.abs(value(...best))) best = [i, j];
+    }
+    return best;
+  };
+  const show = (text, event) => {
+    tip.hidden = text === null;
+    if (text === null) return;
+    const box = tip.parentNode.getBoundingClientRect();
+    tip.textContent = text;
+    tip.style.left = Math.max(0, Math.min(event.clientX - box.left + 12,
+      Math.max(box.width, 300) - tip.offsetWidth)) + "px";
+    tip.style.top = event.clientY - box.top + 14 + "px";
+  };
+  canvas.addEventListener("mousemove", event => {
+    const cell = cellAt(event);
+    show(cell && describe(...cell), event);
+  });
+  canvas.addEventListener("mouseleave", () => show(null));
+  canvas.addEventListener("click", event => {
+    const cell = cellAt(event);
+    if (cell) { [at.row, at.column] = cell; select(); }
+  });
+  canvas.addEventListener("keydown", event => {
+    const [, rows, columns] = map().shape;
+    if (event.key === "+" || event.key === "=") zoom(.5);
+    else if (event.key === "-") zoom(2);
+    else if (event.key === "Escape") { at.rows = at.columns = null; paint(); }
+    else if (event.key === "ArrowLeft") at.column = Math.max(0, at.column - 1);
+    else if (event.key === "ArrowRight") at.column = Math.min(columns - 1, at.column + 1);
+    else if (event.key === "ArrowUp") at.row = Math.max(0, at.row - 1);
+    else if (event.key === "ArrowDown") at.row = Math.min(rows - 1, at.row + 1);
+    else return;
+    event.preventDefault();
+    select();
+  });
+  function select() {
+    readout.textContent = describe(at.row, at.column);
+    paint();
+  }
+
+  // --- tokens, the largest weights of a row, arcs, image
+  function paintTokens() {
+    const m = map();
+    tokens.replaceChildren();
+    tokens.hidden = m.kind === "states" || Boolean(m.image);
+    if (tokens.hidden) return;
+    const both = m.kind === "cross" || m.rows !== m.columns;
+    const line = (side_, pick) => words(side_).slice(0, SHOWN_TOKENS).map((token, n) => {
+      const target = side_ === "columns";
+      const button = el("button", {type: "button", tabindex: n ? "-1" : "0"}, token);
+      if (target) {
+        const rgb = colour(value(at.row, n), m);
+        button.style.background = css(rgb); button.style.color = ink(rgb);
+        button.title = number(value(at.row, n));
+      }
+      if (pick) {
+        button.setAttribute("aria-pressed", n === at.row);
+        button.addEventListener("click", () => { at.row = n; select(); });
+        button.addEventListener("mouseenter", () => { if (at.row !== n) { at.row = n; hover(n); } });
+      }
+      button.addEventListener("keydown", event => {
+        const to = {ArrowLeft: button.previousSibling, ArrowRight: button.nextSibling}[event.key];
+        if (to && to.focus) { event.preventDefault(); to.focus(); if (pick) to.click(); }
+      });
+      return button;
+    });
+    tokens.setAttribute("aria-label", "tokens, shaded by the weight of the chosen row");
+    if (both) tokens.append(el("div", {}, ...line("rows", true)));
+    tokens.append(el("div", {}, ...line("columns", !both)));
+    if (words("columns").length > SHOWN_TOKENS)
+      tokens.append(el("p", {}, `the first ${SHOWN_TOKENS} of ${words("columns").length} tokens`));
+  }
+  function hover(row) {  // shade without building the tokens again, so that the pointer stays on one
+    const lines = [...tokens.querySelectorAll("div")], m = map();
+    [...lines[0].children].forEach((button, n) => button.setAttribute("aria-pressed", n === row));
+    [...lines[lines.length - 1].children].forEach((button, n) => {
+      const rgb = colour(value(row, n), m);
+      button.style.background = css(rgb); button.style.color = ink(rgb);
+      button.title = number(value(row, n));
+    });
+    paintSide(); paintView();
+  }
+  function paintSide() {
+    const m = map(), [, , columns] = m.shape;
+    const order = Array.from({length: columns}, (_, c) => c)
+      .sort((a, b) => Math.abs(value(at.row, b)) - Math.abs(value(at.row, a))).slice(0, TOP);
+    const what = m.kind === "states" ? "largest units at" : "largest weights of";
+    side.replaceChildren(el("table", {},
+      el("caption", {}, `${what} ${quote(words("rows")[at.row])} (${at.row})`),
+      ...order.map(c => el("tr", {}, el("td", {}, cut(words("columns")[c], 40)),
+        el("td", {}, m.kind === "states" ? "" : "(" + c + ")"),
+        el("td", {}, number(value(at.row, c)))))));
+  }
+  function paintArcs() {
+    const m = map(), [, rows, columns] = m.shape, height = 18;
+    const range = (size, center) => {
+      const first = Math.max(0, Math.min(center - ARC_TOKENS / 2, size - ARC_TOKENS));
+      return [first, Math.min(size, first + ARC_TOKENS)];
+    };
+    const [r0, r1] = range(rows, at.row), [c0, c1] = range(columns, m.kind === "cross" ? 0 : at.row);
+    const high = height * Math.max(r1 - r0, c1 - c0) + 8;
+    arcs.setAttribute("width", 560); arcs.setAttribute("height", high);
+    arcs.setAttribute("aria-label", `${m.name}, ${m.headings[at.head]}: lines from each token on ` +
+      "the left to the tokens on the right that it attends to");
+    arcs.replaceChildren();
+    const y = (n, first) => (n - first + .5) * height + 4;
+    for (let r = r0; r < r1; r++) for (let c = c0; c < c1; c++) {
+      const w = Math.abs(value(r, c)) / (m.max || 1);
+      if (w < (r === at.row ? .005 : .05)) continue;
+      arcs.append(svg("path", {d: `M190 ${y(r, r0)} C280 ${y(r, r0)} 280 ${y(c, c0)} 370 ${y(c, c0)}`,
+        "stroke-width": r === at.row ? 1 + 3 * w : 1 + w,
+        "stroke-opacity": r === at.row ? .25 + .75 * w : .22 * w}));
+    }
+    const label = (text, n, first, left) => {
+      const node = svg("text", {x: left ? 184 : 376, y: y(n, first) + 4,
+        "text-anchor": left ? "end" : "start"}, cut(text, 24));
+      if (left && n === at.row) node.style.fontWeight = "bold";
+      node.addEventListener("mouseenter", () => { if (left && at.row !== n) { at.row = n; paint(); } });
+      node.addEventListener("mousemove", event =>
+        show(left ? quote(words("rows")[n]) + " (" + n + ")" : describe(at.row, n), event));
+      node.addEventListener("mouseleave", () => show(null));
+      arcs.append(node);
+    };
+    for (let r = r0; r < r1; r++) label(words("rows")[r], r, r0, true);
+    for (let c = c0; c < c1; c++) label(words("columns")[c], c, c0, false);
+    return r1 - r0 < rows || c1 - c0 < columns ? `tokens ${r0} to ${r1 - 1} of ${rows}` : "";
+  }
+  const picture = new Map();
+  function paintImage() {
+    const m = map(), {grid, skipped, width, height} = m.image;
+    const scale = Math.max(1, Math.floor(480 / Math.max(width, height)));
+    overlay.width = width * scale; overlay.height = height * scale;
+    overlay.setAttribute("aria-label", `the image, bright where ${words("rows")[at.row]} attends`);
+    const context = overlay.getContext("2d");
+    if (!picture.has(at.map)) {
+      const raw = bytes(m.image.pixels), plain = document.createElement("canvas");
+      plain.width = width; plain.height = height;
+      const inner = plain.getContext("2d"), image = inner.createImageData(width, height);
+      for (let p = 0; p < width * height; p++)
+        image.data.set([raw[3 * p], raw[3 * p + 1], raw[3 * p + 2], 255], 4 * p);
+      inner.putImageData(image, 0, 0);
+      picture.set(at.map, plain);
+    }
+    context.imageSmoothingEnabled = false;
+    context.drawImage(picture.get(at.map), 0, 0, overlay.width, overlay.height);
+    let most_ = 0;
+    for (let c = skipped; c < m.shape[2]; c++) most_ = Math.max(most_, value(at.row, c));
+    const wide = overlay.width / grid[1], high = overlay.height / grid[0];
+    for (let c = skipped; c < m.shape[2]; c++) {
+      const place = c - skipped, x = place % grid[1], y = Math.floor(place / grid[1]);
+      const strength = Math.sqrt(Math.max(value(at.row, c), 0) / (most_ || 1));
+      context.fillStyle = `rgba(0,0,0,${.75 * (1 - strength)})`;
+      context.fillRect(x * wide, y * high, wide, high);
+      if (c === at.row) {
+        context.strokeStyle = "#ff5252"; context.lineWidth = 2;
+        context.strokeRect(x * wide + 1, y * high + 1, wide - 2, high - 2);
+      }
+    }
+  }
+  const patchAt = event => {
+    const {grid, skipped} = map().image, box = overlay.getBoundingClientRect();
+    const x = Math.floor((event.clientX - box.left) / box.width * grid[1]);
+    const y = Math.floor((event.clientY - box.top) / box.height * grid[0]);
+    return Math.min(Math.max(y, 0), grid[0] - 1) * grid[1] + Math.min(Math.max(x, 0), grid[1] - 1)
+      + skipped;
+  };
+  overlay.addEventListener("mousemove", event => show(describe(at.row, patchAt(event)), event));
+  overlay.addEventListener("mouseleave", () => show(null));
+  overlay.addEventListener("click", event => { at.row = at.column = patchAt(event); select(); });
+
+  function paintView() {
+    const m = map();
+    let more = "";
+    canvas.hidden = at.view !== "map"; overlay.hidden = at.view !== "image";
+    arcs.style.display = at.view === "arcs" ? "" : "none";
+    if (at.view === "map") paintMap();
+    if (at.view === "arcs") more = paintArcs();
+    if (at.view === "image") paintImage();
+    const [, rows, columns] = m.shape, parts = [];
+    if (m.pooled) parts.push(`each value is the largest of several: ${m.full.join(" \u00d7 ")} tokens ` +
+      `in ${rows} \u00d7 ${columns} cells`);
+    if (at.view === "map" && painted.cell < 1) parts.push("each point is the largest of several " +
+      "cells; zoom in for all");
+    if (more) parts.push(more);
+    parts.push(m.signed ? `linear scale, largest ${number(m.max)}`
+      : `square-root scale, largest ${number(m.max)}`);
+    note.textContent = parts.join("; ");
+  }
+  function paint() {
+    const m = map();
+    if (at.view === "image" && !m.image) at.view = "map";
+    if (at.view === "arcs" && m.kind === "states") at.view = "map";
+    buttons.image.hidden = !m.image; buttons.arcs.hidden = m.kind === "states";
+    for (const [name, button] of Object.entries(buttons))
+      button.setAttribute("aria-pressed", name === at.view);
+    heading.textContent = `${m.name}, ${m.headings[at.head]}`;
+    paintView(); paintSide(); paintTokens();
+  }
+
+  // --- light and dark
+  const media = window.matchMedia("(prefers-color-scheme: dark)");
+  const dark = () => {
+    const body = document.body;
+    if (body.dataset.jpThemeLight !== undefined) return body.dataset.jpThemeLight === "false";
+    if (body.classList.contains("vscode-dark")) return true;
+    if (body.classList.contains("vscode-light")) return false;
+    return media.matches;
+  };
+  const dress = () => {
+    theme = dark() ? "dark" : "light";
+    host.dataset.theme = theme;
+    paintThumbs();
+    if (values) paint();
+  };
+  media.addEventListener("change", dress);
+  dress();
+  if (data.maps[0].image) at.view = "image";
+  else if (data.maps[0].kind === "self") at.row = data.maps[0].shape[1] - 1;
+  choose(0, 0).then(() => host.setAttribute("data-shown", ""));
+}
+for (const host of document.querySelectorAll(`[data-regard="${key}"]:not([data-ready])`)) {
+  host.setAttribute("data-ready", "");
+  start(host);
+}
+})

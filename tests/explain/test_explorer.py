@@ -1,0 +1,201 @@
+"""The interactive page of attention maps: its data, and how it behaves in a real browser."""
+
+import base64
+import html
+import json
+import re
+import shutil
+import time
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from regard.errors import ConfigError
+from regard.explain import AttentionMap, AttentionMaps
+from regard.explain.attention_map import ShownImage
+from regard.explain.render import explorer as module
+
+HOSTILE = "<img src=x onerror=document.title=1>"
+TOKENS = [" the", " cat", " sat", HOSTILE, "</div></script><script>document.title=2</script>"]
+
+
+def causal(heads, size, seed=0):
+    scores = 2 * torch.randn(heads, size, size, generator=torch.Generator().manual_seed(seed))
+    later = torch.ones(size, size).triu(1).bool()
+    return scores.masked_fill(later, -torch.inf).softmax(-1)
+
+
+def meta(page):
+    (text,) = re.findall(r'class="regard-meta">(.*?)</div>', page, re.DOTALL)
+    return json.loads(html.unescape(text))
+
+
+def stored(page, number, head):
+    """The weights of a head as the script reads them."""
+    table = meta(page)["maps"][number]
+    (text,) = re.findall(f'data-weights="{number}.{head}">(.*?)</div>', page)
+    raw = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8).astype(float)
+    high, low = raw.reshape(2, *table["shape"][1:])
+    whole = 256 * high + low
+    scaled = (whole - 32768) / 32767 if table["signed"] else whole / 65535
+    return scaled * table["max"]
+
+
+def test_the_page_has_the_weights_of_every_head_and_their_mean():
+    weights = causal(3, 5)
+    page = AttentionMaps({"a": AttentionMap(TOKENS, TOKENS, weights)})._repr_html_()
+    assert meta(page)["maps"][0]["headings"] == ["head 0", "head 1", "head 2", "mean"]
+    for head in range(3):
+        np.testing.assert_allclose(stored(page, 0, head), weights[head], atol=1 / 65535)
+    np.testing.assert_allclose(stored(page, 0, 3), weights.mean(0), atol=1 / 65535)
+    assert meta(page)["labels"][0][3] == HOSTILE.replace(" ", "␣")
+    assert HOSTILE not in page
+
+
+def test_signed_values_keep_their_sign():
+    values = torch.randn(2, 3, 4)
+    each = AttentionMap(list("abc"), list("wxyz"), values, ["forget_gate", "state"], "states")
+    page = each._repr_html_()
+    assert meta(page)["maps"][0]["headings"] == ["forget_gate", "state"]
+    np.testing.assert_allclose(stored(page, 0, 1), values[1], atol=float(values.abs().max()) / 3e4)
+    assert repr(each) == "AttentionMap(forget_gate, state: 3 tokens × 4 units)"
+
+
+def test_maps_beyond_the_limit_are_pooled_and_say_so(monkeypatch):
+    monkeypatch.setattr(module, "MAX_CELLS", 100)
+    weights = causal(1, 20)
+    tokens = [str(n) for n in range(20)]
+    page = AttentionMaps({"a": AttentionMap(tokens, tokens, weights)})._repr_html_()
+    table = meta(page)["maps"][0]
+    assert (table["shape"], table["full"], table["pooled"]) == ([1, 10, 10], [20, 20], True)
+    assert stored(page, 0, 0).max() == pytest.approx(float(weights.max()), abs=1e-4)
+
+
+def test_all_layers_are_saved_as_html_only(tmp_path):
+    maps = AttentionMaps({"a": AttentionMap(["x"], ["x"], torch.ones(2, 1, 1))})
+    with pytest.raises(ConfigError, match=r"all layers are written as \.html; save one of a"):
+        maps.save(tmp_path / "a.svg")
+    maps.save(tmp_path / "a.html")
+    assert "Content-Security-Policy" in (tmp_path / "a.html").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("chromium is not installed")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser, tmp_path):
+    """A function that saves maps, opens them, and checks that the browser complains of nothing."""
+    problems, pages = [], []
+
+    def opened(maps, **options):
+        path = tmp_path / "maps.html"
+        maps.save(path)
+        page = browser.new_page(viewport={"width": 1200, "height": 900}, **options)
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: pages.append(request.url))
+        page.goto(path.as_uri())
+        page.wait_for_selector("[data-shown]", timeout=20_000)
+        return page
+
+    yield opened
+    assert problems == []
+    assert {url.rsplit("/", 1)[1] for url in pages} == {"maps.html"}
+
+
+@pytest.mark.long
+def test_hovering_clicking_and_keys_show_the_right_number(open_page):
+    weights = causal(2, 5)
+    maps = AttentionMaps(
+        {
+            f"layer {n}": AttentionMap(TOKENS, TOKENS, weights if n else weights.flip(0))
+            for n in range(2)
+        }
+    )
+    page = open_page(maps)
+    assert page.title() == "attention"  # no token was run as a script
+    assert page.locator("img").count() == 0
+    canvas = page.locator("canvas[tabindex]")
+    box = canvas.bounding_box()
+    # the lower right corner of the map is the last token on itself
+    x, y = box["x"] + box["width"] - 10 - 13, box["y"] + box["height"] - 10 - 13
+    page.mouse.move(x - 26, y)
+    expected = float(weights[1, 4, 3])
+    assert page.locator(".tip").inner_text().endswith(f"(3): {expected:.4f}")
+    assert HOSTILE.replace(" ", "␣") in page.locator(".tip").inner_text()
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("status").inner_text().endswith(f"(1): {float(weights[1, 4, 1]):.4f}")
+    page.get_by_role("button", name="layer 1, head 0").click()
+    page.wait_for_function(
+        "document.querySelector('[data-regard]').shadowRoot.querySelector('h2')"
+        ".textContent === 'layer 1, head 0'"
+    )
+    page.keyboard.press("ArrowRight")  # from head 0 to head 1
+    page.wait_for_function(
+        "document.querySelector('[data-regard]').shadowRoot.querySelector('h2')"
+        ".textContent === 'layer 1, head 1'"
+    )
+    page.get_by_role("button", name="Arcs").click()
+    assert page.locator("svg path").count() > 5
+    page.locator(".tokens button").nth(2).hover()
+    shown = page.locator(".side td:last-child").first.inner_text()
+    assert shown == f"{float(weights[1, 2].max()):.4f}"
+
+
+@pytest.mark.long
+def test_twelve_layers_of_twelve_heads_of_512_tokens_open_in_two_seconds(browser, tmp_path):
+    tokens = [f"token {n}" for n in range(512)]
+    maps = AttentionMaps(
+        {f"layer {n}": AttentionMap(tokens, tokens, causal(12, 512, n)) for n in range(12)}
+    )
+    maps.save(tmp_path / "maps.html")
+    seconds = []
+    for _ in range(3):
+        page = browser.new_page()
+        begin = time.perf_counter()
+        page.goto((tmp_path / "maps.html").as_uri())
+        page.wait_for_selector("[data-shown]", timeout=30_000)
+        seconds.append(time.perf_counter() - begin)
+        assert page.locator(".overview button").count() == 12 * 13
+        page.close()
+    print(f"opened in {min(seconds):.2f} s")
+    assert min(seconds) < 2
+
+
+@pytest.mark.long
+def test_images_alignments_and_states_are_shown_in_dark_too(open_page):
+    patches = ["<cls>", *(f"{n // 2},{n % 2}" for n in range(4))]
+    shown = ShownImage(torch.zeros(1, 8, 8, dtype=torch.uint8), (2, 2), 1)
+    maps = AttentionMaps(
+        {
+            "image": AttentionMap(patches, patches, causal(2, 5), None, "self", shown),
+            "cross": AttentionMap(["un", "chat"], ["a", "cat"], causal(2, 2), None, "cross"),
+            "lstm": AttentionMap(["a", "b"], ["0", "1"], torch.randn(1, 2, 2), ["state"], "states"),
+        }
+    )
+    page = open_page(maps, color_scheme="dark")
+    assert page.locator("[data-regard]").get_attribute("data-theme") == "dark"
+    image = page.get_by_role("img", name="the image")
+    box = image.bounding_box()
+    page.mouse.click(box["x"] + 0.75 * box["width"], box["y"] + 0.25 * box["height"])
+    assert page.get_by_role("status").inner_text().startswith("“0,1” (2) → “0,1” (2): ")
+    for name in ("cross, mean", "lstm, state"):
+        page.get_by_role("button", name=name).click()
+        page.wait_for_function(
+            "name => document.querySelector('[data-regard]').shadowRoot.querySelector('h2')"
+            ".textContent === name",
+            arg=name,
+        )
+    assert not page.get_by_role("button", name="Arcs").is_visible()
