@@ -99,15 +99,18 @@ def explain(
             "quote a text of several words: 'To be, or not to be'"
         )
     (run,) = runs
-    whole = not as_json and layer is None and head is None  # all layers, where there is a page
+    chosen = as_json or layer is not None or head is not None
+    page = None if chosen or out is None or out.suffix != ".html" else out  # of all layers
     with spinner(f"opening {run}"):
         opened = api.load(run)
-        if whole and out is not None and out.suffix == ".html":
-            opened.attention(text, words=words).save(out)
-        maps = opened.explain(text, layer=layer, words=words)
+        if page is None:
+            maps = opened.explain(text, layer=layer, words=words)
+        else:
+            maps = opened.attention(text, words=words)
     warn_unknown(opened.unknown_parts(text))
-    if whole and out is not None and out.suffix == ".html":
-        print(out)
+    if page is not None:
+        maps.save(page)
+        print(page)
         return
     ((name, attention),) = maps.items()
     heads = len(attention.weights)
