@@ -119,7 +119,7 @@ def test_rows_say_who_uses_a_setting():
     (row,) = regard.settings("data.label")
     assert row["tasks"] == ["label"]
     by_models = {tuple(row["models"]): row["default"] for row in regard.settings("model.dim")}
-    assert by_models[("transformer", "vision")] == 512
+    assert by_models[("transformer", "vision", "captioner")] == 512
     assert by_models[("cbow",)] == 100
     assert regard.settings("task.mask_fraction")[0]["models"] == ["transformer"]
     assert "ngram" not in regard.settings("train.steps")[0]["models"]

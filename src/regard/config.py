@@ -69,6 +69,8 @@ class DataConfig(Settings):
     # the file of target lines, parallel to `source`; with `path`, a column of the table
     target: str | int | None = None
     text: str | int | None = None  # the column of texts of a table, by name or number
+    # the column of the second texts of a table, if a class belongs to two texts, by name or number
+    text2: str | int | None = None
     label: str | int | None = None  # the column of classes of a table, by name or number
     tags: str | int | None = None  # the column of tags of a table, by name or number
     columns: list[int] = field(default_factory=list)  # the columns of words and tags of CoNLL files

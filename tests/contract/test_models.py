@@ -19,6 +19,7 @@ from regard.models.build import (
     resolve,
     weights,
 )
+from regard.models.captioner import CaptionerConfig, RecurrentCaptionerConfig
 from regard.models.cbow import CBOWConfig
 from regard.models.convolution import ConvolutionConfig
 from regard.models.feedforward import FeedforwardConfig
@@ -33,7 +34,7 @@ from regard.nn.attention import Mask
 from regard.nn.block import FFNS, NORMS
 from regard.nn.position import POSITIONS
 from regard.nn.score import SCORES
-from regard.nn.state import Source
+from regard.nn.state import ImageSource, Source
 
 VOCAB = 23
 TINY = TransformerConfig(vocab_size=VOCAB, dim=16, layers=2, heads=4, context=16)
@@ -73,6 +74,11 @@ LOOKS = [  # beside those of the presets
         "bridge": False,
     },
 ]
+CAPTIONERS = [  # beside those of the presets
+    {"features": "patches", "encoder_layers": 0, "placement": "luong", "heads": 2, "hops": 2},
+    {"hard": "straight_through", "layers": 2, "placement": "between", "channels": 1},
+    {"score": "general", "placement": "luong", "input_feeding": True},
+]
 PAIRS_ONLY = [{"source_vocab_size": VOCAB + 2}, {"encoder_layers": 1}]
 
 
@@ -91,6 +97,11 @@ def shrink(config):
         return replace(config, vocab_size=VOCAB, dim=8, hidden_dim=16, order=5)
     if isinstance(config, ConvolutionConfig):
         return replace(config, vocab_size=VOCAB, dim=16, layers=3, dropout=0.0)
+    if isinstance(config, RecurrentCaptionerConfig):
+        sizes = {"vocab_size": VOCAB, "dim": 16, "image_size": 12, "patch": 4, "context": 16}
+        return replace(config, **sizes, dropout=0.0)
+    if isinstance(config, CaptionerConfig):
+        config = replace(config, image_size=12, patch=4)
     kind, options = kind_of(config.position)
     options.pop("base", None)
     narrow = {None: None, config.heads: None, 1: 1}  # all share one head of keys, some, or none
@@ -146,12 +157,17 @@ def _cases():
     for change in LOOKS:
         said = ",".join(f"{key}={value}" for key, value in change.items())
         cases[f"seq2seq:{said}"] = Seq2SeqConfig(vocab_size=VOCAB, dim=16, context=16, **change)
+    for change in CAPTIONERS:
+        said = ",".join(f"{key}={value}" for key, value in change.items())
+        cases[f"captioner:{said}"] = replace(cases["show-attend-tell"], **change)
+    cases["captioner:patches"] = replace(cases["tiny-captioner"], features="patches")
     return cases
 
 
 CASES = _cases()
 LANGUAGES = [name for name, config in CASES.items() if getattr(config, "shape", "") != "encoder"]
 PAIRS = [name for name in LANGUAGES if getattr(CASES[name], "shape", "") == "encoder-decoder"]
+IMAGES = [name for name in PAIRS if hasattr(CASES[name], "source_kind")]
 ENCODERS = [name for name in CASES if name not in LANGUAGES]
 TRANSFORMERS = [name for name in LANGUAGES if isinstance(CASES[name], TransformerConfig)]
 OBJECTIVES = [name for name in CASES if not isinstance(CASES[name], NGramConfig | HMMConfig)]
@@ -170,7 +186,7 @@ class Subject:
 
     model: torch.nn.Module
     ids: torch.Tensor
-    source: Source | None
+    source: Source | ImageSource | None
 
     def hidden(self, ids=None, **more):
         given = {} if self.source is None else {"source": self.source}
@@ -194,7 +210,10 @@ def make(case):
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.1)
     ids = torch.randint(0, VOCAB, (ROWS, TIME))
     source = None
-    if case in PAIRS:
+    if case in IMAGES:
+        images = torch.randn(ROWS, config.channels, config.image_size, config.image_size)
+        source = ImageSource.of(images, config.cells)
+    elif case in PAIRS:
         source = Source(torch.randint(0, VOCAB, (ROWS, 7)), torch.tensor([7, 4, 2]))
     if hasattr(model, "fit"):
         text = torch.randint(0, VOCAB, (20, 12))
@@ -249,7 +268,7 @@ def test_no_leak_from_the_future(case):
         assert not torch.equal(before[:, t], after[:, t])
 
 
-@pytest.mark.parametrize("case", PAIRS)
+@pytest.mark.parametrize("case", [name for name in PAIRS if name not in IMAGES])
 def test_padding_of_the_source_changes_nothing(case):
     subject = make(case)
     whole = subject.hidden()
@@ -361,7 +380,7 @@ def test_select_reorders_and_repeats_rows(case):
     assert chosen.lengths.tolist() == [4, 5, 5, 3]
     logits, _ = subject.model.step(after, chosen, all_logits=True)
     if subject.source is not None:
-        subject.source = Source(subject.source.ids[rows], subject.source.lengths[rows])
+        subject.source = subject.source.select(rows)
     for number, (row, length) in enumerate(zip(rows.tolist(), [4, 5, 5, 3], strict=True)):
         whole = torch.cat([subject.ids[row, :length], after[number]])
         expected = subject.logits(whole.expand(4, -1))

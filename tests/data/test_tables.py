@@ -180,14 +180,7 @@ REFUSED = {  # file name, content, message
     "SQuAD": (
         "a.json",
         json.dumps({"data": [{"title": "t", "paragraphs": []}], "version": "1.1"}).encode(),
-        "is SQuAD JSON",
-    ),
-    "questions": (
-        "a.jsonl",
-        json_lines(
-            [{"context": f"{t} {t}", "question": t, "answers": {"text": [t]}} for t in TEXTS]
-        ),
-        "questions with contexts and answer spans",
+        "has no question",
     ),
     "UTF-16": ("a.csv", "text,label\n".encode("utf-16"), "UTF-16, not UTF-8"),
     "Latin-1": ("a.csv", "text,label\nnaïve,1\n".encode("latin-1"), r"line 2\) is 0xef"),

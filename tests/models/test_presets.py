@@ -13,7 +13,7 @@ from regard.models.build import count_parameters, preset
 from regard.models.presets import ALIASES, PRESETS, PUBLISHED
 
 OURS = {"modern", "tiny-decoder", "tiny-encoder", "tiny-encoder-decoder", "tiny-vit"}
-OURS |= {"bahdanau", "luong"}  # their papers give no count
+OURS |= {"bahdanau", "luong", "show-attend-tell", "tiny-captioner"}  # their papers give no count
 OURS |= {"bag", "bengio", "cbow", "convolution", "elman", "gated", "gru", "hmm", "lstm", "ngram"}
 ALL = [name for name in PRESETS if name not in ALIASES]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "presets.md"

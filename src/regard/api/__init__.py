@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from regard.api.prediction import (
         OUT_SUFFIXES,
         input_lines,
+        input_texts,
         predict_inputs,
         predict_rows,
         read_inputs,
@@ -89,8 +90,8 @@ _NAMES = {
     "regard.api.pictures": ("by_length_curves", "history_curves"),
     "regard.api.planning": ("Plan", "plan"),
     "regard.api.prediction": (
-        *("OUT_SUFFIXES", "input_lines", "predict_inputs", "predict_rows", "read_inputs"),
-        "write_rows",
+        *("OUT_SUFFIXES", "input_lines", "input_texts", "predict_inputs", "predict_rows"),
+        *("read_inputs", "write_rows"),
     ),
     "regard.api.process": (
         *("device_of", "process_started", "rank", "run_worker", "stoppable", "world_size"),
@@ -176,6 +177,7 @@ __all__ = [
     "import_model",
     "info",
     "input_lines",
+    "input_texts",
     "load",
     "open_study",
     "option_words",

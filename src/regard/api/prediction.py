@@ -8,11 +8,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.data.columns import find_input
+from regard.data.columns import find_input, text_pair
 from regard.data.conll import SUFFIXES as CONLL
 from regard.data.conll import read_conll
 from regard.data.images import IMAGE_SUFFIXES
-from regard.data.tables import is_table, read_table
+from regard.data.spans import from_squad, is_squad
+from regard.data.tables import Table, is_table, read_table
 from regard.data.text_files import preview, read_lines, scan, suffix
 from regard.errors import ConfigError, DataError
 from regard.files.atomic import atomic_file
@@ -44,10 +45,12 @@ def read_inputs(run: "Run", path: Path | str, column: str | None = None) -> Inpu
     """
     path = Path(path)
     kind = run.pipeline.name
-    if kind == "images":
+    if kind in ("images", "captions"):
         return _image_files(path)
     if kind == "series":
         raise ConfigError("a series is forecast as a whole; give its file to `forecast`")
+    if kind == "spans" and is_squad(path):
+        return _questions(path)
     if is_table(path):
         return _table_rows(run, path, column)
     if column is not None:
@@ -56,6 +59,11 @@ def read_inputs(run: "Run", path: Path | str, column: str | None = None) -> Inpu
         file = read_conll(path, run.config.data.columns or ())
         texts = (" ".join(words) for _, words, _ in file.rows)
         return Inputs(file.description, (({"text": text}, text) for text in texts))
+    if len(run.inputs) > 1:
+        raise ConfigError(
+            f"{path} is no table; an input of the run has {len(run.inputs)} texts: "
+            f"give a table with the columns {' and '.join(map(str, run.inputs))}"
+        )
     lines = read_lines(path, scan(path))
     return Inputs("a text a line", input_lines(run, lines, str(path)))
 
@@ -66,6 +74,8 @@ def _table_rows(run: "Run", path: Path, column: str | None) -> Inputs:
         if name in table.columns:
             raise DataError(f"{path} has a column {name!r} already; rename it or leave it out")
     data = run.config.data
+    if len(run.inputs) > 1:
+        return _two_texts(run, table, column)
     name, note = find_input(table, kind, column, data.source if kind == "pairs" else data.text)
     index = table.column(name)
 
@@ -75,6 +85,32 @@ def _table_rows(run: "Run", path: Path, column: str | None) -> Inputs:
             yield row, _text(table.position(number), cells[index], kind)
 
     return Inputs(f"{table.format}; texts in column {name!r}{note}", rows())
+
+
+def _two_texts(run: "Run", table: Table, column: str | None) -> Inputs:
+    """The rows of a table with two texts each, in the columns that the run was trained on."""
+    if column is not None:
+        both = " and ".join(map(repr, run.inputs))
+        raise ConfigError(f"column={column!r}: the run reads two columns, {both}; rename them so")
+    known = set(run.inputs) <= set(table.columns)
+    pair = run.inputs if known else text_pair(table.columns) or run.inputs
+    indices = [table.column(name) for name in pair]
+
+    def rows() -> Iterator[tuple[Row, Any]]:
+        for number, cells in table.rows():
+            row = dict(zip(table.columns, cells, strict=True))
+            place = table.position(number)
+            yield row, tuple(_text(place, cells[index], "") for index in indices)
+
+    names = " and ".join(repr(table.columns[index]) for index in indices)
+    return Inputs(f"{table.format}; texts in columns {names}", rows())
+
+
+def _questions(path: Path) -> Inputs:
+    """The questions of a file in SQuAD's format."""
+    data = from_squad(path)
+    rows = (({"id": q.id, "question": q.text}, (q.text, q.context)) for q in data.rows)
+    return Inputs(data.description, rows)
 
 
 def _text(place: str, cell: Any, kind: str) -> str:
@@ -99,11 +135,40 @@ def _image_files(path: Path) -> Inputs:
 def input_lines(run: "Run", lines: Iterable[str], place: str) -> Iterator[tuple[Row, Any]]:
     """A text on each line, or the file of an image."""
     kind = run.pipeline.name
-    name = "file" if kind == "images" else "text"
+    if len(run.inputs) > 1:
+        return _tabbed_lines(run.inputs, lines, place)
+    name = "file" if kind in ("images", "captions") else "text"
     return (
         ({name: line}, _text(f"{place}, line {number}", line, kind))
         for number, line in enumerate(lines, 1)
     )
+
+
+def _tabbed_lines(
+    names: Sequence[str], lines: Iterable[str], place: str
+) -> Iterator[tuple[Row, Any]]:
+    for number, line in enumerate(lines, 1):
+        parts = tuple(line.split("\t"))
+        if len(parts) != len(names) or not all(part.strip() for part in parts):
+            raise DataError(
+                f"{place}, line {number}: a line has {' and '.join(names)} with a tab between "
+                f"them, not {preview(line)}"
+            )
+        yield dict(zip(names, parts, strict=True)), parts
+
+
+def input_texts(run: "Run", texts: Sequence[str]) -> Iterator[tuple[Row, Any]]:
+    """Texts given one by one; where an input has two, they follow each other."""
+    names = run.inputs
+    if len(names) == 1:
+        return (({names[0]: text}, text) for text in texts)
+    if len(texts) % len(names):
+        raise ConfigError(
+            f"an input of this run is {' and '.join(names)}: give {len(names)} texts for each, "
+            f"not {len(texts)}"
+        )
+    groups = [tuple(texts[i : i + len(names)]) for i in range(0, len(texts), len(names))]
+    return ((dict(zip(names, group, strict=True)), group) for group in groups)
 
 
 def predict_inputs(

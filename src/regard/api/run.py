@@ -42,11 +42,12 @@ from regard.explain.attention import (
     self_attention,
     text_stack,
 )
-from regard.explain.attention_map import AttentionMaps
+from regard.explain.attention_map import AttentionMaps, ShownImage
 from regard.explain.attribution import Attribution, integrated_gradients
 from regard.explain.effects import head_effects
 from regard.explain.gradient import GradientFlow, last_token_gradients, require_gradients
 from regard.explain.heads import HeadScores, find_heads
+from regard.explain.image_attention import ImageAttentionMap
 from regard.explain.lens import Lens, logit_lens
 from regard.explain.neighbours import WordVectors, compare_occurrences, format_terms, parse_terms
 from regard.generate import (
@@ -83,6 +84,13 @@ from regard.pipelines import (
 )
 from regard.pipelines.base import EvalData, Progress, Tokenizers
 from regard.pipelines.by_length import ByLength
+from regard.pipelines.captions import (
+    caption_attention,
+    caption_task,
+    image_source,
+    run_pixels,
+    write_captions,
+)
 from regard.pipelines.images import image_task, input_pixels
 from regard.pipelines.pairs import pair_task, translate
 from regard.pipelines.series import (
@@ -207,6 +215,16 @@ class Run:
         """Whether `predict` gives one answer for each word of a text."""
         task = TASKS.get(kind_of(self.config.task)[0])
         return task is not None and task.predicts_words
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What `predict` takes, by name: ("text",), or both of two texts.
+
+        >>> labels.inputs
+        ('text',)
+        """
+        known = kind_of(self.config.task)[0] in TASKS  # an imported model may have another head
+        return self.pipeline.inputs(self.config) if known else ("text",)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -393,18 +411,19 @@ class Run:
         For a text: the likeliest classes of it or of each of its words, or the likeliest tokens
         for each <mask>. For an image: its likeliest classes. For a series: its next values.
         Classes and tokens come with their probabilities, best first. For a run trained on pairs:
-        the translation of a sentence.
+        the translation of a sentence. Where the task reads two texts, an input is a tuple of both,
+        as in `run.predict(("Who wrote it?", "Ada wrote it."))`.
 
         >>> [[(best, probability), second]] = labels.predict("a good film", top=2)
         >>> best in ("good", "bad") and probability >= second[1]
         True
         """
         self._require("predict", "predict")
-        if isinstance(what, list | tuple):
-            inputs = [self._normalize(item) if isinstance(item, str) else item for item in what]
+        texts = isinstance(what, tuple) and all(isinstance(part, str) for part in what)
+        if isinstance(what, list | tuple) and not (texts and len(self.inputs) == len(what) > 1):
+            inputs = [self._normalize_input(item) for item in what]
             return self.pipeline.predict_batch(self, inputs, top=top) if inputs else []
-        what = self._normalize(what) if isinstance(what, str) else what
-        return self.pipeline.predict(self, what, top=top)
+        return self.pipeline.predict(self, self._normalize_input(what), top=top)
 
     def predict_file(
         self, path: Path | str, *, column: str | None = None, top: int = 1
@@ -719,11 +738,15 @@ class Run:
         """Attention maps of one layer, by default the last; for pairs, its cross-attention.
 
         `pattern` selects others by path, as in "encoder.blocks.*". See `attention` for all layers.
+        Of a captioning run, `text` is an image file: the attention of each token of its caption
+        over the cells of the image.
 
         >>> run.explain("the cat")
         {'decoder.blocks.0.attention': AttentionMap(2 heads, 7 × 7 tokens)}
         """
         self._require_attention()
+        if "file" in self.inputs and self.tokenizers is not None:
+            return self._explain_caption(text, layer)
         if isinstance(self.tokenizers, PairTokenizers):
             path = cross_attention_path(self.model, layer)
             return self.attention(text, pattern=pattern or path, words=words)
@@ -900,6 +923,21 @@ class Run:
                 f"{gradients};\n{NEEDS_ATTENTION}"
             )
 
+    def _explain_caption(self, image: str, layer: int | None) -> AttentionMaps:
+        task = caption_task(self.config.task, self.tokenizer)
+        pixels = run_pixels(self.model, image)
+        source = image_source(self.model, task, pixels)
+        (caption,) = write_captions(self.model, task, self.tokenizer, pixels, BeamSearch())
+        ids = [*self.tokenizer.encode(caption), task.stop_id]
+        inputs = torch.tensor([[task.start_id, *ids[:-1]]], device=self.device)
+        path, weights = caption_attention(self.model, source, inputs, layer)
+        grid = cast(Any, self.model.config).grid
+        shown = ShownImage(torch.from_numpy(pixels[0]), (grid, grid))
+        cells = [f"{row},{column}" for row in range(grid) for column in range(grid)]
+        pieces = list(map(self.tokenizer.piece, ids))
+        attention = ImageAttentionMap(pieces, cells, weights[0], kind="cross", image=shown)
+        return AttentionMaps({path: attention})
+
     def gradients(self, text: str) -> GradientFlow:
         """The gradient norm of the last token's loss at the state of every earlier position.
 
@@ -930,7 +968,7 @@ class Run:
         tokenizer = self.tokenizers
         if isinstance(tokenizer, PairTokenizers):
             tokenizer = tokenizer.source
-        if tokenizer is None:
+        if tokenizer is None or "file" in self.inputs:
             return []
         text = text.replace(MASK, " ") if "fill" in self.verbs else text
         return tokenizer.unknown_parts(self._normalize(text))
@@ -959,6 +997,11 @@ class Run:
     def _normalize(self, text: str) -> str:
         """A text as the training data was: in lower case where `data.lower` says so."""
         return text.lower() if self.config.data.lower else text
+
+    def _normalize_input(self, what: Any) -> Any:
+        if isinstance(what, str):
+            return self._normalize(what)
+        return tuple(map(self._normalize_input, what)) if isinstance(what, tuple) else what
 
     def _prompt(self, text: str) -> list[int]:
         if not isinstance(text, str):

@@ -34,12 +34,15 @@ PROVIDED = {  # arguments of the entries of tables that are not options: the lib
     *("folder", "config", "start", "frequency", "length"),
 }
 PROVIDED_TO_TASK = {  # fields of tasks that are taken from the tokenizers
-    *("tokenizer", "bytes_per_token", "start_id", "stop_id", "source_stop_id"),
+    *("tokenizer", "bytes_per_token", "start_id", "stop_id", "source_stop_id", "windows", "paired"),
     *("prefix_ids", "source_prefix_ids"),
 }
 WITHOUT_OPTIONS = ("task", "model.norm", "model.ffn")  # the options of a task have their own rows
 OF_CLOSED_FORM = ("seed", "threads")  # the settings in `train` of models without training steps
-HEAD_OF = {"masked": "masked"}  # the head that a task needs, where the class does not say
+HEAD_OF = {
+    "masked": "masked",
+    "span": "span",
+}  # the head that a task needs, where the class does not say
 OLD_FAMILIES = ("lstm",)
 TYPES = {int: "integer", float: "number", str: "string", bool: "true or false"}
 PAGE_HEAD = """# Settings
@@ -437,7 +440,7 @@ def _shapes_of(family: str) -> set[str]:
     """The shapes that the models of a family can have."""
     config = FAMILIES[family][0]
     shapes = {"recurrent": {"decoder", "encoder"}, "seq2seq": {"encoder-decoder"}}
-    shapes |= {"bag": {"bag"}, "cbow": {"cbow"}}
+    shapes |= {"bag": {"bag"}, "cbow": {"cbow"}, "captioner": {"encoder-decoder"}}
     if family == "transformer":
         return set(_literals(typing.get_type_hints(config)["shape"]))
     shape = getattr(config, "shape", "decoder")
@@ -452,6 +455,7 @@ def _tasks_of(family: str) -> list[str]:
         name
         for name, task in TASKS.items()
         if _shapes_of(family) & set(task.shapes)
+        and getattr(FAMILIES[family][0], "source_kind", "text") == task.source_kind
         and getattr(task, "head", HEAD_OF.get(name)) in (None, *heads)
     ]
 

@@ -37,8 +37,9 @@ def predict(
         list[str],
         Argument(
             metavar="[TEXT|IMAGE|CSV]",
-            help="Texts, with <mask> for masked tokens, PNG or JPEG files, or time series; '-' "
-            "reads lines from stdin. Without one, a forecasting run continues its training series.",
+            help="Texts, with <mask> for masked tokens, a question and a text, PNG or JPEG files, "
+            "or time series; '-' reads lines from stdin (two texts of an input with a tab between "
+            "them). Without one, a forecasting run continues its training series.",
             show_default=False,
         ),
     ] = [],  # noqa: B006 -- typer copies it
@@ -73,13 +74,14 @@ def predict(
     ] = 24,
     as_json: Json = False,
 ) -> None:
-    """Predict classes, tags, masked tokens, translations or the next values of a series.
+    """Predict classes, tags, answers, masked tokens, translations or the next values of a series.
 
     \b
     regard predict runs/docs 'The <mask> statement raises an exception.'
     regard predict runs/reviews 'one long string of cliches'
     regard predict runs/reviews - < reviews.txt
     regard predict runs/reviews --data new.csv --out predicted.csv
+    regard predict runs/squad 'Who wrote it?' 'Ada wrote the notes in 1843.'
     regard predict runs/fashion shoe.png
     regard predict runs/fashion photos/*.jpg -n 1 --json
     regard predict runs/sines --steps 96
@@ -111,7 +113,7 @@ def predict(
             print_status("one text per line; Ctrl-D ends")
         rows = api.input_lines(opened, stdin_lines(), "stdin")
     elif what:
-        rows = (({"text": item}, item) for item in what)
+        rows = api.input_texts(opened, what)
     else:
         raise ConfigError("no input to predict from; give a text, an image, '-' or --data")
     unknown: dict[str, None] = {}
@@ -124,7 +126,8 @@ def predict(
         for row in api.predict_rows(opened, rows, top=top):
             print_json(row)
     elif as_json:
-        print_json({item: answer for _, item, answer in _predict(opened, rows, top)})
+        predicted = _predict(opened, rows, top)
+        print_json({_label(item): answer for _, item, answer in predicted})
     else:
         batch = 1 if interactive else BATCH
         predicted = _predict(opened, rows, top, batch)
@@ -142,8 +145,9 @@ def _predict(
 def _note_unknown(run: "Run", rows: Inputs, unknown: dict[str, None]) -> Inputs:
     """The same rows; the parts of their texts that are not in the vocabulary are collected."""
     for row, what in rows:
-        if isinstance(what, str):
-            unknown |= dict.fromkeys(run.unknown_parts(what))
+        for text in what if isinstance(what, tuple) else (what,):
+            if isinstance(text, str):
+                unknown |= dict.fromkeys(run.unknown_parts(text))
         yield row, what
 
 
@@ -154,7 +158,7 @@ def _print_predictions(run: "Run", predicted: Iterable[tuple[dict[str, Any], Any
         if isinstance(answer, str):  # a translation
             print(text_for(sys.stdout, " ".join(answer.splitlines())), flush=True)
             continue
-        for label, classes in zip(_labels(str(what), run.predicts_words), answer, strict=False):
+        for label, classes in zip(_labels(_label(what), run.predicts_words), answer, strict=False):
             shown = (f"{_printable(name)} {probability:.1%}" for name, probability in classes)
             rows.append((label, *shown))
     for line in align_columns(rows) if rows else []:
@@ -223,7 +227,14 @@ def _labels(text: str, by_word: bool) -> Iterable[str]:
     return text.split() if by_word else chain([text], repeat(""))
 
 
+def _label(what: Any) -> str:
+    """An input in one line; of two texts, the first."""
+    return str(what[0] if isinstance(what, tuple) else what)
+
+
 def _printable(name: str) -> str:
     """A piece without spaces around it; a line break or a single space as its repr."""
+    if not name:  # of a question without an answer
+        return "no answer"
     name = name.strip(" ")
     return text_for(sys.stdout, name if name and name.isprintable() else repr(name))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 QUOTED = "'some words'"
 EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
-EXAMPLES |= {"forecast": "--steps 24"}
+EXAMPLES |= {"forecast": "--steps 24", "caption": "image.png", "span": "'a question' 'a text'"}
 
 
 def show_progress(events: "Callable[[Progress], Iterator[Event]]") -> "RunFinished":
@@ -103,7 +103,9 @@ def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[
         commands.append((f"regard evaluate {run} --out forecast.svg", "draw its forecasts"))
     elif summary.config.model["family"] == "transformer":
         commands.append((f"regard explain {run} {QUOTED}", "show its attention"))
-    if summary.data_kind == "pairs":
+    if summary.data_kind == "captions":
+        commands.append((f"regard explain {run} image.png --out words.png", "draw its attention"))
+    if summary.data_kind in ("pairs", "captions"):
         commands.append((f"regard evaluate {run}", "BLEU, chrF, exact match"))
     if not summary.is_closed_form:
         steps = 2 * finished.step

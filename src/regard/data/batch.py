@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from regard.nn.state import Source
+from regard.nn.state import ImageSource, Source
 
 T = TypeVar("T")
 
@@ -47,6 +47,17 @@ class PairBatch(Batch):
     use_prediction: Bool[Tensor, "batch time"] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CaptionBatch(Batch):
+    """Normalized images, shifted captions (teacher forcing), and the next tokens."""
+
+    source: ImageSource
+    ids: Int[Tensor, "batch time"]
+    targets: Int[Tensor, "batch time"]
+    # Scheduled sampling: where the model reads its own prediction instead of `ids`.
+    use_prediction: Bool[Tensor, "batch time"] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedBatch(Batch):
     """Rows of text with masked tokens, and the original tokens as targets; -1 is ignored.
@@ -78,6 +89,7 @@ class LabelBatch(Batch):
     ids: Int[Tensor, "batch time"]
     lengths: Int[Tensor, " batch"]
     targets: Int[Tensor, " batch"]
+    segments: Int[Tensor, "batch time"] | None = None  # of pairs of texts: 0 in A, 1 in B
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,18 @@ class TagBatch(Batch):
     lengths: Int[Tensor, " batch"]
     targets: Int[Tensor, "batch time"]
     characters: UInt8[Tensor, "batch time bytes"] | None = None  # of the word of each token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanBatch(Batch):
+    """Right-padded windows of a question and a context, and where the answer starts and ends."""
+
+    ids: Int[Tensor, "batch time"]
+    lengths: Int[Tensor, " batch"]
+    context: Int[Tensor, "batch 2"]  # the first position of the context, and the one after it
+    targets: Int[Tensor, "batch 2"]  # the first and the last token of the answer
+    rows: Int[Tensor, " batch"]  # the numbers of the windows
+    segments: Int[Tensor, "batch time"] | None = None  # 0 in the question, 1 in the context
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,14 @@ from itertools import pairwise
 from math import pi, sin
 from pathlib import Path
 from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from regard.data import labels as labelled
 from regard.data import pairs, series, text
+from regard.data.captions import Box, Captions, from_pixels
 from regard.data.labels import LabelledText
 from regard.data.number_words import english, french
 from regard.data.pairs import Pairs
@@ -17,6 +22,7 @@ from regard.data.series import Series
 from regard.data.text import Text
 from regard.errors import ConfigError, DataError
 
+Grid = NDArray[Any]  # coordinates of pixels, or whether each is inside a shape
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MONTHS = str.split(
     "January February March April May June July August September October November December"
@@ -125,6 +131,29 @@ def parentheses(
     return labelled.from_rows("labels", "parentheses", description, rows)
 
 
+def heights(*, examples: int = 20_000, people: int = 4, seed: int = 1) -> LabelledText:
+    """Who is taller than whom, and a claim that follows from it (true) or contradicts it (false).
+
+    The claim compares any two of the `people`, so most claims need several of the sentences.
+    """
+    _check_range("examples", examples, 2)
+    _check_range("people", people, 2, len(_PEOPLE))
+    random = Random(seed)
+    rows = []
+    for number in range(examples):
+        by_height = random.sample(_PEOPLE, people)  # the tallest first
+        known = [f"{tall} is taller than {small}" for tall, small in pairwise(by_height)]
+        random.shuffle(known)
+        tall, small = sorted(random.sample(range(people), 2))
+        first, second = (tall, small) if number % 2 else (small, tall)
+        claim = f"{by_height[first]} is taller than {by_height[second]}"
+        rows.append(([" . ".join(known), claim], ["true" if number % 2 else "false"]))
+    return labelled.from_rows("labels", "heights", f"chains of {people} people", rows)
+
+
+_PEOPLE = str.split("Ada Bob Eve Ida Kim Lee Max Noa Sam Tom")
+
+
 def nested(*, examples: int = 20_000, longest: int = 40, colours: int = 5, seed: int = 1) -> Text:
     """Well-nested coloured parentheses as a text, one sequence per line; see `parentheses`."""
     _check_range("examples", examples, 1)
@@ -219,14 +248,88 @@ def sines(*, examples: int = 4000, waves: int = 3, noise: float = 0.1, seed: int
     return series.from_columns("sines", f", {waves} sines and noise", {"value": values})
 
 
-BUILTINS: dict[str, Callable[..., Text | Pairs | LabelledText | Series]] = {
+def shapes(*, examples: int = 6000, side: int = 48, seed: int = 1) -> Captions:
+    """One or two coloured shapes on a grey ground: "a red circle above a blue square"."""
+    _check_range("examples", examples, 2)
+    _check_range("side", side, 32, 256)
+    random = Random(seed)
+    noise = np.random.Generator(np.random.PCG64(seed))
+    pixels = np.empty((examples, 3, side, side), np.uint8)
+    captions: list[tuple[str, ...]] = []
+    regions: list[dict[int, Box]] = []
+    for image in pixels:
+        image[:] = random.randint(90, 165) + noise.integers(-12, 13, (3, side, side))
+        words, named = list[str](), dict[int, Box]()
+        boxes, relation = _place_shapes(random, side)
+        for box in boxes:
+            colour, shape = random.choice(list(_COLOURS)), random.choice(list(_SHAPES))
+            _draw(image, box, _COLOURS[colour], _SHAPES[shape])
+            words += [*(relation if words else ()), "a", colour, shape]
+            named |= {len(words) - 2: box, len(words) - 1: box}
+        captions.append((" ".join(words),))
+        regions.append(named)
+    description = f"{side} × {side} pixels, coloured shapes"
+    return from_pixels("shapes", description, pixels, captions, regions)
+
+
+_COLOURS = {
+    "red": (214, 40, 40),
+    "green": (40, 160, 60),
+    "blue": (40, 70, 200),
+    "yellow": (240, 210, 40),
+    "white": (250, 250, 250),
+    "black": (10, 10, 10),
+}
+_SHAPES: dict[str, Callable[[Grid, Grid], Grid]] = {  # whether a point (y, x) belongs to it
+    "circle": lambda y, x: x**2 + y**2 <= 1,
+    "square": lambda y, x: np.maximum(abs(x), abs(y)) <= 0.9,
+    "triangle": lambda y, x: 2 * abs(x) <= y + 1,
+    "cross": lambda y, x: np.minimum(abs(x), abs(y)) <= 0.35,
+}
+
+
+def _place_shapes(random: Random, side: int) -> tuple[list[Box], list[str]]:
+    """The boxes of one or two shapes, and how the first is to the second.
+
+    Two are apart from each other, and more so in one direction; the upper or the left one is the
+    first.
+    """
+    sizes = [random.randint(side // 4, side // 3) for _ in range(random.randint(1, 2))]
+    while True:
+        corners = [[random.randrange(side - size + 1) for _ in range(2)] for size in sizes]
+        boxes = [(y, x, y + s, x + s) for (y, x), s in zip(corners, sizes, strict=True)]
+        if len(boxes) == 1:
+            return boxes, []
+        (y, x, *_), (other_y, other_x, *_) = boxes
+        down, right = abs(y - other_y), abs(x - other_x)
+        if max(down, right) >= max(sizes) + 2 and abs(down - right) >= side // 8:
+            axis = 0 if down > right else 1
+            return sorted(boxes, key=lambda box: box[axis]), [["above"], ["left", "of"]][axis]
+
+
+def _draw(
+    image: NDArray[np.uint8],
+    box: Box,
+    colour: Sequence[int],
+    inside: Callable[[Grid, Grid], Grid],
+) -> None:
+    """Draw a shape into its box, whose coordinates go from -1 to 1."""
+    top, left, bottom, right = box
+    y, x = np.mgrid[: bottom - top, : right - left] * 2.0 / (bottom - top - 1) - 1
+    part = image[:, top:bottom, left:right]
+    part[:, inside(y, x)] = np.array(colour, np.uint8)[:, None]
+
+
+BUILTINS: dict[str, Callable[..., Text | Pairs | LabelledText | Series | Captions]] = {
     "reversal": reversal,
     "copy": copy,
     "numbers": numbers,
     "dates": dates,
     "parentheses": parentheses,
     "nested": nested,
+    "heights": heights,
     "sines": sines,
+    "shapes": shapes,
     "python-docs": python_docs,
     "python-source": python_source,
 }

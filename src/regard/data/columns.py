@@ -9,19 +9,22 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from regard.data.tables import LABEL, PAIRS, TAGS, TEXT, WORDS, Table, is_number
+from regard.data.tables import LABEL, PAIRS, TAGS, TEXT, TEXT_PAIRS, WORDS, Table, is_number
 from regard.errors import ConfigError, DataError
 
 ROLES = {  # the columns of each kind of data
-    "labels": ("text", "label"),
+    "labels": ("text", "text2", "label"),
     "tags": ("text", "tags"),
     "pairs": ("source", "target"),
     "text": ("text",),
     "series": (),
+    "captions": ("source", "target"),
+    "spans": (),  # found by their names, as Hugging Face's data sets have them
 }
 COLUMN_HINTS = (  # for messages: how to name the columns
     "data.text=COLUMN data.label=COLUMN for texts with a class each",
-    "data.source=COLUMN data.target=COLUMN for pairs",
+    "data.text=COLUMN data.text2=COLUMN data.label=COLUMN for pairs of texts with a class each",
+    "data.source=COLUMN data.target=COLUMN for pairs, or for image files and captions",
     "data.text=COLUMN data.tags=COLUMN for words with a tag each",
     "data.text=COLUMN task=causal for text",
 )
@@ -29,6 +32,9 @@ METADATA = {  # columns that describe an example; they are taken for labels only
     *("id", "idx", "index", "url", "source", "lang", "language", "split", "date", "time"),
     *("timestamp", "license", "subset", "domain", "dataset", "author", "user", "title"),
 }
+IMAGE_COLUMNS = ("file_name", "filename", "image", "image_path", "file", "img", "path")
+CAPTION_COLUMNS = ("caption", "captions", "text", "description", "title")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 PROFILE_ROWS = 50_000  # whose cells decide what a column is
 MOSTLY = 0.9  # of the cells of a column of numbers with errors are numbers
 MAX_CLASSES = 1000  # of a label that is guessed …
@@ -47,7 +53,7 @@ class Roles:
     @property
     def to_save(self) -> Mapping[str, str]:
         """The columns for the settings of a run, where the content decided."""
-        return self.columns if self.guessed else {}
+        return self.columns if self.guessed or "text2" in self.columns else {}
 
     @property
     def note(self) -> str:
@@ -69,8 +75,6 @@ def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -
     named = {role: table.columns[table.column(str(name))] for role, name in asked.items()}
     if kind is not None:
         _check_named(table, named, kind)
-    if {"question", "context"} <= set(table.columns) and not named:
-        return None  # answer spans
     profiles = _profiles(table)
     kinds = [kind] if kind is not None else _possible_kinds(named)
     if kind is None and not named and _is_flawed_series(profiles):
@@ -114,10 +118,10 @@ def find_input(
 
 def ambiguous_table(table: Table, kind: str | None = None) -> DataError:
     """The error for a table whose columns are ambiguous; it lists them."""
-    if {"question", "context"} <= set(table.columns):
+    if kind == "spans":
         return DataError(
-            f"{table.path} holds questions with contexts and answer spans, which no task learns "
-            f"from\n{table.listing()}"
+            f"{table.path}: cannot tell which of its columns hold spans\n{table.listing()}\n"
+            "spans need the columns question, context, and answers or answer"
         )
     if kind is None:
         return DataError(
@@ -135,13 +139,13 @@ def ambiguous_table(table: Table, kind: str | None = None) -> DataError:
 
 
 def _hint_applies(hint: str, kind: str) -> bool:
-    roles = ROLES.get(kind, ())
+    roles = [role for role in ROLES.get(kind, ()) if role != "text2" or "text2" in hint]
     return all(f"data.{role}=" in hint for role in roles) and hint.count("COLUMN") == len(roles)
 
 
 def _possible_kinds(named: Mapping[str, str]) -> list[str]:
     """The kinds to try, in this order: those with all the roles that the user has named."""
-    order = ("tags", "labels", "pairs", "series", "text")
+    order = ("spans", "captions", "tags", "labels", "pairs", "series", "text")
     kinds = [kind for kind in order if set(named) <= set(ROLES[kind])]
     if not kinds:
         settings = " and ".join(f"data.{role}" for role in named)
@@ -258,14 +262,17 @@ def _find_labels(
     if "label" not in named:
         label = _by_name([p for p in profiles if p.name not in named.values()], LABEL)
         if label is None:
-            taken = named.get("text") or _by_name(profiles, TEXT)
-            candidates = [name for name in _label_candidates(profiles) if name != taken]
+            taken = {named.get("text") or _by_name(profiles, TEXT), named.get("text2")}
+            taken |= set(_text_pair(profiles) or ())
+            candidates = [name for name in _label_candidates(profiles) if name not in taken]
             if len(candidates) != 1:
                 return None
             label = candidates[0]
             guessed.add("label")
         named["label"] = label
     rest = [p for p in profiles if p.name != named["label"]]
+    if not {"text", "text2"} & set(named) and (pair := _text_pair(rest)):
+        named |= dict(zip(("text", "text2"), pair, strict=True))
     if "text" not in named:
         text = _by_name(rest, TEXT)
         if text is None:
@@ -279,7 +286,31 @@ def _find_labels(
         label_profile = next(p for p in profiles if p.name == named["label"])
         if label_profile.distinct * 10 > label_profile.filled:
             return None
-    return {role: named[role] for role in ("text", "label")}, guessed
+    return {role: named[role] for role in ROLES["labels"] if role in named}, guessed
+
+
+def _text_pair(profiles: Sequence[Profile]) -> tuple[str, str] | None:
+    return text_pair([p.name for p in profiles if not (p.is_numeric or p.is_list)])
+
+
+def text_pair(columns: Sequence[str]) -> tuple[str, str] | None:
+    """Two columns of texts that a class belongs to, by their names.
+
+    Usual names, or names that are equal but for an ending of 1 and 2, or of a and b.
+
+    >>> text_pair(["id", "phrase_a", "phrase_b"])
+    ('phrase_a', 'phrase_b')
+    """
+    lower = {name.lower(): name for name in reversed(columns)}
+    for first, second in TEXT_PAIRS:
+        if first in lower and second in lower:
+            return lower[first], lower[second]
+    for name, column in lower.items():
+        for ending, other in (("1", "2"), ("a", "b")):
+            partner = lower.get(name[:-1] + other)
+            if name.endswith(ending) and len(name) > 1 and partner:
+                return column, partner
+    return None
 
 
 def _find_pairs(
@@ -351,7 +382,51 @@ def _find_series(
     return ({}, set()) if is_series else None
 
 
+def _find_spans(
+    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+) -> Columns:
+    names = {
+        "question": ["question"],
+        "context": ["context"],
+        "answers": ["answers.text", "answers", "answer", "answer_text"],
+        "starts": ["answers.answer_start", "answer_start"],
+        "id": ["id"],
+    }
+    found = {role: _by_name(profiles, known) for role, known in names.items()}
+    columns = {role: name for role, name in found.items() if name is not None}
+    if not {"question", "context", "answers"} <= set(columns):
+        return None
+    answers = next(p for p in profiles if p.name == columns["answers"])
+    if answers.is_label and not asked:  # perhaps classes: yes, no, maybe
+        answer, context = (table.column(columns[role]) for role in ("answers", "context"))
+        rows = [row for _, row in islice(table.rows(), 100) if row[answer]]
+        inside = sum(str(row[answer]) in str(row[context]) for row in rows)
+        if answers.distinct <= 3 or 2 * inside < len(rows):
+            return None
+    return columns, set()
+
+
+def _find_captions(
+    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+) -> Columns:
+    texts = [profile for profile in profiles if not profile.is_numeric]
+    columns = {
+        "source": named.get("source") or _by_name(texts, IMAGE_COLUMNS),
+        "target": named.get("target") or _by_name(texts, CAPTION_COLUMNS),
+        "group": _by_name(profiles, ["group"]),
+    }
+    if columns["source"] is None or columns["target"] is None:
+        return None
+    index = table.column(columns["source"])
+    cells = [str(row[index]).lower() for _, row in islice(table.rows(), 20) if row[index]]
+    if not cells or not all(cell.endswith(IMAGE_SUFFIXES) for cell in cells):
+        return None
+    return {role: name for role, name in columns.items() if name is not None}, set()
+
+
 _FINDERS = {
+    "captions": _find_captions,
+    "spans": _find_spans,
     "labels": _find_labels,
     "pairs": _find_pairs,
     "tags": _find_tags,

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from regard.data.columns import IMAGE_SUFFIXES
 from regard.data.labels import class_ids
 from regard.data.loader import permute
 from regard.data.text_files import open_bytes, stem
@@ -27,7 +28,6 @@ from regard.files.untrusted import ARCHIVE_ERRORS
 
 Pixels = NDArray[np.uint8]  # (images, channels, height, width), from 0 to 255
 Size = int | tuple[int, int]  # of a square, or height and width
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 IDX = re.compile(r"(?P<part>.*)-images[-.]idx3-ubyte(?P<zipped>\.gz)?")
 NPZ_TRAIN = (
     *(("x", "y"), ("x_train", "y_train")),
@@ -109,18 +109,25 @@ class Images:
 
     def statistics(self, size: Size) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each channel, of values from 0 to 1."""
-        stride = max(1, len(self) // STATISTICS_IMAGES)
-        rows = np.arange(0, len(self), stride)
-        total, squares, count = np.zeros(self.channels), np.zeros(self.channels), 0
-        for start in range(0, len(rows), 256):
-            values = self.read(rows[start : start + 256], size).astype(np.float64) / 255
-            total += values.sum((0, 2, 3))
-            squares += np.square(values).sum((0, 2, 3))
-            count += values.size // self.channels
-        mean = total / count
-        std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-        std = np.maximum(std, 1 / 255)  # images of one colour: no division by 0
-        return mean.round(6).tolist(), std.round(6).tolist()
+        return channel_statistics(self.read, len(self), self.channels, size)
+
+
+def channel_statistics(
+    read: Callable[[NDArray[np.int64], Size], Pixels], images: int, channels: int, size: Size
+) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel, of values from 0 to 1, over a sample."""
+    stride = max(1, images // STATISTICS_IMAGES)
+    rows = np.arange(0, images, stride)
+    total, squares, count = np.zeros(channels), np.zeros(channels), 0
+    for start in range(0, len(rows), 256):
+        values = read(rows[start : start + 256], size).astype(np.float64) / 255
+        total += values.sum((0, 2, 3))
+        squares += np.square(values).sum((0, 2, 3))
+        count += values.size // channels
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    std = np.maximum(std, 1 / 255)  # images of one colour: no division by 0
+    return mean.round(6).tolist(), std.round(6).tolist()
 
 
 def resize(pixels: Pixels, size: Size) -> Pixels:
@@ -303,45 +310,73 @@ def _read_class_folders(folder: Path) -> Images:
     classes = class_folders(folder)
     paths = [path for files in classes.values() for path in files]
     labels = [number for number, files in enumerate(classes.values()) for _ in files]
-    digest, sizes, colours = hashlib.sha256(), Counter[tuple[int, int]](), Counter[bool]()
-    for path in paths:
-        content = _read_bytes(path)
-        digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
-        image = open_image(path, content)
-        sizes[image.size] += 1
-        colours[image.mode not in ("1", "L", "LA", "I", "I;16")] += 1
-    (width, height), _ = sizes.most_common(1)[0]
-    channels = 3 if colours[True] else 1
-    size_text = f"{width} × {height} pixels"
-    if len(sizes) > 1:
-        size_text = f"{len(sizes)} sizes, most often {size_text}"
+    files = survey_files(paths, [str(path.relative_to(folder)) for path in paths])
 
     def read(rows: NDArray[np.int64], size: Size) -> Pixels:
-        return np.stack([_file_pixels(paths[row], size, channels) for row in rows])
+        return np.stack([file_pixels(paths[row], size, files.channels) for row in rows])
 
     return Images(
         name=folder.resolve().name,
-        description=_description(len(paths), size_text, channels, len(classes)),
+        description=_description(len(paths), files.sizes, files.channels, len(classes)),
         labels=np.array(labels, np.int64),
         class_names=tuple(classes),
-        channels=channels,
+        channels=files.channels,
+        side=files.side,
+        square=files.square,
+        read=read,
+        digest=files.digest,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFiles:
+    """What several image files have in common."""
+
+    sizes: str  # for a description
+    channels: int
+    side: int  # the most frequent height or width, whichever is less
+    square: bool  # whether all images are side × side
+    digest: str
+
+
+def survey_files(
+    paths: Sequence[Path], names: Sequence[str], places: Sequence[str] | None = None
+) -> ImageFiles:
+    """Open every image file once, without decoding its pixels; errors name the `places`."""
+    digest, sizes, colours = hashlib.sha256(), Counter[tuple[int, int]](), Counter[bool]()
+    for number, (path, name) in enumerate(zip(paths, names, strict=True)):
+        try:
+            content = _read_bytes(path)
+            image = open_image(path, content)
+        except DataError as error:
+            raise DataError(f"{places[number]}: {error}" if places else str(error)) from None
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+        sizes[image.size] += 1
+        colours[image.mode not in ("1", "L", "LA", "I", "I;16")] += 1
+    (width, height), _ = sizes.most_common(1)[0]
+    text = f"{width} × {height} pixels"
+    if len(sizes) > 1:
+        text = f"{len(sizes)} sizes, most often {text}"
+    return ImageFiles(
+        sizes=text,
+        channels=3 if colours[True] else 1,
         side=min(width, height),
         square=set(sizes) == {(width, width)},
-        read=read,
         digest=digest.hexdigest(),
     )
 
 
 def image_pixels(path: Path, size: Size, channels: int) -> Pixels:
     """The pixels of one image file, (1, channels, height, width)."""
-    return _file_pixels(path, size, channels)[None]
+    return file_pixels(path, size, channels)[None]
 
 
 def _height_and_width(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def _file_pixels(path: Path, size: Size, channels: int) -> Pixels:
+def file_pixels(path: Path, size: Size, channels: int) -> Pixels:
+    """The pixels of one image file, (channels, height, width)."""
     image = open_image(path, _read_bytes(path))
     try:
         if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip to 8 bits

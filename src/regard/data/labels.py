@@ -24,7 +24,8 @@ NumberedRow = tuple[str, Sequence[str], Sequence[str]]  # location in a file, pa
 class LabelledText:
     """Texts in parts, each part with its class.
 
-    Of kind "labels", a text has one part; of kind "tags", each word is a part.
+    Of kind "labels", a text has one part, or two (premise and hypothesis) that share one class; of
+    kind "tags", each word is a part.
     """
 
     kind: LabelKind
@@ -42,11 +43,17 @@ class LabelledText:
         lines = []
         for parts, classes in self.rows[:count]:
             names = [self.class_names[number] for number in classes]
+            if self.kind == "labels":
+                lines.append(f"{' | '.join(map(preview, parts))} → {names[0]}")
+                continue
             tagged = " ".join(f"{part}/{name}" for part, name in zip(parts, names, strict=True))
-            lines.append(
-                f"{preview(parts[0])} → {names[0]}" if self.kind == "labels" else preview(tagged)
-            )
+            lines.append(preview(tagged))
         return lines
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether a class belongs to two texts."""
+        return self.kind == "labels" and len(self.rows[0][0]) == 2
 
     def texts(self) -> list[str]:
         """The texts, their parts joined by spaces."""
@@ -135,10 +142,12 @@ def from_rows(
             f"{name}: every {'text' if kind == 'labels' else 'word'} has the same class, "
             f"{min(distinct)!r}; classification needs two or more"
         )
+    paired = kind == "labels" and len(labelled[0][0]) == 2
     names = tuple(sorted(distinct, key=lambda label: (_number_or_minus_1(label), label)))
     ids = {label: id for id, label in enumerate(names)}
     numbered = [(parts, tuple(ids[label] for label in labels)) for parts, labels in labelled]
-    description = f"{kind}, {len(labelled):,} texts, {len(names)} classes, {source_format}"
+    texts = "pairs of texts" if paired else "texts"
+    description = f"{kind}, {len(labelled):,} {texts}, {len(names)} classes, {source_format}"
     return LabelledText(kind, name, description, numbered, names)
 
 
@@ -149,15 +158,16 @@ def _number_or_minus_1(label: str) -> int:
 def from_table(table: Table, roles: Roles) -> LabelledText:
     """The texts of a table and their labels, or the words of a table and their tags."""
     kind: LabelKind = "labels" if roles.kind == "labels" else "tags"
-    text, label = (table.column(name) for name in roles.columns.values())
+    *texts, label = (table.column(name) for name in roles.columns.values())
 
     def rows() -> Iterator[NumberedRow]:
         for number, row in table.rows():
             place = table.position(number)
             if kind == "tags":
-                yield place, _words(place, row[text]), _words(place, row[label])
+                yield place, _words(place, row[texts[0]]), _words(place, row[label])
             else:
-                yield place, [_text(place, row[text])], [_label(place, row[label])]
+                parts = [_text(place, row[text]) for text in texts]
+                yield place, parts, [_label(place, row[label])]
 
     # The columns of a table with a header need no mention where they have the usual names.
     note = "" if roles.columns == {"text": "text", "label": "label"} else roles.note
@@ -214,11 +224,12 @@ def _from_numbered(
     places: list[str] = []
     skipped, first = 0, ""
     for place, parts, labels in rows:
-        if not any(part.strip() for part in parts):
+        empty = [not part.strip() for part in parts]
+        if all(empty) or (kind == "labels" and any(empty)):
             skipped += 1
             first = first or place
             continue
-        if len(parts) != len(labels):
+        if kind == "tags" and len(parts) != len(labels):
             raise DataError(f"{place} has {len(parts)} words and {len(labels)} tags")
         if not all(label.strip() for label in labels):
             what = "label" if kind == "labels" else "tag"

@@ -47,12 +47,26 @@ LABEL = (
         "emotion",
         "polarity",
     ),
-    *("rating", "stars", "star_rating", "label_text", "label_name"),
+    *("rating", "stars", "star_rating", "label_text", "label_name", "gold_label"),
+)
+TEXT_PAIRS = (  # two texts that a class belongs to
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("question", "passage"),
+    ("question", "sentence"),
+    ("question", "context"),
 )
 WORDS = ("tokens", "words")
 TAGS = ("tags", "ner_tags", "ner", "pos_tags", "labels")
 PAIRS = (("source", "target"), ("src", "tgt"), ("input", "output"), ("prompt", "completion"))
-KNOWN_NAMES = {*TEXT, *LABEL, *WORDS, *TAGS, *(name for pair in PAIRS for name in pair)}
+KNOWN_NAMES = {
+    *TEXT,
+    *LABEL,
+    *WORDS,
+    *TAGS,
+    *(name for pair in (*PAIRS, *TEXT_PAIRS) for name in pair),
+}
 _BESIDE_TABLES = re.compile(r"(readme|licen[sc]e|dataset_?(info|dict)s?|state)(\..*)?$", re.I)
 _HEADER_NAME = re.compile(r"(?=.*[^\W\d_]).{1,40}$")  # a letter and no more than 40 characters
 _PLAIN_NAME = re.compile(r"[^\W\d][\w .()%/:-]*$")  # no sentence
@@ -434,7 +448,7 @@ def _refuse_squad(path: Path, content: dict[str, Any]) -> None:
     if _is_records(data) and all("paragraphs" in article for article in data):  # type: ignore[union-attr]
         raise DataError(
             f"{path} is SQuAD JSON (data, paragraphs, qas): questions with answer spans,\n"
-            "which no task learns from; make a table of source and target to generate answers"
+            "which are not a table; task=span learns from it"
         )
 
 

@@ -280,7 +280,7 @@ def check_prompts(prompts: Sequence[Sequence[int]], tokens: int, source: Source 
             raise ConfigError(
                 f"prompt {row} is empty; begin with the tokenizer's start id or with some text"
             )
-    if source is not None and len(source.ids) != len(prompts):
+    if source is not None and len(source.lengths) != len(prompts):
         raise ShapeError(
-            f"{len(source.ids)} sources for {len(prompts)} prompts; give one per prompt"
+            f"{len(source.lengths)} sources for {len(prompts)} prompts; give one per prompt"
         )

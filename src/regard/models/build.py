@@ -12,6 +12,12 @@ from regard.config import build, merge, to_table
 from regard.errors import CheckpointError, ConfigError, unknown
 from regard.models.autoregression import Autoregression, AutoregressionConfig
 from regard.models.bag import Bag, BagConfig
+from regard.models.captioner import (
+    Captioner,
+    CaptionerConfig,
+    RecurrentCaptioner,
+    RecurrentCaptionerConfig,
+)
 from regard.models.cbow import CBOW, CBOWConfig
 from regard.models.convolution import ConvolutionConfig, ConvolutionLM
 from regard.models.feedforward import Feedforward, FeedforwardConfig
@@ -39,6 +45,8 @@ FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "autoregression": (AutoregressionConfig, Autoregression),
     "linear": (LinearConfig, Linear),
     "vision": (VisionConfig, Vision),
+    "captioner": (CaptionerConfig, Captioner),
+    "recurrent_captioner": (RecurrentCaptionerConfig, RecurrentCaptioner),
 }
 # Larger values are typing errors; counting the parameters of such a model would take hours.
 MAX_LAYERS, MAX_MODEL_SIZE = 10_000, 1 << 24
@@ -85,7 +93,7 @@ def resolve(table: Mapping[str, Any], **facts: Any) -> ModelConfig:
 def family_of(config: ModelConfig) -> str:
     """The name of the family a configuration belongs to."""
     for name, (cls, _) in FAMILIES.items():
-        if isinstance(config, cls):
+        if type(config) is cls:
             return name
     raise ConfigError(f"{config!r:.100} is not a model configuration")
 

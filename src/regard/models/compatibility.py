@@ -46,7 +46,7 @@ def check_rules(config: Any, rules: tuple[Rule, ...]) -> None:
 
 
 # heads that need hidden states only
-READOUTS = {name: HEADS[name] for name in ("linear", "classify", "tag", "crf", "forecast")}
+READOUTS = {name: HEADS[name] for name in ("linear", "classify", "tag", "crf", "span", "forecast")}
 VECTOR_HEADS = ("forecast",)  # of models that read vectors
 
 

@@ -339,8 +339,17 @@ class SpanHead(TagHead):
         self, x: Hidden, targets: Int[Tensor, "batch 2"], *, label_smoothing: float = 0.0
     ) -> Float[Tensor, ""]:
         """The summed cross-entropy of start and end; -1 is not scored."""
-        logits = self(x).transpose(1, 2).flatten(0, 1)  # (batch * 2, time)
-        return cross_entropy(logits, targets.flatten(), label_smoothing)
+        return self.span_loss(self(x), targets, label_smoothing)
+
+    @staticmethod
+    def span_loss(
+        logits: Float[Tensor, "batch time 2"],
+        targets: Int[Tensor, "batch 2"],
+        label_smoothing: float = 0.0,
+    ) -> Float[Tensor, ""]:
+        """The summed cross-entropy of start and end, from their logits."""
+        by_side = logits.transpose(1, 2).flatten(0, 1)  # (batch * 2, time)
+        return cross_entropy(by_side, targets.flatten(), label_smoothing)
 
 
 class ForecastHead(nn.Module):

@@ -30,6 +30,29 @@ class Source:
         return Source(self.ids[rows], self.lengths[rows])
 
 
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """The images that a captioner writes about, and their numbers of cells."""
+
+    images: Float[Tensor, "batch channels height width"]
+    lengths: Int[Tensor, " batch"]
+
+    @classmethod
+    def of(cls, images: Float[Tensor, "batch channels height width"], cells: int) -> "ImageSource":
+        """Images that all have so many cells."""
+        return cls(images, torch.full((len(images),), cells, device=images.device))
+
+    def to(self, device: torch.device | str) -> "ImageSource":
+        """The source on another device; the copy does not block."""
+        return ImageSource(
+            self.images.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True)
+        )
+
+    def select(self, rows: Int[Tensor, " selected"]) -> "ImageSource":
+        """The source of these rows, in this order."""
+        return ImageSource(self.images[rows], self.lengths[rows])
+
+
 @dataclass(slots=True)
 class KVCache:
     """The keys and values of one attention layer, in preallocated buffers.

@@ -202,6 +202,10 @@ class Pipeline:
         """Metrics for short and for long texts."""
         raise ConfigError(f"there is no evaluation by length for {self.name}")
 
+    def inputs(self, config: RunConfig) -> tuple[str, ...]:
+        """What a prediction takes, by name: a text, or two, as a question and its context."""
+        return ("text",)
+
     def predict(self, run: TrainedModel, what: Any, *, top: int) -> Any:
         """The prediction of a trained model for one input (`Run.predict`)."""
         raise ConfigError(f"there is no prediction for {self.name}")

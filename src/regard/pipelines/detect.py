@@ -41,8 +41,10 @@ def open_data(
                                   hf://datasets/owner/name): labels, pairs, tags, series or
                                   text, by its columns (`data.columns.find_roles`)
         a .conll file             tags: a word and its tag on each line
+        SQuAD's JSON              spans: questions, contexts and answers; also a table of these
         a .npz file               images: arrays x and y, or images and labels
         MNIST's IDX files         images: the folder that holds them
+        images and a table        captions: a folder with the table of file names and captions
         a folder for each class   images: .png and .jpg files, by the name of their folder
         a name in BUILTINS        generated; a table gives its options
                                   (a file of such a name is opened as ./name)
@@ -50,8 +52,9 @@ def open_data(
     Each file may be gzip, with any name. The `description` of the result says what was read
     and what was skipped. `kind` is the kind of data that the task learns from: with "tags", any
     file is read as .conll; with "labels" or "series", as a table; with "text", a table that is
-    ambiguous is read as plain text. `columns` are the settings that name columns (`text`, `label`,
-    `tags`, and `columns` of a .conll file); with a path, `source` and `target` name columns too.
+    ambiguous is read as plain text. `columns` are the settings that name columns (`text`, `text2`,
+    `label`, `tags`, and `columns` of a .conll file); with a path, `source` and `target` name
+    columns too.
     """
     data = _open(path, source, target, kind, columns or {})
     return PIPELINES[data.kind].lowercase(data) if lower else data
@@ -86,7 +89,14 @@ def open_split(config: RunConfig) -> tuple[Any, Any]:
 
 def column_settings(data: DataConfig) -> dict[str, Any]:
     """The settings that name columns; `source` and `target` do where there is a path."""
-    names = ("text", "label", "tags", "columns", *(("source", "target") if data.path else ()))
+    names = (
+        "text",
+        "text2",
+        "label",
+        "tags",
+        "columns",
+        *(("source", "target") if data.path else ()),
+    )
     return {name: value for name in names if (value := getattr(data, name))}
 
 
@@ -191,6 +201,8 @@ def _reads_table(pipeline: Pipeline, place: Path, columns: Mapping[str, str]) ->
         return bool(columns) or (is_table(place) and not delimited)
     if pipeline.name == "text":
         return bool(columns) or is_table(place)
+    if pipeline.name in ("spans", "captions"):
+        return is_table(place) and not pipeline.recognizes(place)
     return pipeline.name in ("labels", "series")
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from regard.config import Choice, RunConfig, make, merge
-from regard.data.batch import Batch, TagBatch
+from regard.data.batch import Batch, LabelBatch, TagBatch
 from regard.data.columns import Roles
 from regard.data.conll import SUFFIXES
 from regard.data.labels import LabelKind, LabelledText, from_conll, from_table
@@ -40,6 +40,7 @@ from regard.pipelines.base import (
 )
 from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.pairs import pair_loader
+from regard.pipelines.text_pairs import pair_template
 from regard.pipelines.tokenizer_cache import cached_tokenizer
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, Label, Tag
@@ -111,7 +112,9 @@ class LabelsPipeline(Pipeline):
         names = task.class_names(train.class_names)
         named = train.with_class_names(names)
         weights = task.balance((c for _, classes in named.rows for c in classes), names)
-        resolved = {"names": names, **({"class_weights": weights} if weights else {})}
+        resolved: dict[str, Any] = {"names": names}
+        resolved |= {"class_weights": weights} if weights else {}
+        resolved |= {"paired": True} if train.is_paired else {}
         choice = merge({"task": config.task}, {"task": resolved})["task"]
         model = add_head(config.model, task, classes=len(names), vocab_size=tokenizers.size)
         config = replace(config, task=choice, model=describe(model))
@@ -119,7 +122,7 @@ class LabelsPipeline(Pipeline):
         task = label_task(choice)
         texts = _Texts.encode(task, named, tokenizers, model)
         loader = _loader(config, model, texts.store)
-        before, after = special_tokens(model, tokenizers)
+        special = [*_template(train, model, tokenizers)]
         unk_id = tokenizers.special_id("unk")
         if task.word_dropout and unk_id is None:
             raise ConfigError(
@@ -132,9 +135,7 @@ class LabelsPipeline(Pipeline):
             if not task.word_dropout:
                 return collated
             generator = batch_generator(config.train.seed, number)
-            dropped: Batch = task.drop_words(
-                collated, cast(int, unk_id), [*before, *after], generator
-            )
+            dropped: Batch = task.drop_words(collated, cast(int, unk_id), special, generator)
             return dropped
 
         description = [
@@ -197,7 +198,8 @@ class LabelsPipeline(Pipeline):
         lines = []
         rows = data.validation_data.rows[:SAMPLE_TEXTS]
         texts = [" ".join(parts) for parts, _ in rows]
-        predictions = predict_classes(model, task, tokenizer, texts)
+        inputs = [parts for parts, _ in rows] if data.validation_data.is_paired else texts
+        predictions = predict_classes(model, task, tokenizer, inputs)
         for text, (_, classes), answers in zip(texts, rows, predictions, strict=True):
             predicted = [name for ((name, _),) in answers]
             true = [task.names[number] for number in classes]
@@ -224,7 +226,14 @@ class LabelsPipeline(Pipeline):
     def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[Classes]:
         """The classes of several texts, in batches of similar length."""
         task, tokenizer = label_task(run.config.task), cast(Tokenizer, run.tokenizers)
-        return predict_classes(run.model, task, tokenizer, list(map(str, inputs)), top)
+        texts = [item if isinstance(item, tuple) else str(item) for item in inputs]
+        return predict_classes(run.model, task, tokenizer, texts, top)
+
+    def inputs(self, config: RunConfig) -> tuple[str, ...]:
+        """A text, or two if the classes of the training data belong to two."""
+        if not label_task(config.task).paired:
+            return ("text",)
+        return str(config.data.text or "text"), str(config.data.text2 or "text2")
 
 
 class TagsPipeline(LabelsPipeline):
@@ -299,13 +308,23 @@ def _tagged_token(task: Label) -> str:
     return task.token if isinstance(task, Tag) else "last"
 
 
+def _template(data: LabelledText, model: ModelConfig, tokenizer: Tokenizer) -> set[int]:
+    """The special ids around the texts."""
+    if data.is_paired:
+        template = pair_template(model, tokenizer)
+        return {*template.before, *template.between, *template.after}
+    before, after = special_tokens(model, tokenizer)
+    return {*before, *after}
+
+
 class Encoded(NamedTuple):
     """A text as a model reads it."""
 
     ids: NDArray[np.int64]
     classes: NDArray[np.int64]
     truncated: bool  # to fit the model
-    characters: NDArray[np.uint8] | None  # of the word of each token, if the model reads them
+    characters: NDArray[np.uint8] | None = None  # of the word of each token, if a model reads them
+    begin: int = 0  # of two texts, the position at which the second begins
 
 
 def encode(
@@ -316,6 +335,9 @@ def encode(
     A labelled text has one class. In a tagged text the first or the last `token` of a word has the
     class of the word, and the other tokens have -1.
     """
+    if data.is_paired:
+        yield from _encode_pairs(data, tokenizer, model)
+        return
     before, after = special_tokens(model, tokenizer)
     room = model.context - len(before) - len(after)
     if room < 1:
@@ -341,7 +363,7 @@ def encode(
             targets += [number, *others] if token == "first" else [*others, number]
         whole = np.array([*before, *ids[:room], *after])
         if data.kind == "labels":
-            yield Encoded(whole, np.array(classes), len(ids) > room, None)
+            yield Encoded(whole, np.array(classes), len(ids) > room)
             continue
         tags = np.array([*[IGNORED] * len(before), *targets[:room], *[IGNORED] * len(after)])
         characters = None
@@ -351,14 +373,42 @@ def encode(
         yield Encoded(whole, tags, len(ids) > room, characters)
 
 
+def _encode_pairs(
+    data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
+) -> Iterator[Encoded]:
+    """Both texts of each row; the longer one is truncated first."""
+    template = pair_template(model, tokenizer)
+    room = model.context - template.special
+    if room < 2:
+        raise ConfigError(
+            f"model.context={model.context} has no room for two texts beside special tokens; "
+            "set a larger model.context"
+        )
+    sides = [tokenizer.encode_batch([parts[side] for parts, _ in data.rows]) for side in (0, 1)]
+    for a, b, (_, classes) in zip(*sides, data.rows, strict=True):
+        a, b = a or [tokenizer.stop_id], b or [tokenizer.stop_id]
+        kept = min(len(a), max(room - len(b), (room + 1) // 2))
+        ids, begin = template.join(a[:kept], b[: room - kept])
+        yield Encoded(ids, np.array(classes), len(a) + len(b) > room, begin=begin)
+
+
 @torch.no_grad()
 def predict_classes(
-    model: nn.Module, task: Label, tokenizer: Tokenizer, texts: Sequence[str], top: int = 1
+    model: nn.Module,
+    task: Label,
+    tokenizer: Tokenizer,
+    texts: Sequence[str | tuple[str, ...]],
+    top: int = 1,
 ) -> list[Classes]:
-    """For each text, the likeliest classes of it or of each of its words."""
-    require_texts(texts)
-    parts = [tuple(text.split()) if task.predicts_words else (text,) for text in texts]
-    rows = [(row, (0,) * len(row)) for row in parts]
+    """For each text, or pair of texts, the likeliest classes of it or of each of its words."""
+    whole = [(text,) if isinstance(text, str) else text for text in texts]
+    if len({len(row) for row in whole}) > 1 or any(len(row) > 2 for row in whole):
+        raise ConfigError("an input is a text, or a tuple of two texts; give only one of these")
+    if task.paired and len(whole[0]) == 1:
+        raise ConfigError(f"an input of this run is a tuple of two texts, not {texts[0]!r}")
+    require_texts([part for row in whole for part in row])
+    parts = [tuple(row[0].split()) for row in whole] if task.predicts_words else whole
+    rows = [(row, (0,) * (len(row) if task.predicts_words else 1)) for row in parts]
     kind = cast(LabelKind, task.data_kind)
     unlabelled = LabelledText(kind, "text", "", rows, tuple(task.names))
     encoded = _Texts.encode(task, unlabelled, tokenizer, cast(ModelConfig, model.config))
@@ -380,6 +430,7 @@ class _Texts:
     store: PairStore
     characters: list[NDArray[np.uint8]] | None  # of the words of each text
     truncated: int  # how many texts
+    begins: list[int] | None  # of pairs, where the second text begins, if the model has segments
 
     @classmethod
     def encode(
@@ -394,7 +445,9 @@ class _Texts:
         sides = *side([row.ids for row in rows]), *side([row.classes for row in rows])
         characters = [row.characters for row in rows if row.characters is not None]
         truncated = sum(row.truncated for row in rows)
-        return cls(PairStore(*sides, data.fingerprint()), characters or None, truncated)
+        segmented = data.is_paired and pair_template(model, tokenizer).segmented
+        begins = [row.begin for row in rows] if segmented else None
+        return cls(PairStore(*sides, data.fingerprint()), characters or None, truncated, begins)
 
     def batch(
         self, task: Label, rows: Sequence[int], width: int, generator: torch.Generator
@@ -403,6 +456,12 @@ class _Texts:
         texts = [self.store.source(row) for row in rows]
         classes = [self.store.target(row) for row in rows]
         batch = task.collate((texts, classes, width), generator)
+        if self.begins is not None:
+            begins = torch.tensor([self.begins[row] for row in rows]).unsqueeze(1)
+            lengths = cast(LabelBatch, batch).lengths.unsqueeze(1)
+            positions = torch.arange(width)
+            segments = ((positions >= begins) & (positions < lengths)).long()
+            return replace(cast(LabelBatch, batch), segments=segments)
         if self.characters is None:
             return batch
         characters = torch.zeros(len(rows), width, BYTES, dtype=torch.uint8)

@@ -1,10 +1,12 @@
 """The table of pipelines: one entry for each kind of data."""
 
 from regard.pipelines.base import Pipeline
+from regard.pipelines.captions import CaptionsPipeline
 from regard.pipelines.images import ImagesPipeline
 from regard.pipelines.labels import LabelsPipeline, TagsPipeline
 from regard.pipelines.pairs import PairsPipeline
 from regard.pipelines.series import SeriesPipeline
+from regard.pipelines.spans import SpansPipeline
 from regard.pipelines.text import TextPipeline
 
 # `detect` calls `recognizes` from the last entry to the first: text accepts every file, so it is
@@ -16,4 +18,6 @@ PIPELINES: dict[str, Pipeline] = {
     "labels": LabelsPipeline(),
     "images": ImagesPipeline(),
     "tags": TagsPipeline(),
+    "spans": SpansPipeline(),
+    "captions": CaptionsPipeline(),
 }

@@ -1,6 +1,7 @@
 """Tasks: what a model is trained for and how it is evaluated."""
 
 from regard.tasks.base import Task
+from regard.tasks.caption import Caption
 from regard.tasks.causal import Causal
 from regard.tasks.cbow import CBOWTask
 from regard.tasks.classify import Classify
@@ -8,6 +9,7 @@ from regard.tasks.forecast import Forecast
 from regard.tasks.label import Label
 from regard.tasks.masked import Masked
 from regard.tasks.seq2seq import Seq2Seq
+from regard.tasks.span import Span
 from regard.tasks.tag import Tag
 
 # Tasks by the name that `task` takes.
@@ -19,18 +21,22 @@ TASKS: dict[str, type[Task]] = {
     "classify": Classify,
     "label": Label,
     "tag": Tag,
+    "span": Span,
+    "caption": Caption,
     "forecast": Forecast,
 }
 
 __all__ = [
     "TASKS",
     "CBOWTask",
+    "Caption",
     "Causal",
     "Classify",
     "Forecast",
     "Label",
     "Masked",
     "Seq2Seq",
+    "Span",
     "Tag",
     "Task",
 ]

@@ -29,6 +29,7 @@ class Task:
     loss_name: ClassVar[str] = "nats per target"  # what `loss` is, on the axis of a picture
     target_name: ClassVar[str] = "targets"  # the targets of an evaluation, in messages
     best_metric: ClassVar[str] = "loss"  # the metric that picks the best weights by default
+    source_kind: ClassVar[str] = "text"  # what an encoder-decoder encodes: text or images
     predicts_words: ClassVar[bool] = False  # `Run.predict` gives one answer per word of a text
 
     def collate(self, examples: Any, generator: torch.Generator) -> Batch:
@@ -67,6 +68,12 @@ class Task:
             raise ConfigError(
                 f"needs a model of shape {accepted}, not {shape!r}; "
                 "choose another model.preset or model.shape"
+            )
+        source_kind = getattr(model, "source_kind", "text")
+        if source_kind != self.source_kind:
+            raise ConfigError(
+                f"needs a model that reads {self.source_kind}, not {source_kind}; choose another "
+                "model.preset or model.family"
             )
         if getattr(model, "characters", 0) and self.data_kind != "tags":
             raise ConfigError(

@@ -72,8 +72,7 @@ class Classify(Task):
         self, images: UInt8[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels height width"]:
         """Pixel values centred and scaled per channel."""
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return (images.float() / 255 - mean) / std
+        return normalize_pixels(images, self.mean, self.std)
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy; smoothed while training."""
@@ -112,6 +111,14 @@ class Classify(Task):
     def tokens_read(self, batch: ImageBatch, context: int) -> int:
         """All patches of all images."""
         return len(batch.targets) * context
+
+
+def normalize_pixels(
+    images: UInt8[Tensor, "batch channels height width"], mean: list[float], std: list[float]
+) -> Float[Tensor, "batch channels height width"]:
+    """(c / 255 - mean) / std of pixel values c, per channel."""
+    centre, scale = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+    return (images.float() / 255 - centre) / scale
 
 
 def random_shift(

@@ -23,7 +23,8 @@ Classes = tuple[NDArray[np.int64], NDArray[np.int64]]  # predicted, true
 class Label(Task):
     r"""P(class | text): cross-entropy of the class, with label smoothing.
 
-    The model reads the whole text; its head reads one state or pools all of them.
+    The model reads the whole text, or two texts (`pipelines.text_pairs`), as premise and
+    hypothesis; its head reads one state or pools all of them.
     """
 
     data_kind: ClassVar[str] = "labels"
@@ -39,6 +40,7 @@ class Label(Task):
     # in training, factors of the loss of each class, in the order of `names`; "balanced":
     # texts / (classes · texts of the class), so that all classes count the same
     class_weights: Literal["balanced"] | list[float] = field(default_factory=list)
+    paired: bool = False  # whether a class belongs to two texts, as in the training data
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)
@@ -71,7 +73,8 @@ class Label(Task):
 
     def logits(self, model: nn.Module, batch: Any) -> Float[Tensor, "batch *time classes"]:
         """The logits of the classes."""
-        x = model(batch.ids, lengths=batch.lengths)
+        extra = {} if batch.segments is None else {"segments": batch.segments}
+        x = model(batch.ids, lengths=batch.lengths, **extra)
         logits: Tensor = model.head(x, batch.lengths)  # type: ignore[operator]
         return logits
 

@@ -28,7 +28,7 @@ def mean_loss(task: Any, model: nn.Module, batches: Iterable[Any]) -> float:
 def better(name: str, new: Mapping[str, float], old: Mapping[str, float]) -> bool:
     """Whether the metric `name` improved, or, where it is the same, the loss.
 
-    Higher is better for accuracy and F1, lower for all others.
+    Higher is better for accuracy, F1 and exact match, lower for all others.
 
     >>> better("loss", {"loss": 0.9}, {"loss": 1.0})
     True
@@ -39,7 +39,8 @@ def better(name: str, new: Mapping[str, float], old: Mapping[str, float]) -> boo
         return True
     if new[name] == old[name] and "loss" in new:
         return new["loss"] < old["loss"]
-    return new[name] > old[name] if name.endswith(("accuracy", "f1")) else new[name] < old[name]
+    higher = name.endswith(("accuracy", "f1", "exact_match"))
+    return new[name] > old[name] if higher else new[name] < old[name]
 
 
 def perplexity(loss: float) -> float:
@@ -59,20 +60,23 @@ def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 
 def bleu(
-    hypotheses: Sequence[str], references: Sequence[str], *, lower: bool = False
+    hypotheses: Sequence[str], *references: Sequence[str], lower: bool = False
 ) -> tuple[float, str]:
-    """Corpus BLEU by sacreBLEU, and its signature, which states the variant."""
+    """Corpus BLEU by sacreBLEU, and its signature, which states the variant.
+
+    Several `references` are lists with one reference of each hypothesis.
+    """
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU(lowercase=lower)
-    score = metric.corpus_score(list(hypotheses), [list(references)]).score
+    score = metric.corpus_score(list(hypotheses), list(map(list, references))).score
     return float(score), str(metric.get_signature())
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+def chrf(hypotheses: Sequence[str], *references: Sequence[str]) -> tuple[float, str]:
     """Corpus chrF by sacreBLEU, and its signature."""
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF()
-    score = metric.corpus_score(list(hypotheses), [list(references)]).score
+    score = metric.corpus_score(list(hypotheses), list(map(list, references))).score
     return float(score), str(metric.get_signature())

@@ -84,7 +84,15 @@ class Seq2Seq(Task):
     ) -> PairBatch:
         """Sources, targets shifted right after START, and the target of each position."""
         sources, sentences, width = examples
-        width, first = width + self.prefix_length, len(self.prefix_ids)
+        width = width + self.prefix_length
+        ids, targets = self.shift(sentences, width)
+        return PairBatch(self.source(sources, width), ids, targets)
+
+    def shift(
+        self, sentences: Sequence[np.ndarray], width: int
+    ) -> tuple[Int[Tensor, "batch time"], Int[Tensor, "batch time"]]:
+        """What the decoder reads, and the target of each position, padded to `width`."""
+        first = len(self.prefix_ids)
         ids = np.zeros((len(sentences), width), dtype=np.int64)
         targets = np.full((len(sentences), width), IGNORED, dtype=np.int64)
         for row, target, sentence in zip(ids, targets, sentences, strict=True):
@@ -94,9 +102,7 @@ class Seq2Seq(Task):
             target[first:end] = sentence
             target[end] = self.stop_id
             row[1 : end + 1] = target[:end]
-        return PairBatch(
-            self.source(sources, width), torch.from_numpy(ids), torch.from_numpy(targets)
-        )
+        return torch.from_numpy(ids), torch.from_numpy(targets)
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy of the target; smoothed while training.

@@ -140,6 +140,17 @@ class Tokenizer:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode_with_offsets(
+        self, texts: Sequence[str]
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The ids of texts, and for each id the characters of the text that it stands for."""
+        for text in texts:
+            check_text(text)
+        self._encode_pace.check(self._encode, max(texts, key=len, default=""))
+        with as_checkpoint_error(FAILURE):
+            encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
+
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         """The ids of a text as an array; for characters one vectorised table lookup.
 

@@ -190,7 +190,37 @@ def _linear(config: Any) -> Lines:
     return [*_input("values"), *_in_stream([part], WIDTH), *_output("the next values")]
 
 
+def _recurrent_captioner(config: Any) -> Lines:
+    kind, options = kind_of(config.cell)
+    cell = f"{CELLS.get(kind, kind)}{_format_options(options)} {config.dim:,}"
+    score, score_options = kind_of(config.score)
+    hard = "" if config.hard is None else f", hard ({config.hard})"
+    details = f"{score}{_format_options(score_options)}{hard}; {config.placement}"
+    parts = [
+        *_cells(config),
+        *([f"{config.encoder_layers} × convolution 3 × 3"] if config.encoder_layers else []),
+        f"target ids: embedding {config.vocab_size:,} × {config.dim:,}",
+        f"decoder: {config.layers} × {cell}, initial state from the mean of the cells",
+        f"attention to the cells: {details}",
+        _head(config),
+    ]
+    return [
+        *_input(f"image of {config.image_size} × {config.image_size}, and target ids"),
+        *_in_stream(parts, WIDTH),
+        *_output("logits of the next token"),
+    ]
+
+
+def _cells(config: Any) -> list[Part]:
+    """How an image becomes vectors."""
+    how = "convolutions 3 × 3, stride 2" if config.features == "convolution" else "linear"
+    grid = f"{config.grid} × {config.grid} cells of {config.patch} × {config.patch} pixels"
+    return [f"{grid}: {how} → {config.dim:,}"]
+
+
 DIAGRAMS: dict[str, Callable[[Any], Lines]] = {
+    "captioner": _transformer,
+    "recurrent_captioner": _recurrent_captioner,
     "transformer": _transformer,
     "vision": _vision,
     "recurrent": _recurrent,
@@ -210,6 +240,8 @@ def _column(config: Any, side: str, width: int) -> Lines:
     """One stack with its embedding and head."""
     both = config.shape == "encoder-decoder"
     ids = ("source ids" if side == "encoder" else "target ids") if both else _read(config)
+    if side == "encoder" and getattr(config, "source_kind", "text") == "images":
+        ids = f"image of {config.image_size} × {config.image_size}"
     is_source = both and side == "encoder"
     after = [*_final_norm(config), *([] if is_source else [_head(config)])]
     return [
@@ -238,6 +270,8 @@ def _lookup(config: Any) -> Part:
 def _embedding(config: Any, is_source: bool) -> list[Part]:
     vocab = (config.source_vocab_size if is_source else None) or config.vocab_size
     table = config.embed_dim or config.dim
+    if is_source and getattr(config, "source_kind", "text") == "images":
+        return [*_cells(config), *_added_position(config)]
     parts = [_lookup(config)] if config.inputs else [f"embedding {vocab:,} × {table:,}"]
     if config.embed_scaled:
         parts[0] += f", times sqrt({config.dim if config.factored == 'tokens' else table:,})"

@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 from regard.models.autoregression import AutoregressionConfig
 from regard.models.bag import BagConfig
+from regard.models.captioner import CaptionerConfig, RecurrentCaptionerConfig
 from regard.models.cbow import CBOWConfig
 from regard.models.convolution import ConvolutionConfig
 from regard.models.feedforward import FeedforwardConfig
 from regard.models.hmm import HMMConfig
 from regard.models.linear import LinearConfig
 from regard.models.ngram import NGramConfig
-from regard.models.presets import classical, gpt, vaswani, vit
+from regard.models.presets import captioners, classical, gpt, vaswani, vit
 from regard.models.presets.bert import ENCODERS
 from regard.models.presets.decoders import DECODERS
 from regard.models.presets.large_decoders import LARGE_DECODERS
@@ -37,6 +38,8 @@ ModelConfig = (
     | AutoregressionConfig
     | LinearConfig
     | VisionConfig
+    | CaptionerConfig
+    | RecurrentCaptionerConfig
 )
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
@@ -55,6 +58,8 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "vit-l16": vit.vit_l16,
     "vit-h14": vit.vit_h14,
     "tiny-vit": vit.tiny_vit,
+    "tiny-captioner": captioners.tiny_captioner,
+    "show-attend-tell": captioners.show_attend_tell,
     **RECURRENT,
     **SEQ2SEQ,
     "bag": classical.bag,

@@ -1,0 +1,228 @@
+"""Images with captions: files that a table names, or generated ones."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data.columns import Roles, find_roles
+from regard.data.images import (
+    IMAGE_SUFFIXES,
+    Pixels,
+    Size,
+    channel_statistics,
+    file_pixels,
+    resize,
+    survey_files,
+)
+from regard.data.tables import SUFFIXES, Table, read_table
+from regard.data.text_files import preview, suffix
+from regard.data.validation_split import hash_threshold, row_hash
+from regard.errors import DataError
+
+Box = tuple[int, int, int, int]  # first row and column of pixels, and those after the last
+
+
+@dataclass(frozen=True, slots=True)
+class Captions:
+    """Images, each with one or more captions; `read(rows, size)` returns pixels."""
+
+    kind: ClassVar[str] = "captions"
+    name: str
+    description: str
+    captions: Sequence[tuple[str, ...]] = field(repr=False)  # of each image
+    groups: Sequence[str] = field(repr=False)  # a group is on one side of a split
+    channels: int
+    side: int  # the most frequent height or width, whichever is less
+    read: Callable[[NDArray[np.int64], Size], Pixels] = field(repr=False)
+    digest: str = field(repr=False)
+    # for each image, where what a word of its caption names is: word number → box
+    regions: Sequence[Mapping[int, Box]] | None = field(default=None, repr=False)
+    train: "Captions | None" = field(default=None, repr=False)  # of validation data
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table, by role
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def first_rows(self, count: int) -> list[str]:
+        """The first captions."""
+        return [" | ".join(map(preview, captions)) for captions in self.captions[:count]]
+
+    def texts(self) -> list[str]:
+        """All captions."""
+        return [caption for captions in self.captions for caption in captions]
+
+    def split(self, fraction: float, seed: int) -> tuple["Captions", "Captions"]:
+        """Training images, and about a `fraction` of the groups for validation."""
+        hashes = np.array([row_hash(seed, group) for group in self.groups], np.uint64)
+        threshold = hash_threshold(
+            list(map(int, hashes)),
+            fraction,
+            f"{self.name}: all {len(self)} images are of one group, so they cannot be split;"
+            "\ngive more images, or a separate validation file",
+        )
+        chosen = hashes < threshold
+        count = int(chosen.sum())
+        train = self.subset(
+            np.flatnonzero(~chosen), f"{self.description}; {len(self) - count:,} for training"
+        )
+        grouped = "" if len({*self.groups}) == len(self) else ", with groups of their own"
+        note = f"{count:,} of the {len(self):,} images{grouped}"
+        return train, replace(self.subset(np.flatnonzero(chosen), note), train=train)
+
+    def subset(self, rows: NDArray[np.int64], description: str) -> "Captions":
+        """The images of these rows."""
+        return replace(
+            self,
+            description=description,
+            captions=[self.captions[row] for row in rows],
+            groups=[self.groups[row] for row in rows],
+            regions=None if self.regions is None else [self.regions[row] for row in rows],
+            read=lambda chosen, size: self.read(rows[chosen], size),
+            digest=hashlib.sha256(json.dumps([self.digest, rows.tolist()]).encode()).hexdigest(),
+        )
+
+    def lowercase(self) -> "Captions":
+        """The same images, with captions in lower case."""
+        captions = [tuple(map(str.lower, row)) for row in self.captions]
+        return replace(self, captions=captions, description=f"{self.description}, in lower case")
+
+    def note_overlap(self, train: "Captions") -> "Captions":
+        """These validation images; the description says if they are the training images."""
+        with_train = replace(self, train=train)
+        if self.digest != train.digest:
+            return with_train
+        note = f"overlap: all {len(self):,} images are in the training data"
+        return replace(with_train, description=f"{self.description}; {note}")
+
+    def fingerprint(self) -> str:
+        """A sha256 of the content."""
+        content = json.dumps([self.digest, list(self.captions)]).encode()
+        return hashlib.sha256(content).hexdigest()
+
+    def statistics(self, size: Size) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of each channel, of values from 0 to 1."""
+        return channel_statistics(self.read, len(self), self.channels, size)
+
+
+def from_pixels(
+    name: str,
+    description: str,
+    pixels: Pixels,
+    captions: Sequence[tuple[str, ...]],
+    regions: Sequence[Mapping[int, Box]] | None = None,
+) -> Captions:
+    """Images in memory, with their captions."""
+    return Captions(
+        name=name,
+        description=f"captions, {len(captions):,} images, {description}",
+        captions=captions,
+        groups=[str(number) for number in range(len(captions))],
+        channels=pixels.shape[1],
+        side=min(pixels.shape[2:]),
+        read=lambda rows, size: resize(pixels[rows], size),
+        digest=hashlib.sha256(np.ascontiguousarray(pixels).data).hexdigest(),
+        regions=regions,
+    )
+
+
+def caption_table(folder: Path) -> Path | None:
+    """The one table in a folder of images that names them with captions, or None."""
+    if not folder.is_dir():
+        return None
+    files = [file for file in sorted(folder.iterdir()) if not file.name.startswith(".")]
+    tables = [file for file in files if file.is_file() and suffix(file) in SUFFIXES]
+    if len(tables) != 1 or len(files) < 2:
+        return None
+    try:
+        return tables[0] if find_roles(read_table(tables[0]), {}, "captions") else None
+    except DataError:
+        return None
+
+
+def from_folder(folder: Path) -> Captions:
+    """A folder of images with one table of their file names and captions."""
+    path = caption_table(folder)
+    assert path is not None
+    table = read_table(path)
+    roles = find_roles(table, {}, "captions")
+    assert roles is not None
+    return replace(from_table(table, roles), name=folder.resolve().name)
+
+
+def from_table(table: Table, roles: Roles) -> Captions:
+    """The images that a table names, relative to its folder, and their captions."""
+    folder = Path(table.path).parent
+    found: dict[Path, list[str]] = {}
+    groups: dict[Path, str] = {}
+    places: dict[Path, str] = {}
+    for place, file, captions, group in _rows(table, roles):
+        path = _image_path(folder, place, file)
+        found.setdefault(path, []).extend(captions)
+        groups.setdefault(path, str(path) if group is None else group)
+        places.setdefault(path, place)
+    if not found:
+        raise DataError(f"{table.path} has no image with a caption")
+    paths = list(found)
+    files = survey_files(paths, [path.name for path in paths], [*places.values()])
+
+    def read(rows: NDArray[np.int64], size: Size) -> Pixels:
+        return np.stack([_pixels(paths[row], size) for row in rows])
+
+    def _pixels(path: Path, size: Size) -> Pixels:
+        try:
+            return file_pixels(path, size, files.channels)
+        except DataError as error:
+            raise DataError(f"{places[path]}: {error}") from None
+
+    several = sum(map(len, found.values()))
+    note = f"; {several:,} captions" if several > len(paths) else ""
+    grouped = f"; {len({*groups.values()}):,} groups" if "group" in roles.columns else ""
+    colour = "in colour" if files.channels == 3 else "grey"
+    return Captions(
+        name=table.name,
+        description=f"captions, {len(paths):,} images, {files.sizes}, {colour}, "
+        f"{table.format}{roles.note}{note}{grouped}",
+        captions=[tuple(captions) for captions in found.values()],
+        groups=[groups[path] for path in paths],
+        channels=files.channels,
+        side=files.side,
+        read=read,
+        digest=files.digest,
+        columns={role: name for role, name in roles.to_save.items() if role != "group"},
+    )
+
+
+def _rows(table: Table, roles: Roles) -> Iterator[tuple[str, str, list[str], str | None]]:
+    """Place, file name, captions and group of each row; a row without one of them is refused."""
+    column = {role: table.column(name) for role, name in roles.columns.items()}
+    for number, cells in table.rows():
+        if not any(cells):
+            continue  # an empty line
+        place, file, captions = (
+            table.position(number),
+            cells[column["source"]],
+            cells[column["target"]],
+        )
+        if not isinstance(file, str) or not file.strip():
+            raise DataError(f"{place}: the caption {preview(str(captions))} has no image")
+        texts = captions if isinstance(captions, list) else [captions]
+        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise DataError(f"{place}: the image {file} has no caption")
+        group = cells[column["group"]] if "group" in column else None
+        yield place, file, [text.strip() for text in texts], None if group is None else str(group)
+
+
+def _image_path(folder: Path, place: str, file: str) -> Path:
+    candidates = [folder / file, folder / "images" / file]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
+        raise DataError(f"{place}: there is no image {folder / file}")
+    if suffix(path) not in IMAGE_SUFFIXES:
+        raise DataError(f"{place}: {path} is not an image ({' '.join(IMAGE_SUFFIXES)})")
+    return path

@@ -1,0 +1,257 @@
+"""Questions about texts, whose answers are spans of the texts: SQuAD's JSON, and tables."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from regard.data.columns import Roles
+from regard.data.tables import Table
+from regard.data.text_files import open_bytes, preview, scan, stem, suffix
+from regard.data.validation_split import hash_threshold, row_hash
+from regard.errors import DataError
+
+HEAD_BYTES = 1 << 16  # of a file, in which SQuAD's key "paragraphs" occurs
+_PARAGRAPHS = re.compile(rb'"paragraphs"\s*:')
+
+Answer = tuple[str, int]  # its text, and the index of its first character in the context
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about a context, and its answers; none if the context does not answer it."""
+
+    id: str
+    text: str
+    context: str
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Questions with the spans that answer them."""
+
+    name: str
+    description: str
+    rows: Sequence[Question] = field(repr=False)
+    kind = "spans"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def first_rows(self, count: int) -> list[str]:
+        """The first questions with their answers, as a reader would check them."""
+        return [
+            f"{preview(row.text)} → {preview(row.answers[0][0]) if row.answers else 'no answer'}"
+            for row in self.rows[:count]
+        ]
+
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether some questions have no answer (SQuAD 2.0)."""
+        return not all(row.answers for row in self.rows)
+
+    def texts(self) -> list[str]:
+        """All questions, and every context once."""
+        return [*(row.text for row in self.rows), *dict.fromkeys(row.context for row in self.rows)]
+
+    def split(self, fraction: float, seed: int) -> tuple["Questions", "Questions"]:
+        """Training questions, and about a `fraction` of the contexts for validation.
+
+        All questions about a context are on the same side.
+        """
+        hashes = {context: row_hash(seed, context) for context in {r.context for r in self.rows}}
+        threshold = hash_threshold(
+            [*hashes.values()],
+            fraction,
+            f"{self.name}: all {len(self)} questions have the same context, so they cannot be "
+            "split;\ngive more contexts, or a separate validation file",
+        )
+        train = [row for row in self.rows if hashes[row.context] >= threshold]
+        validation = [row for row in self.rows if hashes[row.context] < threshold]
+        counts = f"{len(validation):,} of the {len(self):,} questions, with contexts of their own"
+        return (
+            replace(
+                self, rows=train, description=f"{self.description}; {len(train):,} for training"
+            ),
+            replace(self, rows=validation, description=counts),
+        )
+
+    def lowercase(self) -> "Questions":
+        """The same questions and contexts in lower case."""
+        rows = [
+            replace(
+                row,
+                text=row.text.lower(),
+                context=_lower(row.context),
+                answers=tuple((_lower(text), start) for text, start in row.answers),
+            )
+            for row in self.rows
+        ]
+        return replace(self, rows=rows, description=f"{self.description}, in lower case")
+
+    def note_overlap(self, train: "Questions") -> "Questions":
+        """These validation questions; the description says how many contexts are trained on."""
+        known = {row.context for row in train.rows}
+        count = sum(row.context in known for row in self.rows)
+        if not count:
+            return self
+        note = (
+            f"overlap: {count:,} of the {len(self):,} questions have a context that is trained on"
+        )
+        return replace(self, description=f"{self.description}; {note}")
+
+    def fingerprint(self) -> str:
+        """A sha256 of the content."""
+        digest = hashlib.sha256(b"spans")
+        for row in self.rows:
+            content = [row.id, row.text, row.context, row.answers]
+            digest.update(json.dumps(content).encode())
+        return digest.hexdigest()
+
+
+def _lower(text: str) -> str:
+    """Lower case, character by character, so that all offsets stay."""
+    return "".join(low if len(low := char.lower()) == 1 else char for char in text)
+
+
+def is_squad(path: Path) -> bool:
+    """Whether a file is JSON as SQuAD has it: data, paragraphs, qas."""
+    if path.is_dir() or suffix(path) != ".json":
+        return False
+    try:
+        with open_bytes(path) as stream:
+            return _PARAGRAPHS.search(stream.read(HEAD_BYTES)) is not None
+    except (OSError, EOFError):
+        return False  # reported where it is read
+
+
+def from_squad(path: Path) -> Questions:
+    """The questions of a file in SQuAD's format, version 1.1 or 2.0."""
+    scanned = scan(path)
+    with open_bytes(path) as stream:
+        stream.seek(scanned.start)
+        try:
+            content = json.loads(stream.read().decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path} is not JSON: {error}") from None
+    version = content.get("version") if isinstance(content, dict) else None
+    format = "SQuAD JSON" + (f", version {preview(str(version))}" if version else "")
+    return _check(stem(path), str(path), format, _squad_rows(str(path), content))
+
+
+Row = tuple[str, str, Any, Any, Any]  # place, id, question, context, answers
+
+
+def _squad_rows(path: str, content: Any) -> Iterator[Row]:
+    for a, article in enumerate(_list(path, content, "data"), 1):
+        where = f"{path}, article {a}"
+        for p, paragraph in enumerate(_list(where, article, "paragraphs"), 1):
+            place = f"{where}, paragraph {p}"
+            for q, item in enumerate(_list(place, paragraph, "qas"), 1):
+                name = f"{place}, question {q}"
+                if not isinstance(item, dict):
+                    raise DataError(f"{name} is not an object: {preview(str(item))}")
+                id = str(item.get("id", f"{a}-{p}-{q}"))
+                answers = [] if item.get("is_impossible") else item.get("answers", [])
+                yield (
+                    f"{name} (id {id})",
+                    id,
+                    item.get("question"),
+                    paragraph.get("context"),
+                    answers,
+                )
+
+
+def _list(place: str, table: Any, key: str) -> list[Any]:
+    value = table.get(key) if isinstance(table, dict) else None
+    if not isinstance(value, list):
+        raise DataError(f"{place} has no list {key!r}; SQuAD's format is data, paragraphs, qas")
+    return value
+
+
+def from_table(table: Table, roles: Roles) -> Questions:
+    """The questions of a table, with the columns that `data.columns.find_roles` has found."""
+    column = {role: table.column(name) for role, name in roles.columns.items()}
+
+    def rows() -> Iterator[Row]:
+        for number, cells in table.rows():
+            answers = cells[column["answers"]]
+            if isinstance(answers, str):
+                answers = [answers] if answers.strip() else []
+            starts = cells[column["starts"]] if "starts" in column else None
+            if starts not in (None, ""):
+                starts = starts if isinstance(starts, list) else [starts]
+                if len(starts) != len(answers or []):
+                    raise DataError(
+                        f"{table.position(number)} has {len(answers or [])} answers and "
+                        f"{len(starts)} starts"
+                    )
+                pairs = zip(answers or [], starts, strict=True)
+                answers = [{"text": text, "answer_start": start} for text, start in pairs]
+            id = str(cells[column["id"]]) if "id" in column else str(number)
+            question, context = cells[column["question"]], cells[column["context"]]
+            yield table.position(number), id, question, context, answers or []
+
+    return _check(table.name, table.path, table.format + roles.note, rows())
+
+
+def _check(name: str, path: str, format: str, rows: Iterable[Row]) -> Questions:
+    """Check all rows; an answer that is not in its context is refused, a wrong start corrected."""
+    questions: list[Question] = []
+    moved, first = 0, ""
+    for place, id, question, context, answers in rows:
+        for what, value in (("question", question), ("context", context)):
+            if not isinstance(value, str) or not value.strip():
+                raise DataError(f"{place} has no {what}")
+        if not isinstance(answers, list):
+            raise DataError(f"{place}: answers are a list, not {preview(str(answers))}")
+        checked = []
+        for answer in answers:
+            text, start = _answer(place, answer)
+            found = _locate(context, text, start)
+            if found is None:
+                raise DataError(
+                    f"{place}: the answer {preview(text)} is not in its context\n{preview(context)}"
+                )
+            moved += start is not None and found != start
+            first = first or (place if start is not None and found != start else "")
+            checked.append((text, found))
+        questions.append(Question(id, question, context, tuple(checked)))
+    if not questions:
+        raise DataError(f"{path} has no question")
+    unanswered = sum(not row.answers for row in questions)
+    note = f", {unanswered:,} without an answer" if unanswered else ""
+    contexts = len({row.context for row in questions})
+    description = f"spans, {len(questions):,} questions{note}, {contexts:,} contexts, {format}"
+    if moved:
+        description += (
+            f"; {moved:,} answers are not where answer_start says and were moved to the nearest "
+            f"match (the first is {first.removeprefix(f'{path}, ')})"
+        )
+    return Questions(name, description, questions)
+
+
+def _answer(place: str, answer: Any) -> tuple[str, int | None]:
+    """The text of an answer, and where it should begin."""
+    text, start = answer, None
+    if isinstance(answer, dict):
+        text, start = answer.get("text"), answer.get("answer_start")
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(f"{place}: an answer has a text, not {preview(str(answer))}")
+    if isinstance(start, str) and start.strip().isdecimal():
+        start = int(start)
+    if start is not None and (not isinstance(start, int) or isinstance(start, bool)):
+        raise DataError(f"{place}: answer_start is a whole number, not {preview(str(start))}")
+    return text, start
+
+
+def _locate(context: str, text: str, start: int | None) -> int | None:
+    """Where an answer begins: at `start`, at the nearest match, or at the first one."""
+    if start is not None and start >= 0 and context.startswith(text, start):
+        return start
+    matches = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
+    return min(matches, key=lambda place: abs(place - (start or 0)), default=None)

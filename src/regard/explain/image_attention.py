@@ -1,0 +1,62 @@
+"""Attention over the cells of an image, drawn on the image for each word of its caption."""
+
+import base64
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+
+from regard.explain.attention_map import AttentionMap
+from regard.explain.render.figure import check_suffix, encode, new_figure, page, save, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = 6  # pictures side by side
+INCHES = 1.4  # side of a picture
+
+
+class ImageAttentionMap(AttentionMap):
+    """The attention weights of each token of a caption over the cells of its image."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return _html(self.figure())
+
+    def figure(self, head: int | None = None, *, title: str = "attention") -> "Figure":
+        """The image for each token, brighter where it attends to; the mean of the heads or one."""
+        assert self.image is not None
+        weights = self.mean() if head is None else self._heads(head)[0][0]
+        pixels = self.image.pixels.movedim(0, -1).float().cpu() / 255  # (height, width, channels)
+        pixels = pixels.expand(-1, -1, 3)
+        cells = weights.unflatten(1, self.image.grid).unsqueeze(1).cpu()
+        cells = cells / cells.amax((2, 3), keepdim=True).clamp_min(1e-9)
+        bright = F.interpolate(cells, pixels.shape[:2], mode="nearest").squeeze(1)
+        columns = min(COLUMNS, len(self.rows))
+        lines = -(-len(self.rows) // columns)
+        with style():
+            figure = new_figure(INCHES * columns, (INCHES + 0.25) * lines)
+            figure.set_label(f"{title} of each token over the image")
+            for number, (token, weight) in enumerate(zip(self.rows, bright, strict=True)):
+                axes = figure.add_subplot(lines, columns, number + 1)
+                shown = pixels * (0.25 + 0.75 * weight.unsqueeze(2))
+                axes.imshow(shown.numpy(), interpolation="nearest")
+                axes.set_title(token.strip() or repr(token))
+                axes.set_axis_off()
+        return figure
+
+    def save(self, path: Path | str, head: int | None = None, *, title: str = "attention") -> None:
+        """Write the pictures as .svg, .png, .pdf or .html, by the suffix of `path`."""
+        suffix = Path(path).suffix
+        check_suffix(suffix)
+        figure = self.figure(head, title=title)
+        if suffix == ".html":
+            save(page(title, _html(figure)).encode(), path)
+        else:
+            save(encode(figure, suffix), path)
+
+
+def _html(figure: "Figure") -> str:
+    content = base64.b64encode(encode(figure, ".png")).decode()
+    return f'<img alt="{figure.get_label()}" src="data:image/png;base64,{content}">'

@@ -1,0 +1,212 @@
+"""Captioning: an encoder of the cells of an image, and a decoder that attends to them."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.config import Choice, Settings, kind_of
+from regard.errors import ConfigError, ShapeError, unknown
+from regard.models.compatibility import SEQ2SEQ, check_rules
+from regard.models.seq2seq import EncoderDecoder, Memory
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.attention import Mask
+from regard.nn.image_features import FEATURES, CellLayer, CellPositions
+from regard.nn.recurrent import CELLS, CellState
+from regard.nn.recurrent_attention import Hard
+from regard.nn.score import SCORES
+from regard.nn.state import ImageSource
+
+Features = Literal["convolution", "patches"]
+
+
+def check_cells(config: Any) -> None:
+    """Raise if an image cannot be divided into cells."""
+    for name in ("image_size", "patch", "channels"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)} must be at least 1")
+    if config.image_size % config.patch:
+        raise ShapeError(f"patch={config.patch} must divide image_size={config.image_size}")
+    if config.features not in FEATURES:
+        raise ConfigError(unknown("features", config.features, FEATURES))
+    if config.features == "convolution" and config.patch.bit_count() != 1:
+        raise ConfigError(
+            f"patch={config.patch} must be a power of two with features='convolution', whose "
+            "layers halve the image"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class CaptionerConfig(TransformerConfig):
+    """A Transformer that writes about an image: its encoder reads the cells of the image."""
+
+    source_kind: ClassVar[str] = "images"  # the encoder reads pixels, not ids
+    shape: Literal["encoder-decoder"] = "encoder-decoder"  # which stacks there are
+    image_size: int = 64  # side of an image, in pixels
+    patch: int = 8  # side of a cell, in pixels
+    channels: int = 3  # channels of an image: 3 for RGB, 1 for grey
+    features: Features = "convolution"  # how cells become vectors (nn.image_features.FEATURES)
+
+    def __post_init__(self) -> None:
+        TransformerConfig.__post_init__(self)
+        check_cells(self)
+        if self.source_vocab_size is not None:
+            raise ConfigError("source_vocab_size is for a source of text; leave it out")
+        if self.context < self.cells:
+            raise ConfigError(
+                f"context={self.context} must be at least the {self.cells} cells of an image; "
+                "raise context or patch"
+            )
+
+    @property
+    def grid(self) -> int:
+        """Cells per row and per column."""
+        return self.image_size // self.patch
+
+    @property
+    def cells(self) -> int:
+        """How many cells an image has."""
+        return self.grid**2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class RecurrentCaptionerConfig(Settings):
+    """A recurrent network that writes about an image, and attends to its cells."""
+
+    source_kind: ClassVar[str] = "images"  # the encoder reads pixels, not ids
+    shape: ClassVar[str] = "encoder-decoder"
+    # of a recurrent encoder, which there is none of
+    bidirectional: ClassVar[bool] = False
+    bridge: ClassVar[bool] = True
+    source_vocab_size: ClassVar[None] = None
+    vocab_size: int  # number of tokens
+    cell: Choice = "lstm"  # the recurrent cell (nn.recurrent.CELLS)
+    dim: int = 128  # width of the embeddings, the cells and every layer
+    layers: int = 1  # number of decoder layers
+    encoder_layers: int = 1  # convolutions over the cells; 0: none
+    image_size: int = 64  # side of an image, in pixels
+    patch: int = 8  # side of a cell, in pixels
+    channels: int = 3  # channels of an image: 3 for RGB, 1 for grey
+    features: Features = "convolution"  # how cells become vectors (nn.image_features.FEATURES)
+    score: Choice = "additive"  # the attention score (nn.score.SCORES)
+    # where attention is: before the decoder (bahdanau), after it (luong), after its first layer
+    placement: Literal["bahdanau", "luong", "between"] = "bahdanau"
+    input_feeding: bool = False  # luong: the last attentional vector joins the next input
+    heads: int | None = None  # attention heads with projections; None: one without
+    hops: int = 1  # attention layers in sequence, each adds the last context to its query
+    hard: Hard | None = None  # hard attention, to one cell only, trained by this estimator
+    dropout: float = 0.0  # dropout of embeddings, between layers, and of the head's input
+    tied: bool = True  # output matrix = embedding matrix of the target
+    context: int = 64  # ids of a training caption; generation has no limit
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "dim", "layers", "heads", "hops", "context"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")
+        if self.encoder_layers < 0:
+            raise ConfigError(f"encoder_layers={self.encoder_layers} must be at least 0")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
+        if self.cells > self.context and kind_of(self.score)[0] == "location":
+            raise ConfigError(
+                f"score='location' has a row for each of context={self.context} places, but an "
+                f"image has {self.cells} cells; raise context or patch"
+            )
+        for name, choice, table in (("cell", self.cell, CELLS), ("score", self.score, SCORES)):
+            if (kind := kind_of(choice)[0]) not in table:
+                raise ConfigError(unknown(name, kind, table))
+        check_cells(self)
+        check_rules(self, SEQ2SEQ)
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """The number of layers whose final state initialises the decoder, and of the decoder."""
+        return self.layers, self.layers
+
+    @property
+    def grid(self) -> int:
+        """Cells per row and per column."""
+        return self.image_size // self.patch
+
+    @property
+    def cells(self) -> int:
+        """How many cells an image has."""
+        return self.grid**2
+
+
+class Captioner(Transformer):
+    r"""P(caption | image): a Transformer whose encoder reads the cells of an image.
+
+        h = encoder(cells(image)),     the decoder attends to h in every layer
+
+    With features "patches" the encoder is a ViT without a class token.
+    """
+
+    config: CaptionerConfig
+
+    def __init__(self, config: CaptionerConfig) -> None:
+        super().__init__(config)
+        features = FEATURES[config.features]
+        self.image_embed = features(config.channels, config.dim, config.patch)
+
+    def _encode(self, source: Any) -> tuple[Tensor, Mask]:
+        images = check_images(source, self.config)
+        assert self.encoder is not None
+        x = self.image_embed(images.to(self.embed.token.weight.dtype))
+        positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        memory = self.encoder(x, positions=positions, mask=Mask())
+        return memory, Mask.lengths(source.lengths)
+
+
+class RecurrentCaptioner(EncoderDecoder):
+    r"""P(caption | image): a recurrent decoder that attends to the cells of an image.
+
+        h_i = encoder(cells(image))_i + p_i,                   s_0 = tanh(B mean_i h_i)
+        c_t = sum_i softmax_i(score(s, h_i)) h_i       soft attention
+        c_t = h_i of one cell i                        hard attention (`nn.recurrent_attention`)
+
+    The decoder is that of `EncoderDecoder`. Xu et al. 2015 ("Show, attend and tell"), without
+    their gate and doubly stochastic term, and with features that are trained with the decoder.
+    """
+
+    packs = False  # all images have the same number of cells
+
+    def __init__(self, config: RecurrentCaptionerConfig) -> None:
+        super().__init__(cast(Any, config))
+        del self.encoder  # of ids
+        dim = config.dim
+        features = FEATURES[config.features]
+        self.image_embed = features(config.channels, dim, config.patch)
+        self.image_layers = nn.Sequential(
+            *(CellLayer(dim, config.grid) for _ in range(config.encoder_layers))
+        )
+        self.cell_positions = CellPositions(config.cells, dim)
+        vectors = range(self._cells()[0].state_vectors)
+        self.bridge = nn.ModuleList(
+            nn.ModuleList(nn.Linear(dim, dim) for _ in vectors) for _ in range(config.layers)
+        )
+
+    def _encode(self, source: Any) -> tuple[list[CellState], Memory]:
+        images = check_images(source, self.config)
+        cells = self.image_layers(self.image_embed(images.to(self.embed.weight.dtype)))
+        h = self.cell_positions(cells)
+        hops = [attention.keys_values(h) for attention in self._attentions()]
+        allowed = torch.ones(len(h), 1, 1, h.shape[1], dtype=torch.bool, device=h.device)
+        vectors = self._cells()[0].state_vectors
+        states = self._initial_states([(h.mean(1),) * vectors] * self.config.layers)
+        return states, Memory(hops, allowed)
+
+
+def check_images(source: Any, config: Any) -> Tensor:
+    """The images of a source, if they have the size that a model reads."""
+    if not isinstance(source, ImageSource):
+        raise ConfigError("a captioner needs images; pass source=ImageSource(images, lengths)")
+    expected = (config.channels, config.image_size, config.image_size)
+    if tuple(source.images.shape[1:]) != expected:
+        raise ShapeError(
+            f"images of shape {tuple(source.images.shape[1:])} do not fit the model, which reads "
+            f"{expected}: channels, height and width"
+        )
+    return source.images

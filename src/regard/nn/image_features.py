@@ -1,0 +1,94 @@
+"""Features of the cells of an image, which a decoder attends to."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.nn.patch import PatchEmbedding
+
+
+class ConvolutionFeatures(nn.Module):
+    r"""A vector for each cell of `patch` × `patch` pixels, by strided convolutions.
+
+        z_0 = image,    z_i = relu(norm(K_i * z_{i-1}))        3 × 3, stride 2, i = 1 .. log2(patch)
+        h   = P z + p                                          row by row
+
+    A vector sees 2 patch - 1 pixels in each direction, so that it describes what is at its cell.
+    """
+
+    def __init__(self, channels: int, dim: int, patch: int) -> None:
+        super().__init__()
+        stages = patch.bit_length() - 1
+        widths = [channels, *(max(16, dim >> (stages - 1 - n)) for n in range(stages))]
+        self.stages = nn.ModuleList(
+            _Convolution(widths[n], widths[n + 1], stride=2) for n in range(stages)
+        )
+        self.project = nn.Conv2d(widths[-1], dim, 1)
+
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch cells dim"]:
+        """The vectors of the cells."""
+        z = images
+        for stage in self.stages:
+            z = stage(z)
+        cells: Tensor = self.project(z).flatten(2).transpose(1, 2)
+        return cells
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class _Convolution(nn.Module):
+    """relu(norm(K * z)); the norm is over all channels of a cell, so that cells stay apart."""
+
+    def __init__(self, channels: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.kernel = nn.Conv2d(channels, width, 3, stride=stride, padding=1)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, z: Tensor) -> Tensor:
+        channels_last: Tensor = self.norm(self.kernel(z).movedim(1, -1))
+        return channels_last.relu().movedim(-1, 1)
+
+
+class PatchFeatures(PatchEmbedding):
+    """A vector for each cell: a linear function of its pixels (Dosovitskiy et al. 2020)."""
+
+    def __init__(self, channels: int, dim: int, patch: int) -> None:
+        super().__init__(channels, dim, patch, cls=False)
+
+
+FEATURES: dict[str, type[ConvolutionFeatures] | type[PatchFeatures]] = {
+    "convolution": ConvolutionFeatures,
+    "patches": PatchFeatures,
+}
+
+
+class CellLayer(nn.Module):
+    """h + relu(norm(K * h)): each cell reads the cells around it, by a 3 × 3 convolution."""
+
+    def __init__(self, dim: int, grid: int) -> None:
+        super().__init__()
+        self.grid, self.convolution = grid, _Convolution(dim, dim)
+
+    def forward(self, cells: Float[Tensor, "batch cells dim"]) -> Float[Tensor, "batch cells dim"]:
+        """The vectors, each with what is around its cell."""
+        z = cells.transpose(1, 2).unflatten(2, (self.grid, self.grid))
+        read: Tensor = self.convolution(z)
+        return cells + read.flatten(2).transpose(1, 2)
+
+
+class CellPositions(nn.Module):
+    """h_i + p_i: a learned vector for each cell is added, as in ViT."""
+
+    def __init__(self, cells: int, dim: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(cells, dim))
+        nn.init.normal_(self.table, std=0.02)
+
+    def forward(self, cells: Float[Tensor, "batch cells dim"]) -> Float[Tensor, "batch cells dim"]:
+        """The vectors with the positions of their cells."""
+        return cells + self.table

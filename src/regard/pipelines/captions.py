@@ -1,0 +1,411 @@
+"""Images and their captions."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regard.config import Choice, RunConfig, make, merge
+from regard.data.batch import Batch, CaptionBatch
+from regard.data.captions import Captions, caption_table, from_folder, from_table
+from regard.data.columns import Roles
+from regard.data.images import as_pixels, image_pixels, resize
+from regard.data.loader import RowLoader
+from regard.data.tables import Table
+from regard.errors import ConfigError, DataError
+from regard.explain.attention import attention_maps, cross_attention_path
+from regard.generate import BeamSearch, Search
+from regard.models.base import Language
+from regard.models.build import describe, resolve
+from regard.models.presets import ModelConfig
+from regard.nn.state import ImageSource
+from regard.pipelines.base import (
+    TRANSLATING,
+    EvalData,
+    Pipeline,
+    Progress,
+    TrainedModel,
+    TrainingData,
+    first_rows,
+    mark_scheduled_sampling,
+    validation_metrics,
+)
+from regard.pipelines.tokenizer_cache import cached_tokenizer
+from regard.seeds import batch_generator
+from regard.tasks import TASKS
+from regard.tasks.caption import Caption
+from regard.tasks.metrics import bleu, chrf
+from regard.text import Tokenizer, train_tokenizer
+from regard.text.pair_tokenizers import JOINT
+
+DEFAULT_ROWS = 64  # of a step, where train.batch is not set
+SAMPLE_IMAGES = 4
+NEIGHBOUR_SIDE = 16  # pixels of the images that the nearest-neighbour baseline compares
+
+
+class CaptionsPipeline(Pipeline):
+    """Images with captions, resized to `model.image_size`."""
+
+    name: ClassVar[str] = "captions"
+    needs: ClassVar[str] = "a folder of images, with a table of their file names and captions"
+    tokenizer_type: ClassVar[type | None] = Tokenizer
+    exclusive: ClassVar[bool] = True
+
+    def recognizes(self, path: Path) -> bool:
+        """A folder of images, and in it one table with their names and captions."""
+        return caption_table(path) is not None
+
+    def open(self, path: Path) -> Captions:
+        """The images of a folder and their captions."""
+        return from_folder(path)
+
+    def from_table(self, table: Table, roles: Roles) -> Captions:
+        """The images that a table names, and their captions."""
+        return from_table(table, roles)
+
+    def lowercase(self, data: Captions) -> Captions:
+        """The captions with case folded."""
+        return data.lowercase()
+
+    def inputs(self, config: RunConfig) -> tuple[str, ...]:
+        """An image."""
+        return ("file",)
+
+    def defaults(self, data: Captions, task: Choice, *, gpu: bool) -> dict[str, Any]:
+        """A recurrent network with soft attention over the cells of the image."""
+        size = max(16, min(data.side, 128 if gpu else 64) // 8 * 8)
+        longest = max(len(text.split()) for text in data.texts())
+        return {
+            "task": {"kind": "caption", "crop": max(1, size // 16)},
+            "data": {"tokenizer": {"kind": "word", "lower": True}},
+            "model": {
+                "family": "recurrent_captioner",
+                "dim": 256 if gpu else 128,
+                "image_size": size,
+                "dropout": 0.2,
+                "context": max(16, 2 * longest),
+            },
+            "train": {
+                "steps": 4000 if gpu else 1500,
+                "batch": 64,
+                "lr": 2e-3,
+                "ema": 0.99,
+                "schedule": {"kind": "linear", "warmup": 100},
+            },
+        }
+
+    def train_tokenizers(
+        self, config: RunConfig, train: Captions, validation: Captions, progress: Progress | None
+    ) -> Tokenizer:
+        """A tokenizer trained on the captions."""
+        choice = config.data.tokenizer
+
+        def write(folder: Path) -> None:
+            train_tokenizer(choice, train.texts()).save(folder / JOINT)
+
+        return Tokenizer.load(cached_tokenizer(choice, [train], write) / JOINT)
+
+    def training_data(
+        self,
+        config: RunConfig,
+        train: Captions,
+        validation: Captions,
+        tokenizers: Tokenizer,
+        progress: Progress | None,
+    ) -> TrainingData:
+        """Random images, each with one of its captions."""
+        settings = config.train
+        if settings.tokens is not None:
+            raise ConfigError("train.tokens counts tokens; captions are counted: give train.batch")
+        task = caption_task(config.task, tokenizers)
+        model: Any = resolve(config.model, vocab_size=tokenizers.size, channels=train.channels)
+        task.check_model(model)
+        if task.crop >= model.image_size:
+            raise ConfigError(f"task.crop={task.crop} must be less than {model.image_size} pixels")
+        mean, std = (task.mean, task.std) if task.mean else train.statistics(model.image_size)
+        facts = {"task": {"mean": mean, "std": std}}
+        choice = merge({"task": config.task}, facts)["task"]
+        config = replace(config, task=choice, model=describe(model))
+        data = self.evaluation_data(config, validation, tokenizers)
+        task = cast(Caption, data.task)
+        examples = _Examples(train, tokenizers, model)
+        rows = max(1, (settings.batch or DEFAULT_ROWS) // settings.accumulate)
+        loader = RowLoader(len(examples), rows, settings.seed)
+
+        def batch(number: int) -> Batch:
+            generator = batch_generator(settings.seed, number)
+            return examples.batch(task, loader.examples(number), generator, training=True)
+
+        truncated = examples.truncated + data.dropped
+        return TrainingData(
+            **vars(data),
+            batch=mark_scheduled_sampling(config, task, batch),
+            example_ids=lambda number: loader.examples(number).tolist(),
+            all_batches=lambda: examples.sequential(task, rows, None),
+            description=[
+                f"data       {train.description}; resized to {model.image_size} × "
+                f"{model.image_size}",
+                *first_rows(train),
+                f"validation {validation.description}",
+                f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
+                f"cells      {model.grid} × {model.grid} of {model.patch} × {model.patch} pixels",
+                *(
+                    [f"truncated  {truncated:,} captions, to {model.context - 1} tokens"]
+                    if truncated
+                    else []
+                ),
+            ],
+        )
+
+    def evaluation_data(
+        self,
+        config: RunConfig,
+        data: Captions,
+        tokenizers: Tokenizer,
+        progress: Progress | None = None,
+    ) -> EvalData:
+        """All validation images with all their captions."""
+        task = caption_task(config.task, tokenizers)
+        model: Any = resolve(config.model, vocab_size=tokenizers.size)
+        if data.channels != model.channels:
+            raise DataError(
+                f"{data.name}: images have {data.channels} channels, but model.channels is "
+                f"{model.channels}; convert the images"
+            )
+        examples = _Examples(data, tokenizers, model)
+        rows = config.train.batch or DEFAULT_ROWS
+        return EvalData(
+            task=task,
+            task_choice=config.task,
+            tokenizers=tokenizers,
+            model=model,
+            validation_batches=lambda limit: examples.sequential(task, rows, limit),
+            validation_data=data,
+            validation_size=len(data),
+            validation_targets=examples.targets,
+            dropped=examples.truncated,
+        )
+
+    def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
+        """The captions that a model writes for a few validation images, and the true ones."""
+        captions: Captions = data.validation_data
+        rows = np.arange(min(SAMPLE_IMAGES, len(captions)))
+        task, tokenizer = cast(Caption, data.task), cast(Tokenizer, data.tokenizers)
+        pixels = captions.read(rows, cast(Any, data.model).image_size)
+        written = write_captions(model, task, tokenizer, pixels, BeamSearch(1))
+        return "\n".join(
+            f"→ {text}\n= {captions.captions[row][0]}"
+            for row, text in zip(rows, written, strict=True)
+        )
+
+    def evaluate(
+        self,
+        data: EvalData,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        search: Search,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """Loss, BLEU, chrF and exact match of the captions, and of those of the nearest image.
+
+        The baseline is the caption of the training image whose pixels are nearest. Where the data
+        says what is where, also how often the cell with the largest attention weight for a word
+        is on what the word names.
+        """
+        captions: Captions = data.validation_data
+        task, tokenizer = cast(Caption, data.task), cast(Tokenizer, data.tokenizers)
+        size = cast(Any, data.model).image_size
+        written: list[str] = []
+        for start in range(0, len(captions), DEFAULT_ROWS):
+            rows = np.arange(start, min(start + DEFAULT_ROWS, len(captions)))
+            written += write_captions(model, task, tokenizer, captions.read(rows, size), search)
+            if progress is not None:
+                progress(TRANSLATING, len(written), len(captions))
+        metrics: dict[str, Any] = validation_metrics(data, model, device, None, progress)
+        metrics |= _score(written, captions)
+        if captions.train is not None:
+            nearest = nearest_captions(captions.train, captions)
+            scores = _score(nearest, captions)
+            metrics |= {f"nearest_{name}": score for name, score in scores.items()}
+        if captions.regions is not None:
+            metrics["attention_on_named"] = attention_hits(data, model)
+        return metrics
+
+    def predict(self, run: TrainedModel, what: Any, *, top: int) -> str:
+        """The caption of an image, by beam search."""
+        return self.predict_batch(run, [what], top=top)[0]
+
+    def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[str]:
+        """The captions of several images."""
+        tokenizer = cast(Tokenizer, run.tokenizers)
+        task, captions = caption_task(run.config.task, tokenizer), list[str]()
+        for start in range(0, len(inputs), DEFAULT_ROWS):
+            part = inputs[start : start + DEFAULT_ROWS]
+            pixels = np.concatenate([run_pixels(run.model, what) for what in part])
+            captions += write_captions(run.model, task, tokenizer, pixels, BeamSearch())
+        return captions
+
+
+def caption_task(choice: Choice, tokenizer: Tokenizer) -> Caption:
+    """The task of a run on captions, with the ids that begin and end them."""
+    ids = {"start_id": tokenizer.start_id, "stop_id": tokenizer.stop_id}
+    return cast(Caption, make(choice, TASKS, "task", **ids))
+
+
+def run_pixels(model: nn.Module, what: str | Path | NDArray[Any]) -> NDArray[np.uint8]:
+    """An image file or array as a captioner reads it, (1, channels, height, width)."""
+    config = cast(Any, model.config)
+    if isinstance(what, str | Path):
+        return image_pixels(Path(what), config.image_size, config.channels)
+    return resize(as_pixels(np.array(what)[None], "the image"), config.image_size)
+
+
+def image_source(model: nn.Module, task: Caption, pixels: NDArray[np.uint8]) -> ImageSource:
+    """Images as a model reads them, on its device."""
+    cells = cast(Any, model.config).cells
+    images = task.normalize(torch.from_numpy(pixels))
+    return ImageSource.of(images, cells).to(next(model.parameters()).device)
+
+
+@torch.no_grad()
+def write_captions(
+    model: nn.Module,
+    task: Caption,
+    tokenizer: Tokenizer,
+    pixels: NDArray[np.uint8],
+    search: Search,
+) -> list[str]:
+    """The caption of each image."""
+    model.eval()
+    language = cast(Language, model)
+    results = search(
+        language,
+        [task.prompt] * len(pixels),
+        tokens=cast(Any, model.config).context - 1,
+        stop={task.stop_id},
+        source=image_source(model, task, pixels),
+    )
+    return [tokenizer.decode(hypotheses[0].ids) for hypotheses in results]
+
+
+@torch.no_grad()
+def caption_attention(
+    model: nn.Module, source: ImageSource, ids: Tensor, layer: int | None = None
+) -> tuple[str, Tensor]:
+    """The module by which a decoder attends to the cells, and its weights for each token."""
+    path = cross_attention_path(model, layer)
+    model.eval()
+    maps = attention_maps(model, lambda: model(ids, source=source), pattern=path)
+    return path, maps[path]
+
+
+def attention_hits(data: EvalData, model: nn.Module) -> float:
+    """How often the largest attention weight for a word is on a cell of what the word names.
+
+    The model reads the true captions. The weights are the mean over heads, in the last layer; a
+    word is that of the last of its tokens.
+    """
+    captions: Captions = data.validation_data
+    task, tokenizer = cast(Caption, data.task), cast(Tokenizer, data.tokenizers)
+    config = cast(Any, data.model)
+    hits = words = 0
+    for start in range(0, len(captions), DEFAULT_ROWS):
+        rows = np.arange(start, min(start + DEFAULT_ROWS, len(captions)))
+        pixels = captions.read(rows, config.image_size)
+        texts = [captions.captions[row][0].split() for row in rows]
+        ends = [np.cumsum([len(tokenizer.encode(w)) for w in text]) for text in texts]
+        sentences = [np.array(tokenizer.encode(" ".join(text))) for text in texts]
+        ids, _ = task.shift(sentences, max(map(len, sentences)) + 1)
+        source = image_source(model, task, pixels)
+        _, weights = caption_attention(model, source, ids.to(source.images.device))
+        best = weights.mean(1).argmax(-1).cpu()  # (batch, time)
+        scale = captions.side / config.grid
+        for number, row in enumerate(rows):
+            for word, box in cast(Any, captions.regions)[row].items():
+                cell = int(best[number, ends[number][word] - 1])
+                top, left = (scale * index for index in divmod(cell, config.grid))
+                inside = box[0] < top + scale and box[1] < left + scale
+                hits += inside and top < box[2] and left < box[3]
+                words += 1
+    if not words:
+        raise DataError("nothing to measure: no word of the captions names a place in its image")
+    return hits / words
+
+
+def nearest_captions(train: Captions, captions: Captions) -> list[str]:
+    """For each image, the caption of the training image with the nearest pixels (the baseline)."""
+
+    def vectors(data: Captions) -> NDArray[np.float32]:
+        parts = [
+            data.read(np.arange(start, min(start + 256, len(data))), NEIGHBOUR_SIDE)
+            for start in range(0, len(data), 256)
+        ]
+        return np.concatenate(parts).reshape(len(data), -1).astype(np.float32)
+
+    known, asked = vectors(train), vectors(captions)
+    squares = (known**2).sum(1)
+    nearest = [int((squares - 2 * known @ image).argmin()) for image in asked]
+    return [train.captions[row][0] for row in nearest]
+
+
+def _score(written: Sequence[str], captions: Captions) -> dict[str, float]:
+    """Exact match with one of the captions, and BLEU and chrF with all of them, ignoring case."""
+    most = max(map(len, captions.captions))
+    lower = [[text.lower() for text in texts] for texts in captions.captions]
+    written = [text.lower() for text in written]
+    # as sacreBLEU has it: a list for the first references, for the second ones, …
+    references = [[texts[min(n, len(texts) - 1)] for texts in lower] for n in range(most)]
+    hits = [text in texts for text, texts in zip(written, lower, strict=True)]
+    return {
+        "exact_match": sum(hits) / len(hits),
+        "bleu": bleu(written, *references)[0],
+        "chrf": chrf(written, *references)[0],
+    }
+
+
+class _Examples:
+    """Each caption with its image, as ids."""
+
+    def __init__(self, data: Captions, tokenizer: Tokenizer, model: ModelConfig) -> None:
+        self.data, self.config = data, cast(Any, model)
+        self.image = np.array(
+            [row for row, captions in enumerate(data.captions) for _ in captions], np.int64
+        )
+        ids = [np.array(row, np.int64) for row in tokenizer.encode_batch(data.texts())]
+        room = self.config.context - 1  # for STOP
+        self.truncated = sum(len(row) > room for row in ids)
+        self.ids = [row[:room] for row in ids]
+        self.width = max(map(len, self.ids)) + 1
+        self.targets = sum(map(len, self.ids)) + len(self.ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(
+        self,
+        task: Caption,
+        rows: NDArray[np.int64],
+        generator: torch.Generator,
+        *,
+        training: bool = False,
+    ) -> CaptionBatch:
+        """A batch of these captions."""
+        pixels = self.data.read(self.image[rows], self.config.image_size)
+        sentences = [self.ids[row] for row in rows]
+        examples = pixels, sentences, self.width, self.config.cells, training
+        return task.collate(examples, generator)
+
+    def sequential(self, task: Caption, rows: int, limit: int | None) -> Iterator[Batch]:
+        """All captions once, or evenly spaced ones with about `limit` tokens."""
+        count = len(self)
+        if limit is not None:
+            count = min(count, max(1, limit * count // self.targets))
+        chosen = np.arange(count) * len(self) // count
+        for start in range(0, count, rows):
+            yield self.batch(task, chosen[start : start + rows], torch.Generator())

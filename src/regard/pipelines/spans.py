@@ -1,0 +1,366 @@
+"""Questions about texts that are answered by a span of the text."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regard.config import Choice, RunConfig, make, merge
+from regard.data.batch import Batch, SpanBatch
+from regard.data.columns import Roles
+from regard.data.loader import PairLoader
+from regard.data.spans import Question, Questions, from_squad, from_table, is_squad
+from regard.data.tables import Table
+from regard.data.token_store import PairStore
+from regard.errors import ConfigError
+from regard.models.build import describe, resolve
+from regard.models.presets import ModelConfig
+from regard.pipelines.base import (
+    EvalData,
+    Pipeline,
+    Progress,
+    TrainedModel,
+    TrainingData,
+    first_rows,
+    require_texts,
+)
+from regard.pipelines.pairs import pair_loader
+from regard.pipelines.text_pairs import pair_template
+from regard.pipelines.tokenizer_cache import cached_tokenizer
+from regard.seeds import batch_generator, shuffle_key
+from regard.tasks import TASKS
+from regard.tasks.span import NO_ANSWER, Span, Windows
+from regard.text import Tokenizer, train_tokenizer
+from regard.text.pair_tokenizers import JOINT
+
+EVALUATION_ROWS = 32  # windows in a batch of predictions
+SAMPLE_QUESTIONS = 4
+
+Answers = list[list[tuple[str, float]]]  # one list: the likeliest answers and their probabilities
+
+
+class SpansPipeline(Pipeline):
+    """Questions and contexts, in windows of similar length."""
+
+    name: ClassVar[str] = "spans"
+    needs: ClassVar[str] = (
+        "questions, contexts and answers: SQuAD's JSON, or columns of a table with these names"
+    )
+    tokenizer_type: ClassVar[type | None] = Tokenizer
+    exclusive: ClassVar[bool] = True
+
+    def recognizes(self, path: Path) -> bool:
+        """A file in SQuAD's format."""
+        return is_squad(path)
+
+    def open(self, path: Path) -> Questions:
+        """The questions of a file in SQuAD's format."""
+        return from_squad(path)
+
+    def from_table(self, table: Table, roles: Roles) -> Questions:
+        """The questions of a table."""
+        return from_table(table, roles)
+
+    def lowercase(self, data: Questions) -> Questions:
+        """The questions and contexts with case folded."""
+        return data.lowercase()
+
+    def inputs(self, config: RunConfig) -> tuple[str, ...]:
+        """A question and a context."""
+        return ("question", "context")
+
+    def defaults(self, data: Questions, task: Choice, *, gpu: bool) -> dict[str, Any]:
+        """A small Transformer encoder with segments, over WordPiece."""
+        return {
+            "task": "span",
+            "data": {"tokenizer": {"kind": "wordpiece", "size": 8000}},
+            "model": {
+                "preset": "tiny-encoder",
+                "dim": 256 if gpu else 128,
+                "segments": 2,
+                "context": 384 if gpu else 256,
+                "dropout": 0.1,
+            },
+            "train": {
+                "steps": 4000 if gpu else 1500,
+                "batch": 32,
+                "lr": 5e-4,
+                "schedule": {"kind": "linear", "warmup": 100},
+            },
+        }
+
+    def smallest_model(self, config: RunConfig) -> ModelConfig:
+        """With a head for start and end."""
+        return add_span_head(config, vocab_size=1)
+
+    def train_tokenizers(
+        self,
+        config: RunConfig,
+        train: Questions,
+        validation: Questions,
+        progress: Progress | None,
+    ) -> Tokenizer:
+        """A tokenizer trained on the questions and the contexts."""
+        choice = config.data.tokenizer
+
+        def write(folder: Path) -> None:
+            train_tokenizer(choice, train.texts()).save(folder / JOINT)
+
+        return Tokenizer.load(cached_tokenizer(choice, [train], write) / JOINT)
+
+    def training_data(
+        self,
+        config: RunConfig,
+        train: Questions,
+        validation: Questions,
+        tokenizers: Tokenizer,
+        progress: Progress | None,
+    ) -> TrainingData:
+        """Batches of windows of similar length, in random order."""
+        task = span_task(config.task)
+        if task.no_answer is None:
+            unanswered = train.has_unanswered or validation.has_unanswered
+            choice = merge({"task": config.task}, {"task": {"no_answer": unanswered}})["task"]
+            config = replace(config, task=choice)
+        model = add_span_head(config, vocab_size=tokenizers.size)
+        config = replace(config, model=describe(model))
+        data = self.evaluation_data(config, validation, tokenizers)
+        windows = SpanWindows.encode(span_task(config.task), train.rows, tokenizers, model)
+        loader = _loader(config, model, windows)
+        description = [
+            f"data       {train.description}",
+            *first_rows(train),
+            f"validation {validation.description}",
+            f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
+            f"windows    {len(windows.store):,} of {model.context} tokens, every "
+            f"{windows.stride}; {windows.without_answer:,} without the answer",
+        ]
+        if windows.truncated:
+            description.append(f"truncated  {windows.truncated:,} long training questions")
+
+        def batch(number: int) -> Batch:
+            rows = loader.examples(number)
+            generator = batch_generator(config.train.seed, number)
+            return windows.batch(rows.indices.tolist(), rows.width - 1, generator)
+
+        return TrainingData(
+            **vars(data),
+            batch=batch,
+            example_ids=lambda number: loader.examples(number).indices.tolist(),
+            all_batches=lambda: (
+                windows.batch(rows.indices.tolist(), rows.width - 1, torch.Generator())
+                for rows in loader.sequential()
+            ),
+            description=description,
+        )
+
+    def evaluation_data(
+        self,
+        config: RunConfig,
+        data: Questions,
+        tokenizers: Tokenizer,
+        progress: Progress | None = None,
+    ) -> EvalData:
+        """All windows of the validation questions, or those of a fixed sample of questions."""
+        model = add_span_head(config, vocab_size=tokenizers.size)
+        windows = SpanWindows.encode(span_task(config.task), data.rows, tokenizers, model)
+        seed = config.train.seed
+
+        def validation_batches(limit: int | None) -> Iterator[Batch]:
+            return windows.batches(windows.sample(limit, seed))
+
+        return EvalData(
+            task=windows.task,
+            task_choice=config.task,
+            tokenizers=tokenizers,
+            model=model,
+            validation_batches=validation_batches,
+            validation_data=data,
+            validation_size=len(data),
+            validation_targets=len(windows.store),
+            dropped=windows.truncated,
+        )
+
+    def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
+        """The predicted and the true answers of a few validation questions."""
+        rows = data.validation_data.rows[:SAMPLE_QUESTIONS]
+        tokenizer = cast(Tokenizer, data.tokenizers)
+        predictions = answer_questions(model, cast(Span, data.task), tokenizer, rows)
+        lines = []
+        for row, (((text, _),),) in zip(rows, predictions, strict=True):
+            true = row.answers[0][0] if row.answers else "no answer"
+            lines.append(f"{row.text}\n→ {text or 'no answer'}\n= {true}")
+        return "\n".join(lines)
+
+    def predict(self, run: TrainedModel, what: Any, *, top: int) -> Answers:
+        """The likeliest answers to a question about a context, with their probabilities."""
+        return self.predict_batch(run, [what], top=top)[0]
+
+    def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[Answers]:
+        """The answers to several questions, each with its context."""
+        rows = []
+        for number, item in enumerate(inputs):
+            if not (isinstance(item, tuple | list) and len(item) == 2):
+                raise ConfigError(
+                    f"an input is a question and a text, as in ('Who?', 'Ada did.'), not {item!r}"
+                )
+            question, context = map(str, item)
+            require_texts([question, context])
+            rows.append(Question(str(number), question, context, ()))
+        task, tokenizer = span_task(run.config.task), cast(Tokenizer, run.tokenizers)
+        return answer_questions(run.model, task, tokenizer, rows, top)
+
+
+def span_task(choice: Choice) -> Span:
+    """The task of a run on spans."""
+    return cast(Span, make(choice, TASKS, "task"))
+
+
+def add_span_head(config: RunConfig, *, vocab_size: int) -> ModelConfig:
+    """The model of a run, with a head for start and end."""
+    model = resolve(config.model, vocab_size=vocab_size)
+    if not hasattr(model, "head"):
+        raise ConfigError(
+            "task=span needs a model with a head for start and end; choose another model.preset"
+        )
+    return resolve(config.model, vocab_size=vocab_size, head="span")
+
+
+@torch.no_grad()
+def answer_questions(
+    model: nn.Module,
+    task: Span,
+    tokenizer: Tokenizer,
+    questions: Sequence[Question],
+    top: int = 1,
+) -> list[Answers]:
+    """For each question, its likeliest answers."""
+    config = cast(ModelConfig, model.config)
+    windows = SpanWindows.encode(task, questions, tokenizer, config)
+    device = next(model.parameters()).device
+    model.eval()
+
+    def scored() -> Iterator[tuple[SpanBatch, Tensor]]:
+        for batch in windows.batches(np.arange(len(windows.store))):
+            moved = batch.to(device)
+            yield moved, windows.task.logits(model, moved)
+
+    best = windows.task.best_answers(scored(), top)
+    return [[best.get(number) or [(NO_ANSWER, 1.0)]] for number in range(len(questions))]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanWindows:
+    """Encoded windows: ids, and for each the bounds of its context and of the answer."""
+
+    task: Span  # which knows the windows, to score the text of an answer
+    store: PairStore  # ids; begin and end of the context, first and last token of the answer
+    windows: Windows
+    segmented: bool
+    stride: int
+    without_answer: int  # windows
+    truncated: int  # questions
+
+    @classmethod
+    def encode(
+        cls,
+        task: Span,
+        questions: Sequence[Question],
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+    ) -> "SpanWindows":
+        """The windows of questions, for a model."""
+        template = pair_template(model, tokenizer)
+        room = model.context - template.special
+        longest_question = room // 2
+        if longest_question < 1:
+            raise ConfigError(
+                f"model.context={model.context} has no room for a question and a text beside "
+                "special tokens; set a larger model.context"
+            )
+        texts = list(dict.fromkeys(row.context for row in questions))
+        contexts = dict(zip(texts, tokenizer.encode_with_offsets(texts), strict=True))
+        asked = tokenizer.encode_batch([row.text for row in questions])
+        ids: list[NDArray[np.int64]] = []
+        places: list[NDArray[np.int64]] = []
+        offsets: list[NDArray[np.int64]] = []
+        owners: list[int] = []
+        strides = set()
+        for number, (row, question) in enumerate(zip(questions, asked, strict=True)):
+            question = question[:longest_question]
+            context, spans = contexts[row.context]
+            characters = np.array(spans, np.int64).reshape(-1, 2)
+            answer = _answer_tokens(characters, row)
+            width = room - len(question)
+            stride = min(width, task.stride or width // 2)
+            strides.add(stride)
+            starts = [0]
+            while starts[-1] + width < len(context):
+                starts.append(starts[-1] + stride)
+            for start in starts:
+                stop = min(start + width, len(context))
+                window, begin = template.join(question, context[start:stop])
+                first = last = 0
+                if answer is not None and start <= answer[0] and answer[1] < stop:
+                    first, last = (begin + token - start for token in answer)
+                ids.append(window)
+                places.append(np.array([begin, begin + stop - start, first, last]))
+                offsets.append(characters[start:stop])
+                owners.append(number)
+        begins = np.array([place[0] for place in places])
+        windows = Windows(questions, np.array(owners), begins, offsets)
+        return cls(
+            replace(task, windows=windows),
+            PairStore(*_flatten(ids), *_flatten(places), ""),
+            windows,
+            template.segmented,
+            min(strides),
+            sum(int(place[3]) == 0 for place in places),
+            sum(len(question) > longest_question for question in asked),
+        )
+
+    def batch(self, rows: Sequence[int], width: int, generator: torch.Generator) -> SpanBatch:
+        """A batch of some of the windows."""
+        ids, places = map(self.store.source, rows), map(self.store.target, rows)
+        return self.task.collate((list(ids), list(places), rows, width, self.segmented), generator)
+
+    def batches(self, rows: NDArray[np.int64]) -> Iterator[SpanBatch]:
+        """Batches of these windows, those of similar length together."""
+        lengths = self.store.source_lengths
+        order = rows[np.argsort(lengths[rows], kind="stable")].tolist()
+        for start in range(0, len(order), EVALUATION_ROWS):
+            chosen = order[start : start + EVALUATION_ROWS]
+            yield self.batch(chosen, int(lengths[chosen].max()), torch.Generator())
+
+    def sample(self, limit: int | None, seed: int) -> NDArray[np.int64]:
+        """All windows, or all windows of a fixed sample of questions: about `limit` of them."""
+        numbers = np.arange(len(self.store))
+        if limit is None or limit >= len(numbers):
+            return numbers
+        order = np.random.default_rng(shuffle_key(seed)).permutation(len(self.windows.questions))
+        counts = np.bincount(self.windows.question, minlength=len(order))
+        needed = 1 + int(np.searchsorted([*accumulate(counts[order].tolist())], limit))
+        return numbers[np.isin(self.windows.question, order[:needed])]
+
+
+def _answer_tokens(characters: NDArray[np.int64], question: Question) -> tuple[int, int] | None:
+    """The first and the last token of the first answer."""
+    if not question.answers:
+        return None
+    text, start = question.answers[0]
+    touched = np.flatnonzero((characters[:, 1] > start) & (characters[:, 0] < start + len(text)))
+    return (int(touched[0]), int(touched[-1])) if len(touched) else None
+
+
+def _flatten(parts: list[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
+
+
+def _loader(config: RunConfig, model: ModelConfig, windows: SpanWindows) -> PairLoader:
+    return pair_loader(config, windows.store, longest=model.context + 1)  # pairs have one for STOP

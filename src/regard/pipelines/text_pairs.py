@@ -1,0 +1,69 @@
+"""Two texts as one input: the special ids before, between and after them, and their segments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.models.presets import ModelConfig
+from regard.models.transformer import TransformerConfig
+from regard.text import Tokenizer
+
+_A, _B = -1, -2  # stand for the texts in a template
+
+
+@dataclass(frozen=True, slots=True)
+class PairTemplate:
+    r"""How a model reads two texts.
+
+        <cls> A <sep> B <sep>          a Transformer encoder (Devlin 2018), in segments 0 and 1
+        <start> A <sep> B <cls>        a causal model, whose last state is read (Radford 2018)
+        A <sep> B                      others
+
+    An imported tokenizer brings its own template for an encoder (RoBERTa: <s> A </s></s> B </s>).
+    A vocabulary without one of the special tokens has its end-of-sequence token there.
+    """
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    segmented: bool  # B and what follows it are in segment 1
+
+    @property
+    def special(self) -> int:
+        """How many special ids there are."""
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def join(self, a: Sequence[int], b: Sequence[int]) -> tuple[NDArray[np.int64], int]:
+        """The ids of both texts with the special ids, and the position at which B begins."""
+        first = [*self.before, *a, *self.between]
+        return np.array([*first, *b, *self.after]), len(first)
+
+
+def pair_template(model: ModelConfig, tokenizer: Tokenizer) -> PairTemplate:
+    """The template of a model and its tokenizer."""
+    shape = getattr(model, "shape", "decoder")
+    if isinstance(model, TransformerConfig) and shape == "encoder":
+        ids, segments = tokenizer.with_special_tokens([_A], [_B])
+        if len(ids) == 2:  # a vocabulary trained here
+            ids = [tokenizer.cls_id, _A, tokenizer.sep_id, _B, tokenizer.sep_id]
+            segments = [0, 0, 0, 1, 1]
+        a, b = ids.index(_A), ids.index(_B)
+        return PairTemplate(
+            tuple(ids[:a]),
+            tuple(ids[a + 1 : b]),
+            tuple(ids[b + 1 :]),
+            model.segments > 1 and segments[b] == 1,
+        )
+    sep = _special(tokenizer, "sep")
+    if shape == "decoder":
+        return PairTemplate(
+            (_special(tokenizer, "start"),), (sep,), (_special(tokenizer, "cls"),), False
+        )
+    return PairTemplate((), (sep,), (), False)
+
+
+def _special(tokenizer: Tokenizer, name: str) -> int:
+    id = tokenizer.special_id(name)
+    return tokenizer.stop_id if id is None else id

@@ -1,0 +1,69 @@
+"""Captioning (one to many): read an image, write its caption."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.data.batch import CaptionBatch
+from regard.errors import ConfigError
+from regard.nn.state import ImageSource
+from regard.tasks.classify import normalize_pixels, random_shift
+from regard.tasks.seq2seq import Seq2Seq
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caption(Seq2Seq):
+    r"""P(caption | image) = prod_n P(y_n | y_1 .. y_{n-1}, image), with label smoothing.
+
+    Pixels are normalised as in `Classify`; the decoder is trained as in `Seq2Seq`.
+    """
+
+    data_kind: ClassVar[str] = "captions"
+    target_name: ClassVar[str] = "caption tokens"
+    source_kind: ClassVar[str] = "images"
+    verbs: ClassVar[tuple[str, ...]] = ("predict",)
+    label_smoothing: float = 0.0  # probability that is spread over all tokens
+    crop: int = 0  # in training, shift images by up to so many pixels
+    # mean of the pixels, per channel; empty: that of the training images
+    mean: list[float] = field(default_factory=list)
+    # standard deviation of the pixels, per channel; empty: that of the training images
+    std: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        Seq2Seq.__post_init__(self)
+        if self.crop < 0:
+            raise ConfigError(f"task.crop={self.crop} must be 0 or more pixels")
+        if len(self.mean) != len(self.std) or any(value <= 0 for value in self.std):
+            raise ConfigError(
+                f"task.mean={self.mean} and task.std={self.std} need one value per channel, "
+                "and those of std must be above 0"
+            )
+
+    def collate(  # type: ignore[override]
+        self,
+        examples: tuple[NDArray[np.uint8], Sequence[np.ndarray], int, int, bool],
+        generator: torch.Generator,
+    ) -> CaptionBatch:
+        """Images and their captions; `training` also shifts the images at random."""
+        pixels, sentences, width, cells, training = examples
+        images = torch.from_numpy(pixels)
+        if training and self.crop:
+            images = random_shift(images, self.crop, generator)
+        source = ImageSource.of(self.normalize(images), cells)
+        return CaptionBatch(source, *self.shift(sentences, width))
+
+    def normalize(
+        self, images: UInt8[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch channels height width"]:
+        """Pixel values centred and scaled per channel."""
+        return normalize_pixels(images, self.mean, self.std)
+
+    def tokens_read(self, batch: Any, context: int) -> int:
+        """The tokens of the captions."""
+        return int(self.count(batch))

@@ -1,0 +1,260 @@
+"""Extractive question answering: the span of a text that answers a question."""
+
+import re
+import string
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regard.data.batch import SpanBatch
+from regard.data.spans import Question
+from regard.errors import ConfigError, DataError
+from regard.nn.head import SpanHead
+from regard.tasks.base import Task
+from regard.tasks.label import Ids, pad
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+NO_ANSWER = ""  # the prediction for a question without an answer, as SQuAD 2.0 writes it
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The windows that a model reads: a question, and the context or a part of it."""
+
+    questions: Sequence[Question]
+    question: NDArray[np.int64]  # the number of the question of each window
+    begin: NDArray[np.int64]  # the position of the first token of the context in each window
+    offsets: Sequence[NDArray[np.int64]]  # the characters of those tokens, (tokens, 2)
+
+    def text(self, window: int, first: int, last: int) -> str:
+        """The text from one position of a window to another, both included."""
+        begin, offsets = int(self.begin[window]), self.offsets[window]
+        context = self.questions[self.question[window]].context
+        return context[offsets[first - begin, 0] : offsets[last - begin, 1]].strip()
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """The best spans of each window of a batch."""
+
+    scores: Float[Tensor, "batch best"]
+    first: Int[Tensor, "batch best"]
+    last: Int[Tensor, "batch best"]
+    total: Float[Tensor, " batch"]  # log of the summed exp(score) of all spans
+    null: Float[Tensor, " batch"]  # the score of "no answer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span(Task):
+    r"""P(start, end | question, context) = softmax_i(s_i) softmax_j(e_j)      (Devlin et al. 2018)
+
+    s_i and e_j are two logits of every token. A context that is too long is read in windows which
+    overlap; where a window does not hold the answer, start and end are at <cls>. The predicted
+    answer is the span of the context with the largest s_i + e_j, i <= j < i + `max_answer`, of all
+    windows; its probability is exp(s_i + e_j) over the sum of that of all spans.
+    """
+
+    data_kind: ClassVar[str] = "spans"
+    target_name: ClassVar[str] = "windows"
+    best_metric: ClassVar[str] = "f1"
+    shapes: ClassVar[tuple[str, ...]] = ("encoder",)
+    verbs: ClassVar[tuple[str, ...]] = ("predict",)
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "f1", "exact_match")
+    heads: ClassVar[tuple[str, ...]] = ("span",)  # kinds of `model.head`
+    # tokens by which the windows of a long context advance; None: half of what fits
+    stride: int | None = None
+    max_answer: int = 30  # most tokens of an answer
+    # whether a question may have no answer; None: if one of the training data has none
+    no_answer: bool | None = None
+    # predict no answer if its score exceeds that of the best answer by more than this
+    no_answer_threshold: float = 0.0
+    windows: Windows | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("stride", "max_answer"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"task.{name}={value} must be 1 or more tokens")
+
+    def collate(
+        self,
+        examples: tuple[Ids, Ids, Sequence[int], int, bool],
+        generator: torch.Generator,
+    ) -> SpanBatch:
+        """Windows, padded to a width, with start and end of the answers."""
+        windows, numbers, rows, width, segmented = examples
+        places = torch.from_numpy(np.stack(numbers).astype(np.int64))  # begin, end, start, stop
+        positions = torch.arange(width)
+        lengths = torch.tensor([len(window) for window in windows])
+        return SpanBatch(
+            ids=pad(windows, width, 0),
+            lengths=lengths,
+            context=places[:, :2],
+            targets=places[:, 2:],
+            rows=torch.tensor([*rows]),
+            segments=(
+                ((positions >= places[:, :1]) & (positions < lengths.unsqueeze(1))).long()
+                if segmented
+                else None
+            ),
+        )
+
+    def logits(self, model: nn.Module, batch: SpanBatch) -> Float[Tensor, "batch time 2"]:
+        """The scores of start and end, at every token."""
+        extra = {} if batch.segments is None else {"segments": batch.segments}
+        logits: Tensor = model.head(model(batch.ids, lengths=batch.lengths, **extra))  # type: ignore[operator]
+        padding = torch.arange(batch.ids.shape[1], device=logits.device) >= batch.lengths[:, None]
+        return logits.masked_fill(padding.unsqueeze(2), torch.finfo(logits.dtype).min)
+
+    def loss(self, model: nn.Module, batch: SpanBatch) -> Float[Tensor, ""]:
+        """The summed -log P(start) - log P(end)."""
+        return SpanHead.span_loss(self.logits(model, batch), batch.targets)
+
+    def count(self, batch: SpanBatch) -> Int[Tensor, ""]:
+        """The number of windows."""
+        return torch.tensor(len(batch.ids), device=batch.ids.device)
+
+    def tokens_read(self, batch: SpanBatch, context: int) -> int:
+        """All tokens of all windows."""
+        return int(batch.lengths.sum())
+
+    def metrics(self, model: nn.Module, batches: Iterable[SpanBatch]) -> dict[str, float]:
+        """Loss in nats per window, and F1 and exact match of the answers, as SQuAD scores them."""
+        assert self.windows is not None
+        training = model.training
+        model.eval()
+        losses: list[tuple[float, int]] = []
+
+        def counted() -> Iterable[tuple[SpanBatch, Tensor]]:
+            for batch in batches:
+                logits = self.logits(model, batch)
+                losses.append((float(SpanHead.span_loss(logits, batch.targets)), len(batch.ids)))
+                yield batch, logits
+
+        with torch.no_grad():
+            best = self.best_answers(counted(), top=1)
+        model.train(training)
+        if not best:
+            raise DataError("nothing to evaluate: the validation data has no question")
+        questions = [self.windows.questions[number] for number in best]
+        predictions = {
+            q.id: answers[0][0] for q, answers in zip(questions, best.values(), strict=True)
+        }
+        loss = sum(value for value, _ in losses) / sum(count for _, count in losses)
+        return {"loss": loss, **score_answers(questions, predictions)}
+
+    def best_answers(
+        self, batches: Iterable[tuple[SpanBatch, Tensor]], top: int
+    ) -> dict[int, list[tuple[str, float]]]:
+        """The likeliest answers of each question with their probabilities, best first."""
+        assert self.windows is not None
+        found: dict[int, dict[str, float]] = defaultdict(dict)
+        totals: dict[int, list[float]] = defaultdict(list)
+        nulls: dict[int, float] = {}
+        for batch, logits in batches:
+            spans = self._best_spans(batch, logits, top)
+            columns = (spans.scores, spans.first, spans.last, spans.total, spans.null)
+            rows = zip(batch.rows.tolist(), *(column.tolist() for column in columns), strict=True)
+            for window, scores, first, last, total, null in rows:
+                question = int(self.windows.question[window])
+                texts = found[question]
+                for score, i, j in zip(scores, first, last, strict=True):
+                    if score > -np.inf:
+                        text = self.windows.text(window, i, j)
+                        texts[text] = max(score, texts.get(text, -np.inf))
+                totals[question].append(total)
+                nulls[question] = min(null, nulls.get(question, np.inf))
+        return {
+            question: self._rank(texts, totals[question], nulls[question])[:top]
+            for question, texts in found.items()
+        }
+
+    def _rank(
+        self, texts: Mapping[str, float], totals: list[float], null: float
+    ) -> list[tuple[str, float]]:
+        """Answers by score, with "no answer" where it belongs; probabilities sum to 1 over all."""
+        ranked = sorted(texts.items(), key=lambda item: -item[1])
+        if self.no_answer:
+            totals = [*totals, null]
+            best = ranked[0][1] if ranked else -np.inf
+            place = 0 if null > best + self.no_answer_threshold else 1
+            ranked.insert(place, (NO_ANSWER, null))
+        total = float(np.logaddexp.reduce(totals))
+        return [(text, float(np.exp(score - total))) for text, score in ranked]
+
+    def _best_spans(self, batch: SpanBatch, logits: Tensor, top: int) -> _Spans:
+        """s_i + e_j of the spans within the context of each window, and the `top` largest."""
+        start, end = logits.float().unbind(2)  # (batch, time)
+        positions = torch.arange(start.shape[1], device=start.device)
+        begin, stop = batch.context.unsqueeze(2).unbind(1)  # (batch, 1)
+        inside = (positions >= begin) & (positions < stop)
+        distance = positions - positions.unsqueeze(1)  # j - i
+        band = (distance >= 0) & (distance < self.max_answer)
+        allowed = inside.unsqueeze(2) & inside.unsqueeze(1) & band
+        scores = (start.unsqueeze(2) + end.unsqueeze(1)).masked_fill(~allowed, -torch.inf)
+        flat = scores.flatten(1)
+        best = flat.topk(min(4 * top, flat.shape[1]))
+        first, last = best.indices // len(positions), best.indices % len(positions)
+        return _Spans(best.values, first, last, flat.logsumexp(1), start[:, 0] + end[:, 0])
+
+
+def normalize_answer(text: str) -> str:
+    """An answer as SQuAD's scorer compares it: lower case, no punctuation, no articles.
+
+    >>> normalize_answer("The  Duchy of Normandy's")
+    'duchy of normandys'
+    """
+    kept = "".join(char for char in text.lower() if char not in string.punctuation)
+    return " ".join(_ARTICLES.sub(" ", kept).split())
+
+
+def answer_f1(prediction: str, answer: str) -> float:
+    """F1 = 2 common / (predicted + true) of the words of two answers, after normalization.
+
+    Where one has no word left, 1 if both have none, else 0.
+
+    >>> round(answer_f1("in the year 1066", "1066"), 3)
+    0.5
+    """
+    predicted, true = (normalize_answer(text).split() for text in (prediction, answer))
+    if not predicted or not true:
+        return float(predicted == true)
+    common = (Counter(predicted) & Counter(true)).total()
+    return 2 * common / (len(predicted) + len(true))
+
+
+def score_answers(
+    questions: Sequence[Question], predictions: Mapping[str, str]
+) -> dict[str, float]:
+    """F1 and exact match of predictions by question id, the best over the answers of each.
+
+    If some questions have no answer, also both by whether there is one. A question without a
+    prediction counts 0.
+    """
+    scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for question in questions:
+        answers = [text for text, _ in question.answers if normalize_answer(text)] or [NO_ANSWER]
+        predicted = predictions.get(question.id)
+        pair = (0.0, 0.0)
+        if predicted is not None:
+            normal = normalize_answer(predicted)
+            exact = max(float(normal == normalize_answer(answer)) for answer in answers)
+            pair = (max(answer_f1(predicted, answer) for answer in answers), exact)
+        scores[bool(question.answers)].append(pair)
+    both = [*scores[True], *scores[False]]
+    result: dict[str, float] = dict(zip(("f1", "exact_match"), _means(both), strict=True))
+    if scores[True] and scores[False]:
+        for name, part in (("answered", scores[True]), ("unanswered", scores[False])):
+            result |= dict(zip((f"f1_{name}", f"exact_match_{name}"), _means(part), strict=True))
+    return result
+
+
+def _means(pairs: Sequence[tuple[float, float]]) -> list[Any]:
+    return [sum(column) / len(pairs) for column in zip(*pairs, strict=True)]

@@ -1,0 +1,165 @@
+"""Captioning: generated shapes, folders of images, attention over the image, refusals."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import regard
+from cli.commands import command
+from regard.config import RunConfig, build
+from regard.data.builtin import shapes
+from regard.data.captions import from_pixels
+from regard.errors import ConfigError, DataError
+from regard.models.build import build_model, resolve
+from regard.nn.state import ImageSource
+from regard.pipelines import open_data, prepare_training
+from regard.pipelines.captions import nearest_captions
+
+COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220)}
+SETTINGS = ("model.dim=16", "model.image_size=16", "train.steps=60", "train.batch=16")
+SETTINGS += ("train.lr=1e-2", "train.ema=0", "model.dropout=0", "model.encoder_layers=0")
+
+
+def folder_of(path, count=40):
+    """Images of one colour on the left or on the right, and a table of captions."""
+    (path / "images").mkdir(parents=True)
+    lines = ["file_name,caption,group"]
+    for n in range(count):
+        colour, side = list(COLOURS)[n % 2], ("left", "right")[n // 2 % 2]
+        pixels = np.full((16, 16, 3), 128 + n, np.uint8)
+        pixels[:, slice(0, 8) if side == "left" else slice(8, 16)] = COLOURS[colour]
+        Image.fromarray(pixels).save(path / "images" / f"{n}.png")
+        lines.append(f"{n}.png,{colour} on the {side},{n // 4}")
+    (path / "captions.csv").write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("captions")
+    return regard.train(str(folder_of(folder / "data")), *SETTINGS, out=folder / "run")
+
+
+def test_a_folder_of_images_with_captions_is_learned(run, capsys, tmp_path):
+    assert run.config.task["kind"] == "caption"
+    metrics = run.evaluate()
+    assert metrics["exact_match"] == 1
+    assert metrics["nearest_exact_match"] <= 1
+    assert {"bleu", "chrf", "nearest_bleu", "loss", "perplexity"} <= set(metrics)
+    place = run.config.data.path
+    image = f"{place}/images/1.png"
+    assert run.predict(image) == "blue on the left"
+    assert run.predict([image, f"{place}/images/2.png"])[1] == "red on the right"
+    assert command("predict", str(run.folder.path), image) == 0
+    assert capsys.readouterr().out.strip() == "blue on the left"
+    rows = list(run.predict_file(f"{place}/images"))
+    assert rows[0]["file"].endswith("0.png")
+    assert rows[0]["prediction"] == "red on the left"
+    ((name, attention),) = run.explain(image).items()
+    assert name == "attention.0"
+    assert attention.rows == ["blue", "on", "the", "left", "<stop>"]
+    torch.testing.assert_close(attention.weights.sum(-1), torch.ones(1, 5))
+    for suffix in ("png", "svg", "html"):
+        out = tmp_path / f"words.{suffix}"
+        assert command("explain", str(run.folder.path), image, "--out", str(out)) == 0
+        assert out.stat().st_size > 1000
+    capsys.readouterr()
+    assert command("explain", str(run.folder.path), image) == 0
+    assert "blue" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="family"):
+        run.export(tmp_path / "exported")
+
+
+def test_groups_are_on_one_side_of_the_split(tmp_path):
+    data = open_data(str(folder_of(tmp_path / "data")))
+    train, validation = data.split(0.3, 1)
+    assert not {*train.groups} & {*validation.groups}
+    assert validation.train is train
+    assert len(train) + len(validation) == 40
+    table = open_data(str(tmp_path / "data" / "captions.csv"))
+    assert table.fingerprint() == data.fingerprint()
+    assert "10 groups" in data.description
+
+
+def test_shapes_say_what_is_where():
+    data = shapes(examples=60)
+    assert data.fingerprint() == shapes(examples=60).fingerprint()
+    pixels = data.read(np.arange(60), 48)
+    for image, (caption,), region in zip(pixels, data.captions, data.regions, strict=True):
+        words = caption.split()
+        assert len(words) in (3, 7, 8)
+        boxes = list(dict.fromkeys(region.values()))
+        if "above" in words:
+            assert boxes[0][0] < boxes[1][0]
+        if "left" in words:
+            assert boxes[0][1] < boxes[1][1]
+        for word, (top, left, bottom, right) in region.items():
+            if words[word] == "black":  # darker than the ground
+                assert image[:, top:bottom, left:right].min() < 20
+            if words[word] == "white":
+                assert image[:, top:bottom, left:right].max() == 250
+
+
+def test_the_baseline_is_the_caption_of_the_nearest_image():
+    pixels = np.zeros((3, 1, 16, 16), np.uint8)
+    pixels[1] += 100
+    pixels[2] += 200
+    train = from_pixels("x", "", pixels, [("dark",), ("grey",), ("light",)])
+    asked = from_pixels("y", "", pixels[[2, 0]] + 20, [("",), ("",)])
+    assert nearest_captions(train, asked) == ["light", "dark"]
+
+
+def test_several_captions_of_an_image_are_all_references(tmp_path):
+    path = folder_of(tmp_path / "data", 4)
+    rows = [{"file_name": f"{n // 2}.png", "caption": [f"one {n}", f"two {n}"]} for n in range(8)]
+    (path / "captions.csv").unlink()
+    (path / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = open_data(str(path))
+    assert len(data) == 4
+    assert data.captions[0] == ("one 0", "two 0", "one 1", "two 1")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("gone.png,red on the left,9", "line 6: there is no image .*gone.png"),
+        (",red on the left,9", "line 6: the caption 'red on the left' has no image"),
+        ("0.png,,9", "line 6: the image 0.png has no caption"),
+        ("broken.png,red,9", "line 6: .*broken.png is not a PNG or JPEG image"),
+        ("cut.png,red,9", "line 6: .*cut.png is a damaged image"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_file_and_line(tmp_path, line, message):
+    path = folder_of(tmp_path / "data", 4)
+    (path / "images" / "broken.png").write_bytes(b"no image")
+    noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path / "images" / "whole.png")
+    content = (path / "images" / "whole.png").read_bytes()
+    (path / "images" / "cut.png").write_bytes(content[: len(content) // 2])
+    with (path / "captions.csv").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(DataError, match=message):
+        read_all(path)
+
+
+def read_all(path):
+    data = open_data(str(path))
+    return data.read(np.arange(len(data)), 16)
+
+
+def test_models_and_tasks_that_do_not_fit_are_refused(tmp_path):
+    path = str(folder_of(tmp_path / "data", 12))
+    config = {"name": "x", "task": "caption", "data": {"path": path, "tokenizer": "word"}}
+    for model in ({"preset": "bahdanau"}, {"preset": "tiny-encoder-decoder"}):
+        with pytest.raises(ConfigError, match="needs a model that reads images, not text"):
+            prepare_training(build(RunConfig, {**config, "model": model}))
+    with pytest.raises(ConfigError, match="must be a power of two"):
+        resolve({"preset": "tiny-captioner", "patch": 6, "image_size": 48})
+    with pytest.raises(ConfigError, match="at least the 256 cells"):
+        resolve({"preset": "tiny-captioner", "patch": 4})
+    model = build_model(resolve({"preset": "tiny-captioner", "vocab_size": 9, "dim": 16}))
+    with pytest.raises(regard.errors.ShapeError, match="do not fit the model"):
+        model.start(1, 4, ImageSource.of(torch.zeros(1, 3, 32, 32), 16))
