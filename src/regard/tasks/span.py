@@ -44,9 +44,9 @@ class Windows:
 class _Spans:
     """The best spans of each window of a batch."""
 
-    scores: Float[Tensor, "batch best"]
-    first: Int[Tensor, "batch best"]
-    last: Int[Tensor, "batch best"]
+    scores: Float[Tensor, "batch candidates"]
+    first: Int[Tensor, "batch candidates"]
+    last: Int[Tensor, "batch candidates"]
     total: Float[Tensor, " batch"]  # log of the summed exp(score) of all spans
     null: Float[Tensor, " batch"]  # the score of "no answer"
 
