@@ -116,6 +116,7 @@ COMMAND_LINE_IMPORTS = (
     "regard.explain.render",  # drawing of results
     "regard.html",
     "regard.files.atomic",  # writing of pictures and results
+    "regard.serve",  # the server
 )
 
 

@@ -100,6 +100,8 @@ def test_every_model_answers_as_it_does_alone(case):
     engine = BatchEngine(pack(subject.model), config, stop=sorted(STOP))
     assert serve(engine, requests, pauses(generator)) == expected
     assert not engine.busy
+    engine = BatchEngine(subject.model, config, stop=sorted(STOP), capture=True)
+    assert serve(engine, requests, pauses(generator)) == expected
 
 
 def decoder(**config):

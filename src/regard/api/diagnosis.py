@@ -46,6 +46,8 @@ OPTIONAL_PACKAGES = [
         "pip install 'regard[tables]'",
     ),
     OptionalPackage("datasets", "regard train hf://datasets/…", "pip install 'regard[datasets]'"),
+    OptionalPackage("fastapi", "regard serve", "pip install 'regard[serve]'"),
+    OptionalPackage("llguidance", "JSON schemas in regard serve", "pip install 'regard[serve]'"),
     OptionalPackage("tensorboard", "train.trackers=tensorboard", "pip install tensorboard"),
     OptionalPackage("wandb", "train.trackers=wandb", "pip install wandb"),
     OptionalPackage("trackio", "train.trackers=trackio", "pip install trackio"),

@@ -33,6 +33,7 @@ from regard.cli.plan import plan
 from regard.cli.predict import predict
 from regard.cli.quickstart import quickstart
 from regard.cli.resume import resume
+from regard.cli.serve import serve
 from regard.cli.settings import settings
 from regard.cli.show import show
 from regard.cli.streams import prepare_streams
@@ -63,6 +64,7 @@ for command in (
     show,
     import_,
     export,
+    serve,
     edit,
     info,
     diff,
@@ -76,7 +78,6 @@ for command in (
 
 INSTEAD = {  # commands of other tools, and what there is here
     "chat": "regard generate RUN 'some words' continues a text; there are no chat models here",
-    "serve": "there is no server; in Python, regard.load(RUN).generate('some words')",
     "fit": "regard train DATA",
     "finetune": "regard train DATA train.start=RUN",
     "fine-tune": "regard train DATA train.start=RUN",

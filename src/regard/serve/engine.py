@@ -4,21 +4,21 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.errors import RegardError
-from regard.generate.chain import NOT_FAILED, Chain, at_least_float32
+from regard.generate.chain import NOT_FAILED, Chain, at_least_float32, failure_lengths
 from regard.generate.decode import check_prompts, pad_prompts
 from regard.generate.sampler_context import RowGenerators, SamplerContext
 from regard.models.base import Language, State
 from regard.nn.state import Source, TransformerState
 from regard.serve.prefix_cache import PrefixCache
 from regard.serve.request import Event, FinishReason, Request, TokenScore
-from regard.serve.rows import KVRows, make_rows
+from regard.serve.rows import GraphRows, KVRows, make_rows
 
 MiB = 2**20
 
@@ -33,8 +33,8 @@ class EngineConfig:
 
     rows: int = 64  # texts that are decoded together
     queue: int = 64  # requests that wait for a row; more are refused
-    chunk: int = 256  # ids of prompts that are read between two decode steps
-    kv_memory: int = 1024  # MiB of KV cache
+    chunk: int | None = None  # ids of prompts between two decode steps; 256, on a GPU 4,096
+    kv_memory: int | None = None  # MiB of KV cache; 1,024, on a GPU 40 % of the free memory
     prefix_memory: int = 256  # MiB of KV cache of earlier prompts
     turn: int = 256  # tokens after which a text gives up its row if a request waits
 
@@ -74,6 +74,15 @@ class _Sampled:
     scores: list[TokenScore | None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ahead:
+    """A step that the device computes while the host handles the one before."""
+
+    texts: list[_Text]
+    host: Tensor  # the ids of each row, and the lengths at which rows have failed
+    event: Any  # when the copy to the host is complete; None on a CPU
+
+
 @dataclass(slots=True)
 class Counters:
     """Totals since the start."""
@@ -100,12 +109,22 @@ class BatchEngine:
     """
 
     def __init__(
-        self, language: Language, config: EngineConfig | None = None, *, stop: Sequence[int] = ()
+        self,
+        language: Language,
+        config: EngineConfig | None = None,
+        *,
+        stop: Sequence[int] = (),
+        capture: bool | None = None,
     ) -> None:
         self.language, self.config = language, config or EngineConfig()
         self.stop = tuple(sorted(stop))  # what samplers see as the ids that end a text
+        on_gpu = language.device.type == "cuda"
+        budget = (self.config.kv_memory or 1024) * MiB
+        if on_gpu and self.config.kv_memory is None:
+            budget = int(0.4 * torch.cuda.mem_get_info(language.device)[0])
+        self.chunk = self.config.chunk or (4096 if on_gpu else 256)
         with torch.inference_mode():
-            self.rows = make_rows(language, self.config.kv_memory * MiB)
+            self.rows = make_rows(language, budget, self.config.rows, capture=capture)
         self.prefixes = None
         if isinstance(self.rows, KVRows) and self.config.prefix_memory:
             self.prefixes = PrefixCache(self.config.prefix_memory * MiB)
@@ -119,7 +138,7 @@ class BatchEngine:
         self.last: Tensor = torch.empty(0, dtype=torch.long)
         self.events: list[Event] = []
         self.counters = Counters()
-        self.chunk = self.config.chunk
+        self.ahead: _Ahead | None = None  # the step that the device computes
 
     def submit(self, request: Request) -> None:
         """Queue a request; `QueueFull` if too many wait, an error if it cannot be answered."""
@@ -194,6 +213,7 @@ class BatchEngine:
 
     def _preempt_longest(self) -> None:
         """Let a text wait that has had its turn, so that a long one does not hold up short ones."""
+        self._read_ahead()
         turns = [text.since for text in self.texts]
         if turns and max(turns) >= self.config.turn and not self.prefilling:
             self.counters.preempted += 1
@@ -336,23 +356,40 @@ class BatchEngine:
 
     def _context(self, job: _Prefill) -> SamplerContext:
         request = job.request
-        return SamplerContext.from_prompts(
+        context = SamplerContext.from_prompts(
             [request.prompt] * request.n,
             request.tokens,
             seed=[request.seed + text.index for text in job.texts],
             stop=self.stop,
             device=self.language.device,
         )
+        failure_lengths(context)  # its initial value is not 0, which `join_contexts` would fill in
+        return context
 
     # decoding
 
     def _decode(self) -> None:
+        """Decode one token of every row.
+
+        On a GPU, the next step is started before the tokens of the last one are read, so that
+        the device does not wait for the host.
+        """
         assert self.context is not None
+        runs_ahead = self._can_run_ahead()
+        if self.ahead is not None and not runs_ahead:
+            self._read_ahead()
+            return
         try:
             logits = self.rows.step(self.last)
+            if runs_ahead:
+                started = self._start_ahead(logits)
+                self._read_ahead()
+                self.ahead = started
+                return
             sampled = self._sample(self.texts, self.chain, logits, self.context)
         except torch.OutOfMemoryError as error:
-            if len(self.texts) == 1:
+            self._read_ahead()
+            if len(self.texts) < 2:
                 self._drop_all(error)
             else:  # fewer rows from now on
                 self.max_rows = max(1, len(self.texts) // 2)
@@ -362,13 +399,64 @@ class BatchEngine:
             self._drop_all(error)
             return
         self.last = sampled.ids
-        alive, full = self._append(self.texts, sampled)
-        again = [self.texts[row] for row in full]
-        if not all(alive):
-            self._keep([row for row, goes_on in enumerate(alive) if goes_on])
+        self._settle(self.texts, sampled)
+
+    def _settle(self, texts: list[_Text], sampled: "_Sampled") -> None:
+        """Append the sampled tokens; texts that have ended or filled the context leave."""
+        alive, full = self._append(texts, sampled)
+        gone = {id(text) for text, goes_on in zip(texts, alive, strict=True) if not goes_on}
+        again = [texts[row] for row in full]
+        if gone:
+            self._keep([row for row, text in enumerate(self.texts) if id(text) not in gone])
         if again:
             rows = [row for row, text in enumerate(self.texts) if text in again]
             self._requeue(rows, self.prefilling)
+
+    # running ahead
+
+    def _can_run_ahead(self) -> bool:
+        """Whether the tokens of the next step may be read after the step that follows it."""
+        rows, limit = self.rows, self.language.context
+        return isinstance(rows, GraphRows) and not any(
+            text.request.constraints
+            or text.request.logprobs is not None
+            or length + 2 >= cast(int, limit)
+            for text, length in zip(self.texts, rows.lengths, strict=True)
+        )
+
+    def _start_ahead(self, logits: Tensor) -> "_Ahead":
+        """Sample on the device, and start to copy the tokens to the host."""
+        assert self.context is not None
+        ids = self.chain.sample(logits, self.context, draw_kernel=True)
+        self.context.append(ids)
+        self.last = ids
+        both = torch.stack([ids, self.context.state["failed"]])
+        if not both.is_cuda:
+            return _Ahead(list(self.texts), both, None)
+        host = torch.empty_like(both, device="cpu", pin_memory=True)
+        host.copy_(both, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return _Ahead(list(self.texts), host, event)
+
+    def _read_ahead(self) -> None:
+        """Read the tokens of the step that was started before; wait for the device."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is None:
+            return
+        if ahead.event is not None:
+            ahead.event.synchronize()
+        ids, failed = ahead.host.tolist()
+        current = {id(text) for text in self.texts}
+        texts, tokens = [], []
+        for text, token, length in zip(ahead.texts, ids, failed, strict=True):
+            if id(text) not in current:
+                continue  # it has left since
+            if length != NOT_FAILED:
+                self._finish(text, "error", RegardError("no token is left to draw"))
+            texts.append(text)
+            tokens.append(token if length == NOT_FAILED else None)
+        self._settle(texts, _Sampled(self.last, tokens, [None] * len(texts)))
 
     def _sample(
         self, texts: list[_Text], chain: Chain, logits: Tensor, context: SamplerContext
@@ -449,17 +537,18 @@ class BatchEngine:
 
     def _drop_all(self, error: Exception) -> None:
         """Every row has failed; the engine goes on with the next requests."""
+        self.ahead = None
         for text in self.texts:
             self._finish(text, "error", error)
         self._keep([])
 
     def _leave_cancelled(self) -> None:
         for queue in (self.waiting, self.prefilling):
-            for job in [job for job in queue if job.request.cancelled]:
+            for job in [job for job in queue if all(map(_is_cancelled, job.texts))]:
                 queue.remove(job)
                 for text in job.texts:
                     self._finish(text, "cancelled")
-        gone = [text.request.cancelled for text in self.texts]
+        gone = list(map(_is_cancelled, self.texts))
         if any(gone):
             for text, cancelled in zip(self.texts, gone, strict=True):
                 if cancelled:
@@ -488,6 +577,10 @@ class BatchEngine:
         if all(text.request.chain is first for text in texts):
             return first
         return Chain.per_row([text.request.chain for text in texts], self.language.device)
+
+
+def _is_cancelled(text: _Text) -> bool:
+    return text.request.cancelled or text.index in text.request.ended
 
 
 def join_contexts(first: SamplerContext, second: SamplerContext) -> SamplerContext:

@@ -41,6 +41,7 @@ class Request:
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     constraints: Sequence[Constraint] = ()  # one per continuation
     cancelled: bool = False  # may be set from any thread; the rows leave before the next step
+    ended: set[int] = field(default_factory=set)  # the same for single continuations
     prompt_scores: "list[TokenScore]" = field(default_factory=list)  # of the prompt but its first
 
 

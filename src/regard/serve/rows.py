@@ -1,7 +1,8 @@
 """The decoding states of the rows that an engine decodes together; rows join and leave."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -14,6 +15,7 @@ from regard.models.base import Language, State
 from regard.nn.state import KVCache, TransformerState
 
 STEP = 64  # capacities are multiples of this
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # rows of a CUDA graph
 
 
 class Rows(Protocol):
@@ -91,12 +93,13 @@ class KVRows:
 
     def join(self, state: State, rows: Sequence[int], lengths: Sequence[int], need: int) -> None:
         """Append these rows of a prefilled state."""
-        first = len(self.lengths)
+        first, longest = len(self.lengths), max(lengths)
         self._resize(first + len(rows), max([need, *self.needs]))
+        places = slice(first, first + len(rows))
+        index = torch.tensor(rows, device=state.lengths.device)
         for cache, new in zip(self.caches, cast(TransformerState, state).layers, strict=True):
-            for row, (source, length) in enumerate(zip(rows, lengths, strict=True), first):
-                cache.keys[row, :, :length] = new.keys[source, :, :length]
-                cache.values[row, :, :length] = new.values[source, :, :length]
+            cache.keys[places, :, :longest] = new.keys[index, :, :longest]
+            cache.values[places, :, :longest] = new.values[index, :, :longest]
         self.lengths += lengths
         self.needs += [need] * len(rows)
         self.state = None
@@ -175,12 +178,100 @@ class KVRows:
         return state
 
 
-def make_rows(language: Language, budget: int) -> Rows:
-    """The rows of a model: a shared KV cache for a Transformer decoder."""
+class GraphRows(KVRows):
+    """Rows of a Transformer decoder on a GPU: a decode step is replayed as a CUDA graph.
+
+    The buffers have their final size from the start, since a graph reads fixed addresses. There
+    is a graph for each of a few numbers of rows (`BUCKETS`); what it computes in unused rows is
+    not read. On a CPU the same steps run uncaptured.
+    """
+
+    def __init__(self, language: Language, budget: int, rows: int) -> None:
+        super().__init__(language, budget)
+        assert language.context is not None
+        self.capacity = language.context
+        self.rows = max(1, min(rows, budget // (self.capacity * self.bytes_per_id)))
+        keys, values = self.probe.layers[0].keys, self.probe.layers[0].values
+        layers, device = len(self.probe.layers), keys.device
+        self.buffers = [  # keys and values of all layers: (layers, rows, kv_heads, capacity, …)
+            part.new_zeros(layers, self.rows, part.shape[1], self.capacity, part.shape[3])
+            for part in (keys, values)
+        ]
+        self.caches = [KVCache(*pair) for pair in zip(*self.buffers, strict=True)]
+        self.lengths_buffer = torch.zeros(self.rows, dtype=torch.long, device=device)
+        self.last = torch.zeros_like(self.lengths_buffer)
+        self.graphs: dict[int, Callable[[], Tensor]] = {}
+        self.pool: Any = None
+
+    def fits(self, rows: int, capacity: int) -> bool:
+        """Whether there are so many rows."""
+        return rows <= self.rows
+
+    def step(self, last: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+        """Read the last id of each row; return the next logits."""
+        used = len(self.lengths)
+        if self.state is None:  # rows have joined or left
+            lengths = self.lengths + [0] * (self.rows - used)
+            self.lengths_buffer.copy_(torch.tensor(lengths), non_blocking=True)
+            self.state = self.probe
+        self.last[:used].copy_(last)
+        bucket = min(next(size for size in BUCKETS if size >= used), self.rows)
+        if bucket not in self.graphs:
+            logits = self._run(bucket)
+            self.graphs[bucket] = self._capture(bucket)
+        else:
+            logits = self.graphs[bucket]()
+        self.lengths = [length + 1 for length in self.lengths]
+        return logits[:used]
+
+    def _run(self, bucket: int) -> Tensor:
+        state = replace(
+            self.probe,
+            layers=[KVCache(cache.keys[:bucket], cache.values[:bucket]) for cache in self.caches],
+            lengths=self.lengths_buffer[:bucket],
+            capacity=self.capacity,
+        ).with_static_shapes()
+        logits, _ = self.language.step(self.last[:bucket].unsqueeze(1), state)
+        return logits[:, -1]
+
+    def _capture(self, bucket: int) -> Callable[[], Tensor]:
+        if not self.last.is_cuda:
+            return partial(self._run, bucket)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            logits = self._run(bucket)
+
+        def replay() -> Tensor:
+            graph.replay()
+            return logits
+
+        return replay
+
+    def _move(self, old: int, row: int) -> None:
+        length = self.lengths[old]
+        for part in self.buffers:
+            part[:, row, :, :length] = part[:, old, :, :length]
+
+    def _resize(self, rows: int, capacity: int) -> None:
+        assert rows <= self.rows
+
+
+def make_rows(language: Language, budget: int, rows: int, *, capture: bool | None = None) -> Rows:
+    """The rows of a model: a shared KV cache for a Transformer decoder; `capture` None: on a GPU.
+
+    A KV cache of a CPU decoder is one tensor of another layout, which only `KVRows` knows.
+    """
     if _has_source(language):
         return StateRows(language)
     state = language.start(1, 1)
-    return KVRows(language, budget) if isinstance(state, TransformerState) else StateRows(language)
+    if not isinstance(state, TransformerState):
+        return StateRows(language)
+    capture = state.lengths.is_cuda if capture is None else capture
+    if capture and type(state) is TransformerState:
+        return GraphRows(language, budget, rows)
+    return KVRows(language, budget)
 
 
 def _has_source(language: Language) -> bool:

@@ -207,6 +207,18 @@ class Tokenizer:
             return token.strip(JOINER)
         return token.replace(SPACE, " ") if self.kind in ("bpe", "unigram") else token
 
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes that a token adds to a text, also where they are part of a character."""
+        self._check_id(id)
+        token: str = self._backend.id_to_token(id) or ""
+        if token in self._specials:
+            return b""
+        if self._byte_level:
+            return bytes(_BYTES[character] for character in token if character in _BYTES)
+        if re.fullmatch("<0x[0-9A-F]{2}>", token):  # byte fallback
+            return bytes([int(token[3:5], 16)])
+        return self.piece(id).encode()
+
     def special_id(self, name: str) -> int | None:
         """The id of a special token by its role; None if the vocabulary has none.
 

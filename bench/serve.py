@@ -1,0 +1,295 @@
+"""Throughput and time to the first token of the serving engine, beside transformers.
+
+    python bench/serve.py engine --run RUN [--streams 64] [--peer FOLDER]
+    python bench/serve.py engine --llama 1.1b [--streams 64] [--peer] [--offline]
+    python bench/serve.py http --run RUN [--streams 16]
+
+`engine` drives the engine in this process: each of the streams sends its next request when its
+last one is answered, with prompts of 16 to 256 ids and 32 to 256 new tokens (scaled down to the
+context of a small model), sampled with temperature 0.8 and top-k 50. `--peer` runs the same
+requests through the continuous batching of transformers, the engine of `transformers serve`: of
+the exported FOLDER of the run, or with `--llama` of a model of the same shape. `--offline` adds
+the rate of `generate` for as many rows of equal length as there are streams, the upper bound.
+`http` starts `regard serve RUN` and measures the same through HTTP, streaming.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Figures:
+    """What one run measures."""
+
+    name: str
+    tokens: int = 0
+    seconds: float = 0.0
+    first: list[float] = field(default_factory=list)  # seconds to the first token of each request
+
+    def show(self) -> None:
+        ordered = sorted(self.first)
+        p50, p99 = (ordered[int(q * (len(ordered) - 1))] * 1e3 for q in (0.5, 0.99))
+        print(
+            f"{self.name:32s} {self.tokens / self.seconds:10,.0f} tok/s   "
+            f"first token p50 {p50:8.1f} ms   p99 {p99:8.1f} ms   ({self.tokens:,} tokens)",
+            flush=True,
+        )
+
+
+def workload(requests: int, vocab: int, context: int, seed: int = 0) -> list[tuple[list[int], int]]:
+    """Prompts and numbers of new tokens, of mixed lengths that fit into the context."""
+    draw = random.Random(seed)
+    longest = min(256, context // 2 - 1)
+    return [
+        (
+            [draw.randrange(3, vocab) for _ in range(draw.randint(min(16, longest), longest))],
+            draw.randint(min(32, longest), longest),
+        )
+        for _ in range(requests)
+    ]
+
+
+def run_engine(engine: Any, work: list[tuple[list[int], int]], streams: int) -> Figures:
+    """Our engine, with as many requests at a time as there are streams."""
+    from regard.generate import parse_chain
+    from regard.serve.request import Request
+
+    chain = parse_chain(["top_k=50", "temperature=0.8"])
+    requests = [
+        Request(ids, chain, tokens, seed=number) for number, (ids, tokens) in enumerate(work)
+    ]
+    figures, sent, waiting = Figures("regard engine"), {}, iter(requests)
+    running = 0
+    began = time.perf_counter()
+    while True:
+        while running < streams and (request := next(waiting, None)) is not None:
+            engine.submit(request)
+            sent[request] = time.perf_counter()
+            running += 1
+        if not running:
+            break
+        events = engine.step()
+        now = time.perf_counter()
+        for event in events:
+            assert event.error is None, event.error
+            if event.finish:
+                running -= 1
+            else:
+                figures.tokens += 1
+                if (start := sent.pop(event.request, None)) is not None:
+                    figures.first.append(now - start)
+    figures.seconds = time.perf_counter() - began
+    return figures
+
+
+def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int) -> Figures:
+    """The continuous batching of transformers, with the same requests."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    settings = GenerationConfig(do_sample=True, temperature=0.8, top_k=50, eos_token_id=-1)
+    options: dict[str, Any] = {"max_requests_per_batch": streams}
+    if model.device.type == "cpu":
+        options |= {"num_blocks": 4 * streams, "max_batch_tokens": 512, "page_size": 32}
+        options["num_blocks"] = streams * 32
+    figures, sent = Figures("transformers continuous batching"), {}
+    waiting, running = iter(work), 0
+    with model.continuous_batching_context_manager(
+        generation_config=settings, continuous_batching_config=ContinuousBatchingConfig(**options)
+    ) as manager:
+        began = time.perf_counter()
+        while True:
+            while running < streams and (each := next(waiting, None)) is not None:
+                name = manager.add_request(each[0], max_new_tokens=each[1], streaming=True)
+                sent[name] = time.perf_counter()
+                running += 1
+            if not running:
+                break
+            result = manager.get_result(timeout=60)
+            assert result is not None, "no result within a minute"
+            assert not result.error, result.error
+            now = time.perf_counter()
+            if result.generated_tokens and (start := sent.pop(result.request_id, None)):
+                figures.first.append(now - start)
+            if result.is_finished():
+                figures.tokens += len(result.generated_tokens)
+                running -= 1
+        figures.seconds = time.perf_counter() - began
+    return figures
+
+
+def run_offline(model: Any, streams: int, vocab: int) -> Figures:
+    """`generate` for rows of equal length: prompts of 128 ids, 256 new tokens."""
+    from regard.accel import pack
+    from regard.generate import generate, parse_chain
+    from regard.generate.decode_loop import Engine
+
+    engine, chain = Engine(pack(model)), parse_chain(["top_k=50", "temperature=0.8"])
+    draw = random.Random(1)
+    prompts = [[draw.randrange(3, vocab) for _ in range(128)] for _ in range(streams)]
+    for _ in range(2):
+        generate(engine, prompts, chain, tokens=256, seed=1)
+    figures, began = Figures(f"generate, {streams} equal rows"), time.perf_counter()
+    answers = generate(engine, prompts, chain, tokens=256, seed=2)
+    figures.seconds = time.perf_counter() - began
+    figures.tokens, figures.first = sum(map(len, answers)), [0.0]
+    return figures
+
+
+async def ask(host: str, port: int, body: dict[str, Any], figures: Figures) -> None:
+    """One streamed request through a connection of its own."""
+    content = json.dumps(body).encode()
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+    )
+    first = True
+    while line := await reader.readline():
+        if line.startswith(b'data: {"id"'):
+            if first:
+                figures.first.append(time.perf_counter() - began)
+                first = False
+            if b'"usage"' in line:
+                figures.tokens += json.loads(line[6:])["usage"]["completion_tokens"]
+    writer.close()
+
+
+async def drive(address: str, bodies: list[dict[str, Any]], streams: int) -> Figures:
+    host, port = address.removeprefix("http://").rsplit(":", 1)
+    figures, waiting = Figures("regard serve, HTTP streams"), iter(bodies)
+
+    async def client() -> None:
+        for body in waiting:
+            await ask(host, int(port), body, figures)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(streams)))
+    figures.seconds = time.perf_counter() - began
+    return figures
+
+
+def measure_http(run: str, streams: int, requests: int) -> None:
+    import regard
+
+    opened = regard.load(run)
+    context = opened.model.context or 512
+    work = workload(requests, opened.tokenizer.size, context)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "regard", "serve", run, "--port", "0", "--rows", str(streams)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+    try:
+        assert server.stderr is not None
+        address = server.stderr.readline().split()[-1]
+        bodies = [
+            {
+                "prompt": ids,
+                "max_tokens": tokens,
+                "seed": number,
+                "sampler": ["top_k=50", "temperature=0.8"],
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            for number, (ids, tokens) in enumerate(work)
+        ]
+        asyncio.run(drive(address, bodies[:streams], streams))
+        asyncio.run(drive(address, bodies, streams)).show()
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def measure_engine(arguments: argparse.Namespace) -> None:
+    from regard.accel import pack
+    from regard.serve.engine import BatchEngine, EngineConfig
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    streams, count = arguments.streams, arguments.requests or 4 * arguments.streams
+    peer = None
+    if arguments.llama:
+        from regard.models.build import build_model, preset
+
+        config = preset("tinyllama")
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = build_model(config).eval().to(torch.bfloat16 if device == "cuda" else None)
+        if arguments.peer is not None:
+            from transformers import LlamaConfig, LlamaForCausalLM
+
+            shape = LlamaConfig(
+                vocab_size=config.vocab_size,
+                hidden_size=config.dim,
+                intermediate_size=config.ffn_dim,
+                num_hidden_layers=config.layers,
+                num_attention_heads=config.heads,
+                num_key_value_heads=config.kv_heads,
+                max_position_embeddings=config.context,
+                dtype="bfloat16",
+            )
+            with torch.device(device):
+                peer = LlamaForCausalLM(shape).eval().to(torch.bfloat16)
+        vocab, context = config.vocab_size, config.context
+    else:
+        import regard
+
+        run = regard.load(arguments.run)
+        model, vocab, context = run.model, run.tokenizer.size, run.model.context or 512
+        if arguments.peer is not None:
+            from transformers import AutoModelForCausalLM
+
+            peer = AutoModelForCausalLM.from_pretrained(arguments.peer).eval()
+    with torch.inference_mode():
+        language = pack(model)
+    engine, rates = BatchEngine(language, EngineConfig(rows=streams, queue=streams)), []
+    for repeat in range(arguments.repeats + 1):
+        work = workload(count, vocab, context, seed=repeat)  # no prompt is read twice
+        figures = run_engine(engine, work, streams)
+        if repeat:
+            figures.show()
+            rates.append(figures.tokens / figures.seconds)
+    ours = statistics.median(rates)
+    if arguments.offline:
+        offline = run_offline(model, streams, vocab)
+        offline.show()
+        print(f"engine / generate: {ours * offline.seconds / offline.tokens:.2f}")
+    if peer is not None:
+        run_peer(peer, work[:streams], streams)
+        theirs = run_peer(peer, work, streams)
+        theirs.show()
+        print(f"engine / transformers: {ours * theirs.seconds / theirs.tokens:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=("engine", "http"))
+    parser.add_argument("--run")
+    parser.add_argument("--llama", choices=("1.1b",))
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--peer", nargs="?", const="")
+    parser.add_argument("--offline", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.what == "http":
+        measure_http(arguments.run, arguments.streams, arguments.requests or 4 * arguments.streams)
+    else:
+        measure_engine(arguments)
+
+
+if __name__ == "__main__":
+    main()

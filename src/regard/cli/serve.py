@@ -1,0 +1,72 @@
+"""`regard serve`."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from regard.cli.output import print_status
+from regard.errors import ConfigError
+
+
+def serve(
+    runs: Annotated[
+        list[Path],
+        Argument(metavar="RUN…", help="Run folders, or folders of runs.", show_default=False),
+    ],
+    host: Annotated[
+        str,
+        Option(
+            metavar="ADDRESS", help="Address to listen on; others than this machine's need --key."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, Option(metavar="N", min=0, max=65535, help="Port; 0: any free one.")
+    ] = 8000,
+    key: Annotated[
+        str | None,
+        Option(
+            metavar="KEY", envvar="REGARD_KEY", help="Key that clients must send.", show_envvar=True
+        ),
+    ] = None,
+    rows: Annotated[
+        int, Option(metavar="N", min=1, max=1024, help="Texts that are generated together.")
+    ] = 64,
+    queue: Annotated[
+        int, Option(metavar="N", min=1, max=4096, help="Requests that may wait; others get 429.")
+    ] = 64,
+    idle: Annotated[
+        float | None,
+        Option(
+            metavar="SECONDS", min=1.0, help="Unload a model that nobody has asked for so long."
+        ),
+    ] = None,
+    device: Annotated[str, Option(metavar="NAME", help="cpu, cuda, mps or auto.")] = "auto",
+) -> None:
+    """Serve models over HTTP, with OpenAI's API.
+
+    \b
+    regard serve runs/my
+    regard serve runs --port 9000 --idle 600
+    regard serve runs/my --host 0.0.0.0 --key SECRET
+
+    The first model is loaded at once, others when a request names them by the name of their
+    folder. Ctrl-C or SIGTERM ends the server after the requests that run.
+    """
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"serve needs {' and '.join(missing)}: pip install 'regard[serve]'")
+    from regard.serve.engine import EngineConfig
+    from regard.serve.server import make_server, run_server
+
+    server = make_server(
+        runs,
+        host=host,
+        port=port,
+        key=key,
+        config=EngineConfig(rows=rows, queue=queue),
+        device=device,
+        idle=idle,
+    )
+    run_server(server, lambda address: print_status(f"serving at {address}"))

@@ -1,0 +1,134 @@
+"""From the events of the engine thread to pieces of text in the event loop of the server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from regard.generate.decode import IncrementalText
+from regard.generate.stop_text import StoppedText
+from regard.serve.models import ServedModel
+from regard.serve.request import Event, FinishReason, Request, TokenScore
+from regard.serve.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a continuation has got: text, a token, or its end."""
+
+    index: int
+    text: str = ""
+    token: int | None = None
+    score: TokenScore | None = None
+    finish: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class Continuation:
+    """A complete continuation."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
+    finish: FinishReason = "length"
+
+    def add(self, piece: Piece) -> None:
+        """Append a piece."""
+        self.text += piece.text
+        if piece.token is not None:
+            self.tokens.append(piece.token)
+        if piece.score is not None:
+            self.scores.append(piece.score)
+        self.finish = piece.finish or self.finish
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean log-probability of its tokens."""
+        scores = [score.logprob for score in self.scores]
+        return sum(scores) / len(scores) if scores else 0.0
+
+
+class Answers:
+    """Hands the events of the engine thread to the coroutines that wait for them."""
+
+    def __init__(self) -> None:
+        self.worker = Worker(self._deliver)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._queues: dict[Request, asyncio.Queue[Event]] = {}
+
+    def start(self) -> None:
+        """Start the engine thread; its events go to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self.worker.start()
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def submit(self, model: ServedModel, request: Request) -> None:
+        """Queue a request; `pieces` must be read afterwards."""
+        self._queues[request] = asyncio.Queue()
+        try:
+            self.worker.submit(model.name, request)
+        except BaseException:
+            del self._queues[request]
+            raise
+
+    async def pieces(
+        self, model: ServedModel, request: Request, stop_texts: Sequence[str]
+    ) -> AsyncIterator[Piece]:
+        """The pieces of the continuations of a submitted request, as they are generated.
+
+        If the reader leaves, the request is cancelled.
+        """
+        queue = self._queues[request]
+        texts = [
+            (IncrementalText(model.tokenizer, request.prompt), StoppedText(stop_texts))
+            for _ in range(request.n)
+        ]
+        going_on = set(range(request.n))
+        try:
+            while going_on:
+                event = await queue.get()
+                if event.error is not None:
+                    raise event.error
+                if event.index not in going_on:
+                    continue
+                text, stopped = texts[event.index]
+                if event.token is not None:
+                    added = stopped.append(text.append(event.token))
+                    yield Piece(event.index, added, event.token, event.score)
+                    if not stopped.stopped:
+                        continue
+                    request.ended.add(event.index)
+                    yield Piece(event.index, finish="stop")
+                else:
+                    rest = stopped.append(text.end())
+                    rest += "" if stopped.stopped else stopped.end()
+                    yield Piece(event.index, rest, finish=event.finish)
+                going_on.discard(event.index)
+        finally:
+            self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """End a request that nobody reads any more."""
+        self._queues.pop(request, None)
+        self.worker.cancel(request)
+
+    async def complete(
+        self, model: ServedModel, request: Request, stop_texts: Sequence[str]
+    ) -> list[Continuation]:
+        """The continuations of a submitted request, when all are complete."""
+        continuations = [Continuation() for _ in range(request.n)]
+        async for piece in self.pieces(model, request, stop_texts):
+            continuations[piece.index].add(piece)
+        return continuations
+
+    def _deliver(self, events: list[Event]) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._dispatch, events)
+
+    def _dispatch(self, events: list[Event]) -> None:
+        for event in events:
+            queue = self._queues.get(event.request)
+            if queue is not None:
+                queue.put_nowait(event)

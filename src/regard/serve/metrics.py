@@ -1,0 +1,66 @@
+"""The counters of a server, in the text format of Prometheus."""
+
+from collections import Counter
+from dataclasses import fields
+
+from regard.serve.engine import Counters
+from regard.serve.models import Models
+
+HELP = {
+    "requests": "requests that were queued",
+    "finished": "texts that were completed",
+    "cancelled": "texts whose client left",
+    "failed": "texts that failed",
+    "prompt_tokens": "tokens of prompts that were read",
+    "tokens": "tokens that were generated",
+    "steps": "steps of the engine",
+    "preempted": "texts that gave up their row for a while",
+}
+
+
+class Metrics:
+    """What the server counts itself; the engines count the rest."""
+
+    def __init__(self) -> None:
+        self.errors: Counter[int] = Counter()
+
+    def count_error(self, status: int) -> None:
+        """Count an answer that is an error."""
+        self.errors[status] += 1
+
+    def text(self, models: Models, healthy: bool, open_requests: int) -> str:
+        """All metrics."""
+        lines = ["# TYPE regard_up gauge", f"regard_up {int(healthy)}"]
+        lines += ["# TYPE regard_open_requests gauge", f"regard_open_requests {open_requests}"]
+        engines = {
+            name: model.engine for name, model in models.loaded.items() if model.engine is not None
+        }
+        for counter in fields(Counters):
+            name = f"regard_{counter.name}_total"
+            lines += [f"# HELP {name} {HELP[counter.name]}", f"# TYPE {name} counter"]
+            for model, engine in engines.items():
+                lines.append(
+                    f'{name}{{model="{_escape(model)}"}} {getattr(engine.counters, counter.name)}'
+                )
+        gauges = {
+            "rows": lambda engine: len(engine.texts),
+            "waiting": lambda engine: len(engine.waiting) + len(engine.inbox),
+            "prefix_bytes": lambda engine: engine.prefixes.bytes if engine.prefixes else 0,
+            "prefix_hit_tokens": lambda engine: engine.prefixes.hits if engine.prefixes else 0,
+        }
+        for gauge, value in gauges.items():
+            lines.append(f"# TYPE regard_{gauge} gauge")
+            lines += [
+                f'regard_{gauge}{{model="{_escape(model)}"}} {value(engine)}'
+                for model, engine in engines.items()
+            ]
+        lines.append("# TYPE regard_errors_total counter")
+        lines += [
+            f'regard_errors_total{{status="{status}"}} {count}'
+            for status, count in sorted(self.errors.items())
+        ]
+        return "\n".join([*lines, ""])
+
+
+def _escape(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,172 @@
+"""The models that a server offers: loaded when they are first asked for, unloaded when idle."""
+
+import asyncio
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from regard.accel import pack
+from regard.api.decoding import chain_for
+from regard.api.run import Run, load
+from regard.errors import CheckpointError, ConfigError
+from regard.generate.chain import Chain
+from regard.generate.sampler_context import SamplerContext
+from regard.models.base import Language
+from regard.serve.constraint import JsonSchemas
+from regard.serve.engine import BatchEngine, EngineConfig
+from regard.serve.worker import Worker
+from regard.text import PairTokenizers, Tokenizer
+
+
+@dataclass(eq=False)
+class ServedModel:
+    """A model in memory, with its engine if it generates."""
+
+    name: str
+    run: Run
+    engine: BatchEngine | None
+    used: float = field(default_factory=time.monotonic)  # when it was last asked
+    users: int = 0  # requests that use it now
+    chains: dict[Any, Chain] = field(default_factory=dict)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the generated text."""
+        return self.run.tokenizer
+
+    @property
+    def takes_source(self) -> bool:
+        """Whether it is an encoder-decoder: it reads a source and writes a target."""
+        return isinstance(self.run.tokenizers, PairTokenizers)
+
+    @property
+    def context(self) -> int | None:
+        """The most ids of a text that the model reads; None: no limit."""
+        return cast(int | None, getattr(self.run.model, "context", None))
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for the same weights: with it and the seed, a text can be generated again."""
+        return f"fp_{self.run.tokenizer.fingerprint()[:12]}"
+
+    def piece(self, token: int) -> str:
+        """The text of one token."""
+        return self.tokenizer.piece(token)
+
+    @cached_property
+    def schemas(self) -> JsonSchemas:
+        """The constraints of its vocabulary, made when first asked for."""
+        return JsonSchemas(self.tokenizer)
+
+    def chain(self, specs: tuple[str, ...] | None, order: str | None) -> Chain:
+        """The chain of these samplers; equal samplers give the same object."""
+        key = (specs, order)
+        if key not in self.chains:
+            if len(self.chains) >= 256:
+                self.chains.clear()
+            self.chains[key] = self._checked(chain_for(self.tokenizer, specs, order))
+        return self.chains[key]
+
+    def _checked(self, chain: Chain) -> Chain:
+        """Use a chain once, since some settings are compared with the vocabulary only then."""
+        with torch.inference_mode():
+            context = SamplerContext.from_prompts([[0]], 1, seed=0, stop=self.tokenizer.stop_ids)
+            chain.sample(torch.zeros(1, cast(Language, self.run.model).vocab_size), context)
+        return chain
+
+
+class Models:
+    """The models of a server by name."""
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        worker: Worker,
+        config: EngineConfig,
+        *,
+        device: str = "auto",
+        idle: float | None = None,
+    ) -> None:
+        self.worker, self.config, self.device, self.idle = worker, config, device, idle
+        self.paths = _name_paths(paths)
+        self.loaded: dict[str, ServedModel] = {}
+        self._locks = {name: asyncio.Lock() for name in self.paths}
+        self.created = int(time.time())
+
+    @property
+    def default(self) -> str:
+        """The model of a request that names none."""
+        return next(iter(self.paths))
+
+    async def get(self, name: str | None) -> ServedModel:
+        """The model of this name, loaded if it is not yet; raise `KeyError` if there is none."""
+        name = name or self.default
+        if name not in self.paths:
+            raise KeyError(name)
+        async with self._locks[name]:
+            if name not in self.loaded:
+                self.loaded[name] = await asyncio.to_thread(self._load, name)
+            model = self.loaded[name]
+            model.used = time.monotonic()
+            return model
+
+    def _load(self, name: str) -> ServedModel:
+        run = load(self.paths[name], self.device)
+        run.limit_threads()
+        engine = None
+        if isinstance(run.model, Language) and run.tokenizers is not None and _generates(run):
+            with torch.inference_mode():
+                language = pack(run.model)
+            engine = BatchEngine(language, self.config, stop=run.tokenizer.stop_ids)
+            self.worker.add(name, engine)
+        return ServedModel(name, run, engine)
+
+    async def unload_idle(self) -> None:
+        """Unload models that nobody has asked for a while; runs until it is cancelled."""
+        if self.idle is None:
+            return
+        while True:
+            await asyncio.sleep(min(1.0, self.idle / 2))
+            now = time.monotonic()
+            for name, model in list(self.loaded.items()):
+                busy = model.users or (model.engine is not None and model.engine.busy)
+                if not busy and now - model.used > self.idle:
+                    self.worker.remove(name)
+                    del self.loaded[name]
+                    del model
+                    gc.collect()
+
+
+def _generates(run: Run) -> bool:
+    return "generate" in run.verbs or "translate" in run.verbs
+
+
+def _name_paths(paths: Sequence[Path]) -> dict[str, Path]:
+    """Runs by the name of their folder. A folder without a run in it: the runs inside it."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise CheckpointError(f"no run at {path}; regard train writes one")
+        inside = [path] if _is_run(path) else sorted(p for p in path.iterdir() if _is_run(p))
+        if not inside:
+            raise CheckpointError(f"{path} is not a run and has no run in it")
+        for run in inside:
+            name = run.resolve().name
+            if name in found and found[name].resolve() != run.resolve():
+                raise ConfigError(
+                    f"{found[name]} and {run} would both be called {name!r}; rename a folder"
+                )
+            found[name] = run
+    if not found:
+        raise ConfigError("give a run, or a folder with runs")
+    return found
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.json").is_file()

@@ -1,0 +1,133 @@
+"""From the body of a request to a request to the engine."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from regard.errors import ConfigError
+from regard.serve.models import ServedModel
+from regard.serve.request import Request
+from regard.serve.schema import Sampling
+from regard.text import PairTokenizers
+
+SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request to the engine, and what its answer needs besides."""
+
+    request: Request
+    text: str  # of the prompt
+    stops: list[str]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many ids the prompt has."""
+        return len(self.request.source or self.request.prompt)
+
+
+def prepare(
+    model: ServedModel,
+    prompt: str | Sequence[int],
+    body: Sampling,
+    *,
+    tokens: int,
+    n: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    more_stops: Sequence[str] = (),
+) -> Prepared:
+    """The request to the engine for a prompt; an error if it cannot be answered."""
+    if model.engine is None:
+        raise ConfigError(f"the model {model.name!r} does not generate text; use /predict")
+    chain = model.chain(body.specs(), body.order)
+    source = None
+    if model.takes_source:
+        if prompt_logprobs is not None:
+            raise ConfigError("echo with logprobs is for decoders; this model reads a source")
+        task = model.run._pair_task()
+        source = _source_ids(model, prompt)
+        text = prompt if isinstance(prompt, str) else ""
+        ids, stop = list(task.prompt), {task.stop_id}
+    else:
+        text, ids = _prompt(model, prompt)
+        stop = set(model.tokenizer.stop_ids)
+    stop = set() if body.ignore_eos else stop
+    vocab = model.engine.language.vocab_size
+    for token in body.stop_token_ids or ():
+        _check_id(token, vocab, "stop_token_ids")
+        stop.add(token)
+    constraints = []
+    if body.response_format is not None:
+        made = [model.schemas.constraint(body.response_format) for _ in range(n)]
+        constraints = [constraint for constraint in made if constraint is not None]
+    seed = secrets.randbits(62) if body.seed is None else body.seed
+    request = Request(
+        ids,
+        chain,
+        tokens,
+        seed,
+        frozenset(stop),
+        n,
+        source,
+        logprobs,
+        prompt_logprobs,
+        constraints,
+    )
+    return Prepared(request, text, [*body.stops(), *more_stops])
+
+
+def _prompt(model: ServedModel, prompt: str | Sequence[int]) -> tuple[str, list[int]]:
+    """The text and the ids of a prompt, which must fit into the context."""
+    assert model.engine is not None
+    if isinstance(prompt, str):
+        text, ids = prompt, model.run._prompt(prompt)
+    else:
+        ids = list(prompt)
+        for token in ids:
+            _check_id(token, min(model.tokenizer.size, model.engine.language.vocab_size), "prompt")
+        text = model.tokenizer.decode(ids)
+    limit = model.context
+    if limit is not None and len(ids) > limit:
+        raise ConfigError(
+            f"the prompt has {len(ids)} tokens, and the model's context is {limit}; shorten it"
+        )
+    return text, ids
+
+
+def _source_ids(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
+    """The source of an encoder-decoder, with the special ids that it was trained with."""
+    source = cast(PairTokenizers, model.run.tokenizers).source
+    ids = (
+        list(prompt) if not isinstance(prompt, str) else source.encode(model.run._normalize(prompt))
+    )
+    for token in ids:
+        _check_id(token, source.size, "prompt")
+    framed = model.run._pair_task().source([np.asarray(ids, dtype=np.int64)])
+    if model.context is not None and framed.ids.shape[1] > model.context:
+        raise ConfigError(
+            f"the source has {framed.ids.shape[1]} tokens, and the model's context is "
+            f"{model.context}; shorten it"
+        )
+    return framed.ids[0].tolist()
+
+
+def _check_id(token: int, vocab: int, name: str) -> None:
+    if not 0 <= token < vocab:
+        raise ConfigError(f"{name}: token {token} is not in the vocabulary of {vocab}")
+
+
+def chat_prompt(model: ServedModel, messages: Sequence[tuple[str, str]]) -> tuple[str, list[str]]:
+    """A conversation as one text that the model continues, and where its answer ends.
+
+    A fixed form, not a template from a file: each message is a line with the name of its speaker.
+    An encoder-decoder reads the last message only.
+    """
+    if model.takes_source:
+        return messages[-1][1], []
+    lines = [f"{SPEAKERS[role]}: {text}\n" for role, text in messages]
+    return "".join([*lines, "Assistant:"]), ["\nUser:", "\nSystem:"]

@@ -1,0 +1,259 @@
+"""What clients send. Every limit is here: what is larger is refused before anything is computed."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, field_validator
+
+from regard.generate.samplers import SAMPLERS
+
+MAX_TOKENS = 4096  # new tokens of an answer
+MAX_CHOICES = 16
+MAX_LOGPROBS = 20
+MAX_STOPS, MAX_STOP = 4, 256  # stop texts, and characters of each
+MAX_TEXT = 200_000  # characters of a prompt
+MAX_PROMPTS = 64
+MAX_LIST = 1024  # entries of a sampler's list, and of logit_bias
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Id = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_TEXT)]
+Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
+Seed = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+
+# Fields of OpenAI's and vLLM's API whose meaning we would betray by ignoring them.
+REFUSED = ("tools", "functions", "audio", "prediction", "web_search_options", "use_beam_search")
+
+
+class Body(BaseModel):
+    """A request body; unknown fields are accepted and reported in the header x-regard-ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Annotated[str, Field(max_length=256)] | None = None
+    user: Any = None
+
+
+class Sampling(Body):
+    """How to continue a text. All samplers of the library may be given by their names."""
+
+    seed: Seed | None = None
+    n: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stream: StrictBool | None = None
+    stream_options: dict[str, Any] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=100)] | dict[str, Any] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | dict[str, Any] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[
+                Annotated[str, Field(pattern=r"^[0-9]{1,9}$")],
+                Annotated[Number, Field(ge=-100, le=100)],
+            ],
+            Field(max_length=MAX_LIST),
+        ]
+        | None
+    ) = None
+    min_tokens: Annotated[StrictInt, Field(ge=0, le=MAX_TOKENS)] | None = None
+    ignore_eos: StrictBool | None = None
+    stop_token_ids: Annotated[list[Id], Field(max_length=64)] | None = None
+    sampler: (
+        Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=64)] | None
+    ) = None  # as `regard generate -s`, in this order
+    order: Annotated[str, Field(max_length=32)] | None = None  # as `regard generate --order`
+    response_format: dict[str, Any] | None = None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_surrogates(cls, value: Any) -> Any:
+        """Half of a surrogate pair is no character: no tokenizer reads it."""
+        return _checked_text(value)
+
+    def stops(self) -> list[str]:
+        """The stop texts."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def sampler_fields(self) -> dict[str, Any]:
+        """The samplers that are given by name, whether as a declared field or as an extra one."""
+        given = {**self.model_dump(exclude_none=True), **(self.model_extra or {})}
+        return {name: given[name] for name in SAMPLERS if given.get(name) is not None}
+
+    def specs(self) -> tuple[str, ...] | None:
+        """The samplers as `regard generate -s` takes them; None: the default ones.
+
+        Samplers that are given as fields are applied in the order of `SAMPLERS`.
+        """
+        if self.sampler is not None:
+            return tuple(self.sampler)
+        specs = {name: to_spec(name, value) for name, value in self.sampler_fields().items()}
+        if specs.get("top_k") == "top_k=-1":  # vLLM's way to switch it off
+            del specs["top_k"]
+        for name, value in (
+            ("frequency", self.frequency_penalty),
+            ("presence", self.presence_penalty),
+        ):
+            if value:
+                specs.setdefault(name, f'{name}={{penalty={value}, scope="answer"}}')
+        if self.repetition_penalty is not None:
+            specs.setdefault("repetition", f"repetition={self.repetition_penalty}")
+        if self.min_tokens:
+            specs.setdefault("min_length", f"min_length={self.min_tokens}")
+        by_value: dict[float, list[int]] = {}
+        for token, value in (self.logit_bias or {}).items():
+            by_value.setdefault(value, []).append(int(token))
+        biases = [f"bias={{tokens={tokens}, value={value}}}" for value, tokens in by_value.items()]
+        if not specs and not biases:
+            return None
+        ordered = [specs[name] for name in SAMPLERS if name in specs]
+        return (*biases, *ordered)
+
+    def ignored(self) -> list[str]:
+        """The unknown fields."""
+        return [name for name in self.model_extra or {} if name not in SAMPLERS]
+
+
+class CompletionBody(Sampling):
+    """The body of /v1/completions."""
+
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+    ) = ""
+    max_tokens: Annotated[StrictInt, Field(ge=0, le=MAX_TOKENS)] | None = None
+    best_of: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES)] | None = None
+    echo: StrictBool | None = None
+    logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    suffix: Annotated[str, Field(max_length=0)] | None = None
+
+
+class ContentPart(BaseModel):
+    """A part of the content of a message; only text is understood."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+
+
+class Message(BaseModel):
+    """A message of a conversation."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[ContentPart], Field(max_length=64)]
+
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class ChatBody(Sampling):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=256)]
+    max_tokens: Annotated[StrictInt, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: Annotated[StrictInt, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+class ResponsesBody(Sampling):
+    """The body of /v1/responses."""
+
+    input: Text | Annotated[list[Message], Field(min_length=1, max_length=256)]
+    instructions: Text | None = None
+    max_output_tokens: Annotated[StrictInt, Field(ge=1, le=MAX_TOKENS)] | None = None
+
+
+class EmbeddingsBody(Body):
+    """The body of /v1/embeddings."""
+
+    input: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    encoding_format: Literal["float", "base64"] = "float"
+
+
+class TokenizeBody(Body):
+    """The body of /tokenize."""
+
+    prompt: Text
+    add_special_tokens: StrictBool = True
+
+
+class DetokenizeBody(Body):
+    """The body of /detokenize."""
+
+    tokens: Annotated[list[Id], Field(max_length=MAX_TEXT)]
+
+
+class TranslateBody(Body):
+    """The body of /translate."""
+
+    text: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+    beam: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES)] = 5
+    length_penalty: Annotated[Number, Field(ge=-10, le=10)] = 1.0
+
+
+class PredictBody(Body):
+    """The body of /predict."""
+
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+    top: Annotated[StrictInt, Field(ge=1, le=MAX_LOGPROBS)] = 3
+
+
+class ExplainBody(Sampling):
+    """The body of /explain: attention maps, the next-token table and the effect of samplers."""
+
+    text: Annotated[str, Field(min_length=1, max_length=4096)]
+    layer: Annotated[StrictInt, Field(ge=-1000, le=1000)] | None = None
+    top: Annotated[StrictInt, Field(ge=1, le=MAX_LOGPROBS)] = 10
+    tokens: Annotated[StrictInt, Field(ge=0, le=16)] = 1  # whose sampling is traced
+
+
+def to_spec(name: str, value: Any) -> str:
+    """A sampler's value from JSON as the text that `regard generate -s` takes.
+
+    >>> to_spec("dry", {"multiplier": 0.8, "allowed": 3})
+    'dry={multiplier = 0.8, allowed = 3}'
+    """
+    return f"{name}={_toml(value)}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = (f"{_key(key)} = {_toml(item)}" for key, item in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value[: MAX_LIST + 1])) + "]"
+    return json.dumps(value)
+
+
+def _key(key: Any) -> str:
+    return key if str(key).isidentifier() else json.dumps(str(key))
+
+
+def _checked_text(value: Any) -> Any:
+    if isinstance(value, str):
+        value.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
+    elif isinstance(value, list):
+        for item in value[:MAX_TEXT]:
+            if not isinstance(item, int):
+                _checked_text(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _checked_text(key)
+            _checked_text(item)
+    return value

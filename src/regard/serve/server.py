@@ -1,0 +1,96 @@
+"""Start the HTTP server: uvicorn with one process, one event loop and the engine thread."""
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from regard.errors import ConfigError
+from regard.serve.app import create_app
+from regard.serve.engine import EngineConfig
+from regard.serve.guard import LOOPBACK, DeadlineProtocol
+
+DRAIN_SECONDS = 25  # for running requests after SIGTERM
+CONNECTIONS = 2000
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that answers 503 at /health once it is told to stop."""
+
+    app: FastAPI
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop accepting, finish what runs; a second signal ends at once."""
+        self.app.state.server.draining = True
+        super().handle_exit(sig, frame)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to a host name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_server(
+    paths: Sequence[Path | str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    key: str | None = None,
+    config: EngineConfig | None = None,
+    device: str = "auto",
+    idle: float | None = None,
+) -> DrainingServer:
+    """A server that is not started yet."""
+    if key is not None and not key:
+        raise ConfigError("the key is empty; give one with at least one character")
+    if not is_loopback(host) and key is None:
+        raise ConfigError(
+            f"host={host} lets other machines connect, so the server needs a key;\n"
+            "give --key KEY, or set REGARD_KEY"
+        )
+    hosts = LOOPBACK if is_loopback(host) else None
+    app = create_app(
+        [Path(path) for path in paths], config, key=key, hosts=hosts, device=device, idle=idle
+    )
+    settings = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=DeadlineProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS,
+        backlog=CONNECTIONS,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    server = DrainingServer(settings)
+    server.app = app
+    return server
+
+
+def run_server(server: DrainingServer, started: Callable[[str], None] | None = None) -> None:
+    """Serve until a signal comes; `started` gets the address when the first model is loaded."""
+    asyncio.run(_run(server, started))
+
+
+async def _run(server: DrainingServer, started: Callable[[str], None] | None) -> None:
+    serving = asyncio.create_task(server.serve())
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    if server.started:
+        await server.app.state.server.models.get(None)
+        if started is not None:
+            host, port = server.servers[0].sockets[0].getsockname()[:2]
+            started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    await serving

@@ -1,0 +1,115 @@
+"""The engine thread: it steps the engines of all models, and nothing else runs in it."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from regard.errors import RegardError
+from regard.serve.engine import BatchEngine
+from regard.serve.request import Event, Request
+
+STALL = 2.0  # seconds that a step may take, beside what the slowest one so far took
+logger = logging.getLogger(__name__)
+
+
+class EngineStopped(RegardError):
+    """The engine thread has ended, so that nothing is generated any more."""
+
+
+class Worker:
+    """Runs the steps of several engines in one thread, in turns.
+
+    `deliver` gets the events of each step, in the engine thread; it must not block.
+    """
+
+    def __init__(self, deliver: Callable[[list[Event]], None]) -> None:
+        self.deliver = deliver
+        self.engines: dict[str, BatchEngine] = {}
+        self.error: BaseException | None = None  # what ended the thread
+        self.slowest = 0.0  # seconds of the slowest step
+        self._began: float | None = None  # when the current step began; None: idle
+        self._wake, self._stopping = threading.Event(), False
+        self._lock = threading.Lock()  # of the table of engines
+        self._thread = threading.Thread(target=self._run, name="regard-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the current step."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=STALL)
+
+    def add(self, name: str, engine: BatchEngine) -> None:
+        """Step this engine too."""
+        with self._lock:
+            self.engines[name] = engine
+
+    def remove(self, name: str) -> None:
+        """Step this engine no more."""
+        with self._lock:
+            self.engines.pop(name, None)
+
+    def submit(self, name: str, request: Request) -> None:
+        """Queue a request at an engine."""
+        if problem := self.problem():
+            raise EngineStopped(problem)
+        self.engines[name].submit(request)
+        self._wake.set()
+
+    def cancel(self, request: Request) -> None:
+        """Let the rows of a request leave before the next step."""
+        request.cancelled = True
+        self._wake.set()
+
+    def problem(self) -> str | None:
+        """Why nothing is generated: the thread has ended, or its step takes too long."""
+        if self.error is not None:
+            return f"the engine has failed: {type(self.error).__name__}: {self.error}"
+        if not self._thread.is_alive():
+            return "the engine thread is not running"
+        began = self._began
+        limit = STALL + 4 * self.slowest
+        if began is not None and time.monotonic() - began > limit:
+            return f"the engine has not finished a step for {limit:.1f} seconds"
+        return None
+
+    @property
+    def busy(self) -> bool:
+        """Whether any engine has something to do."""
+        return any(engine.busy for engine in list(self.engines.values()))
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                with self._lock:
+                    busy = [engine for engine in self.engines.values() if engine.busy]
+                for engine in busy:
+                    self._began = began = time.monotonic()
+                    events = engine.step()
+                    self.slowest = max(self.slowest, time.monotonic() - began)
+                    self._began = None
+                    if events:
+                        self.deliver(events)
+                if not busy:
+                    self._wake.wait(timeout=1.0)
+        except BaseException as error:
+            logger.exception("the engine thread has ended")
+            self.error = error
+            self._fail_all(error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Tell every request that it will not be answered."""
+        failure = EngineStopped(f"the engine has failed: {type(error).__name__}: {error}")
+        events = [
+            Event(request, index, finish="error", error=failure)
+            for engine in self.engines.values()
+            for request in engine.requests()
+            for index in range(request.n)
+        ]
+        self.deliver(events)

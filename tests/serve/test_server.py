@@ -1,0 +1,411 @@
+"""The HTTP API: what clients of OpenAI's API send and expect, and what must not get through."""
+
+import contextlib
+import json
+import re
+import socket
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from statistics import fmean
+
+import pytest
+
+import regard
+from regard.errors import ConfigError
+from regard.serve.engine import EngineConfig
+from regard.serve.worker import STALL
+from serve.conftest import serving
+
+pytest.importorskip("fastapi")
+
+
+class Client:
+    """Requests by the standard library."""
+
+    def __init__(self, address):
+        self.address = address
+
+    def open(self, path, body=None, **headers):
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **headers}
+        request = urllib.request.Request(self.address + path, data, headers)
+        try:
+            return urllib.request.urlopen(request, timeout=60)
+        except urllib.error.HTTPError as error:
+            return error
+
+    def __call__(self, path, body=None, **headers):
+        with self.open(path, body, **headers) as answer:
+            content = answer.read()
+        kind = answer.headers["Content-Type"] or ""
+        return answer.status, json.loads(content) if "json" in kind else content.decode()
+
+    def stream(self, path, body, failing=False):
+        with self.open(path, {**body, "stream": True}) as answer:
+            assert answer.headers["Content-Type"].startswith("text/event-stream")
+            lines = [line.decode().strip() for line in answer]
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        chunks = [json.loads(line) for line in data if line != "[DONE]"]
+        assert failing or not any("error" in chunk for chunk in chunks), chunks
+        return chunks
+
+
+@pytest.fixture(scope="module")
+def client(live):
+    return Client(live[0])
+
+
+@pytest.fixture(scope="module")
+def run(text_run):
+    return regard.load(text_run)
+
+
+BODIES = [
+    {"prompt": "the cat", "max_tokens": 90, "seed": 5},  # beyond the context
+    {"prompt": "so did", "max_tokens": 12, "seed": 1, "temperature": 0.7, "top_k": 5},
+    {"prompt": "a", "max_tokens": 40, "seed": 2, "sampler": ["min_p=0.05", "temperature=1.2"]},
+    {"prompt": "mat,", "max_tokens": 20, "seed": 3, "dry": {"multiplier": 0.8}, "xtc": 0.4},
+    {"prompt": "1", "max_tokens": 25, "seed": 4, "temperature": 0, "stop": ["t", "zz"]},
+    {"prompt": "", "max_tokens": 9, "seed": 6, "repetition_penalty": 1.3, "typical": 0.9},
+]
+SAMPLERS = [
+    ["temperature=0.8", "top_p=0.95"],
+    ["temperature=0.7", "top_k=5"],
+    ["min_p=0.05", "temperature=1.2"],
+    ["dry=0.8", "xtc=0.4"],
+    ["greedy"],
+    ["repetition=1.3", "typical=0.9"],
+]
+
+
+def solo(run, number):
+    body = BODIES[number]
+    return run.generate(
+        body["prompt"],
+        tokens=body["max_tokens"],
+        sampler=SAMPLERS[number],
+        seed=body["seed"],
+        until=body.get("stop", []),
+    )
+
+
+def test_many_clients_at_once_get_what_each_gets_alone(client, run):
+    """20 clients, streaming or not; longer forms are below."""
+    expected = [solo(run, number) for number in range(len(BODIES))]
+
+    def ask(number):
+        body = {"model": "cats", **BODIES[number % len(BODIES)]}
+        if number % 2:
+            chunks = client.stream("/v1/completions", body)
+            assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+            return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+        status, answer = client("/v1/completions", body)
+        assert status == 200, answer
+        return answer["choices"][0]["text"]
+
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(ask, range(20)))
+    assert answers == [expected[number % len(BODIES)] for number in range(20)]
+
+
+def test_several_choices_have_the_seeds_that_follow(client, run):
+    body = {"prompt": ["the", "cat"], "max_tokens": 10, "n": 2, "seed": 7, "best_of": 2}
+    _, answer = client("/v1/completions", body)
+    expected = [
+        run.generate(prompt, tokens=10, seed=seed) for prompt in ("the", "cat") for seed in (7, 8)
+    ]
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["completion_tokens"] <= 40
+    many = client("/v1/completions", {**body, "prompt": "the", "best_of": 6, "n": 1, "logprobs": 0})
+    (best,) = many[1]["choices"]
+    singles = [
+        client("/v1/completions", {"prompt": "the", "max_tokens": 10, "seed": seed, "logprobs": 0})
+        for seed in range(7, 13)
+    ]
+    scores = {
+        single["choices"][0]["text"]: fmean(single["choices"][0]["logprobs"]["token_logprobs"])
+        for _, single in singles
+    }
+    assert best["text"] == max(scores, key=scores.get)
+
+
+def test_log_probabilities_of_prompt_and_answer(client, run):
+    ids = run.tokenizer.encode("the cat")
+    body = {"prompt": [ids], "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
+    _, answer = client("/v1/completions", body)
+    (choice,) = answer["choices"]
+    table = choice["logprobs"]
+    assert "".join(table["tokens"]) == choice["text"]
+    assert table["text_offset"] == list(range(8))
+    assert table["token_logprobs"][0] is None
+    assert table["top_logprobs"][0] is None
+    for best, own in zip(table["top_logprobs"][1:], table["token_logprobs"][1:], strict=True):
+        assert max(best.values()) >= own
+    assert max(table["top_logprobs"][-1].values()) == table["token_logprobs"][-1]
+    _, only = client("/v1/completions", {**body, "max_tokens": 0})
+    assert only["choices"][0]["text"] == "the cat"
+    assert only["choices"][0]["logprobs"]["token_logprobs"] == table["token_logprobs"][:-1]
+
+
+def test_chat_and_responses_continue_a_conversation(client, run):
+    messages = [{"role": "user", "content": "the cat"}]
+    body = {"messages": messages, "max_tokens": 12, "seed": 3, "logprobs": True, "top_logprobs": 2}
+    _, answer = client("/v1/chat/completions", body)
+    text = answer["choices"][0]["message"]["content"]
+    prompt = "User: the cat\nAssistant:"
+    alone = run.generate(prompt, tokens=12, seed=3, until=["\nUser:", "\nSystem:"])
+    assert text == alone.removeprefix(" ")
+    used = answer["usage"]["completion_tokens"]
+    assert len(answer["choices"][0]["logprobs"]["content"]) == used
+    chunks = client.stream("/v1/chat/completions", {**body, "stream_options": {"include_usage": 1}})
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == used
+    assert chunks[-2]["choices"][0]["finish_reason"] in ("length", "stop")
+    pieces = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1]]
+    assert "".join(pieces) == text
+    body = {"input": "the cat", "max_output_tokens": 12, "seed": 3}
+    _, answer = client("/v1/responses", body)
+    assert answer["output"][0]["content"][0]["text"] == text
+    assert answer["status"] in ("completed", "incomplete")
+    events = client.stream("/v1/responses", body)
+    assert "".join(e["delta"] for e in events if e["type"].endswith("text.delta")) == text
+    assert events[-1]["response"]["output"] == [
+        {**answer["output"][0], "id": events[-1]["response"]["output"][0]["id"]}
+    ]
+
+
+def test_text_and_ids(client, run):
+    _, answer = client("/tokenize", {"prompt": "the cat"})
+    assert answer["tokens"] == run.tokenizer.encode("the cat")
+    assert client("/detokenize", {"tokens": answer["tokens"]}) == (200, {"prompt": "the cat"})
+    assert client("/tokenizer_info")[1]["eos_token"] == "<stop>"
+    assert [card["id"] for card in client("/v1/models")[1]["data"]] == ["cats", "pairs"]
+    assert client("/v1/models/cats")[1]["id"] == "cats"
+
+
+def test_translation_prediction_and_explanation(client, run, pair_run):
+    translator = regard.load(pair_run)
+    body = {"model": "pairs", "text": ["117 cats", "118 cats"], "beam": 2}
+    assert client("/translate", body)[1]["translations"] == translator.translate(
+        body["text"], beam=2
+    )
+    _, answer = client("/predict", {"model": "pairs", "input": "117 cats"})
+    assert answer["predictions"] == translator.predict(["117 cats"])
+    body = {"model": "pairs", "prompt": "117 cats", "max_tokens": 50, "temperature": 0}
+    status, greedy = client("/v1/completions", body)
+    assert status == 200, greedy
+    assert greedy["choices"][0]["text"] == translator.translate("117 cats", beam=1)
+    _, answer = client("/explain", {"text": "the cat", "top": 3, "top_k": 4, "seed": 1})
+    ((_, shown),) = answer["attention"].items()
+    assert shown["rows"] == list("the cat")
+    assert sum(shown["weights"][0][-1]) == pytest.approx(1, abs=1e-4)
+    assert len(answer["next"]) == 3
+    assert answer["trace"][0]["stages"][0]["stage"] == "top_k=4"
+    _, answer = client("/v1/embeddings", {"input": ["the cat", "a dog"]})
+    vectors = [row["embedding"] for row in answer["data"]]
+    assert [sum(x * x for x in vector) for vector in vectors] == pytest.approx([1, 1])
+
+
+def test_output_that_a_schema_allows(client):
+    pytest.importorskip("llguidance")
+    # the vocabulary of the run has no braces or quotes, so numbers must do
+    schema = {"type": "integer", "minimum": 10, "maximum": 99}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    body = {"prompt": "the ", "max_tokens": 9, "n": 8, "seed": 0, "response_format": form}
+    status, answer = client("/v1/completions", body)
+    assert status == 200, answer
+    for choice in answer["choices"]:
+        assert 10 <= int(choice["text"]) <= 99
+        assert choice["finish_reason"] == "stop"
+    bad = {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}
+    assert client("/v1/completions", {**body, "response_format": bad})[0] == 400
+
+
+BAD = {
+    "n": [10**9, 0, -1, "2"],
+    "max_tokens": [10**12, -1, 1.5],
+    "logprobs": [10**6, -1],
+    "stop": [["x"] * 10**5, "", ["a" * 300]],
+    "logit_bias": [{str(i): 1 for i in range(10**5)}, {"-1": 1}, {"1": 1e308}, {"99999": 1}],
+    "temperature": [-1, 1e308],
+    "top_p": [2],
+    "seed": [2**200, "x"],
+    "prompt": [[-1], [10**6], "\ud800", [], {"a": 1}, "x" * 200_001],
+    "best_of": [10**9],
+    "min_tokens": [10**9],
+    "sampler": [["nonsense=1"], ["top_p=5"], ["ban=[1000000]"]],
+    "order": ["nonsense"],
+    "typical": [7],
+    "dry": [{"nonsense": 1}],
+    "tools": [[{"type": "function"}]],
+    "response_format": [{"type": "nonsense"}, {"type": "json_schema"}],
+    "stop_token_ids": [[10**6]],
+    "model": [17],
+}
+
+
+def test_bombs_are_refused_by_name(client, live):
+    body = {"prompt": "the", "max_tokens": 4}
+    for name, values in BAD.items():
+        for value in values:
+            began = time.perf_counter()
+            status, answer = client("/v1/completions", {**body, name: value})
+            assert status == 400, (name, answer)
+            words = {name, name.removeprefix("logit_"), name.split("_")[0], "top_p", "ban"}
+            assert answer["error"]["param"] in {*words, None}, answer
+            assert any(word in answer["error"]["message"] for word in words), answer
+            assert time.perf_counter() - began < 5
+    assert client("/v1/completions", {**body, "prompt": "x" * 65})[0] == 400  # beyond the context
+    assert client("/v1/completions", {**body, "model": "nobody"})[0] == 404
+    assert client("/v1/completions", b'{"prompt": "the", "temperature": NaN}')[0] == 400
+    assert client("/v1/completions", b"[" * 10**5)[0] == 400
+    host, port = client.address.removeprefix("http://").split(":")
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for size in (b"Content-Length: 9999999999\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"):
+        with socket.create_connection((host, int(port))) as huge:
+            huge.sendall(head + size)
+            with contextlib.suppress(OSError):  # it is refused before all has come
+                for _ in range(50 if b"chunked" in size else 0):
+                    huge.sendall(b"10000\r\n" + b" " * 2**16 + b"\r\n")
+            assert huge.recv(100).startswith(b"HTTP/1.1 413")
+    assert client("/v1/completions", b"{}", **{"Content-Type": "text/plain"})[0] == 415
+    assert client("/v1/completions", b"{}", **{"Content-Encoding": "gzip"})[0] == 415
+    assert client("/nowhere")[0] == 404
+    with client.open("/v1/completions", {**body, "mirror": 1, "user": "me"}) as answer:
+        assert answer.headers["x-regard-ignored"] == "mirror"
+    assert client("/health")[0] == 200
+
+
+def test_only_this_machine_and_its_own_pages_are_answered(client, text_run):
+    assert client("/v1/models", Host="evil.example")[0] == 403
+    assert client("/v1/models", Host="localhost:99")[0] == 200
+    assert client("/v1/models", Origin="http://evil.example")[0] == 403
+    assert client("/v1/models", Origin=client.address)[0] == 200
+    with (
+        pytest.raises(ConfigError, match="needs a key"),
+        serving([text_run], host="0.0.0.0"),
+    ):
+        pass
+
+
+def test_every_route_but_health_wants_the_key(text_run):
+    with serving([text_run], key="sesame") as (address, server):
+        keyed = Client(address)
+        for route in server.app.routes:
+            path = getattr(route, "path", "").replace("{name}", "cats")
+            for method in getattr(route, "methods", ()):
+                body = b"{}" if method == "POST" else None
+                expected = 200 if path == "/health" else 401
+                assert keyed(path, body)[0] == expected, path
+                assert keyed(path, body, Authorization="Bearer wrong")[0] == expected
+        assert keyed("/v1/models", Authorization="Bearer sesame")[0] == 200
+        assert keyed("/%2e%2e/v1/models")[0] == 401
+
+
+def test_metrics_count_what_was_generated(client):
+    before = client("/metrics")[1]
+    client("/v1/completions", {"prompt": "the", "max_tokens": 5, "ignore_eos": True})
+    after = client("/metrics")[1]
+    counts = [
+        int(re.search(r'^regard_tokens_total\{model="cats"\} (\d+)$', text, re.M)[1])
+        for text in (before, after)
+    ]
+    assert counts[1] - counts[0] == 5
+    assert "regard_up 1" in after
+
+
+def wait_until(condition, seconds=5.0):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_a_full_queue_refuses_and_a_client_that_leaves_frees_its_row(text_run):
+    with serving([text_run], config=EngineConfig(rows=1, queue=1)) as (address, server):
+        client, shared = Client(address), server.app.state.server
+        engine = shared.models.loaded["cats"].engine
+        long = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True}
+        content = json.dumps({**long, "stream": True}).encode()
+        host, port = address.removeprefix("http://").split(":")
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        )
+        request = f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+        sockets = []
+        for expected in (1, 2):
+            sockets.append(socket.create_connection((host, int(port))))
+            sockets[-1].sendall(request)
+            wait_until(lambda expected=expected: len(engine.requests()) == expected)
+        with client.open("/v1/completions", long) as answer:
+            assert answer.status == 429
+            assert answer.headers["Retry-After"] == "1"
+            assert json.loads(answer.read())["error"]["type"] == "rate_limit_exceeded"
+        sockets[1].close()  # it waits
+        wait_until(lambda: len(engine.requests()) == 1)
+        sockets[0].recv(100)
+        sockets[0].close()  # it is being generated
+        wait_until(lambda: not engine.requests())
+        tokens = engine.counters.tokens
+        assert client("/v1/completions", {"prompt": "a", "max_tokens": 3})[0] == 200
+        assert engine.counters.tokens <= tokens + 3
+        assert len(shared.answers) == 0
+
+
+def test_a_dying_engine_is_seen(text_run, monkeypatch):
+    """An exception outside of a request, then a step that does not end."""
+    with serving([text_run]) as (address, server):
+        client, shared = Client(address), server.app.state.server
+        worker, engine = shared.answers.worker, shared.models.loaded["cats"].engine
+        assert client("/health")[0] == 200
+        monkeypatch.setattr(worker, "_began", time.monotonic() - STALL - 5)
+        status, answer = client("/health")
+        assert (status, "has not finished a step" in answer["message"]) == (503, True)
+        monkeypatch.setattr(worker, "_began", None)
+
+        def broken():
+            raise MemoryError("the device is gone")
+
+        monkeypatch.setattr(engine, "step", broken)
+        (chunk,) = client.stream("/v1/completions", {"prompt": "the"}, failing=True)
+        assert "the device is gone" in chunk["error"]["message"]
+        began = time.monotonic()
+        status, answer = client("/health")
+        assert time.monotonic() - began < 2
+        assert (status, "MemoryError" in answer["message"]) == (503, True)
+        status, answer = client("/v1/completions", {"prompt": "the"})
+        assert (status, answer["error"]["code"]) == (503, "engine_stopped")
+
+
+def test_slow_senders_are_dropped(live, monkeypatch):
+    """Half of the headers, then half of a body."""
+    monkeypatch.setattr("regard.serve.guard.HEADER_SECONDS", 0.3)
+    monkeypatch.setattr("regard.serve.guard.BODY_SECONDS", 0.3)
+    host, port = live[0].removeprefix("http://").split(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(20)]
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
+    for number, one in enumerate(slow):
+        body = b"Content-Type: application/json\r\nContent-Length: 90\r\n\r\n{"
+        one.sendall(head + (body if number % 2 else b""))
+        one.settimeout(5)
+    began = time.perf_counter()
+    assert Client(live[0])("/health")[0] == 200
+    assert time.perf_counter() - began < 1
+    for number, one in enumerate(slow):
+        received = one.recv(1000)
+        assert received.startswith(b"HTTP/1.1 408") if number % 2 else received == b""
+        one.close()
+
+
+def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run):
+    with serving([text_run.parent, pair_run], idle=0.4) as (address, server):
+        client, loaded = Client(address), server.app.state.server.models.loaded
+        assert client("/v1/models/pairs")[1]["loaded"] is False
+        assert client("/tokenize", {"model": "pairs", "prompt": "1"})[0] == 200
+        assert client("/v1/models/pairs")[1]["loaded"] is True
+        wait_until(lambda: not loaded)
+        assert client("/v1/completions", {"model": "cats", "prompt": "the"})[0] == 200
