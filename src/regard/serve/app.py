@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
@@ -219,7 +220,7 @@ async def health(http: Request) -> Response:
 
 
 @router.get("/metrics")
-async def metrics(http: Request) -> Response:
+async def show_metrics(http: Request) -> Response:
     """The counters in the text format of Prometheus."""
     server = _server(http)
     return PlainTextResponse(
@@ -229,11 +230,9 @@ async def metrics(http: Request) -> Response:
 
 
 @router.get("/version")
-async def version() -> dict[str, str]:
+async def show_version() -> dict[str, str]:
     """The version of the library."""
-    from regard import __version__
-
-    return {"version": __version__}
+    return {"version": metadata.version("regard")}
 
 
 @router.get("/v1/models")

@@ -1,0 +1,291 @@
+"""The long forms of the server's tests: a thousand clients, disconnects, slow senders, fuzzing.
+
+`pytest -m long -s tests/serve/test_storm.py` prints the figures of docs/results.md. Fuzzing needs
+schemathesis, in the environment of REGARD_CLIENTS (test_clients.py).
+"""
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import regard
+
+pytest.importorskip("fastapi")
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+CLIENTS = os.environ.get("REGARD_CLIENTS")
+SAMPLERS = (["greedy"], ["temperature=0.8", "top_p=0.95"], ["top_k=8", "min_p=0.05"])
+
+
+class Process:
+    """`regard serve` in a process of its own."""
+
+    def __init__(self, run, *words):
+        command = [sys.executable, "-m", "regard", "serve", str(run), "--port", "0", *words]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        line = self.process.stderr.readline()
+        assert "serving at" in line, line + self.process.stderr.read()
+        self.address = line.split()[-1]
+        self.host, port = self.address.removeprefix("http://").split(":")
+        self.port = int(port)
+
+    @property
+    def memory(self):
+        """Resident MiB."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+
+    @property
+    def files(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.process.stderr.close()
+
+    async def ask(self, path, body=None, leave_after=None):
+        """Status, headers and content; `leave_after` closes the connection after some lines."""
+        content = b"" if body is None else json.dumps(body).encode()
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        method = b"GET" if body is None else b"POST"
+        writer.write(
+            b"%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Connection: close\r\nContent-Length: %d\r\n\r\n"
+            % (method, path.encode(), len(content))
+        )
+        writer.write(content)
+        lines = []
+        try:
+            while leave_after is None or len(lines) < leave_after:
+                line = await reader.readline()
+                if not line:
+                    break
+                lines.append(line)
+        finally:
+            writer.close()
+        if leave_after is not None:
+            return None
+        end = lines.index(b"\r\n")
+        headers = dict(line.decode().lower().strip().split(": ", 1) for line in lines[1:end])
+        return int(lines[0].split()[1]), headers, lines[end + 1 :]
+
+    def health(self):
+        return asyncio.run(self.ask("/health"))[0]
+
+    def counter(self, name):
+        _, _, lines = asyncio.run(self.ask("/metrics"))
+        text = b"".join(lines).decode()
+        found = re.search(rf"^regard_{name}(?:\{{.*\}})? (\d+)$", text, re.M)
+        return int(found[1])
+
+
+def bodies(count):
+    draw = random.Random(0)
+    for number in range(count):
+        yield {
+            "prompt": "the cat sat on the mat"[: draw.randint(1, 22)],
+            "max_tokens": draw.choice([1, 5, 20, 60, 100]),
+            "seed": number % 40,
+            "sampler": SAMPLERS[number % 3],
+            "stream": number % 4 > 0,
+        }
+
+
+def text_of(lines, streamed):
+    content = b"".join(lines)
+    if not streamed:
+        return json.loads(content[content.index(b"{") : content.rindex(b"}") + 1])["choices"][0][
+            "text"
+        ]
+    events = re.findall(rb"^data: (.*?)\r?$", content, re.M)
+    assert events[-1] == b"[DONE]", events[-1]
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+
+
+def test_a_thousand_clients(text_run):
+    """Each gets its whole answer, the one it gets alone, or 429; nothing hangs or leaks."""
+    run = regard.load(text_run)
+    with Process(text_run, "--queue", "64") as server:
+
+        async def storm(count):
+            async def one(body):
+                began = time.perf_counter()
+                status, headers, lines = await server.ask("/v1/completions", body)
+                return status, headers, lines, time.perf_counter() - began
+
+            requests = list(bodies(count))
+            tasks = [one(body) for body in requests]
+            return requests, await asyncio.wait_for(asyncio.gather(*tasks), 600)
+
+        asyncio.run(storm(100))
+        time.sleep(1)
+        memory, files = server.memory, server.files
+        began = time.perf_counter()
+        requests, answers = asyncio.run(storm(1000))
+        seconds = time.perf_counter() - began
+        answered = [pair for pair in zip(requests, answers, strict=True) if pair[1][0] == 200]
+        refused = [answer for answer in answers if answer[0] != 200]
+        for status, headers, _, _ in refused:
+            assert status in (429, 503)
+            assert "retry-after" in headers
+        alone = {}
+        for body, (_, _, lines, _) in answered:
+            key = (body["prompt"], body["max_tokens"], body["seed"], *body["sampler"])
+            if key not in alone:
+                alone[key] = run.generate(
+                    body["prompt"], tokens=key[1], seed=body["seed"], sampler=body["sampler"]
+                )
+            assert text_of(lines, body["stream"]) == alone[key], body
+        time.sleep(2)
+        print(
+            f"\n1,000 clients in {seconds:.1f} s: {len(answered)} answered as alone, "
+            f"{len(refused)} refused with 429, 0 hang; memory {memory:.0f} → {server.memory:.0f} "
+            f"MiB, files {files} → {server.files}"
+        )
+        assert len(answered) >= 64
+        assert server.files <= files
+        assert server.memory < 1.1 * memory + 20
+        assert server.health() == 200
+
+
+def test_five_hundred_disconnects(text_run):
+    """In the queue, while the prompt is read, while the text is written."""
+    with Process(text_run, "--rows", "8", "--queue", "64") as server:
+        draw = random.Random(1)
+
+        async def storm(count):
+            async def one(number):
+                body = {"prompt": "the", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+                await asyncio.sleep(draw.random() * count / 50)
+                await server.ask("/v1/completions", body, leave_after=draw.choice([0, 5, 20, 60]))
+
+            await asyncio.wait_for(asyncio.gather(*(one(n) for n in range(count))), 300)
+
+        asyncio.run(storm(50))
+        time.sleep(1)
+        memory, files = server.memory, server.files
+        asyncio.run(storm(500))
+        began = time.perf_counter()
+        while server.counter("open_requests") or server.counter("rows"):
+            assert time.perf_counter() - began < 5
+        freed = time.perf_counter() - began
+        tokens = server.counter("tokens_total")
+        time.sleep(1)
+        assert server.counter("tokens_total") == tokens
+        print(
+            f"\n500 disconnects: all rows free after {freed:.2f} s; memory {memory:.0f} → "
+            f"{server.memory:.0f} MiB, files {files} → {server.files}"
+        )
+        assert server.files <= files
+        assert server.memory < 1.1 * memory + 20
+        assert server.health() == 200
+
+
+def test_a_thousand_slow_senders(text_run):
+    """Sockets that send a byte now and then, in their headers or in their body."""
+    with Process(text_run) as server:
+        good = {"prompt": "the", "max_tokens": 5, "seed": 1}
+
+        async def measure(count):
+            seconds = []
+            for _ in range(count):
+                began = time.perf_counter()
+                status, _, _ = await server.ask("/v1/completions", good)
+                assert status == 200
+                seconds.append(time.perf_counter() - began)
+            return sorted(seconds)[int(0.99 * (count - 1))]
+
+        async def slow(number):
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
+            body = b"Content-Type: application/json\r\nContent-Length: 90\r\n\r\n{"
+            writer.write(head + (body if number % 2 else b""))
+            began = time.perf_counter()
+            try:
+                while not reader.at_eof():
+                    writer.write(b"x")
+                    try:
+                        await asyncio.wait_for(reader.read(100), 3)
+                    except TimeoutError:
+                        continue
+            except OSError:
+                pass
+            writer.close()
+            return time.perf_counter() - began
+
+        async def storm():
+            before = await measure(50)
+            senders = [asyncio.create_task(slow(number)) for number in range(1000)]
+            await asyncio.sleep(3)
+            during = await measure(50)
+            return before, during, max(await asyncio.gather(*senders))
+
+        before, during, last = asyncio.run(asyncio.wait_for(storm(), 120))
+        print(
+            f"\n1,000 slow senders: the last was dropped after {last:.1f} s; a good client's p99 "
+            f"{before * 1e3:.0f} ms before, {during * 1e3:.0f} ms beside them"
+        )
+        assert last < 20
+        assert during < max(2 * before, 0.3)
+
+
+def test_sigterm_finishes_what_runs(text_run):
+    """Running streams are completed, /health is 503, the exit code is 0 and the port is free."""
+    with Process(text_run) as server:
+
+        async def drain():
+            body = {"prompt": "the", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+            running = [asyncio.create_task(server.ask("/v1/completions", body)) for _ in range(8)]
+            await asyncio.sleep(0.7)
+            assert not any(task.done() for task in running)
+            server.process.send_signal(signal.SIGTERM)
+            began = time.perf_counter()
+            answers = await asyncio.gather(*running)
+            for status, _, lines in answers:
+                assert status == 200
+                assert b"".join(lines).rstrip().endswith(b"0") or b"[DONE]" in b"".join(lines[-6:])
+            return time.perf_counter() - began
+
+        seconds = asyncio.run(drain())
+        code = server.process.wait(30)
+        print(
+            f"\nSIGTERM under load: 8 of 8 streams completed in {seconds:.1f} s, exit code {code}"
+        )
+        assert code == 0
+    with Process(text_run, "--port", str(server.port)) as again:
+        assert again.port == server.port
+
+
+@pytest.mark.skipif(CLIENTS is None, reason="REGARD_CLIENTS is not set")
+@pytest.mark.parametrize("key", [None, "sesame"])
+def test_fuzzed_requests_cause_no_server_error(text_run, pair_run, tmp_path, key):
+    words = [] if key is None else ["--key", key]
+    with Process(text_run, str(pair_run), *words) as server:
+        time.sleep(0.5)
+        before = server.memory
+        command = [
+            str(Path(CLIENTS).with_name("schemathesis")),
+            *("run", f"{server.address}/openapi.json"),
+            *("--checks", "not_a_server_error,response_schema_conformance"),
+            *("--max-examples", os.environ.get("REGARD_FUZZ", "700")),
+            *("--phases", "examples,coverage,fuzzing", "--seed", "1", "--continue-on-failure"),
+            *([] if key is None else ["--header", f"Authorization: Bearer {key}"]),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        report = done.stdout[-3000:]
+        assert done.returncode == 0, report + done.stderr[-2000:]
+        print(report)
+        assert server.health() == 200
+        print(f"memory {before:.0f} → {server.memory:.0f} MiB")
