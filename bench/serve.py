@@ -5,7 +5,7 @@
     python bench/serve.py http --run RUN [--streams 16]
 
 `engine` drives the engine in this process: each of the streams sends its next request when its
-last one is answered, with prompts of 16 to 256 ids and 32 to 256 new tokens (scaled down to the
+last one is answered, with prompts of 16 to 256 ids and 64 to 512 new tokens (scaled down to the
 context of a small model), sampled with temperature 0.8 and top-k 50. `--peer` runs the same
 requests through the continuous batching of transformers, the engine of `transformers serve`: of
 the exported FOLDER of the run, or with `--llama` of a model of the same shape. `--offline` adds
@@ -50,11 +50,11 @@ class Figures:
 def workload(requests: int, vocab: int, context: int, seed: int = 0) -> list[tuple[list[int], int]]:
     """Prompts and numbers of new tokens, of mixed lengths that fit into the context."""
     draw = random.Random(seed)
-    longest = min(256, context // 2 - 1)
+    longest, most = min(256, context // 3), min(512, 2 * context // 3)
     return [
         (
             [draw.randrange(3, vocab) for _ in range(draw.randint(min(16, longest), longest))],
-            draw.randint(min(32, longest), longest),
+            draw.randint(most // 8, most),
         )
         for _ in range(requests)
     ]

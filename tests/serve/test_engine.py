@@ -197,6 +197,19 @@ def test_out_of_memory_halves_the_rows(monkeypatch):
     assert max(calls[1:]) == 2
 
 
+def test_what_never_fits_is_refused_and_the_next_is_answered():
+    engine = decoder(rows=64)
+    engine.rows.budget = 3 * 64 * engine.rows.bytes_per_id  # three rows
+    expected = decoder().run([request(4)])
+    for each in (request(n=20), request(4)):
+        engine.submit(each)
+    events = []
+    while engine.busy:
+        events += engine.step()
+    assert {str(event.error)[:13] for event in events if event.error} == {"n=20 texts of"}
+    assert [[[event.token for event in events if event.token is not None]]] == expected
+
+
 def test_equal_beginnings_are_read_once():
     engine = decoder()
     for last, read in ((14, 14), (14, 2), (15, 2)):

@@ -11,14 +11,14 @@ from regard.serve.request import Event, FinishReason, Request, TokenScore
 from regard.serve.worker import Worker
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
-    """What a continuation has got: text, a token, or its end."""
+    """What a continuation has got since the last piece: text, tokens, its end."""
 
     index: int
     text: str = ""
-    token: int | None = None
-    score: TokenScore | None = None
+    tokens: list[int] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
     finish: FinishReason | None = None
 
 
@@ -34,10 +34,8 @@ class Continuation:
     def add(self, piece: Piece) -> None:
         """Append a piece."""
         self.text += piece.text
-        if piece.token is not None:
-            self.tokens.append(piece.token)
-        if piece.score is not None:
-            self.scores.append(piece.score)
+        self.tokens += piece.tokens
+        self.scores += piece.scores
         self.finish = piece.finish or self.finish
 
     @property
@@ -87,24 +85,33 @@ class Answers:
         going_on = set(range(request.n))
         try:
             while going_on:
-                event = await queue.get()
-                if event.error is not None:
-                    raise event.error
-                if event.index not in going_on:
-                    continue
-                text, stopped = texts[event.index]
-                if event.token is not None:
-                    added = stopped.append(text.append(event.token))
-                    yield Piece(event.index, added, event.token, event.score)
-                    if not stopped.stopped:
+                events = [await queue.get()]
+                while not queue.empty():  # under load, several tokens make one piece
+                    events.append(queue.get_nowait())
+                pieces: dict[int, Piece] = {}
+                for event in events:
+                    if event.error is not None:
+                        raise event.error
+                    if event.index not in going_on:
                         continue
-                    request.ended.add(event.index)
-                    yield Piece(event.index, finish="stop")
-                else:
-                    rest = stopped.append(text.end())
-                    rest += "" if stopped.stopped else stopped.end()
-                    yield Piece(event.index, rest, finish=event.finish)
-                going_on.discard(event.index)
+                    piece = pieces.setdefault(event.index, Piece(event.index))
+                    text, stopped = texts[event.index]
+                    if event.token is not None:
+                        piece.tokens.append(event.token)
+                        piece.text += stopped.append(text.append(event.token))
+                        if event.score is not None:
+                            piece.scores.append(event.score)
+                    else:
+                        piece.text += stopped.append(text.end())
+                        piece.text += "" if stopped.stopped else stopped.end()
+                        piece.finish = event.finish
+                    if stopped.stopped:
+                        request.ended.add(event.index)
+                        piece.finish = "stop"
+                    if piece.finish:
+                        going_on.discard(event.index)
+                for piece in pieces.values():
+                    yield piece
         finally:
             self.forget(request)
 

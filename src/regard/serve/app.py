@@ -108,6 +108,10 @@ class Server:
             raise ApiError(
                 404, f"no model {name!r}; there are {known}", param="model", code="model_not_found"
             ) from None
+        except (RegardError, OSError) as error:
+            raise ApiError(
+                503, f"the model cannot be loaded: {error}", kind="server_error"
+            ) from error
 
     async def job(self, function: Callable[..., T], *args: Any) -> T:
         """Run something else than generation in a thread of its own; few may wait."""
@@ -341,6 +345,16 @@ async def _pieces(
 ) -> AsyncIterator[tuple[int, Piece]]:
     """The pieces of several prompts as they come, with the number of the prompt."""
     answers = _server(http).answers
+    if len(prepared) == 1:
+        model.users += 1
+        try:
+            async for piece in answers.pieces(model, prepared[0].request, prepared[0].stops):
+                yield 0, piece
+        finally:
+            answers.forget(prepared[0].request)
+            model.users -= 1
+            model.used = time.monotonic()
+        return
     queue: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
 
     async def read(number: int, each: Prepared) -> None:
@@ -484,16 +498,15 @@ async def _completion_chunks(
 ) -> AsyncIterator[dict[str, Any]]:
     used, begun = 0, set()
     async for number, piece in _pieces(http, model, prepared):
-        used += piece.token is not None
+        used += len(piece.tokens)
         each, index = prepared[number], number * n + piece.index
         text = piece.text
         if body.echo and index not in begun:
             text = each.text + text
-        scores = [] if piece.score is None else [piece.score]
         logprobs = None
         if body.logprobs is not None:
             first = body.echo and index not in begun
-            logprobs = _logprob_table(model, each if first else None, scores, body.logprobs)
+            logprobs = _logprob_table(model, each if first else None, piece.scores, body.logprobs)
         begun.add(index)
         if text or piece.finish or logprobs:
             choice = {
@@ -643,14 +656,14 @@ async def _chat_chunks(
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         yield {**base, "choices": [choice]}
     async for _, piece in _pieces(http, model, [prepared]):
-        used += piece.token is not None
+        used += len(piece.tokens)
         text = piece.text
         if text and piece.index not in begun:
             text = _trim(text)
             begun.add(piece.index)
         logprobs = None
-        if piece.score is not None and body.logprobs:
-            logprobs = {"content": [_chat_logprob(model, piece.score)]}
+        if piece.scores and body.logprobs:
+            logprobs = {"content": [_chat_logprob(model, score) for score in piece.scores]}
         if text or logprobs:
             choice = {
                 "index": piece.index,
@@ -751,7 +764,7 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
         yield event("response.content_part.added", **place, part=empty)
         text, used, finish = "", 0, None
         async for _, piece in _pieces(http, model, [prepared]):
-            used += piece.token is not None
+            used += len(piece.tokens)
             added = piece.text if text else _trim(piece.text)
             text, finish = text + added, piece.finish or finish
             if added:

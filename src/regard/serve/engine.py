@@ -201,8 +201,16 @@ class BatchEngine:
             rows = len(self.texts) + sum(len(other.texts) for other in self.prefilling)
             rows += len(job.texts)
             if rows > self.max_rows or not self.rows.fits(rows, self._need(job)):
-                self._preempt_longest()
-                return
+                if rows > len(job.texts):
+                    self._preempt_longest()
+                    return
+                error = RegardError(
+                    f"n={len(job.texts)} texts of up to {self._need(job)} tokens do not fit into "
+                    "the KV cache; ask for fewer"
+                )
+                for text in self.waiting.popleft().texts:
+                    self._finish(text, "error", error)
+                continue
             self.prefilling.append(self.waiting.popleft())
 
     def _need(self, job: _Prefill) -> int:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from regard.accel import pack
-from regard.api.decoding import chain_for
+from regard.api.decoding import SMALL_MODEL, chain_for
 from regard.api.run import Run, load
 from regard.errors import CheckpointError, ConfigError
 from regard.generate.chain import Chain
@@ -22,6 +22,7 @@ from regard.serve.constraint import JsonSchemas
 from regard.serve.engine import BatchEngine, EngineConfig
 from regard.serve.worker import Worker
 from regard.text import PairTokenizers, Tokenizer
+from regard.training.setup.device import usable_cores
 
 
 @dataclass(eq=False)
@@ -98,6 +99,7 @@ class Models:
         self.loaded: dict[str, ServedModel] = {}
         self._locks = {name: asyncio.Lock() for name in self.paths}
         self.created = int(time.time())
+        self.threads = min(torch.get_num_threads(), usable_cores())
 
     @property
     def default(self) -> str:
@@ -118,13 +120,14 @@ class Models:
 
     def _load(self, name: str) -> ServedModel:
         run = load(self.paths[name], self.device)
-        run.limit_threads()
         engine = None
         if isinstance(run.model, Language) and run.tokenizers is not None and _generates(run):
             with torch.inference_mode():
                 language = pack(run.model)
             engine = BatchEngine(language, self.config, stop=run.tokenizer.stop_ids)
-            self.worker.add(name, engine)
+            runs = [run, *(model.run for model in self.loaded.values())]
+            small = all(each.parameters < SMALL_MODEL for each in runs)
+            self.worker.add(name, engine, 1 if small else self.threads)
         return ServedModel(name, run, engine)
 
     async def unload_idle(self) -> None:

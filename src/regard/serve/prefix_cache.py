@@ -3,7 +3,9 @@
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -11,19 +13,33 @@ from torch import Tensor
 from regard.nn.state import TransformerState
 
 PAGE = 16  # ids
-Page = tuple[Tensor, Tensor]  # keys and values of all layers: (layers, kv_heads, PAGE, head_dim)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """The pages that one prompt has added, in one copy of its keys and values."""
+
+    keys: Tensor  # (layers, kv_heads, ids, head_dim)
+    values: Tensor
+    names: list[bytes]  # of the pages
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return self.keys.nbytes + self.values.nbytes
 
 
 class PrefixCache:
     """Pages of keys and values by the ids of the text up to their end.
 
     A page is found by a SHA-256 digest of all ids up to its end, so it is used only after exactly
-    these ids. The least recently used pages are dropped when they exceed `budget` bytes.
+    these ids. The least recently used blocks are dropped when they exceed `budget` bytes.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget, self.bytes = budget, 0
-        self.pages: OrderedDict[bytes, Page] = OrderedDict()
+        self.pages: dict[bytes, tuple[Block, int]] = {}  # the block and the place in it
+        self.blocks: OrderedDict[int, Block] = OrderedDict()
         self.hits = self.lookups = 0  # ids
 
     def load(self, ids: Sequence[int], state: TransformerState, row: int) -> int:
@@ -31,44 +47,48 @@ class PrefixCache:
 
         At least one id is left to read, whose logits predict the next.
         """
-        pages: list[Page] = []
-        for key in _keys(ids[:-1]):
-            if key not in self.pages:
+        pages: list[tuple[Block, int]] = []
+        for name in _page_names(ids[:-1]):
+            if name not in self.pages:
                 break
-            self.pages.move_to_end(key)
-            pages.append(self.pages[key])
-        self.lookups += len(ids)
+            pages.append(self.pages[name])
+            self.blocks.move_to_end(id(pages[-1][0]))
         length = len(pages) * PAGE
+        self.lookups += len(ids)
         self.hits += length
         if pages:
-            keys, values = (torch.cat(part, 2) for part in zip(*pages, strict=True))
-            for layer, cache in enumerate(state.layers):
-                cache.keys[row, :, :length] = keys[layer]
-                cache.values[row, :, :length] = values[layer]
+            for part in ("keys", "values"):
+                parts = [getattr(block, part).narrow(2, at * PAGE, PAGE) for block, at in pages]
+                for cache, copied in zip(state.layers, torch.cat(parts, 2), strict=True):
+                    getattr(cache, part)[row, :, :length] = copied
         return length
 
     def save(self, ids: Sequence[int], state: TransformerState, row: int) -> None:
-        """Store the full pages of a row that has read `ids`."""
-        new = [(number, key) for number, key in enumerate(_keys(ids)) if key not in self.pages]
-        if not new:
+        """Store the full pages of a row that has read `ids`, but those that are known."""
+        names = list(_page_names(ids))
+        known = sum(1 for _ in takewhile(self.pages.__contains__, names))
+        if known == len(names):
             return
-        length = len(ids) // PAGE * PAGE
-        keys = torch.stack([cache.keys[row, :, :length] for cache in state.layers])
-        values = torch.stack([cache.values[row, :, :length] for cache in state.layers])
-        for number, key in new:
-            page = tuple(part.narrow(2, number * PAGE, PAGE).clone() for part in (keys, values))
-            size = sum(part.nbytes for part in page)
-            if size > self.budget:
-                return
-            self.pages[key] = page  # type: ignore[assignment]
-            self.bytes += size
+        span = slice(known * PAGE, len(names) * PAGE)
+        keys = torch.stack([cache.keys[row, :, span] for cache in state.layers])
+        values = torch.stack([cache.values[row, :, span] for cache in state.layers])
+        block = Block(keys, values, names[known:])
+        if block.bytes > self.budget:
+            return
+        self.blocks[id(block)] = block
+        self.bytes += block.bytes
+        for at, name in enumerate(block.names):
+            self.pages[name] = block, at
         while self.bytes > self.budget:
-            _, dropped = self.pages.popitem(last=False)
-            self.bytes -= sum(part.nbytes for part in dropped)
+            _, dropped = self.blocks.popitem(last=False)
+            self.bytes -= dropped.bytes
+            for name in dropped.names:
+                if self.pages.get(name, (None,))[0] is dropped:
+                    del self.pages[name]
 
 
-def _keys(ids: Sequence[int]) -> Iterator[bytes]:
-    """The key of each full page."""
+def _page_names(ids: Sequence[int]) -> Iterator[bytes]:
+    """The name of each full page."""
     digest = sha256()
     for start in range(0, len(ids) - PAGE + 1, PAGE):
         digest.update(array("q", ids[start : start + PAGE]).tobytes())

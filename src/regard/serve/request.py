@@ -54,7 +54,7 @@ class TokenScore:
     top: tuple[tuple[int, float], ...] = ()  # token and log-probability, best first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every token
 class Event:
     """A new token of a continuation, or its end; the last event has a `finish`."""
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import ipaddress
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -81,6 +83,10 @@ def make_server(
 
 def run_server(server: DrainingServer, started: Callable[[str], None] | None = None) -> None:
     """Serve until a signal comes; `started` gets the address when the first model is loaded."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # uvicorn has its own handlers while it serves, and raises the signal again at its end
+            signal.signal(number, lambda *_: None)
     asyncio.run(_run(server, started))
 
 

@@ -5,6 +5,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import torch
+
 from regard.errors import RegardError
 from regard.serve.engine import BatchEngine
 from regard.serve.request import Event, Request
@@ -29,6 +31,7 @@ class Worker:
         self.error: BaseException | None = None  # what ended the thread
         self.slowest = 0.0  # seconds of the slowest step
         self._began: float | None = None  # when the current step began; None: idle
+        self._threads: int | None = None  # to be set; torch counts them for each of its callers
         self._wake, self._stopping = threading.Event(), False
         self._lock = threading.Lock()  # of the table of engines
         self._thread = threading.Thread(target=self._run, name="regard-engine", daemon=True)
@@ -44,10 +47,11 @@ class Worker:
         if self._thread.is_alive():
             self._thread.join(timeout=STALL)
 
-    def add(self, name: str, engine: BatchEngine) -> None:
-        """Step this engine too."""
+    def add(self, name: str, engine: BatchEngine, threads: int) -> None:
+        """Step this engine too, from now on with so many CPU threads."""
         with self._lock:
             self.engines[name] = engine
+            self._threads = threads
 
     def remove(self, name: str) -> None:
         """Step this engine no more."""
@@ -89,6 +93,9 @@ class Worker:
                 self._wake.clear()
                 with self._lock:
                     busy = [engine for engine in self.engines.values() if engine.busy]
+                    threads, self._threads = self._threads, None
+                if threads is not None:
+                    torch.set_num_threads(threads)
                 for engine in busy:
                     self._began = began = time.monotonic()
                     events = engine.step()
