@@ -1,14 +1,14 @@
 """Throughput and time to the first token of the serving engine, beside transformers.
 
     python bench/serve.py engine --run RUN [--streams 64] [--peer FOLDER]
-    python bench/serve.py engine --llama 1.1b [--streams 64] [--peer] [--offline]
+    python bench/serve.py engine --shape llama-1.1b [--streams 64] [--peer] [--offline]
     python bench/serve.py http --run RUN [--streams 16]
 
 `engine` drives the engine in this process: each of the streams sends its next request when its
 last one is answered, with prompts of 16 to 256 ids and 64 to 512 new tokens (scaled down to the
 context of a small model), sampled with temperature 0.8 and top-k 50. `--peer` runs the same
 requests through the continuous batching of transformers, the engine of `transformers serve`: of
-the exported FOLDER of the run, or with `--llama` of a model of the same shape. `--offline` adds
+the exported FOLDER of the run, or with `--shape` of a model of the same shape. `--offline` adds
 the rate of `generate` for as many rows of equal length as there are streams, the upper bound.
 `http` starts `regard serve RUN` and measures the same through HTTP, streaming.
 """
@@ -100,8 +100,7 @@ def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int) -> Fig
     settings = GenerationConfig(do_sample=True, temperature=0.8, top_k=50, eos_token_id=-1)
     options: dict[str, Any] = {"max_requests_per_batch": streams}
     if model.device.type == "cpu":
-        options |= {"num_blocks": 4 * streams, "max_batch_tokens": 512, "page_size": 32}
-        options["num_blocks"] = streams * 32
+        options |= {"num_blocks": 32 * streams, "max_batch_tokens": 512, "page_size": 32}
     figures, sent = Figures("transformers continuous batching"), {}
     waiting, running = iter(work), 0
     with model.continuous_batching_context_manager(
@@ -126,6 +125,25 @@ def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int) -> Fig
                 running -= 1
         figures.seconds = time.perf_counter() - began
     return figures
+
+
+def transformers_model(shape: str, config: Any) -> Any:
+    """A model of transformers with the shape of a preset."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    if shape == "gpt2":
+        return GPT2LMHeadModel(GPT2Config())
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.dim,
+            intermediate_size=config.ffn_dim,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            max_position_embeddings=config.context,
+        )
+    )
 
 
 def run_offline(model: Any, streams: int, vocab: int) -> Figures:
@@ -221,28 +239,17 @@ def measure_engine(arguments: argparse.Namespace) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     streams, count = arguments.streams, arguments.requests or 4 * arguments.streams
     peer = None
-    if arguments.llama:
+    if arguments.shape:
         from regard.models.build import build_model, preset
 
-        config = preset("tinyllama")
+        config = preset({"llama-1.1b": "tinyllama", "gpt2": "gpt2"}[arguments.shape])
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
         torch.manual_seed(0)
         with torch.device(device):
-            model = build_model(config).eval().to(torch.bfloat16 if device == "cuda" else None)
+            model = build_model(config).eval().to(dtype)
         if arguments.peer is not None:
-            from transformers import LlamaConfig, LlamaForCausalLM
-
-            shape = LlamaConfig(
-                vocab_size=config.vocab_size,
-                hidden_size=config.dim,
-                intermediate_size=config.ffn_dim,
-                num_hidden_layers=config.layers,
-                num_attention_heads=config.heads,
-                num_key_value_heads=config.kv_heads,
-                max_position_embeddings=config.context,
-                dtype="bfloat16",
-            )
             with torch.device(device):
-                peer = LlamaForCausalLM(shape).eval().to(torch.bfloat16)
+                peer = transformers_model(arguments.shape, config).eval().to(dtype)
         vocab, context = config.vocab_size, config.context
     else:
         import regard
@@ -278,7 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=("engine", "http"))
     parser.add_argument("--run")
-    parser.add_argument("--llama", choices=("1.1b",))
+    parser.add_argument("--shape", choices=("llama-1.1b", "gpt2"))
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int)
     parser.add_argument("--repeats", type=int, default=3)

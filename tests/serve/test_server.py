@@ -340,16 +340,16 @@ def test_a_full_queue_refuses_and_a_client_that_leaves_frees_its_row(text_run):
         for expected in (1, 2):
             sockets.append(socket.create_connection((host, int(port))))
             sockets[-1].sendall(request)
-            wait_until(lambda expected=expected: len(engine.requests()) == expected)
+            wait_until(lambda expected=expected: len(shared.answers) == expected)
         with client.open("/v1/completions", long) as answer:
             assert answer.status == 429
             assert answer.headers["Retry-After"] == "1"
             assert json.loads(answer.read())["error"]["type"] == "rate_limit_exceeded"
         sockets[1].close()  # it waits
-        wait_until(lambda: len(engine.requests()) == 1)
+        wait_until(lambda: len(shared.answers) == 1 and not engine.waiting)
         sockets[0].recv(100)
         sockets[0].close()  # it is being generated
-        wait_until(lambda: not engine.requests())
+        wait_until(lambda: not engine.busy)
         tokens = engine.counters.tokens
         assert client("/v1/completions", {"prompt": "a", "max_tokens": 3})[0] == 200
         assert engine.counters.tokens <= tokens + 3
