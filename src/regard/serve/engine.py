@@ -21,6 +21,7 @@ from regard.serve.request import Event, FinishReason, Request, TokenScore
 from regard.serve.rows import GraphRows, KVRows, make_rows
 
 MiB = 2**20
+PATIENCE = 16  # decode steps that a prompt waits for others, on a GPU
 
 
 class QueueFull(RegardError):
@@ -100,8 +101,8 @@ class Counters:
 class BatchEngine:
     """Generates the texts of many requests with one model.
 
-    `step` does one thing at a time: it lets requests in, reads a chunk of the waiting prompts and
-    decodes one token of every row. `submit` and `Request.cancelled` may be used from any thread,
+    `step` does one thing at a time: it lets requests in, decodes one token of every row and reads
+    a chunk of the waiting prompts. `submit` and `Request.cancelled` may be used from any thread,
     everything else only from the one that calls `step`.
 
     A text does not depend on the other rows, up to rounding of its logits: it is what
@@ -139,6 +140,7 @@ class BatchEngine:
         self.events: list[Event] = []
         self.counters = Counters()
         self.ahead: _Ahead | None = None  # the step that the device computes
+        self.steps_waited = 0  # since prompts could have been read
 
     def submit(self, request: Request) -> None:
         """Queue a request; `QueueFull` if too many wait, an error if it cannot be answered."""
@@ -165,15 +167,15 @@ class BatchEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Read a chunk of prompts and decode one token of every row; return what is new."""
+        """Decode one token of every row and read a chunk of prompts; return what is new."""
         while self.inbox:
             self.waiting.append(self.inbox.popleft())
         self._leave_cancelled()
         self._admit()
-        if self.prefilling:
-            self._prefill()
         if self.texts:
             self._decode()
+        if self.prefilling and self._reads_now():
+            self._prefill()
         self.counters.steps += 1
         events, self.events = self.events, []
         return events
@@ -235,6 +237,21 @@ class BatchEngine:
             context = self.context.select(torch.tensor([row], device=self.last.device))
             queue.append(_Prefill([text], list(text.window), context))
         self._keep([row for row in range(len(self.texts)) if row not in set(rows)])
+
+    def _reads_now(self) -> bool:
+        """Whether to read prompts in this step.
+
+        On a GPU, reading one short prompt takes as long as reading several, and all rows wait for
+        it: a prompt waits up to `PATIENCE` steps for others.
+        """
+        waited = self.steps_waited
+        few = len(self.prefilling) * 12 < len(self.texts)
+        begun = any(job.state is not None for job in self.prefilling)
+        if isinstance(self.rows, GraphRows) and few and not begun and waited < PATIENCE:
+            self.steps_waited += 1
+            return False
+        self.steps_waited = 0
+        return True
 
     def _prefill(self) -> None:
         """Read the next chunk: of one long prompt, or several short prompts together.
