@@ -54,6 +54,22 @@ def pairs(folder):
     return folder / "data.tsv"
 
 
+def spans(folder):
+    rows = [
+        {"question": "the cat ?", "context": f"{a} in {b}", "answer": b}
+        for a in ("cat", "dog")
+        for b in ("paris", "the film", "a mat")
+    ]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "data.jsonl"
+
+
+def text_pairs(folder):
+    rows = [f"the {a}\tin {b}\t{a}" for a in ("cat", "dog") for b in ("paris", "film", "mat")]
+    (folder / "data.tsv").write_text("\n".join(["premise\thypothesis\tlabel", *rows]))
+    return folder / "data.tsv"
+
+
 def images(folder):
     pixels = np.random.default_rng(0).integers(0, 255, (30, 24, 24, 3), dtype=np.uint8)
     np.savez(folder / "data.npz", images=pixels, labels=np.arange(30) % 3)
@@ -81,6 +97,8 @@ def save(folder, name, architecture):
     [
         ("roberta", "RobertaForMaskedLM", labels, "RobertaForSequenceClassification"),
         ("roberta", "RobertaForMaskedLM", tags, "RobertaForTokenClassification"),
+        ("roberta", "RobertaForMaskedLM", spans, "RobertaForQuestionAnswering"),
+        ("gpt2", "GPT2LMHeadModel", text_pairs, "GPT2ForSequenceClassification"),
         ("distilbert", "DistilBertModel", labels, "DistilBertForSequenceClassification"),
         ("gpt2", "GPT2LMHeadModel", texts, "GPT2LMHeadModel"),
         ("gpt2", "GPT2LMHeadModel", tags, "GPT2ForTokenClassification"),

@@ -216,7 +216,7 @@ def test_a_t5_that_transformers_5_makes_untied_is_tied_and_not_scaled(tmp_path):
     ("architecture", "expected"),
     [
         (CLASSIFIER, "try: regard predict {run} 'some words'"),
-        ("BertForQuestionAnswering", "no command uses the head 'span': use run.model in Python"),
+        ("BertForQuestionAnswering", "try: regard predict {run} 'a question' 'a text'"),
         ("BertModel", "or fine-tune it: regard train DATA train.start={run}"),
     ],
 )

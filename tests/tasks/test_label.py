@@ -200,7 +200,8 @@ def test_what_cannot_be_read_or_written_is_refused():
     with pytest.raises(ConfigError, match="only one direction has read the whole text"):
         preset("lstm", bidirectional=True, head={"kind": "classify", "pool": "last"})
     with pytest.raises(
-        ConfigError, match=r"unknown head 'masked'; known: classify, crf, forecast, linear, span, tag"
+        ConfigError,
+        match=r"unknown head 'masked'; known: classify, crf, forecast, linear, span, tag",
     ):
         preset("convolution", head="masked")
     for name in ("lstm", "convolution", "decoder"):

@@ -2,10 +2,19 @@
 
 import torch
 
-from regard.data.batch import ImageBatch, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
+from regard.data.batch import (
+    CaptionBatch,
+    ImageBatch,
+    LabelBatch,
+    MaskedBatch,
+    PairBatch,
+    SpanBatch,
+    TagBatch,
+    TextBatch,
+)
 from regard.models.build import build_model, preset
-from regard.nn.state import Source
-from regard.tasks import Causal, Classify, Label, Masked, Seq2Seq, Tag
+from regard.nn.state import ImageSource, Source
+from regard.tasks import Caption, Causal, Classify, Label, Masked, Seq2Seq, Span, Tag
 from regard.training.parallel.strategy import Objective
 
 TINY = {"dim": 16, "layers": 6, "heads": 2}
@@ -62,6 +71,24 @@ def tag_batch():
     )
 
 
+def span_batch():
+    bounds = torch.tensor([[3, 11], [3, 6], [0, 1]])
+    return SpanBatch(
+        ids=torch.randint(23, (3, 12)),
+        lengths=torch.tensor([12, 7, 1]),
+        context=bounds,
+        targets=torch.tensor([[4, 6], [3, 3], [0, 0]]),
+        rows=torch.arange(3),
+        segments=(torch.arange(12) > 2).long().expand(3, 12),
+    )
+
+
+def caption_batch():
+    ids = torch.randint(23, (3, 13))
+    source = ImageSource.of(torch.randn(3, 3, 8, 8), 4)
+    return CaptionBatch(source, ids[:, :-1], ids[:, 1:].masked_fill(ids[:, 1:] == 5, -1))
+
+
 OBJECTIVES = {
     "decoder": ("modern", {**READER, "kv_heads": 1}, Causal(), text_batch),
     "side by side": ("gpt2", {**READER, "norm_order": "parallel"}, Causal(), text_batch),
@@ -77,6 +104,13 @@ OBJECTIVES = {
     "encoder-decoder": ("transformer-base", READER, Seq2Seq(label_smoothing=0.1), pair_batch),
     "label": ("tiny-encoder", {**READER, **CLASSES}, Label(), label_batch),
     "tag": ("tiny-encoder", {**READER, "head": {"kind": "tag", "classes": 3}}, Tag(), tag_batch),
+    "span": ("tiny-encoder", {**READER, "segments": 2, "head": "span"}, Span(), span_batch),
+    "caption": (
+        "tiny-captioner",
+        {**READER, "image_size": 8, "patch": 4, "encoder_layers": 6},
+        Caption(),
+        caption_batch,
+    ),
     "vision": ("tiny-vit", {**TINY, **IMAGES, **CLASSES}, Classify(), image_batch),
 }
 

@@ -47,7 +47,7 @@ from regard.explain.attribution import Attribution, integrated_gradients
 from regard.explain.effects import head_effects
 from regard.explain.gradient import GradientFlow, last_token_gradients, require_gradients
 from regard.explain.heads import HeadScores, find_heads
-from regard.explain.image_attention import ImageAttentionMap
+from regard.explain.image_attention import ImageAttentionMap, ImageAttentionMaps
 from regard.explain.lens import Lens, logit_lens
 from regard.explain.neighbours import WordVectors, compare_occurrences, format_terms, parse_terms
 from regard.generate import (
@@ -745,8 +745,8 @@ class Run:
         {'decoder.blocks.0.attention': AttentionMap(2 heads, 7 × 7 tokens)}
         """
         self._require_attention()
-        if "file" in self.inputs and self.tokenizers is not None:
-            return self._explain_caption(text, layer)
+        if "file" in self.inputs:
+            return self._explain_caption(text, [layer])
         if isinstance(self.tokenizers, PairTokenizers):
             path = cross_attention_path(self.model, layer)
             return self.attention(text, pattern=pattern or path, words=words)
@@ -776,6 +776,10 @@ class Run:
         {'decoder.blocks.0.attention': AttentionMap(1 heads, 2 × 2 tokens)}
         """
         self._require_attention()
+        if "file" in self.inputs:
+            if (target, heads, rows, pattern, words) != (None, None, None, None, False):
+                raise ConfigError("of a captioning run only `layers` can be chosen")
+            return self._explain_caption(what, layers or cast(Any, self.model).attention_layers)
         options: dict[str, Any] = {"heads": heads, "rows": rows}
         if self.config.model["family"] == "vision":
             pixels = input_pixels(self.model, what)
@@ -923,20 +927,23 @@ class Run:
                 f"{gradients};\n{NEEDS_ATTENTION}"
             )
 
-    def _explain_caption(self, image: str, layer: int | None) -> AttentionMaps:
-        task = caption_task(self.config.task, self.tokenizer)
-        pixels = run_pixels(self.model, image)
-        source = image_source(self.model, task, pixels)
-        (caption,) = write_captions(self.model, task, self.tokenizer, pixels, BeamSearch())
+    def _explain_caption(self, image: Any, layers: Sequence[int | None]) -> AttentionMaps:
+        """The attention of each token of the caption of an image over its cells."""
+        task, model = caption_task(self.config.task, self.tokenizer), self.model
+        pixels = run_pixels(model, image)
+        source = image_source(model, task, pixels)
+        (caption,) = write_captions(model, task, self.tokenizer, pixels, BeamSearch())
         ids = [*self.tokenizer.encode(caption), task.stop_id]
         inputs = torch.tensor([[task.start_id, *ids[:-1]]], device=self.device)
-        path, weights = caption_attention(self.model, source, inputs, layer)
-        grid = cast(Any, self.model.config).grid
+        grid = cast(Any, model.config).grid
         shown = ShownImage(torch.from_numpy(pixels[0]), (grid, grid))
         cells = [f"{row},{column}" for row in range(grid) for column in range(grid)]
         pieces = list(map(self.tokenizer.piece, ids))
-        attention = ImageAttentionMap(pieces, cells, weights[0], kind="cross", image=shown)
-        return AttentionMaps({path: attention})
+        maps = ImageAttentionMaps()
+        for layer in layers:
+            path, weights = caption_attention(model, source, inputs, layer)
+            maps[path] = ImageAttentionMap(pieces, cells, weights[0], kind="cross", image=shown)
+        return maps
 
     def gradients(self, text: str) -> GradientFlow:
         """The gradient norm of the last token's loss at the state of every earlier position.

@@ -1,12 +1,14 @@
 """Attention over the cells of an image, drawn on the image for each word of its caption."""
 
 import base64
+from collections.abc import Mapping
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch.nn.functional as F
 
-from regard.explain.attention_map import AttentionMap
+from regard.explain.attention_map import AttentionMap, AttentionMaps
 from regard.explain.render.figure import check_suffix, encode, new_figure, page, save, style
 
 if TYPE_CHECKING:
@@ -50,11 +52,30 @@ class ImageAttentionMap(AttentionMap):
         """Write the pictures as .svg, .png, .pdf or .html, by the suffix of `path`."""
         suffix = Path(path).suffix
         check_suffix(suffix)
-        figure = self.figure(head, title=title)
         if suffix == ".html":
-            save(page(title, _html(figure)).encode(), path)
+            ImageAttentionMaps({title: self}).save(path, head)
         else:
-            save(encode(figure, suffix), path)
+            save(encode(self.figure(head, title=title), suffix), path)
+
+
+class ImageAttentionMaps(AttentionMaps):
+    """The attention of several layers over one image."""
+
+    def _repr_html_(self) -> str:
+        return self._html(None)
+
+    def save(self, path: Path | str, head: int | None = None) -> None:
+        """Write an .html page with the pictures of all layers."""
+        if Path(path).suffix != ".html":
+            AttentionMaps.save(self, path, head)
+        save(page("attention", self._html(head)).encode(), path)
+
+    def _html(self, head: int | None) -> str:
+        maps = cast(Mapping[str, ImageAttentionMap], self)
+        return "".join(
+            f"<p>{escape(name)}</p>{_html(each.figure(head, title=name))}"
+            for name, each in maps.items()
+        )
 
 
 def _html(figure: "Figure") -> str:

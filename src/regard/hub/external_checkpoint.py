@@ -46,6 +46,7 @@ TASK_FOR_HEAD = {  # by shape and head of a model; other heads have no task here
     ("decoder", "linear"): "causal",
     ("encoder-decoder", "linear"): "seq2seq",
     ("encoder", "masked"): "masked",
+    ("encoder", "span"): "span",
     ("images", "classify"): "classify",
 }
 ONE_CLASS = "single_label_classification"  # the problem_type of exactly one class per text

@@ -151,6 +151,11 @@ class Captioner(Transformer):
         features = FEATURES[config.features]
         self.image_embed = features(config.channels, config.dim, config.patch)
 
+    @property
+    def attention_layers(self) -> range:
+        """The numbers of the layers that attend to the image."""
+        return range(self.config.layers)
+
     def _encode(self, source: Any) -> tuple[Tensor, Mask]:
         images = check_images(source, self.config)
         assert self.encoder is not None
@@ -187,6 +192,11 @@ class RecurrentCaptioner(EncoderDecoder):
         self.bridge = nn.ModuleList(
             nn.ModuleList(nn.Linear(dim, dim) for _ in vectors) for _ in range(config.layers)
         )
+
+    @property
+    def attention_layers(self) -> range:
+        """The numbers of the hops that attend to the image."""
+        return range(self.config.hops)
 
     def _encode(self, source: Any) -> tuple[list[CellState], Memory]:
         images = check_images(source, self.config)
