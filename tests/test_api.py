@@ -147,6 +147,8 @@ def test_an_unset_variable_is_named(monkeypatch):
 def test_a_name_that_is_nothing_gets_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'translate-multi30k'"):
         configure("translate-multi30")
+    with pytest.raises(ConfigError, match=r"progress=False must be .*quiet=True turns"):
+        regard.train("quickstart", progress=False)
     with pytest.raises(ConfigError, match="no data to train on"):
         configure(None)
     with pytest.raises(ConfigError, match="no recipe at nowhere"):

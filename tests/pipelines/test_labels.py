@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import regard
+from regard import api
 from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError
 from regard.pipelines import default_settings, open_data, prepare_training
@@ -83,6 +84,22 @@ def test_a_file_of_tags_is_trained_on_without_settings(place):
     assert found["f1"] > 0.9
     said = [likely[0][0] for likely in run.predict("word3 blue house stood", top=1)]
     assert said == ["O", "B-thing", "I-thing", "O"]
+
+
+def test_a_tagger_has_a_random_field_characters_and_word_dropout_unless_a_model_is_chosen(place):
+    path = place / "houses.conll"
+    for words in ([], ["task=tag"]):
+        config = api.configure(path, *words)
+        assert config.task == {"kind": "tag", "word_dropout": 0.25}
+        assert (config.model["characters"], config.model["head"]) == (64, "crf")
+        assert config.train.lr == 5e-3
+    assert api.configure(path, "task.word_dropout=0").task == {"kind": "tag", "word_dropout": 0}
+    chosen = api.configure(path, "model.preset=tiny-encoder")
+    assert (chosen.task, chosen.model, chosen.train.lr) == ("tag", {"preset": "tiny-encoder"}, 2e-3)
+    started = api.configure(path, f"train.start={place / 'label'}")
+    assert "word_dropout" not in started.task
+    with pytest.raises(ConfigError, match=r"'causal' learns from text, and houses holds tags"):
+        api.configure(path, "task=causal")
 
 
 @pytest.fixture(scope="module")

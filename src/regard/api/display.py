@@ -25,6 +25,7 @@ from regard.api.formatting import (
     strip_control,
     terminal_width,
 )
+from regard.errors import ConfigError
 from regard.training.events import (
     BaselineEvaluated,
     Evaluated,
@@ -427,6 +428,11 @@ def show_events(
     progress: "Progress | None" = None,
 ) -> RunFinished:
     """Display the events of a run as they come, and pass them on; returns the last."""
+    if progress is not None and not callable(progress):
+        raise ConfigError(
+            f"progress={progress!r} must be a function, called while the data is prepared; "
+            "quiet=True turns the display off"
+        )
     with make_display(quiet) as display:
 
         def show_preparation(what: str, done: int, total: int) -> None:

@@ -18,6 +18,7 @@ from regard.pipelines.detect import (
     run_name,
 )
 from regard.pipelines.prepare import (
+    check_data_kind,
     default_settings,
     has_tokenizer,
     load_tokenizers,
@@ -38,6 +39,7 @@ __all__ = [
     "Pipeline",
     "TrainedModel",
     "TrainingData",
+    "check_data_kind",
     "column_settings",
     "data_fingerprint",
     "default_settings",

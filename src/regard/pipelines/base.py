@@ -116,6 +116,8 @@ class Pipeline:
     needs: ClassVar[str] = "data of its own kind"  # what its data is, in messages
     tokenizer_type: ClassVar[type | None] = None  # Tokenizer, PairTokenizers, or neither
     exclusive: ClassVar[bool] = False  # what it recognizes is never opened as another kind
+    # options of the default task that are for the default model, not for one that the user chose
+    model_task_options: ClassVar[tuple[str, ...]] = ()
 
     def recognizes(self, path: Path) -> bool:
         """Whether a file or folder is of this kind, by its name or content."""

@@ -42,7 +42,10 @@ def prepare_evaluation(
 
 def pipeline_of(config: RunConfig) -> Pipeline:
     """The pipeline of the data that a run's task learns from."""
-    kind = kind_of(config.task)[0]
+    return _pipeline_for(kind_of(config.task)[0])
+
+
+def _pipeline_for(kind: str) -> Pipeline:
     if kind not in TASKS:
         raise ConfigError(unknown("task", kind, TASKS))
     data_kind = TASKS[kind].data_kind
@@ -74,6 +77,17 @@ def smallest_model(config: RunConfig) -> ModelConfig:
     return pipeline_of(config).smallest_model(config)
 
 
+def check_data_kind(task: str, data: Data) -> None:
+    """Raise `ConfigError` if the task learns from another kind of data."""
+    pipeline = _pipeline_for(task)
+    if pipeline.name != data.kind:
+        fitting = ", ".join(name for name, each in TASKS.items() if each.data_kind == data.kind)
+        raise ConfigError(
+            f"task={task!r} learns from {pipeline.name}, and {data.name} holds {data.kind};\n"
+            f"it needs {pipeline.needs}\nfor {data.kind} there is: {fitting}"
+        )
+
+
 def check_compatible(config: RunConfig, data: Data, tokenizers: Tokenizers | None) -> None:
     """Raise `ConfigError` if data, task, model and tokenizers are not compatible."""
     kind = kind_of(config.task)[0]
@@ -84,12 +98,7 @@ def check_compatible(config: RunConfig, data: Data, tokenizers: Tokenizers | Non
             f"train.best={config.train.best!r} is not a metric of task={kind!r}; "
             f"choose among {', '.join(metric_names)}"
         )
-    if pipeline.name != data.kind:
-        fitting = ", ".join(name for name, task in TASKS.items() if task.data_kind == data.kind)
-        raise ConfigError(
-            f"task={kind!r} learns from {pipeline.name}, and {data.name} holds {data.kind};\n"
-            f"it needs {pipeline.needs}\nfor {data.kind} there is: {fitting}"
-        )
+    check_data_kind(kind, data)
     expected = pipeline.tokenizer_type
     if tokenizers is not None and not (expected and isinstance(tokenizers, expected)):
         learned = "pairs" if isinstance(tokenizers, PairTokenizers) else "text"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import (
+    Choice,
     DataConfig,
     RunConfig,
     build,
@@ -23,6 +24,7 @@ from regard.models.build import resolve
 from regard.models.presets import PRESETS
 from regard.pipelines import (
     PIPELINES,
+    check_data_kind,
     column_settings,
     default_settings,
     is_name,
@@ -68,7 +70,21 @@ def configure(
         start = over.get("train", {}).get("start")
         if start is not None and not {"family", "preset"} & set(over.get("model", {})):
             base = start_from(base, open_start(_absolute(start)).config, class_names)
+        if "task" in over:
+            over["task"] = _with_options(over["task"], base["task"])
     return _combine(base, over, file, started, on_measure)
+
+
+def _with_options(task: Choice, default: Choice) -> Choice:
+    """The task that the user names, with the options of the default task if it is of that kind.
+
+    >>> _with_options("tag", {"kind": "tag", "word_dropout": 0.25})
+    {'kind': 'tag', 'word_dropout': 0.25}
+    """
+    if not isinstance(task, str) and "kind" not in task:
+        return task  # options alone, which are merged into the default
+    (default_kind, options), (kind, given) = kind_of(default), kind_of(task)
+    return {"kind": kind, **options, **given} if options and kind == default_kind else task
 
 
 def configure_study(
@@ -183,7 +199,9 @@ def _for_data(
                 "give a recipe's name, a .toml file, or the path of your data"
             )
     task = merge({"task": "causal"}, over)["task"]
-    task_class = TASKS.get(kind_of(task)[0]) if "task" in over else None
+    given = over.get("task", {})
+    named = isinstance(given, str) or "kind" in given  # not options of the default task alone
+    task_class = TASKS.get(kind_of(task)[0]) if named else None
     names = ("source", "target", "text", "label", "tags", "columns")
     columns = {name: data_settings[name] for name in names if name in data_settings} | where
     data = open_data(
@@ -194,11 +212,18 @@ def _for_data(
         kind=None if task_class is None else task_class.data_kind,
         columns=column_settings(build(DataConfig, columns)),
     )
+    if task_class is not None:
+        check_data_kind(kind_of(task)[0], data)
     device = pick_device(over.get("device", "auto"))
     model = over.get("model", {})
     chosen = default_settings(data, where, gpu=device.type == "cuda", task=task)
     if {"family", "preset"} & set(model):
         chosen["model"] = {}  # the sizes chosen were those of another model
         chosen["train"] = {**chosen.get("train", {}), **PIPELINES[data.kind].train_defaults(model)}
+    if {"family", "preset"} & set(model) or "start" in over.get("train", {}):
+        kind, options = kind_of(chosen["task"])
+        unsuitable = PIPELINES[data.kind].model_task_options
+        options = {name: value for name, value in options.items() if name not in unsuitable}
+        chosen["task"] = {"kind": kind, **options} if options else kind
     settings = {"name": run_name(where.get("path"), where.get("source")), **chosen}
     return settings, getattr(data, "class_names", None)
