@@ -35,6 +35,7 @@ class Figures:
     name: str
     tokens: int = 0
     seconds: float = 0.0
+    cpu: float = 0.0  # seconds of processor time, which other programs do not change
     first: list[float] = field(default_factory=list)  # seconds to the first token of each request
 
     def show(self) -> None:
@@ -42,7 +43,9 @@ class Figures:
         p50, p99 = (ordered[int(q * (len(ordered) - 1))] * 1e3 for q in (0.5, 0.99))
         print(
             f"{self.name:32s} {self.tokens / self.seconds:10,.0f} tok/s   "
-            f"first token p50 {p50:8.1f} ms   p99 {p99:8.1f} ms   ({self.tokens:,} tokens)",
+            f"first token p50 {p50:8.1f} ms   p99 {p99:8.1f} ms   "
+            + (f"{self.tokens / self.cpu:10,.0f} tokens per CPU second   " if self.cpu else "")
+            + f"({self.tokens:,} tokens)",
             flush=True,
         )
 
@@ -71,7 +74,7 @@ def run_engine(engine: Any, work: list[tuple[list[int], int]], streams: int) -> 
     ]
     figures, sent, waiting = Figures("regard engine"), {}, iter(requests)
     running = 0
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     while True:
         while running < streams and (request := next(waiting, None)) is not None:
             engine.submit(request)
@@ -89,7 +92,7 @@ def run_engine(engine: Any, work: list[tuple[list[int], int]], streams: int) -> 
                 figures.tokens += 1
                 if (start := sent.pop(event.request, None)) is not None:
                     figures.first.append(now - start)
-    figures.seconds = time.perf_counter() - began
+    figures.seconds, figures.cpu = time.perf_counter() - began, time.process_time() - cpu
     return figures
 
 
@@ -106,7 +109,7 @@ def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int) -> Fig
     with model.continuous_batching_context_manager(
         generation_config=settings, continuous_batching_config=ContinuousBatchingConfig(**options)
     ) as manager:
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         while True:
             while running < streams and (each := next(waiting, None)) is not None:
                 name = manager.add_request(each[0], max_new_tokens=each[1], streaming=True)
@@ -123,7 +126,7 @@ def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int) -> Fig
             if result.is_finished():
                 figures.tokens += len(result.generated_tokens)
                 running -= 1
-        figures.seconds = time.perf_counter() - began
+        figures.seconds, figures.cpu = time.perf_counter() - began, time.process_time() - cpu
     return figures
 
 
