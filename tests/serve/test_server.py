@@ -13,6 +13,7 @@ from statistics import fmean
 import pytest
 
 import regard
+from cli.conftest import invoke
 from regard.errors import ConfigError
 from regard.serve.engine import EngineConfig
 from regard.serve.worker import STALL
@@ -409,3 +410,13 @@ def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run)
         assert client("/v1/models/pairs")[1]["loaded"] is True
         wait_until(lambda: not loaded)
         assert client("/v1/completions", {"model": "cats", "prompt": "the"})[0] == 200
+
+
+def test_the_command_says_what_is_missing(text_run, tmp_path, capsys, monkeypatch):
+    refused = invoke(capsys, "serve", text_run, "--host", "0.0.0.0")
+    assert (refused.code, "so the server needs a key" in refused.err) == (2, True)
+    refused = invoke(capsys, "serve", tmp_path)
+    assert (refused.code, "has no run in it" in refused.err) == (4, True)
+    monkeypatch.setattr("regard.cli.serve.find_spec", lambda name: None)
+    refused = invoke(capsys, "serve", text_run)
+    assert (refused.code, "pip install 'regard[serve]'" in refused.err) == (2, True)
