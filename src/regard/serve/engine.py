@@ -1,5 +1,6 @@
 """Continuous batching: rows of many requests are decoded together, and join and leave any time."""
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from regard.serve.request import Event, FinishReason, Request, TokenScore
 from regard.serve.rows import GraphRows, KVRows, make_rows
 
 MiB = 2**20
+CHUNK_SECONDS = 0.25  # that all rows wait for a chunk of a prompt
 PATIENCE = 16  # decode steps that a prompt waits for others, on a GPU
 
 
@@ -34,7 +36,7 @@ class EngineConfig:
 
     rows: int = 64  # texts that are decoded together
     queue: int = 64  # requests that wait for a row; more are refused
-    chunk: int | None = None  # ids of prompts between two decode steps; 256, on a GPU 4,096
+    chunk: int | None = None  # most ids of prompts between two steps; 256, on a GPU 4,096
     kv_memory: int | None = None  # MiB of KV cache; 1,024, on a GPU 40 % of the free memory
     prefix_memory: int = 256  # MiB of KV cache of earlier prompts
     turn: int = 256  # tokens after which a text gives up its row if a request waits
@@ -123,7 +125,8 @@ class BatchEngine:
         budget = (self.config.kv_memory or 1024) * MiB
         if on_gpu and self.config.kv_memory is None:
             budget = int(0.4 * torch.cuda.mem_get_info(language.device)[0])
-        self.chunk = self.config.chunk or (4096 if on_gpu else 256)
+        self.max_chunk = self.config.chunk or (4096 if on_gpu else 256)
+        self.chunk = self.max_chunk if on_gpu else min(64, self.max_chunk)
         with torch.inference_mode():
             self.rows = make_rows(language, budget, self.config.rows, capture=capture)
         self.prefixes = None
@@ -269,6 +272,7 @@ class BatchEngine:
                 if other.state is None and self._is_short(other, self.chunk):
                     group.append(other)
                     self.prefilling.remove(other)
+        began = time.perf_counter()
         try:
             if len(group) > 1 or self._is_short(job, self.chunk):
                 self._read_together(group)
@@ -276,6 +280,11 @@ class BatchEngine:
                 self._read_chunk(job)
         except Exception as error:
             self._fail(group, error)
+        seconds = time.perf_counter() - began
+        if seconds > 2 * CHUNK_SECONDS and self.chunk > 16:  # a large model on a slow machine
+            self.chunk //= 2
+        elif seconds < CHUNK_SECONDS:
+            self.chunk = min(2 * self.chunk, self.max_chunk)
 
     def _is_short(self, job: _Prefill, chunk: int) -> bool:
         return job.state is None and len(job.ids) <= chunk and job.request.prompt_logprobs is None
