@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import socket
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -417,6 +418,7 @@ def test_the_command_says_what_is_missing(text_run, tmp_path, capsys, monkeypatc
     assert (refused.code, "so the server needs a key" in refused.err) == (2, True)
     refused = invoke(capsys, "serve", tmp_path)
     assert (refused.code, "has no run in it" in refused.err) == (4, True)
-    monkeypatch.setattr("regard.cli.serve.find_spec", lambda name: None)
+    command = sys.modules["regard.cli.serve"]  # the name is that of the function
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
     refused = invoke(capsys, "serve", text_run)
     assert (refused.code, "pip install 'regard[serve]'" in refused.err) == (2, True)
