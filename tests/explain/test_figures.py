@@ -2,26 +2,58 @@
 
 import json
 import math
+from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
 
 import regard
+from regard.api.lecture_figures import _untrained
 from regard.errors import RegardError
 from regard.explain.figures import FIGURES
+from regard.explain.figures.cost import (
+    WindowedAttention,
+    _layers,
+    exponent,
+    operations,
+    stored_bytes,
+)
+from regard.explain.figures.landscape import direction
 from regard.explain.figures.language import entropy, ngram_counts
 from regard.explain.figures.positions import KINDS, similarity
+from regard.explain.figures.tokens import merge, merge_steps, word_counts
 from regard.explain.render.panel_text import TEXT
 from regard.explain.render.panels import DRAW
+from regard.nn.attention import Attention, AttentionInputs, Mask
+from regard.nn.convolution import CausalConvolution
 from regard.nn.position import Rotary, Sinusoidal
+from regard.text import TOKENIZERS, train_tokenizer
 
+SENTENCE = "the cat sat on the mat while the dog slept"
 BE = "To be, or not to be, that is the question"
-CORPUS = "the cat sat on the mat and the dog sat on the log\n" * 3
+CORPUS = "the cat sat on the mat and a dog slept near some old log of wood\n" * 3
 # What each figure is made from here, small enough to be quick.
 SMALL = {
     "bag-of-words": ((), {}),
+    "bpe-merges": ((CORPUS,), {"merges": 4}),
+    "token-boundaries": (("the cats sat", CORPUS), {}),
+    "rare-words": ((CORPUS,), {}),
+    "word-vectors": (("cbow", SENTENCE), {}),
     "next-token": (("tiny-decoder", BE), {}),
     "shannon": ((CORPUS,), {"orders": 2}),
+    "receptive-field": ((), {"layers": 3}),
+    "gates": (("lstm", "a b c"), {"units": 4}),
+    "gradient-flow": (("elman", "lstm", SENTENCE), {}),
+    "permutation": ((), {}),
+    "path-lengths": ((), {"positions": 3, "layers": 1}),
+    "cost": ((), {"lengths": (4, 8), "repeats": 1}),
+    "parameter-count": ((), {}),
+    "loss-landscape": ((CORPUS,), {"grid": 3, "steps": 1}),
+    "beam-tree": (("tiny-decoder", BE), {"tokens": 3}),
+    "temperature": ((), {}),
+    "samplers": ((), {}),
+    "pronoun": (("tiny-encoder",), {}),
     "score-variance": ((), {"dims": (4, 64), "vectors": 128}),
     "shuffled-words": (("tiny-decoder", BE), {"shuffles": 2}),
     "positions": ((), {"kinds": ("sinusoidal", "alibi"), "length": 12, "dim": 8, "heads": 2}),
@@ -50,7 +82,6 @@ def test_every_figure_is_data_text_and_a_picture(name, shown, tmp_path):
     for width in (60, 120):
         text = figure.text(width)
         assert figure.data.title in text
-    assert "<svg" in figure._repr_html_()
     axes = [axis for axis in figure.figure().axes if axis.get_visible()]
     titles = [axis.get_title(loc="left") for axis in axes]
     assert {panel.title for panel in figure.data.panels} <= {*titles, ""}
@@ -61,6 +92,7 @@ def test_every_figure_is_data_text_and_a_picture(name, shown, tmp_path):
 
 def test_a_page_and_a_png_are_written(shown, tmp_path):
     figure = shown("bag-of-words")
+    assert "<svg" in figure._repr_html_()
     figure.save(tmp_path / "bag.html")
     page = (tmp_path / "bag.html").read_text(encoding="utf-8")
     assert "<svg" in page
@@ -135,6 +167,186 @@ def test_positions_of_a_model_are_its_own():
     assert len(regard.show("positions", length=4, dim=4, heads=2).data.panels) == 2 * len(KINDS)
 
 
+def test_merges_are_those_of_the_most_frequent_pair():
+    text = "low low low lower lowest newer newest wider\n" * 5
+    tokenizer = train_tokenizer({"kind": "bpe", "size": 280}, [text])
+    words = {tuple(word): count for word, count in word_counts(tokenizer, text).items()}
+    for pair, count, after in merge_steps(tokenizer, text):
+        pairs = Counter()
+        for word, times in words.items():
+            for each in pairwise(word):
+                pairs[each] += times
+        assert count == pairs[pair] == max(pairs.values())
+        words = {tuple(merge(list(word), pair)): times for word, times in words.items()}
+        assert after == sum(len(word) * times for word, times in words.items())
+    # the merges of the library, applied one by one, end at its tokens
+    ids = tokenizer.encode(text)
+    assert sum(len(word) * times for word, times in words.items()) == len(ids)
+
+
+def test_boundaries_are_the_tokens_of_each_tokenizer():
+    (panel,) = regard.show("token-boundaries", "the zebra sat", CORPUS).data.panels
+    by_kind = dict(zip((name.split()[0] for name in panel.labels), panel.pieces, strict=True))
+    assert by_kind.keys() == TOKENIZERS.keys()
+    assert by_kind["word"] == ["the", "<unk>", "sat"]
+    assert "".join(by_kind["bpe"]) == "the zebra sat"
+
+
+def test_a_rare_word_becomes_more_tokens():
+    tokens, unknown, _ = regard.show("rare-words", CORPUS + "unseen zebras").data.panels
+    assert unknown.series["word"][0] == 1.0  # words that are not in the training text
+    assert unknown.series["word"][-1] == unknown.series["bpe"][0] == 0.0
+    assert tokens.series["bpe"][0] > tokens.series["bpe"][-1]
+
+
+def test_temperature_is_a_power_of_the_probabilities():
+    figure = regard.show("temperature", values=(0.5, 1.0, 4.0)).data
+    series = figure.panels[0].series
+    powers = [p**2 for p in series["T = 1"]]
+    assert series["T = 0.5"] == pytest.approx([p / sum(powers) for p in powers])
+    bits = list(figure.facts.values())
+    assert bits == sorted(bits)
+
+
+def test_samplers_act_in_the_order_given():
+    def kept(*samplers):
+        last = regard.show("samplers", samplers=samplers).data.panels[-1]
+        return sum(p > 0 for p in last.series["after"])
+
+    first, second = (
+        kept("top_p=0.9", "temperature=3.0"),
+        kept("temperature=3.0", "top_p=0.9"),
+    )
+    assert first == 7  # 0.32 + 0.2 + ... + 0.05 = 0.92
+    assert second > first
+
+
+def test_the_tree_of_a_beam_search_is_that_of_the_library():
+    run = _untrained("tiny-decoder", {"preset": "tiny-decoder"}, [BE])
+    figure = regard.show("beam-tree", run, BE, width=3, tokens=4).data
+    ((best, score),) = run.search(BE, tokens=4, search="beam=3")
+    nodes = figure.panels[0].nodes
+    path = [node.label for node in nodes if node.best]
+    assert " ".join(path) == best.strip()
+    assert figure.facts["score of the best"] == pytest.approx(score)
+    depths = Counter()
+    for node in nodes[1:]:
+        depth, parent = 1, node.parent
+        while nodes[parent].parent is not None:
+            depth, parent = depth + 1, nodes[parent].parent
+        depths[depth] += node.kept
+        assert node.value <= nodes[node.parent].value
+    assert max(depths.values()) <= 3 + 4  # the width, and beams that ended
+
+
+def test_attention_without_positions_is_equivariant():
+    facts = regard.show("permutation").data.facts
+    assert facts["largest change without positions"] < 1e-12
+    assert facts["largest change with sinusoidal positions"] > 1e-3
+
+
+def test_the_receptive_field_is_that_of_the_gradient():
+    for width, dilations in ((2, (1, 2, 4)), (3, (1, 3)), (2, (1, 1, 1))):
+        figure = regard.show("receptive-field", width=width, dilations=dilations).data
+        field = figure.facts["receptive field"]
+        assert field == 1 + (width - 1) * sum(dilations)
+        x = torch.randn(1, 2 * field, 2, requires_grad=True)
+        y = x
+        for dilation in dilations:
+            y = CausalConvolution(2, width, dilation)(y)
+        y[0, -1].sum().backward()
+        seen = x.grad[0].abs().sum(-1) > 0
+        assert seen[-field:].any()
+        assert not seen[:-field].any()
+        marks = figure.panels[0].marks[0]
+        assert [bool(mark) for mark in marks] == seen[-field:].tolist()
+
+
+def test_path_lengths_are_those_of_the_table():
+    curves = regard.show("path-lengths", width=4, window=8).data.panels[2].series
+    for n, _ in curves["recurrence"]:
+        lengths = {name: dict(points)[n] for name, points in curves.items()}
+        assert lengths["recurrence"] == n - 1
+        assert lengths["self-attention"] == 1
+        assert lengths["convolution, width 4"] == math.ceil((n - 1) / 3)
+        assert lengths["convolution, width 4, dilated"] == math.ceil(math.log(n, 4) - 1e-9)
+        assert lengths["attention, window 8"] == math.ceil((n - 1) / 7)
+
+
+def test_parameters_of_a_dense_layer_grow_with_the_square_of_the_length():
+    facts = regard.show("parameter-count", dim=8, lengths=(4, 16)).data.facts
+    assert facts["dense layer at n = 16"] == (16 * 8) ** 2 + 16 * 8
+    assert facts["self-attention at n = 16"] == 4 * 8**2
+
+
+def test_operations_grow_with_the_square_of_the_length_or_with_the_length():
+    layers = _layers(8, 1, 8, 3)
+    exponents = {}
+    for name, layer in layers.items():
+        points = [(n, operations(layer, torch.zeros(1, n, 8))) for n in (128, 256, 512)]
+        exponents[name.split(",")[0]] = exponent(points)
+    assert 1.9 < exponents.pop("self-attention") < 2.0
+    assert all(value == pytest.approx(1.0, abs=1e-9) for value in exponents.values())
+
+
+def test_stored_memory_is_that_of_the_attention_weights():
+    attend = _layers(8, 1, 8, 3)["self-attention"]
+    stored = [stored_bytes(attend, torch.zeros(1, n, 8)) for n in (64, 128, 256)]
+    assert exponent(list(zip((64, 128, 256), stored, strict=True))) > 1.8
+
+
+def test_windowed_attention_equals_attention_with_a_mask():
+    torch.manual_seed(0)
+    windowed = WindowedAttention(8, 2, 4).double()
+    x = torch.randn(2, 11, 8, dtype=torch.float64)
+    inputs = AttentionInputs.of(Mask.causal() & Mask.window(4), torch.arange(11)[None])
+    assert torch.allclose(windowed(x), Attention.forward(windowed, x, inputs=inputs), atol=1e-12)
+
+
+def test_the_landscape_is_the_loss_in_the_middle_and_leaves_the_weights():
+    run = _untrained("tiny-decoder", {"preset": "tiny-decoder"}, [SENTENCE])
+    before = {name: p.clone() for name, p in run.model.named_parameters()}
+    figure = regard.show("loss-landscape", run, SENTENCE, grid=3)
+    assert all(torch.equal(p, before[name]) for name, p in run.model.named_parameters())
+    ids = torch.tensor([run.tokenizer.encode(SENTENCE)])
+    with torch.no_grad():
+        logits = run.model.head(run.model(ids[:, :-1]))[0]
+    loss = torch.nn.functional.cross_entropy(logits, ids[0, 1:]).item()
+    (surface,) = figure.data.panels
+    assert surface.values[1][1] == pytest.approx(loss, abs=1e-5)
+    weight = torch.randn(3, 4)
+    moved = direction(weight, torch.Generator().manual_seed(0))
+    assert torch.allclose(moved.norm(dim=1), weight.norm(dim=1))
+
+
+def test_the_gates_are_those_of_the_cell():
+    panels = regard.show("gates", "lstm", "a b c", units=3).data.panels
+    values = {panel.title.split(",")[0]: torch.tensor(panel.values) for panel in panels}
+    assert {"input gate", "forget gate", "output gate", "cell", "state"} <= values.keys()
+    assert torch.allclose(values["cell"][:, 0], (values["input gate"] * values["candidate"])[:, 0])
+    cell = values["forget gate"][:, 1:] * values["cell"][:, :-1]
+    cell += (values["input gate"] * values["candidate"])[:, 1:]
+    assert torch.allclose(values["cell"][:, 1:], cell, atol=1e-6)
+    assert torch.allclose(values["state"], values["output gate"] * values["cell"].tanh(), atol=1e-6)
+
+
+def test_gradients_vanish_in_an_elman_network_and_not_in_attention():
+    figure = regard.show("gradient-flow", "elman", "tiny-decoder", SENTENCE)
+    elman, decoder = figure.data.facts.values()
+    assert elman < 0.1 * decoder
+
+
+def test_the_pronoun_of_a_decoder_cannot_see_what_comes_later():
+    decoder = regard.show("pronoun", "tiny-decoder").data
+    assert decoder.facts["largest change of a weight"] < 1e-6
+    assert "is a decoder" in decoder.caption
+    encoder = regard.show("pronoun", "tiny-encoder").data
+    assert encoder.facts["largest change of a weight"] > 1e-4
+    first, second, _ = encoder.panels
+    assert [a for a, b in zip(first.columns, second.columns, strict=True) if a != b] == ["tired"]
+    assert all(sum(row) == pytest.approx(1, abs=1e-5) for row in first.values)
+
+
 @pytest.mark.parametrize(
     ("what", "options", "message"),
     [
@@ -154,6 +366,18 @@ def test_positions_of_a_model_are_its_own():
         (("positions",), {"kinds": ["rotery"]}, "did you mean 'rotary'"),
         (("positions", "lstm"), {}, "lstm has no position encoding"),
         (("score-variance", "lstm", "a b"), {}, "lstm has no attention"),
+        (("pronoun", "tiny-encoder", "a b", "a c"), {}, "'it' is not a word of 'a b'"),
+        (("pronoun", "tiny-encoder", "a it"), {}, "compares two sentences, not 1"),
+        (("gates", "elman", "a b"), {}, "no cell with gates"),
+        (("gates", "lstm", "a b"), {"layer": 2}, "has 2 cells, 0 to 1"),
+        (("receptive-field", "lstm"), {}, "lstm has no convolution"),
+        (("token-boundaries", "lstm", "a b"), {}, "the preset lstm has no tokenizer"),
+        (("bpe-merges", "lstm", "a b a b"), {}, "of the kind word, which has no merges"),
+        (("bpe-merges", "ab"), {}, "no pair of characters occurs twice"),
+        (("temperature",), {"values": (0.0,)}, "must be temperatures above 0"),
+        (("temperature", "a b"), {}, "needs a run or a preset as well"),
+        (("samplers", "lstm"), {}, "needs a text as well"),
+        (("samplers",), {"samplers": ("topp=1",)}, "did you mean 'top_p'"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(what, options, message):

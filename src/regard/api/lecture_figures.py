@@ -1,5 +1,6 @@
 """The figures of the lectures, made from a run, a preset or a text."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,14 @@ def show(name: str, *what: Run | Path | str, **options: Any) -> ShownFigure:
         else:
             texts.append(_read_text(item))
     inputs = _inputs(name, entry, models, texts)
-    subjects = [_subject(model, texts) for model in models]
+    shown_texts = texts or entry.default_texts
+    subjects = [_subject(model, shown_texts) for model in models]
+    if entry.models and not subjects:
+        subjects = [
+            _of_run(_untrained(key, table, shown_texts), key, trained=False)
+            for key, table in entry.models.items()
+        ]
+        inputs["subjects"] = subjects
     if "subject" in inputs:
         inputs["subject"] = subjects[0]
     if "subjects" in inputs:
@@ -184,7 +192,8 @@ def _subject(item: Run | Path | str, texts: list[str]) -> Subject:
     if isinstance(item, Run):
         return _of_run(item, item.folder.path.name, trained=True)
     if str(item) in PRESETS:
-        return _of_run(_untrained(str(item), texts), str(item), trained=False)
+        name = str(item)
+        return _of_run(_untrained(name, {"preset": name}, texts), name, trained=False)
     path = Path(item)
     if not is_run(path) and not is_external_checkpoint(path):
         raise ConfigError(f"{item} is a folder, but no run; regard train writes one")
@@ -206,14 +215,15 @@ def _of_run(run: Run, name: str, *, trained: bool) -> Subject:
         verbs=run.verbs,
         normalize=run._normalize,
         attention=run.explain,
+        states=run.states,
         gradients=run.gradients,
         source=source if pairs else None,
     )
 
 
-def _untrained(name: str, texts: list[str]) -> Run:
+def _untrained(name: str, table: Mapping[str, Any], texts: list[str]) -> Run:
     """A run of a preset whose weights are random; its vocabulary is the words of the texts."""
-    config = resolve({"preset": name})
+    config = resolve(table)
     shape = getattr(config, "shape", "decoder")
     if is_closed_form(family_of(config)) or shape not in TASKS:
         raise ConfigError(
@@ -221,7 +231,7 @@ def _untrained(name: str, texts: list[str]) -> Run:
             "decoder or an encoder, such as tiny-decoder or lstm"
         )
     tokenizer: Tokenizer = train_tokenizer("word", texts or ["a b c"])
-    config = resolve({"preset": name}, vocab_size=tokenizer.size)
+    config = resolve(table, vocab_size=tokenizer.size)
     parameters = count_parameters(config)
     if parameters > LARGEST_PRESET:
         raise ConfigError(

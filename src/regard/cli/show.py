@@ -46,6 +46,7 @@ def show(
     regard show next-token runs/my 'To be, or not to be'
     regard show positions kinds=sinusoidal --out positions.svg
     regard show shannon my.txt unit=word orders=3
+    regard show samplers runs/my 'To be' top_p=0.9 temperature=1.5
 
     A preset has random weights. All figures: docs/figures.md
     """
@@ -54,10 +55,12 @@ def show(
         return
     if out is not None:
         check_output_file(out, force)
-    options = [word for word in what or [] if re.match(r"[a-z_]+=", word)]
+    options = [word for word in what or [] if re.match(r"[a-z_0-9]+=", word)]
     others = [word for word in what or [] if word not in options]
     with spinner(f"computing {name}"):
-        shown = api.show(name, *others, **parse_overrides(options))
+        chain = [word for word in options if _is_sampler(name, word)]
+        values = parse_overrides(word for word in options if word not in chain)
+        shown = api.show(name, *others, **values, **({"samplers": chain} if chain else {}))
     if out is not None:
         shown.save(out)
     if as_json:
@@ -68,6 +71,11 @@ def show(
         text = shown.text(terminal_width(), colour=is_interactive(sys.stdout))
         print(text)
         print_status("a picture: --out FILE.svg; the numbers: --json")
+
+
+def _is_sampler(name: str, word: str) -> bool:
+    """Whether a word is a sampler of the figure that shows a chain of them."""
+    return name == "samplers" and word.partition("=")[0] in api.SAMPLERS
 
 
 def _print_list(as_json: bool) -> None:

@@ -5,14 +5,20 @@ or `texts` are texts, those with a default may be left out; the others are optio
 """
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from regard.explain.figures.attention import score_variance
+from regard.explain.figures.attention import permutation, pronoun, score_variance
+from regard.explain.figures.cost import cost, parameter_count, path_lengths, receptive_field
+from regard.explain.figures.landscape import loss_landscape
 from regard.explain.figures.language import next_token, shannon, shuffled_words
 from regard.explain.figures.panels import Picture
 from regard.explain.figures.positions import positions
-from regard.explain.figures.tokens import bag_of_words
+from regard.explain.figures.recurrence import gates, gradient_flow
+from regard.explain.figures.sampling import beam_tree, samplers, temperature
+from regard.explain.figures.tokens import bag_of_words, bpe_merges, rare_words, token_boundaries
+from regard.explain.figures.vectors import word_vectors
 
 INPUTS = {"subject": "RUN", "subjects": "RUN…", "text": "TEXT", "texts": "TEXT…"}
 
@@ -23,6 +29,7 @@ class Entry:
 
     compute: Callable[..., Picture]
     topics: tuple[str, ...]  # numbers of docs/lectures.md
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # where none is given
 
     @property
     def summary(self) -> str:
@@ -38,7 +45,8 @@ class Entry:
     def inputs(self) -> dict[str, bool]:
         """The models and texts that it takes, and whether each is needed."""
         given = {name: p for name, p in self.parameters.items() if name in INPUTS}
-        return {name: p.default is inspect.Parameter.empty for name, p in given.items()}
+        needed = {name: p.default is inspect.Parameter.empty for name, p in given.items()}
+        return needed | ({"subjects": False} if self.models else {})
 
     @property
     def options(self) -> dict[str, object]:
@@ -47,18 +55,47 @@ class Entry:
         return {name: parameter.default for name, parameter in others.items()}
 
     @property
+    def default_texts(self) -> list[str]:
+        """The texts that it shows where none is given."""
+        texts = [p.default for name, p in self.parameters.items() if name in ("text", "texts")]
+        given = [text for text in texts if isinstance(text, str | tuple)]
+        return [text for each in given for text in ([each] if isinstance(each, str) else each)]
+
+    @property
     def usage(self) -> str:
         """The models and texts that it takes, as in a usage line."""
         words = ((INPUTS[name], needed) for name, needed in self.inputs.items())
         return " ".join(word if needed else f"[{word}]" for word, needed in words)
 
 
+SMALL = {"preset": "tiny-decoder", "dim": 32, "layers": 8, "heads": 2, "context": 32}
+DEEP_PAIR = {
+    "with residuals": SMALL,
+    "without residuals": {**SMALL, "norm_order": "none"},
+}
+
 # Figures by the name that `regard show` takes, in the order of the lectures.
 FIGURES: dict[str, Entry] = {
     "bag-of-words": Entry(bag_of_words, ("A1",)),
+    "bpe-merges": Entry(bpe_merges, ("A2", "H3")),
+    "token-boundaries": Entry(token_boundaries, ("A2",)),
+    "rare-words": Entry(rare_words, ("A2",)),
+    "word-vectors": Entry(word_vectors, ("A3", "H3")),
     "next-token": Entry(next_token, ("A4", "H1")),
     "shannon": Entry(shannon, ("B1",)),
+    "receptive-field": Entry(receptive_field, ("B4",)),
+    "gates": Entry(gates, ("B8",)),
+    "gradient-flow": Entry(gradient_flow, ("B10",)),
     "score-variance": Entry(score_variance, ("D1",)),
+    "permutation": Entry(permutation, ("D5",)),
     "shuffled-words": Entry(shuffled_words, ("D5",)),
     "positions": Entry(positions, ("D6", "H3")),
+    "path-lengths": Entry(path_lengths, ("D11", "H3")),
+    "cost": Entry(cost, ("D11",)),
+    "parameter-count": Entry(parameter_count, ("H3",)),
+    "loss-landscape": Entry(loss_landscape, ("D7", "G"), DEEP_PAIR),
+    "beam-tree": Entry(beam_tree, ("E1", "H3")),
+    "temperature": Entry(temperature, ("E2",)),
+    "samplers": Entry(samplers, ("E2", "E3", "H3")),
+    "pronoun": Entry(pronoun, ("H6",)),
 }

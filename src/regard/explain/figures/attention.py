@@ -1,12 +1,21 @@
 """Figures of attention: the variance of scores, permutations, and what a pronoun attends to."""
 
+from collections.abc import Sequence
+
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.explain.figures.panels import Lines, Panel, Picture, Table
+from regard.explain.attention import has_attention
+from regard.explain.figures.panels import Heat, Lines, Panel, Picture, Table
 from regard.explain.figures.subject import Subject
 from regard.explain.trace import trace
+from regard.nn.attention import Attention, AttentionInputs, Mask
+from regard.nn.position import Sinusoidal
+
+TIRED = "The animal didn't cross the street because it was too tired"
+WIDE = "The animal didn't cross the street because it was too wide"
 
 
 def score_variance(
@@ -97,10 +106,133 @@ def _measured_variance(subject: Subject, text: str) -> Picture:
 
 def require_attention(subject: Subject) -> None:
     """Raise if the model has no attention over a text."""
-    from regard.explain.attention import has_attention
-
     if not has_attention(subject.model):
         raise ConfigError(
             f"{subject.name} has no attention; give a run or a preset of a Transformer, such as "
             "tiny-decoder"
         )
+
+
+def permutation(
+    text: str = "The man ate the fish", *, dim: int = 16, heads: int = 2, seed: int = 1
+) -> Picture:
+    r"""Self-attention of words in another order: without positions the outputs only move along.
+
+        f(P X) = P f(X)      P a permutation matrix
+
+    With a sinusoid added to X this does not hold. The weights and the vectors of words are random.
+    """
+    words = text.split()
+    if not 2 <= len(words) <= 40:
+        raise ConfigError(f"the text has {len(words)} words; permutation needs 2 to 40")
+    generator = torch.Generator().manual_seed(seed)
+    table = {word: torch.randn(dim, generator=generator) for word in dict.fromkeys(words)}
+    x = torch.stack([table[word] for word in words]).double()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        attention = Attention(dim, heads).double()
+    order = torch.randperm(len(words), generator=generator)
+    if order.tolist() == list(range(len(words))):
+        order = order.flip(0)
+    y, permuted = attend(attention, x), attend(attention, x[order])
+    places = Sinusoidal(dim).embed(torch.arange(len(words))[None])[0].double()
+    with_places = attend(attention, x + places), attend(attention, x[order] + places)
+    error = (permuted - y[order]).abs().max().item()
+    effect = (with_places[1] - with_places[0][order]).abs().max().item()
+    names = [str(number) for number in range(dim)]
+    moved = [words[place] for place in order.tolist()]
+
+    def heat(title: str, rows: list[str], values: Tensor) -> Heat:
+        across = "dimension of the output"
+        return Heat(title=title, rows=rows, columns=names, values=values.tolist(), x_label=across)
+
+    return Picture(
+        title="Attention is permutation equivariant",
+        caption="The outputs of self-attention for the words in two orders: without positions each "
+        "word has the same output wherever it stands, so the rows only move along. The third map: "
+        "what changes for each word when a sinusoid is added to the inputs.",
+        panels=[
+            heat("in order", words, y),
+            heat("permuted", moved, permuted),
+            heat("change with positions", moved, with_places[1] - with_places[0][order]),
+        ],
+        facts={
+            "largest change without positions": error,
+            "largest change with sinusoidal positions": effect,
+        },
+    )
+
+
+@torch.no_grad()
+def attend(attention: Attention, x: Float[Tensor, "time dim"]) -> Float[Tensor, "time dim"]:
+    """Self-attention without a mask."""
+    inputs = AttentionInputs.of(Mask.none(), torch.arange(len(x))[None])
+    return attention(x[None], inputs=inputs)[0]
+
+
+def pronoun(
+    subject: Subject,
+    texts: Sequence[str] = (TIRED, WIDE),
+    *,
+    word: str = "it",
+    layer: int | None = None,
+) -> Picture:
+    """The attention of one word, by default "it", in two sentences that differ in one word."""
+    require_attention(subject)
+    if len(texts) != 2:
+        raise ConfigError(f"pronoun compares two sentences, not {len(texts)}")
+    rows, pieces = [], []
+    for text in texts:
+        ((path, attention),) = subject.attention(text, layer=layer, words=True).items()
+        if attention.rows != attention.columns:
+            raise ConfigError(
+                f"pronoun shows self-attention; {subject.name} attends from one text to another"
+            )
+        if word not in attention.rows:
+            raise ConfigError(f"{word!r} is not a word of {text[:60]!r} for {subject.name}")
+        rows.append(attention.weights[:, attention.rows.index(word)])  # (heads, columns)
+        pieces.append(attention.columns)
+    heads = [str(head) for head in range(len(rows[0]))]
+    largest = max(weights.max().item() for weights in rows)
+    panels: list[Panel] = [
+        Heat(
+            title=f"({number})",
+            rows=[*heads, "mean"],
+            columns=columns,
+            values=torch.cat([weights, weights.mean(0, keepdim=True)]).tolist(),
+            y_label="head",
+            high=largest,
+        )
+        for number, (columns, weights) in enumerate(zip(pieces, rows, strict=True), 1)
+    ]
+    facts = {}
+    if len(pieces[0]) == len(pieces[1]):
+        change = rows[1] - rows[0]
+        columns = [
+            first if first == second else f"{first} / {second}"
+            for first, second in zip(*pieces, strict=True)
+        ]
+        panels.append(
+            Heat(
+                title="(2) - (1)",
+                rows=heads,
+                columns=columns,
+                values=change.tolist(),
+                y_label="head",
+            )
+        )
+        facts["largest change of a weight"] = change.abs().max().item()
+    causal = getattr(subject.config, "shape", "") == "decoder"
+    note = (
+        f" {subject.name} is a decoder: {word!r} cannot see the words after it, so its weights "
+        "change only where the sentences differ before it."
+        if causal
+        else ""
+    )
+    return Picture(
+        title=f"What {word!r} attends to in {subject.name}, {path}",
+        caption=f"(1) {texts[0][:80]}. (2) {texts[1][:80]}. Each row is a head: the attention "
+        f"weights of the word over all words of the sentence.{note}{subject.note}",
+        panels=panels,
+        facts=facts,
+    )

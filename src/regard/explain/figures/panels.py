@@ -29,6 +29,7 @@ class Heat:
     x_label: str = ""
     y_label: str = ""
     numbers: bool = False  # write the values into the cells
+    high: float | None = None  # the value of the darkest colour; None: the largest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +100,30 @@ class Network:
     edges: Sequence[tuple[int, int, int, int]]  # layer, position, to layer, position
 
 
-Panel = Table | Heat | Lines | Bars | Scatter | Tree | Network
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segments:
+    """Texts cut into pieces: one line for each way to cut."""
+
+    title: str = ""
+    labels: Sequence[str]
+    pieces: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surface:
+    """Values over a grid of places, drawn as contour lines."""
+
+    title: str = ""
+    x: Sequence[float]
+    y: Sequence[float]
+    values: Sequence[Sequence[float]]  # of each y, one for each x
+    low: float  # the ends of the colour scale, which several panels may share
+    high: float
+    x_label: str = ""
+    y_label: str = ""
+
+
+Panel = Table | Heat | Lines | Bars | Scatter | Tree | Network | Segments | Surface
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

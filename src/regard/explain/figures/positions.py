@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from regard.config import make
 from regard.errors import ConfigError, unknown
+from regard.explain.embedding_map import position_similarity
 from regard.explain.figures.panels import Heat, Lines, Panel, Picture
 from regard.explain.figures.subject import Subject
 from regard.nn.position import POSITIONS, T5, ALiBi, Position, Rotary
@@ -76,17 +77,11 @@ def _has_position(model: nn.Module) -> bool:
 
 def similarity(encoding: Position, length: int) -> Float[Tensor, "time seen"]:
     """The dot products of all pairs of positions, or for a bias that of the first head."""
-    places = torch.arange(length)[None]
     with torch.no_grad():
-        if (vectors := encoding.embed(places)) is not None:
+        vectors = encoding.embed(torch.arange(length)[None])
+        if vectors is not None:
             return vectors[0] @ vectors[0].T
-        if (rotation := encoding.rotation(places)) is not None:
-            width = 2 * rotation.cos.shape[-1]
-            rotated = rotation.apply(torch.ones(1, 1, length, width) / width**0.5)[0, 0]
-            return rotated @ rotated.T
-        bias = encoding.bias(places, places)
-        assert bias is not None
-        return bias[0, 0]
+    return position_similarity(encoding, length)[0]
 
 
 def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:

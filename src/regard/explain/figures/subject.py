@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.explain.attention import AttentionMap
+from regard.explain.attention_map import AttentionMap
 from regard.explain.gradient import GradientFlow
 from regard.nn.state import Source
 from regard.text import Tokenizer
@@ -26,6 +26,7 @@ class Subject:
     verbs: Sequence[str]  # what the run's task can do, as in `api.Run.verbs`
     normalize: Callable[[str], str]
     attention: Callable[..., Mapping[str, AttentionMap]]
+    states: Callable[[str], Mapping[str, AttentionMap]]  # gates of recurrent cells
     gradients: Callable[[str], GradientFlow]
     source: Callable[[str], tuple[Source, list[int]]] | None = None  # of pairs: source, prompt
 
@@ -81,4 +82,14 @@ class Subject:
     @property
     def note(self) -> str:
         """A remark for the caption where the weights are random."""
-        return "" if self.trained else f" {self.name} is a preset: its weights are random."
+        return notes([self])
+
+
+def notes(subjects: Sequence[Subject]) -> str:
+    """A remark for the caption where the weights of some are random."""
+    untrained = [subject.name for subject in subjects if not subject.trained]
+    if not untrained:
+        return ""
+    if len(untrained) == 1:
+        return f" {untrained[0]} is a preset: its weights are random."
+    return f" {', '.join(untrained)} are presets: their weights are random."

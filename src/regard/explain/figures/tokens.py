@@ -1,10 +1,18 @@
-"""Figures of text as tokens: counts, merges, boundaries, rare words."""
+"""Figures of text as tokens: counts of words, merges, boundaries, rare words."""
+
+import json
+from collections import Counter
+from itertools import pairwise
 
 from regard.errors import ConfigError
-from regard.explain.figures.panels import Picture, Table
-from regard.text import train_tokenizer
+from regard.explain.figures.panels import Bars, Lines, Picture, Segments, Table
+from regard.explain.figures.subject import Subject
+from regard.text import TOKENIZERS, Tokenizer, train_tokenizer
 
 BANANAS = "Yes, we have no bananas\nSay yes for bananas\nNo bananas, we say"
+CLASSES = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))  # of the frequency of a word
+BOUNDARY_CHARACTERS = 120  # of a text whose boundaries are shown
+SMALL_VOCABULARY = ("bpe", "wordpiece", "unigram")  # tokenizers with a size
 
 
 def bag_of_words(text: str = BANANAS) -> Picture:
@@ -33,3 +41,223 @@ def bag_of_words(text: str = BANANAS) -> Picture:
             )
         ],
     )
+
+
+def bpe_merges(
+    text: str, subject: Subject | None = None, *, merges: int = 15, word: str | None = None
+) -> Picture:
+    r"""Byte-pair encoding merge by merge: the most frequent pair of tokens becomes a token.
+
+        (a, b) = argmax count(a b),     vocabulary += ab
+
+    With a run, the merges of its own tokenizer, counted in the text. Sennrich et al. 2016.
+    """
+    if merges < 1:
+        raise ConfigError(f"merges={merges} must be at least 1")
+    if subject is None:
+        size = 256 + len(train_tokenizer("char", [text]).special_ids) + merges
+        tokenizer = train_tokenizer({"kind": "bpe", "size": size}, [text])
+    else:
+        tokenizer = subject.require_tokenizer()
+        if tokenizer.kind != "bpe":
+            raise ConfigError(
+                f"the tokenizer of {subject.name} is of the kind {tokenizer.kind}, which has no "
+                "merges; give a run with data.tokenizer=bpe, or only a text"
+            )
+    steps = merge_steps(tokenizer, text)[:merges]
+    if not steps:
+        raise ConfigError("no pair of characters occurs twice in the text; give a longer text")
+    vocabulary = tokenizer.backend.get_vocab()
+
+    def show(token: str) -> str:
+        return tokenizer.piece(vocabulary[token])
+
+    words = word_counts(tokenizer, text)
+    if word is None:  # the most frequent of the longer words
+        longer = {each: n for each, n in words.items() if len(each) > 5}
+        chosen = max(longer or words, key=lambda each: words[each])
+    else:
+        chosen = "".join(part for part, _ in _pre_tokenize(tokenizer, word))
+    rows: list[list[str | int | float]] = []
+    pieces = list(chosen)
+    for number, (pair, count, total) in enumerate(steps, 1):
+        pieces = merge(pieces, pair)
+        first, second = map(show, pair)
+        new, example = show("".join(pair)), " ".join(map(show, pieces))
+        rows.append([number, f"{first!r} + {second!r}", count, repr(new), total, example])
+    start = sum(len(each) * count for each, count in words.items())
+    return Picture(
+        title="Byte-pair encoding, merge by merge",
+        caption="Text begins as bytes. Each step joins the pair of neighbouring tokens that occurs "
+        "most often within words; the tokens of the text become fewer. The last column cuts one "
+        "word with the merges so far; a space belongs to the word after it.",
+        panels=[
+            Table(
+                header=["merge", "pair", "count", "new token", "tokens left", "example"], rows=rows
+            ),
+            Lines(
+                title="length of the text",
+                x_label="merges",
+                y_label="tokens",
+                series={"tokens": list(enumerate([start, *(total for _, _, total in steps)]))},
+            ),
+        ],
+    )
+
+
+Pair = tuple[str, str]
+
+
+def merge_steps(tokenizer: Tokenizer, text: str) -> list[tuple[Pair, int, int]]:
+    """The merges of a BPE tokenizer: the pair, its count in the text before, tokens after."""
+    words = [(list(word), count) for word, count in word_counts(tokenizer, text).items()]
+    steps = []
+    for first, second in _merges(tokenizer):
+        pair = (first, second)
+        count = sum(n * sum(each == pair for each in pairwise(word)) for word, n in words)
+        words = [(merge(word, pair), n) for word, n in words]
+        steps.append((pair, count, sum(len(word) * n for word, n in words)))
+    return steps
+
+
+def _merges(tokenizer: Tokenizer) -> list[Pair]:
+    merges = json.loads(tokenizer.backend.to_str())["model"]["merges"]
+    return [tuple(each) if isinstance(each, list) else tuple(each.split(" ")) for each in merges]
+
+
+def merge(pieces: list[str], pair: Pair) -> list[str]:
+    """The pieces with every occurrence of a pair joined, from the left.
+
+    >>> merge(list("aaab"), ("a", "a"))
+    ['aa', 'a', 'b']
+    """
+    merged: list[str] = []
+    for piece in pieces:
+        if merged and (merged[-1], piece) == pair:
+            merged[-1] += piece
+        else:
+            merged.append(piece)
+    return merged
+
+
+def word_counts(tokenizer: Tokenizer, text: str) -> Counter[str]:
+    """The words within which a BPE tokenizer merges, as it writes their bytes."""
+    return Counter(word for word, _ in _pre_tokenize(tokenizer, text))
+
+
+def _pre_tokenize(tokenizer: Tokenizer, text: str) -> list[tuple[str, tuple[int, int]]]:
+    backend = tokenizer.backend
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    words: list[tuple[str, tuple[int, int]]] = backend.pre_tokenizer.pre_tokenize_str(text)
+    return words
+
+
+def train_all(corpus: list[str], size: int) -> dict[str, Tokenizer]:
+    """Every kind of tokenizer, trained on the same text."""
+    if size < 300:
+        raise ConfigError(f"size={size} must be at least 300: the 256 bytes and some tokens")
+    sized = {kind: {"kind": kind, "size": size} for kind in SMALL_VOCABULARY}
+    return {kind: train_tokenizer(sized.get(kind, kind), corpus) for kind in TOKENIZERS}
+
+
+def token_boundaries(
+    texts: list[str], subjects: list[Subject] | None = None, *, size: int = 400
+) -> Picture:
+    """The tokens of one text under every kind of tokenizer.
+
+    They are trained on the texts after the first, or else on the text itself; runs add theirs.
+    """
+    text, *corpus = texts
+    text = text[:BOUNDARY_CHARACTERS]
+    tokenizers = train_all(corpus or texts, size)
+    tokenizers |= _of_runs(subjects)
+    pieces = {name: cut(tokenizer, text) for name, tokenizer in tokenizers.items()}
+    labels = [
+        f"{name} ({tokenizers[name].size:,}): {len(line)} tokens" for name, line in pieces.items()
+    ]
+    trained = f"{sum(map(len, corpus)):,} characters of other text" if corpus else "this text"
+    return Picture(
+        title="Token boundaries under every tokenizer",
+        caption=f"Trained on {trained}; in parentheses the size of the vocabulary. A space is "
+        "shown as ␣ where it belongs to a token; what a vocabulary does not have is <unk>.",
+        panels=[Segments(labels=labels, pieces=list(pieces.values()))],
+    )
+
+
+def _of_runs(subjects: list[Subject] | None) -> dict[str, Tokenizer]:
+    for subject in subjects or []:
+        if not subject.trained:
+            raise ConfigError(f"the preset {subject.name} has no tokenizer; give a run, or none")
+    return {subject.name: subject.require_tokenizer() for subject in subjects or []}
+
+
+def cut(tokenizer: Tokenizer, text: str) -> list[str]:
+    """The pieces of a text."""
+    return [tokenizer.piece(id) for id in tokenizer.encode(text)]
+
+
+def rare_words(text: str, subjects: list[Subject] | None = None, *, size: int = 400) -> Picture:
+    """How many tokens a word becomes, by how often it occurs in the training text.
+
+    Tokenizers are trained on the first nine tenths of the text; words of the last tenth that do
+    not occur there have the frequency 0.
+    """
+    end = text.rfind(" ", 0, max(1, len(text) * 9 // 10))
+    train = text[: end if end > 0 else len(text)]
+    frequencies = Counter(train.split())
+    words = {word: frequencies[word] for word in text.split() if word.isalpha()}
+    if len(words) < 10:
+        raise ConfigError(
+            f"the text has {len(words)} different words; rare-words needs at least 10"
+        )
+    tokenizers = train_all([train], size)
+    tokenizers |= _of_runs(subjects)
+    groups = {
+        _class_name(low, high): [
+            word for word, n in words.items() if n >= low and (high is None or n <= high)
+        ]
+        for low, high in CLASSES
+    }
+    groups = {name: members for name, members in groups.items() if members}
+    counts = {
+        name: [
+            sum(len(tokenizer.encode(f" {word}")) for word in members) / len(members)
+            for members in groups.values()
+        ]
+        for name, tokenizer in tokenizers.items()
+    }
+    unknown = {
+        name: [
+            sum(bool(tokenizer.unknown_parts(word)) for word in members) / len(members)
+            for members in groups.values()
+        ]
+        for name, tokenizer in tokenizers.items()
+        if tokenizer.special_id("unk") is not None
+    }
+    rarest = sorted(words, key=lambda word: (words[word], -len(word)))[:5]
+    labels = [f"{name} ({len(members)})" for name, members in groups.items()]
+    return Picture(
+        title="Rare words",
+        caption="Words by how often they occur in the training text, in parentheses how many "
+        "different ones. Sub-words cut rare words into more tokens; a vocabulary of words has only "
+        "<unk> for a word that it has not seen.",
+        panels=[
+            Bars(title="tokens of a word", labels=labels, series=counts, y_label="mean"),
+            Bars(title="share of words with unknown parts", labels=labels, series=unknown),
+            Table(
+                title="the rarest words",
+                header=["word", "occurs", *tokenizers],
+                rows=[
+                    [word, words[word], *("·".join(cut(t, word)) for t in tokenizers.values())]
+                    for word in rarest
+                ],
+            ),
+        ],
+    )
+
+
+def _class_name(low: int, high: int | None) -> str:
+    if high is None:
+        return f"{low} or more"
+    return str(low) if low == high else f"{low} to {high}"

@@ -6,7 +6,18 @@ from typing import Any
 
 import torch
 
-from regard.explain.figures.panels import Bars, Heat, Lines, Network, Picture, Scatter, Table, Tree
+from regard.explain.figures.panels import (
+    Bars,
+    Heat,
+    Lines,
+    Network,
+    Picture,
+    Scatter,
+    Segments,
+    Surface,
+    Table,
+    Tree,
+)
 from regard.explain.render.label import cells, truncate
 from regard.explain.render.panels import cell_text, label, visible_words
 from regard.explain.render.terminal import heatmap
@@ -88,17 +99,20 @@ def _lines(panel: Lines, width: int, colour: bool) -> list[str]:
 
 
 def _bars(panel: Bars, width: int, colour: bool) -> list[str]:
-    largest = max((abs(v) for values in panel.series.values() for v in values), default=0) or 1
-    lines = []
-    for name, values in panel.series.items():
-        if len(panel.series) > 1:
-            lines.append(f"  {name}")
-        rows = [
-            [f"    {label(text)}", f"{value:.3g}", "█" * round(BAR * abs(value) / largest)]
-            for text, value in zip(panel.labels, values, strict=True)
-        ]
-        lines += _align(rows, {1}, width)
-    return lines
+    """A column of values for each series, and bars of the last."""
+    *_, last = panel.series.values()
+    largest = max(map(abs, last), default=0) or 1
+    columns = zip(panel.labels, *panel.series.values(), strict=True)
+    rows = [
+        [label(text), *map(_short, values), "█" * round(BAR * abs(values[-1]) / largest)]
+        for text, *values in columns
+    ]
+    header = ["", *(panel.series if len(panel.series) > 1 else [panel.y_label]), ""]
+    return _align([header, *rows], set(range(1, len(header) - 1)), width)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
 
 
 def _scatter(panel: Scatter, width: int, colour: bool) -> list[str]:
@@ -149,6 +163,30 @@ def _network(panel: Network, width: int, colour: bool) -> list[str]:
     return _align(rows, set(range(1, len(rows[0]))), width)
 
 
+def _segments(panel: Segments, width: int, colour: bool) -> list[str]:
+    lines = []
+    margin = max(map(len, panel.labels)) + 2
+    for name, line in zip(panel.labels, panel.pieces, strict=True):
+        pieces = "│".join(label(piece) for piece in line)
+        wrapped = textwrap.wrap(pieces, max(20, width - margin), break_on_hyphens=False)
+        lines.append(name.ljust(margin) + (wrapped[0] if wrapped else ""))
+        lines += [" " * margin + rest for rest in wrapped[1:]]
+    return lines
+
+
+def _surface(panel: Surface, width: int, colour: bool) -> list[str]:
+    names = [f"{place:.2f}" for place in panel.x]
+    rows = [f"{place:.2f}" for place in panel.y]
+    heat = Heat(
+        rows=rows[::-1],
+        columns=names,
+        values=panel.values[::-1],
+        x_label=panel.x_label,
+        y_label=panel.y_label,
+    )
+    return _heat(heat, width, colour)
+
+
 TEXT: dict[type[Any], Callable[[Any, int, bool], list[str]]] = {
     Table: _table,
     Heat: _heat,
@@ -157,4 +195,6 @@ TEXT: dict[type[Any], Callable[[Any, int, bool], list[str]]] = {
     Scatter: _scatter,
     Tree: _tree,
     Network: _network,
+    Segments: _segments,
+    Surface: _surface,
 }

@@ -14,6 +14,8 @@ from regard.explain.figures.panels import (
     Panel,
     Picture,
     Scatter,
+    Segments,
+    Surface,
     Table,
     Tree,
 )
@@ -24,14 +26,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = 11.0  # inches: the widest row of panels
-CELL, LARGEST = 0.22, 3.6  # inches: a cell of a heat map, the largest heat map
+CELL, LARGEST = 0.19, 3.6  # inches: a cell of a heat map, the largest heat map
 LINE = 0.24  # inches: a row of a table
 CHARACTER = 0.078  # inches of a character at size 9
 LABEL = 22  # cells of the longest label of an axis, and of a table
 LABELS = 40  # of the longest axis with a label at every row
 DARK = 0.55  # a cell is darker than this: its text is white
 VECTOR_CELLS = 4096  # more cells of a heat map are drawn as an image
-CAPTION_CHARACTERS = 13.5  # of the caption, to an inch
+CONTOURS = 16  # colours of a surface
+CAPTION_CHARACTERS = 14.5  # of the caption, to an inch
 
 
 def draw(picture: Picture) -> "Figure":
@@ -51,8 +54,8 @@ def draw(picture: Picture) -> "Figure":
         figure = new_figure(width, sum(heights) + below + 0.35)
         figure.set_label(f"{picture.title}. {picture.caption}")
         figure.suptitle(picture.title, x=0.01, ha="left", weight="bold", size=12)
-        parts = figure.subfigures(len(rows) + 1, 1, height_ratios=[*heights, below])
-        for part, row in zip(parts, rows, strict=False):
+        parts: Any = figure.subfigures(len(rows) + 1, 1, height_ratios=[*heights, below])
+        for part, row, height in zip(parts, rows, heights, strict=False):
             widths = [sizes[index][0] for index in row]
             rest = width - sum(widths)
             widths += [rest] if rest > 0.3 else []  # an empty column, so that nothing is stretched
@@ -62,6 +65,8 @@ def draw(picture: Picture) -> "Figure":
                 panel = picture.panels[index]
                 axes.set_title(panel.title, size=10)
                 DRAW[type(panel)](axes, panel)
+                if isinstance(panel, Table | Segments):  # rows of one height in every figure
+                    axes.set_ylim(axes.get_ylim()[0] * max(1, height / sizes[index][1]), 0)
         parts[-1].text(0.01, 0.95, caption, size=9, color="#444444", va="top")
     return figure
 
@@ -147,6 +152,24 @@ def _network_size(panel: Network) -> tuple[float, float]:
     return min(PAGE, 0.34 * len(panel.positions) + 1.6), 0.62 * len(panel.layers) + 0.9
 
 
+def _segment_widths(panel: Segments) -> tuple[float, float]:
+    """The width of the labels, and of the longest line of pieces."""
+    longest = max(sum(_piece_width(piece) for piece in line) for line in panel.pieces)
+    return CHARACTER * (max(map(len, panel.labels)) + 2), longest
+
+
+def _piece_width(piece: str) -> float:
+    return CHARACTER * (len(label(piece)) + 0.9)
+
+
+def _segments_size(panel: Segments) -> tuple[float, float]:
+    return min(PAGE, sum(_segment_widths(panel)) + 0.3), 1.35 * LINE * len(panel.labels) + 0.4
+
+
+def _surface_size(panel: Surface) -> tuple[float, float]:
+    return 5.2, 4.0
+
+
 SIZES: dict[type[Any], Callable[[Any], tuple[float, float]]] = {
     Table: _table_size,
     Heat: _heat_size,
@@ -155,6 +178,8 @@ SIZES: dict[type[Any], Callable[[Any], tuple[float, float]]] = {
     Scatter: _scatter_size,
     Tree: _tree_size,
     Network: _network_size,
+    Segments: _segments_size,
+    Surface: _surface_size,
 }
 
 
@@ -214,7 +239,7 @@ def _draw_heat(axes: Any, panel: Heat) -> None:
     from matplotlib.colors import CenteredNorm, Normalize
 
     flat = [value for row in panel.values for value in row if math.isfinite(value)]
-    low, high = min(flat, default=0.0), max(flat, default=1.0)
+    low, high = min(flat, default=0.0), panel.high or max(flat, default=1.0)
     signed = low < 0
     scale = CenteredNorm(0.0, max(-low, high)) if signed else Normalize(0.0, high or 1.0)
     mesh = axes.pcolormesh(
@@ -264,7 +289,11 @@ def _draw_lines(axes: Any, panel: Lines) -> None:
     ):
         if used:
             set_scale("log")
-        axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+            axis.set_minor_formatter(lambda value, _: "")
+        axis.set_major_formatter(lambda v, _: f"{v:,.0f}" if abs(v) >= 1e4 else f"{v:,.6g}")
+    places = sorted({x for points in panel.series.values() for x, _ in points})
+    if panel.log_x and len(places) <= 9:
+        axes.set_xticks(places)
     axes.tick_params(labelsize=8)
     if len(panel.series) + len(panel.guides) > 1:
         axes.legend(fontsize=8)
@@ -370,6 +399,46 @@ def _draw_network(axes: Any, panel: Network) -> None:
     axes.set_ylim(-0.5, len(panel.layers) - 0.5)
 
 
+def _draw_segments(axes: Any, panel: Segments) -> None:
+    """Pieces in two alternating shades, so that their boundaries can be seen."""
+    _blank(axes)
+    start, longest = _segment_widths(panel)
+    axes.set_xlim(0, start + longest)
+    axes.set_ylim(1.35 * len(panel.labels), 0)
+    for number, (name, line) in enumerate(zip(panel.labels, panel.pieces, strict=True)):
+        top, left = 1.35 * number, start
+        axes.text(0, top + 0.5, name, va="center", size=9, weight="bold")
+        for index, piece in enumerate(line):
+            wide = _piece_width(piece)
+            axes.add_patch(_rectangle((left, top), wide, ("#cfe3f2", "#f6dcc6")[index % 2]))
+            place = (left + wide / 2, top + 0.5)
+            axes.text(*place, label(piece), ha="center", va="center", size=8)
+            left += wide
+
+
+def _draw_surface(axes: Any, panel: Surface) -> None:
+    step = (panel.high - panel.low or 1.0) / CONTOURS
+    levels = [panel.low + step * n for n in range(CONTOURS + 1)]
+    filled = axes.contourf(
+        panel.x, panel.y, panel.values, levels=levels, cmap="Blues", extend="both"
+    )
+    least, most = min(map(min, panel.values)), max(map(max, panel.values))
+    inside = [level for level in levels if least < level < most]
+    if inside:
+        lines = axes.contour(
+            panel.x, panel.y, panel.values, levels=inside, colors="#555555", linewidths=0.5
+        )
+        axes.clabel(lines, inside[::2], fmt="%.1f", fontsize=7)
+    axes.plot(0, 0, marker="+", color="#d55e00", markersize=10)
+    axes.grid(False)
+    axes.set_xlabel(panel.x_label, size=9)
+    axes.set_ylabel(panel.y_label, size=9)
+    axes.tick_params(labelsize=8)
+    bar = axes.figure.colorbar(filled, ax=axes, fraction=0.05, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8)
+
+
 DRAW: dict[type[Any], Callable[[Any, Any], None]] = {
     Table: _draw_table,
     Heat: _draw_heat,
@@ -378,6 +447,8 @@ DRAW: dict[type[Any], Callable[[Any, Any], None]] = {
     Scatter: _draw_scatter,
     Tree: _draw_tree,
     Network: _draw_network,
+    Segments: _draw_segments,
+    Surface: _draw_surface,
 }
 
 __all__ = ["DRAW", "Panel", "cell_text", "draw", "label", "visible_words"]

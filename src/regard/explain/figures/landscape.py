@@ -1,0 +1,135 @@
+"""The loss around the weights of a model, over two random directions."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.explain.figures.panels import Panel, Picture, Surface
+from regard.explain.figures.subject import Subject, notes
+
+WINDOW, ROWS = 32, 16  # the most tokens of a window, and windows of the text
+LR = 3e-3  # of the training of a preset
+
+
+def loss_landscape(
+    subjects: list[Subject],
+    text: str,
+    *,
+    grid: int = 15,
+    span: float = 1.0,
+    steps: int = 150,
+    seed: int = 1,
+) -> Picture:
+    r"""The loss over two random directions around the weights, with and without residuals.
+
+        L(a, b) = loss(w + a d + b e),     each row of d and e as long as that row of w
+
+    Norms and biases stay as they are (Li et al. 2018). A preset is first trained on the text for
+    `steps` steps; without a run, two small decoders, with and without residual connections.
+    """
+    if grid < 3 or span <= 0 or steps < 0:
+        raise ConfigError(
+            f"grid={grid} must be at least 3, span={span} above 0 and steps={steps} at least 0"
+        )
+    grid += 1 - grid % 2  # so that the weights themselves are in the middle
+    places = [span * (2 * n / (grid - 1) - 1) for n in range(grid)]
+    surfaces = {}
+    for subject in subjects:
+        subject.require_language("loss-landscape")
+        windows = windows_of(subject, text)
+        if not subject.trained and steps:
+            fit(subject.model, windows, steps)
+        surfaces[subject.name] = surface(subject.model, windows, places, seed)
+    middle = grid // 2
+    panels: list[Panel] = [
+        Surface(
+            title=f"{name}: loss {values[middle][middle]:.2f} in the middle",
+            x=places,
+            y=places,
+            values=values,
+            low=min(min(map(min, each)) for each in surfaces.values()),
+            high=max(max(map(max, each)) for each in surfaces.values()),
+            x_label="first direction",
+            y_label="second direction",
+        )
+        for name, values in surfaces.items()
+    ]
+    facts = {}
+    for name, values in surfaces.items():
+        facts[f"{name}: loss in the middle"] = values[middle][middle]
+        facts[f"{name}: largest loss"] = max(map(max, values))
+    untrained = [subject for subject in subjects if not subject.trained]
+    trained = f" Presets were trained on the text for {steps} steps." if untrained and steps else ""
+    return Picture(
+        title="Loss landscape",
+        caption="The loss where the weights are moved along two random directions, each row of a "
+        "matrix as far as its own length times the number at the axis; in the middle are the "
+        f"weights themselves.{trained or notes(subjects)}",
+        panels=panels,
+        facts=facts,
+    )
+
+
+def windows_of(subject: Subject, text: str) -> Int[Tensor, "rows time"]:
+    """The first windows of a text, as long as the model can read."""
+    tokenizer = subject.require_tokenizer()
+    ids = [*tokenizer.prefix_ids, *tokenizer.encode(subject.normalize(text))]
+    if len(ids) < 2:
+        raise ConfigError(f"the text has {len(ids)} tokens; loss-landscape needs at least 2")
+    context = getattr(subject.model, "context", None)
+    size = min(WINDOW, len(ids) - 1, context or WINDOW) + 1
+    rows = min(ROWS, len(ids) // size)
+    return torch.tensor(ids[: rows * size], device=subject.device).view(rows, size)
+
+
+def loss_of(model: nn.Module, windows: Int[Tensor, "rows time"]) -> Float[Tensor, ""]:
+    """The mean cross-entropy of every token after the first."""
+    head: nn.Module = model.head  # type: ignore[assignment]
+    logits = head(model(windows[:, :-1]))
+    return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+
+
+def fit(model: nn.Module, windows: Int[Tensor, "rows time"], steps: int) -> None:
+    """Train a model on the windows, all of them at every step."""
+    optimizer = torch.optim.AdamW(model.parameters(), LR)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, windows).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+@torch.no_grad()
+def surface(
+    model: nn.Module, windows: Int[Tensor, "rows time"], places: list[float], seed: int
+) -> list[list[float]]:
+    """The loss at every pair of places; the weights are put back at the end."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = [
+        (parameter, parameter.clone(), *(direction(parameter, generator) for _ in range(2)))
+        for parameter in model.parameters()
+    ]
+    values: list[list[float]] = []
+    try:
+        for y in places:
+            values.append([])
+            for x in places:
+                for parameter, start, first, second in weights:
+                    parameter.copy_(start + x * first + y * second)
+                values[-1].append(loss_of(model, windows).item())
+    finally:
+        for parameter, start, _, _ in weights:
+            parameter.copy_(start)
+    return values
+
+
+def direction(parameter: Tensor, generator: torch.Generator) -> Tensor:
+    """A random direction whose rows have the lengths of the parameter's; zero for a vector."""
+    if parameter.ndim < 2:
+        return torch.zeros_like(parameter)
+    random = torch.randn(parameter.shape, generator=generator).to(parameter)
+    rows = random.flatten(1)
+    scale = parameter.flatten(1).norm(dim=1) / rows.norm(dim=1).clamp_min(1e-12)
+    return (rows * scale[:, None]).view_as(parameter)

@@ -1,0 +1,83 @@
+"""Figures of recurrent networks: gates over a text, and gradients through time."""
+
+from regard.errors import ConfigError
+from regard.explain.figures.panels import Heat, Lines, Panel, Picture
+from regard.explain.figures.subject import Subject, notes
+from regard.explain.gradient import require_gradients
+from regard.nn.recurrent import Cell
+
+
+def gates(subject: Subject, text: str, *, layer: int = 0, units: int = 16) -> Picture:
+    r"""The gates of a recurrent cell over a text, unit by unit.
+
+    LSTM: i, f, o = sigmoid(W x + U h + b),  c <- f * c + i * g,  h = o * tanh(c)
+    """
+    cells = [m for m in subject.model.modules() if isinstance(m, Cell) and m.gates]
+    if not cells:
+        raise ConfigError(
+            f"{subject.name} has no cell with gates; give a run or a preset of an LSTM, a GRU or a "
+            "gated network, such as lstm"
+        )
+    if units < 1:
+        raise ConfigError(f"units={units} must be at least 1")
+    states = subject.states(text)
+    if not 0 <= layer < len(states):
+        raise ConfigError(
+            f"layer={layer}: {subject.name} has {len(states)} cells, 0 to {len(states) - 1}"
+        )
+    path, cell = list(states.items())[layer]
+    variation = cell.weights.std(1, correction=0).sum(0)  # over the text, of all gates
+    chosen = variation.topk(min(units, len(variation))).indices.sort().values
+    panels: list[Panel] = [
+        Heat(
+            title=f"{name.replace('_', ' ')}, mean {values.mean():.2f}",
+            rows=[str(unit) for unit in chosen.tolist()],
+            columns=cell.rows,
+            values=values[:, chosen].T.tolist(),
+            y_label="unit",
+            high=1.0 if name.endswith("gate") else None,
+        )
+        for name, values in zip(cell.headings, cell.weights, strict=True)
+    ]
+    return Picture(
+        title=f"Gates of {subject.name}, {path}",
+        caption=f"The {len(chosen)} units that vary most over the text. A gate of 0 is closed, of "
+        f"1 open; candidate, cell and state are signed.{subject.note}",
+        panels=panels,
+    )
+
+
+def gradient_flow(subjects: list[Subject], text: str, *, layer: int = 0) -> Picture:
+    r"""The gradient of the last token's loss at the state of every earlier position.
+
+    flow_t = || d loss / d h_t ||
+    """
+    series: dict[str, list[tuple[float, float]]] = {}
+    facts = {}
+    for subject in subjects:
+        require_gradients(subject.model)
+        flow = subject.gradients(text)
+        if not 0 <= layer < len(flow.layers):
+            raise ConfigError(
+                f"layer={layer}: {subject.name} has {len(flow.layers)} layers, 0 to "
+                f"{len(flow.layers) - 1}"
+            )
+        norms = flow.by_distance(layer)
+        name = subject.name if subject.name not in series else f"{subject.name} ({len(series)})"
+        series[name] = [(distance, norm) for distance, norm in enumerate(norms) if norm > 0]
+        facts[f"{name}: norm {len(norms) - 1} positions back / last"] = norms[-1] / norms[0]
+    return Picture(
+        title="Gradient flow through time",
+        caption="The norm of the gradient of the last token's loss with respect to the state of "
+        "each position before it: a curve that falls steeply is a vanishing gradient, a rising one "
+        f"an exploding gradient.{notes(subjects)}",
+        panels=[
+            Lines(
+                x_label="positions back",
+                y_label="gradient norm",
+                series=series,
+                log_y=True,
+            )
+        ],
+        facts=facts,
+    )

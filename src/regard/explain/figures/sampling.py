@@ -1,0 +1,203 @@
+"""Figures of generation: temperature, samplers, the tree of a beam search."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.explain.figures.panels import Bars, Node, Panel, Picture, Tree
+from regard.explain.figures.subject import Subject
+from regard.generate import parse_chain
+from regard.generate.chain import Chain
+from regard.generate.sampler_context import SamplerContext
+from regard.generate.sampler_spec import format_sampler
+from regard.generate.search.beam_search import BeamSearch, Extensions
+
+# P of the next token where no run is given.
+EXAMPLE = {
+    "the": 0.32, "a": 0.2, "his": 0.13, "it": 0.09, "one": 0.07, "some": 0.06,
+    "cats": 0.05, "no": 0.03, "fish": 0.02, "blue": 0.015, "of": 0.01, "qua": 0.005,
+}  # fmt: skip
+
+
+def temperature(
+    subject: Subject | None = None,
+    text: str | None = None,
+    *,
+    values: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0),
+    top: int = 12,
+) -> Picture:
+    r"""The next-token distribution at several temperatures.
+
+    P_T(w) = exp(z_w / T) / sum_v exp(z_v / T)
+    """
+    if min(values, default=0) <= 0:
+        raise ConfigError(f"values={list(values)} must be temperatures above 0")
+    labels, logits, _, where = _distribution(subject, text, "temperature")
+    probabilities = {T: (logits / T).softmax(-1) for T in values}
+    best = logits.topk(min(top, len(logits))).indices.tolist()
+    bits = {T: -(p * p.clamp_min(1e-300).log2()).sum().item() for T, p in probabilities.items()}
+    return Picture(
+        title="Softmax at several temperatures",
+        caption=f"{where} Below 1 the likely tokens gain, above 1 the unlikely ones; at 0 only the "
+        "likeliest is left, at infinity all are equal.",
+        panels=[
+            Bars(
+                labels=[labels(id) for id in best],
+                series={f"T = {T:g}": p[best].tolist() for T, p in probabilities.items()},
+                y_label="probability",
+            )
+        ],
+        facts={f"entropy at T = {T:g} (bits)": value for T, value in bits.items()},
+    )
+
+
+def samplers(
+    subject: Subject | None = None,
+    text: str | None = None,
+    *,
+    samplers: tuple[str, ...] = ("temperature=0.7", "top_k=8", "top_p=0.9"),
+    order: str | None = None,
+    top: int = 12,
+) -> Picture:
+    """What each sampler of a chain does to the next-token distribution, in the order given."""
+    labels, logits, history, where = _distribution(subject, text, "samplers")
+    chain: Chain = parse_chain(samplers, order)
+    context = SamplerContext.from_prompts([history], 1, seed=1)
+    best = logits.topk(min(top, len(logits))).indices.tolist()
+    names = [labels(id) for id in best]
+    panels: list[Panel] = []
+    facts: dict[str, float] = {"bits of the model": _bits(logits)}
+    after = logits
+    for number, stage in enumerate(chain.run_stages(logits[None].float(), context), 1):
+        before, after = (stage.by_id(side)[0].double() for side in (stage.before, stage.after))
+        left = int((after > -torch.inf).sum())
+        name = format_sampler(stage.stage)
+        panels.append(
+            Bars(
+                title=f"{number}. {name}: {left:,} of {len(logits):,} left",
+                labels=names,
+                series={
+                    "before": before.softmax(-1)[best].tolist(),
+                    "after": after.softmax(-1)[best].tolist(),
+                },
+                y_label="probability",
+            )
+        )
+        facts[f"bits after {name}"] = _bits(after)
+    if not panels:
+        raise ConfigError("no sampler of the chain changes anything; give some, as in top_p=0.9")
+    facts["probability mass kept, by the model"] = (
+        logits.softmax(-1)[after > -torch.inf].sum().item()
+    )
+    return Picture(
+        title=f"Samplers: {chain}",
+        caption=f"{where} The order matters: the same samplers in another order keep other tokens.",
+        panels=panels,
+        facts=facts,
+    )
+
+
+def _bits(logits: Float[Tensor, " vocab"]) -> float:
+    p = logits.double().softmax(-1)
+    return -(p * p.clamp_min(1e-300).log2()).sum().item() + 0.0
+
+
+def _distribution(
+    subject: Subject | None, text: str | None, figure: str
+) -> tuple[Callable[[int], str], Float[Tensor, " vocab"], list[int], str]:
+    """The names of ids, the next logits, the ids before, and a sentence that says where from."""
+    if subject is None:
+        if text is not None:
+            raise ConfigError(f"{figure} of a text needs a run or a preset as well")
+        words = list(EXAMPLE)
+        logits = torch.tensor(list(EXAMPLE.values()), dtype=torch.float64).log()
+        return words.__getitem__, logits, [0], "An invented distribution of 12 words."
+    if text is None:
+        raise ConfigError(f"{figure} of a run needs a text as well")
+    subject.require_language(figure)
+    ids = subject.ids(text)
+    if not ids:
+        raise ConfigError(f"the text is empty; {figure} needs at least one token")
+    logits = subject.logits(ids)[-1].double()
+    where = f"The next token of {subject.name} after {text[-40:]!r}.{subject.note}"
+    return lambda id: repr(subject.pieces([id])[0]), logits, ids, where
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBeamSearch(BeamSearch):
+    """A beam search that records the extensions of every step, for one prompt."""
+
+    steps: list[Extensions] = field(default_factory=list, repr=False, compare=False)
+
+    def _extensions(self, logits: Tensor, sums: Tensor, stops: Tensor) -> Extensions:
+        extensions = BeamSearch._extensions(self, logits, sums, stops)
+        self.steps.append(extensions)
+        return extensions
+
+
+def beam_tree(
+    subject: Subject, text: str, *, width: int = 3, tokens: int = 5, length_penalty: float = 1.0
+) -> Picture:
+    r"""The tree of a beam search: the extensions of every beam, those that are kept, the best.
+
+    score(y) = log P(y) / |y|^a
+    """
+    search = RecordedBeamSearch(width, length_penalty)
+    if subject.source is not None:
+        source, prompt = subject.source(text)
+    else:
+        subject.require_language("beam-tree")
+        source, prompt = None, subject.ids(text)
+    if not prompt:
+        raise ConfigError("the text is empty; beam-tree needs at least one token")
+    stop = {*subject.require_tokenizer().stop_ids}
+    model = subject.model
+    (hypotheses,) = search(model, [prompt], tokens=tokens, stop=stop, source=source)  # type: ignore[arg-type]
+    best = [*hypotheses[0].ids]
+    nodes = [Node(label=text.split()[-1] if source is None else "⟨start⟩", parent=None, value=0.0)]
+    beams: list[tuple[int, list[int]]] = [(0, [])]  # the node and the ids of every beam
+    finished: list[list[int]] = []
+    for parents, chosen, sums in search.steps:
+        kept: list[tuple[int, list[int]]] = []
+        columns = (parents[0].tolist(), chosen[0].tolist(), sums[0].tolist())
+        for rank, (parent, id, log_p) in enumerate(zip(*columns, strict=True)):
+            if log_p == -math.inf:
+                continue
+            node, ids = beams[parent]
+            path = [*ids, id]
+            ends = id in stop and rank < width
+            stays = id not in stop and len(kept) < width
+            nodes.append(
+                Node(
+                    label=subject.pieces([id])[0],
+                    parent=node,
+                    value=log_p,
+                    kept=stays or ends,
+                    best=(stays or ends) and _is_prefix(path, best, stop),
+                )
+            )
+            if stays:
+                kept.append((len(nodes) - 1, path))
+            elif ends:
+                finished.append(path)
+        beams = kept
+    return Picture(
+        title=f"Beam search of {subject.name}, width {width}",
+        caption=f"Each step extends every beam by every token and keeps the {width} likeliest; the "
+        "number is log P of the path. Grey: extensions that were dropped. Orange: the best path, "
+        f"by log P / length^{length_penalty:g}."
+        f"{subject.note}",
+        panels=[Tree(nodes=nodes)],
+        facts={"score of the best": hypotheses[0].score, "ended by a stop token": len(finished)},
+    )
+
+
+def _is_prefix(path: list[int], best: list[int], stop: set[int]) -> bool:
+    """Whether a path leads to the best hypothesis, whose stop id is not stored."""
+    ids = path[:-1] if path[-1] in stop else path
+    return ids == best[: len(ids)] and (path[-1] not in stop or len(ids) == len(best))
