@@ -2,7 +2,7 @@
 
     python bench/induction.py [--out FOLDER] [--steps N] [--seeds N]
 
-A decoder of two layers reads random tokens and then the same tokens again, with another length in
+A decoder of four layers reads random tokens and then the same tokens again, with another length in
 every batch, so that only the content says where to copy from. For each seed:
 
 - `find_heads` scores every head; induction heads are those above 0.4, previous-token heads too;
@@ -34,9 +34,9 @@ from regard.explain import (
 from regard.explain.render.figure import encode, save
 from regard.models.transformer import Transformer, TransformerConfig
 
-VOCAB, HEADS, THRESHOLD = 48, 8, 0.4
+VOCAB, LAYERS, HEADS, THRESHOLD = 48, 4, 4, 0.4
 CONFIG = TransformerConfig(
-    vocab_size=VOCAB, dim=64, layers=2, heads=HEADS, context=64, position="rotary", ffn_dim=128
+    vocab_size=VOCAB, dim=64, layers=LAYERS, heads=HEADS, context=64, position="rotary", ffn_dim=128
 )
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's t for the mean of so many seeds
 
@@ -88,7 +88,7 @@ def restored(model, ids):
     question, asked = ids[:, : length + length // 2], length // 2  # asks for ids[asked]
     corrupted = question.clone()
     corrupted[:, asked] = (question[:, asked] + 1 + torch.arange(len(ids)) % (VOCAB - 1)) % VOCAB
-    taps = ["decoder.blocks.0.carry", *(f"decoder.blocks.{n}.out_tap" for n in range(2))]
+    taps = ["decoder.blocks.0.carry", *(f"decoder.blocks.{n}.out_tap" for n in range(LAYERS))]
     answer = question[:, asked]
 
     def probability(edit=None):
@@ -119,7 +119,7 @@ def main():
     """Train, measure, print and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     results = {}
@@ -136,7 +136,7 @@ def main():
         previous = [h for h in scores.above("previous_token", THRESHOLD) if h not in induction]
         others = [
             (layer, head)
-            for layer in range(2)
+            for layer in range(LAYERS)
             for head in range(HEADS)
             if (layer, head) not in (*induction, *previous)
         ]
@@ -174,14 +174,14 @@ def draw(folder, model, ids, scores, table):
     names = ["induction", "previous_token", "duplicate_token"]
     figure = draw_maps(
         torch.stack([scores.scores[name] for name in names]),
-        ["layer 0", "layer 1"],
+        [f"layer {n}" for n in range(LAYERS)],
         heads,
         headings=names,
         title="scores of the heads",
     )
     save(encode(figure, ".svg"), folder / "induction-heads.svg")
     pieces = [str(id) for id in ids[0, : table.shape[1]].tolist()]
-    layers = ["embedding", "layer 0", "layer 1"]
+    layers = ["embedding", *(f"layer {n}" for n in range(LAYERS))]
     figure = draw_maps(
         table.unsqueeze(0), layers, pieces, headings=["P(answer) after patching"], title="patching"
     )

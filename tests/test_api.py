@@ -14,7 +14,8 @@ import regard
 from regard.accel import pack
 from regard.api.overrides import read_overrides
 from regard.config import RunConfig, TrainConfig, build, to_table
-from regard.errors import CheckpointError, ConfigError, DataError
+from regard.errors import CheckpointError, ConfigError, DataError, RegardError
+from regard.explain import trace
 from regard.generate import PromptLookup, generate, parse_chain
 from regard.models.build import resolve
 from regard.models.presets import PRESETS
@@ -594,3 +595,56 @@ def test_every_public_name_has_a_signature_and_an_example(name, function):
     assert inspect.signature(function)
     if "Study" not in name:
         assert ">>> " in function.__doc__
+
+
+def test_all_attention_of_texts_and_pairs_has_the_labels_of_its_tokens(place):
+    text = regard.load(place / "runs" / "cats.txt", device="cpu")
+    (tokens,) = text.attention("the cat sat", layers=[0], rows=[2, 5]).values()
+    assert (tokens.rows, tokens.columns) == (["e", "a"], list("the cat sat"))
+    (words,) = text.attention("the cat sat", layers=[0], words=True).values()
+    assert words.rows == words.columns == ["the", "cat", "sat"]
+    torch.testing.assert_close(words.weights.sum(-1), torch.ones(words.weights.shape[:2]))
+    pair = regard.load(place / "runs" / "pairs.tsv", device="cpu")
+    source, _ = pair.validation_pairs(1)[0]
+    maps = pair.attention(source, target="12 chats")
+    kinds = {name.rsplit(".", 1)[1]: each for name, each in maps.items()}
+    assert "".join(kinds["cross"].rows[:8]) == "12 chats"
+    assert "".join(kinds["cross"].columns).startswith(source)
+    (encoder,) = pair.attention(source, target="12 chats", pattern="encoder.blocks.0.*").values()
+    assert encoder.rows == encoder.columns == kinds["cross"].columns
+    decoder = maps["decoder.blocks.0.attention"]
+    assert decoder.columns[1:] == kinds["cross"].rows[:-1]  # it has read START, not STOP
+    for wrong, message in (
+        ({"layers": [7]}, "layer 7: there are"),
+        ({"heads": [9]}, "head 9: there are"),
+        ({"pattern": "*.cross"}, r"no attention matches '\*.cross'; available: decoder"),
+    ):
+        with pytest.raises(RegardError, match=message):
+            text.attention("the cat", **wrong)
+    with pytest.raises(ConfigError, match=r"500 tokens exceed context=\d+; shorten the input"):
+        text.attention("a" * 500)
+
+
+def test_a_run_generates_with_its_edited_model_inside_a_trace(place):
+    run = regard.load(place / "runs" / "cats.txt", device="cpu")
+    before = run.generate("the ", tokens=12, sampler="greedy")
+    with trace(run.model, "*.0.out_tap", edit={"*.heads_tap": lambda x: 50 * x.flip(-1)}) as taps:
+        edited = run.generate("the ", tokens=12, sampler="greedy")
+    assert "decoder.blocks.0.out_tap" in taps
+    assert edited != before
+    assert run.generate("the ", tokens=12, sampler="greedy") == before
+
+
+def test_what_a_text_run_says_of_its_inside(place):
+    run = regard.load(place / "runs" / "cats.txt", device="cpu")
+    lens = run.logit_lens("the cat")
+    logits = run.model.head(run.model(torch.tensor([run.tokenizer.encode("the cat")])))
+    assert lens.predictions[-1][-1] == run.tokenizer.piece(int(logits[0, -1].argmax()))
+    assert (lens.final_rank[-1] == 0).all()
+    attribution = run.attribution("the cat", output="s")
+    assert attribution.output == "s"
+    assert len(attribution.values) == 7
+    assert "contribution" in attribution.to_pandas()
+    assert run.find_heads().layers[0] == "decoder.blocks.0.attention"
+    with pytest.raises(RegardError, match="this model has none"):
+        run.states("the cat")

@@ -138,15 +138,9 @@ def test_hovering_clicking_and_keys_show_the_right_number(open_page):
     page.keyboard.press("ArrowRight")
     assert page.get_by_role("status").inner_text().endswith(f"(1): {float(weights[1, 4, 1]):.4f}")
     page.get_by_role("button", name="layer 1, head 0").click()
-    page.wait_for_function(
-        "document.querySelector('[data-regard]').shadowRoot.querySelector('h2')"
-        ".textContent === 'layer 1, head 0'"
-    )
+    page.get_by_role("heading", name="layer 1, head 0").wait_for()
     page.keyboard.press("ArrowRight")  # from head 0 to head 1
-    page.wait_for_function(
-        "document.querySelector('[data-regard]').shadowRoot.querySelector('h2')"
-        ".textContent === 'layer 1, head 1'"
-    )
+    page.get_by_role("heading", name="layer 1, head 1").wait_for()
     page.get_by_role("button", name="Arcs").click()
     assert page.locator("svg path").count() > 5
     page.locator(".tokens button").nth(2).hover()
@@ -193,9 +187,31 @@ def test_images_alignments_and_states_are_shown_in_dark_too(open_page):
     assert page.get_by_role("status").inner_text().startswith("“0,1” (2) → “0,1” (2): ")
     for name in ("cross, mean", "lstm, state"):
         page.get_by_role("button", name=name).click()
-        page.wait_for_function(
-            "name => document.querySelector('[data-regard]').shadowRoot.querySelector('h2')"
-            ".textContent === name",
-            arg=name,
-        )
+        page.get_by_role("heading", name=name).wait_for()
     assert not page.get_by_role("button", name="Arcs").is_visible()
+
+
+@pytest.mark.long
+def test_several_maps_of_an_executed_notebook_show_themselves(browser, tmp_path):
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    make = """
+import torch
+from regard.explain import AttentionMap
+
+def show(heads):
+    return AttentionMap(list("ab"), list("ab"), torch.eye(2).repeat(heads, 1, 1))
+"""
+    cells = [make, "show(1)", "show(2)", "show(1)"]  # one of them twice
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, kernel_name="python3", timeout=120).execute()
+    outputs = [output.data["text/html"] for cell in notebook.cells for output in cell.outputs]
+    assert len(outputs) == 3
+    (tmp_path / "notebook.html").write_text(f"<!doctype html>{''.join(outputs)}", "utf-8")
+    page = browser.new_page()
+    problems = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto((tmp_path / "notebook.html").as_uri())
+    page.wait_for_function("document.querySelectorAll('[data-shown]').length === 3")
+    assert problems == []

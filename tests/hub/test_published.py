@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 
 from regard.explain import attention_maps
 from regard.hub.external_checkpoint import open_checkpoint
-from regard.models.build import build_model, load_weights, weights
 from regard.nn.attention import Mask
 
 pytestmark = pytest.mark.parity
@@ -195,12 +194,13 @@ def test_an_albert_of_reactions_fills_masks_as_transformers_does(albert):
 @torch.no_grad()
 def test_a_head_of_that_albert_says_which_atom_became_which(albert, number):
     checkpoint, numbers, golden = albert
-    eleven = build_model(replace(checkpoint.config, layers=11))  # the answer is read off layer 11
-    load_weights(eleven, weights(checkpoint.load()), "rxnmapper")
+    model = checkpoint.load().eval()
     tokens, reactants, products, arrow = _sides(golden[number]["rxn"])
     ids = torch.tensor([[numbers[token] for token in ("[CLS]", *tokens, "[SEP]")]])
-    (maps,) = attention_maps(eleven.eval(), lambda: eleven(ids)).values()
-    looks = maps[0, 5, 1:-1, 1:-1]  # of head 6, without [CLS] and [SEP]
+    # its one block is called 12 times; the answer is in head 6 of the eleventh
+    (maps,) = attention_maps(model, lambda: model(ids), call=10, heads=[5]).values()
+    assert maps.shape[1] == 1
+    looks = maps[0, 0, 1:-1, 1:-1]  # without [CLS] and [SEP]
     ahead = [arrow + 1 + place for place in products.places]
     looks = looks[ahead][:, reactants.places] + looks[reactants.places][:, ahead].T
     pairs, confidence = _mapped(looks, reactants, products)

@@ -24,7 +24,7 @@ from regard.nn.state import Source
 from regard.tasks.vocab_info import encode_with_masks
 from regard.text import PairTokenizers, Tokenizer
 
-CHUNK_CELLS = 2**22  # weights that are computed at a time
+CHUNK_CELLS = 2**19  # weights that are computed at a time: they stay in the cache
 MAX_VALUES = 2**30  # weights of one call of `attention_maps`: 4 GiB
 NEEDS_ATTENTION = "explain needs a transformer, or a seq2seq model with model.score"
 

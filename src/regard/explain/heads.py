@@ -1,6 +1,7 @@
 """Measures of attention heads: entropy, distance, and which head does what."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +13,7 @@ from regard.errors import ConfigError
 from regard.explain.attention import attention_maps, text_stack
 from regard.explain.tables import data_frame
 from regard.html import html_table
+from regard.nn.block import Block
 from regard.nn.head import Head
 
 if TYPE_CHECKING:
@@ -75,27 +77,26 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
     Elhage et al. 2021.
     """
     side, stack = text_stack(model)
-    head, embed = model.head, cast(nn.Module, model.embed)
+    head, embed = model.head, getattr(model, "embed", None)
     if not isinstance(head, Head) or not hasattr(embed, "token"):
         raise ConfigError(
             "copying scores need a model that predicts tokens from embeddings; this one has "
             f"head={type(head).__name__}"
         )
-    table = cast(nn.Embedding, embed.token).weight.double()
+    table = cast(Any, embed).token.weight.double()
     project = getattr(embed, "project", None)
     table = table if project is None else table @ project.weight.double().T
     unembed = head.matrix.double()  # (vocab, width)
     if head.project is not None:
         unembed = unembed @ head.project.weight.double()
     if stack.norm is not None:
-        unembed = unembed * cast(Tensor, stack.norm.weight).double()
+        unembed = unembed * _gain(stack.norm)
     if table.shape[1] != unembed.shape[1]:
         raise ConfigError("copying scores need embeddings of the width of the residual stream")
     scores = {}
-    for number, block in enumerate(stack.blocks):
-        attention = cast(nn.Module, block.attention)
-        gain = cast(Tensor, block.attention_norm.weight).double()
-        through = (table * gain).T @ unembed  # (dim, dim): E^T U
+    for number, block in enumerate(cast(list[Block], list(stack.blocks))):
+        attention = block.attention
+        through = (table * _gain(block.attention_norm)).T @ unembed  # (dim, dim): E^T U
         heads, kv_heads = attention.heads, attention.kv_heads
         value = attention.value.weight.double().unflatten(0, (kv_heads, -1))
         value = value.repeat_interleave(heads // kv_heads, 0)  # (heads, head_dim, dim)
@@ -105,6 +106,11 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
             values.real.sum(-1) / values.abs().sum(-1).clamp_min(1e-300)
         ).float()
     return scores
+
+
+def _gain(norm: nn.Module) -> Tensor:
+    gain = getattr(norm, "scale", norm.weight)  # of RMSNorm, possibly 1 + weight
+    return cast(Tensor, gain).double()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -208,7 +214,7 @@ def find_heads(
                 torch.stack([scores[name] for scores in per_row]).mean(0).cpu()
             )
     scores = {name: torch.stack(layers) for name, layers in measured.items()}
-    if isinstance(model.head, Head) and stack.norm is not None:
+    with suppress(ConfigError):  # where the score is not defined
         copying = list(copying_scores(model).values())
         scores["copying"] = torch.stack(
             [copying[n % len(copying)].cpu() for n in range(len(stack.layers))]

@@ -1,0 +1,112 @@
+"""What taps and attention maps cost: unwatched taps, one head of 8,192 tokens, one row.
+
+    python bench/taps.py
+
+The first figure compares a forward and a training step of a small decoder with its taps and with
+every tap removed, alternating; the others time `attention_maps` and print the peak of memory.
+"""
+
+import resource
+import statistics
+import time
+
+import torch
+
+from regard.explain import attention_maps
+from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.tap import HookPoint
+
+
+def _identity(x):
+    return x
+
+
+def without_taps(model):
+    """The same model, with plain functions in place of its taps."""
+    for module in model.modules():
+        for name, child in list(module.named_children()):
+            if isinstance(child, HookPoint):
+                delattr(module, name)
+                setattr(module, name, _identity)
+    return model
+
+
+def build():
+    """A decoder of the size of the quick CPU recipes."""
+    torch.manual_seed(0)
+    return Transformer(TransformerConfig(vocab_size=65, dim=128, layers=4, heads=4, context=64))
+
+
+def seconds(step, repeats):
+    """The median time of a step."""
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def compare_taps():
+    """Print the times with and without taps, and their ratio."""
+    ids = torch.randint(65, (12, 64))
+    models = {"with taps": build(), "without taps": without_taps(build())}
+
+    def train(model):
+        model.zero_grad()
+        model.head.loss(model(ids), ids).backward()
+
+    def forward(model):
+        with torch.no_grad():
+            model(ids)
+
+    for what, step in (("forward", forward), ("training step", train)):
+        times = {name: [] for name in models}
+        for _ in range(8):
+            for name, model in models.items():
+                times[name].append(seconds(lambda m=model, s=step: s(m), 8))
+        best = {name: min(each) for name, each in times.items()}
+        ratio = best["with taps"] / best["without taps"]
+        text = ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in best.items())
+        print(f"{what}: {text}, ratio {ratio:.3f}")
+
+
+def long_text():
+    """Print the time and the memory of one head, and of one row of it, of 8,192 tokens."""
+    config = TransformerConfig(
+        vocab_size=65, dim=256, layers=2, heads=8, context=8192, position="rotary"
+    )
+    model = Transformer(config).eval()
+    ids = torch.randint(65, (1, 8192))
+
+    def peak():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+    def measured(function):
+        """Run a function: its result, its time, its CPU time."""
+        begin, cpu = time.perf_counter(), time.process_time()
+        result = function()
+        return result, time.perf_counter() - begin, time.process_time() - cpu
+
+    def forward():
+        with torch.no_grad():
+            return model(ids)
+
+    forward()
+    _, wall, cpu = measured(forward)
+    print(f"forward pass: {wall:.2f} s, CPU {cpu:.2f} s, peak {peak():.2f} GiB")
+    pattern = "decoder.blocks.1.attention"
+    for what, rows in (("one row of one head", [8000]), ("one head", None)):
+        maps, more, more_cpu = measured(
+            lambda rows=rows: attention_maps(model, forward, pattern=pattern, heads=[3], rows=rows)
+        )
+        (weights,) = maps.values()
+        print(
+            f"{what}, {tuple(weights.shape)}: {more - wall:.2f} s more, CPU {more_cpu - cpu:.2f} s "
+            f"more, peak {peak():.2f} GiB"
+        )
+
+
+if __name__ == "__main__":
+    long_text()
+    compare_taps()

@@ -1,0 +1,52 @@
+"""Tokens as words, and what recurrent cells hold at each of them."""
+
+import pytest
+import torch
+
+from regard.explain.attention import recurrent_states
+from regard.explain.words import merge_words, word_groups, words_of
+from regard.models.recurrent import RecurrentConfig, RecurrentLM
+from regard.text import train_tokenizer
+
+TEXT = "The cat didn't sit, the cats sat on 12 mats.\n"
+
+
+@pytest.mark.parametrize("kind", ["char", "word", "bpe", "wordpiece", "unigram"])
+def test_tokens_of_every_kind_form_the_same_words(kind):
+    size = {} if kind in ("char", "word") else {"size": 300}
+    tokenizer = train_tokenizer({"kind": kind, **size}, [TEXT] * 4)
+    ids = tokenizer.encode("the cat sat on 12 mats")
+    groups = word_groups(tokenizer, ids)
+    assert [word.strip() for word in words_of(tokenizer, ids, groups)] == [
+        "the", "cat", "sat", "on", "12", "mats",
+    ]  # fmt: skip
+    assert [place for group in groups for place in group] == list(range(len(ids)))
+
+
+def test_punctuation_and_special_tokens_are_words():
+    tokenizer = train_tokenizer("char", [TEXT])
+    ids = [tokenizer.stop_id, *tokenizer.encode("cat, didn't"), tokenizer.stop_id]
+    words = words_of(tokenizer, ids, word_groups(tokenizer, ids))
+    assert words == [tokenizer.piece(ids[0]), "cat", ",", "didn't", tokenizer.piece(ids[0])]
+
+
+def test_weights_to_a_word_are_added_and_those_from_it_averaged():
+    weights = torch.tensor([[[1.0, 0, 0], [0.5, 0.5, 0], [0.2, 0.3, 0.5]]])
+    merged = merge_words(weights, [[0], [1, 2]], [[0, 1], [2]])
+    torch.testing.assert_close(merged, torch.tensor([[[1.0, 0.0], [0.75, 0.25]]]))
+
+
+@torch.no_grad()
+def test_gates_and_states_of_a_recurrent_layer_have_its_tokens():
+    tokenizer = train_tokenizer("char", [TEXT])
+    config = RecurrentConfig(vocab_size=tokenizer.size, dim=6, layers=2, cell="lstm")
+    model = RecurrentLM(config).eval()
+    ids = tokenizer.encode("the cat")
+    batch = torch.tensor([ids])
+    maps = recurrent_states(model, tokenizer, ids, lambda: model(batch))
+    first, second = maps.values()
+    assert first.names == ["input_gate", "forget_gate", "candidate", "output_gate", "cell", "state"]
+    assert (first.rows, first.weights.shape) == (list("the cat"), (6, 7, 6))
+    cell, state = second.weights[4], second.weights[5]
+    torch.testing.assert_close(state, second.weights[3] * cell.tanh())
+    assert ((second.weights[1] > 0) & (second.weights[1] < 1)).all()
