@@ -4,6 +4,7 @@ BIN := .venv/bin
 SHAPED := regard.nn,regard.models,regard.data.batch,regard.accel,regard.tasks,regard.generate,regard.explain
 SHAPE_TESTS := tests/nn tests/contract tests/accel/test_packed.py tests/accel/test_cpu_decoder.py
 LIMIT := --timeout 300  # seconds: a test that hangs fails instead
+unexport PYTHONDONTWRITEBYTECODE  # many processes import regard: it is compiled once
 
 .PHONY: demo test check shapes kernels long storm settings images docs tutorials format clean
 

@@ -6,7 +6,8 @@ import signal
 import pytest
 import torch
 
-torch.set_num_threads(1)  # tests run side by side; threads inside them only wait for each other
+THREADS = 1  # tests run side by side; threads inside them only wait for each other
+torch.set_num_threads(THREADS)
 
 # Started by `nohup` or `&`, a process does not hear these, nor do those that it starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -23,6 +24,12 @@ def pytest_configure(config):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    yield
+    torch.set_num_threads(THREADS)  # training sets what its settings say
 
 
 @pytest.fixture(autouse=True, scope="session")

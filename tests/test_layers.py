@@ -1,6 +1,7 @@
 """The direction of imports, and what is never imported, read from the source itself."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -36,12 +37,18 @@ LAYERS = [
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
+@functools.cache
 def tree(module):
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
+@functools.cache
 def imports(module):
     """The full name of everything that a module imports, wherever in it the statement stands."""
+    return [*_imports(module)]
+
+
+def _imports(module):
     package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
@@ -68,7 +75,21 @@ def within(name, *packages):
     return any(name == package or name.startswith(package + ".") for package in packages)
 
 
-every_module = pytest.mark.parametrize("module", MODULES)
+def every_module(check):
+    """A test that asks this of every module, and names those that fail."""
+
+    @functools.wraps(check)
+    def test():
+        wrong = []
+        for module in MODULES:
+            try:
+                check(module)
+            except AssertionError as error:
+                wrong.append(f"{module}: {error}")
+        assert not wrong, "\n".join(wrong)
+
+    del test.__wrapped__  # whose argument pytest would take for a fixture
+    return test
 
 
 def test_every_part_has_a_layer():

@@ -74,10 +74,10 @@ def many_kinds(vocab, rows=5):
 @pytest.mark.parametrize("order", ["llama.cpp", "regard"])
 @pytest.mark.parametrize("vocab", [53, 5003])
 def test_kernels_sample_at_the_end_of_a_chain_of_ten(order, vocab):
-    compare(parse_chain(TEN, order), many_kinds(vocab), 3 if INTERPRETED else 6)
+    compare(parse_chain(TEN, order), many_kinds(vocab), 2 if INTERPRETED else 6)
 
 
-@pytest.mark.parametrize("word", KINDS[::2] if INTERPRETED else KINDS)
+@pytest.mark.parametrize("word", KINDS[::3] if INTERPRETED else KINDS)
 def test_each_stage_does_what_its_formula_says(word):
     logits = many_kinds(3001)
     compare(parse_chain(["top_k=40", word]), logits)
@@ -107,7 +107,7 @@ def test_a_low_temperature_follows_a_stage_that_removed_the_likeliest(last):
 
 def test_two_temperatures_leave_the_likeliest():
     words = ["temperature=0.7", "top_k=50", "temperature=0.9", "min_p=1"]
-    compare(parse_chain(words), many_kinds(5003, rows=64))
+    compare(parse_chain(words), many_kinds(5003, rows=8 if INTERPRETED else 64))
 
 
 def test_rows_of_which_many_tokens_are_equal():

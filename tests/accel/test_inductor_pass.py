@@ -68,8 +68,7 @@ def test_only_large_matmuls_of_half_precision_on_a_gpu_are_tuned(rows, dtype, la
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("bias", "checkpointing"), [(False, True), (True, False)])
 def test_a_compiled_model_with_fused_layers_has_the_same_gradients(
     bias, checkpointing, monkeypatch
 ):
@@ -174,6 +173,15 @@ def test_loops_over_time_are_not_traced():
     assert not any("lstm" in graph for graph in graphs)
 
 
+def test_the_compiler_is_given_the_pass(monkeypatch):
+    given = {}
+    monkeypatch.setattr(torch, "compile", lambda function, **options: given.update(options))
+    compile_for_training(abs, torch.nn.Linear(4, 4))
+    found = given["options"]["post_grad_custom_post_pass"]
+    assert isinstance(found, inductor_pass.TunedMatmuls)
+
+
+@pytest.mark.long  # g++ takes ten seconds
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU by g++")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_the_compiler_runs_the_pass(monkeypatch, tmp_path):

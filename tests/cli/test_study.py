@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from cli.conftest import shell
 from regard.training.storage.checkpoint import read_tensors
+from training.runs import interrupt
 
 RECIPE = """
 [data]
@@ -67,23 +67,20 @@ def test_a_study_trains_and_compares_all_of_its_runs(regard, recipe):
     assert "was trained with train.steps=3, but now train.steps=4" in other.err
 
 
-def test_an_interrupted_study_continues_to_the_same_weights(regard, recipe):
-    words = ["train.steps=200", "train.evaluate_every=50"]
-    process = shell("train", recipe, *words, "--out", recipe.parent / "all", cwd=recipe.parent)
-    with process:
-        lines = iter(process.stderr)
-        assert any(line.startswith("lstm, 3 of 3") for line in lines)
-        assert any(line.startswith("step 50 ") for line in lines)
-        process.send_signal(signal.SIGINT)
-        stderr = process.stderr.read()
-    assert process.returncode == 130, stderr
-    assert "or continue the whole study: run the same command again" in stderr
-    completed = regard("train", recipe, *words, "--out", "all")
+def test_an_interrupted_study_continues_to_the_same_weights(regard, recipe, monkeypatch):
+    recipe.write_text(RECIPE.replace("train.batch = 4", "train = { batch = 4, steps = 9 }"))
+    with monkeypatch.context() as patch:
+        interrupt(patch, 5, asked=signal.SIGINT)  # which only the last run has
+        stopped = regard("train", recipe, "--out", "all")
+    assert stopped.code == 130, stopped.err
+    assert "stopped by SIGINT at step 5 of 9" in stopped.err
+    assert "or continue the whole study: run the same command again" in stopped.err
+    completed = regard("train", recipe, "--out", "all")
     assert completed.code == 0, completed.err
     assert "gru, 2 of 3: already finished" in completed.err
     assert "lstm, 3 of 3\n" in completed.err
-    assert "from       step" in completed.err
-    assert regard("train", recipe, *words, "--out", "peace").code == 0
+    assert "from       step 5" in completed.err
+    assert regard("train", recipe, "--out", "peace").code == 0
     for name in ("gru", "lstm"):
         ended, peace = (
             read_tensors(recipe.parent / place / name / "model.safetensors")

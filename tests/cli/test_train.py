@@ -123,7 +123,10 @@ def test_resume_can_go_on_from_an_earlier_step(regard, text_run, tmp_path):
     assert regard("resume", "copy", "--step", 77).code == 4
 
 
-@pytest.mark.parametrize(("asked", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.long)],
+)  # tests/storm/test_signals.py has the others inside one process
 def test_a_signal_saves_the_run_which_then_goes_on(regard, materials, tmp_path, asked, code):
     folder = tmp_path / "stopped"
     words = [*TEXT_WORDS[:-1], "train.steps=100000", "train.evaluate_every=20"]

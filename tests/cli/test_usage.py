@@ -99,7 +99,7 @@ def test_ctrl_c_outside_training_exits_130_and_says_nothing(regard, text_run, mo
     assert "Traceback" not in completed.err
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", [pytest.param("", marks=pytest.mark.long), "1"])
 def test_a_closed_pipe_is_silent(monkeypatch, unbuffered):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     process = shell("info", "gpt2", "--taps", stdout=subprocess.PIPE)

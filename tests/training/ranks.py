@@ -1,6 +1,8 @@
 """Train with several ranks, forked from one process that has imported torch; say how they ended.
 
-    ranks.py '[{"folder": …, "ranks": 2, "train": {…}}, {"words": ["train", …], "ranks": 2}, …]'
+Reads a list of jobs from each line of stdin, and prints a line of results for it:
+
+    [{"folder": …, "ranks": 2, "train": {…}}, {"words": ["train", …], "ranks": 2}, …]
 
 A run that exists goes on; `words` are those of the command line, and then ranks are told to end
 when one has failed, as `torchrun` would; the rank that `fails` has no data. `event` is
@@ -158,4 +160,5 @@ def launch(job):
 
 
 if __name__ == "__main__":
-    print(json.dumps([launch(job) for job in json.loads(sys.argv[1])]))
+    for line in sys.stdin:
+        print(json.dumps([launch(job) for job in json.loads(line)]), flush=True)

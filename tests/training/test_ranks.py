@@ -44,24 +44,33 @@ def job(data, folder, ranks, shard="none", *, event=None, over=None, **train):
     return table if event is None else {**table, "event": event}
 
 
-def launch(*jobs):
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory):
     """Do one job after the other; the exit codes of each one's ranks, and all that was said."""
-    done = subprocess.run(
-        [sys.executable, SCRIPT, json.dumps(jobs)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-            ),
-            "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
-    print(results, done.stderr)
-    return results, done.stderr
+    said = tmp_path_factory.mktemp("ranks") / "said"
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    with (
+        said.open("wb") as stderr,
+        subprocess.Popen(
+            [sys.executable, SCRIPT],
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as process,
+    ):
+
+        def launch(*jobs):
+            before = said.stat().st_size
+            print(json.dumps(jobs), file=process.stdin, flush=True)
+            results = process.stdout.readline()
+            new = said.read_bytes()[before:].decode()
+            print(results, new)
+            return json.loads(results), new
+
+        yield launch
+        process.stdin.close()
 
 
 def losses(folder):
@@ -89,7 +98,7 @@ def same(left, right):
 
 
 @forked
-def test_two_ranks_learn_what_one_does_though_killed_and_stopped_on_the_way(data, tmp_path):
+def test_two_ranks_learn_what_one_does_though_killed_and_stopped_on_the_way(data, tmp_path, launch):
     text = data / "cats.txt"
     alone, killed, stopped = (tmp_path / name for name in ("alone", "killed", "stopped"))
     results, said = launch(
@@ -115,7 +124,7 @@ def test_two_ranks_learn_what_one_does_though_killed_and_stopped_on_the_way(data
 
 
 @forked
-def test_what_happens_to_one_rank_ends_all_in_the_same_way(data, tmp_path):
+def test_what_happens_to_one_rank_ends_all_in_the_same_way(data, tmp_path, launch):
     text = data / "cats.txt"
     alone, nans, parts, owed, full = (tmp_path / n for n in ("alone", "nans", "parts", "owed", "f"))
     results, said = launch(
@@ -171,7 +180,7 @@ def test_in_bfloat16_positions_are_not_rounded(one_of_one):
 
 
 @forked
-def test_taps_are_logged_alike_on_one_rank_with_ddp_and_with_fsdp(data, tmp_path):
+def test_taps_are_logged_alike_on_one_rank_with_ddp_and_with_fsdp(data, tmp_path, launch):
     text, log = data / "cats.txt", ["decoder.blocks.*.attention.q", "decoder.blocks.1.out"]
     folders = [tmp_path / name for name in ("one", "ddp", "fsdp")]
     results, _ = launch(
@@ -190,7 +199,7 @@ def test_taps_are_logged_alike_on_one_rank_with_ddp_and_with_fsdp(data, tmp_path
 
 
 @forked
-def test_one_rank_speaks_for_all(data, tmp_path):
+def test_one_rank_speaks_for_all(data, tmp_path, launch):
     small = ["data.tokenizer=char", "model.preset=tiny-decoder", "model.dim=8", "model.layers=1"]
     small += ["model.heads=2", "model.context=8", "train.steps=2", "device=cpu", "--json"]
     results, said = launch(
@@ -220,7 +229,7 @@ def test_one_rank_speaks_for_all(data, tmp_path):
 @forked
 @pytest.mark.parametrize("shard", ["none", "full"])
 @pytest.mark.parametrize("accumulate", [1, 3, 4], ids=["rows", "rows of three", "dealt out"])
-def test_one_two_and_four_ranks_agree(shard, accumulate, data, tmp_path):
+def test_one_two_and_four_ranks_agree(shard, accumulate, data, tmp_path, launch):
     step = {"batch": 4 if accumulate == 4 else 3, "accumulate": accumulate}
     folders = [tmp_path / str(ranks) for ranks in (1, 2, 4)]
     launch(*(job(data / "cats.txt", f, int(f.name), shard, **step) for f in folders))
@@ -231,7 +240,7 @@ def test_one_two_and_four_ranks_agree(shard, accumulate, data, tmp_path):
 @pytest.mark.long
 @forked
 @pytest.mark.parametrize("model", [{"shared_layers": True}, {"tied": False}, {"position": "t5"}])
-def test_models_of_other_kinds_agree(model, data, tmp_path):
+def test_models_of_other_kinds_agree(model, data, tmp_path, launch):
     over = {"model": {"dropout": 0.0, "layers": 2, **model}}
     jobs = [
         job(data / "cats.txt", tmp_path / f"{ranks}-{shard}", ranks, shard, over=over)
@@ -244,7 +253,7 @@ def test_models_of_other_kinds_agree(model, data, tmp_path):
 
 @pytest.mark.long
 @forked
-def test_a_sharded_run_saves_and_restores_the_buffers_of_its_model(data, tmp_path):
+def test_a_sharded_run_saves_and_restores_the_buffers_of_its_model(data, tmp_path, launch):
     """The noise distribution of CBOW, which is counted once, before the first step."""
     alone, moved = tmp_path / "alone", tmp_path / "moved"
     words = ["train", str(data / "cats.txt"), "task=cbow", "model.preset=cbow", "model.dim=8"]
@@ -268,7 +277,7 @@ def test_a_sharded_run_saves_and_restores_the_buffers_of_its_model(data, tmp_pat
 @pytest.mark.long
 @forked
 @pytest.mark.parametrize("shard", ["none", "full"])
-def test_pairs_agree(shard, data, tmp_path):
+def test_pairs_agree(shard, data, tmp_path, launch):
     folders = [tmp_path / str(ranks) for ranks in (1, 3)]
     launch(*(job(data / "pairs.tsv", f, int(f.name), shard) for f in folders))
     same(*folders)
@@ -278,7 +287,7 @@ def test_pairs_agree(shard, data, tmp_path):
 @forked
 @pytest.mark.parametrize("after", [(1, "none"), (2, "none"), (2, "full"), (8, "full")])
 @pytest.mark.parametrize("before", ["none", "full"])
-def test_saved_on_four_ranks_a_run_goes_on_with_any_number(before, after, data, tmp_path):
+def test_saved_on_four_ranks_a_run_goes_on_with_any_number(before, after, data, tmp_path, launch):
     text, alone, moved = data / "cats.txt", tmp_path / "alone", tmp_path / "moved"
     ranks, shard = after
     results, _ = launch(
@@ -293,7 +302,7 @@ def test_saved_on_four_ranks_a_run_goes_on_with_any_number(before, after, data, 
 @pytest.mark.long
 @forked
 @pytest.mark.parametrize("shard", ["none", "full"])
-def test_on_as_many_ranks_a_run_goes_on_bit_for_bit(shard, data, tmp_path):
+def test_on_as_many_ranks_a_run_goes_on_bit_for_bit(shard, data, tmp_path, launch):
     text, whole, broken = data / "cats.txt", tmp_path / "whole", tmp_path / "broken"
     over = {"model": {"dropout": 0.1, "layers": 2}}
     launch(
@@ -310,7 +319,7 @@ def test_on_as_many_ranks_a_run_goes_on_bit_for_bit(shard, data, tmp_path):
 @forked
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
-def test_when_one_of_four_ranks_is_lost_the_others_end(signal, victim, data, tmp_path):
+def test_when_one_of_four_ranks_is_lost_the_others_end(signal, victim, data, tmp_path, launch):
     ((result,), _) = launch(
         job(data / "cats.txt", tmp_path / "run", 4, event=[victim, 4, signal], timeout=8)
     )
@@ -322,7 +331,7 @@ def test_when_one_of_four_ranks_is_lost_the_others_end(signal, victim, data, tmp
 @pytest.mark.long
 @forked
 @pytest.mark.parametrize("shard", ["none", "full"])
-def test_a_loss_that_is_not_a_number_on_one_rank_is_skipped_by_all(shard, data, tmp_path):
+def test_a_loss_that_is_not_a_number_on_one_rank_is_skipped_by_all(shard, data, tmp_path, launch):
     folder = tmp_path / "run"
     ((result,), _) = launch(job(data / "cats.txt", folder, 2, shard, event=[1, 2, "NaN"]))
     assert result["codes"] == [0, 0]
