@@ -6,7 +6,7 @@ SHAPE_TESTS := tests/nn tests/contract tests/accel/test_packed.py tests/accel/te
 LIMIT := --timeout 300  # seconds: a test that hangs fails instead
 unexport PYTHONDONTWRITEBYTECODE  # many processes import regard: it is compiled once
 
-.PHONY: demo test check shapes kernels long storm settings images docs tutorials format clean
+.PHONY: demo test check shapes kernels long storm settings images figures docs tutorials format clean
 
 demo: .venv/ready  ## set up, then learn to write numbers in French, in a minute
 	$(BIN)/regard quickstart
@@ -40,6 +40,9 @@ images: .venv/ready  ## draw docs/images again, from a run of the quickstart
 	rm -rf runs/images
 	$(BIN)/regard quickstart --out runs/images --quiet
 	$(BIN)/regard explain runs/images 'seven hundred ninety-nine' --out docs/images/alignment.svg --force
+
+figures: .venv/ready  ## draw the figures of the lectures again, and write docs/figures.md
+	$(BIN)/python tools/figures.py
 
 docs: .venv/ready  ## build the documentation into site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -20,6 +20,7 @@ import regard
 from regard.cli import app, main
 from regard.config import DataConfig, RunConfig, TrainConfig, build, kind_of, make, study_runs
 from regard.data.builtin import BUILTINS
+from regard.explain.figures import FIGURES
 from regard.generate import SAMPLERS
 from regard.models.build import FAMILIES, count_parameters, family_of, is_closed_form, resolve
 from regard.models.presets import PRESETS
@@ -349,3 +350,12 @@ def test_the_axes_in_signatures_are_words_of_the_glossary():
         for shape in re.findall(r'Tensor, "([^"]*)"\]', path.read_text(encoding="utf-8")):
             axes = {axis.strip("#*") for axis in shape.split()}
             assert {axis for axis in axes if not axis.isdigit()} <= known, f"{path}: {shape}"
+
+
+def test_the_page_of_figures_has_every_figure_and_its_picture():
+    text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    for name in FIGURES:
+        assert f"\n## {name}\n" in text, "run `make figures`"
+        assert f"$ regard show {name}" in text
+        (picture,) = (ROOT / "docs" / "images" / "figures").glob(f"{name}.*")
+        assert picture.stat().st_size <= 60_000

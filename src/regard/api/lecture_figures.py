@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LARGEST_PRESET = 200_000_000  # parameters of an untrained model that is built for a figure
 TASKS = {"decoder": "causal", "encoder": "masked", "cbow": "cbow"}  # by the shape of a preset
-MAX_TEXT = 2_000_000  # characters of a text file
+MAX_TEXT = 5_000_000  # characters of a text file
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -182,9 +182,12 @@ def _read_text(item: Run | Path | str) -> str:
         return str(item)
     try:
         with open(str(item), encoding="utf-8") as file:
-            return file.read(MAX_TEXT)
+            text = file.read(MAX_TEXT + 1)
     except UnicodeDecodeError as error:
         raise DataError(f"{item} is not UTF-8 text: byte {error.start}") from None
+    if len(text) > MAX_TEXT:
+        raise DataError(f"{item} has more than {MAX_TEXT:,} characters; give a part of it")
+    return text
 
 
 def _subject(item: Run | Path | str, texts: list[str]) -> Subject:

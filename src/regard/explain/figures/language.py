@@ -12,8 +12,6 @@ from regard.errors import ConfigError
 from regard.explain.figures.panels import Bars, Picture, Table
 from regard.explain.figures.subject import Subject
 
-LONGEST_SAMPLE = 110  # characters of a sample in a table
-
 
 def next_token(subject: Subject, text: str, *, top: int = 4) -> Picture:
     r"""The probability of each token of a text, beside the likeliest tokens at its position.
@@ -70,7 +68,7 @@ def shannon(
     *,
     orders: int = 4,
     unit: Literal["char", "word"] = "char",
-    length: int = 90,
+    length: int = 100,
     seed: int = 1,
 ) -> Picture:
     r"""Shannon's approximations: text drawn from the n-gram counts of one text, order by order.
@@ -91,7 +89,7 @@ def shannon(
     for order in range(orders + 1):
         counts = ngram_counts(symbols, order)
         sample = joint.join(_draw(symbols, counts, order, length, random))
-        rows.append([order, entropy(counts), sample[:LONGEST_SAMPLE]])
+        rows.append([order, entropy(counts), sample])
     return Picture(
         title=f"Shannon's approximations of a text of {len(symbols):,} {unit}s",
         caption="Order 0 draws every symbol with the same probability, order 1 with its frequency, "

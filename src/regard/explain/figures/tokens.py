@@ -168,8 +168,9 @@ def token_boundaries(
 
     They are trained on the texts after the first, or else on the text itself; runs add theirs.
     """
-    text, *corpus = texts
-    text = text[:BOUNDARY_CHARACTERS]
+    whole, *corpus = texts
+    text = whole[:BOUNDARY_CHARACTERS]
+    shown = "" if text == whole else f" Shown: the first {BOUNDARY_CHARACTERS} characters."
     tokenizers = train_all(corpus or texts, size)
     tokenizers |= _of_runs(subjects)
     pieces = {name: cut(tokenizer, text) for name, tokenizer in tokenizers.items()}
@@ -180,7 +181,7 @@ def token_boundaries(
     return Picture(
         title="Token boundaries under every tokenizer",
         caption=f"Trained on {trained}; in parentheses the size of the vocabulary. A space is "
-        "shown as ␣ where it belongs to a token; what a vocabulary does not have is <unk>.",
+        f"shown as ␣ where it belongs to a token; what a vocabulary does not have is <unk>.{shown}",
         panels=[Segments(labels=labels, pieces=list(pieces.values()))],
     )
 

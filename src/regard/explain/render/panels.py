@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PAGE = 11.0  # inches: the widest row of panels
 CELL, LARGEST = 0.19, 3.6  # inches: a cell of a heat map, the largest heat map
+LONGEST_CELL = 110  # characters of a table
 LINE = 0.24  # inches: a row of a table
 CHARACTER = 0.078  # inches of a character at size 9
 LABEL = 22  # cells of the longest label of an axis, and of a table
@@ -97,7 +98,7 @@ def cell_text(cell: Cell) -> str:
         return "-"
     if isinstance(cell, float):
         return f"{cell:,.4g}" if abs(cell) < 1e5 else f"{cell:,.0f}"
-    return f"{cell:,}" if isinstance(cell, int) else cell
+    return f"{cell:,}" if isinstance(cell, int) else truncate(cell, LONGEST_CELL)
 
 
 def _is_numeric(panel: Table, column: int) -> bool:
@@ -211,7 +212,7 @@ def _draw_table(axes: Any, panel: Table) -> None:
             if shade:
                 corner = (edges[column], number)
                 axes.add_patch(_rectangle(corner, widths[column], colours(0.85 * shade)))
-            text = cell_text(cell) if isinstance(cell, int | float | None) else visible_words(cell)
+            text = visible_words(cell_text(cell))
             axes.text(
                 place,
                 number + 0.5,

@@ -1,0 +1,134 @@
+"""Draw the figures of docs/figures.md, and write the page below its introduction.
+
+First trains the runs that the introduction names, where they are missing.
+
+python tools/figures.py [NAME…]    all figures, or only the pictures of these
+"""
+
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+import regard
+from regard.explain.figures import FIGURES, Entry
+from regard.explain.render.figure import encode, style
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs" / "images" / "figures"
+PAGE = ROOT / "docs" / "figures.md"  # its introduction is written by hand
+LARGEST = 60_000  # bytes of a picture
+DPI = (120, 100, 80, 60)  # of a PNG, the first that is small enough
+
+DECODER, LSTM, VECTORS = "runs/figures/decoder", "runs/figures/lstm", "runs/figures/vectors"
+SENTENCE = "The model reads the text and predicts the next token"
+CORPUS = "docs/classical.md"
+COMMANDS: dict[str, tuple[str, ...]] = {  # the words of each figure's command
+    "bag-of-words": (),
+    "bpe-merges": (CORPUS,),
+    "token-boundaries": ("Unhappily, tokenizers misbehave", CORPUS),
+    "rare-words": (CORPUS,),
+    "word-vectors": (VECTORS,),
+    "next-token": (DECODER, SENTENCE),
+    "shannon": (CORPUS,),
+    "receptive-field": (),
+    "gates": (LSTM, SENTENCE, "units=8"),
+    "gradient-flow": ("elman", "gru", "lstm", "tiny-decoder", f"{SENTENCE} of {SENTENCE.lower()}"),
+    "score-variance": (),
+    "permutation": (),
+    "shuffled-words": (DECODER, SENTENCE),
+    "positions": ("length=24", "dim=32"),
+    "path-lengths": (),
+    "cost": (),
+    "parameter-count": (),
+    "loss-landscape": (CORPUS,),
+    "beam-tree": (DECODER, "The model"),
+    "temperature": (),
+    "samplers": ("temperature=1.5", "top_k=8", "top_p=0.9"),
+    "pronoun": ("tiny-encoder",),
+}
+
+
+def main(names: list[str]) -> None:
+    """Train, draw and write."""
+    assert COMMANDS.keys() == FIGURES.keys(), "every figure has a command here"
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    introduction = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)[0]
+    for words, run in re.findall(r"^\$ regard train (.*) --out (\S+)$", introduction, re.M):
+        if not (ROOT / run).exists():
+            regard.train(*words.split(), out=ROOT / run, quiet=True)
+    files = {}
+    for name in FIGURES:
+        if names and name not in names:
+            files[name] = next(PICTURES.glob(f"{name}.*"))
+            continue
+        files[name] = draw(name)
+        print(files[name].relative_to(ROOT), files[name].stat().st_size)
+    sections = (section(name, entry, files[name]) for name, entry in FIGURES.items())
+    PAGE.write_text(introduction + "\n".join(sections), encoding="utf-8")
+
+
+def draw(name: str) -> Path:
+    """The picture of a figure: SVG if it is small, else PNG."""
+    words = COMMANDS[name]
+    samplers = tuple(word for word in words if name == "samplers")
+    options = {} if samplers else dict(word.split("=") for word in words if "=" in word)
+    what = [word for word in words if "=" not in word]
+    values = {key: int(value) for key, value in options.items()}
+    shown = regard.show(name, *what, **values, **({"samplers": samplers} if samplers else {}))
+    figure = shown.figure()
+    for old in PICTURES.glob(f"{name}.*"):
+        old.unlink()
+    content, path = encode(figure, ".svg"), PICTURES / f"{name}.svg"
+    if len(content) > LARGEST:
+        path = path.with_suffix(".png")
+        for dpi in DPI:
+            content = small_png(figure, dpi)
+            if len(content) <= LARGEST:
+                break
+    path.write_bytes(content)
+    return path
+
+
+def small_png(figure: Figure, dpi: int) -> bytes:
+    """A PNG of 128 colours."""
+    drawn, out = io.BytesIO(), io.BytesIO()
+    with style():
+        figure.savefig(drawn, format="png", dpi=dpi)
+    Image.open(drawn).convert("RGB").quantize(128).save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+def section(name: str, entry: Entry, file: Path) -> str:
+    """A figure: what it shows, what it takes, its command and its picture."""
+    command = shlex.join(["regard", "show", name, *COMMANDS[name]])
+    options = ", ".join(f"`{key}={as_word(value)}`" for key, value in entry.options.items())
+    takes = f"`{entry.usage}`" if entry.usage else "nothing"
+    return f"""## {name}
+
+{entry.summary} [{", ".join(entry.topics)}]
+
+Takes {takes}. {f"Options: {options}." if options else "No options."}
+
+```console
+$ {command}
+```
+
+![{entry.summary}](images/figures/{file.name})
+"""
+
+
+def as_word(value: object) -> str:
+    """A default as it is written in a command."""
+    if isinstance(value, tuple):
+        items = (f'"{item}"' if isinstance(item, str) else f"{item:g}" for item in value)
+        return f"[{', '.join(items)}]"
+    return "none" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
