@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import contextmanager
 
 import pytest
 from safetensors import safe_open
@@ -159,12 +160,28 @@ def test_edit_accepts_what_was_changed_by_hand(run, capsys):
 
 def test_edit_refuses_what_does_not_fit_the_weights(run, capsys):
     files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    for words in (["model.dim=16"], ["model.layers=2"], ["model.nothing=1"], ["train.lr=fast"]):
+    wrong = ["model.dim=16", "model.layers=2", "model.nothing=1", "train.lr=fast", "train.lr=-1"]
+    wrong += ["train.batch=0", "train.schedule=up", "train.optimizer=best", "minutes=-1"]
+    for words in ([word] for word in wrong):
         code, said = command(capsys, "edit", run, *words)
         assert code in (2, 4), words
         assert said.err.startswith("regard: ")
     files.pop(run / "lock")
     assert all(path.read_bytes() == content for path, content in files.items())
+
+
+def test_edit_changes_the_settings_that_the_run_has_when_it_ends(run, monkeypatch):
+    """Not those from before it waited for the lock."""
+
+    @contextmanager
+    def hold_lock(self, hold=RunFolder.hold_lock):
+        change(run, "name", "new")
+        with hold(self):
+            yield
+
+    monkeypatch.setattr(RunFolder, "hold_lock", hold_lock)
+    assert regard.edit(run, train={"keep": 7}) == ["train.keep: 3 → 7"]
+    assert RunFolder(run).read_config().name == "new"
 
 
 def test_edit_waits_for_the_run_that_trains(run):
@@ -194,6 +211,23 @@ def test_an_imported_run_carries_its_settings(tmp_path):
     change(tmp_path / "run", "model.norm_eps", 0.5)
     with pytest.raises(CheckpointError, match=r"model\.norm_eps: 1e-05 → 0\.5"):
         regard.load(tmp_path / "run")
+
+
+def test_a_flipped_bit_of_imported_weights_is_noticed(tmp_path):
+    make_checkpoint(tmp_path / "checkpoint", model_config("gpt2"))
+    import_run(tmp_path / "checkpoint", tmp_path / "run")
+    file = tmp_path / "run" / "model.safetensors"
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata().keys() >= {"settings", "sha256"}
+    content = bytearray(file.read_bytes())
+    for place in (-1, len(content) // 2):
+        content[place] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match="has changed since it was written"):
+            regard.load(tmp_path / "run")
+        content[place] ^= 1
+    file.write_bytes(content)
+    regard.load(tmp_path / "run")
 
 
 def test_damaged_weights_are_not_blamed_on_the_settings(run, capsys):

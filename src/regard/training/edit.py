@@ -8,6 +8,7 @@ from regard.config import RunConfig, build, flatten, make, merge, to_table
 from regard.files.safetensors import read_metadata
 from regard.models.build import check_weights, on_meta, resolve
 from regard.tasks import TASKS
+from regard.training.setup.setting_checks import check_values
 from regard.training.storage.checkpoint import read_tensors
 from regard.training.storage.run_folder import RunFolder
 from regard.training.storage.weight_settings import changes, differences
@@ -21,11 +22,13 @@ def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
     settings. They must fit the model. Nothing is trained.
     """
     folder = RunFolder(path)
-    before = folder.read_config()
-    config = build(RunConfig, merge(to_table(before), overrides))
-    model = resolve(config.model)
-    make(config.task, TASKS, "task")
+    folder.read_config()  # what is no run has no lock either
     with folder.hold_lock():
+        before = folder.read_config()
+        config = build(RunConfig, merge(to_table(before), overrides))
+        model = resolve(config.model)
+        make(config.task, TASKS, "task")
+        check_values(config)
         has_weights = folder.model.exists()
         tensors = read_tensors(folder.model) if has_weights else {}
         accepted = changes(read_metadata(folder.model), config) if has_weights else []

@@ -76,12 +76,17 @@ def save_interval(settings: TrainConfig) -> int:
 
 def check_settings(config: RunConfig) -> None:
     """Check the training settings, the schedule, the optimizer and the memory of a step."""
+    check_values(config)
+    _check_step_memory(config)
+
+
+def check_values(config: RunConfig) -> None:
+    """Check what depends neither on this machine nor on the data."""
     check_minutes(config.minutes)
     check_train_config(config.train)
     check_tuning(config, launch.world_size())
     schedule(config.train.schedule, config.train.steps)
     optimizers(config.train.optimizer, _TinyModel(), config.train.lr)
-    _check_step_memory(config)
 
 
 def check_minutes(minutes: float | None) -> None:

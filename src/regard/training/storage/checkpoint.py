@@ -33,11 +33,19 @@ from regard.files.atomic import temporary_path
 from regard.files.directory import Directory
 from regard.files.disk_space import disk_message
 from regard.files.fault_injection import fault
-from regard.files.safetensors import Tensors, as_bytes, is_shard_name, write_safetensors
+from regard.files.safetensors import (
+    Tensors,
+    as_bytes,
+    is_shard_name,
+    read_header,
+    read_metadata,
+    write_safetensors,
+)
 from regard.files.untrusted import open_regular_file, parse_json, read_json, read_text
 from regard.training.parallel.ranks import SINGLE, Ranks
 
 FORMAT = 1  # of MANIFEST.json
+NO_DIGEST = "0" * 64  # in place of a sha256 that is not known yet
 # Hidden files are those of file managers and network file systems.
 CHECKPOINT_FILES = r"(model|optimizer|ema)(-\d+)?\.safetensors|(state|index|MANIFEST)\.json|\..*"
 logger = logging.getLogger(__name__)
@@ -318,6 +326,28 @@ def write_tensors(
     return result
 
 
+def write_digest(path: Path) -> None:
+    """Replace `NO_DIGEST` in the metadata of a file by the hash of its tensors and metadata.
+
+    For a file that is written tensor by tensor, in an order of its own; it is read in chunks.
+    """
+    entries, metadata = read_header(path), read_metadata(path)
+    del metadata["sha256"]
+    result = hashlib.sha256()
+    with Tensors(entries) as tensors:
+        for name, entry in sorted(entries.items()):
+            result.update(_tensor_label(name, entry.dtype, entry.shape))
+            for chunk in tensors.chunks(name):
+                result.update(chunk)
+    result.update(_metadata_text(metadata))
+    found = result.hexdigest()
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        at = file.read(length).index(NO_DIGEST.encode())  # the first entry of the header
+        file.seek(8 + at)
+        file.write(found.encode())
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file and verify its hash."""
     with _file_errors(path), safe_open(path, framework="pt") as file:
@@ -348,11 +378,18 @@ def digest(tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str] | 
     """The sha256 of tensors with their names, dtypes and shapes, and of metadata."""
     result = hashlib.sha256()
     for name, tensor in tensors:
-        result.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        result.update(_tensor_label(name, tensor.dtype, tensor.shape))
         result.update(as_bytes(tensor.contiguous()))
-    for key, value in sorted((metadata or {}).items()):
-        result.update(f"{key} {value} ".encode())
+    result.update(_metadata_text(metadata or {}))
     return result.hexdigest()
+
+
+def _tensor_label(name: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
+    return f"{name} {dtype} {list(shape)} ".encode()
+
+
+def _metadata_text(metadata: Mapping[str, str]) -> bytes:
+    return "".join(f"{key} {value} " for key, value in sorted(metadata.items())).encode()
 
 
 def _read_rows(paths: list[Path], rank: int, ranks: int) -> dict[str, Tensor]:

@@ -30,7 +30,13 @@ from regard.tasks import TASKS, Task
 from regard.tasks.metrics import better
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.parallel.launch import launch_id, restart_count
-from regard.training.storage.checkpoint import read_tensors, valid_steps_before, write_tensors
+from regard.training.storage.checkpoint import (
+    NO_DIGEST,
+    read_tensors,
+    valid_steps_before,
+    write_digest,
+    write_tensors,
+)
 from regard.training.storage.evaluation import Evaluation, describe_targets
 from regard.training.storage.lock import LOCK, hold_lock
 from regard.training.storage.weight_settings import as_metadata, changes
@@ -110,7 +116,8 @@ class RunFolder:
             new.metrics.touch()
             new.samples.touch()
             if write_model is not None:
-                write_model(new.model, as_metadata(config))
+                write_model(new.model, {"sha256": NO_DIGEST, **as_metadata(config)})
+                write_digest(new.model)
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
