@@ -201,12 +201,15 @@ def test_the_decode_engine_follows_changed_weights(place):
     greedy = {"tokens": 12, "sampler": ["greedy"]}
     text, ready = ran.generate("the ", **greedy), ran._engine()
     assert ran._engine() is ready
-    with torch.no_grad():
-        for parameter in ran.model.parameters():
-            parameter.copy_(torch.randn_like(parameter))
     ids, stop = ran._prompt("the "), set(ran.tokenizer.stop_ids)
-    (expected,) = generate(ran.model, [ids], parse_chain(["greedy"]), tokens=12, stop=stop)
-    assert ran.generate("the ", **greedy) == ran.tokenizer.decode(expected) != text
+    for through_data in (False, True):
+        with torch.no_grad():
+            for parameter in ran.model.parameters():
+                written = parameter.data if through_data else parameter
+                written.copy_(torch.randn_like(parameter))
+        (expected,) = generate(ran.model, [ids], parse_chain(["greedy"]), tokens=12, stop=stop)
+        before, text = text, ran.generate("the ", **greedy)
+        assert text == ran.tokenizer.decode(expected) != before
     ran.model.double()
     assert ran._engine() is not ready
     ran.generate("the ", **greedy)

@@ -96,6 +96,7 @@ CHOICES = {
     "factored": literals("factored"),
     "embed_scaled": [True],
     "segments": [],  # of an encoder
+    "inputs": [],  # vectors in place of ids, which have no decode step
     "tied": [True, False],
     "head": [
         "linear",
@@ -189,21 +190,47 @@ def test_a_choice_decodes_as_the_model_does_or_is_refused(change):
             require_same_logits(reference, path.language, counts, static)
 
 
+def triton_sizes(change):
+    return {"head_dim": 16, "layers": 1} | change
+
+
+def has_kernels(change):
+    try:
+        return not triton_obstacle(describe(build(triton_sizes(change))))
+    except (NotCovered, RegardError):  # of no fast path, or no model at all
+        return False
+
+
+def fields_of(change):
+    """The fields that a change decides, and those that it may leave without effect."""
+    return change.keys() | ({"norm", "qk_norm", "embed_norm"} if "norm_order" in change else set())
+
+
+def merge_independent(changes):
+    """Every change that has kernels, in few models: those that share no field stand in one."""
+    merged = []
+    for change in filter(has_kernels, changes):
+        for group in merged:
+            if not fields_of(group) & fields_of(change) and has_kernels(group | change):
+                group |= change
+                break
+        else:
+            merged.append(dict(change))
+    return merged
+
+
+TRITON_MODELS = merge_independent(case.values[0] for case in TRITON_CASES) if RUNS_TRITON else []
+
+
 @pytest.mark.skipif(not RUNS_TRITON, reason="needs Triton, and a GPU or TRITON_INTERPRET=1")
-@pytest.mark.parametrize("change", TRITON_CASES)
+@pytest.mark.parametrize("change", TRITON_MODELS, ids=str)
 @torch.inference_mode()
-def test_a_choice_without_an_obstacle_decodes_by_triton_kernels(change):
+def test_choices_without_an_obstacle_decode_by_triton_kernels(change):
     from regard.accel.triton_decoder import TritonDecoder
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    sizes = {"head_dim": 16, "layers": 1} | change
+    sizes = triton_sizes(change)
     model, reference = build(sizes).to(device), build(sizes).to(device)
-    try:
-        description = describe(model)
-    except NotCovered:
-        return
-    if triton_obstacle(description):
-        return
     fast, ids = TritonDecoder(model), torch.randint(0, model.vocab_size, (2, 6), device=device)
     _, state = reference.step(ids[:, :4], reference.start(2, CAPACITY))
     _, fast_state = fast.step(ids[:, :4], fast.start(2, CAPACITY))
@@ -385,6 +412,26 @@ def test_a_packed_model_notices_a_change(change, int8):
     torch.testing.assert_close(
         again.step(ids[:, :1], fast_state)[0], reference.step(ids[:, :1], state)[0]
     )
+
+
+@torch.no_grad()
+def test_a_write_through_data_is_noticed_where_a_decoder_has_copies():
+    for name in ("decoder.blocks.1.attention.key.weight", "decoder.norm.weight"):
+        for int8 in (False, True):
+            model = build()
+            fast = decoding_path(model, int8=int8).language
+            model.get_parameter(name).data.mul_(2)
+            with pytest.raises(RegardError, match=f"{name} has changed since the model was packed"):
+                fast.start(1, 8)
+    model, ids = build(vocab_size=9000), torch.randint(0, 9000, (1, 2))  # a large output layer
+    fast, rounded = (decoding_path(model, int8=int8).language for int8 in (False, True))
+    rows = model.head.weight.data
+    rows[:] = rows.flip(0)
+    with pytest.raises(RegardError, match=r"head\.weight has changed since the model was packed"):
+        rounded.start(1, 8)
+    _, state = fast.step(ids, fast.start(1, 8))  # this one shares it with the model
+    expected, _ = model.step(ids[:, :1], model.step(ids, model.start(1, 8))[1])
+    torch.testing.assert_close(fast.step(ids[:, :1], state)[0], expected)
 
 
 def test_packing_twice_moves_nothing():

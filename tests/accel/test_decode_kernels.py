@@ -23,7 +23,7 @@ from regard.accel.coverage import triton_obstacle
 from regard.accel.description import describe
 from regard.accel.kernels import common, decode_attention, gemm, sampling
 from regard.accel.kernels.common import INTERPRETED
-from regard.accel.packed import NormedLinear, PackedLinear
+from regard.accel.packed import FusedNormLinear, PackedLinear
 from regard.accel.triton_decoder import TritonDecoder
 from regard.nn.block import RMSNorm
 
@@ -56,6 +56,8 @@ CHANGES = [
     {"norm_order": "parallel_norms", "norm": "layer", "position": "sinusoidal"},
     {"norm_order": "deepnorm", "qk_norm": True, "head": {"kind": "linear", "scaled": True}},
 ]
+INTERPRETER_CHANGES = [CHANGES[number] for number in (0, 1, 3, 7, 8, 9)]  # one of each kind
+LONG = [pytest.mark.long] if INTERPRETED else []
 MODES = [(False, 0), (False, 4), (True, 0), (True, 4)]  # int8, and rows up to which GEMV is used
 
 
@@ -67,7 +69,7 @@ def weights(layer):
     ("change", "int8", "gemv_rows"),
     [  # the interpreter takes a second for each: there, a change has one of the first and the last
         (change, *mode)
-        for number, change in enumerate(CHANGES)
+        for number, change in enumerate(INTERPRETER_CHANGES if INTERPRETED else CHANGES)
         for mode in ([MODES[-(number % 2)]] if INTERPRETED else MODES)
     ],
     ids=str,
@@ -157,7 +159,7 @@ def test_a_matmul_with_every_packed_int8(inputs, packed_dtype):
     counters = torch.zeros(8, dtype=torch.int32, device=DEVICE)
     order = permuted(inputs)
     layer = PackedLinear(weight, None, scale)
-    normed = NormedLinear.of(layer, RMSNorm(192).to(DEVICE))
+    normed = FusedNormLinear.of(layer, RMSNorm(192).to(DEVICE))
     stream = gemm.ResidualStream.start(before, normed)
     stream = stream.add(x[:, order], layer, normed, counters)
     expected = before.double() + x.double() @ (weight.double() * scale.double().unsqueeze(1)).T
@@ -175,11 +177,11 @@ def permuted(width):
     ("change", "packed_layers"),
     [
         ({}, 4),
-        ({"heads": 8}, 4),
-        ({"heads": 2, "kv_heads": 1}, 4),
-        ({"ffn": "relu2", "bias": True}, 4),
+        pytest.param({"heads": 8}, 4, marks=LONG),
+        pytest.param({"heads": 2, "kv_heads": 1}, 4, marks=LONG),
+        pytest.param({"ffn": "relu2", "bias": True}, 4, marks=LONG),
         ({"ffn_dim": 88}, 3),
-        ({"dim": 96, "head_dim": 16}, 2),
+        ({"dim": 96, "head_dim": 16, "ffn": "relu2", "bias": True}, 2),
     ],
     ids=str,
 )

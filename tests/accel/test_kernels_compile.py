@@ -195,6 +195,6 @@ def test_attention_of_wide_heads(compiled, rows, dtype, width, group):
     keys, lengths = torch.zeros(rows, 2, 2048, width, dtype=dtype), torch.zeros(rows).long()
     qkv = torch.zeros(rows, (2 * group + 4) * width, dtype=dtype)
     counters = torch.zeros(4096, dtype=torch.int32)
-    form = decode_attention.AttentionForm(1.0, cap=50.0, slopes=torch.zeros(2 * group))
+    form = decode_attention.AttentionOptions(1.0, cap=50.0, slopes=torch.zeros(2 * group))
     decode_attention.attend(qkv, KVCache(keys, keys), lengths, form, counters)
     assert set(compiled) == {"_attention_kernel"}

@@ -161,7 +161,7 @@ def _sparse_attention(
     inputs: AttentionInputs,
 ) -> Tensor:
     compiles = torch.compiler.is_compiling() and attention.training and q.is_cuda
-    if compiles and sparse_attention.pays_off(inputs, attention.score.cap is not None):
+    if compiles and sparse_attention.needs_block_mask(inputs, attention.score.cap is not None):
         slopes = position.slope if isinstance(position, ALiBi) else None
         return sparse_attention.attend(attention, slopes, q, k, v, inputs)
     original = Attention._fused if attention.score.fused else Attention._explicit

@@ -8,14 +8,16 @@ detects that a described model has changed.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.accel.compile import ATTACHED
+from regard.accel.packed import BLOCKED_ELEMENTS
 from regard.models.transformer import Transformer
 from regard.nn.attention import Attention
 from regard.nn.block import (
@@ -73,6 +75,7 @@ KNOWN_ATTRIBUTES: dict[type, str] = {
     nn.Embedding: "num_embeddings embedding_dim padding_idx max_norm norm_type "
     "scale_grad_by_freq sparse weight",
 }
+HASH_CHUNK = 1 << 16  # words of 8 bytes that have one hash
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # of every module, `training` among them
 
 
@@ -201,10 +204,13 @@ class Snapshot:
     """The values and tensors of a model, to detect that one of them has changed.
 
     Compares attributes, storage addresses and version counters, a few comparisons per tensor. A
-    write through `tensor.data` does not change the version counter and is not detected.
+    write through `tensor.data` does not change the version counter, so tensors of up to
+    `copied_elements`, of which a decoder has copies, are also compared by content: small ones byte
+    by byte, large ones by hashes, which miss a change with a probability under 2^-32. Larger
+    tensors are shared with the decoder, which sees such a write as the model does.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, copied_elements: int = 0) -> None:
         self.values: list[tuple[Mapping[str, Any], str, Any, str]] = []
         self.tensors: list[tuple[Tensor, int, int, str]] = []
         for prefix, module in model.named_modules():
@@ -221,9 +227,16 @@ class Snapshot:
                     self.values.append((members, key, frozen, name))
                     if isinstance(value, Tensor):
                         self.tensors.append((value, value.data_ptr(), _version(value), name))
+        copied = [(t, name) for t, *_, name in self.tensors if t.numel() <= copied_elements]
+        self.small = [(t, name) for t, name in copied if t.numel() < BLOCKED_ELEMENTS]
+        self.large = [(t, name) for t, name in copied if t.numel() >= BLOCKED_ELEMENTS]
+        self.contents = self._contents()
 
-    def find_change(self) -> str | None:
-        """The name of the first value that has changed; None if none has."""
+    def find_change(self, *, contents: bool = True) -> str | None:
+        """The name of the first value that has changed; None if none has.
+
+        Without `contents`, writes through `tensor.data` are not looked for.
+        """
         for members, key, value, name in self.values:
             current = members.get(key)
             if current is not value and (isinstance(value, Tensor) or current != value):
@@ -231,7 +244,51 @@ class Snapshot:
         for tensor, address, version, name in self.tensors:
             if tensor.data_ptr() != address or _version(tensor) != version:
                 return name
+        if not contents:
+            return None
+        for watched, before, now in zip(
+            (self.small, self.large), self.contents, self._contents(), strict=True
+        ):
+            if not torch.equal(_joined(before), _joined(now)):  # one synchronization on a GPU
+                same = map(torch.equal, before, now)
+                return next(
+                    name for (_, name), equal in zip(watched, same, strict=True) if not equal
+                )
         return None
+
+    def _contents(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The bytes of small tensors and the hashes of large ones."""
+        small = [tensor.detach().flatten().view(torch.uint8) for tensor, _ in self.small]
+        joined = _joined(small)  # a copy
+        return (
+            list(joined.split([len(each) for each in small])),
+            [_hash(tensor) for tensor, _ in self.large],
+        )
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat(tensors) if tensors else torch.empty(0)
+
+
+def _hash(tensor: Tensor) -> Tensor:
+    """A hash of every chunk of a tensor: the sum of its 8-byte words times random odd numbers."""
+    data = tensor.detach().flatten().view(torch.uint8)
+    if data.storage_offset() % 8 or len(data) % 8:  # not words
+        data = F.pad(data, (0, -len(data) % 8)).clone()
+    words, factors = data.view(torch.int64), _factors(data.device)
+    whole = len(words) // HASH_CHUNK * HASH_CHUNK
+    chunks, rest = words[:whole].view(-1, HASH_CHUNK), words[whole:]
+    if words.is_cuda:
+        products = [(part * factors).sum(1) for part in chunks.split(1 << 12)]
+    else:  # twice as fast as torch.mv, and four times as fast as torch.mul
+        products = [torch.from_numpy(chunks.numpy() @ factors.numpy())]
+    return torch.cat([*products, (rest * factors[: len(rest)]).sum(0, keepdim=True)])
+
+
+@cache
+def _factors(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randint(-(2**63), 2**63 - 1, (HASH_CHUNK,), generator=generator) | 1).to(device)
 
 
 def _version(tensor: Tensor) -> int:

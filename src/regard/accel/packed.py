@@ -120,7 +120,7 @@ class PackedLinear:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NormedLinear:
+class FusedNormLinear:
     r"""A linear layer and the norm of its input, in the form that kernels compute in one pass.
 
         RMSNorm       W (x / r * g) + b               =  W (g x) / r + b
@@ -136,7 +136,7 @@ class NormedLinear:
     bias: Float[Tensor, " outputs"] | None = None
 
     @classmethod
-    def of(cls, layer: PackedLinear, norm: nn.Module | None = None) -> "NormedLinear":
+    def of(cls, layer: PackedLinear, norm: nn.Module | None = None) -> "FusedNormLinear":
         """A layer after a norm, or after none."""
         if norm is None:
             return cls(layer, bias=layer.bias)

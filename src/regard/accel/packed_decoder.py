@@ -1,6 +1,7 @@
 """A Transformer decoder with packed weights and precomputed tables, for single-token steps."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from regard.accel.coverage import cpu_decoder_obstacle
 from regard.accel.cpu_decoder import CpuDecoder, CpuDecoderState
 from regard.accel.description import Snapshot, describe
-from regard.accel.packed import PackedBlock, PackedLinear
+from regard.accel.packed import BLOCKED_ELEMENTS, PackedBlock, PackedLinear
 from regard.errors import RegardError
 from regard.models.base import State
 from regard.models.transformer import Transformer
@@ -59,7 +60,9 @@ class PackedDecoder:
         self.rotations = self._rotation_tables(
             torch.arange(self.context, device=head.weight.device)
         )
-        self.snapshot = Snapshot(model)
+        copied = sys.maxsize if int8 or self._copies_large_weights() else BLOCKED_ELEMENTS
+        self.snapshot = Snapshot(model, copied_elements=copied)
+        self.checks_contents = True  # False: who uses the decoder does so before `start`
 
     @property
     def vocab_size(self) -> int:
@@ -71,16 +74,23 @@ class PackedDecoder:
         """The device of the model."""
         return self.model.device
 
-    def require_unchanged(self) -> None:
-        """Raise `RegardError` if the model has changed since it was packed."""
-        if name := self.snapshot.find_change():
+    def _copies_large_weights(self) -> bool:
+        """Whether something was computed from large weights, which otherwise are shared."""
+        return False
+
+    def require_unchanged(self, *, contents: bool = False) -> None:
+        """Raise `RegardError` if the model has changed since it was packed.
+
+        With `contents`, also if a tensor was written through `tensor.data`.
+        """
+        if name := self.snapshot.find_change(contents=contents):
             raise RegardError(
                 f"{name} has changed since the model was packed for decoding; pack it again"
             )
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> TransformerState:
         """See `Language.start`."""
-        self.require_unchanged()
+        self.require_unchanged(contents=self.checks_contents)
         state = self.model.start(rows, capacity, source)
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         if not self.uses_cpu_decoder or grad or autocast:

@@ -30,7 +30,7 @@ def supports(attention: Attention, position: Position) -> bool:
     return dot and not attention.dropout and (not biased or isinstance(position, ALiBi))
 
 
-def pays_off(inputs: AttentionInputs, capped: bool) -> bool:
+def needs_block_mask(inputs: AttentionInputs, capped: bool) -> bool:
     """Whether the fused kernel would need a dense mask or bias for these inputs, or cannot run."""
     mask, time = inputs.mask, inputs.query_positions.shape[1]
     sparse = mask.width is not None or mask.document_ids is not None or mask.prefixes is not None

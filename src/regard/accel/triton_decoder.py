@@ -12,15 +12,15 @@ from regard.accel.coverage import gemm_obstacle, packing_obstacle, prefill_obsta
 from regard.accel.description import describe
 from regard.accel.kernels import gemv, prefill
 from regard.accel.kernels.common import Activation, RotaryPairs
-from regard.accel.kernels.decode_attention import MAX_GROUPS, AttentionForm, attend
+from regard.accel.kernels.decode_attention import MAX_GROUPS, AttentionOptions, attend
 from regard.accel.kernels.gemm import ResidualStream, reads_packed_int8
 from regard.accel.kernels.residual import BranchNorm, add_branch
-from regard.accel.packed import NormedLinear, PackedBlock
+from regard.accel.packed import FusedNormLinear, PackedBlock
 from regard.accel.packed_decoder import PackedDecoder
 from regard.accel.sparse_attention import FLASH_DTYPES, causal_window
 from regard.models.base import State
 from regard.models.transformer import Transformer
-from regard.nn.block import ACTIVATIONS, GatedFeedForward, RMSNorm
+from regard.nn.block import ACTIVATIONS, GatedFeedForward, LayerNorm, RMSNorm
 from regard.nn.position import ALiBi, Rotary
 from regard.nn.state import KVCache, TransformerState
 
@@ -35,17 +35,17 @@ class TritonLayer:
     """A layer as the kernels compute it."""
 
     packed: PackedBlock
-    qkv: NormedLinear
-    out: NormedLinear
-    gate_up: NormedLinear
-    down: NormedLinear
-    form: AttentionForm
+    qkv: FusedNormLinear
+    out: FusedNormLinear
+    gate_up: FusedNormLinear
+    down: FusedNormLinear
+    form: AttentionOptions
     activation: Activation
     parallel: bool  # attention and feed-forward network read the same input
     post: bool  # norms follow the sum with x, as in the 2017 Transformer
     branch_norms: tuple[BranchNorm, BranchNorm] | None  # of the outputs of the two branches
 
-    def add(self, x: Tensor, y: Tensor, layer: NormedLinear, branch: int) -> Tensor:
+    def add(self, x: Tensor, y: Tensor, layer: FusedNormLinear, branch: int) -> Tensor:
         """x plus a branch that ends in `layer`, with its norms."""
         if self.branch_norms is None:
             return gemv.linear(y, layer, residual=x)
@@ -91,8 +91,11 @@ class TritonDecoder(PackedDecoder):
             for packed, window in zip(self.layers, self.stack.windows, strict=True)
         ]
         self.prepares = description.head_scale != 1.0 or description.head_projects  # in torch
-        self.normed_head = NormedLinear.of(self.head, None if self.prepares else self.stack.norm)
+        self.normed_head = FusedNormLinear.of(self.head, None if self.prepares else self.stack.norm)
         self.counters = torch.zeros(MAX_GROUPS, dtype=torch.int32, device=device)
+
+    def _copies_large_weights(self) -> bool:
+        return any(isinstance(m, LayerNorm) for m in self.model.modules())  # W g is computed
 
     def _layer(self, packed: PackedBlock, window: int | None) -> TritonLayer:
         block, attention, position = packed.block, packed.attention, self.stack.position
@@ -107,7 +110,7 @@ class TritonDecoder(PackedDecoder):
         gains = None
         if isinstance(attention.q_norm, RMSNorm) and isinstance(attention.k_norm, RMSNorm):
             gains = tuple(n.scale.detach().float() for n in (attention.q_norm, attention.k_norm))
-        form = AttentionForm(
+        form = AttentionOptions(
             attention.score.scale,
             attention.score.cap,
             window,
@@ -118,10 +121,10 @@ class TritonDecoder(PackedDecoder):
         )
         return TritonLayer(
             packed,
-            NormedLinear.of(packed.qkv, None if post else norm),
-            NormedLinear.of(packed.out),
-            NormedLinear.of(packed.gate_up, None if post else ffn_norm),
-            NormedLinear.of(packed.down),
+            FusedNormLinear.of(packed.qkv, None if post else norm),
+            FusedNormLinear.of(packed.out),
+            FusedNormLinear.of(packed.gate_up, None if post else ffn_norm),
+            FusedNormLinear.of(packed.down),
             form,
             Activation(
                 ACTIVATION_NAMES[packed.ffn.activation], isinstance(packed.ffn, GatedFeedForward)

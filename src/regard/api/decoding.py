@@ -6,6 +6,7 @@ from typing import cast
 from torch import nn
 
 from regard.accel import Snapshot, decoding_path
+from regard.accel.packed_decoder import PackedDecoder
 from regard.errors import ConfigError
 from regard.generate import Chain, Engine, generate, parse_chain
 from regard.generate.decode import detokenize_stream
@@ -103,5 +104,9 @@ class EngineCache:
                     f"int8 is not supported by this model: {path.obstacles['packed']}; leave it out"
                 )
             self._engine, self._int8 = Engine(path.language), int8
-            self._snapshot = Snapshot(self.model)  # after packing, which moves the storage
+            if isinstance(path.language, PackedDecoder):
+                self._snapshot = path.language.snapshot
+                path.language.checks_contents = False  # it was done above
+            else:
+                self._snapshot = Snapshot(self.model)
         return self._engine

@@ -345,7 +345,7 @@ class EMA:
         if has_lora(model):
             named = [(name, param) for name, param in named if param.requires_grad]
         self.names = [name for name, _ in named]
-        self.weights: list[Tensor] = [param.data for _, param in named]
+        self.weights: list[Tensor] = [param.detach() for _, param in named]
         self.means = [weight.clone() for weight in self.weights] if decay else []
 
     def update(self, step: int) -> None:

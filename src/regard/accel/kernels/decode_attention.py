@@ -217,7 +217,7 @@ def _attention_kernel(
             )
 
 
-class AttentionForm(NamedTuple):
+class AttentionOptions(NamedTuple):
     """What a layer does to q, k and their scores; None where it does not."""
 
     scale: float
@@ -233,7 +233,7 @@ def attend(
     qkv: Tensor,
     cache: KVCache,
     lengths: Tensor,
-    form: AttentionForm,
+    form: AttentionOptions,
     counters: Tensor,
     *,
     only_q: bool = False,

@@ -31,7 +31,7 @@ from regard.accel.kernels.common import (
     wait_for_previous,
     wait_for_wgmma,
 )
-from regard.accel.packed import NormedLinear, PackedLinear
+from regard.accel.packed import FusedNormLinear, PackedLinear
 
 BLOCK_ROWS = 64  # of a program: what a tensor core instruction takes
 # Outputs of a program, inputs of an iteration, stages and warps, for (many outputs, int8 weights):
@@ -323,7 +323,7 @@ class ResidualStream(NamedTuple):
     def start(
         cls,
         x: Float[Tensor, "rows dim"],
-        consumer: NormedLinear,
+        consumer: FusedNormLinear,
     ) -> "ResidualStream":
         """From the embeddings, for a model whose first linear layer is `consumer`."""
         rows, width = x.shape
@@ -348,7 +348,7 @@ class ResidualStream(NamedTuple):
 
     def project(
         self,
-        normed: NormedLinear,
+        normed: FusedNormLinear,
         counters: Tensor,
         activation: Activation = Activation(),  # noqa: B008 -- a frozen value
         dtype: torch.dtype | None = None,
@@ -393,7 +393,7 @@ class ResidualStream(NamedTuple):
         self,
         x: Float[Tensor, "rows inputs"],
         layer: PackedLinear,
-        consumer: NormedLinear,
+        consumer: FusedNormLinear,
         counters: Tensor,
     ) -> "ResidualStream":
         """The stream + W x + b, scaled for the norm of `consumer`.

@@ -26,7 +26,7 @@ from regard.accel.kernels.common import (
     pdl_options,
     wait_for_previous,
 )
-from regard.accel.packed import NormedLinear, PackedLinear
+from regard.accel.packed import FusedNormLinear, PackedLinear
 from regard.nn.state import KVCache
 
 MIN_PROGRAMS = 1 if INTERPRETED else 128  # occupies most of the multiprocessors of an H200
@@ -228,7 +228,7 @@ def _linear_kernel(
 
 def project_qkv(
     x: Tensor,
-    normed: NormedLinear,
+    normed: FusedNormLinear,
     pairs: RotaryPairs,
     frequencies: tuple[Tensor, ...],
     cache: KVCache,
@@ -277,7 +277,7 @@ def project_qkv(
 
 def linear(
     x: Tensor,
-    normed: NormedLinear,
+    normed: FusedNormLinear,
     *,
     residual: Tensor | None = None,
     activation: Activation = Activation(),  # noqa: B008 -- a frozen value

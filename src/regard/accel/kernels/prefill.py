@@ -12,8 +12,8 @@ from regard.accel.kernels.common import (
     pdl_options,
     wait_for_previous,
 )
-from regard.accel.kernels.decode_attention import AttentionForm
-from regard.accel.packed import NormedLinear
+from regard.accel.kernels.decode_attention import AttentionOptions
+from regard.accel.packed import FusedNormLinear
 from regard.nn.state import KVCache
 
 
@@ -114,7 +114,7 @@ def _gate_kernel(
 
 
 def rotate_and_cache(
-    qkv: Tensor, time: int, form: AttentionForm, cache: KVCache, lengths: Tensor
+    qkv: Tensor, time: int, form: AttentionOptions, cache: KVCache, lengths: Tensor
 ) -> Tensor:
     """Normalise and rotate q and k of `time` tokens per row, which follow `lengths` others.
 
@@ -153,7 +153,7 @@ def rotate_and_cache(
     return q
 
 
-def rms_norm(x: Tensor, normed: NormedLinear) -> Tensor:
+def rms_norm(x: Tensor, normed: FusedNormLinear) -> Tensor:
     """RMSNorm of each row, before a linear layer."""
     rows, width = x.shape
     out, block = torch.empty_like(x), triton.next_power_of_2(width)
