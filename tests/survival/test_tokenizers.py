@@ -9,7 +9,7 @@ import pytest
 from regard.errors import CheckpointError, DataError, RegardError
 from regard.text import Tokenizer, train_tokenizer
 from regard.text.pretrained import load_pretrained
-from regard.text.tokenizer_limits import Pace, check_regex
+from regard.text.tokenizer_limits import SpeedCheck, check_regex
 from storm.hostile_tokenizers import BYTES, SECONDS, added, nested, prose, replace, sequence, split
 from text import files
 
@@ -126,18 +126,18 @@ def test_a_panic_at_use_is_an_error_of_ours(load):
 def test_a_text_that_takes_too_long_is_refused_before_all_of_it_is_read(load, monkeypatch):
     """Quadratic in the length: for the whole text a minute."""
     tokenizer = load(pre_tokenizer=split(r"q[\s\S]*(?=[st][!?]\z)"))
-    monkeypatch.setattr(Pace, "START", 0.05)  # so that this test is short
+    monkeypatch.setattr(SpeedCheck, "START", 0.05)  # so that this test is short
     assert tokenizer.encode("the q cat")
     with pytest.raises(DataError, match=r"takes .* s for \d+ characters; it is damaged or hostile"):
         tokenizer.encode("q " * 100_000 + "s!x")
 
 
 def test_the_pace_is_measured_once_and_only_for_longer_texts():
-    pace, lengths = Pace("characters"), []
+    pace, lengths = SpeedCheck("characters"), []
     for length in (10, 40, 30, 40, 50, 1 << 18):
         pace.check(lambda part: lengths.append(len(part)), "x" * length)
     assert lengths[:5] == [24, 36, 40, 50, 75]
-    assert Pace.ENOUGH <= lengths[-1] < 2 * Pace.ENOUGH
+    assert SpeedCheck.ENOUGH <= lengths[-1] < 2 * SpeedCheck.ENOUGH
 
 
 def test_a_random_vocabulary_is_made_certain(load):

@@ -23,6 +23,7 @@ from regard.training.parallel.strategy import Objective
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import digest, read_tensors
 from regard.training.storage.run_folder import RunFolder
+from regard.training.train_state import TrainState
 from training.runs import Crash, config, contents, interrupt, write_data
 
 SOURCE = Path(regard.__file__).parent
@@ -359,6 +360,23 @@ def test_the_best_model_is_kept_and_so_is_its_checkpoint(data, tmp_path, monkeyp
     best = read_tensors(tmp_path / "run/checkpoints/step-4/model.safetensors")
     kept = read_tensors(tmp_path / "run/model.safetensors")
     assert all(torch.equal(kept[name], best[name]) for name in best)
+
+
+def test_the_best_is_evaluated_again_where_evaluations_have_another_part(
+    data, tmp_path, monkeypatch
+):
+    limits, losses = [], iter([1.0, 3.0, 2.0])  # 3.0 is that of the best weights on the new part
+    monkeypatch.setattr(
+        pipelines,
+        "validation_metrics",
+        lambda *words: limits.append(words[3]) or {"loss": next(losses)},
+    )
+    monkeypatch.setattr(TrainState, "finish", lambda *words: None)
+    settings = config(data / "cats.txt", steps=2, evaluate_every=2, evaluate_tokens=40)
+    list(begin(settings, tmp_path / "run"))
+    events = resume(tmp_path / "run", {"train": {"steps": 4, "evaluate_tokens": 200}})
+    assert [e.best for e in events if isinstance(e, Evaluated)] == [True]
+    assert limits[0] < limits[1] == limits[2]
 
 
 def test_the_model_that_is_kept_has_the_mean_weights(whole):

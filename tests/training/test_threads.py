@@ -91,6 +91,16 @@ def test_a_resumed_run_continues_with_the_threads_of_its_checkpoint(machine):
         assert made.threads == 2
 
 
+def test_a_checkpoint_during_a_trial_has_the_threads_from_before_it(machine):
+    made = machine({2: 20, 1: 19}, waiting=1.0)
+    adapted = Threads(TrainConfig(), CPU, 1)
+    seen = set()
+    for _ in range(20):
+        made.train(adapted, 2)
+        seen.add((made.threads, adapted.kept))
+    assert seen == {(2, 2), (1, 2)}
+
+
 def test_the_time_that_threads_wait_is_known_on_linux_only(monkeypatch, tmp_path):
     if threads.TASKS.exists():
         assert threads._waited() >= 0

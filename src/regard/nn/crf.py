@@ -57,15 +57,15 @@ def viterbi(
 ) -> Int[Tensor, "batch words"]:
     r"""The tags with the highest score of all, by the Viterbi algorithm; 0 beyond a text's length.
 
-    beta_1 = s + u_1,    beta_t[j] = u_t[j] + max_i (beta_{t-1}[i] + A[i, j])
+    delta_1 = s + u_1,    delta_t[j] = u_t[j] + max_i (delta_{t-1}[i] + A[i, j])
     """
-    beta = a.first + u[:, 0]
+    delta = a.first + u[:, 0]
     before = []  # before[t - 1][j]: the best tag of word t - 1 if word t has tag j
     for t in range(1, u.shape[1]):
-        best, tag = (beta.unsqueeze(2) + a.between).max(1)
-        beta = torch.where((t < lengths).unsqueeze(1), u[:, t] + best, beta)
+        best, tag = (delta.unsqueeze(2) + a.between).max(1)
+        delta = torch.where((t < lengths).unsqueeze(1), u[:, t] + best, delta)
         before.append(tag)
-    last = (beta + a.last).argmax(1)
+    last = (delta + a.last).argmax(1)
     tags = torch.zeros(u.shape[:2], dtype=torch.long, device=u.device)
     for t in range(u.shape[1] - 1, -1, -1):
         if t < len(before):  # the tag of word t + 1 leads to that of word t

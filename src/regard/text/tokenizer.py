@@ -26,7 +26,7 @@ from regard.text.special_tokens import (
     config_path,
     read_tables,
 )
-from regard.text.tokenizer_limits import Pace, parse_tokenizer_json
+from regard.text.tokenizer_limits import SpeedCheck, parse_tokenizer_json
 
 SPACE = "▁"  # how SentencePiece vocabularies write a space
 JOINER = "￭"  # in word vocabularies: no space on this side (OpenNMT's joiner)
@@ -86,7 +86,7 @@ class Tokenizer:
         }
         self._byte_level = '"ByteLevel"' in json.dumps([table["decoder"], table["pre_tokenizer"]])
         self._code_point_ids: NDArray[np.uint32] | None = None  # char: id by code point
-        self._encode_pace, self._decode_pace = Pace("characters"), Pace("ids")
+        self._encode_speed, self._decode_speed = SpeedCheck("characters"), SpeedCheck("ids")
         self._template = Template.from_post_processor(table["post_processor"])
         if special_tokens is None:
             special_tokens = SpecialTokens.read(backend, [])
@@ -119,7 +119,7 @@ class Tokenizer:
         """The distinct parts of a text that are encoded as `<unk>`, or dropped if there is none."""
         unk = self.special_id("unk")
         check_text(text)
-        self._encode_pace.check(self._encode, text)
+        self._encode_speed.check(self._encode, text)
         encoding = self._encode(text)
         spans = list(zip(encoding.ids, encoding.offsets, strict=True))
         if unk is not None:
@@ -135,7 +135,7 @@ class Tokenizer:
             return [self.encode(text) for text in texts]
         for text in texts:
             check_text(text)
-        self._encode_pace.check(self._encode, max(texts, key=len, default=""))
+        self._encode_speed.check(self._encode, max(texts, key=len, default=""))
         with as_checkpoint_error(FAILURE):
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
@@ -146,7 +146,7 @@ class Tokenizer:
         """The ids of texts, and for each id the characters of the text that it stands for."""
         for text in texts:
             check_text(text)
-        self._encode_pace.check(self._encode, max(texts, key=len, default=""))
+        self._encode_speed.check(self._encode, max(texts, key=len, default=""))
         with as_checkpoint_error(FAILURE):
             encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
@@ -191,7 +191,7 @@ class Tokenizer:
         ids = list(ids)
         for id in {min(ids), max(ids)} if ids else ():
             self._check_id(id)
-        self._decode_pace.check(self._decode, ids)
+        self._decode_speed.check(self._decode, ids)
         return self._decode(ids)
 
     def piece(self, id: int) -> str:

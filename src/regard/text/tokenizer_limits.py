@@ -2,7 +2,7 @@
 
 A tokenizer is a small program: its normalizer may multiply a text, its regular expressions may
 take exponential time, and its vocabulary is copied into tables. `check_tokenizer_json` refuses
-what has no bound; `Pace` measures the rest while texts are encoded and decoded.
+what has no bound; `SpeedCheck` measures the rest while texts are encoded and decoded.
 """
 
 import binascii
@@ -409,7 +409,7 @@ class _RegexReader:
         self.refuse("has a [ without a ]")
 
 
-class Pace:
+class SpeedCheck:
     """Refuses texts that a tokenizer is too slow for, before it is given the whole of them.
 
     The time of a hostile tokenizer grows faster than the length of the text. So a text that is

@@ -231,7 +231,9 @@ class TimeBudget(StepBudget):
         left -= self._evaluations_left(done) * self.evaluation_seconds
         fitting = int(left * self.timed_steps / max(self.timed_seconds, ROUNDING))
         progress = self.plan.progress_at(done)
-        self._agree(replace(self.plan, steps=done + max(fitting, 0), at=done, progress=progress))
+        self._broadcast_plan(
+            replace(self.plan, steps=done + max(fitting, 0), at=done, progress=progress)
+        )
         self.start_clock(done)
 
     def _evaluations_left(self, done: int) -> int:
@@ -258,10 +260,10 @@ class TimeBudget(StepBudget):
     def after_evaluation(self, done: int) -> None:
         """Time the evaluation, with its checkpoint, and begin to time steps again."""
         seconds = time.perf_counter() - self.clock
-        self._agree(replace(self.plan, evaluation_seconds=seconds))
+        self._broadcast_plan(replace(self.plan, evaluation_seconds=seconds))
         self.start_clock(done)
 
-    def _agree(self, plan: TimePlan) -> None:
+    def _broadcast_plan(self, plan: TimePlan) -> None:
         """Use the plan of rank 0 on all ranks, whose clocks differ."""
         self.plan = TimePlan(**self.ranks.broadcast(asdict(plan)))
         self.steps = self.plan.steps

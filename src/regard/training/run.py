@@ -241,7 +241,7 @@ def _train_from(start: int, state: TrainState, progress: Progress | None) -> Ite
         state.start_clocks(start)
         if state.evaluation_pending or (start == 0 and budget.evaluates_at_start):
             yield from state.evaluate(start)
-            state.go_on(start, evaluated=True)
+            state.restart_clocks(start, evaluated=True)
         for step in () if state.stopped_early else _steps(start, state):
             done = step.number + 1
             state.ema.update(step.number)
@@ -274,7 +274,7 @@ def _train_from(start: int, state: TrainState, progress: Progress | None) -> Ite
             if last or stopping:
                 break
             if evaluating or saving:
-                state.go_on(done, evaluated=evaluating)
+                state.restart_clocks(done, evaluated=evaluating)
                 log.restart_clock()
         yield state.finish(done, started, interrupts, progress)
 

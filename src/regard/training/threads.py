@@ -45,6 +45,11 @@ class Threads:
         """Begin to time steps, after `done` of them."""
         self.clock, self.clock_step, self.clock_waited = time.perf_counter(), done, _waited()
 
+    @property
+    def kept(self) -> int:
+        """The number of threads, not that of a trial."""
+        return torch.get_num_threads() if self.before is None else self.before[0]
+
     def restore(self, threads: int | None) -> None:
         """Continue with the number of threads of a checkpoint."""
         if self.adapts and threads is not None and 1 <= threads <= self.most:

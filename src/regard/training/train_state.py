@@ -54,12 +54,13 @@ class Best:
     metrics: dict[str, float] = field(default_factory=dict)
     since: int = 0  # evaluations after it
     sha256: str | None = None  # of model.safetensors
+    targets: int | None = None  # of the validation data that were evaluated; None: unknown
 
-    def update(self, step: int, metrics: dict[str, float], name: str) -> bool:
+    def update(self, step: int, metrics: dict[str, float], name: str, targets: int) -> bool:
         """Compare an evaluation with the best one by the metric `name`; whether it is better."""
         is_best = name == "last" or self.step is None or better(name, metrics, self.metrics)
         if is_best:
-            self.step, self.metrics, self.since = step, metrics, 0
+            self.step, self.metrics, self.since, self.targets = step, metrics, 0, targets
         else:
             self.since += 1
         return is_best
@@ -166,8 +167,29 @@ class TrainState:
             if best_model is not None:
                 folder.save_weights(best_model, self.config)
 
+        def measure_best() -> None:
+            """Evaluate the best weights again if evaluations now have another part of the data."""
+            targets = self.data.targets(self.plan.limit)
+            if best.targets in (None, targets):
+                return
+            if strategy.is_sharded:
+                logger.warning(
+                    "the best evaluation so far is of %d targets, the next ones of %d",
+                    best.targets,
+                    targets,
+                )
+                return
+            found = folder.load_weights() if best_model is None else best_model
+            load_weights(strategy.objective.model, found, str(folder.model))
+            with autocast(self.config.train, self.device)():
+                best.metrics = pipelines.validation_metrics(
+                    self.data, strategy.objective.model, self.device, self.plan.limit
+                )
+            best.targets = targets
+
         model, optimizer, ema = ranks.all_or_fail(read)
         best_model = ranks.all_or_fail(read_best if ranks.is_rank0 else lambda: None)
+        ranks.all_or_fail(measure_best if ranks.is_rank0 else lambda: None)
         strategy.load(model, str(saved.path))
         load_state_tensors(strategy.local_model, self.optimizers, optimizer)
         self.ema.load(ema)
@@ -182,7 +204,7 @@ class TrainState:
         self.budget.start_clock(step)
         self.threads.start_clock(step)
 
-    def go_on(self, step: int, *, evaluated: bool) -> None:
+    def restart_clocks(self, step: int, *, evaluated: bool) -> None:
         """Begin to time steps again, after an evaluation or a checkpoint."""
         if evaluated:
             self.budget.after_evaluation(step)
@@ -221,7 +243,7 @@ class TrainState:
             "ema": bool(self.ema.decay),
             "matmuls": cublaslt.choices(),
             **self.budget.state(),
-            **({"threads": torch.get_num_threads()} if self.threads.adapts else {}),
+            **({"threads": self.threads.kept} if self.threads.adapts else {}),
         }
         ranks.all_or_fail(partial(check_finite, folder, step, *tensors.values()))
         checkpoints, keep = folder.open_checkpoints(), self.config.train.keep
@@ -250,7 +272,8 @@ class TrainState:
             if results is None:
                 return
             metrics, sample, taps = results
-            is_best = self.best.update(step, metrics, cast(str, self.config.train.best))
+            targets, total = self.data.targets(self.plan.limit), self.data.validation_targets
+            is_best = self.best.update(step, metrics, cast(str, self.config.train.best), targets)
             if is_best:
                 best_weights = strategy.full_weights()
 
@@ -258,8 +281,6 @@ class TrainState:
                     self.best.sha256 = folder.save_weights(best_weights, self.config)
 
                 ranks.on_rank0(save_weights)
-
-        targets, total = self.data.targets(self.plan.limit), self.data.validation_targets
 
         def write_logs() -> None:
             row = {"validation": metrics, "validation_targets": targets, "validation_total": total}

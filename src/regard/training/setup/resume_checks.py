@@ -150,11 +150,12 @@ def read_state(saved: Checkpoint) -> dict[str, Any]:
     step, metrics, digest = best.get("step"), best.get("metrics"), best.get("sha256")
     matmuls = state.get("matmuls", {})
     rules = {
-        "best": best.keys() == {"step", "metrics", "since", "sha256"},
+        "best": best.keys() - {"targets"} == {"step", "metrics", "since", "sha256"},
         "best.step": step is None or (_is_count(step) and step <= saved.step),
         "best.metrics": isinstance(metrics, dict) and all(map(_is_number, metrics.values())),
         "best.since": _is_count(best.get("since")),
         "best.sha256": digest is None or isinstance(digest, str),
+        "best.targets": best.get("targets") is None or _is_count(best["targets"]),
         "sizes": {"metrics.jsonl", "samples.txt"} <= sizes.keys()
         and all(map(_is_count, sizes.values())),
         "evaluation_pending": isinstance(state.get("evaluation_pending", False), bool),
