@@ -10,9 +10,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.columns import Roles, find_roles
+from regard.data.columns import IMAGE_SUFFIXES, Roles, find_roles
 from regard.data.images import (
-    IMAGE_SUFFIXES,
     Pixels,
     Size,
     channel_statistics,

@@ -159,7 +159,7 @@ class Captioner(Transformer):
     def _encode(self, source: Any) -> tuple[Tensor, Mask]:
         images = check_images(source, self.config)
         assert self.encoder is not None
-        x = self.image_embed(images.to(self.embed.token.weight.dtype))
+        x = self.image_embed(images.to(next(self.image_embed.parameters()).dtype))
         positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
         memory = self.encoder(x, positions=positions, mask=Mask())
         return memory, Mask.lengths(source.lengths)
@@ -168,7 +168,7 @@ class Captioner(Transformer):
 class RecurrentCaptioner(EncoderDecoder):
     r"""P(caption | image): a recurrent decoder that attends to the cells of an image.
 
-        h_i = encoder(cells(image))_i + p_i,                   s_0 = tanh(B mean_i h_i)
+        h_i = encoder(cells(image))_i + p_i,           s_0 = tanh(B mean_i h_i)
         c_t = sum_i softmax_i(score(s, h_i)) h_i       soft attention
         c_t = h_i of one cell i                        hard attention (`nn.recurrent_attention`)
 
@@ -200,8 +200,8 @@ class RecurrentCaptioner(EncoderDecoder):
 
     def _encode(self, source: Any) -> tuple[list[CellState], Memory]:
         images = check_images(source, self.config)
-        cells = self.image_layers(self.image_embed(images.to(self.embed.weight.dtype)))
-        h = self.cell_positions(cells)
+        cells = self.image_embed(images.to(next(self.image_embed.parameters()).dtype))
+        h = self.cell_positions(self.image_layers(cells))
         hops = [attention.keys_values(h) for attention in self._attentions()]
         allowed = torch.ones(len(h), 1, 1, h.shape[1], dtype=torch.bool, device=h.device)
         vectors = self._cells()[0].state_vectors

@@ -200,7 +200,7 @@ class CaptionsPipeline(Pipeline):
         written = write_captions(model, task, tokenizer, pixels, BeamSearch(1))
         return "\n".join(
             f"→ {text}\n= {captions.captions[row][0]}"
-            for row, text in zip(rows, written, strict=True)
+            for row, text in zip(rows.tolist(), written, strict=True)
         )
 
     def evaluate(
@@ -289,7 +289,7 @@ def write_captions(
         [task.prompt] * len(pixels),
         tokens=cast(Any, model.config).context - 1,
         stop={task.stop_id},
-        source=image_source(model, task, pixels),
+        source=cast(Any, image_source(model, task, pixels)),
     )
     return [tokenizer.decode(hypotheses[0].ids) for hypotheses in results]
 
@@ -318,7 +318,7 @@ def attention_hits(data: EvalData, model: nn.Module) -> float:
     for start in range(0, len(captions), DEFAULT_ROWS):
         rows = np.arange(start, min(start + DEFAULT_ROWS, len(captions)))
         pixels = captions.read(rows, config.image_size)
-        texts = [captions.captions[row][0].split() for row in rows]
+        texts = [captions.captions[row][0].split() for row in rows.tolist()]
         ends = [np.cumsum([len(tokenizer.encode(w)) for w in text]) for text in texts]
         sentences = [np.array(tokenizer.encode(" ".join(text))) for text in texts]
         ids, _ = task.shift(sentences, max(map(len, sentences)) + 1)
