@@ -112,6 +112,14 @@ def test_the_baseline_is_the_caption_of_the_nearest_image():
     assert nearest_captions(train, asked) == ["light", "dark"]
 
 
+def test_a_table_of_one_word_captions_has_a_header(tmp_path):
+    path = folder_of(tmp_path / "data", 8)
+    rows = [f"{n}.png,w{n},mot{n}" for n in range(8)]
+    (path / "captions.csv").write_text("\n".join(["file_name,en,fr", *rows]) + "\n")
+    data = open_data(str(path / "captions.csv"), target="fr")
+    assert data.captions[:2] == [("mot0",), ("mot1",)]
+
+
 def test_several_captions_of_an_image_are_all_references(tmp_path):
     path = folder_of(tmp_path / "data", 4)
     rows = [{"file_name": f"{n // 2}.png", "caption": [f"one {n}", f"two {n}"]} for n in range(8)]

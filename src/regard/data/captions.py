@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.columns import IMAGE_SUFFIXES, Roles, find_roles
+from regard.data.columns import Roles, find_roles
 from regard.data.images import (
     Pixels,
     Size,
@@ -19,7 +19,7 @@ from regard.data.images import (
     resize,
     survey_files,
 )
-from regard.data.tables import SUFFIXES, Table, read_table
+from regard.data.tables import IMAGE_SUFFIXES, SUFFIXES, Table, read_table
 from regard.data.text_files import preview, suffix
 from regard.data.validation_split import hash_threshold, row_hash
 from regard.errors import DataError

@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from regard.data.tables import LABEL, PAIRS, TAGS, TEXT, TEXT_PAIRS, WORDS, Table, is_number
+from regard.data.tables import (
+    IMAGE_SUFFIXES,
+    LABEL,
+    PAIRS,
+    TAGS,
+    TEXT,
+    TEXT_PAIRS,
+    WORDS,
+    Table,
+    is_number,
+)
 from regard.errors import ConfigError, DataError
 
 ROLES = {  # the columns of each kind of data
@@ -34,7 +44,6 @@ METADATA = {  # columns that describe an example; they are taken for labels only
 }
 IMAGE_COLUMNS = ("file_name", "filename", "image", "image_path", "file", "img", "path")
 CAPTION_COLUMNS = ("caption", "captions", "text", "description", "title")
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 PROFILE_ROWS = 50_000  # whose cells decide what a column is
 MOSTLY = 0.9  # of the cells of a column of numbers with errors are numbers
 MAX_CLASSES = 1000  # of a label that is guessed …

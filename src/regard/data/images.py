@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from regard.data.columns import IMAGE_SUFFIXES
 from regard.data.labels import class_ids
 from regard.data.loader import permute
+from regard.data.tables import IMAGE_SUFFIXES
 from regard.data.text_files import open_bytes, stem
 from regard.data.validation_split import check_fraction
 from regard.errors import DataError

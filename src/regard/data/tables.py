@@ -18,6 +18,7 @@ from regard.data.text_files import Scan, open_bytes, preview, read_lines, scan, 
 from regard.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 HUB = "hf://datasets/"  # a data set of the Hugging Face hub: hf://datasets/owner/name
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SAMPLE_ROWS = 1000  # from which the header and the keys of JSON objects are determined
@@ -333,8 +334,8 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Whether the first row names the columns.
 
     It does if its cells are short, different and no numbers, and if the rows below look different:
-    a column of numbers, a column of a few values that its name is not among, or (all columns)
-    several words below single ones.
+    a column of numbers, of image files, or of a few values that its name is not among, or (all
+    columns) several words below single ones.
     """
     names = [cell.strip() for cell in first]
     filled = [name for name in names if name]
@@ -352,6 +353,8 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
             return True
         if cells and len(values) * 4 <= len(cells) and name not in values:
             return True
+        if cells and all(cell.lower().endswith(IMAGE_SUFFIXES) for cell in cells):
+            return not name.lower().endswith(IMAGE_SUFFIXES)
         words = sum(len(cell.split()) for cell in cells)
         plain = len(name.split()) == 1 and _PLAIN_NAME.match(name) is not None
         several_words.append(plain and words >= 3 * len(cells) > 0)
