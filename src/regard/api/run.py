@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -104,7 +104,7 @@ from regard.pipelines.series import (
 from regard.tasks import TASKS, Forecast, Seq2Seq, Task
 from regard.tasks.vocab_info import MASK
 from regard.text import PairTokenizers, Tokenizer
-from regard.training.import_export import ExportResult, export_run
+from regard.training.import_export import ExportResult, export_as
 from regard.training.setup.device import pick_device, use_threads
 from regard.training.storage.evaluation import Evaluation, evaluation_of
 from regard.training.storage.imported import imported_run_config
@@ -231,13 +231,21 @@ class Run:
         """The validation metrics of the saved model; empty for an external checkpoint."""
         return {} if is_external_checkpoint(self.folder.path) else self.folder.best_metrics()
 
-    def export(self, out: Path | str, *, family: str | None = None) -> ExportResult:
-        """Write the run as a folder that Hugging Face transformers opens.
+    def export(
+        self,
+        out: Path | str,
+        *,
+        family: str | None = None,
+        format: Literal["transformers", "onnx"] = "transformers",
+    ) -> ExportResult:
+        """Write the run as a folder that Hugging Face transformers opens, or with an ONNX file.
+
+        `family` is the `model_type` to write for transformers. The outputs are compared.
 
         >>> run.export("exported").family
         'gpt2'
         """
-        return export_run(self.folder.path, Path(out), family)
+        return export_as(self.folder.path, Path(out), format, family)
 
     def generate(
         self,

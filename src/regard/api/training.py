@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from regard.api.display import show_events
 from regard.api.overrides import read_overrides
@@ -19,7 +19,7 @@ from regard.training import run as training_run
 from regard.training.baseline import read_baseline, read_series_baselines
 from regard.training.edit import edit_run
 from regard.training.events import BaselineEvaluated, Event
-from regard.training.import_export import ExportResult, export_run, import_run
+from regard.training.import_export import ExportResult, export_as, import_run
 from regard.training.parallel import launch
 from regard.training.setup import configure as run_settings
 from regard.training.storage.run_folder import RunFolder, new_folder
@@ -317,10 +317,16 @@ def import_model(
     return load(out)
 
 
-def export(run: Path | str, out: Path | str, *, family: str | None = None) -> ExportResult:
-    """Write a run as a folder that Hugging Face transformers opens.
+def export(
+    run: Path | str,
+    out: Path | str,
+    *,
+    family: str | None = None,
+    format: Literal["transformers", "onnx"] = "transformers",
+) -> ExportResult:
+    """Write a run as a folder that Hugging Face transformers opens, or with an ONNX file.
 
     >>> regard.export(run.folder.path, "exported", family="gpt2").path
     PosixPath('exported')
     """
-    return export_run(Path(run), Path(out), family)
+    return export_as(Path(run), Path(out), format, family)

@@ -1,7 +1,7 @@
 """`regard export`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
@@ -27,16 +27,21 @@ def export(
             help="Write it as this model_type. By default the first that supports its settings.",
         ),
     ] = None,
+    format: Annotated[
+        Literal["transformers", "onnx"],
+        Option(help="transformers: config.json and safetensors; onnx: model.onnx."),
+    ] = "transformers",
     as_json: Json = False,
 ) -> None:
-    """Write a run as a folder that Hugging Face transformers opens.
+    """Write a run as a folder that Hugging Face transformers opens, or with an ONNX file.
 
     \b
     regard export runs/my exported/my
     regard export runs/my exported/my --family mistral
+    regard export runs/my exported/my --format onnx
     """
     with spinner(f"exporting {run}"):
-        result = api.export(run, folder, family=family)
+        result = api.export(run, folder, family=family, format=format)
     if as_json:
         print_json(
             {
@@ -52,4 +57,4 @@ def export(
     if result.difference is None:
         print(f"not verified: {result.unchecked}")
     else:
-        print(f"verified: outputs in transformers differ by at most {result.difference:.1e}")
+        print(f"verified: outputs in {result.engine} differ by at most {result.difference:.1e}")

@@ -28,11 +28,13 @@ from regard.hub.external_checkpoint import (
 )
 from regard.hub.families import vit
 from regard.hub.family import Settings, TensorTransform
+from regard.hub.onnx import write_onnx
 from regard.hub.rope_config import is_interleaved, to_half_split
 from regard.hub.tokenizer_files import write_tokenizers
 from regard.hub.verify_export import compare, comparison_obstacle
 from regard.hub.weight_mapping import plan_export
 from regard.models.build import load_model, on_meta, resolve, weights
+from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vision import VisionConfig
 from regard.pipelines import tokenizer_fingerprint
 from regard.tasks import TASKS
@@ -55,6 +57,7 @@ class ExportResult:
     architecture: str
     difference: float | None  # None: it was not compared
     unchecked: str | None = None  # the reason why not
+    engine: str = "transformers"  # whose outputs were compared with ours
 
 
 def open_or_download(source: Path | str) -> ExternalCheckpoint:
@@ -146,6 +149,42 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
 
             difference = compare(temporary, model, load)
     return ExportResult(out, chosen.name, hf["architectures"][0], difference, unchecked)
+
+
+def export_as(run: Path, out: Path, format: str, family: str | None) -> ExportResult:
+    """`export_run` or `export_onnx`, by the name of the format."""
+    if format == "transformers":
+        return export_run(run, out, family)
+    if format != "onnx":
+        raise ConfigError(f"there is no export format {format!r}: use 'transformers' or 'onnx'")
+    if family is not None:
+        raise ConfigError(f"family={family!r} is for format='transformers'; ONNX has no families")
+    return export_onnx(run, out)
+
+
+def export_onnx(run: Path, out: Path) -> ExportResult:
+    """Write a run as a folder with model.onnx and its tokenizer, and compare the outputs."""
+    folder = RunFolder(run)
+    config = folder.load_config()
+    settings: Any = resolve(config.model)
+    if not isinstance(settings, TransformerConfig):
+        raise ConfigError(
+            f"{run} cannot be exported as ONNX: it supports Transformers of text, not "
+            f"model.family={settings.family!r}"
+        )
+    tokenizers = folder.load_tokenizers(config)
+    folder.check_tokenizer(tokenizer_fingerprint(tokenizers))
+    require_new_path(out, EXISTS_HINT)
+    model = load_model(settings, folder.load_weights(), str(folder.model)).float().eval()
+    with atomic_folder(out) as temporary:
+        difference = write_onnx(cast(Transformer, model), temporary / "model.onnx")
+        sides = {"": tokenizers}
+        if isinstance(tokenizers, PairTokenizers):
+            sides = {"source.": tokenizers.source, "target.": tokenizers.target}
+        for side, tokenizer in sides.items():
+            if tokenizer is not None:
+                cast(Tokenizer, tokenizer).save(temporary / f"{side}tokenizer.json")
+    return ExportResult(out, "onnx", settings.shape, difference, None, "ONNX Runtime")
 
 
 def _open_weights(model: Any, path: Path) -> tuple[Tensors, torch.dtype]:

@@ -1,0 +1,164 @@
+"""Write a Transformer as an ONNX file, and compare ONNX Runtime's outputs with ours.
+
+An encoder reads `input_ids` and `lengths`. A decoder has a KV cache: it reads `input_ids` and
+`past_key_values.N.key` and `.value`, and writes `present.N.key` and `.value`, which are the past of
+the next call; the first call has a past of length 0. An encoder-decoder reads the ids of both
+sides. All write `logits`. Every length and the number of rows may vary from call to call.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from regard.errors import CheckpointError, RegardError
+from regard.models.transformer import Transformer
+from regard.nn.attention import Attention
+from regard.nn.state import KVCache, Source, TransformerState
+
+TOLERANCE = 1e-4  # for float32 outputs up to 10
+EXAMPLE_ROWS, EXAMPLE_TIME, EXAMPLE_PAST = 2, 5, 3  # of the inputs that are traced
+
+
+class _Encoder(nn.Module):
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        logits: Tensor = self.model.head(self.model(input_ids, lengths=lengths))
+        return logits
+
+
+class _EncoderDecoder(nn.Module):
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, lengths: Tensor, decoder_input_ids: Tensor) -> Tensor:
+        source = Source(input_ids, lengths)
+        logits: Tensor = self.model.head(self.model(decoder_input_ids, source=source))
+        return logits
+
+
+class _Decoder(nn.Module):
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, past: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        (rows, time), length = input_ids.shape, past[0].shape[2]
+        extended = [
+            torch.cat((part, part.new_zeros(rows, part.shape[1], time, part.shape[3])), 2)
+            for part in past
+        ]
+        caches = [KVCache(*extended[at : at + 2]) for at in range(0, len(extended), 2)]
+        lengths = torch.full((rows,), length, dtype=torch.int64)
+        state = TransformerState(caches, lengths, length + time, length)
+        logits, _ = self.model.step(input_ids, state, all_logits=True)
+        return logits, [part for cache in caches for part in (cache.keys, cache.values)]
+
+
+def write_onnx(model: Transformer, path: Path) -> float:
+    """Write the model to `path`; the largest difference of ONNX Runtime's outputs from ours."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401 -- torch.onnx needs it
+    except ImportError as error:
+        raise RegardError(
+            f"ONNX files need {error.name}; install it with: pip install 'regard[onnx]'"
+        ) from error
+    module, names, dims = _traced(model)
+    inputs = _inputs(model, EXAMPLE_ROWS, EXAMPLE_TIME, EXAMPLE_PAST)
+    with _silence(), torch.no_grad():
+        program = torch.onnx.export(
+            module,
+            inputs,
+            dynamo=True,
+            input_names=names[0],
+            output_names=names[1],
+            dynamic_shapes=dims,
+            verbose=False,
+        )
+        assert program is not None
+        program.save(str(path))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    difference = 0.0
+    for rows, time, past in ((EXAMPLE_ROWS, EXAMPLE_TIME, EXAMPLE_PAST), (1, 7, 0), (3, 1, 8)):
+        inputs = _inputs(model, rows, time, past)
+        with torch.no_grad():
+            expected = _flatten(module(*inputs))
+        feed = dict(zip(names[0], (x.numpy() for x in _flatten(inputs)), strict=True))
+        for actual, output in zip(session.run(None, feed), expected, strict=True):
+            off = (torch.from_numpy(actual) - output).abs().max().item() if actual.size else 0.0
+            difference = max(difference, off / max(1.0, output.abs().max().item() / 10))
+    if not difference <= TOLERANCE:
+        raise CheckpointError(
+            f"ONNX Runtime's outputs are off by {difference:.2g}; nothing was written"
+        )
+    return difference
+
+
+def _traced(model: Transformer) -> tuple[nn.Module, tuple[list[str], list[str]], Any]:
+    """The module to trace, the names of its inputs and outputs, and the axes that vary."""
+    rows, time = Dim("rows", min=1, max=1 << 16), Dim("time", min=1, max=model.config.context)
+    ids, lengths = {0: rows, 1: time}, {0: rows}
+    if model.decoder is None:
+        return _Encoder(model).eval(), (["input_ids", "lengths"], ["logits"]), (ids, lengths)
+    if model.encoder is not None:
+        target = {0: rows, 1: Dim("target", min=1, max=model.config.context)}
+        names = ["input_ids", "lengths", "decoder_input_ids"]
+        return _EncoderDecoder(model).eval(), (names, ["logits"]), (ids, lengths, target)
+    past = Dim("past", min=0, max=model.config.context)
+    layers = range(len(model.decoder.layers))
+    parts = [f"{layer}.{part}" for layer in layers for part in ("key", "value")]
+    names = ["input_ids", *(f"past_key_values.{part}" for part in parts)]
+    outputs = ["logits", *(f"present.{part}" for part in parts)]
+    return _Decoder(model).eval(), (names, outputs), (ids, [{0: rows, 2: past} for _ in parts])
+
+
+def _inputs(model: Transformer, rows: int, time: int, past: int) -> tuple[Any, ...]:
+    """Random inputs of the traced module."""
+    generator, config = torch.Generator().manual_seed(rows), model.config
+
+    def ids(vocab_size: int, length: int) -> Tensor:
+        return torch.randint(vocab_size, (rows, length), generator=generator)
+
+    lengths = torch.randint(1, time + 1, (rows,), generator=generator)
+    if model.decoder is None:
+        return ids(config.vocab_size, time), lengths
+    if model.encoder is not None:
+        source = ids(config.source_vocab_size or config.vocab_size, time)
+        return source, lengths, ids(config.vocab_size, time + 1)
+    parts = []
+    for layer in model.decoder.layers:
+        attention: Attention = layer.attention
+        for width in (attention.head_dim, attention.value.out_features // attention.kv_heads):
+            shape = (rows, attention.kv_heads, past, width)
+            parts.append(torch.randn(shape, generator=generator))
+    return ids(config.vocab_size, time), parts
+
+
+def _flatten(values: Any) -> list[Tensor]:
+    flat: list[Tensor] = torch.utils._pytree.tree_leaves(values)
+    return flat
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Turn off the messages of torch's exporter, which are about its own work."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
