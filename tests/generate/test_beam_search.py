@@ -294,6 +294,7 @@ def test_an_encoder_decoder_is_searched_like_any_other():
         ({"diversity": -1.0}, "diversity=-1.0"),
         ({"diversity": math.nan}, "diversity=nan"),
         ({"length_penalty": math.nan}, "length_penalty=nan"),
+        ({"length_penalty": 1e3}, "length_penalty=1000 must lie between -20 and 20"),
         ({"normalization": "gmt"}, "normalization 'gmt'; did you mean 'gnmt'"),
         ({"early_stopping": "always"}, "early_stopping 'always'"),
         ({"tokens": 0}, "tokens=0"),

@@ -45,9 +45,7 @@ OPTIONAL_PACKAGES = [
         "regard train, predict and evaluate on .parquet and .arrow files",
         "pip install 'regard[tables]'",
     ),
-    OptionalPackage(
-        "onnxruntime", "regard export --format onnx", "pip install 'regard[onnx]'"
-    ),
+    OptionalPackage("onnxruntime", "regard export --format onnx", "pip install 'regard[onnx]'"),
     OptionalPackage("datasets", "regard train hf://datasets/…", "pip install 'regard[datasets]'"),
     OptionalPackage("fastapi", "regard serve", "pip install 'regard[serve]'"),
     OptionalPackage("llguidance", "JSON schemas in regard serve", "pip install 'regard[serve]'"),

@@ -10,7 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib import import_module
@@ -410,9 +410,14 @@ def _summary(entry: Callable[..., Any]) -> str:
 
 def _options(entry: Callable[..., Any], hidden: set[str]) -> dict[str, Any]:
     parameters = inspect.signature(entry).parameters.values()
+    made = {
+        field.name: field.default_factory()
+        for field in (fields(entry) if is_dataclass(entry) else ())
+        if field.default_factory is not MISSING
+    }
     return {
         p.name: {
-            "default": None if p.default is p.empty else p.default,
+            "default": None if p.default is p.empty else made.get(p.name, p.default),
             "required": p.default is p.empty,
         }
         for p in parameters

@@ -114,6 +114,8 @@ def main(words: Sequence[str] | None = None) -> None:
     prepare_streams()
     try:
         try:
+            if any("\0" in word for word in words or ()):  # typer and the system raise ValueError
+                raise typer.BadParameter("an argument contains a NUL character")
             code = app(words, prog_name="regard", standalone_mode=False)  # Ctrl-C gives 130
         finally:
             sys.stdout.flush()  # so that a closed pipe or a full disk raises here

@@ -33,7 +33,7 @@ from regard.hub.rope_config import is_interleaved, to_half_split
 from regard.hub.tokenizer_files import write_tokenizers
 from regard.hub.verify_export import compare, comparison_obstacle
 from regard.hub.weight_mapping import plan_export
-from regard.models.build import load_model, on_meta, resolve, weights
+from regard.models.build import family_of, load_model, on_meta, resolve, weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vision import VisionConfig
 from regard.pipelines import tokenizer_fingerprint
@@ -170,7 +170,7 @@ def export_onnx(run: Path, out: Path) -> ExportResult:
     if not isinstance(settings, TransformerConfig):
         raise ConfigError(
             f"{run} cannot be exported as ONNX: it supports Transformers of text, not "
-            f"model.family={settings.family!r}"
+            f"model.family={family_of(settings)}"
         )
     tokenizers = folder.load_tokenizers(config)
     folder.check_tokenizer(tokenizer_fingerprint(tokenizers))

@@ -18,6 +18,7 @@ NORMALIZATIONS: dict[str, Callable[[int, float], float]] = {
     "power": lambda length, power: float(length**power),
     "gnmt": lambda length, power: float(((5 + length) / 6) ** power),
 }
+MAX_LENGTH_PENALTY = 20  # larger powers of a length overflow
 EARLY_STOPPING = ("never", "heuristic", "full")
 
 # one-token extensions of beams: their beam, their token and their log P
@@ -75,8 +76,11 @@ class BeamSearch:
                 f"n_best={self.n_best} must lie between 1 and the {self.group_width} beams of a "
                 "group"
             )
-        if not math.isfinite(self.length_penalty):
-            raise ConfigError(f"length_penalty={self.length_penalty} must be a finite number")
+        if not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
+            raise ConfigError(
+                f"length_penalty={self.length_penalty:g} must lie between -{MAX_LENGTH_PENALTY} "
+                f"and {MAX_LENGTH_PENALTY}"
+            )
         if not 0 <= self.diversity < math.inf:
             raise ConfigError(f"diversity={self.diversity} must be 0 (none) or larger")
         choices = {"normalization": tuple(NORMALIZATIONS), "early_stopping": EARLY_STOPPING}
