@@ -3,7 +3,8 @@
     python bench/taps.py
 
 The first figure compares a forward and a training step of a small decoder with its taps and with
-every tap removed, alternating; the others time `attention_maps` and print the peak of memory.
+every tap removed, alternating, on one thread; the others time `attention_maps` and print the peak
+of memory.
 """
 
 import resource
@@ -38,17 +39,18 @@ def build():
 
 
 def seconds(step, repeats):
-    """The median time of a step."""
+    """The CPU time of a step: other programs on the machine do not count."""
     times = []
     for _ in range(repeats):
-        begin = time.perf_counter()
+        begin = time.process_time()
         step()
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return statistics.median(times)
 
 
 def compare_taps():
     """Print the times with and without taps, and their ratio."""
+    torch.set_num_threads(1)
     ids = torch.randint(65, (12, 64))
     models = {"with taps": build(), "without taps": without_taps(build())}
 
@@ -62,13 +64,16 @@ def compare_taps():
 
     for what, step in (("forward", forward), ("training step", train)):
         times = {name: [] for name in models}
-        for _ in range(8):
+        for _ in range(12):
             for name, model in models.items():
-                times[name].append(seconds(lambda m=model, s=step: s(m), 8))
-        best = {name: min(each) for name, each in times.items()}
-        ratio = best["with taps"] / best["without taps"]
-        text = ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in best.items())
-        print(f"{what}: {text}, ratio {ratio:.3f}")
+                times[name].append(seconds(lambda m=model, s=step: s(m), 7))
+        pairs = zip(times["with taps"], times["without taps"], strict=True)
+        ratios = sorted(one / other for one, other in pairs)
+        text = ", ".join(f"{n} {1e3 * statistics.median(t):.2f} ms" for n, t in times.items())
+        print(
+            f"{what}: {text}, ratio {statistics.median(ratios):.3f} "
+            f"(quartiles {ratios[3]:.3f} and {ratios[-4]:.3f})"
+        )
 
 
 def long_text():
