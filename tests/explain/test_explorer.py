@@ -171,10 +171,13 @@ def test_twelve_layers_of_twelve_heads_of_512_tokens_open_in_two_seconds(browser
 @pytest.mark.long
 def test_images_alignments_and_states_are_shown_in_dark_too(open_page):
     patches = ["<cls>", *(f"{n // 2},{n % 2}" for n in range(4))]
-    shown = ShownImage(torch.zeros(1, 8, 8, dtype=torch.uint8), (2, 2), 1)
+    pixels = torch.zeros(1, 8, 8, dtype=torch.uint8)
+    shown, below = ShownImage(pixels, (2, 2), 1), ShownImage(pixels, (2, 2))
+    words = torch.randn(2, 2, 4).softmax(-1)
     maps = AttentionMaps(
         {
             "image": AttentionMap(patches, patches, causal(2, 5), None, "self", shown),
+            "caption": AttentionMap(["a", "cat"], patches[1:], words, None, "cross", below),
             "cross": AttentionMap(["un", "chat"], ["a", "cat"], causal(2, 2), None, "cross"),
             "lstm": AttentionMap(["a", "b"], ["0", "1"], torch.randn(1, 2, 2), ["state"], "states"),
         }
@@ -185,6 +188,12 @@ def test_images_alignments_and_states_are_shown_in_dark_too(open_page):
     box = image.bounding_box()
     page.mouse.click(box["x"] + 0.75 * box["width"], box["y"] + 0.25 * box["height"])
     assert page.get_by_role("status").inner_text().startswith("“0,1” (2) → “0,1” (2): ")
+    page.get_by_role("button", name="caption, head 0").click()
+    page.get_by_role("heading", name="caption, head 0").wait_for()
+    page.get_by_role("button", name="cat", exact=True).click()
+    page.mouse.click(box["x"] + 0.75 * box["width"], box["y"] + 0.75 * box["height"])
+    number = f"{float(words[0, 1, 3]):.4f}"
+    assert page.get_by_role("status").inner_text() == f"“cat” (1) → “1,1” (3): {number}"
     for name in ("cross, mean", "lstm, state"):
         page.get_by_role("button", name=name).click()
         page.get_by_role("heading", name=name).wait_for()

@@ -47,7 +47,7 @@ from regard.explain.attribution import Attribution, integrated_gradients
 from regard.explain.effects import head_effects
 from regard.explain.gradient import GradientFlow, last_token_gradients, require_gradients
 from regard.explain.heads import HeadScores, find_heads
-from regard.explain.image_attention import ImageAttentionMap, ImageAttentionMaps
+from regard.explain.image_attention import ImageAttentionMap
 from regard.explain.lens import Lens, logit_lens
 from regard.explain.neighbours import WordVectors, compare_occurrences, format_terms, parse_terms
 from regard.generate import (
@@ -947,7 +947,7 @@ class Run:
         shown = ShownImage(torch.from_numpy(pixels[0]), (grid, grid))
         cells = [f"{row},{column}" for row in range(grid) for column in range(grid)]
         pieces = list(map(self.tokenizer.piece, ids))
-        maps = ImageAttentionMaps()
+        maps = AttentionMaps()
         for layer in layers:
             path, weights = caption_attention(model, source, inputs, layer)
             maps[path] = ImageAttentionMap(pieces, cells, weights[0], kind="cross", image=shown)

@@ -1,15 +1,12 @@
 """Attention over the cells of an image, drawn on the image for each word of its caption."""
 
-import base64
-from collections.abc import Mapping
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 
 from regard.explain.attention_map import AttentionMap, AttentionMaps
-from regard.explain.render.figure import check_suffix, encode, new_figure, page, save, style
+from regard.explain.render.figure import check_suffix, encode, new_figure, save, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,9 +19,6 @@ class ImageAttentionMap(AttentionMap):
     """The attention weights of each token of a caption over the cells of its image."""
 
     __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        return _html(self.figure())
 
     def figure(self, head: int | None = None, *, title: str = "attention") -> "Figure":
         """The image for each token, brighter where it attends to; the mean of the heads or one."""
@@ -53,31 +47,6 @@ class ImageAttentionMap(AttentionMap):
         suffix = Path(path).suffix
         check_suffix(suffix)
         if suffix == ".html":
-            ImageAttentionMaps({title: self}).save(path, head)
+            AttentionMaps({title: self}).save(path, head)
         else:
             save(encode(self.figure(head, title=title), suffix), path)
-
-
-class ImageAttentionMaps(AttentionMaps):
-    """The attention of several layers over one image."""
-
-    def _repr_html_(self) -> str:
-        return self._html(None)
-
-    def save(self, path: Path | str, head: int | None = None) -> None:
-        """Write an .html page with the pictures of all layers."""
-        if Path(path).suffix != ".html":
-            AttentionMaps.save(self, path, head)
-        save(page("attention", self._html(head)).encode(), path)
-
-    def _html(self, head: int | None) -> str:
-        maps = cast(Mapping[str, ImageAttentionMap], self)
-        return "".join(
-            f"<p>{escape(name)}</p>{_html(each.figure(head, title=name))}"
-            for name, each in maps.items()
-        )
-
-
-def _html(figure: "Figure") -> str:
-    content = base64.b64encode(encode(figure, ".png")).decode()
-    return f'<img alt="{figure.get_label()}" src="data:image/png;base64,{content}">'

@@ -229,12 +229,12 @@ def direct_logit_attribution(
     total = stream.sum(0)
     if isinstance(norm, LayerNorm):
         scale = (total.var(correction=0) + norm.eps).sqrt()
-        stream, gain = stream - stream.mean(-1, keepdim=True), norm.weight
+        stream, gain = stream - stream.mean(-1, keepdim=True), norm.weight.double()
     else:
-        scale, gain = (total.square().mean() + norm.eps).sqrt(), norm.scale
+        scale, gain = (total.square().mean() + norm.eps).sqrt(), norm.scale.double()
     head = cast(Head, head)
     u = _direction(head, token, against)
-    values_of = (stream * gain.double() / scale) @ u
+    values_of = (stream * gain / scale) @ u
     result = dict(zip(parts, values_of.tolist(), strict=True))
     constant = 0.0
     if getattr(norm, "bias", None) is not None:

@@ -279,7 +279,7 @@ function start(host) {
   function paintTokens() {
     const m = map();
     tokens.replaceChildren();
-    tokens.hidden = m.kind === "states" || Boolean(m.image);
+    tokens.hidden = m.kind === "states" || (Boolean(m.image) && m.kind === "self");
     if (tokens.hidden) return;
     const both = m.kind === "cross" || m.rows !== m.columns;
     const line = (side_, pick) => words(side_).slice(0, SHOWN_TOKENS).map((token, n) => {
@@ -303,14 +303,14 @@ function start(host) {
     });
     tokens.setAttribute("aria-label", "tokens, shaded by the weight of the chosen row");
     if (both) tokens.append(el("div", {}, ...line("rows", true)));
-    tokens.append(el("div", {}, ...line("columns", !both)));
+    if (!m.image) tokens.append(el("div", {}, ...line("columns", !both)));
     if (words("columns").length > SHOWN_TOKENS)
       tokens.append(el("p", {}, `the first ${SHOWN_TOKENS} of ${words("columns").length} tokens`));
   }
   function hover(row) {  // shade without building the tokens again, so that the pointer stays on one
     const lines = [...tokens.querySelectorAll("div")], m = map();
     [...lines[0].children].forEach((button, n) => button.setAttribute("aria-pressed", n === row));
-    [...lines[lines.length - 1].children].forEach((button, n) => {
+    if (!m.image) [...lines[lines.length - 1].children].forEach((button, n) => {
       const rgb = colour(value(row, n), m);
       button.style.background = css(rgb); button.style.color = ink(rgb);
       button.title = number(value(row, n));
@@ -388,7 +388,7 @@ function start(host) {
       const strength = Math.sqrt(Math.max(value(at.row, c), 0) / (most_ || 1));
       context.fillStyle = `rgba(0,0,0,${.75 * (1 - strength)})`;
       context.fillRect(x * wide, y * high, wide, high);
-      if (c === at.row) {
+      if (c === (m.kind === "self" ? at.row : at.column)) {
         context.strokeStyle = "#ff5252"; context.lineWidth = 2;
         context.strokeRect(x * wide + 1, y * high + 1, wide - 2, high - 2);
       }
@@ -403,7 +403,11 @@ function start(host) {
   };
   overlay.addEventListener("mousemove", event => show(describe(at.row, patchAt(event)), event));
   overlay.addEventListener("mouseleave", () => show(null));
-  overlay.addEventListener("click", event => { at.row = at.column = patchAt(event); select(); });
+  overlay.addEventListener("click", event => {
+    at.column = patchAt(event);
+    if (map().kind === "self") at.row = at.column;
+    select();
+  });
 
   function paintView() {
     const m = map();
