@@ -101,6 +101,7 @@ from regard.pipelines.series import (
     forecast_future,
     series_task,
 )
+from regard.pipelines.strokes import stroke_task
 from regard.tasks import TASKS, Forecast, Seq2Seq, Task
 from regard.tasks.vocab_info import MASK
 from regard.text import PairTokenizers, Tokenizer
@@ -540,6 +541,23 @@ class Run:
         self._require("classify", "classify images")
         (classes,) = self.pipeline.predict(self, image, top=top)
         return cast(list[tuple[str, float]], classes)
+
+    def draw(
+        self,
+        label: str | None = None,
+        *,
+        count: int = 1,
+        bias: float = 0.0,
+        seed: int | None = None,
+    ) -> list[NDArray[np.float32]]:
+        """Drawings of a handwriting model: points (dx, dy, lift) of each, in the data's unit.
+
+        `label` is the class to draw, for a model with classes; a larger `bias` draws more neatly.
+        `explain.render.strokes.to_svg` makes a picture of them.
+        """
+        self._require("draw", "draw")
+        task = stroke_task(self.config.task)
+        return task.draw(self.model, count, label=task.class_of(label), bias=bias, seed=seed)
 
     def fill(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
         """The likeliest tokens for each <mask> in a text with their probabilities, best first.

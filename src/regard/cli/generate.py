@@ -13,6 +13,7 @@ from typer import Argument, Option
 from regard import api
 from regard.cli.options import Folder, Json, SearchOption
 from regard.cli.output import (
+    check_output_file,
     dim,
     print_json,
     print_status,
@@ -20,12 +21,14 @@ from regard.cli.output import (
     stdin_lines,
     text_for,
     warn_unknown,
+    write_file,
 )
 from regard.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from regard.api import PromptLookup, Run
 
+DRAWINGS_ACROSS = 4  # in a terminal
 PROMPT_LOOKUP = "prompt-lookup"  # the draft that is not a run
 
 
@@ -91,9 +94,19 @@ def generate(
     trace: Annotated[
         bool, Option("--trace", help="Show the effect of each sampler on every token.")
     ] = False,
+    count: Annotated[int, Option(metavar="N", min=1, help="Handwriting: how many drawings.")] = 16,
+    bias: Annotated[
+        float,
+        Option(metavar="B", min=0.0, help="Handwriting: a larger bias draws more neatly."),
+    ] = 0.0,
+    out: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Handwriting: write the drawings as .svg or .png."),
+    ] = None,
+    force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     json: Json = False,
 ) -> None:
-    """Continue a prompt, printing the text as it is generated.
+    """Continue a prompt, printing the text as it is generated; or draw.
 
     \b
     regard generate runs/my 'Once upon a time'
@@ -103,6 +116,7 @@ def generate(
     regard generate runs/my 'To be' --search 'contrastive={k=4, alpha=0.6}'
     regard generate runs/my 'To be' --draft runs/small
     regard generate runs/my - --json < prompts.txt
+    regard generate runs/strokes --count 16 --bias 0.5 --out drawings.svg
 
     Several prompts are continued together, with the seeds --seed, --seed + 1, …; --json prints
     an object per line.
@@ -131,6 +145,11 @@ def generate(
 
         opened = api.load(run)
         opened.limit_threads()
+        if "draw" in opened.verbs:
+            _draw(opened, prompt, count, bias, seed, out, force)
+            return
+        if out is not None:
+            raise ConfigError("--out writes drawings; redirect text to a file with >")
         chain = opened.chain(sampler or None, order)
         traced = api.TracedChain(chain.stages)
         amateur_run = None if amateur is None else api.load(amateur)
@@ -199,6 +218,35 @@ def generate(
                 print(text_for(out, piece), end="", flush=True)
         finally:
             print()  # an error message starts on its own line
+
+
+def _draw(
+    run: "Run",
+    label: str,
+    count: int,
+    bias: float,
+    seed: int | None,
+    out: Path | None,
+    force: bool,
+) -> None:
+    """Drawings of a handwriting run, in the terminal or in a file."""
+    from regard.explain.render.strokes import figure, to_svg, to_text
+
+    if out is not None:
+        check_output_file(out, force, (".svg", ".png"))
+    drawings = run.draw(label or None, count=count, bias=bias, seed=seed)
+    if out is None:
+        for start in range(0, count, DRAWINGS_ACROSS):
+            print(text_for(sys.stdout, to_text(drawings[start : start + DRAWINGS_ACROSS])))
+        return
+    if out.suffix == ".svg":
+        content = to_svg(drawings).encode()
+    else:
+        from regard.explain.render.figure import encode
+
+        content = encode(figure(drawings), out.suffix)
+    write_file(out, content)
+    print(out)
 
 
 def _print_texts(prompts: Sequence[str], texts: Sequence[str], as_json: bool) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 QUOTED = "'some words'"
 EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
 EXAMPLES |= {"forecast": "--steps 24", "caption": "image.png", "span": "'a question' 'a text'"}
+EXAMPLES |= {"handwriting": "--bias 0.5 --out drawings.svg"}
 
 
 def show_progress(events: "Callable[[Progress], Iterator[Event]]") -> "RunFinished":
@@ -98,10 +99,11 @@ def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[
     run = shlex.quote(str(finished.folder))
     kind = kind_of(summary.config.task)[0]
     purpose = "generate text" if summary.verb == "generate" else "use it"
-    commands = [(f"regard {summary.verb} {run} {EXAMPLES.get(kind, QUOTED)}", purpose)]
+    verb = "generate" if summary.verb == "draw" else summary.verb
+    commands = [(f"regard {verb} {run} {EXAMPLES.get(kind, QUOTED)}", purpose)]
     if summary.data_kind == "series":
         commands.append((f"regard evaluate {run} --out forecast.svg", "draw its forecasts"))
-    elif summary.config.model["family"] == "transformer":
+    elif summary.config.model["family"] == "transformer" and summary.data_kind != "strokes":
         commands.append((f"regard explain {run} {QUOTED}", "show its attention"))
     if summary.data_kind == "captions":
         commands.append((f"regard explain {run} image.png --out words.png", "draw its attention"))

@@ -129,6 +129,21 @@ class WindowBatch(Batch):
     targets: Float[Tensor, "batch horizon outputs"]
 
 
+@dataclass(frozen=True, slots=True)
+class StrokeBatch(Batch):
+    """Right-padded drawings: the inputs of a model, and the next points (dx, dy, pen)."""
+
+    inputs: Float[Tensor, "batch time inputs"]
+    targets: Float[Tensor, "batch time 3"]
+    lengths: Int[Tensor, " batch"]
+
+    @property
+    def scored(self) -> Bool[Tensor, "batch time"]:
+        """Which points are not padding."""
+        time = torch.arange(self.targets.shape[1], device=self.lengths.device)
+        return time < self.lengths.unsqueeze(1)
+
+
 def map_tensors(batch: T, function: Callable[[Tensor], Tensor]) -> T:
     """A copy of the batch with `function` applied to every tensor."""
 

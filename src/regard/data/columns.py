@@ -12,6 +12,7 @@ from typing import Any
 from regard.data.tables import (
     IMAGE_SUFFIXES,
     LABEL,
+    MOSTLY_NUMBERS,
     PAIRS,
     TAGS,
     TEXT,
@@ -45,7 +46,6 @@ METADATA = {  # columns that describe an example; they are taken for labels only
 IMAGE_COLUMNS = ("file_name", "filename", "image", "image_path", "file", "img", "path")
 CAPTION_COLUMNS = ("caption", "captions", "text", "description", "title")
 PROFILE_ROWS = 50_000  # whose cells decide what a column is
-MOSTLY = 0.9  # of the cells of a column of numbers with errors are numbers
 MAX_CLASSES = 1000  # of a label that is guessed …
 MAX_NUMBERS = 20  # … and if it is a number
 
@@ -236,8 +236,8 @@ Columns = tuple[dict[str, str], set[str]] | None  # role → column, and the rol
 
 def _is_flawed_series(profiles: Sequence[Profile]) -> bool:
     """Whether columns are numbers, but for a few cells, and dates."""
-    flawed = [p for p in profiles if MOSTLY <= p.numbers < 1]
-    others = [p for p in profiles if p.numbers < MOSTLY]
+    flawed = [p for p in profiles if MOSTLY_NUMBERS <= p.numbers < 1]
+    others = [p for p in profiles if p.numbers < MOSTLY_NUMBERS]
     return bool(flawed) and all(p.letters < 0.2 for p in others)
 
 

@@ -71,6 +71,7 @@ KNOWN_NAMES = {
 _BESIDE_TABLES = re.compile(r"(readme|licen[sc]e|dataset_?(info|dict)s?|state)(\..*)?$", re.I)
 _HEADER_NAME = re.compile(r"(?=.*[^\W\d_]).{1,40}$")  # a letter and no more than 40 characters
 _PLAIN_NAME = re.compile(r"[^\W\d][\w .()%/:-]*$")  # no sentence
+MOSTLY_NUMBERS = 0.9  # of the cells of a column of numbers, at least; the others are errors
 _MAX_CELL = 1 << 30  # csv's own limit is 131,072 characters
 
 Row = tuple[int, tuple[Any, ...]]  # line (or row) number, a cell for each column
@@ -349,7 +350,7 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     for name, cells in zip(names, columns, strict=True):
         values = set(cells)
         numbers = [is_number(cell) for cell in cells if cell.strip()]
-        if numbers and all(numbers):
+        if numbers and sum(numbers) >= MOSTLY_NUMBERS * len(numbers):
             return True
         if cells and len(values) * 4 <= len(cells) and name not in values:
             return True

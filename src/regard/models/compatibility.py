@@ -7,6 +7,7 @@ from typing import Any
 from regard.config import Choice, kind_of
 from regard.errors import ConfigError, unknown
 from regard.nn.head import HEADS, Head
+from regard.nn.mixture import MixtureHead
 from regard.nn.position import POSITIONS, Position
 from regard.nn.score import LEARNED_MATRIX, RELATIVE
 
@@ -46,8 +47,10 @@ def check_rules(config: Any, rules: tuple[Rule, ...]) -> None:
 
 
 # heads that need hidden states only
-READOUTS = {name: HEADS[name] for name in ("linear", "classify", "tag", "crf", "span", "forecast")}
-VECTOR_HEADS = ("forecast",)  # of models that read vectors
+VECTOR_HEADS = ("forecast", "mixture")  # of models that read vectors
+READOUTS = {
+    name: HEADS[name] for name in ("linear", "classify", "tag", "crf", "span", *VECTOR_HEADS)
+}
 
 
 def check_inputs(config: Any) -> None:
@@ -73,7 +76,7 @@ def require_readout_head(head: Choice) -> None:
 
 def require_generating_head(head: Any, choice: Choice) -> None:
     """Raise `ConfigError` if the head does not predict tokens."""
-    if not isinstance(head, Head):
+    if not isinstance(head, Head | MixtureHead):
         raise ConfigError(
             f"head={choice!r} cannot generate: it does not predict the next token; "
             "use a model with head='linear'"

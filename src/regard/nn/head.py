@@ -12,6 +12,7 @@ from regard.errors import ConfigError, unknown
 from regard.nn.block import ACTIVATIONS
 from regard.nn.crf import Transitions, log_partition, marginals, path_score, viterbi
 from regard.nn.loss import IGNORED, cross_entropy, linear_cross_entropy, soft_cap
+from regard.nn.mixture import MixtureHead
 from regard.nn.options import require_positive
 
 Hidden = Float[Tensor, "batch time dim"]
@@ -399,6 +400,7 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
     "span": SpanHead,
     "pooled": PooledHead,
     "forecast": ForecastHead,
+    "mixture": MixtureHead,
     "none": NoHead,
 }
 
@@ -411,6 +413,7 @@ __all__ = [
     "Head",
     "IdentityHead",
     "MaskedHead",
+    "MixtureHead",
     "NoHead",
     "PooledHead",
     "SpanHead",

@@ -105,6 +105,18 @@ class TrainingData(EvalData):
     fingerprint: str = ""  # of the data without its tokenizer; set by `prepare_training`
 
 
+class Drawing(str):
+    """A sample as text for a terminal, which is also a picture."""
+
+    svg: str
+
+    def __new__(cls, text: str, svg: str) -> "Drawing":
+        """The text, with the SVG beside it."""
+        drawing = super().__new__(cls, text)
+        drawing.svg = svg
+        return drawing
+
+
 class Pipeline:
     """One kind of data. Subclass it, and add an instance to `PIPELINES` under its `name`.
 

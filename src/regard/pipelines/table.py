@@ -7,6 +7,7 @@ from regard.pipelines.labels import LabelsPipeline, TagsPipeline
 from regard.pipelines.pairs import PairsPipeline
 from regard.pipelines.series import SeriesPipeline
 from regard.pipelines.spans import SpansPipeline
+from regard.pipelines.strokes import StrokesPipeline
 from regard.pipelines.text import TextPipeline
 
 # `detect` calls `recognizes` from the last entry to the first: text accepts every file, so it is
@@ -17,6 +18,7 @@ PIPELINES: dict[str, Pipeline] = {
     "series": SeriesPipeline(),
     "labels": LabelsPipeline(),
     "images": ImagesPipeline(),
+    "strokes": StrokesPipeline(),
     "tags": TagsPipeline(),
     "spans": SpansPipeline(),
     "captions": CaptionsPipeline(),

@@ -6,6 +6,7 @@ from regard.tasks.causal import Causal
 from regard.tasks.cbow import CBOWTask
 from regard.tasks.classify import Classify
 from regard.tasks.forecast import Forecast
+from regard.tasks.handwriting import Handwriting
 from regard.tasks.label import Label
 from regard.tasks.masked import Masked
 from regard.tasks.seq2seq import Seq2Seq
@@ -24,6 +25,7 @@ TASKS: dict[str, type[Task]] = {
     "span": Span,
     "caption": Caption,
     "forecast": Forecast,
+    "handwriting": Handwriting,
 }
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "Causal",
     "Classify",
     "Forecast",
+    "Handwriting",
     "Label",
     "Masked",
     "Seq2Seq",

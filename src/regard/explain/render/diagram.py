@@ -29,6 +29,7 @@ HEADS = {
     "span": "start and end of an answer",
     "pooled": "pooled vector of the sequence",
     "forecast": "next values",
+    "mixture": "distribution of the next point",
     "none": "hidden states",
 }
 ADDED = ("learned", "sinusoidal")  # position encodings added to the embedding
@@ -373,7 +374,11 @@ def _result(config: Any) -> str:
     if kind == "linear":
         encoder = getattr(config, "shape", "decoder") == "encoder"
         return "logits" if encoder else "logits of the next token"
-    return HEADS.get(kind, kind) if kind in ("masked", "pooled", "forecast", "none") else "logits"
+    return (
+        HEADS.get(kind, kind)
+        if kind in ("masked", "pooled", "forecast", "mixture", "none")
+        else "logits"
+    )
 
 
 # Lines and boxes

@@ -309,8 +309,12 @@ class RunFolder:
             track(row)
 
     def append_sample(self, step: int, sample: str) -> None:
-        """Append a sample of the model's output after `step` to samples.txt."""
+        """Append a sample of the model's output after `step` to samples.txt, and its picture."""
         self._append(self.samples, f"--- step {step}\n{sample}\n")
+        svg = getattr(sample, "svg", None)
+        if svg is not None:
+            with self.directory.atomic(f"sample-{step}.svg", sync=False) as file:
+                file.write(svg.encode())
 
     def append_skipped(self, row: dict[str, Any]) -> None:
         """Append a skipped step, and the examples it read, to skipped.jsonl."""

@@ -1,0 +1,191 @@
+"""Drawings as pen strokes: points (dx, dy, lift), in an .npz archive."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.data.images import ARCHIVE_ERRORS
+from regard.data.loader import permute
+from regard.data.text_files import stem
+from regard.data.validation_split import check_fraction
+from regard.errors import DataError
+
+POINTS, OFFSETS, LABELS = "xyp", "off", "label"  # arrays of an archive, after the part's name
+PARTS = {"train": ("train_", ""), "validation": ("valid_", "validation_"), "test": ("test_",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Strokes:
+    """Drawings, each a sequence of points: how far the pen moves, and whether it is then lifted."""
+
+    kind: ClassVar[Literal["strokes"]] = "strokes"
+    name: str
+    description: str
+    points: NDArray[np.float32] = field(repr=False)  # (points, 3): dx, dy, lift
+    offsets: NDArray[np.int64] = field(repr=False)  # (drawings + 1): the points of each
+    labels: NDArray[np.int64] | None = field(default=None, repr=False)  # a class per drawing
+    class_names: tuple[str, ...] = ()
+    validation: "Strokes | None" = field(default=None, repr=False)
+    test: "Strokes | None" = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, drawing: int) -> NDArray[np.float32]:
+        return self.points[self.offsets[drawing] : self.offsets[drawing + 1]]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The points of each drawing."""
+        return np.diff(self.offsets)
+
+    def subset(self, rows: NDArray[np.int64], description: str) -> "Strokes":
+        """The drawings of these rows."""
+        lengths = self.lengths[rows]
+        points = np.concatenate([self[int(row)] for row in rows])
+        return replace(
+            self,
+            description=description,
+            points=points,
+            offsets=np.concatenate([[0], np.cumsum(lengths)]),
+            labels=None if self.labels is None else self.labels[rows],
+        )
+
+    def split(self, fraction: float, seed: int) -> tuple["Strokes", "Strokes"]:
+        """Training and validation drawings: the parts of the archive, else a random `fraction`."""
+        alone = replace(self, validation=None, test=None)
+        if self.validation is not None:
+            return alone, replace(self.validation, test=self.test)
+        if self.test is not None:
+            return alone, self.test
+        check_fraction(fraction)
+        count = round(len(self) * fraction)
+        if not 0 < count < len(self):
+            raise DataError(
+                f"{self.name}: {len(self)} drawings are too few for a validation fraction of "
+                f"{fraction}; give more drawings"
+            )
+        order = permute(np.arange(len(self)), len(self), seed)
+        validation, train = np.sort(order[:count]), np.sort(order[count:])
+        return (
+            alone.subset(train, f"{self.description}; {len(train):,} for training"),
+            alone.subset(validation, f"{count:,} of the {len(self):,} drawings"),
+        )
+
+    def note_overlap(self, train: "Strokes") -> "Strokes":
+        """These drawings; overlap is not checked."""
+        return self
+
+    def fingerprint(self) -> str:
+        """A sha256 of the content."""
+        digest = hashlib.sha256("\n".join(self.class_names).encode())
+        for array in (self.points, self.offsets, self.labels):
+            digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+
+def is_strokes(path: Path) -> bool:
+    """Whether an .npz archive holds points of strokes."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = set(archive.files)
+    except ARCHIVE_ERRORS:
+        return False
+    return any(f"{prefix}{POINTS}" in names for part in PARTS.values() for prefix in part)
+
+
+def from_npz(path: Path) -> Strokes:
+    """The drawings of an archive, with validation and test parts where it has them.
+
+    The arrays of a part are `train_xyp`, points (dx, dy, lift) of all drawings one after the other,
+    `train_off`, where each drawing starts and the last ends, and if drawings have classes
+    `train_label`, one of each; `valid_…` and `test_…` likewise. `xyp` and `off` are one part.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except ARCHIVE_ERRORS as error:
+        if "pickle" in str(error).lower():
+            raise DataError(
+                f"{path} has object arrays, which need pickle; save the points of all drawings as "
+                "one array 'xyp' and where they start as 'off'"
+            ) from None
+        raise DataError(f"{path} is damaged or not an .npz archive: {error}") from None
+    parts = {}
+    for part, prefixes in PARTS.items():
+        for prefix in prefixes:
+            if f"{prefix}{POINTS}" in arrays and part not in parts:
+                parts[part] = _part(path, arrays, prefix)
+    if "train" not in parts:
+        raise DataError(f"{path} has no training drawings; name their points 'train_xyp' or 'xyp'")
+    names = tuple(sorted({str(label) for part in parts.values() for label in part[2]}))
+    made = {part: _strokes(path, part, *arrays, names) for part, arrays in parts.items()}
+    return replace(made["train"], validation=made.get("validation"), test=made.get("test"))
+
+
+def _part(
+    path: Path, arrays: Mapping[str, NDArray[Any]], prefix: str
+) -> tuple[NDArray[np.float32], NDArray[np.int64], list[str]]:
+    """The checked points, offsets and labels of a part of an archive."""
+    name, offset_name = f"{path}: {prefix}{POINTS}", f"{prefix}{OFFSETS}"
+    points = arrays[f"{prefix}{POINTS}"]
+    if points.ndim != 2 or points.shape[1] != 3 or points.dtype.kind not in "iuf":
+        raise DataError(
+            f"{name} is {points.dtype} of shape {points.shape}; it must be numbers of shape "
+            "(points, 3), a row (dx, dy, lift) for each point"
+        )
+    if offset_name not in arrays:
+        raise DataError(f"{name}: there is no {offset_name!r} that says where each drawing starts")
+    offsets = arrays[offset_name].astype(np.int64)
+    if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(points):
+        raise DataError(
+            f"{path}: {offset_name} must start with 0 and end with the {len(points):,} points of "
+            f"{prefix}{POINTS}, and has {len(offsets)} entries: {offsets[:3]} … {offsets[-1:]}"
+        )
+    if (empty := np.flatnonzero(np.diff(offsets) < 1)).size:
+        row = int(empty[0])
+        raise DataError(
+            f"{path}: drawing {row} of {offset_name} goes from point {offsets[row]:,} to "
+            f"{offsets[row + 1]:,}; every drawing has at least one point"
+        )
+    points = points.astype(np.float32)
+    wrong = ~np.isfinite(points).all(1) | ~np.isin(points[:, 2], (0, 1))
+    if wrong.any():
+        row = int(wrong.argmax())
+        drawing = int(np.searchsorted(offsets, row, "right")) - 1
+        raise DataError(
+            f"{name}, row {row:,} (drawing {drawing:,}) is {points[row].tolist()}; dx and dy must "
+            "be finite, and lift 0 or 1"
+        )
+    labels = arrays.get(f"{prefix}{LABELS}")
+    if labels is not None and labels.shape != (len(offsets) - 1,):
+        raise DataError(
+            f"{path}: {prefix}{LABELS} has shape {labels.shape}, and there are "
+            f"{len(offsets) - 1:,} drawings; it must have one label for each"
+        )
+    return points, offsets, [] if labels is None else [str(label) for label in labels]
+
+
+def _strokes(
+    path: Path,
+    part: str,
+    points: NDArray[np.float32],
+    offsets: NDArray[np.int64],
+    labels: list[str],
+    class_names: tuple[str, ...],
+) -> Strokes:
+    count, most = len(offsets) - 1, int(np.diff(offsets).max())
+    classes = f", {len(class_names)} classes" if class_names else ""
+    return Strokes(
+        name=stem(path),
+        description=f"strokes, {count:,} drawings of up to {most:,} points{classes}",
+        points=points,
+        offsets=offsets,
+        labels=np.array([class_names.index(label) for label in labels]) if labels else None,
+        class_names=class_names,
+    )

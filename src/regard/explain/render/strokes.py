@@ -1,0 +1,98 @@
+"""Drawings of pen strokes: as SVG, as characters of a terminal, and as figures."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Points = NDArray[Any]  # (points, 3): dx, dy, lift
+CELL, MARGIN = 100.0, 8.0  # of a drawing in an SVG
+BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # dots of a character
+MAX_COORDINATE = 1e6  # of a drawing, in the unit of its data
+
+
+def lines(points: Points) -> list[NDArray[np.float64]]:
+    """The strokes of a drawing, as absolute positions: (points, 2) each; the pen starts at 0."""
+    positions = np.cumsum(np.asarray(points, np.float64)[:, :2], 0)
+    positions = np.clip(positions, -MAX_COORDINATE, MAX_COORDINATE)
+    ends = np.flatnonzero(points[:-1, 2] > 0) + 1
+    return np.split(positions, ends)
+
+
+def _fit(strokes: Sequence[NDArray[np.float64]], size: float) -> list[NDArray[np.float64]]:
+    """Strokes scaled into a square, centred."""
+    every = np.concatenate(strokes)
+    low, high = every.min(0), every.max(0)
+    scale = size / max(float((high - low).max()), 1e-9)
+    shift = (size - (high - low) * scale) / 2
+    return [(stroke - low) * scale + shift for stroke in strokes]
+
+
+def to_svg(drawings: Sequence[Points], across: int = 8) -> str:
+    """The drawings in rows, each scaled into a square; y points down, as on a screen."""
+    across = max(1, min(across, len(drawings)))
+    down = -(-len(drawings) // across)
+    paths = []
+    for number, points in enumerate(drawings):
+        row, column = divmod(number, across)
+        for stroke in _fit(lines(points), CELL - 2 * MARGIN):
+            moved = stroke + np.array([column, row]) * CELL + MARGIN
+            if len(moved) == 1:
+                moved = np.concatenate([moved, moved + 0.01])  # a dot
+            coordinates = " ".join(f"{x:.1f},{y:.1f}" for x, y in moved)
+            paths.append(f'<polyline points="{coordinates}"/>')
+    width, height = across * CELL, down * CELL
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+        f'width="{width:g}" height="{height:g}">\n<rect width="100%" height="100%" fill="white"/>\n'
+        '<g fill="none" stroke="black" stroke-width="2" stroke-linecap="round" '
+        'stroke-linejoin="round">\n' + "\n".join(paths) + "\n</g>\n</svg>\n"
+    )
+
+
+def to_text(drawings: Sequence[Points], width: int = 16) -> str:
+    """The drawings side by side in braille characters, each `width` wide and half as high."""
+    columns, rows = 2 * width, 2 * width  # dots
+    canvas = np.zeros((rows // 4, width * len(drawings)), dtype=np.int64)
+    for number, points in enumerate(drawings):
+        for stroke in _fit(lines(points), columns - 2):
+            for x, y in _dots(stroke):
+                bit = BRAILLE[y % 4][x % 2]
+                canvas[y // 4, number * width + x // 2] |= bit
+    return "\n".join("".join(chr(0x2800 + int(cell)) for cell in row).rstrip() for row in canvas)
+
+
+def _dots(stroke: NDArray[np.float64]) -> set[tuple[int, int]]:
+    """The dots of a polyline, closely enough that they join."""
+    dots = {(int(x), int(y)) for x, y in stroke}
+    for start, end in pairwise(stroke):
+        steps = int(np.abs(end - start).max()) + 1
+        for part in np.linspace(0, 1, steps + 1):
+            x, y = start + part * (end - start)
+            dots.add((int(x), int(y)))
+    return dots
+
+
+def figure(drawings: Sequence[Points], across: int = 8) -> "Figure":
+    """The drawings of `to_svg` as a figure of matplotlib, for other formats."""
+    from regard.explain.render.figure import new_figure, style
+
+    across = max(1, min(across, len(drawings)))
+    down = -(-len(drawings) // across)
+    with style():
+        made = new_figure(across, down)
+        axes = made.subplots()
+        axes.set_xlim(0, across * CELL)
+        axes.set_ylim(down * CELL, 0)
+        axes.set_axis_off()
+        for number, points in enumerate(drawings):
+            row, column = divmod(number, across)
+            for stroke in _fit(lines(points), CELL - 2 * MARGIN):
+                moved = stroke + np.array([column, row]) * CELL + MARGIN
+                axes.plot(moved[:, 0], moved[:, 1], color="black", lw=1, marker="")
+    return made

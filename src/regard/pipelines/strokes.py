@@ -1,0 +1,168 @@
+"""Drawings as pen strokes."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from regard.config import Choice, RunConfig, make, merge
+from regard.data.batch import Batch
+from regard.data.loader import RowLoader
+from regard.data.strokes import Strokes, from_npz, is_strokes
+from regard.data.text_files import suffix
+from regard.errors import ConfigError, DataError
+from regard.explain.render.strokes import to_svg, to_text
+from regard.models.build import describe, resolve
+from regard.pipelines.base import Drawing, EvalData, Pipeline, Progress, TrainingData
+from regard.tasks import TASKS, Handwriting
+
+DEFAULT_ROWS = 64  # drawings of a step, where train.batch is not set
+SAMPLES, SHOWN = 16, 4  # drawings of a sample; as text
+
+
+class StrokesPipeline(Pipeline):
+    """Drawings as pen strokes (dx, dy, lift)."""
+
+    name: ClassVar[str] = "strokes"
+    needs: ClassVar[str] = "an .npz archive of pen strokes: arrays xyp and off"
+    exclusive: ClassVar[bool] = True
+
+    def recognizes(self, path: Path) -> bool:
+        """An .npz archive with points of strokes."""
+        return path.is_file() and suffix(path) == ".npz" and is_strokes(path)
+
+    def reads_on_request(self, path: Path) -> bool:
+        """Only what is recognized."""
+        return False
+
+    def open(self, path: Path) -> Strokes:
+        """The drawings of an archive."""
+        return from_npz(path)
+
+    def validation_part(self, data: Strokes) -> Strokes:
+        """The validation part, where the data has one."""
+        return data.validation or data.test or data
+
+    def defaults(self, data: Strokes, task: Choice, *, gpu: bool) -> dict[str, Any]:
+        """An LSTM, as in Graves 2013."""
+        return {
+            "task": "handwriting",
+            "model": {"preset": "lstm", "dim": 400 if gpu else 192, "layers": 1},
+            "train": {
+                "steps": 10_000 if gpu else 1500,
+                "batch": DEFAULT_ROWS,
+                "lr": 3e-3,
+                "schedule": {"kind": "cosine", "warmup": 100},
+            },
+        }
+
+    def train_defaults(self, model: Any) -> dict[str, Any]:
+        """A smaller learning rate for Transformers."""
+        return {"lr": 1e-3}
+
+    def training_data(
+        self,
+        config: RunConfig,
+        train: Strokes,
+        validation: Strokes,
+        tokenizers: None,
+        progress: Progress | None,
+    ) -> TrainingData:
+        """Random drawings, right-padded."""
+        settings = config.train
+        if settings.tokens is not None:
+            raise ConfigError("train.tokens counts tokens; for drawings, give train.batch")
+        task = stroke_task(config.task)
+        std = task.std or float(train.points[:, :2].std())
+        if not std > 0:
+            raise DataError(f"{train.name}: no point of the training drawings moves the pen")
+        names = task.names or (list(train.class_names) if task.conditional else [])
+        points = task.points or int(train.lengths.max())
+        facts = {"std": std, "points": points, "names": names}
+        config = replace(config, task=merge({"task": config.task}, {"task": facts})["task"])
+        task = stroke_task(config.task)
+        model = resolve(config.model, **task.model_facts())
+        config = replace(config, model=describe(model))
+        data = self.evaluation_data(config, validation, None)
+        rows = max(1, (settings.batch or DEFAULT_ROWS) // settings.accumulate)
+        loader = RowLoader(len(train), rows, settings.seed)
+
+        def batch(number: int) -> Batch:
+            return _batch(task, train, loader.examples(number))
+
+        cut = int((train.lengths > points).sum())
+        return TrainingData(
+            **vars(data),
+            batch=batch,
+            example_ids=lambda number: loader.examples(number).tolist(),
+            all_batches=lambda: _batches(task, train, rows, None),
+            description=[
+                f"data       {train.description}" + (f"; {cut:,} cut" if cut else ""),
+                f"validation {validation.description}",
+                f"offsets    standard deviation {std:.4g}",
+                *([f"classes    {', '.join(names[:12])}{', …' * (len(names) > 12)}"] * bool(names)),
+            ],
+        )
+
+    def evaluation_data(
+        self,
+        config: RunConfig,
+        data: Strokes,
+        tokenizers: None,
+        progress: Progress | None = None,
+    ) -> EvalData:
+        """All validation drawings; the task must know the standard deviation and the classes."""
+        task = stroke_task(config.task)
+        if task.names and (data.labels is None or not {*data.class_names} <= {*task.names}):
+            raise DataError(
+                f"{data.name}: drawings have classes {', '.join(data.class_names[:5]) or 'none'}, "
+                f"and the run was trained on {', '.join(task.names[:5])}"
+            )
+        rows = max(DEFAULT_ROWS, config.train.batch or 0)
+        points = int(np.minimum(data.lengths, task.points or np.inf).sum())
+        return EvalData(
+            task=task,
+            task_choice=config.task,
+            tokenizers=None,
+            model=resolve(config.model, **task.model_facts()),
+            validation_batches=lambda limit: _batches(task, data, rows, limit),
+            validation_data=data,
+            validation_size=len(data),
+            validation_targets=points,
+        )
+
+    def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
+        """Drawings of the model: some as text, all as SVG."""
+        task = cast(Handwriting, data.task)
+        label = 0 if task.names else None
+        drawings = task.draw(model, SAMPLES, label=label, seed=seed, bias=0.5)
+        return Drawing(to_text(drawings[:SHOWN]), to_svg(drawings))
+
+
+def stroke_task(choice: Choice) -> Handwriting:
+    """The task of a run on drawings."""
+    return cast(Handwriting, make(choice, TASKS, "task"))
+
+
+def _batch(task: Handwriting, data: Strokes, rows: NDArray[np.int64]) -> Batch:
+    labels = None
+    if data.labels is not None and task.names:
+        number = [task.names.index(name) for name in data.class_names]
+        labels = [number[label] for label in data.labels[rows]]
+    return task.collate(([data[int(row)] for row in rows], labels), torch.Generator())
+
+
+def _batches(task: Handwriting, data: Strokes, rows: int, limit: int | None) -> Iterator[Batch]:
+    """All drawings once, or evenly spaced ones with about `limit` points."""
+    count = len(data)
+    chosen = np.arange(count)
+    if limit is not None and limit < len(data.points):
+        kept = max(1, limit * count // len(data.points))
+        chosen = np.arange(kept) * count // kept
+    for start in range(0, len(chosen), rows):
+        yield _batch(task, data, chosen[start : start + rows])

@@ -1,0 +1,183 @@
+"""Handwriting: the next point of a drawing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regard.data.batch import StrokeBatch
+from regard.errors import ConfigError, unknown
+from regard.models.presets import ModelConfig
+from regard.nn.mixture import END, PEN_STATES
+from regard.tasks.base import Task
+
+MAX_BIAS = 1e6
+Points = NDArray[np.float32]  # (points, 3): dx, dy, lift
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handwriting(Task):
+    r"""-log P(drawing) of pen strokes, point by point (Graves 2013).
+
+        P(drawing) = prod_t P(dx_t, dy_t, pen_t | points before t)
+
+    Offsets are divided by their standard deviation in the training data. A point is the input
+    (dx, dy) with the pen as one of three classes, and the class of the drawing where drawings
+    have one; the first input is 0. `loss` is the negative log-likelihood of a point in nats, a
+    density of the scaled offsets: it may be negative.
+    """
+
+    data_kind: ClassVar[str] = "strokes"
+    target_name: ClassVar[str] = "points"
+    loss_name: ClassVar[str] = "nats per point"
+    unit: ClassVar[str] = "nats per point"
+    shapes: ClassVar[tuple[str, ...]] = ("decoder",)
+    verbs: ClassVar[tuple[str, ...]] = ("draw",)
+    conditional: bool = True  # draw by class, where the drawings have classes
+    components: int = 20  # normal distributions of the mixture
+    std: float | None = None  # standard deviation of offsets; None: that of the training data
+    # the most points of a drawing; longer ones are cut. None: the longest of the training data
+    points: int | None = None
+    names: list[str] = field(default_factory=list)  # names of the classes; empty: those of the data
+
+    def __post_init__(self) -> None:
+        for name in ("components", "points"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"task.{name}={value} must be at least 1")
+        if self.std is not None and not self.std > 0:
+            raise ConfigError(f"task.std={self.std} must be more than 0")
+
+    def model_facts(self) -> dict[str, Any]:
+        """The fields of a model's configuration that follow from the task."""
+        return {
+            "vocab_size": 1,
+            "inputs": 2 + PEN_STATES + len(self.names),
+            "head": {"kind": "mixture", "components": self.components},
+            "context": self.points,
+        }
+
+    def check_model(self, model: ModelConfig) -> None:
+        """A causal model of vectors."""
+        super().check_model(model)
+        if not hasattr(model, "inputs"):
+            raise ConfigError(
+                "needs a model that reads numbers: model.family is recurrent, convolution or "
+                "transformer"
+            )
+
+    def collate(
+        self,
+        examples: tuple[Sequence[Points], Sequence[int] | None],
+        generator: torch.Generator,
+    ) -> StrokeBatch:
+        """Right-padded drawings, scaled, with the pen of the last point at END."""
+        drawings, labels = examples
+        assert self.std is not None
+        lengths = torch.tensor(
+            [min(len(points), self.points or len(points)) for points in drawings]
+        )
+        targets = torch.zeros(len(drawings), int(lengths.max()), 3)
+        for row, (points, length) in enumerate(zip(drawings, lengths.tolist(), strict=True)):
+            targets[row, :length] = torch.from_numpy(points[:length])
+            if length == len(points):
+                targets[row, length - 1, 2] = END
+        targets[..., :2] /= self.std
+        first = torch.zeros(len(drawings), 1, 2 + PEN_STATES)
+        inputs = torch.cat([first, self.encode(targets[:, :-1])], 1)
+        classes = None if labels is None or not self.names else torch.tensor(labels)
+        return StrokeBatch(self.condition(inputs, classes), targets, lengths)
+
+    def encode(self, points: Float[Tensor, "batch time 3"]) -> Float[Tensor, "batch time 5"]:
+        """The input of a point: scaled dx and dy, and the pen one-hot."""
+        pen = F.one_hot(points[..., 2].long(), PEN_STATES)
+        return torch.cat([points[..., :2], pen.to(points)], -1)
+
+    def condition(self, inputs: Tensor, classes: Int[Tensor, " batch"] | None) -> Tensor:
+        """Inputs with the class of each drawing, one-hot."""
+        if not self.names:
+            return inputs
+        if classes is None:
+            raise ConfigError("this model draws by class; give one")
+        label = F.one_hot(classes, len(self.names)).to(inputs)
+        return torch.cat([inputs, label.unsqueeze(1).expand(-1, inputs.shape[1], -1)], -1)
+
+    def loss(self, model: nn.Module, batch: StrokeBatch) -> Float[Tensor, ""]:
+        """Summed negative log-likelihood of the points."""
+        loss: Tensor = model.head.loss(model(batch.inputs), batch.targets, batch.scored)  # type: ignore[operator, union-attr]
+        return loss
+
+    def count(self, batch: StrokeBatch) -> Int[Tensor, ""]:
+        """The number of points."""
+        return batch.lengths.sum()
+
+    def tokens_read(self, batch: Any, context: int) -> int:
+        """The points."""
+        return int(self.count(batch))
+
+    def class_of(self, name: str | None) -> int | None:
+        """The number of a class; None for a model without classes."""
+        if not self.names:
+            if name:
+                raise ConfigError(f"this model draws without classes; leave out {name!r}")
+            return None
+        if name not in self.names:
+            raise ConfigError(unknown("class", str(name), self.names))
+        return self.names.index(name)
+
+    @torch.no_grad()
+    def draw(
+        self,
+        model: Any,
+        count: int,
+        *,
+        label: int | None = None,
+        bias: float = 0.0,
+        seed: int | None = None,
+        steps: int | None = None,
+        forever: bool = False,
+    ) -> list[Points]:
+        """Drawings of a model, in the unit of the data; each ends by itself or after `steps`.
+
+        `forever` draws on after an end, for tests.
+        """
+        if not 0 <= bias <= MAX_BIAS:
+            raise ConfigError(f"bias={bias} must be at least 0 and at most {MAX_BIAS:g}")
+        assert self.std is not None
+        assert self.points is not None
+        steps = self.points if steps is None else steps
+        device = next(model.parameters()).device
+        generator = torch.Generator(device)
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(seed)
+        model.eval()
+        classes = None if label is None else torch.full((count,), label, device=device)
+        state = model.start(count, steps)
+        inputs = torch.zeros(count, 1, 2 + PEN_STATES, device=device)
+        drawn, ended = [], torch.zeros(count, dtype=torch.bool, device=device)
+        for _ in range(steps):
+            parameters, state = model.step(self.condition(inputs, classes), state)
+            point = model.head.sample(parameters[:, 0], bias, generator)
+            drawn.append(point)
+            inputs = self.encode(point.unsqueeze(1))
+            ended |= point[:, 2] == END
+            if ended.all() and not forever:
+                break
+        points = torch.stack(drawn, 1)
+        ends = (points[..., 2] == END).cpu()
+        points[..., :2] *= self.std
+        points[..., 2].clamp_(max=1)
+        lengths = torch.where(ends.any(1), ends.int().argmax(1) + 1, points.shape[1])
+        rows = points.float().cpu().numpy()
+        return [
+            row if forever else row[:length]
+            for row, length in zip(rows, lengths.tolist(), strict=True)
+        ]
