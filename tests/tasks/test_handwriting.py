@@ -201,4 +201,4 @@ def test_from_an_archive_to_drawings_by_class(tmp_path, monkeypatch, capsys):
     said = invoke(capsys, "export", "run", "exported")
     assert (said.code, "no Hugging Face family" in said.err) == (2, True)
     judged = json.loads(invoke(capsys, "evaluate", "run", "--json").out)
-    assert judged["evaluated"] == "all 32 points"
+    assert judged["evaluated"] == "all 48 points"

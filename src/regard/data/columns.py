@@ -385,7 +385,7 @@ def _find_text(
 def _find_series(
     table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
 ) -> Columns:
-    others = [p for p in profiles if not p.is_numeric]
+    others = [p for p in profiles if p.numbers < MOSTLY_NUMBERS]
     dates_or_groups = all(p.letters < 0.2 or p.is_label or p.distinct < 2 for p in others)
     is_series = len(others) < len(profiles) and (asked or dates_or_groups)
     return ({}, set()) if is_series else None
