@@ -173,6 +173,12 @@ def test_a_notebook_shows_one_table_that_is_updated_in_place(begun, notebook):
     assert "&lt;img onerror=x&gt;" in html
     assert "<img" not in html
     assert shown[-1]["text/plain"] == "50 of 100 steps · 1:01 left  loss 1.500  validation 1.750"
+    display.show(Evaluated(60, {"loss": 1.7}, False, ""))  # the best is by another metric
+    assert "best was 1.750" in shown[-1]["text/html"]
+    display.last_update = 0.0
+    display.show_preparation("evaluating", 10, 100)  # after the last step
+    assert "evaluating: 10 of 100 targets" in shown[-1]["text/html"]
+    assert "evaluating: 10 of 100 targets" in shown[-1]["text/plain"]
 
 
 def test_the_display_fits_the_place(notebook, monkeypatch):

@@ -115,6 +115,13 @@ def test_rows_of_a_table_are_predicted_into_another(regard, label_run):
         ["8", "dull", "bad"],
     ]
     run = library.load(label_run)
+    both = ["--data", "new.csv", "--out", "both.jsonl", "-n", 2]
+    assert regard("predict", label_run, *both).code == 0
+    lists = [json.loads(line)["prediction"] for line in Path("both.jsonl").read_text().splitlines()]
+    assert [[name for name, _ in classes] for classes in lists] == [
+        ["good", "bad"],
+        ["bad", "good"],
+    ]
     ((best, share),) = run.predict("dull", top=1)[0]
     assert (rows[1]["prediction"], float(rows[1]["probability"])) == (best, round(share, 6))
     again = regard("predict", label_run, "--data", "new.csv", "--out", "out.csv")

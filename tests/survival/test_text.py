@@ -23,8 +23,8 @@ GOOD = {
     "a byte order mark": (b"\xef\xbb\xbf" + PROSE.encode(), "skipped: its byte order mark"),
     "lines of Windows": (PROSE.replace("\n", "\r\n").encode(), "text, 1 file, 2.9 kB;"),
     "gzip by another name": (gzip.compress(PROSE.encode()), "text, 1 file, 2.9 kB;"),
-    "many empty lines": (PROSE.encode() + b"\n" * 1_000_000, "text, 1 file, 1.0 MB;"),
-    "one long line": (("na\u00efve " * 100_000).encode(), "text, 1 file, 700.0 kB;"),
+    "many empty lines": (PROSE.encode() + b"\n" * 200_000, "text, 1 file, 202.9 kB;"),
+    "one long line": (("na\u00efve " * 20_000).encode(), "text, 1 file, 140.0 kB;"),
     "no line end": (PROSE.replace("\n", " ").encode(), "text, 1 file, 2.9 kB;"),
 }
 BAD = {

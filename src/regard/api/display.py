@@ -201,8 +201,12 @@ class _StateDisplay(NoDisplay):
         if self.evaluations:
             latest = self.evaluations[-1]
             losses = [evaluation.metrics["loss"] for evaluation in self.evaluations]
-            best = "best so far" if latest.best else f"best was {min(losses):.3f}"
-            rows.append(("validation", f"{losses[-1]:.3f}", f"{best}  {sparkline(losses)}"))
+            chosen = [
+                evaluation.metrics["loss"] for evaluation in self.evaluations if evaluation.best
+            ]
+            best = f"best was {chosen[-1]:.3f}  " if chosen else ""  # by `train.best`
+            best = "best so far  " if latest.best else best
+            rows.append(("validation", f"{losses[-1]:.3f}", f"{best}{sparkline(losses)}"))
             if latest.part:
                 rows.append(("", "", latest.part))
         return rows
@@ -366,6 +370,8 @@ class NotebookDisplay(_StateDisplay):
             text = self.caption(self.latest)
             step, steps = self.latest.step, self.latest.steps
             parts.append(f'<progress value="{step}" max="{steps}"></progress> {escape(text)}')
+        if self.work:  # the evaluation after the last step
+            parts.append(f"<div>{escape(self.work)}</div>")
         rows = self.metric_rows()
         cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
         parts.append(f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>")
@@ -377,7 +383,7 @@ class NotebookDisplay(_StateDisplay):
                 *strip_control(latest.sample).strip("\n").split("\n")[:SAMPLE_LINES],
             ]
             parts.append(f'<pre style="white-space: pre-wrap">{escape(chr(10).join(lines))}</pre>')
-        plain = [text, *(f"{label} {value}" for label, value, _ in rows)]
+        plain = [text, self.work, *(f"{label} {value}" for label, value, _ in rows)]
         return {"text/html": "".join(parts), "text/plain": "  ".join(filter(None, plain))}
 
 

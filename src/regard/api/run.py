@@ -700,6 +700,8 @@ class Run:
     def _store(self, evaluation: Evaluation) -> None:
         """Store an evaluation in the folder of the run, with the metrics that training logs."""
         logged = self.folder.best_metrics().keys()  # without those of translations
+        if not logged:  # an imported run, say: nothing says which belong there
+            return
         metrics = {name: value for name, value in evaluation.metrics.items() if name in logged}
         with suppress(OSError, CheckpointError):  # a folder that cannot be written
             self.folder.save_evaluation(replace(evaluation, metrics=metrics))

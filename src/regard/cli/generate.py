@@ -28,6 +28,8 @@ from regard.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     from regard.api import PromptLookup, Run
 
+    Answers = Sequence[tuple[str, float | None]]  # texts, and their scores in a search
+
 DRAWINGS_ACROSS = 4  # in a terminal
 PROMPT_LOOKUP = "prompt-lookup"  # the draft that is not a run
 
@@ -167,13 +169,18 @@ def generate(
                 until=until,
                 int8=int8,
             )
+            found: list[Answers] = [[(each, None)] for each in texts]
         else:
-            found = (
+            found = [
                 opened.search(each, tokens=tokens, search=search, amateur=amateur_run)
                 for each in prompts
-            )
-            texts = [hypotheses[0][0] for hypotheses in found]
-        _print_texts(prompts, texts, json)
+            ]
+        for number, (each, answers) in enumerate(zip(prompts, found, strict=True)):
+            if json:
+                print_json(_as_table(each, answers, chain.specs()))
+            else:
+                print("\n" if number else "", end="")
+                _print_answers(each, answers)
         return
     hypotheses = []
     if search is None:
@@ -195,20 +202,13 @@ def generate(
         pieces = [hypotheses[0][0]]
     out = sys.stdout
     if json:
-        result: dict[str, Any] = {"prompt": text, "text": "".join(pieces)}
-        if search is None:
-            result["chain"] = chain.specs()
-        else:
-            result["hypotheses"] = [
-                {"text": hypothesis, "score": score} for hypothesis, score in hypotheses
-            ]
+        result = _as_table(text, hypotheses or [("".join(pieces), None)], chain.specs())
         print_json(result | (as_table(traced, opened.tokenizer) if trace else {}))
     elif trace:
         for line in as_text(traced, pieces, opened.tokenizer, out):
             print(line, flush=True)
     elif len(hypotheses) > 1:
-        for hypothesis, score in hypotheses:
-            print(f"{score:9.4f}  {dim(text_for(out, text), out)}{text_for(out, hypothesis)}")
+        _print_answers(text, hypotheses)
     else:
         pieces = iter(pieces)
         first = next(pieces, "")  # errors are raised before anything is printed
@@ -249,15 +249,20 @@ def _draw(
     print(out)
 
 
-def _print_texts(prompts: Sequence[str], texts: Sequence[str], as_json: bool) -> None:
-    """Print prompts with their continuations, and an empty line between two."""
+def _as_table(prompt: str, answers: "Answers", chain: list[Any]) -> dict[str, Any]:
+    """The JSON object of a prompt: with the hypotheses of a search, or the chain that sampled."""
+    table: dict[str, Any] = {"prompt": prompt, "text": answers[0][0]}
+    if answers[0][1] is None:
+        return table | {"chain": chain}
+    return table | {"hypotheses": [{"text": text, "score": score} for text, score in answers]}
+
+
+def _print_answers(prompt: str, answers: "Answers") -> None:
+    """Print a prompt with each of its continuations; with their scores if there are several."""
     out = sys.stdout
-    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        if as_json:
-            print_json({"prompt": prompt, "text": text})
-            continue
-        separator = "\n" if number else ""
-        print(f"{separator}{dim(text_for(out, prompt), out)}{text_for(out, text)}")
+    for text, score in answers:
+        shown = f"{score:9.4f}  " if len(answers) > 1 else ""
+        print(f"{shown}{dim(text_for(out, prompt), out)}{text_for(out, text)}")
 
 
 def _open_draft(draft: str) -> "Run | PromptLookup":

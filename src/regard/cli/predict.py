@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from regard.api import Run
 
 BATCH = 64  # inputs predicted at once
+SHOWN = 3  # classes or tokens of a prediction
 Inputs = Iterator[tuple[dict[str, Any], Any]]  # the columns of a row, and its input
 
 
@@ -68,7 +69,17 @@ def predict(
         ),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
-    top: Annotated[int, Option("-n", "--top", metavar="N", min=1, help="How many to show.")] = 3,
+    top: Annotated[
+        int | None,
+        Option(
+            "-n",
+            "--top",
+            metavar="N",
+            min=1,
+            help="How many classes or tokens to show; by default 3, and 1 with --out.",
+            show_default=False,
+        ),
+    ] = None,
     steps: Annotated[
         int, Option(metavar="N", min=1, help="How many values of a series to forecast.")
     ] = 24,
@@ -119,18 +130,18 @@ def predict(
     unknown: dict[str, None] = {}
     rows = _note_unknown(opened, rows, unknown)
     if out is not None:
-        count = api.write_rows(out, api.predict_rows(opened, rows))  # the likeliest class
+        count = api.write_rows(out, api.predict_rows(opened, rows, top=top or 1))
         print_status(f"{count:,} predictions")
         print(out)
     elif as_json and (data is not None or what == ["-"]):
-        for row in api.predict_rows(opened, rows, top=top):
+        for row in api.predict_rows(opened, rows, top=top or SHOWN):
             print_json(row)
     elif as_json:
-        predicted = _predict(opened, rows, top)
+        predicted = _predict(opened, rows, top or SHOWN)
         print_json({_label(item): answer for _, item, answer in predicted})
     else:
         batch = 1 if interactive else BATCH
-        predicted = _predict(opened, rows, top, batch)
+        predicted = _predict(opened, rows, top or SHOWN, batch)
         while part := list(islice(predicted, batch)):
             _print_predictions(opened, part)
     warn_unknown(list(unknown))

@@ -196,7 +196,7 @@ class Transformer(LanguageModel):
             segments=config.segments,
             table_dim=config.embed_dim,
         )
-        self.embed: Embedding | VectorEmbedding
+        self.embed: Any  # an Embedding, or a VectorEmbedding of real-valued inputs
         if config.inputs:
             self.embed = VectorEmbedding(config.inputs, config.dim)
         else:
