@@ -37,6 +37,26 @@ def test_a_search_prints_what_it_finds_in_python(regard, text_run, word):
         assert len(output) == 1 or f"{score:.4f}" in plain
 
 
+def test_several_prompts_have_all_that_one_has(regard, text_run, stdin):
+    run, search = load(text_run), "beam={width=3, n_best=2}"
+    outputs = [run.search(each, tokens=5, search=search) for each in ("the", "cat")]
+    words = ["-n", 5, "--search", search]
+    stdin(b"the\ncat\n")
+    printed = regard("generate", text_run, "-", *words).out
+    for prompt, output in zip(("the", "cat"), outputs, strict=True):
+        assert len(output) == 2
+        assert all(f"{score:.4f}  {prompt}{text}" in printed for text, score in output)
+    stdin(b"the\ncat\n")
+    objects = regard("generate", text_run, "-", *words, "--json").out.splitlines()
+    for prompt, line in zip(("the", "cat"), objects, strict=True):
+        single = regard("generate", text_run, prompt, *words, "--json").out
+        assert json.loads(line) == json.loads(single)
+    stdin(b"the\ncat\n")
+    sampled = ["-n", 2, "-s", "top_k=3", "--json"]
+    lines = regard("generate", text_run, "-", *sampled).out.splitlines()
+    assert [json.loads(line)["chain"] for line in lines] == [["top_k=3"]] * 2
+
+
 def test_a_draft_changes_nothing_that_is_greedy(regard, text_run, other_run):
     greedy = regard("generate", text_run, "the", "-n", 20, "-s", "greedy").out
     for draft in (other_run, text_run, "prompt-lookup"):
