@@ -121,6 +121,11 @@ def test_several_choices_have_the_seeds_that_follow(client, run):
     assert [choice["text"] for choice in answer["choices"]] == expected
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     assert answer["usage"]["completion_tokens"] <= 40
+    texts = [""] * 4
+    for chunk in client.stream("/v1/completions", body):
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == expected
     many = client("/v1/completions", {**body, "prompt": "the", "best_of": 6, "n": 1, "logprobs": 0})
     (best,) = many[1]["choices"]
     singles = [
@@ -318,6 +323,7 @@ def test_metrics_count_what_was_generated(client):
     ]
     assert counts[1] - counts[0] == 5
     assert "regard_up 1" in after
+    assert re.search(r'^regard_http_responses_total\{status="200"\} \d+$', after, re.M)
 
 
 def wait_until(condition, seconds=5.0):

@@ -161,7 +161,7 @@ def create_app(
     )
     app.state.server = server
     app.include_router(router)
-    app.add_middleware(Guard, key=key, hosts=hosts)
+    app.add_middleware(Guard, key=key, hosts=hosts, count=server.metrics.count)
     app.add_exception_handler(Exception, _unexpected)
     for error in (ApiError, RegardError, RequestValidationError, HTTPException, RecursionError):
         app.add_exception_handler(error, _answer_error)
@@ -202,7 +202,6 @@ def _as_api_error(error: Exception) -> ApiError:
 async def _answer_error(http: Request, error: Exception) -> Response:
     answer = _as_api_error(error)
     headers = {"Retry-After": str(RETRY_AFTER)} if answer.status in (429, 503) else {}
-    _server(http).metrics.count_error(answer.status)
     return JSONResponse({"error": answer.error}, answer.status, headers)
 
 
@@ -345,16 +344,24 @@ async def _pieces(
 ) -> AsyncIterator[tuple[int, Piece]]:
     """The pieces of several prompts as they come, with the number of the prompt."""
     answers = _server(http).answers
-    if len(prepared) == 1:
-        model.users += 1
-        try:
+    model.users += 1
+    try:
+        if len(prepared) == 1:
             async for piece in answers.pieces(model, prepared[0].request, prepared[0].stops):
                 yield 0, piece
-        finally:
-            answers.forget(prepared[0].request)
-            model.users -= 1
-            model.used = time.monotonic()
-        return
+        else:
+            async for pair in _interleaved(answers, model, prepared):
+                yield pair
+    finally:
+        for each in prepared:
+            answers.forget(each.request)
+        model.users -= 1
+        model.used = time.monotonic()
+
+
+async def _interleaved(
+    answers: Answers, model: ServedModel, prepared: Sequence[Prepared]
+) -> AsyncIterator[tuple[int, Piece]]:
     queue: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
 
     async def read(number: int, each: Prepared) -> None:
@@ -365,7 +372,6 @@ async def _pieces(
         except Exception as error:
             queue.put_nowait((number, error))
 
-    model.users += 1
     tasks = [asyncio.create_task(read(*pair)) for pair in enumerate(prepared)]
     left = len(tasks)
     try:
@@ -380,10 +386,6 @@ async def _pieces(
     finally:
         for task in tasks:
             task.cancel()
-        for each in prepared:
-            answers.forget(each.request)
-        model.users -= 1
-        model.used = time.monotonic()
 
 
 def _event_stream(
@@ -701,8 +703,8 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
     item = f"msg_{secrets.token_hex(12)}"
     created = int(time.time())
 
-    def response(text: str | None, status: str, finish: str | None, used: int) -> dict[str, Any]:
-        part = {"type": "output_text", "text": text, "annotations": []}
+    def response(text: str | None, status: str, used: int) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
         output = {
             "type": "message",
             "id": item,
@@ -753,9 +755,9 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
             return {"type": kind, "sequence_number": number - 1, **fields}
 
         place = {"item_id": item, "output_index": 0, "content_index": 0}
-        empty = {"type": "output_text", "text": "", "annotations": []}
+        empty: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
         message = {"type": "message", "id": item, "role": "assistant"}
-        yield event("response.created", response=response(None, "in_progress", None, 0))
+        yield event("response.created", response=response(None, "in_progress", 0))
         yield event(
             "response.output_item.added",
             output_index=0,
@@ -771,7 +773,7 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
                 yield event("response.output_text.delta", **place, delta=added, logprobs=[])
         yield event("response.output_text.done", **place, text=text, logprobs=[])
         yield event("response.content_part.done", **place, part={**empty, "text": text})
-        final = response(text, status(finish), finish, used)
+        final = response(text, status(finish), used)
         yield event("response.output_item.done", output_index=0, item=final["output"][0])
         kind = "response.completed" if final["status"] == "completed" else "response.incomplete"
         yield event(kind, response=final)
@@ -784,9 +786,7 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
         return Response(status_code=499)
     (continuation,) = answers[0]
     text, finish = _trim(continuation.text), continuation.finish
-    return JSONResponse(
-        response(text, status(finish), finish, len(continuation.tokens)), headers=headers
-    )
+    return JSONResponse(response(text, status(finish), len(continuation.tokens)), headers=headers)
 
 
 # text and ids

@@ -185,7 +185,7 @@ class BatchEngine:
 
     def run(self, requests: Iterable[Request]) -> list[list[list[int]]]:
         """Answer requests without a thread: the new ids of each continuation of each."""
-        answers = {}
+        answers: dict[Request, list[list[int]]] = {}
         for request in requests:
             answers[request] = [[] for _ in range(request.n)]
             self.submit(request)

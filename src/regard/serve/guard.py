@@ -66,8 +66,15 @@ class DeadlineProtocol(H11Protocol):
 class Guard:
     """ASGI middleware: refuse what must not reach the routes, and read bodies within limits."""
 
-    def __init__(self, app: Any, *, key: str | None, hosts: tuple[str, ...] | None) -> None:
-        self.app, self.key, self.hosts = app, key, hosts
+    def __init__(
+        self,
+        app: Any,
+        *,
+        key: str | None,
+        hosts: tuple[str, ...] | None,
+        count: Callable[[int], None],  # gets the status of every answer
+    ) -> None:
+        self.app, self.key, self.hosts, self.count = app, key, hosts, count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -76,7 +83,7 @@ class Guard:
                 await self.app(scope, receive, send)
             return
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        send = _with_deadline(send)
+        send = _with_deadline(send, self.count)
         refusal = self._refusal(scope, headers)
         if refusal is not None:
             await _refuse(send, *refusal)
@@ -162,10 +169,12 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _with_deadline(send: Send) -> Send:
-    """A `send` that raises if the client does not read."""
+def _with_deadline(send: Send, count: Callable[[int], None]) -> Send:
+    """A `send` that raises if the client does not read, and counts answers."""
 
     async def within(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            count(message["status"])
         async with asyncio.timeout(SEND_SECONDS):
             await send(message)
 

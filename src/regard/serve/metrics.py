@@ -1,9 +1,10 @@
 """The counters of a server, in the text format of Prometheus."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields
 
-from regard.serve.engine import Counters
+from regard.serve.engine import BatchEngine, Counters
 from regard.serve.models import Models
 
 HELP = {
@@ -22,11 +23,11 @@ class Metrics:
     """What the server counts itself; the engines count the rest."""
 
     def __init__(self) -> None:
-        self.errors: Counter[int] = Counter()
+        self.responses: Counter[int] = Counter()  # by their status
 
-    def count_error(self, status: int) -> None:
-        """Count an answer that is an error."""
-        self.errors[status] += 1
+    def count(self, status: int) -> None:
+        """Count an answer."""
+        self.responses[status] += 1
 
     def text(self, models: Models, healthy: bool, open_requests: int) -> str:
         """All metrics."""
@@ -42,7 +43,7 @@ class Metrics:
                 lines.append(
                     f'{name}{{model="{_escape(model)}"}} {getattr(engine.counters, counter.name)}'
                 )
-        gauges = {
+        gauges: dict[str, Callable[[BatchEngine], int]] = {
             "rows": lambda engine: len(engine.texts),
             "waiting": lambda engine: len(engine.waiting) + len(engine.inbox),
             "prefix_bytes": lambda engine: engine.prefixes.bytes if engine.prefixes else 0,
@@ -54,10 +55,10 @@ class Metrics:
                 f'regard_{gauge}{{model="{_escape(model)}"}} {value(engine)}'
                 for model, engine in engines.items()
             ]
-        lines.append("# TYPE regard_errors_total counter")
+        lines.append("# TYPE regard_http_responses_total counter")
         lines += [
-            f'regard_errors_total{{status="{status}"}} {count}'
-            for status, count in sorted(self.errors.items())
+            f'regard_http_responses_total{{status="{status}"}} {count}'
+            for status, count in sorted(self.responses.items())
         ]
         return "\n".join([*lines, ""])
 
