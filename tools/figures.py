@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "images" / "figures"
 PAGE = ROOT / "docs" / "figures.md"  # its introduction is written by hand
 LARGEST = 60_000  # bytes of a picture
-DPI = (120, 100, 80, 60)  # of a PNG, the first that is small enough
+DPI = (120, 100, 90, 80, 70, 60)  # of a PNG, the first that is small enough
 
 DECODER, LSTM, VECTORS = "runs/figures/decoder", "runs/figures/lstm", "runs/figures/vectors"
 SENTENCE = "The model reads the text and predicts the next token"
@@ -41,7 +41,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {  # the words of each figure's command
     "score-variance": (),
     "permutation": (),
     "shuffled-words": (DECODER, SENTENCE),
-    "positions": ("length=24", "dim=32"),
+    "positions": ("length=16", "dim=16"),
     "path-lengths": (),
     "cost": (),
     "parameter-count": (),

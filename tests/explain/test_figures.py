@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -21,10 +21,11 @@ from regard.explain.figures.cost import (
 )
 from regard.explain.figures.landscape import direction
 from regard.explain.figures.language import entropy, ngram_counts
+from regard.explain.figures.panels import Scatter
 from regard.explain.figures.positions import KINDS, similarity
 from regard.explain.figures.tokens import merge, merge_steps, word_counts
 from regard.explain.render.panel_text import TEXT
-from regard.explain.render.panels import DRAW
+from regard.explain.render.panels import CHARACTER, DRAW, _offsets, _overlap, _scatter_axes
 from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.convolution import CausalConvolution
 from regard.nn.position import Rotary, Sinusoidal
@@ -88,6 +89,18 @@ def test_every_figure_is_data_text_and_a_picture(name, shown, tmp_path):
     for panel in figure.data.panels:
         assert type(panel) in DRAW
         assert type(panel) in TEXT
+
+
+def test_labels_of_points_do_not_overlap():
+    points = [(0.01 * (n % 5), 0.01 * (n // 5)) for n in range(40)] + [(1.0, 1.0)]
+    panel = Scatter(labels=[f"word{n}" for n in range(41)], points=points)
+    offsets = _offsets(panel)
+    width, height = _scatter_axes(panel)
+    boxes = [
+        (width / 1.16 * x + across, height / 1.16 * y + up, CHARACTER * 5, 0.14)
+        for (x, y), (across, up) in zip(points, offsets, strict=True)
+    ]
+    assert not any(_overlap(*pair) for pair in combinations(boxes, 2))
 
 
 def test_a_page_and_a_png_are_written(shown, tmp_path):

@@ -13,6 +13,7 @@ from regard.explain.figures.panels import (
     Network,
     Panel,
     Picture,
+    Point,
     Scatter,
     Segments,
     Surface,
@@ -31,9 +32,7 @@ LONGEST_CELL = 110  # characters of a table
 LINE = 0.24  # inches: a row of a table
 CHARACTER = 0.078  # inches of a character at size 9
 LABEL = 22  # cells of the longest label of an axis, and of a table
-LABELS = 40  # of the longest axis with a label at every row
 DARK = 0.55  # a cell is darker than this: its text is white
-VECTOR_CELLS = 4096  # more cells of a heat map are drawn as an image
 CONTOURS = 16  # colours of a surface
 CAPTION_CHARACTERS = 14.5  # of the caption, to an inch
 
@@ -243,22 +242,29 @@ def _draw_heat(axes: Any, panel: Heat) -> None:
     low, high = min(flat, default=0.0), panel.high or max(flat, default=1.0)
     signed = low < 0
     scale = CenteredNorm(0.0, max(-low, high)) if signed else Normalize(0.0, high or 1.0)
-    mesh = axes.pcolormesh(
+    mesh = axes.imshow(  # "none": SVG files hold one pixel for each cell
         [list(row) for row in panel.values],
         norm=scale,
         cmap="RdBu_r" if signed else "Blues",
-        rasterized=len(panel.rows) * len(panel.columns) > VECTOR_CELLS,
+        interpolation="none",
+        aspect="auto",
+        extent=(0, len(panel.columns), len(panel.rows), 0),
     )
-    axes.invert_yaxis()
     axes.grid(False)
     axes.spines[:].set_visible(True)
     axes.tick_params(length=0, labelsize=8)
-    for set_ticks, labels in ((axes.set_xticks, panel.columns), (axes.set_yticks, panel.rows)):
-        stride = -(-len(labels) // LABELS) if len(labels) <= LABELS else -(-len(labels) // 8)
-        places = range(0, len(labels), stride)
+    numeric = all(text.lstrip("-").isdigit() for text in panel.columns)
+    longest = max(map(len, panel.columns), default=0)
+    rotated = longest > 2 and not numeric
+    needed = 0.14 if rotated else CHARACTER * longest + 0.05  # inches of a label
+    for set_ticks, labels, space in (
+        (axes.set_xticks, panel.columns, needed),
+        (axes.set_yticks, panel.rows, 0.14),
+    ):
+        cell = min(CELL, LARGEST / max(1, len(labels)))
+        places = range(0, len(labels), math.ceil(space / cell))
         set_ticks([place + 0.5 for place in places], [label(labels[place]) for place in places])
-    if max(map(len, panel.columns), default=0) > 2:
-        axes.tick_params(axis="x", labelrotation=90)
+    axes.tick_params(axis="x", labelrotation=90 if rotated else 0)
     axes.set_xlabel(panel.x_label, size=9)
     axes.set_ylabel(panel.y_label, size=9)
     if panel.numbers:
@@ -269,9 +275,14 @@ def _draw_heat(axes: Any, panel: Heat) -> None:
                 place = (column + 0.5, row + 0.5)
                 axes.text(*place, f"{value:.2g}", ha="center", va="center", size=8, color=colour)
     else:
-        bar = axes.figure.colorbar(mesh, ax=axes, fraction=0.05, pad=0.02)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(labelsize=8)
+        _colour_bar(axes, mesh)
+
+
+def _colour_bar(axes: Any, drawn: Any, **options: Any) -> None:
+    bar = axes.figure.colorbar(drawn, ax=axes, fraction=0.05, pad=0.02, **options)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8)
+    bar.solids.set_rasterized(True)  # one image in an SVG file instead of 256 shapes
 
 
 def _draw_lines(axes: Any, panel: Lines) -> None:
@@ -318,12 +329,64 @@ def _draw_bars(axes: Any, panel: Bars) -> None:
 def _draw_scatter(axes: Any, panel: Scatter) -> None:
     x, y = zip(*panel.points, strict=True)
     axes.scatter(x, y, s=12)
-    for text, point in zip(panel.labels, panel.points, strict=True):
-        axes.annotate(label(text), point, (3, 3), textcoords="offset points", size=8)
+    names = [label(text) for text in panel.labels]
+    for name, point, (across, up) in zip(names, panel.points, _offsets(panel), strict=True):
+        far = math.hypot(across, up) > 0.3 + CHARACTER * len(name) / 2
+        axes.annotate(
+            name,
+            point,
+            (72 * across, 72 * up),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            size=8,
+            arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "lw": 0.6} if far else None,
+        )
     axes.margins(0.08)
     axes.set_xlabel(panel.x_label, size=9)
     axes.set_ylabel(panel.y_label, size=9)
     axes.tick_params(labelsize=8)
+
+
+def _scatter_axes(panel: Scatter) -> Point:
+    """The size of the axes, without the labels beside them."""
+    width, height = _scatter_size(panel)
+    return width - 0.65, height - 0.45
+
+
+def _offsets(panel: Scatter) -> list[Point]:
+    """Where the middle of each label is, in inches from its point: the first free place near it."""
+    width, height = _scatter_axes(panel)
+    sides = [[point[axis] for point in panel.points] for axis in (0, 1)]
+    scales = [
+        size / (1.16 * (max(side) - min(side)) or 1.0)
+        for size, side in zip((width, height), sides, strict=True)
+    ]
+    places = [(point[0] * scales[0], point[1] * scales[1]) for point in panel.points]
+    taken = [(x, y, 0.06, 0.06) for x, y in places]
+    offsets = []
+    for text, (x, y) in zip(panel.labels, places, strict=True):
+        wide, high = CHARACTER * (len(label(text)) + 0.5), 0.15
+        for step in range(12 * 16):
+            ring, angle = step // 16, math.pi / 8 * (step % 16 + 2)
+            across = (0.06 + 0.09 * ring + wide / 2) * math.cos(angle)
+            up = (0.06 + 0.09 * ring + high / 2) * math.sin(angle)
+            box = (x + across, y + up, wide, high)
+            if not any(_overlap(box, other) for other in taken):
+                break
+        taken.append(box)
+        offsets.append((across, up))
+    return offsets
+
+
+Box = tuple[float, float, float, float]  # the middle, the width and the height
+
+
+def _overlap(first: Box, second: Box) -> bool:
+    return (
+        abs(first[0] - second[0]) < (first[2] + second[2]) / 2
+        and abs(first[1] - second[1]) < (first[3] + second[3]) / 2
+    )
 
 
 def _depths(panel: Tree) -> list[int]:
@@ -435,9 +498,7 @@ def _draw_surface(axes: Any, panel: Surface) -> None:
     axes.set_xlabel(panel.x_label, size=9)
     axes.set_ylabel(panel.y_label, size=9)
     axes.tick_params(labelsize=8)
-    bar = axes.figure.colorbar(filled, ax=axes, fraction=0.05, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=8)
+    _colour_bar(axes, filled, format="%.1f")
 
 
 DRAW: dict[type[Any], Callable[[Any, Any], None]] = {
