@@ -1,5 +1,7 @@
-"""A small disk that can be filled, and made read-only, without asking anybody."""
+"""A small disk that can be filled without asking anybody, and one that becomes read-only."""
 
+import errno
+import os
 import shutil
 import subprocess
 from contextlib import contextmanager
@@ -30,14 +32,28 @@ class Disk:
         """Remove what filled it."""
         (self.path / "filler").unlink()
 
-    def protect(self):
-        """Make it read-only, for all but those who have a file open already."""
-        assert self.run(f"mount --bind {self.at} {self.at}")
-        assert self.run(f"mount -o remount,bind,ro {self.at}")
 
-    def unprotect(self):
-        """Make it writable again."""
-        assert self.run(f"umount {self.at}")
+@contextmanager
+def read_only():
+    """As if every disk were read-only now, also through directories that are open already.
+
+    A mount cannot be made read-only while a run has it open, as a failing disk can.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        opens = os.open
+
+        def refuse(path, *_, **__):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+        def open_to_read(path, flags, *args, **options):
+            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                refuse(path)
+            return opens(path, flags, *args, **options)
+
+        patch.setattr(os, "open", open_to_read)
+        for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "link"):
+            patch.setattr(os, name, refuse)
+        yield
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from regard.training.events import Evaluated
 from regard.training.run import begin, resume
 from regard.training.storage import checkpoint
 from regard.training.storage.run_folder import RunFolder
-from storm.disks import mounted
+from storm.disks import mounted, read_only
 from training.runs import config, contents
 
 LARGE = {"model": {"dim": 64}}
@@ -117,16 +118,18 @@ def test_a_better_model_that_does_not_fit_leaves_the_one_before(data, disk, whol
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:tracker the clock was removed")
-def test_a_disk_that_becomes_read_only_keeps_what_it_has(data, disk, whole):
-    folder = disk.path / "run"
+def test_a_disk_that_becomes_read_only_keeps_what_it_has(data, tmp_path, whole):
+    folder = tmp_path / "run"
 
-    error = interrupted(begin(settings(data), folder), 8, disk.protect)
-    assert re.search(r"cannot write .*: Read-only file system \(.* MB free\)", str(error))
-    assert checkpoint.verify(folder / "checkpoints" / "step-6") is None
-    for begun in (resume(folder), begin(settings(data), disk.path / "other")):
-        with pytest.raises(CheckpointError, match=r"cannot write .*: Read-only file system"):
-            next(begun)
-    disk.unprotect()
+    with ExitStack() as stack:
+        error = interrupted(
+            begin(settings(data), folder), 8, lambda: stack.enter_context(read_only())
+        )
+        assert re.search(r"cannot write .*: Read-only file system \(.* MB free\)", str(error))
+        assert checkpoint.verify(folder / "checkpoints" / "step-6") is None
+        for begun in (resume(folder), begin(settings(data), tmp_path / "other")):
+            with pytest.raises(CheckpointError, match=r"Read-only file system"):
+                next(begun)
     assert goes_on_as(folder, whole)
 
 
