@@ -11,7 +11,7 @@ from regard.models.build import count_parameters, describe, resolve
 from regard.pipelines import prepare_training
 from regard.tasks import Classify, Masked, Seq2Seq
 from regard.training.setup import time_budget
-from regard.training.setup.time_budget import fit_to_minutes, fit_to_steps
+from regard.training.setup.time_budget import fit_to_minutes, fit_to_steps, long_warmup
 from training.objectives import masked_batch, pair_batch
 from training.runs import config
 
@@ -105,6 +105,11 @@ def test_warm_up_and_ema_fit_the_steps():
     assert fitted.schedule == {"kind": "linear", "warmup": 10}
     assert fitted.ema == 0.95
     assert fit_to_steps(given, ("schedule", "ema")) == given
+    short = replace(given, steps=60, schedule={"kind": "linear", "warmup": 50})
+    (note,) = long_warmup(short)
+    assert "50 steps of 60" in note
+    assert note.endswith("train.schedule.warmup=3 makes it a twentieth")
+    assert not long_warmup(replace(short, steps=100))
     long = replace(given, steps=100_000)
     assert fit_to_steps(long) == long
     assert fit_to_steps(replace(given, schedule="cosine")).schedule["warmup"] == 0

@@ -53,6 +53,7 @@ from regard.training.setup.setting_checks import (
     check_model,
     save_interval,
 )
+from regard.training.setup.time_budget import long_warmup
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
 from regard.training.storage.evaluation import evaluation_of
@@ -97,6 +98,8 @@ def begin(
         "launch": launch.launch_id(),
     }
     folder.create(config, run_environment, data.tokenizers)
+    notes = [] if is_closed_form(config.model["family"]) else long_warmup(config.train)
+    data = replace(data, description=[*data.description, *notes])
     with folder.hold_lock():
         yield from _run_rank0(config, data, folder, device, None, started, progress)
 

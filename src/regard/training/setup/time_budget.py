@@ -97,6 +97,18 @@ def fit_to_minutes(
     return replace(chosen, train=fit_to_steps(chosen.train, keep))
 
 
+def long_warmup(settings: TrainConfig) -> list[str]:
+    """A line for the reader if the warm-up takes more than half of the steps."""
+    _, options = kind_of(settings.schedule)
+    warmup = options.get("warmup", 0)
+    if 2 * warmup <= settings.steps:
+        return []
+    return [
+        f"warm-up    {warmup} steps of {settings.steps}: the learning rate is low for most of the "
+        f"run; train.schedule.warmup={round(WARMUP_SHARE * settings.steps)} makes it a twentieth"
+    ]
+
+
 def fit_to_steps(settings: TrainConfig, keep: Collection[str] = ()) -> TrainConfig:
     """Shorten warm-up and EMA to fit the steps, but for the settings in `keep`."""
     if "schedule" not in keep:
