@@ -51,6 +51,20 @@ class Examples:
     def labels(self):
         return self.train(self.labelled, "films")
 
+    def near(self):
+        model = {**TINY, "head": "none"}
+        return self.train(self.pairs, "near", task="contrastive", model=model, tokenizer="char")
+
+    def talk(self):
+        rows = (
+            f'{{"messages": [{{"role": "user", "content": "{n}?"}}, '
+            f'{{"role": "assistant", "content": "{n}!"}}]}}\n'
+            for n in range(100, 130)
+        )
+        (self.folder / "talk.jsonl").write_text("".join(rows))
+        model = {**TINY, "context": 96}
+        return self.train(self.folder / "talk.jsonl", "talk", model=model, tokenizer="char")
+
     def series(self):
         return self.train("sines", "sines")
 
@@ -63,7 +77,7 @@ class Examples:
 
 
 NAMES = ("text", "pairs", "image", "run", "other", "translator", "masked", "labels", "series")
-NAMES += ("images", "labelled")
+NAMES += ("images", "labelled", "talk", "near")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from regard.models.build import build_model, load_weights, preset, weights
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.nn.lora import Adapter, LoRALinear, add_lora, linear_layers
 from regard.nn.loss import linear_cross_entropy
-from regard.nn.state import Source
+from regard.nn.state import ImageSource, Source
 
 
 def test_a_layer_computes_the_formula_and_begins_as_its_base():
@@ -37,7 +37,10 @@ def test_dropout_is_of_the_update_only_and_in_training_only():
 def _logits(model, config):
     ids = torch.arange(12).view(2, 6) % 7
     source = None
-    if isinstance(config, Seq2SeqConfig) or getattr(config, "shape", "") == "encoder-decoder":
+    if hasattr(config, "image_size"):
+        images = torch.ones(2, config.channels, config.image_size, config.image_size)
+        source = ImageSource.of(images, config.cells)
+    elif isinstance(config, Seq2SeqConfig) or getattr(config, "shape", "") == "encoder-decoder":
         source = Source(ids, torch.tensor([6, 4]))
     options = {} if source is None else {"source": source}
     return model.head(model(ids, **options))

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 import regard
+from regard.cli import main
 from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError
 from regard.models.build import build_model, preset, weights
@@ -204,6 +205,36 @@ def test_a_run_starts_from_an_adapter_merged(world):
     ):
         regard.load(world / "moved")
     (world / "base2").rename(world / "base")
+
+
+def test_adapters_are_merged_and_chosen_by_name(world, capsys):
+    runs = [tune(world, f"lora{n}", {"kind": "lora", "rank": n}, lr=0.01) for n in (1, 2)]
+    (world / "base" / "adapters").mkdir()
+    (world / "base" / "adapters" / "two").symlink_to(world / "lora2")
+    by_path = regard.load(world / "base", adapter=world / "lora1")
+    by_name = regard.load(world / "base", adapter="two")
+
+    def command(*words):
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, words), "--json"])
+        assert not ended.value.code
+        return json.loads(capsys.readouterr().out)
+
+    merged = command("merge", world / "lora2", world / "merged")
+    assert len(merged["layers"]) == 6
+    for run, others in ((runs[0], [by_path]), (runs[1], [by_name, regard.load(world / "merged")])):
+        for other in others:
+            for name, tensor in weights(run.model).items():
+                assert torch.equal(tensor, weights(other.model)[name]), name
+    text = "x good k"
+    shown = command("predict", world / "base", text, "--adapter", "two")
+    assert runs[1].predict(text)[0][0][0] in json.dumps(shown)
+    with pytest.raises(ConfigError, match=r"no adapter at three.*[\s\S]*: two"):
+        regard.load(world / "base", adapter="three")
+    with pytest.raises(ConfigError, match="without an adapter"):
+        regard.load(world / "base", adapter=world / "merged")
+    with pytest.raises(ConfigError, match="has no adapter to merge"):
+        regard.merge(world / "base", world / "never")
 
 
 def test_only_what_trains_changes(world):

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         export,
         import_checkpoint,
         import_model,
+        merge,
         open_study,
         require_new_folder,
         resume,
@@ -107,6 +108,7 @@ _NAMES = {
         *(
             "import_checkpoint",
             "import_model",
+            "merge",
             "open_study",
             "require_new_folder",
             "resume",
@@ -179,6 +181,7 @@ __all__ = [
     "input_lines",
     "input_texts",
     "load",
+    "merge",
     "open_study",
     "option_words",
     "other_defaults",

@@ -19,6 +19,7 @@ class TrainingPreview:
     folder: str  # that would be written
     data: str
     validation: str
+    notes: dict[str, str]  # how the data is read, as the mask of a dialogue
     tokenizer: str | None  # that would be trained, or the run it comes from; None without text
     family: str
     parameters: int  # with the smallest vocabulary; 0 for closed-form models
@@ -46,6 +47,7 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
         folder=str(folder),
         data=training.description,
         validation=validation.description,
+        notes=pipeline_of(config).preview(config, training),
         tokenizer=tokenizer,
         family=model["family"],
         parameters=0 if closed_form else count_parameters(smallest_model(config)),

@@ -67,7 +67,7 @@ from regard.generate.stop_text import truncate_at_stop
 from regard.html import html_table
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.models.base import Language
-from regard.models.build import load_model, resolve
+from regard.models.build import check_weights, load_model, resolve, weights
 from regard.nn.state import Source
 from regard.pipelines import (
     Data,
@@ -91,8 +91,10 @@ from regard.pipelines.captions import (
     run_pixels,
     write_captions,
 )
+from regard.pipelines.dialogues import fit_prompt, specials
 from regard.pipelines.images import image_task, input_pixels
 from regard.pipelines.pairs import pair_task, translate
+from regard.pipelines.sentences import contrastive_task, embed_texts
 from regard.pipelines.series import (
     ForecastEnd,
     by_column,
@@ -102,22 +104,26 @@ from regard.pipelines.series import (
     series_task,
 )
 from regard.pipelines.strokes import stroke_task
-from regard.tasks import TASKS, Forecast, Seq2Seq, Task
+from regard.tasks import TASKS, Forecast, Instruct, Seq2Seq, Task
 from regard.tasks.vocab_info import MASK
 from regard.text import PairTokenizers, Tokenizer
+from regard.text.chat_template import turn_end
 from regard.training.import_export import ExportResult, export_as
 from regard.training.setup.device import pick_device, use_threads
 from regard.training.storage.evaluation import Evaluation, evaluation_of
 from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder
-from regard.training.storage.start import run_weights
+from regard.training.storage.start import open_adapter, run_template, run_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def load(path: Path | str, device: str = "auto") -> "Run":
+def load(path: Path | str, device: str = "auto", *, adapter: Path | str | None = None) -> "Run":
     """Open a run folder, or a Hugging Face checkpoint folder as if it were one.
+
+    `adapter` is merged into the weights: a run with LoRA or a folder of PEFT, by its path, or by
+    its name in the folder `adapters` of the run.
 
     >>> regard.load(run.folder.path).config.name
     'cats'
@@ -132,6 +138,10 @@ def load(path: Path | str, device: str = "auto") -> "Run":
         tokenizers = folder.load_tokenizers(config)
         folder.check_tokenizer(tokenizer_fingerprint(tokenizers))
         model = load_model(resolve(config.model), run_weights(folder, config), str(folder.model))
+    if adapter is not None:
+        merged = open_adapter(path, adapter, resolve(config.model)).merge(weights(model))
+        check_weights(model, merged, str(adapter))
+        model.load_state_dict(merged, strict=False, assign=True)
     target = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
     return Run(folder, config, model.to(target).eval(), tokenizers, target)
 
@@ -342,6 +352,44 @@ class Run:
             )
         stops = [until] if isinstance(until, str) else until
         return truncate_at_stop(detokenize_stream(new_ids, self.tokenizer, ids), stops)
+
+    def chat(
+        self,
+        messages: str | Sequence[tuple[str, str]],
+        *,
+        tokens: int = 400,
+        sampler: str | Sequence[str] | Chain = DEFAULT_SAMPLERS,
+        seed: int | None = None,
+    ) -> Iterator[str]:
+        """Answer the last message of a dialogue, and yield the answer in pieces.
+
+        `messages` is a question, or pairs of a role (system, user, assistant) and a text. The
+        oldest messages are left out where the dialogue does not fit the context.
+
+        >>> "".join(talk.chat("101?", tokens=5, seed=1)) == "".join(
+        ...     talk.chat([("user", "101?")], tokens=5, seed=1)
+        ... )
+        True
+        """
+        template = run_template(self.folder, self.config)
+        if template is None:
+            raise ConfigError(
+                f"{self.folder.path} has no chat template: it is not trained on dialogues;\n"
+                f"train it: regard train dialogues.jsonl task=instruct "
+                f"train.start={self.folder.path}"
+            )
+        dialogue = [("user", messages)] if isinstance(messages, str) else list(messages)
+        dialogue = [(role, self._normalize(text)) for role, text in dialogue]
+        task, tokenizer = Instruct(template=template), self.tokenizer
+        ids, tokens = fit_prompt(task, tokenizer, dialogue, cast(Language, self.model), tokens)
+        chain = sampler if isinstance(sampler, Chain) else chain_for(tokenizer, sampler, None)
+        end = turn_end(template, specials(tokenizer))
+        stop = {*tokenizer.stop_ids, *tokenizer.encode(end)[:1]}
+        if tokenizer.decode(tokenizer.encode(end)[:1]).strip() != end.strip():
+            stop = set(tokenizer.stop_ids)  # the end is several tokens, and found as a text
+        new_ids = stream(self._engine(False), ids, chain, tokens=tokens, stop=stop, seed=seed)
+        stops = [end.strip()] if end.strip() else []
+        return truncate_at_stop(detokenize_stream(new_ids, tokenizer, ids), stops)
 
     def chain(self, words: str | Sequence[str] | None = None, order: str | None = None) -> Chain:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
@@ -585,6 +633,42 @@ class Run:
         split = words.split() if isinstance(words, str) else words
         queries = parse_terms(self._normalize(word) for word in split)
         return {format_terms(terms): vectors.nearest(terms, top) for terms in queries}
+
+    def embed(self, texts: str | Sequence[str]) -> torch.Tensor:
+        """The embeddings of texts, of length 1: a vector, or a row for each of a list.
+
+        >>> near.embed(["12 cats", "13 cats"]).shape
+        torch.Size([2, 16])
+        """
+        self._require("embed", "embed texts")
+        task, tokenizer = contrastive_task(self.config.task), cast(Tokenizer, self.tokenizers)
+        listed = [texts] if isinstance(texts, str) else list(texts)
+        vectors = embed_texts(self.model, task, tokenizer, list(map(self._normalize, listed)))
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def similar(
+        self, texts: str | Sequence[str], among: Sequence[str] | None = None, *, top: int = 10
+    ) -> dict[str, list[tuple[str, float]]]:
+        """The texts with the most similar embeddings and their cosines, best first.
+
+        `among` are the texts to search; by default those of the validation data.
+
+        >>> [(best, cosine), _] = near.similar("12 cats", ["12 cats", "no dog"], top=2)["12 cats"]
+        >>> best, round(cosine, 4)
+        ('12 cats', 1.0)
+        """
+        queries = [texts] if isinstance(texts, str) else list(texts)
+        if among is None:
+            rows = cast(Any, self._validation_data(())).rows
+            among = [text for row in rows for text in row]
+        among = list(dict.fromkeys(among))
+        cosines = self.embed(queries) @ self.embed(among).T
+        best = cosines.topk(min(top, len(among)))
+        pairs = zip(queries, best.indices.tolist(), best.values.tolist(), strict=True)
+        return {
+            query: [(among[n], cosine) for n, cosine in zip(*found, strict=True)]
+            for query, *found in pairs
+        }
 
     def compare_occurrences(self, word: str, text: str) -> dict[str, Any]:
         """Cosines between the vectors of a word at all its positions in a text.

@@ -19,7 +19,7 @@ from regard.training import run as training_run
 from regard.training.baseline import read_baseline, read_series_baselines
 from regard.training.edit import edit_run
 from regard.training.events import BaselineEvaluated, Event
-from regard.training.import_export import ExportResult, export_as, import_run
+from regard.training.import_export import ExportResult, export_as, import_run, merge_run
 from regard.training.parallel import launch
 from regard.training.setup import configure as run_settings
 from regard.training.storage.run_folder import RunFolder, new_folder
@@ -315,6 +315,19 @@ def import_model(
     """
     import_checkpoint(source, out, *words, model=model)
     return load(out)
+
+
+def merge(run: Path | str, out: Path | str, *, adapter: Path | str | None = None) -> list[str]:
+    """Write a run with a LoRA adapter merged into its weights; returns the names of the layers.
+
+    The adapter is that of the run, or `adapter`, as in `regard.load`.
+
+    >>> tune = {"start": str(run.folder.path), "tune": {"kind": "lora", "rank": 2}}
+    >>> tuned = regard.train(text, steps=2, train=tune, out="runs/tuned", quiet=True)
+    >>> regard.merge("runs/tuned", "runs/merged")
+    ['decoder.blocks.0.attention.query', 'decoder.blocks.0.attention.value']
+    """
+    return merge_run(Path(run), Path(out), adapter)
 
 
 def export(

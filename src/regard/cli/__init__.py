@@ -15,6 +15,7 @@ from typing import Any, cast
 import typer
 
 from regard import api
+from regard.cli.chat import chat
 from regard.cli.compare import compare
 from regard.cli.diff import diff
 from regard.cli.doctor import doctor
@@ -25,6 +26,7 @@ from regard.cli.export import export
 from regard.cli.generate import as_sampler, generate, value_of
 from regard.cli.import_ import import_
 from regard.cli.info import info
+from regard.cli.merge import merge
 from regard.cli.neighbours import neighbours
 from regard.cli.options import with_common_options
 from regard.cli.output import settings as output_settings
@@ -57,6 +59,7 @@ for command in (
     resume,
     evaluate,
     generate,
+    chat,
     translate,
     predict,
     neighbours,
@@ -65,6 +68,7 @@ for command in (
     import_,
     export,
     serve,
+    merge,
     edit,
     info,
     diff,
@@ -77,7 +81,6 @@ for command in (
     app.command(name)(with_common_options(command))
 
 INSTEAD = {  # commands of other tools, and what there is here
-    "chat": "regard generate RUN 'some words' continues a text; there are no chat models here",
     "fit": "regard train DATA",
     "finetune": "regard train DATA train.start=RUN",
     "fine-tune": "regard train DATA train.start=RUN",

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from regard import api
 from regard.api.display import make_display
-from regard.cli.options import Beam, Folder, Json, Penalty, parse_data
+from regard.cli.options import AdapterOption, Beam, Folder, Json, Penalty, parse_data
 from regard.cli.output import (
     align_columns,
     check_output_file,
@@ -64,6 +64,7 @@ def evaluate(
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     as_json: Json = False,
+    adapter: AdapterOption = None,
 ) -> None:
     """Evaluate a run: all metrics of its task.
 
@@ -85,12 +86,12 @@ def evaluate(
         raise ConfigError("--stride is for language models, and --by-length for pairs and labels")
     if by_length:
         with spinner(f"evaluating {run}"):
-            opened, named = api.load(run), parse_data(data)
+            opened, named = api.load(run, adapter=adapter), parse_data(data)
             result = opened.evaluate_by_length(*named, beam=beam, length_penalty=length_penalty)
         _print_by_length(run.resolve().name, result, out, as_json)
         return
     with make_display(settings.quiet, transient=True) as display:
-        opened, named = api.load(run), parse_data(data)
+        opened, named = api.load(run, adapter=adapter), parse_data(data)
         if out is not None and "forecast" not in opened.verbs:
             raise ConfigError("--out needs --by-length, or a run that forecasts a series")
         evaluation = opened.evaluation(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from regard import api
-from regard.cli.options import Folder, Json, SearchOption
+from regard.cli.options import AdapterOption, Folder, Json, SearchOption
 from regard.cli.output import (
     check_output_file,
     dim,
@@ -107,6 +107,7 @@ def generate(
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     json: Json = False,
+    adapter: AdapterOption = None,
 ) -> None:
     """Continue a prompt, printing the text as it is generated; or draw.
 
@@ -145,7 +146,7 @@ def generate(
     with spinner(f"opening {run}"):
         from regard.cli.sampler_trace import as_table, as_text
 
-        opened = api.load(run)
+        opened = api.load(run, adapter=adapter)
         opened.limit_threads()
         if "draw" in opened.verbs:
             _draw(opened, prompt, count, bias, seed, out, force)

@@ -2,6 +2,7 @@
 
 import sys
 from itertools import combinations
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
@@ -31,20 +32,33 @@ def neighbours(
             help="Compare the vectors of one word at all its positions in this text.",
         ),
     ] = None,
+    data: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Of a run on sentences: the lines to search; by default its validation data.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the words with the most similar embedding vectors, by cosine.
+    """Show the words or sentences with the most similar embedding vectors, by cosine.
 
     \b
     regard neighbours runs/tolstoy war peace
     regard neighbours runs/tolstoy king - man + woman
     regard neighbours runs/tolstoy can --in 'I can buy a can of fish'
+    regard neighbours runs/sentences 'a dog runs' --data captions.txt
 
-    For any run whose model has an embedding.
+    For words: any run whose model has an embedding. For sentences: runs of task=contrastive.
     """
     with spinner(f"opening {run}"):
         opened = api.load(run)
-        if text is None:
+        among = None if data is None else data.read_text(encoding="utf-8").splitlines()
+        if "embed" in opened.verbs and text is None:
+            result = opened.similar(terms, among, top=top)
+        elif data is not None:
+            raise ConfigError(f"--data is for runs on sentences (task=contrastive), not {run}")
+        elif text is None:
             result = opened.neighbours(terms, top=top)
         elif len(terms) > 1:
             raise ConfigError(f"--in compares one word with itself, not {' '.join(terms)}")

@@ -49,6 +49,14 @@ SearchOption = Annotated[
         help="Beam or contrastive search, in place of --beam: 'beam={width=6, groups=3}'.",
     ),
 ]
+AdapterOption = Annotated[
+    str | None,
+    Option(
+        "--adapter",
+        metavar="NAME",
+        help="Merge this LoRA adapter first: a run, a folder of PEFT, or its name in RUN/adapters.",
+    ),
+]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results only, no progress.")]
 Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error.")]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from regard import api
-from regard.cli.options import Folder, Json
+from regard.cli.options import AdapterOption, Folder, Json
 from regard.cli.output import (
     PICTURES,
     align_columns,
@@ -84,6 +84,7 @@ def predict(
         int, Option(metavar="N", min=1, help="How many values of a series to forecast.")
     ] = 24,
     as_json: Json = False,
+    adapter: AdapterOption = None,
 ) -> None:
     """Predict classes, tags, answers, masked tokens, translations or the next values of a series.
 
@@ -106,7 +107,7 @@ def predict(
     if data is not None and what:
         raise ConfigError("give texts or images, or --data, not both")
     with spinner(f"opening {run}"):
-        opened = api.load(run)
+        opened = api.load(run, adapter=adapter)
     if "forecast" in opened.verbs:
         _forecast(opened, what if data is None else [str(data)], steps, out, column, as_json)
         return

@@ -116,6 +116,7 @@ def _print_previews(previews: "list[TrainingPreview]", as_json: bool) -> None:
         )
         lines = [
             f"data        {preview.data}",
+            *(f"{label:<12}{note}" for label, note in preview.notes.items()),
             f"validation  {preview.validation}",
             *([f"tokenizer   {preview.tokenizer}"] if preview.tokenizer else []),
             f"model       {preview.family}, {size}, on {preview.device}",

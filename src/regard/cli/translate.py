@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from regard import api
-from regard.cli.options import Folder, SearchOption
+from regard.cli.options import AdapterOption, Folder, SearchOption
 from regard.cli.output import print_status, spinner, stdin_lines, text_for, warn_unknown
 
 BATCH = 64  # lines translated at once when they come from a file
@@ -33,6 +33,7 @@ def translate(
         Option(metavar="POWER", help="Divide log P by length to this power; 1 by default."),
     ] = None,
     search: SearchOption = None,
+    adapter: AdapterOption = None,
 ) -> None:
     """Translate sentences, or lines of stdin.
 
@@ -41,7 +42,7 @@ def translate(
     regard translate runs/pairs < test.en > test.de
     """
     with spinner(f"opening {run}"):
-        opened = api.load(run)
+        opened = api.load(run, adapter=adapter)
     interactive = text == "-" and sys.stdin.isatty()
     if interactive:
         print_status("one sentence per line; Ctrl-D ends")

@@ -34,6 +34,26 @@ class TextBatch(Batch):
     targets: Int[Tensor, "batch scored"]
     # Scheduled sampling: where the model reads its own prediction instead of `ids`.
     use_prediction: Bool[Tensor, "batch time"] | None = None
+    prefixes: Int[Tensor, " batch"] | None = None  # of a prefix LM: tokens that are not predicted
+
+
+@dataclass(frozen=True, slots=True)
+class DialogueBatch(Batch):
+    """Rows of packed dialogues, and the next token where it belongs to an answer, else -1."""
+
+    ids: Int[Tensor, "batch time"]
+    targets: Int[Tensor, "batch time"]
+    documents: Int[Tensor, "batch time"]  # which dialogue of the row; 0 is padding
+    positions: Int[Tensor, "batch time"]  # in the dialogue
+    prefixes: Int[Tensor, " batch"]  # tokens before the first answer of the row
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceBatch(Batch):
+    """Pairs of texts with the same meaning, right-padded."""
+
+    first: Source
+    second: Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,8 @@ class Engine:
         """Whether a decode step with this chain can be captured as a CUDA graph."""
         state = self.model.start(1, 1) if state is None else state
         enabled = state.lengths.is_cuda if self._capture is None else self._capture
+        if getattr(getattr(self.model, "config", None), "prefix", False):
+            return False  # its prompt and the ids after it have different masks
         return enabled and chain.capturable and isinstance(state, Capturable)
 
     def start_loop(

@@ -86,6 +86,11 @@ def _passes(
     check_prompts(prompts, tokens, source)
     if draft_tokens < 1:
         raise ConfigError(f"draft_tokens={draft_tokens} must be at least 1")
+    if getattr(getattr(model, "config", None), "prefix", False):
+        raise ConfigError(
+            "speculative decoding does not support a prefix LM (model.prefix=true), whose prompt "
+            "is read bidirectionally; leave out draft"
+        )
     if not prompts:
         return
     chain.check_rows(len(prompts))

@@ -256,6 +256,12 @@ def prefixed_rules(family: Family, config: Any) -> list[Rule]:
     return [_add_prefix(prefix, rule) for rule in family.rules(config)]
 
 
+def candidate_rules(family: Family, config: Any) -> list[Rule]:
+    """The rules with and without the prefix: files may have or lack it, whatever their class."""
+    prefixes = (family.prefix, "")
+    return [_add_prefix(prefix, rule) for rule in family.rules(config) for prefix in prefixes]
+
+
 def _add_prefix(prefix: str, rule: Rule) -> Rule:
     is_head = rule.internal_names[0].startswith("head.")
     return rule if is_head else Rule(prefix + rule.external, rule.internal, rule.layout)
@@ -283,11 +289,8 @@ def _plan(family: Family, config: Any, tensors: Tensors) -> tuple[list[str], Sha
         raise
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes that torch cannot represent
         return [str(error).splitlines()[0]], {}, WeightPlan([], [])
-    rules = family.rules(config)
-    # Published files may have or lack the prefix, independent of the class that they name.
-    candidates = [_add_prefix(prefix, rule) for rule in rules for prefix in (family.prefix, "")]
     aliases = {alias: name for alias, name in TIED_WEIGHTS.items() if alias not in shapes}
-    plan = plan_import(candidates, entries, shapes, aliases)
+    plan = plan_import(candidate_rules(family, config), entries, shapes, aliases)
     problems = [f"{name} is missing" for name in _missing(plan, family, config, shapes)]
     unexpected = (name for name in plan.unexpected if not _is_ignored(family, name))
     problems += [f"{quote(name)} is unexpected" for name in unexpected]

@@ -1,5 +1,6 @@
 """Protocols of models that generate text, which tasks, `generate` and `explain` use."""
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
@@ -94,6 +95,17 @@ class SupportsHidden(Language, Protocol):
         counts: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "rows time dim"], State]:
         """Read ids as `step` does; return the hidden state after each."""
+
+
+def as_prefix(model: Any, state: Any) -> Any:
+    """An empty state whose next ids are the prompt, which a prefix LM reads bidirectionally.
+
+    Other models read it as always.
+    """
+    inner = getattr(model, "model", model)  # of an engine
+    if not getattr(getattr(inner, "config", None), "prefix", False):
+        return state
+    return replace(state, prefix=True)
 
 
 class LanguageModel(nn.Module):

@@ -157,6 +157,11 @@ TRANSFORMER: tuple[Rule, ...] = (
         "vectors;\nleave out segments and embed_dim, and set shape='encoder' or 'decoder'",
     ),
     (
+        lambda c: c.prefix and c.shape != "decoder",
+        "prefix=true is for a decoder, whose prompt is read bidirectionally, not for "
+        "shape={c.shape!r}; leave it out",
+    ),
+    (
         lambda c: c.segments and c.shape != "encoder",
         "segments={c.segments} belong to an encoder, not to shape={c.shape!r}; leave them out",
     ),

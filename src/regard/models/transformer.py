@@ -149,6 +149,8 @@ class TransformerConfig(StackConfig):
     factored: Literal["tables", "tokens"] = "tables"  # tables: positions have embed_dim too
     embed_scaled: bool = False  # multiply embeddings by sqrt(width)
     segments: int = 0  # segment embeddings of an encoder (BERT: 2)
+    # prefix LM: attention within the prompt is bidirectional, and only what follows is predicted
+    prefix: bool = False
     tied: bool = True  # weight tying: a head over the vocabulary uses the embedding matrix
     head: Choice = "linear"  # the output layer (nn.head.HEADS)
 
@@ -313,10 +315,13 @@ class Transformer(LanguageModel):
         time = ids.shape[1]
         positions = state.lengths.unsqueeze(1) + torch.arange(time, device=ids.device)
         lengths = state.memory_lengths
+        mask = Mask.causal()
+        if state.prefix:
+            mask = Mask.prefix(state.lengths + (time if counts is None else counts))
         x = self.decoder(
             self.embed(ids),
             positions=positions,
-            mask=Mask.causal(),
+            mask=mask,
             memory_mask=None if lengths is None else Mask.lengths(lengths),
             state=state,
         )

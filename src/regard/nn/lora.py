@@ -57,7 +57,8 @@ class LoRALinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
         """W x + b and the update; B A is never computed."""
-        low = F.linear(F.dropout(x, self.dropout, self.training), self.lora_A)
+        dropped = F.dropout(x, self.dropout, self.training) if self.dropout else x
+        low = F.linear(dropped, self.lora_A)
         return self.base(x) + F.linear(low * self.scale, self.lora_B)
 
 

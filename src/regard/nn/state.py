@@ -93,6 +93,7 @@ class TransformerState:
     memory: list[tuple[Tensor, Tensor]] | None = None  # keys and values of cross-attention
     memory_lengths: Int[Tensor, " rows"] | None = None
     equal_lengths: bool = True  # every row has `max_length` ids
+    prefix: bool = False  # the next ids are a prefix, within which attention is bidirectional
     static: bool = False  # shapes do not depend on the lengths, which are updated in place
 
     def select(self, rows: Int[Tensor, " selected"]) -> "TransformerState":
@@ -135,9 +136,11 @@ class TransformerState:
             self.lengths.add_(time if counts is None else counts)
             return self
         if counts is None:
-            return replace(self, lengths=self.lengths + time, max_length=self.max_length + time)
+            lengths = self.lengths + time
+            return replace(self, lengths=lengths, max_length=self.max_length + time, prefix=False)
         lengths = self.lengths + counts
-        return replace(self, lengths=lengths, max_length=int(lengths.max()), equal_lengths=False)
+        longest = int(lengths.max())
+        return replace(self, lengths=lengths, max_length=longest, equal_lengths=False, prefix=False)
 
     def length_after(self, time: int) -> int:
         """The number of keys in the cache after `time` more ids; an error beyond the capacity."""

@@ -167,6 +167,10 @@ class Pipeline:
         """The model of a run before its data is read, with the fewest ids and classes."""
         return resolve(config.model, vocab_size=1)
 
+    def preview(self, config: RunConfig, data: Any) -> dict[str, str]:
+        """Lines of `train --dry-run` that show how the training data is read, by their labels."""
+        return {}
+
     def train_tokenizers(
         self, config: RunConfig, train: Any, validation: Any, progress: Progress | None
     ) -> Tokenizers | None:

@@ -2,9 +2,11 @@
 
 from regard.pipelines.base import Pipeline
 from regard.pipelines.captions import CaptionsPipeline
+from regard.pipelines.dialogues import DialoguesPipeline
 from regard.pipelines.images import ImagesPipeline
 from regard.pipelines.labels import LabelsPipeline, TagsPipeline
 from regard.pipelines.pairs import PairsPipeline
+from regard.pipelines.sentences import SentencesPipeline
 from regard.pipelines.series import SeriesPipeline
 from regard.pipelines.spans import SpansPipeline
 from regard.pipelines.strokes import StrokesPipeline
@@ -22,4 +24,6 @@ PIPELINES: dict[str, Pipeline] = {
     "tags": TagsPipeline(),
     "spans": SpansPipeline(),
     "captions": CaptionsPipeline(),
+    "dialogues": DialoguesPipeline(),
+    "sentences": SentencesPipeline(),
 }

@@ -128,7 +128,10 @@ class TextPipeline(Pipeline):
         def batch(number: int) -> Batch:
             block = loader.examples(number)
             generator = batch_generator(config.train.seed, number)
-            return task.collate((block[:, :-1], block[:, 1:]), generator)
+            collated = task.collate((block[:, :-1], block[:, 1:]), generator)
+            if isinstance(task, Causal) and getattr(model, "prefix", False):
+                return task.draw_prefixes(cast(TextBatch, collated), generator)
+            return collated
 
         return TrainingData(
             **vars(data),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.errors import RegardError
+from regard.errors import ConfigError, RegardError
 from regard.generate.chain import NOT_FAILED, Chain, at_least_float32, failure_lengths
 from regard.generate.decode import check_prompts, pad_prompts
 from regard.generate.sampler_context import RowGenerators, SamplerContext
@@ -120,6 +120,8 @@ class BatchEngine:
         capture: bool | None = None,
     ) -> None:
         self.language, self.config = language, config or EngineConfig()
+        if getattr(getattr(language, "config", None), "prefix", False):
+            raise ConfigError("a prefix LM (model.prefix=true) cannot be served; use generate")
         self.stop = tuple(sorted(stop))  # what samplers see as the ids that end a text
         on_gpu = language.device.type == "cuda"
         budget = (self.config.kv_memory or 1024) * MiB

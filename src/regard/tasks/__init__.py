@@ -5,8 +5,10 @@ from regard.tasks.caption import Caption
 from regard.tasks.causal import Causal
 from regard.tasks.cbow import CBOWTask
 from regard.tasks.classify import Classify
+from regard.tasks.contrastive import Contrastive
 from regard.tasks.forecast import Forecast
 from regard.tasks.handwriting import Handwriting
+from regard.tasks.instruct import Instruct
 from regard.tasks.label import Label
 from regard.tasks.masked import Masked
 from regard.tasks.seq2seq import Seq2Seq
@@ -16,9 +18,11 @@ from regard.tasks.tag import Tag
 # Tasks by the name that `task` takes.
 TASKS: dict[str, type[Task]] = {
     "causal": Causal,
+    "instruct": Instruct,
     "masked": Masked,
     "cbow": CBOWTask,
     "seq2seq": Seq2Seq,
+    "contrastive": Contrastive,
     "classify": Classify,
     "label": Label,
     "tag": Tag,
@@ -34,8 +38,10 @@ __all__ = [
     "Caption",
     "Causal",
     "Classify",
+    "Contrastive",
     "Forecast",
     "Handwriting",
+    "Instruct",
     "Label",
     "Masked",
     "Seq2Seq",

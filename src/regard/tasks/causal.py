@@ -1,7 +1,7 @@
 """Language modelling: predict each token from those before it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from regard.data.batch import TextBatch
 from regard.errors import ConfigError
 from regard.models.ngram import NGram
 from regard.models.presets import ModelConfig
+from regard.nn.attention import Mask
 from regard.nn.head import IGNORED
 from regard.tasks.base import Task, check_label_smoothing
 from regard.tasks.metrics import bits_per_byte, mean_loss, perplexity
@@ -73,8 +74,30 @@ class Causal(Task):
         if isinstance(model, NGram):  # closed-form, so this is an evaluation
             unscored = ids.shape[1] - batch.targets.shape[1]
             return -model.scores(ids, F.pad(batch.targets, (unscored, 0), value=IGNORED)).sum()
-        hidden = model(ids)[:, -batch.targets.shape[1] :]
+        hidden = model(ids, **self._prefix(model, batch))[:, -batch.targets.shape[1] :]
         return model.head.loss(hidden, batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
+
+    def _prefix(self, model: nn.Module, batch: TextBatch) -> dict[str, Mask]:
+        """The mask of a prefix LM; in an evaluation the prefix is all that is not predicted."""
+        if not getattr(model.config, "prefix", False):
+            return {}
+        prefixes = batch.prefixes
+        if prefixes is None:
+            rows, time = batch.ids.shape
+            prefixes = batch.ids.new_full((rows,), time - batch.targets.shape[1] + 1)
+        return {"mask": Mask.prefix(prefixes)}
+
+    def draw_prefixes(self, batch: TextBatch, generator: torch.Generator) -> TextBatch:
+        """A batch for a prefix LM: each row has a prefix of random length, which is not scored.
+
+        Lengths are uniform, as in Raffel et al. 2020. The last token of the prefix predicts the
+        first one after it.
+        """
+        rows, time = batch.ids.shape
+        prefixes = torch.randint(1, time + 1, (rows,), generator=generator)
+        inside = torch.arange(time) < prefixes.unsqueeze(1) - 1
+        targets = batch.targets.masked_fill(inside, IGNORED)
+        return replace(batch, targets=targets, prefixes=prefixes)
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:
         """How many tokens are predicted."""

@@ -4,7 +4,7 @@ The checkpoint formats are in `hub`, which does not depend on run folders.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +14,11 @@ import torch
 from regard.config import RunConfig, kind_of
 from regard.errors import CheckpointError, ConfigError
 from regard.files.atomic import atomic_folder, require_new_path, write_json
+from regard.files.directory import Directory
 from regard.files.safetensors import Tensors, read_header
 from regard.files.untrusted import path_exists
+from regard.hub.chat_templates import FILE as CHAT_TEMPLATE
+from regard.hub.chat_templates import read_template
 from regard.hub.class_names import write_class_names
 from regard.hub.config_json import read_config_as, write_config
 from regard.hub.convert_weights import write_external
@@ -23,12 +26,14 @@ from regard.hub.download import download
 from regard.hub.external_checkpoint import (
     WEIGHT_DTYPES,
     ExternalCheckpoint,
+    is_external_checkpoint,
     open_checkpoint,
     prefixed_rules,
 )
 from regard.hub.families import vit
 from regard.hub.family import Settings, TensorTransform
 from regard.hub.onnx import write_onnx
+from regard.hub.peft import write_adapter
 from regard.hub.rope_config import is_interleaved, to_half_split
 from regard.hub.tokenizer_files import write_tokenizers
 from regard.hub.verify_export import compare, comparison_obstacle
@@ -40,9 +45,11 @@ from regard.pipelines import tokenizer_fingerprint
 from regard.tasks import TASKS
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import environment, free_memory
-from regard.training.storage.checkpoint import check_tensors
+from regard.training.storage.checkpoint import check_tensors, write_tensors
 from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder, is_run
+from regard.training.storage.start import open_adapter, open_start, run_adapter
+from regard.training.tuning import LoRA, has_adapter, tuning
 
 EXISTS_HINT = "choose another folder"
 GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -89,7 +96,14 @@ def import_run(
         "imported": imported | ({"overrides": settings} if settings else {}),
     }
     config = imported_run_config(checkpoint, out.name)
-    RunFolder(out).create(config, run_environment, checkpoint.tokenizers, checkpoint.write_weights)
+    template = read_template(checkpoint.path)
+
+    def write_model(path: Path, metadata: Mapping[str, str]) -> None:
+        checkpoint.write_weights(path, metadata)
+        if template is not None:
+            (path.parent / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+
+    RunFolder(out).create(config, run_environment, checkpoint.tokenizers, write_model)
     return checkpoint
 
 
@@ -113,6 +127,8 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
     """Write a run as a folder that transformers opens, and compare the outputs if possible."""
     folder = RunFolder(run)
     config = folder.load_config()
+    if has_adapter(config):
+        return export_adapter(folder, config, out, family)
     model: Any = resolve(config.model)
     tokenizers = folder.load_tokenizers(config)
     folder.check_tokenizer(tokenizer_fingerprint(tokenizers))
@@ -185,6 +201,73 @@ def export_onnx(run: Path, out: Path) -> ExportResult:
             if tokenizer is not None:
                 cast(Tokenizer, tokenizer).save(temporary / f"{side}tokenizer.json")
     return ExportResult(out, "onnx", settings.shape, difference, None, "ONNX Runtime")
+
+
+def export_adapter(
+    folder: RunFolder, config: RunConfig, out: Path, family: str | None = None
+) -> ExportResult:
+    """Write the adapter of a run as a folder that PEFT opens; by default for its base's family."""
+    adapter = run_adapter(folder.load_weights(), config)
+    rule = cast(LoRA, tuning(config.train.tune))
+    require_new_path(out, EXISTS_HINT)
+    with atomic_folder(out) as temporary:
+        base = cast(str, config.train.start)
+        family = write_adapter(
+            temporary,
+            adapter,
+            resolve(config.model),
+            base=base,
+            dropout=rule.dropout,
+            family_name=family or imported_family(base),
+        )
+    unchecked = f"an adapter; merge it for a whole model: regard merge {folder.path} NEW"
+    return ExportResult(out, family, "LoRA adapter", None, unchecked)
+
+
+def imported_family(path: str) -> str | None:
+    """The family of the checkpoint that a run was imported from or started from, if any."""
+    if is_external_checkpoint(Path(path)):
+        return open_checkpoint(path).family.name
+    folder = RunFolder(path)
+    imported: Settings = folder.load_environment().get("imported") or {}
+    start = folder.load_config().train.start
+    family: str | None = imported.get("family")
+    return imported_family(start) if family is None and start is not None else family
+
+
+def merge_run(run: Path, out: Path, adapter: Path | str | None = None) -> list[str]:
+    """Write a run with an adapter merged into its weights; returns the names of the layers.
+
+    By default the adapter of the run itself; `adapter` is that of another run, or one of PEFT.
+    """
+    start = open_start(run)
+    config = start.config
+    if adapter is None and not has_adapter(config):
+        raise ConfigError(f"{run} has no adapter to merge; give one with --adapter")
+    require_new_path(out, EXISTS_HINT)
+    tensors = start.tensors()  # with the run's own adapter
+    if adapter is None:
+        layers = run_adapter(RunFolder(run).load_weights(), config).layers
+    else:
+        opened = open_adapter(run, adapter, resolve(config.model))
+        tensors, layers = opened.merge(tensors), opened.layers
+    config = replace(
+        config,
+        name=out.name,
+        data=replace(config.data, path=None, source=None, target=None, validation=[]),
+        train=replace(config.train, start=None, tune="all"),
+    )
+    run_environment = environment(torch.device("cpu")) | {
+        "data": None,
+        "tokenizer": tokenizer_fingerprint(start.tokenizers),
+        "merged": {"from": str(run), "adapter": None if adapter is None else str(adapter)},
+    }
+
+    def write_model(path: Path, metadata: Mapping[str, str]) -> None:
+        write_tensors(Directory(path.parent), path.name, tensors, metadata)
+
+    RunFolder(out).create(config, run_environment, start.tokenizers, write_model)
+    return list(layers)
 
 
 def _open_weights(model: Any, path: Path) -> tuple[Tensors, torch.dtype]:

@@ -306,7 +306,9 @@ def _attention(config: Any, side: str, *, cross: bool = False) -> Part:
     if config.kv_heads not in (None, config.heads):
         details.append(f"{config.kv_heads} KV heads")
     if not cross:
-        details.append("causal" if side == "decoder" else "bidirectional")
+        prefix = getattr(config, "prefix", False)
+        masks = {"decoder": "bidirectional prefix, then causal" if prefix else "causal"}
+        details.append(masks.get(side, "bidirectional"))
         details += _window(config)
         kind, options = kind_of(config.position)
         if kind not in ("none", *ADDED) or options.get("each_layer"):

@@ -120,8 +120,8 @@ def lamda() -> TransformerConfig:
 def glm_130b() -> TransformerConfig:
     """Zeng et al. 2022, section 2 and appendix: DeepNorm, RoPE, GeGLU.
 
-    The residual scale is (2 layers)^(1/2), not DeepNorm's (2 layers)^(1/4). It is trained as a
-    prefix LM: pass `Mask.prefix`.
+    The residual scale is (2 layers)^(1/2), not DeepNorm's (2 layers)^(1/4). It is a
+    prefix LM.
     """
     layers = 70
     return TransformerConfig(
@@ -135,6 +135,7 @@ def glm_130b() -> TransformerConfig:
         norm_order="deepnorm",
         stream_scale=(2 * layers) ** 0.5,
         ffn="geglu",
+        prefix=True,
     )
 
 

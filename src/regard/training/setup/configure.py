@@ -69,7 +69,8 @@ def configure(
         base, class_names = _for_data(what, over)
         start = over.get("train", {}).get("start")
         if start is not None and not {"family", "preset"} & set(over.get("model", {})):
-            base = start_from(base, open_start(_absolute(start)).config, class_names)
+            opened = open_start(_absolute(start))
+            base = start_from(base, opened.config, class_names, opened.template)
         if "task" in over:
             over["task"] = _with_options(over["task"], base["task"])
     return _combine(base, over, file, started, on_measure)

@@ -12,12 +12,16 @@ DEFAULTS = {"lr": 1e-4, "optimizer": "adamw"}
 
 
 def start_from(
-    settings: dict[str, Any], start: RunConfig, class_names: Sequence[str] | None
+    settings: dict[str, Any],
+    start: RunConfig,
+    class_names: Sequence[str] | None,
+    template: str | None = None,
 ) -> dict[str, Any]:
     """The settings for data whose classes are `class_names`, with the model of the run `start`.
 
     If the task is that of `start` and its classes are among those of the model, the head is kept.
     Otherwise the model gets the head that its Hugging Face family has for the task, if it has one.
+    A task on dialogues gets the chat `template` of the model.
     """
     task = settings["task"]
     kind = kind_of(task)[0]
@@ -25,6 +29,8 @@ def start_from(
     if kind == start_kind:
         same_classes = class_names is not None and {*class_names} <= {*options.get("names", [])}
         task = _merge(task, options if same_classes else _without(options, "names"))
+    elif kind == "instruct" and template is not None:
+        task = _merge(task, {"template": template})
     return {
         **settings,
         "task": task,

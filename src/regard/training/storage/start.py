@@ -8,17 +8,23 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from regard.config import RunConfig, kind_of
-from regard.errors import CheckpointError
+from regard.errors import CheckpointError, ConfigError
+from regard.files.untrusted import path_exists
+from regard.hub.chat_templates import read_template
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
+from regard.hub.peft import is_adapter, read_adapter
 from regard.models.build import load_weights, weights
 from regard.models.compatibility import with_defaults
+from regard.models.presets import ModelConfig
 from regard.nn.head import HEADS
 from regard.nn.lora import Adapter
 from regard.pipelines.base import Tokenizers
+from regard.tasks import Instruct
 from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder
 from regard.training.tuning import LoRA, has_adapter, tuning
 
+ADAPTERS = "adapters"  # a folder of a run, for adapters that are chosen by name
 POOLER = {f"head.hidden.{part}": f"head.pool.{part}" for part in ("weight", "bias")}
 
 
@@ -29,6 +35,7 @@ class Start:
     config: RunConfig
     tokenizers: Tokenizers | None
     origin: str  # the file or folder of the weights, for messages
+    template: str | None  # the chat template of its tokenizer
     tensors: Callable[[], dict[str, Tensor]]
 
 
@@ -39,10 +46,26 @@ def open_start(path: Path | str) -> Start:
         checkpoint = open_checkpoint(folder.path)
         config = imported_run_config(checkpoint, folder.path.name)
         tensors = lambda: weights(checkpoint.load())  # noqa: E731
-        return Start(config, checkpoint.tokenizers, str(folder.path), tensors)
+        return Start(
+            config, checkpoint.tokenizers, str(folder.path), read_template(folder.path), tensors
+        )
     config = folder.load_config()
     tokenizers = folder.load_tokenizers(config)
-    return Start(config, tokenizers, str(folder.model), lambda: run_weights(folder, config))
+    return Start(
+        config,
+        tokenizers,
+        str(folder.model),
+        run_template(folder, config),
+        lambda: run_weights(folder, config),
+    )
+
+
+def run_template(folder: RunFolder, config: RunConfig) -> str | None:
+    """The chat template of a run: that of its task, or that of the imported tokenizer."""
+    kind, options = kind_of(config.task)
+    if kind == "instruct":
+        return str(options.get("template", Instruct.template))
+    return read_template(folder.path)
 
 
 def run_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
@@ -56,6 +79,32 @@ def run_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
 def run_adapter(tensors: dict[str, Tensor], config: RunConfig) -> Adapter:
     """The adapter of a run, from the tensors in its folder."""
     return Adapter.of(tensors, cast(LoRA, tuning(config.train.tune)).alpha)
+
+
+def open_adapter(run: Path | str, adapter: Path | str, model: ModelConfig) -> Adapter:
+    """The adapter of a run, or one of PEFT: a path, or a name in the folder `adapters` of `run`."""
+    path = Path(adapter)
+    if not path_exists(path):
+        path = Path(run) / ADAPTERS / adapter
+    if is_adapter(path):
+        return read_adapter(path, model)
+    if not path_exists(path / "config.json"):
+        named = ", ".join(adapter_names(run)) or "none"
+        raise ConfigError(
+            f"no adapter at {adapter}; give a run with train.tune=lora, a folder of PEFT, or one "
+            f"of those in {Path(run) / ADAPTERS}: {named}"
+        )
+    config = RunFolder(path).load_config()
+    if not has_adapter(config):
+        raise ConfigError(f"{path} is a run without an adapter; train it with train.tune.kind=lora")
+    return run_adapter(RunFolder(path).load_weights(), config)
+
+
+def adapter_names(run: Path | str) -> list[str]:
+    """The names of the adapters in the folder of a run."""
+    folder = Path(run) / ADAPTERS
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path.name for path in paths if is_adapter(path) or path_exists(path / "config.json")]
 
 
 def _base_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:

@@ -1,0 +1,79 @@
+"""`regard chat`."""
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+from typer import Option
+
+from regard import api
+from regard.cli.options import AdapterOption, Folder
+from regard.cli.output import print_status, spinner, stdin_lines
+
+
+def chat(
+    run: Folder,
+    system: Annotated[
+        str | None, Option(metavar="TEXT", help="A system message at the start of the dialogue.")
+    ] = None,
+    sampler: Annotated[
+        list[str],
+        Option(
+            "-s",
+            "--sampler",
+            metavar="NAME=VALUE",
+            help="A sampler; repeatable, in order.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006 -- typer copies it
+    tokens: Annotated[
+        int, Option("-n", "--tokens", metavar="N", min=1, help="Most tokens of an answer.")
+    ] = 400,
+    seed: Annotated[
+        int | None, Option(metavar="N", help="Random seed; the same seed gives the same answers.")
+    ] = None,
+    adapter: AdapterOption = None,
+) -> None:
+    """Talk with a model trained on dialogues, in the terminal or through a pipe.
+
+    \b
+    regard chat runs/assistant
+    regard chat runs/assistant --system 'Answer in one sentence.' -s temperature=0.5
+    printf 'Hello!\\nAnd again?\\n' | regard chat runs/assistant
+
+    Each line is a message, and the dialogue so far is remembered. /new begins another one, and
+    Ctrl-D ends.
+    """
+    with spinner(f"opening {run}"):
+        opened = api.load(run, adapter=adapter)
+        opened.limit_threads()
+    first = [] if system is None else [("system", system)]
+    history = list(first)
+    for line in _messages():
+        if line.strip() == "/new":
+            history = list(first)
+            continue
+        history.append(("user", line))
+        options = {"sampler": sampler} if sampler else {}
+        answer = ""
+        for piece in opened.chat(history, tokens=tokens, seed=seed, **options):  # type: ignore[arg-type]
+            print(piece, end="", flush=True)
+            answer += piece
+        print(flush=True)
+        history.append(("assistant", answer or " "))
+
+
+def _messages() -> Iterator[str]:
+    """The lines of the terminal, with a prompt, or of a pipe; empty ones are skipped."""
+    if not sys.stdin.isatty():
+        yield from (line for line in stdin_lines() if line.strip())
+        return
+    print_status("one message per line; /new begins a new dialogue, Ctrl-D ends")
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            print()
+            return
+        if line.strip():
+            yield line

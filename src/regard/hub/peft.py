@@ -1,0 +1,274 @@
+"""LoRA adapters in the files of the PEFT library: adapter_config.json, adapter_model.safetensors.
+
+PEFT names a layer as transformers does: base_model.model.transformer.h.0.attn.c_attn.lora_A.weight.
+Where one matrix there holds several layers of a model here (GPT-2's c_attn is query, key and
+value), their updates are written as one of the summed rank,
+
+    A = [A_q; A_k; A_v],      B = diag(B_q, B_k, B_v),      alpha / r unchanged
+
+and an update that is read becomes one for each layer, with the same A and its rows of B.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.config import kind_of
+from regard.errors import CheckpointError, ConfigError
+from regard.files.atomic import write_json
+from regard.files.safetensors import Tensors, read_header
+from regard.files.untrusted import path_exists, quote, read_json
+from regard.hub import MODEL_TYPES
+from regard.hub.config_json import read_config_as, write_config
+from regard.hub.convert_weights import Shapes
+from regard.hub.external_checkpoint import TIED_WEIGHTS, candidate_rules, prefixed_rules
+from regard.hub.rope_config import is_interleaved, to_half_split
+from regard.hub.safetensors_writer import SafetensorsWriter
+from regard.hub.weight_mapping import (
+    CONCATENATED,
+    Concatenated,
+    InterleavedByHead,
+    Layout,
+    TensorMapping,
+    WeightPlan,
+    plan_export,
+    plan_import,
+)
+from regard.models.build import on_meta, weights
+from regard.models.presets import ModelConfig
+from regard.nn.lora import Adapter
+
+CONFIG, MODEL = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>[AB])(?:\.default)?\.weight")
+UNSUPPORTED = {  # settings whose other values change what an adapter computes
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "lora_bias": (False, None),
+    "alora_invocation_tokens": (None,),
+    "use_qalora": (False, None),
+    "layer_replication": (None,),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None,),
+    "megatron_config": (None,),
+}
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a folder holds an adapter of PEFT."""
+    return path_exists(path / CONFIG)
+
+
+def write_adapter(
+    folder: Path,
+    adapter: Adapter,
+    config: ModelConfig,
+    *,
+    base: str,
+    dropout: float = 0.0,
+    family_name: str | None = None,
+) -> str:
+    """Write an adapter of a model with this configuration; returns the family of its names.
+
+    By default that is the first one that can express the model.
+    """
+    family, hf = write_config(config, family_name)
+    exported = read_config_as(family, hf)
+    names = weights(on_meta(exported))
+    mappings = plan_export(prefixed_rules(family, exported), names).mappings
+
+    def transform(name: str, tensor: Tensor) -> Tensor:
+        return to_half_split(config, name, tensor)
+
+    tensors: dict[str, Tensor] = {}
+    ranks: dict[str, int] = {}
+    alphas: dict[str, float] = {}
+    transposed, whole = False, []
+    for mapping in mappings:
+        layers = [name.removesuffix(".weight") for name in mapping.internal]
+        if any(layer in adapter.layers for layer in layers):
+            module = mapping.external.removesuffix(".weight")
+            a, b, scale = _join(adapter, mapping, layers, names, transform)
+            tensors |= {f"{PREFIX}{module}.lora_A.weight": a, f"{PREFIX}{module}.lora_B.weight": b}
+            ranks[module], alphas[module] = len(a), scale * len(a)
+            transposed |= getattr(mapping.layout, "transposed", False)
+        elif all(name in adapter.others for name in mapping.internal):
+            joined = mapping.layout.join([adapter.others[name] for name in mapping.internal])
+            tensors[f"{PREFIX}{mapping.external}"] = joined
+            whole.append(mapping.external.rpartition(".")[0])
+    rank, alpha = (Counter(table.values()).most_common(1)[0][0] for table in (ranks, alphas))
+    decoder = getattr(config, "shape", None)
+    kinds = {"decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
+    is_language = kind_of(getattr(config, "head", "none"))[0] == "linear"
+    settings = {
+        "peft_type": "LORA",
+        "task_type": kinds.get(str(decoder)) if is_language else None,
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": dropout,
+        "bias": "none",
+        "fan_in_fan_out": transposed,
+        "target_modules": list(ranks),
+        "modules_to_save": list(dict.fromkeys(whole)) or None,
+        "rank_pattern": {name: r for name, r in ranks.items() if r != rank},
+        "alpha_pattern": {name: a for name, a in alphas.items() if a != alpha},
+    }
+    write_json(folder / CONFIG, settings)
+    tensors = {name: tensor.float().contiguous() for name, tensor in tensors.items()}
+    specs = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    with SafetensorsWriter({folder / MODEL: specs}, {"format": "pt"}) as writer:
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+    return family.name
+
+
+def _join(
+    adapter: Adapter,
+    mapping: TensorMapping,
+    layers: list[str],
+    names: Mapping[str, Tensor],
+    transform: Any,
+) -> tuple[Tensor, Tensor, float]:
+    """A, B and the scale of an external layer; those of its layers may differ in scale."""
+    present = {layer: adapter.layers[layer] for layer in layers if layer in adapter.layers}
+    scale = next(iter(present.values()))[2]
+    parts = {
+        layer: (a, transform(f"{layer}.weight", b) * (own / scale))
+        for layer, (a, b, own) in present.items()
+    }
+    shared = next(iter(parts.values()))[0]
+    is_shared = len(parts) == len(layers) and all(torch.equal(a, shared) for a, _ in parts.values())
+    a = shared if is_shared else torch.cat([a for a, _ in parts.values()])
+    rows, column = [], 0
+    for layer in layers:
+        block = a.new_zeros(len(names[f"{layer}.weight"]), len(a))
+        if layer in parts:
+            own_a, own_b = parts[layer]
+            first = 0 if is_shared else column
+            block[:, first : first + len(own_a)] = own_b
+            column += len(own_a)
+        rows.append(block)
+    return a, _rows(mapping.layout).join(rows), scale
+
+
+def _rows(layout: Layout) -> Layout:
+    """How the rows of B, which are the outputs of the layer, are stored."""
+    if isinstance(layout, Concatenated):
+        return CONCATENATED
+    if not isinstance(layout, InterleavedByHead):
+        raise ConfigError(f"LoRA on a weight stored as {type(layout).__name__} is not supported")
+    return layout
+
+
+def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
+    """Read an adapter for a model with this configuration; every tensor must have its place."""
+    settings = _read_settings(folder)
+    if is_interleaved(config):
+        raise ConfigError(
+            f"{folder} cannot be used: the model rotates neighbouring coordinates, and the "
+            "adapters of PEFT are for halves; export the model and import it again"
+        )
+    tensors = Tensors(read_header(folder / MODEL))
+    with tensors:
+        values = {name.removeprefix(PREFIX): tensors.read(name).float() for name in tensors.entries}
+    halves: dict[str, dict[str, Tensor]] = {}
+    others: dict[str, Tensor] = {}
+    for name, tensor in values.items():
+        match = LORA.fullmatch(name)
+        if match is not None:
+            halves.setdefault(match["layer"], {})[match["part"]] = tensor
+        else:
+            others[name] = tensor
+    if bad := next((name for name, parts in halves.items() if len(parts) < 2), None):
+        raise CheckpointError(f"{folder / MODEL}: {quote(bad)} has only one of lora_A and lora_B")
+    shapes = {name: tensor.shape for name, tensor in weights(on_meta(config)).items()}
+    external = [*(f"{layer}.weight" for layer in halves), *others]
+    plans = list(_plans(config, external, shapes))
+    plan = next((plan for plan in plans if not plan.unexpected), None)
+    if plan is None:
+        listed = ", ".join(map(quote, (plans[0].unexpected if plans else external)[:3]))
+        raise CheckpointError(
+            f"{folder / MODEL} has tensors for which the model has no place: {listed}\n"
+            "use the adapter with the model it was trained on"
+        )
+    layers: dict[str, tuple[Tensor, Tensor, float]] = {}
+    whole: dict[str, Tensor] = {}
+    for mapping in plan.mappings:
+        expected = [shapes[name] for name in mapping.internal]
+        module = mapping.external.removesuffix(".weight")
+        if module in halves:
+            a, b = halves[module]["A"], halves[module]["B"]
+            rows = _split(folder, mapping, b, [torch.Size((s[0], len(a))) for s in expected])
+            scale = _scale(settings, module, len(a))
+            for name, part in zip(mapping.internal, rows, strict=True):
+                layers[name.removesuffix(".weight")] = (a, part.contiguous(), scale)
+        else:
+            parts = mapping.layout.split(others[mapping.external], expected)
+            whole |= dict(zip(mapping.internal, parts, strict=True))
+    return Adapter(layers, whole)
+
+
+def _plans(config: ModelConfig, external: list[str], shapes: Shapes) -> Iterator[WeightPlan]:
+    """Where the tensors go, by the names of each family that can express the model."""
+    aliases = {alias: name for alias, name in TIED_WEIGHTS.items() if alias not in shapes}
+    for name in MODEL_TYPES:
+        with suppress(ConfigError):
+            family, hf = write_config(config, name)
+            rules = candidate_rules(family, read_config_as(family, hf))
+            yield plan_import(rules, external, shapes, aliases)
+
+
+def _split(
+    folder: Path, mapping: TensorMapping, b: Tensor, shapes: list[torch.Size]
+) -> list[Tensor]:
+    """The rows of B of each layer; an error if they are not those of the model."""
+    try:
+        parts = _rows(mapping.layout).split(b, shapes)
+    except RuntimeError:  # the tensor cannot be split
+        parts = []
+    if [part.shape for part in parts] != shapes:
+        raise CheckpointError(
+            f"{folder / MODEL}: lora_B of {quote(mapping.external)} has shape {tuple(b.shape)}, "
+            f"which does not fit the model; use it with the model it was trained on"
+        )
+    return parts
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    settings = read_json(folder / CONFIG)
+    if settings.get("peft_type") != "LORA":
+        raise ConfigError(
+            f"{folder / CONFIG}: peft_type={quote(settings.get('peft_type'))} is not supported; "
+            "only LORA is"
+        )
+    for key, allowed in UNSUPPORTED.items():
+        if settings.get(key) not in allowed:
+            raise ConfigError(f"{folder / CONFIG}: {key}={quote(settings[key])} is not supported")
+    return settings
+
+
+def _scale(settings: Mapping[str, Any], module: str, rank: int) -> float:
+    """alpha / r of a layer, or alpha / sqrt(r) with rank-stabilized LoRA (Kalajdzievski 2023)."""
+    alpha = float(settings["lora_alpha"])
+    for pattern, value in _patterns(settings.get("alpha_pattern")):
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            alpha = float(value)
+            break
+    return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def _patterns(table: Any) -> Iterator[tuple[str, float]]:
+    """PEFT's patterns of names; only plain names and dots, since a file could hold any regex."""
+    for pattern, value in (table or {}).items():
+        if not re.fullmatch(r"[\w.\\^$|()*]*", pattern) or re.search(r"[*)][*]", pattern):
+            raise ConfigError(f"alpha_pattern: {quote(pattern)} is not supported")
+        yield pattern.removeprefix("^"), value

@@ -1,0 +1,330 @@
+"""Dialogues: packed into rows, with the loss on the answers only."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from torch import nn
+
+from regard.config import Choice, RunConfig, make
+from regard.data.batch import Batch
+from regard.data.dialogues import Dialogues, from_jsonl, is_dialogues
+from regard.data.loader import RowLoader
+from regard.data.text_files import suffix
+from regard.errors import ConfigError, DataError
+from regard.generate import generate, parse_chain
+from regard.models.base import Language
+from regard.models.build import resolve
+from regard.models.presets import ModelConfig
+from regard.pipelines.base import (
+    EvalData,
+    Pipeline,
+    Progress,
+    TrainingData,
+    first_rows,
+    rows_per_step,
+)
+from regard.pipelines.tokenizer_cache import cached_tokenizer
+from regard.seeds import batch_generator
+from regard.tasks import TASKS, Instruct
+from regard.tasks.instruct import Dialogue
+from regard.text import Tokenizer, train_tokenizer
+from regard.text.chat_template import ANSWERS, Message, render, segments, turn_end
+from regard.text.pair_tokenizers import JOINT
+
+SUFFIXES = (".jsonl", ".ndjson", ".json")
+SAMPLE_TOKENS = 60
+
+
+class DialoguesPipeline(Pipeline):
+    """JSONL of messages, or of prompts and answers."""
+
+    name: ClassVar[str] = "dialogues"
+    needs: ClassVar[str] = "JSONL of messages, or of prompts and answers"
+    tokenizer_type: ClassVar[type | None] = Tokenizer
+
+    def recognizes(self, path: Path) -> bool:
+        """A .jsonl file whose first line has a list of messages."""
+        return path.is_file() and suffix(path) in SUFFIXES and is_dialogues(path)
+
+    def reads_on_request(self, path: Path) -> bool:
+        """Any .jsonl file."""
+        return path.is_file() and suffix(path) in SUFFIXES
+
+    def open(self, path: Path) -> Dialogues:
+        """A dialogue on each line."""
+        return from_jsonl(path)
+
+    def lowercase(self, data: Dialogues) -> Dialogues:
+        """The dialogues with case folded."""
+        rows = [tuple((role, text.lower()) for role, text in row) for row in data.rows]
+        return replace(data, rows=rows, description=f"{data.description}, in lower case")
+
+    def defaults(self, data: Dialogues, task: Choice, *, gpu: bool) -> dict[str, Any]:
+        """A small decoder; usually training starts from a pretrained one (`train.start`)."""
+        size = sum(len(text) for row in data.rows for _, text in row)
+        vocab_size = min(32_000, max(500, size // 500 // 100 * 100))
+        sizes = (
+            {"dim": 384, "layers": 6, "heads": 6, "context": 512, "dropout": 0.1}
+            if gpu
+            else {"dim": 128, "layers": 4, "heads": 4, "context": 128}
+        )
+        return {
+            "task": "instruct",
+            "data": {"tokenizer": {"kind": "bpe", "size": vocab_size}},
+            "model": {"preset": "tiny-decoder", **sizes},
+            "train": {
+                "steps": 2000,
+                "batch": 32 if gpu else 8,
+                "lr": 2e-3,
+                "optimizer": "muon",
+                "schedule": {"kind": "linear", "warmup": 30},
+            },
+        }
+
+    def train_tokenizers(
+        self, config: RunConfig, train: Dialogues, validation: Dialogues, progress: Progress | None
+    ) -> Tokenizer:
+        """Train on the training dialogues, with the text of the template."""
+        choice, template = config.data.tokenizer, instruct_task(config.task).template
+        texts = [render(template, row) for row in train.rows]
+
+        def write(folder: Path) -> None:
+            train_tokenizer(choice, texts).save(folder / JOINT)
+
+        return Tokenizer.load(
+            cached_tokenizer({"choice": choice, "template": template}, [train], write) / JOINT
+        )
+
+    def preview(self, config: RunConfig, data: Dialogues) -> dict[str, str]:
+        """The first dialogue as the model reads it, with the scored parts in brackets."""
+        return {"mask": show_mask(instruct_task(config.task), data.rows[0])}
+
+    def training_data(
+        self,
+        config: RunConfig,
+        train: Dialogues,
+        validation: Dialogues,
+        tokenizers: Tokenizer,
+        progress: Progress | None,
+    ) -> TrainingData:
+        """Rows of packed dialogues in random order."""
+        data = self.evaluation_data(config, validation, tokenizers, progress)
+        task, model = cast(Instruct, data.task), data.model
+        packed = pack(train, task, tokenizers, model)
+        count = max(1, rows_per_step(config.train, model.context) // config.train.accumulate)
+        loader = RowLoader(len(packed.rows), count, config.train.seed)
+
+        def batch(number: int) -> Batch:
+            chosen = [packed.rows[index] for index in loader.examples(number)]
+            generator = batch_generator(config.train.seed, number)
+            return task.collate((chosen, model.context), generator)
+
+        scored = sum(int(scored.sum()) for row in packed.rows for _, scored in row)
+        filled = packed.tokens / (len(packed.rows) * model.context)
+        description = [
+            f"data       {train.description}",
+            *first_rows(train),
+            f"mask       {show_mask(task, train.rows[0])}",
+            f"validation {validation.description}",
+            f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens; "
+            f"{packed.tokens:,} for training, {scored:,} of them in answers",
+            f"packing    {len(packed.rows):,} rows of {model.context} tokens, {filled:.0%} filled",
+        ]
+        if packed.truncated or data.dropped:
+            description.append(
+                f"truncated  {packed.truncated:,} training dialogues and {data.dropped:,} for "
+                f"validation, to {model.context} tokens"
+            )
+        return TrainingData(
+            **vars(data),
+            batch=batch,
+            example_ids=lambda number: loader.examples(number).tolist(),
+            all_batches=lambda: _batches(task, packed, model, count, None),
+            description=description,
+        )
+
+    def evaluation_data(
+        self,
+        config: RunConfig,
+        data: Dialogues,
+        tokenizers: Tokenizer,
+        progress: Progress | None = None,
+    ) -> EvalData:
+        """All validation dialogues in order, packed."""
+        task = instruct_task(config.task)
+        model = resolve(config.model, vocab_size=tokenizers.size)
+        packed = pack(data, task, tokenizers, model)
+        targets = sum(int(scored[1:].sum()) for row in packed.rows for _, scored in row)
+        count = max(1, rows_per_step(config.train, model.context) // config.train.accumulate)
+        return EvalData(
+            task=task,
+            task_choice=config.task,
+            tokenizers=tokenizers,
+            model=model,
+            validation_batches=lambda limit: _batches(task, packed, model, count, limit),
+            validation_data=data,
+            validation_size=len(data),
+            validation_targets=targets,
+            dropped=packed.truncated,
+        )
+
+    def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
+        """An answer to the first validation prompt."""
+        task, tokenizer = cast(Instruct, data.task), cast(Tokenizer, data.tokenizers)
+        row = data.validation_data.rows[0]
+        number = next(i for i, (role, _) in enumerate(row) if role == ANSWERS)
+        ids = prompt_ids(task, tokenizer, row[:number])[-data.model.context // 2 :]
+        room = min(SAMPLE_TOKENS, data.model.context - len(ids))
+        (new,) = generate(
+            cast(Language, model), [ids], parse_chain(["greedy"]), tokens=room, seed=seed
+        )
+        question = " ".join(text for _, text in row[:number])
+        answer = tokenizer.decode(new).partition(turn_end(task.template, specials(tokenizer)))[0]
+        return f"{question}\n→ {answer}\n= {row[number][1]}"
+
+
+def instruct_task(choice: Choice) -> Instruct:
+    """The task of a run on dialogues."""
+    return cast(Instruct, make(choice, TASKS, "task"))
+
+
+def specials(tokenizer: Tokenizer) -> dict[str, str]:
+    """The texts of the special tokens that chat templates name."""
+    names = {"bos_token": "start", "eos_token": "stop", "unk_token": "unk", "pad_token": "pad"}
+    ids = {key: tokenizer.special_id(name) for key, name in names.items()}
+    return {key: "" if id is None else tokenizer.piece(id) for key, id in ids.items()}
+
+
+def encode(task: Instruct, tokenizer: Tokenizer, messages: Sequence[Message]) -> Dialogue:
+    """The ids of a dialogue, and which of them belong to answers.
+
+    Prompts and answers are tokenized separately, as when the model answers.
+    """
+    parts = segments(task.template, messages, specials(tokenizer))
+    ids = _prefix(tokenizer, parts[0][0])
+    scored = [False] * len(ids)
+    for text, is_answer in parts:
+        new = tokenizer.encode(text)
+        ids += new
+        scored += [is_answer] * len(new)
+    return np.asarray(ids, dtype=np.int64), np.asarray(scored, dtype=np.bool_)
+
+
+def prompt_ids(task: Instruct, tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    """The ids of a dialogue up to where the next answer begins."""
+    tokens = specials(tokenizer)
+    text = render(task.template, messages, prompt=True, tokens=tokens)
+    parts = segments(task.template, messages, tokens) if len(messages) > 1 else []
+    ids, done = _prefix(tokenizer, text), 0
+    for part, _ in parts:
+        ids += tokenizer.encode(part)
+        done += len(part)
+    return ids + tokenizer.encode(text[done:])
+
+
+def fit_prompt(
+    task: Instruct,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    model: Language,
+    tokens: int,
+) -> tuple[list[int], int]:
+    """The prompt of the last messages that fit the context, and how many tokens may follow.
+
+    An answer gets at least a quarter of the context. A system message is kept.
+    """
+    context = model.context
+    first = [message for message in messages[:1] if message[0] == "system"]
+    rest = list(messages[len(first) :])
+    while True:
+        ids = prompt_ids(task, tokenizer, [*first, *rest])
+        room = tokens if context is None else min(tokens, context - len(ids))
+        if context is None or room >= min(tokens, context // 4):
+            return ids, room
+        if len(rest) <= 2:
+            raise ConfigError(
+                f"the message has {len(ids):,} tokens and the model a context of {context:,}, so "
+                "there is no room for an answer; shorten it"
+            )
+        rest = rest[2:]
+
+
+def _prefix(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The start token, unless the template has written it."""
+    start = specials(tokenizer)["bos_token"]
+    return [] if start and text.startswith(start) else list(tokenizer.prefix_ids)
+
+
+def show_mask(task: Instruct, row: Sequence[Message]) -> str:
+    """A dialogue as the model reads it; the parts in ⟦ ⟧ are scored."""
+    parts = segments(task.template, row)
+    shown = "".join(f"⟦{text}⟧" if scored else text for text, scored in parts).replace("\n", "⏎")
+    return shown if len(shown) <= 300 else f"{shown[:299]}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Dialogues packed into rows."""
+
+    rows: list[list[Dialogue]]
+    tokens: int
+    truncated: int
+
+
+def pack(data: Dialogues, task: Instruct, tokenizer: Tokenizer, model: ModelConfig) -> Packed:
+    """Pack dialogues into rows of `model.context` tokens: each goes into the first with room.
+
+    The longest come first. With `model.prefix` a row is one dialogue.
+    """
+    context = model.context
+    encoded = [encode(task, tokenizer, row) for row in data.rows]
+    cut = [(ids[: context + 1], scored[: context + 1]) for ids, scored in encoded]
+    truncated = sum(len(ids) > context + 1 for ids, _ in encoded)
+    kept = [(ids, scored) for ids, scored in cut if scored[1:].any()]
+    if not kept:
+        raise DataError(
+            f"{data.name}: no prompt leaves room for an answer in model.context={context} tokens;\n"
+            "set a larger model.context"
+        )
+    if getattr(model, "prefix", False):
+        rows = [[dialogue] for dialogue in kept]
+    else:
+        rows = _first_fit(kept, context)
+    return Packed(rows, sum(len(ids) for ids, _ in kept), truncated)
+
+
+def _first_fit(dialogues: list[Dialogue], context: int) -> list[list[Dialogue]]:
+    rows: list[list[Dialogue]] = []
+    free: dict[int, list[int]] = {}  # rows by the tokens that are left in them
+    order = sorted(range(len(dialogues)), key=lambda n: (-len(dialogues[n][0]), n))
+    for number in order:
+        needed = len(dialogues[number][0]) - 1
+        room = min((left for left in free if left >= needed), default=None)
+        if room is None:
+            rows.append([])
+            room, place = context, len(rows) - 1
+        else:
+            place = free[room].pop()
+            if not free[room]:
+                del free[room]
+        rows[place].append(dialogues[number])
+        if room - needed:
+            free.setdefault(room - needed, []).append(place)
+    return rows
+
+
+def _batches(
+    task: Instruct, packed: Packed, model: ModelConfig, count: int, limit: int | None
+) -> Iterator[Batch]:
+    done = 0
+    for first in range(0, len(packed.rows), count):
+        if limit is not None and done >= limit:
+            return
+        batch = task.collate(
+            (packed.rows[first : first + count], model.context), batch_generator(1, 0)
+        )
+        done += int(task.count(batch))
+        yield batch

@@ -1,0 +1,216 @@
+"""Pairs of sentences, for embeddings."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regard.config import Choice, RunConfig, make
+from regard.data.batch import Batch
+from regard.data.loader import RowLoader
+from regard.data.sentences import Sentences, from_path
+from regard.models.build import resolve
+from regard.models.presets import ModelConfig
+from regard.pipelines.base import (
+    EvalData,
+    Pipeline,
+    Progress,
+    TrainingData,
+    first_rows,
+)
+from regard.pipelines.labels import special_tokens
+from regard.pipelines.tokenizer_cache import cached_tokenizer
+from regard.seeds import batch_generator
+from regard.tasks import TASKS, Contrastive
+from regard.text import Tokenizer, train_tokenizer
+from regard.text.pair_tokenizers import JOINT
+
+ROWS = 64  # pairs per step, if train.batch is not set
+Texts = list[NDArray[np.int64]]
+
+
+class SentencesPipeline(Pipeline):
+    """Two columns of texts, or lines, with task=contrastive."""
+
+    name: ClassVar[str] = "sentences"
+    needs: ClassVar[str] = "two columns of texts with the same meaning, or lines of text"
+    tokenizer_type: ClassVar[type | None] = Tokenizer
+
+    def reads_on_request(self, path: Path) -> bool:
+        """Any file."""
+        return path.is_file()
+
+    def open(self, path: Path) -> Sentences:
+        """A table of two columns, or lines."""
+        return from_path(path)
+
+    def lowercase(self, data: Sentences) -> Sentences:
+        """The sentences with case folded."""
+        rows = [(a.lower(), b.lower()) for a, b in data.rows]
+        return replace(data, rows=rows, description=f"{data.description}, in lower case")
+
+    def defaults(self, data: Sentences, task: Choice, *, gpu: bool) -> dict[str, Any]:
+        """A small encoder; usually training starts from a pretrained one (`train.start`)."""
+        size = sum(len(a) + len(b) for a, b in data.rows)
+        vocab_size = min(32_000, max(500, size // 200 // 100 * 100))
+        sizes = (
+            {"dim": 384, "layers": 6, "heads": 6} if gpu else {"dim": 128, "layers": 2, "heads": 4}
+        )
+        return {
+            "task": "contrastive",
+            "data": {"tokenizer": {"kind": "bpe", "size": vocab_size}},
+            "model": {
+                "preset": "tiny-encoder",
+                "context": 64,
+                "dropout": 0.1,
+                "head": "none",
+                **sizes,
+            },
+            "train": {
+                "steps": 1000,
+                "batch": ROWS,
+                "lr": 1e-3,
+                "schedule": {"kind": "linear", "warmup": 50},
+            },
+        }
+
+    def train_tokenizers(
+        self, config: RunConfig, train: Sentences, validation: Sentences, progress: Progress | None
+    ) -> Tokenizer:
+        """Train on the training sentences."""
+        choice = config.data.tokenizer
+
+        def write(folder: Path) -> None:
+            train_tokenizer(choice, [text for row in train.rows for text in row]).save(
+                folder / JOINT
+            )
+
+        return Tokenizer.load(cached_tokenizer(choice, [train], write) / JOINT)
+
+    def training_data(
+        self,
+        config: RunConfig,
+        train: Sentences,
+        validation: Sentences,
+        tokenizers: Tokenizer,
+        progress: Progress | None,
+    ) -> TrainingData:
+        """Batches of pairs in random order."""
+        data = self.evaluation_data(config, validation, tokenizers, progress)
+        task, model = cast(Contrastive, data.task), data.model
+        sides = _sides(train, tokenizers, model)
+        rows = max(2, (config.train.batch or ROWS) // config.train.accumulate)
+        loader = RowLoader(len(train), min(rows, len(train)), config.train.seed)
+
+        def batch(number: int) -> Batch:
+            return _batch(task, sides, loader.examples(number), config.train.seed, number)
+
+        return TrainingData(
+            **vars(data),
+            batch=batch,
+            example_ids=lambda number: loader.examples(number).tolist(),
+            all_batches=lambda: _batches(task, sides, rows, None),
+            description=[
+                f"data       {train.description}",
+                *first_rows(train),
+                f"validation {validation.description}",
+                f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
+                f"negatives  the {rows - 1} other texts of a batch",
+            ],
+        )
+
+    def evaluation_data(
+        self,
+        config: RunConfig,
+        data: Sentences,
+        tokenizers: Tokenizer,
+        progress: Progress | None = None,
+    ) -> EvalData:
+        """All validation pairs in order."""
+        task = contrastive_task(config.task)
+        model = resolve(config.model, vocab_size=tokenizers.size)
+        sides = _sides(data, tokenizers, model)
+        rows = max(2, config.train.batch or ROWS)
+        return EvalData(
+            task=task,
+            task_choice=config.task,
+            tokenizers=tokenizers,
+            model=model,
+            validation_batches=lambda limit: _batches(task, sides, rows, limit),
+            validation_data=data,
+            validation_size=len(data),
+            validation_targets=len(data),
+        )
+
+    def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
+        """The nearest second sentences of the first validation sentences."""
+        task, tokenizer = cast(Contrastive, data.task), cast(Tokenizer, data.tokenizers)
+        rows = data.validation_data.rows[:ROWS]
+        first = embed_texts(model, task, tokenizer, [a for a, _ in rows[:3]])
+        second = embed_texts(model, task, tokenizer, [b for _, b in rows])
+        best = (first @ second.T).argmax(1).tolist()
+        return "\n".join(
+            f"{a}\n→ {rows[n][1]}\n= {b}" for (a, b), n in zip(rows, best, strict=False)
+        )
+
+
+def contrastive_task(choice: Choice) -> Contrastive:
+    """The task of a run on pairs of sentences."""
+    return cast(Contrastive, make(choice, TASKS, "task"))
+
+
+@torch.no_grad()
+def embed_texts(
+    model: nn.Module, task: Contrastive, tokenizer: Tokenizer, texts: Sequence[str]
+) -> Float[Tensor, "batch dim"]:
+    """The embeddings of texts, of length 1, computed in batches of similar length."""
+    training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    ids = _encode(texts, tokenizer, cast(Any, model).config)
+    order = sorted(range(len(ids)), key=lambda number: len(ids[number]))
+    vectors: dict[int, Tensor] = {}
+    for start in range(0, len(order), ROWS):
+        chosen = order[start : start + ROWS]
+        part = [ids[number] for number in chosen]
+        batch = task.collate((part, part, max(map(len, part))), torch.Generator())
+        embedded = task.embed(model, batch.first.to(device)).cpu()
+        vectors |= dict(zip(chosen, embedded, strict=True))
+    model.train(training)
+    return torch.stack([vectors[number] for number in range(len(ids))])
+
+
+def _encode(texts: Sequence[str], tokenizer: Tokenizer, model: ModelConfig) -> Texts:
+    before, after = special_tokens(model, tokenizer)
+    room = model.context - len(before) - len(after)
+    return [
+        np.asarray([*before, *ids[:room], *after], dtype=np.int64)
+        for ids in tokenizer.encode_batch(list(texts))
+    ]
+
+
+def _sides(data: Sentences, tokenizer: Tokenizer, model: ModelConfig) -> tuple[Texts, Texts]:
+    first, second = zip(*data.rows, strict=True)
+    return _encode(first, tokenizer, model), _encode(second, tokenizer, model)
+
+
+def _batch(
+    task: Contrastive, sides: tuple[Texts, Texts], rows: Any, seed: int, number: int
+) -> Batch:
+    first, second = ([side[row] for row in rows] for side in sides)
+    width = max(len(ids) for ids in (*first, *second))
+    return task.collate((first, second, -(-width // 8) * 8), batch_generator(seed, number))
+
+
+def _batches(
+    task: Contrastive, sides: tuple[Texts, Texts], rows: int, limit: int | None
+) -> Iterator[Batch]:
+    count = len(sides[0]) if limit is None else min(limit, len(sides[0]))
+    for start in range(0, count, rows):
+        yield _batch(task, sides, range(start, min(start + rows, count)), 1, 0)

@@ -1,0 +1,88 @@
+"""Sentence embeddings: a text is near the text that it is paired with, far from all others."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.data.batch import SentenceBatch
+from regard.errors import ConfigError, DataError
+from regard.nn.state import Source
+from regard.tasks.base import Task
+from regard.tasks.label import Ids, pad
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrastive(Task):
+    r"""InfoNCE with the other texts of the batch as negatives.
+
+        loss = - sum_i log ( exp(cos(a_i, b_i) / t) / sum_j exp(cos(a_i, b_j) / t) )
+
+    t is the temperature. With pairs of texts as in Sentence-BERT's ranking loss (Henderson et al.
+    2017, Reimers & Gurevych 2019); with the same text twice, which differ by dropout, as in SimCSE
+    (Gao et al. 2021). With gradient accumulation the negatives are those of the micro-batch.
+    """
+
+    data_kind: ClassVar[str] = "sentences"
+    target_name: ClassVar[str] = "pairs"
+    best_metric: ClassVar[str] = "accuracy"
+    shapes: ClassVar[tuple[str, ...]] = ("encoder",)
+    verbs: ClassVar[tuple[str, ...]] = ("neighbours", "embed")
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    temperature: float = 0.05  # temperature of the softmax over the texts of a batch
+    pool: Literal["mean", "first"] = "mean"  # the mean of all states, or the first (<cls>)
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ConfigError(f"task.temperature={self.temperature} must be above 0")
+
+    def collate(self, examples: tuple[Ids, Ids, int], generator: torch.Generator) -> SentenceBatch:
+        """Both texts of each pair, padded."""
+        first, second, width = examples
+
+        def padded(texts: Ids) -> Source:
+            return Source(pad(texts, width, 0), torch.tensor([len(text) for text in texts]))
+
+        return SentenceBatch(padded(first), padded(second))
+
+    def embed(self, model: nn.Module, texts: Source) -> Float[Tensor, "batch dim"]:
+        """The embedding of each text, of length 1."""
+        x = model(texts.ids, lengths=texts.lengths).float()
+        if self.pool == "first":
+            return F.normalize(x[:, 0], dim=-1)
+        real = torch.arange(x.shape[1], device=x.device) < texts.lengths.unsqueeze(1)
+        return F.normalize((x * real.unsqueeze(-1)).sum(1), dim=-1)
+
+    def loss(self, model: nn.Module, batch: SentenceBatch) -> Float[Tensor, ""]:
+        """The summed loss over the pairs of the batch."""
+        a, b = self.embed(model, batch.first), self.embed(model, batch.second)
+        targets = torch.arange(len(a), device=a.device)
+        return F.cross_entropy(a @ b.T / self.temperature, targets, reduction="sum")
+
+    def count(self, batch: SentenceBatch) -> Int[Tensor, ""]:
+        """How many pairs there are."""
+        return batch.first.lengths.new_tensor(len(batch.first.lengths))
+
+    @torch.no_grad()
+    def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
+        """The loss per pair, and how often the nearest of all second texts is the right one.
+
+        Of several equal texts any is right.
+        """
+        training = model.training
+        model.eval()
+        total, vectors = 0.0, []
+        for batch in batches:
+            total += float(self.loss(model, batch))
+            vectors.append((self.embed(model, batch.first), self.embed(model, batch.second)))
+        model.train(training)
+        if not vectors:
+            raise DataError("nothing to evaluate: the validation data has no pairs")
+        a, b = (torch.cat(side) for side in zip(*vectors, strict=True))
+        cosines = a @ b.T
+        right = cosines.amax(1) <= cosines.diagonal() + 1e-6
+        return {"loss": total / len(a), "accuracy": float(right.float().mean())}

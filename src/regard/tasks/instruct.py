@@ -1,0 +1,96 @@
+"""Instruction tuning: predict the answers of dialogues, and only them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regard.data.batch import DialogueBatch
+from regard.errors import ConfigError
+from regard.models.presets import ModelConfig
+from regard.models.transformer import TransformerConfig
+from regard.nn.attention import Mask
+from regard.nn.loss import IGNORED
+from regard.tasks.base import Task, check_label_smoothing
+from regard.tasks.metrics import mean_loss, perplexity
+
+Dialogue = tuple[NDArray[np.int64], NDArray[np.bool_]]  # ids, and which of them are scored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruct(Task):
+    r"""P(answer | prompt): cross-entropy of the tokens of the answers.
+
+    Several dialogues share a row; a token attends to those of its own dialogue only, and positions
+    begin at 0 in each. A model with `prefix` reads the first prompt bidirectionally, and then a
+    row is one dialogue.
+    """
+
+    data_kind: ClassVar[str] = "dialogues"
+    target_name: ClassVar[str] = "tokens"
+    shapes: ClassVar[tuple[str, ...]] = ("decoder",)
+    verbs: ClassVar[tuple[str, ...]] = ("chat", "generate", "search")
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
+    # how a dialogue becomes text: "chatml", or a Jinja chat template; by default that of the
+    # model that training starts from
+    template: str = "chatml"
+    label_smoothing: float = 0.0  # probability that is spread over all tokens
+
+    def __post_init__(self) -> None:
+        check_label_smoothing(self.label_smoothing)
+
+    def check_model(self, model: ModelConfig) -> None:
+        """Documents of a row are kept apart by attention masks."""
+        super().check_model(model)
+        if not isinstance(model, TransformerConfig):
+            raise ConfigError(
+                "task='instruct' packs several dialogues into a row and keeps them apart by "
+                "attention masks, so it needs a Transformer decoder;\nset model.preset=tiny-decoder"
+            )
+
+    def collate(
+        self, examples: tuple[Sequence[Sequence[Dialogue]], int], generator: torch.Generator
+    ) -> DialogueBatch:
+        """Rows of packed dialogues, padded to a width; document 0 is padding."""
+        rows, width = examples
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        targets = torch.full_like(ids, IGNORED)
+        documents, positions = torch.zeros_like(ids), torch.zeros_like(ids)
+        prefixes = torch.zeros(len(rows), dtype=torch.long)
+        for row, dialogues in enumerate(rows):
+            first = 0
+            for number, (tokens, scored) in enumerate(dialogues, 1):
+                length = len(tokens) - 1
+                place = slice(first, first + length)
+                ids[row, place] = torch.from_numpy(tokens[:-1])
+                next_ids = np.where(scored[1:], tokens[1:], IGNORED)
+                targets[row, place] = torch.from_numpy(next_ids)
+                documents[row, place] = number
+                positions[row, place] = torch.arange(length)
+                first += length
+            prefixes[row] = int(np.argmax(dialogues[0][1]))  # tokens before the first answer
+        return DialogueBatch(ids, targets, documents, positions, prefixes)
+
+    def loss(self, model: nn.Module, batch: DialogueBatch) -> Float[Tensor, ""]:
+        """Summed cross-entropy of the answers."""
+        label_smoothing = self.label_smoothing if model.training else 0.0
+        mask = Mask.documents(batch.documents)
+        if getattr(model.config, "prefix", False):
+            mask = Mask.prefix(batch.prefixes) & mask
+        hidden = model(batch.ids, mask=mask, positions=batch.positions)
+        loss: Tensor = model.head.loss(hidden, batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
+        return loss
+
+    def count(self, batch: DialogueBatch) -> Int[Tensor, ""]:
+        """How many tokens of answers are predicted."""
+        return (batch.targets != IGNORED).sum()
+
+    def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
+        """Loss in nats per token of the answers, and perplexity."""
+        loss = mean_loss(self, model, batches)
+        return {"loss": loss, "perplexity": perplexity(loss)}

@@ -1,0 +1,131 @@
+"""Adapters in PEFT's files: read and written, with the logits that PEFT computes."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from hub import small_encoders
+from hub.small import small
+from regard.errors import CheckpointError, ConfigError
+from regard.hub.external_checkpoint import open_checkpoint
+from regard.hub.peft import CONFIG, read_adapter, write_adapter
+from regard.models.build import load_weights, weights
+from regard.nn.lora import Adapter, LoRALinear, add_lora
+from regard.nn.state import Source
+from regard.training.import_export import imported_family
+
+pytestmark = pytest.mark.parity
+
+IDS = torch.arange(22).view(2, 11) + 3
+MODELS = {
+    "gpt2": None,
+    "gpt_neox": None,
+    "llama": None,
+    "phi3": None,
+    "bert": "BertForMaskedLM",
+    "t5": "T5ForConditionalGeneration",
+    "bart": "BartForConditionalGeneration",
+}
+MORE = {
+    "bloom": None,
+    "opt": None,
+    "qwen3": None,
+    "gemma2": None,
+    "roberta": "RobertaForMaskedLM",
+    "distilbert": "DistilBertForMaskedLM",
+    "albert": "AlbertForMaskedLM",
+    "marian": "MarianMTModel",
+}
+NEAR = 1e-5  # the order of float32 sums differs
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    pytest.importorskip("peft")
+    pytest.importorskip("transformers").utils.logging.disable_progress_bar()
+
+
+def checkpoint(folder, name):
+    """A small model of transformers, and the same here."""
+    architecture = (MODELS | MORE)[name]
+    theirs = small_encoders.small(name, architecture) if architecture else small(name)
+    theirs.save_pretrained(folder)
+    opened = open_checkpoint(folder)
+    return theirs.eval(), opened.load().eval(), opened.config
+
+
+def logits(model, config):
+    source = None if config.shape != "encoder-decoder" else Source(IDS, torch.tensor([11, 11]))
+    return model.head(model(IDS, **({} if source is None else {"source": source})))
+
+
+def their_logits(model, config):
+    pair = {"decoder_input_ids": IDS} if config.shape == "encoder-decoder" else {}
+    with torch.no_grad():
+        return model(input_ids=IDS, **pair).logits
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT on Conv1D, and on tied weights
+@pytest.mark.parametrize(
+    "name", [*MODELS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE)]
+)
+def test_peft_computes_our_logits_and_we_theirs(name, tmp_path):
+    import peft
+
+    base = str(tmp_path / "base")
+    theirs, ours, config = checkpoint(tmp_path / "base", name)
+    before = {n: t.clone() for n, t in weights(ours).items()}
+    add_lora(ours, ["*.query", "*.value", "*.down"], rank=2, alpha=6.0)
+    for layer in ours.modules():
+        if isinstance(layer, LoRALinear):
+            nn.init.normal_(layer.lora_B, std=0.3)
+    adapter = Adapter.of(weights(ours), 6.0)
+    (tmp_path / "ours").mkdir()
+    write_adapter(
+        tmp_path / "ours", adapter, config, base="base", family_name=imported_family(base)
+    )
+    adapted = peft.PeftModel.from_pretrained(theirs, str(tmp_path / "ours")).eval()
+    expected = logits(ours, config)
+    difference = (their_logits(adapted, config) - expected).abs().max().item()
+    assert difference < NEAR
+    again = read_adapter(tmp_path / "ours", config)
+    assert set(adapter.layers) <= set(again.layers)  # q and v of one matrix: k is 0
+    plain = open_checkpoint(tmp_path / "base").load().eval()
+    load_weights(plain, again.merge(before), "adapter")
+    assert (logits(plain, config) - expected).abs().max().item() < NEAR
+
+    unloaded = adapted.unload()
+    linear = peft.LoraConfig(r=3, lora_alpha=5, target_modules="all-linear", use_rslora=True)
+    trained = peft.get_peft_model(unloaded, linear)
+    for n, p in trained.named_parameters():
+        if "lora_B" in n:
+            nn.init.normal_(p, std=0.2)
+    trained.eval().save_pretrained(str(tmp_path / "theirs"))
+    load_weights(plain, read_adapter(tmp_path / "theirs", config).merge(before), "adapter")
+    wanted = their_logits(trained, config)
+    assert (logits(plain, config) - wanted).abs().max().item() < NEAR
+    assert (wanted - expected).abs().max().item() > 0.01
+
+
+def test_what_is_not_understood_is_refused_with_what_was_seen(tmp_path):
+    _, ours, config = checkpoint(tmp_path / "base", "gpt2")
+    add_lora(ours, ["*.query"], rank=2, alpha=6.0)
+    adapter = Adapter.of(weights(ours), 6.0)
+    (tmp_path / "ours").mkdir()
+    write_adapter(tmp_path / "ours", adapter, config, base="x")
+    settings = json.loads((tmp_path / "ours" / CONFIG).read_text())
+    assert (settings["r"], settings["lora_alpha"], settings["fan_in_fan_out"]) == (2, 6.0, True)
+    for change, message in (
+        ({"peft_type": "LOHA"}, "peft_type='LOHA' is not supported"),
+        ({"use_dora": True}, "use_dora=True is not supported"),
+        ({"alpha_pattern": {"(a*)*": 1}}, "alpha_pattern"),
+    ):
+        (tmp_path / "ours" / CONFIG).write_text(json.dumps(settings | change))
+        with pytest.raises(ConfigError, match=message):
+            read_adapter(tmp_path / "ours", config)
+    (tmp_path / "ours" / CONFIG).write_text(json.dumps(settings))
+    _, _, llama = checkpoint(tmp_path / "llama", "llama")
+    with pytest.raises(CheckpointError, match=r"no place: 'transformer\.h\.0\.attn"):
+        read_adapter(tmp_path / "ours", llama)

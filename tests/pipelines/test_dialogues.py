@@ -1,0 +1,211 @@
+"""Instruction data: reading, templates, the mask, packing, training and chat."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.cli import main
+from regard.data.dialogues import from_jsonl, is_dialogues
+from regard.errors import ConfigError, DataError
+from regard.hub.chat_templates import read_template
+from regard.models.build import build_model, preset
+from regard.nn.loss import IGNORED
+from regard.pipelines import prepare_training
+from regard.pipelines.dialogues import encode, pack, prompt_ids
+from regard.tasks import Instruct
+from regard.text import train_tokenizer
+from regard.text.chat_template import render, segments, turn_end
+
+JINJA = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'user' %}[INST] {{ message['content'] }} [/INST]"
+    "{% elif message['role'] == 'assistant' %} {{ message['content'] }}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+)
+TALK = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+
+
+def lines(path, *rows):
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return path
+
+
+def test_every_form_of_a_dialogue_is_read(tmp_path):
+    roles = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    data = from_jsonl(
+        lines(
+            tmp_path / "all.jsonl",
+            {"messages": [*roles, {"role": "assistant", "content": "a"}]},
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+            {"prompt": "q", "answer": "a"},
+            {"instruction": "q", "input": "i", "output": "a", "system": "s"},
+        )
+    )
+    assert data.rows == [
+        (("system", "s"), ("user", "q"), ("assistant", "a")),
+        (("user", "q"), ("assistant", "a")),
+        (("user", "q"), ("assistant", "a")),
+        (("system", "s"), ("user", "q\ni"), ("assistant", "a")),
+    ]
+    assert data.description == "dialogues, 4 lines of JSONL, 4 answers"
+    assert is_dialogues(tmp_path / "all.jsonl")
+    assert not is_dialogues(lines(tmp_path / "pairs.jsonl", {"prompt": "q", "answer": "a"}))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": [{"role": "user", "content": "q"}]}, "has no answer"),
+        ({"messages": [{"role": "bird", "content": "q"}]}, "not 'bird'"),
+        ({"messages": [{"role": "user", "content": 3}]}, "content of a message is a text, not 3"),
+        ({"messages": []}, "messages is a list"),
+        ({"prompt": "q", "reply": "a"}, "no answer; a line is .* this one has prompt, reply"),
+        ([1], "a dialogue is an object"),
+    ],
+)
+def test_an_error_names_the_file_and_the_line(row, message, tmp_path):
+    path = lines(tmp_path / "bad.jsonl", {"prompt": "q", "answer": "a"}, row)
+    with pytest.raises(DataError, match=message) as raised:
+        from_jsonl(path)
+    assert f"{path}:2" in str(raised.value)
+
+
+def test_templates_give_the_answers_with_the_end_of_their_turn():
+    assert segments("chatml", TALK)[2:] == [
+        ("<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n", False),
+        ("d<|im_end|>\n", True),
+    ]
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    assert segments(JINJA, TALK, tokens) == [
+        ("<s>[INST] a [/INST]", False),
+        (" b</s>", True),
+        ("[INST] c [/INST]", False),
+        (" d</s>", True),
+    ]
+    assert (turn_end("chatml"), turn_end(JINJA, tokens)) == ("<|im_end|>\n", "</s>")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "refuses a dialogue: access to attribute '__class__'"),
+        ("{{ raise_exception('no system') }}", "refuses a dialogue: no system"),
+        (
+            "{% for i in range(100000) %}{% for j in range(99999) %}xx{% endfor %}{% endfor %}",
+            "more",
+        ),
+        ("{{ messages | length }}{{ messages[-1].content }}", "changes the beginning"),
+        ("{{ unclosed", "refuses a dialogue"),
+    ],
+)
+def test_a_template_runs_in_a_sandbox(template, message):
+    with pytest.raises((DataError, ConfigError), match=message):
+        segments(template, TALK)
+
+
+def test_the_template_of_a_tokenizer_is_found(tmp_path):
+    assert read_template(tmp_path) is None
+    table = {
+        "chat_template": [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(table))
+    assert read_template(tmp_path) == "d"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert read_template(tmp_path) == "file"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Dialogues in which the answer is the question in capitals, and a run on them."""
+    folder = tmp_path_factory.mktemp("dialogues")
+    words = [a + b for a in "abcdef" for b in "ghijk"]
+    rows = [
+        {"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w.upper()}]}
+        for w in words
+    ]
+    lines(folder / "talk.jsonl", *rows)
+    model = {"preset": "tiny-decoder", "dim": 16, "layers": 1, "heads": 2, "context": 256}
+    events = []
+    options = {"tokenizer": "char", "steps": 3, "batch": 4, "quiet": True}
+    run = regard.train(
+        folder / "talk.jsonl", model=model, out=folder / "run", on_event=events.append, **options
+    )
+    return folder, run, events[0].description
+
+
+def test_the_mask_is_shown_and_the_answers_alone_are_scored(world, capsys):
+    folder, run, description = world
+    assert any(
+        line.startswith("mask ") and "assistant⏎⟦AG<|im_end|>⏎⟧" in line for line in description
+    )
+    with pytest.raises(SystemExit):
+        main(["train", str(folder / "talk.jsonl"), "--dry-run", "--out", str(folder / "never")])
+    assert "⟦AG<|im_end|>⏎⟧" in capsys.readouterr().out
+    config = regard.load(folder / "run").config
+    data = prepare_training(config, run.tokenizers)
+    batch = data.batch(0)
+    scored = batch.targets[batch.targets != IGNORED].tolist()
+    text = run.tokenizer.decode(scored)
+    assert "<|im_start|>" not in text.replace("<|im_end|>", "")
+    assert text.count("<|im_end|>") == int(batch.documents.max(1).values.sum())
+    assert int(batch.documents.max()) > 1  # several dialogues share a row
+
+
+def test_packed_dialogues_have_the_loss_of_single_ones():
+    """No token attends to another dialogue, and positions begin at 0 in each."""
+    tokenizer = train_tokenizer("char", ["abcdefghijklmnopqrstuvwxyz<|>_/\n"])
+    task = Instruct()
+    config = preset(
+        "tiny-decoder", vocab_size=tokenizer.size, dim=16, layers=2, heads=2, context=300
+    )
+    model = build_model(config).eval()
+    rows = [TALK, [("user", "xyz"), ("assistant", "z")], [("user", "m"), ("assistant", "no")]]
+    data = from_rows(rows)
+    together = pack(data, task, tokenizer, config)
+    assert len(together.rows) == 1
+    encoded = [encode(task, tokenizer, row) for row in rows]
+    batch = task.collate((together.rows, 300), torch.Generator())
+    single = sum(
+        task.loss(model, task.collate(([[one]], 300), torch.Generator())) for one in encoded
+    )
+    torch.testing.assert_close(task.loss(model, batch), single, rtol=1e-5, atol=1e-4)
+    assert task.count(batch) == sum(scored.sum() for _, scored in encoded)
+    ids, scored = encoded[0]
+    last = int(np.flatnonzero(~scored)[-1]) + 1
+    assert prompt_ids(task, tokenizer, TALK[:3]) == ids[:last].tolist()
+    with pytest.raises(DataError, match="no prompt leaves room"):
+        pack(data, task, tokenizer, preset("tiny-decoder", vocab_size=9, context=8))
+
+
+def from_rows(rows):
+    from regard.data.dialogues import Dialogues
+
+    return Dialogues("talk", "dialogues", [tuple(row) for row in rows])
+
+
+def test_chat_remembers_the_dialogue_and_works_through_a_pipe(world, capsys, monkeypatch):
+    folder, run, _ = world
+    seen = []
+    monkeypatch.setattr(
+        "regard.api.run.stream", lambda model, ids, chain, **options: seen.append(ids) or iter([])
+    )
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ag\n\nbh\n/new\nci\n")))
+    with pytest.raises(SystemExit) as ended:
+        main(["chat", str(folder / "run"), "--system", "a", "--seed", "1"])
+    assert not ended.value.code
+    texts = [run.tokenizer.decode(ids) for ids in seen]
+    assert [text.count("<|im_start|>user") for text in texts] == [1, 2, 1]
+    assert all(text.count("<|im_start|>system") == 1 for text in texts)
+    answer = "".join(run.chat("ag", tokens=9, seed=1))
+    assert answer == ""  # of the replaced stream
+    long = [("user", "a" * 30), ("assistant", "b" * 30)] * 3 + [("user", "cg")]
+    list(run.chat(long, tokens=20))
+    assert len(seen[-1]) <= 256 - 20
+    assert run.tokenizer.decode(seen[-1]).endswith("cg<|im_end|>\n<|im_start|>assistant\n")
+    with pytest.raises(ConfigError, match="no room for an answer"):
+        run.chat("a" * 230)
+    assert render("chatml", [("user", "x")]).endswith("<|im_end|>\n")

@@ -1,0 +1,90 @@
+"""Sentence embeddings by a contrastive loss."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import regard
+from regard.cli import main
+from regard.data.batch import SentenceBatch
+from regard.data.sentences import from_path
+from regard.errors import ConfigError, DataError
+from regard.models.build import build_model, preset
+from regard.nn.state import Source
+from regard.tasks import Contrastive
+
+
+@torch.no_grad()
+def test_the_loss_is_infonce_over_the_batch():
+    model = build_model(preset("tiny-encoder", vocab_size=9, dim=8, heads=2, head="none")).eval()
+    first = Source(torch.tensor([[1, 2, 0], [3, 4, 5]]), torch.tensor([2, 3]))
+    second = Source(torch.tensor([[2, 6, 7], [8, 1, 0]]), torch.tensor([3, 2]))
+    task = Contrastive(temperature=0.1)
+    vectors = []
+    for source in (first, second):
+        rows = []
+        for ids, length in zip(source.ids, source.lengths, strict=True):
+            mean = model(ids[:length].unsqueeze(0))[0].mean(0)
+            rows.append(mean / mean.norm())
+        vectors.append(rows)
+    a, b = vectors
+    loss = 0.0
+    for i in range(2):
+        scores = [math.exp(float(a[i] @ b[j]) / 0.1) for j in range(2)]
+        loss -= math.log(scores[i] / sum(scores))
+    batch = SentenceBatch(first, second)
+    assert task.loss(model, batch).item() == pytest.approx(loss, rel=1e-4)
+    assert task.count(batch) == 2
+    same = SentenceBatch(first, first)
+    assert task.metrics(model, [same])["accuracy"] == 1.0
+    crossed = SentenceBatch(first, Source(first.ids.flip(0), first.lengths.flip(0)))
+    assert task.metrics(model, [crossed])["accuracy"] == 0.0
+    with pytest.raises(ConfigError, match="temperature=0"):
+        Contrastive(temperature=0.0)
+
+
+def test_pairs_are_read_from_tables_and_lines(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("a b\tc d\ne f\tg h\n")
+    assert from_path(tmp_path / "pairs.tsv").rows == [("a b", "c d"), ("e f", "g h")]
+    (tmp_path / "lines.txt").write_text("a b\n\nc d\n")
+    assert from_path(tmp_path / "lines.txt").rows == [("a b", "a b"), ("c d", "c d")]
+    (tmp_path / "three.csv").write_text("x,y,z\na b,c d,e f\ng h,i j,k l\n")
+    with pytest.raises(DataError, match="columns 1, 2, 3; pairs of sentences are two"):
+        from_path(tmp_path / "three.csv")
+
+
+def test_sentences_are_trained_evaluated_and_searched(tmp_path, capsys):
+    words = ["red", "blue", "green", "cold", "warm", "long", "short", "old"]
+    rows = [f"{a} {b}\t{b.upper()} {a.upper()}" for a in words for b in words if a != b]
+    (tmp_path / "pairs.tsv").write_text("\n".join(rows))
+    run = regard.train(
+        tmp_path / "pairs.tsv",
+        task={"kind": "contrastive", "temperature": 0.1},
+        model={"preset": "tiny-encoder", "dim": 32, "layers": 1, "heads": 2, "head": "none"},
+        tokenizer="word",
+        steps=60,
+        batch=32,
+        lr=1e-2,
+        quiet=True,
+        out=tmp_path / "run",
+    )
+    assert run.metrics["accuracy"] > 0.5  # chance is about 0.15
+    assert run.evaluate() == pytest.approx(run.metrics, abs=1e-5)
+    torch.testing.assert_close(run.embed("red old").norm(), torch.tensor(1.0))
+    (tmp_path / "lines.txt").write_text("OLD RED\nWARM LONG\n")
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "neighbours",
+                str(tmp_path / "run"),
+                "red old",
+                "--json",
+                "--data",
+                str(tmp_path / "lines.txt"),
+            ]
+        )
+    found = json.loads(capsys.readouterr().out)["red old"]
+    assert [text for text, _ in found] == ["OLD RED", "WARM LONG"]
+    assert run.similar("red old", top=2)["red old"][0][1] <= 1.0001
