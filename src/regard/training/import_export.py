@@ -48,7 +48,7 @@ from regard.training.setup.device import environment, free_memory
 from regard.training.storage.checkpoint import check_tensors, write_tensors
 from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder, is_run
-from regard.training.storage.start import open_adapter, open_start, run_adapter
+from regard.training.storage.start import open_adapter, open_start, run_adapter, run_weights
 from regard.training.tuning import LoRA, has_adapter, tuning
 
 EXISTS_HINT = "choose another folder"
@@ -188,10 +188,12 @@ def export_onnx(run: Path, out: Path) -> ExportResult:
             f"{run} cannot be exported as ONNX: it supports Transformers of text, not "
             f"model.family={family_of(settings)}"
         )
+    if settings.prefix:
+        raise ConfigError(f"{run} cannot be exported as ONNX: it is a prefix LM, model.prefix=true")
     tokenizers = folder.load_tokenizers(config)
     folder.check_tokenizer(tokenizer_fingerprint(tokenizers))
     require_new_path(out, EXISTS_HINT)
-    model = load_model(settings, folder.load_weights(), str(folder.model)).float().eval()
+    model = load_model(settings, run_weights(folder, config), str(folder.model)).float().eval()
     with atomic_folder(out) as temporary:
         difference = write_onnx(cast(Transformer, model), temporary / "model.onnx")
         sides = {"": tokenizers}
