@@ -101,9 +101,9 @@ def generate(
         float,
         Option(metavar="B", min=0.0, help="Handwriting: a larger bias draws more neatly."),
     ] = 0.0,
-    out: Annotated[
+    picture: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Handwriting: write the drawings as .svg or .png."),
+        Option("--out", metavar="FILE", help="Handwriting: write the drawings as .svg or .png."),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     json: Json = False,
@@ -149,9 +149,9 @@ def generate(
         opened = api.load(run, adapter=adapter)
         opened.limit_threads()
         if "draw" in opened.verbs:
-            _draw(opened, prompt, count, bias, seed, out, force)
+            _draw(opened, prompt, count, bias, seed, picture, force)
             return
-        if out is not None:
+        if picture is not None:
             raise ConfigError("--out writes drawings; redirect text to a file with >")
         chain = opened.chain(sampler or None, order)
         traced = api.TracedChain(chain.stages)

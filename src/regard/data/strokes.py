@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.images import ARCHIVE_ERRORS
 from regard.data.loader import permute
 from regard.data.text_files import stem
 from regard.data.validation_split import check_fraction
 from regard.errors import DataError
+from regard.files.untrusted import ARCHIVE_ERRORS
 
 POINTS, OFFSETS, LABELS = "xyp", "off", "label"  # arrays of an archive, after the part's name
 PARTS = {"train": ("train_", ""), "validation": ("valid_", "validation_"), "test": ("test_",)}

@@ -39,7 +39,7 @@ class Linear(nn.Module):
     series. NLinear of Zeng et al. 2023, solved in closed form (Toner & Darlow 2024).
     """
 
-    weight: Float64[Tensor, "horizon context"]
+    weight: Float64[Tensor, "horizon time"]
     bias: Float64[Tensor, " horizon"]
 
     def __init__(self, config: LinearConfig) -> None:

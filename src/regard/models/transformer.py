@@ -216,7 +216,7 @@ class Transformer(LanguageModel):
             dim=config.dim,
             vocab_size=config.vocab_size,
             embed_dim=config.embed_dim,
-            tied=self.embed.token if config.tied and isinstance(self.embed, Embedding) else None,
+            tied=self.embed.token if config.tied and not config.inputs else None,
             norm=norms(config),
             positions=config.context,
         )

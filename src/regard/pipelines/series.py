@@ -350,7 +350,7 @@ def _facts(config: RunConfig, train: Series) -> tuple[dict[str, Any], list[str]]
     family = data_family(config)
     context = task.context
     if family == "autoregression":
-        order = cast(int, resolve(config.model).context)
+        order = resolve(config.model).context
         if context not in (None, order):
             raise ConfigError(f"task.context={context} must be model.order={order} of an AR model")
         context = order
