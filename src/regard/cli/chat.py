@@ -56,7 +56,7 @@ def chat(
         history.append(("user", line))
         options = {"sampler": sampler} if sampler else {}
         answer = ""
-        for piece in opened.chat(history, tokens=tokens, seed=seed, **options):  # type: ignore[arg-type]
+        for piece in opened.chat(history, tokens=tokens, seed=seed, **options):
             print(piece, end="", flush=True)
             answer += piece
         print(flush=True)

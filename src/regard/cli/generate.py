@@ -201,22 +201,22 @@ def generate(
         if context is not None and len(opened.tokenizer.encode(text)) + tokens > context + 1:
             print_status(f"a search ends at the model's context of {context:,} tokens")
         pieces = [hypotheses[0][0]]
-    out = sys.stdout
+    stdout = sys.stdout
     if json:
         result = _as_table(text, hypotheses or [("".join(pieces), None)], chain.specs())
         print_json(result | (as_table(traced, opened.tokenizer) if trace else {}))
     elif trace:
-        for line in as_text(traced, pieces, opened.tokenizer, out):
+        for line in as_text(traced, pieces, opened.tokenizer, stdout):
             print(line, flush=True)
     elif len(hypotheses) > 1:
         _print_answers(text, hypotheses)
     else:
         pieces = iter(pieces)
         first = next(pieces, "")  # errors are raised before anything is printed
-        print(dim(text_for(out, text), out), end="", flush=True)
+        print(dim(text_for(stdout, text), stdout), end="", flush=True)
         try:
             for piece in itertools.chain([first], pieces):
-                print(text_for(out, piece), end="", flush=True)
+                print(text_for(stdout, piece), end="", flush=True)
         finally:
             print()  # an error message starts on its own line
 
