@@ -150,24 +150,40 @@ def _weights(
     q, k = q[:, chosen], k[:, [head // group for head in chosen]]
     cells = batch * len(chosen) * seen * (1 if attention.score.fused else attention.head_dim)
     step = max(1, CHUNK_CELLS // max(cells, 1))
-    out = q.new_empty(batch, len(last or chosen), len(queries), seen)
+    out = q.new_zeros(batch, len(last or chosen), len(queries), seen)
     for first in range(0, len(queries), step):
         part = torch.tensor(queries[first : first + step], device=q.device)
-        weights = attention.weights(q[:, :, part], k, _some_rows(inputs, part, chosen))
-        out[:, :, first : first + step] = weights[:, last] if last else weights
+        keys = seen
+        if inputs.causal and not last:  # later keys have no weight; they are left out
+            latest = inputs.query_positions[:, part].max()
+            keys = int((inputs.key_positions <= latest).nonzero()[:, 1].max()) + 1
+        some = _some_rows(inputs, part, chosen, keys)
+        weights = attention.weights(q[:, :, part], k[:, :, :keys], some)
+        out[:, :, first : first + step, :keys] = weights[:, last] if last else weights
     return out
 
 
-def _some_rows(inputs: AttentionInputs, rows: Tensor, heads: list[int]) -> AttentionInputs:
-    """The inputs of attention for some queries and heads only."""
+def _some_rows(
+    inputs: AttentionInputs, rows: Tensor, heads: list[int], keys: int
+) -> AttentionInputs:
+    """The inputs of attention for some queries and heads and, if causal, the first keys only."""
     positions, allowed, bias = inputs.query_positions[:, rows], inputs.allowed, inputs.bias
+    key_positions = inputs.key_positions
     if inputs.causal:
-        allowed = inputs.mask.dense(positions, inputs.key_positions)
+        key_positions = key_positions[:, :keys]
+        allowed = inputs.mask.dense(positions, key_positions)
     elif allowed is not None and allowed.shape[2] > 1:
         allowed = allowed[:, :, rows]
     if bias is not None:
         bias = (bias if bias.shape[1] == 1 else bias[:, heads])[:, :, rows]
-    return replace(inputs, query_positions=positions, causal=False, allowed=allowed, bias=bias)
+    return replace(
+        inputs,
+        query_positions=positions,
+        key_positions=key_positions,
+        causal=False,
+        allowed=allowed,
+        bias=bias,
+    )
 
 
 def _check_memory(
