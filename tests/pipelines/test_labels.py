@@ -11,7 +11,7 @@ from regard import api
 from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError
 from regard.pipelines import default_settings, open_data, prepare_training
-from regard.pipelines.labels import add_head, encode
+from regard.pipelines.labels import add_head, encode, placeholder
 from regard.tasks import Tag
 from regard.text import train_tokenizer
 from regard.training.run import begin, resume
@@ -290,3 +290,12 @@ def test_defaults_suit_what_is_labelled(tmp_path):
     )
     assert (symbols["task"], symbols["data"]["tokenizer"]) == ("label", "char")
     assert symbols["model"]["context"] <= 40
+
+
+@pytest.mark.parametrize(("ids", "id"), [({"stop": 3, "unk": 4}, 3), ({"unk": 4}, 4)])
+def test_a_word_that_encodes_to_nothing_has_an_id_also_without_a_stop_token(ids, id):
+    class Special:
+        stop_id = 3
+        special_id = staticmethod(ids.get)
+
+    assert placeholder(Special()) == id

@@ -317,6 +317,15 @@ def special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int],
     return tokenizer.prefix_ids, []
 
 
+def placeholder(tokenizer: Tokenizer) -> int:
+    """The id of a text that encodes to nothing, as an invisible character: <stop>, or else <unk>.
+
+    BERT's vocabulary has no <stop>.
+    """
+    stop, unk = tokenizer.special_id("stop"), tokenizer.special_id("unk")
+    return tokenizer.stop_id if unk is None or stop is not None else unk
+
+
 def _tagged_token(task: Label) -> str:
     return task.token if isinstance(task, Tag) else "last"
 
@@ -369,7 +378,7 @@ def encode(
         targets: list[int] = []
         letters: list[list[int]] = []
         for part, number in zip(parts, classes, strict=True):
-            word = next(encoded) or [tokenizer.stop_id]  # for characters that encode to nothing
+            word = next(encoded) or [placeholder(tokenizer)]
             ids += word
             letters += [word_bytes(part)] * len(word) if reads_characters else []
             others = [IGNORED] * (len(word) - 1)
@@ -399,7 +408,7 @@ def _encode_pairs(
         )
     sides = [tokenizer.encode_batch([parts[side] for parts, _ in data.rows]) for side in (0, 1)]
     for a, b, (_, classes) in zip(*sides, data.rows, strict=True):
-        a, b = a or [tokenizer.stop_id], b or [tokenizer.stop_id]
+        a, b = a or [placeholder(tokenizer)], b or [placeholder(tokenizer)]
         kept = min(len(a), max(room - len(b), (room + 1) // 2))
         ids, begin = template.join(a[:kept], b[: room - kept])
         yield Encoded(ids, np.array(classes), len(a) + len(b) > room, begin=begin)
