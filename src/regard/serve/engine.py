@@ -394,7 +394,7 @@ class BatchEngine:
         request = job.request
         context = SamplerContext.from_prompts(
             [request.prompt] * request.n,
-            request.tokens,
+            request.tokens + 1,  # one more for a step that runs ahead of the end
             seed=[request.seed + text.index for text in job.texts],
             stop=self.stop,
             device=self.language.device,

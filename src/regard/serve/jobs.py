@@ -14,6 +14,7 @@ from regard.serve.models import ServedModel
 from regard.serve.schema import Sampling
 from regard.text import PairTokenizers
 
+TEXT_PIPELINES = ("text", "pairs", "labels", "tags")  # whose predictions need one text each
 MAX_EXPLAINED = 128  # tokens: a map has a number for each pair of them
 
 
@@ -90,8 +91,8 @@ def translate(model: ServedModel, texts: list[str], beam: int, penalty: float) -
 
 def predict(model: ServedModel, texts: list[str], top: int) -> list[Any]:
     """The predictions for texts."""
-    if model.run.pipeline.name in ("images", "series"):
-        raise ConfigError(f"the model {model.name!r} does not read text")
+    if model.run.pipeline.name not in TEXT_PIPELINES:
+        raise ConfigError(f"the model {model.name!r} does not predict from a text")
     found: list[Any] = model.run.predict(texts, top=top)
     return found
 
