@@ -31,3 +31,13 @@ def test_mistakes_are_one_sentence(regard):
     assert completed.code == 2
     assert "did you mean 'next-token'" in completed.err
     assert "unknown option 'ordrs'" in regard("show", "shannon", "ab", "ordrs=2").err
+
+
+def test_figures_of_a_run_of_pairs(regard, pair_run):
+    completed = regard("show", "beam-tree", pair_run, "117 cats", "tokens=3", "width=2")
+    assert completed.code == 0, completed.err
+    assert "◀ best" in completed.out
+    assert regard("show", "gradient-flow", pair_run, "117 cats").code == 0
+    refused = regard("show", "next-token", pair_run, "117 cats")
+    assert "next-token needs a model that predicts the next token; pairs can" in refused.err
+    assert "attends from one text to another" in regard("show", "pronoun", pair_run).err

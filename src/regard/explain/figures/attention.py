@@ -179,15 +179,15 @@ def pronoun(
 ) -> Picture:
     """The attention of one word, by default "it", in two sentences that differ in one word."""
     require_attention(subject)
+    if subject.source is not None:
+        raise ConfigError(
+            f"pronoun shows self-attention; {subject.name} attends from one text to another"
+        )
     if len(texts) != 2:
         raise ConfigError(f"pronoun compares two sentences, not {len(texts)}")
     rows, pieces = [], []
     for text in texts:
         ((path, attention),) = subject.attention(text, layer=layer, words=True).items()
-        if attention.rows != attention.columns:
-            raise ConfigError(
-                f"pronoun shows self-attention; {subject.name} attends from one text to another"
-            )
         if word not in attention.rows:
             raise ConfigError(f"{word!r} is not a word of {text[:60]!r} for {subject.name}")
         rows.append(attention.weights[:, attention.rows.index(word)])  # (heads, columns)
