@@ -68,6 +68,11 @@ class Examples:
     def series(self):
         return self.train("sines", "sines")
 
+    def drawings(self):
+        points = np.tile(np.array([[1, 0, 0], [0, 1, 0], [-1, -1, 1]], np.int16), (40, 1))
+        np.savez(self.folder / "strokes.npz", xyp=points, off=np.arange(0, 121, 3))
+        return self.train(self.folder / "strokes.npz", "drawings", model={**TINY, "dim": 8})
+
     def images(self):
         pixels = np.stack([np.full((8, 8), 20 + 200 * (n % 2) + n, np.uint8) for n in range(30)])
         classes = np.array(["dark", "light"] * 15)
@@ -77,7 +82,7 @@ class Examples:
 
 
 NAMES = ("text", "pairs", "image", "run", "other", "translator", "masked", "labels", "series")
-NAMES += ("images", "labelled", "talk", "near")
+NAMES += ("images", "labelled", "talk", "near", "drawings")
 
 
 @pytest.fixture(scope="session")

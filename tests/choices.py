@@ -71,9 +71,11 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
     ],
     "tag": [{"classes": 3}],
     "crf": [{"classes": 3}],
+    "mixture": [{"components": 2}],
+    "forecast": [{"steps": 2, "outputs": 3, "pool": "last"}],
 }
 FACTS = {"dim", "vocab_size", "embed_dim", "tied", "norm", "heads", "head_dim", "context", "causal"}
-FACTS |= {"model", "layers", "frequency"}  # known to the builder; the rest are options
+FACTS |= {"model", "layers", "frequency", "positions"}  # known to the builder; the rest are options
 
 
 def _values(field, hint):

@@ -96,6 +96,7 @@ CHOICES = {
     "factored": literals("factored"),
     "embed_scaled": [True],
     "segments": [],  # of an encoder
+    "prefix": [True],
     "inputs": [],  # vectors in place of ids, which have no decode step
     "tied": [True, False],
     "head": [

@@ -123,7 +123,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path, name, content, message):
 def test_a_csv_that_names_no_columns_is_refused_where_labels_are_asked_for(tmp_path):
     path = write(tmp_path, "a.csv", "x,y\n1,2\n")
     with pytest.raises(
-        DataError, match=r"cannot tell which of its columns hold labels\n.*: x \('1'\), y \('2'\)"
+        DataError, match=r"hold series, and the task learns from labels\n.*: x \('1'\), y \('2'\)"
     ):
         open_data(str(path), kind="labels")
 

@@ -95,6 +95,7 @@ def test_a_span_head_scores_the_first_and_the_last_token():
 def test_every_head_gives_a_gradient(name):
     options = {"classes": 3} if name in ("classify", "tag", "crf") else {}
     given = {"dim": 6, "vocab_size": 11, "norm": LayerNorm, "tied": None, "embed_dim": None}
+    given |= {"positions": 4}
     head = make({"kind": name, **options}, HEADS, "head", **given)
     x = torch.randn(2, 4, 6, requires_grad=True)
     loss = head.loss(x, torch.ones(2, 4).long()) if name == "crf" else head(x).square().sum()

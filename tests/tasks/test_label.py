@@ -201,7 +201,7 @@ def test_what_cannot_be_read_or_written_is_refused():
         preset("lstm", bidirectional=True, head={"kind": "classify", "pool": "last"})
     with pytest.raises(
         ConfigError,
-        match=r"unknown head 'masked'; known: classify, crf, forecast, linear, span, tag",
+        match=r"unknown head 'masked'; known: classify, crf, forecast, linear, mixture, span, tag",
     ):
         preset("convolution", head="masked")
     for name in ("lstm", "convolution", "decoder"):

@@ -4,23 +4,28 @@ import torch
 
 from regard.data.batch import (
     CaptionBatch,
+    DialogueBatch,
     ImageBatch,
     LabelBatch,
     MaskedBatch,
     PairBatch,
     SpanBatch,
+    StrokeBatch,
     TagBatch,
     TextBatch,
 )
 from regard.models.build import build_model, preset
 from regard.nn.state import ImageSource, Source
 from regard.tasks import Caption, Causal, Classify, Label, Masked, Seq2Seq, Span, Tag
+from regard.tasks.handwriting import Handwriting
+from regard.tasks.instruct import Instruct
 from regard.training.parallel.strategy import Objective
 
 TINY = {"dim": 16, "layers": 6, "heads": 2}
 READER = {**TINY, "vocab_size": 23, "context": 12}
 SENTENCES = {"head": {"kind": "masked", "next_sentence": True}, "segments": 2}
 IMAGES = {"image_size": 8, "patch": 2, "channels": 3, "cls": True}
+STROKES = {**READER, "vocab_size": 1, "inputs": 5, "head": {"kind": "mixture", "components": 2}}
 CLASSES = {"head": {"kind": "classify", "classes": 3}}
 
 
@@ -89,6 +94,23 @@ def caption_batch():
     return CaptionBatch(source, ids[:, :-1], ids[:, 1:].masked_fill(ids[:, 1:] == 5, -1))
 
 
+def dialogue_batch():
+    ids, at = torch.randint(23, (3, 13)), torch.arange(12).expand(3, 12)
+    return DialogueBatch(
+        ids=ids[:, :-1],
+        targets=ids[:, 1:].masked_fill(at % 6 < 2, -1),
+        documents=1 + at // 6,
+        positions=at % 6,
+        prefixes=torch.full((3,), 2),
+    )
+
+
+def stroke_batch():
+    pen = torch.randint(2, (3, 12, 1)).to(torch.get_default_dtype())
+    targets = torch.cat([torch.randn(3, 12, 2), pen], 2)
+    return StrokeBatch(torch.randn(3, 12, 5), targets, torch.tensor([12, 7, 1]))
+
+
 OBJECTIVES = {
     "decoder": ("modern", {**READER, "kv_heads": 1}, Causal(), text_batch),
     "side by side": ("gpt2", {**READER, "norm_order": "parallel"}, Causal(), text_batch),
@@ -111,6 +133,8 @@ OBJECTIVES = {
         Caption(),
         caption_batch,
     ),
+    "dialogues": ("gpt2", READER, Instruct(), dialogue_batch),
+    "strokes": ("gpt2", STROKES, Handwriting(components=2), stroke_batch),
     "vision": ("tiny-vit", {**TINY, **IMAGES, **CLASSES}, Classify(), image_batch),
 }
 

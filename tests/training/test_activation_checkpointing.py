@@ -81,9 +81,7 @@ def test_whoever_listens_hears_the_same():
             objective(batch).backward()
         heard.append(seen)
     assert equal(*heard)
-    assert len(heard[0]) == 6 * (1 + 2) + 6 * (
-        1 + 2 + 2
-    )  # of each block, and two of each attention
+    assert len(heard[0]) == 6 * (2 + 4) + 6 * (2 + 4 + 4)  # of each block, four of each attention
 
 
 def test_names_and_classes_stay_as_they_were():

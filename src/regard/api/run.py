@@ -602,6 +602,9 @@ class Run:
 
         `label` is the class to draw, for a model with classes; a larger `bias` draws more neatly.
         `explain.render.strokes.to_svg` makes a picture of them.
+
+        >>> drawings.draw(count=2, seed=0)[0].shape[1]
+        3
         """
         self._require("draw", "draw")
         task = stroke_task(self.config.task)

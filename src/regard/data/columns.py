@@ -72,7 +72,8 @@ class Roles:
             for role, name in self.columns.items()
         )
         names = ", ".join(self.unused[:8]) + (", …" if len(self.unused) > 8 else "")
-        return f"; {roles}" + (f"; left out: {names}" if self.unused else "")
+        left_out = f"left out: {names}" if self.unused else ""
+        return "".join(f"; {part}" for part in (roles, left_out) if part)
 
 
 def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -> Roles | None:
@@ -140,7 +141,7 @@ def ambiguous_table(table: Table, kind: str | None = None) -> DataError:
     other = find_roles(table, {}, None)
     problem = f"cannot tell which of its columns hold {kind}"
     if other is not None and other.kind != kind:
-        problem = f"it seems to hold {other.kind}{other.note}; the task learns from {kind}"
+        problem = f"it seems to hold {other.kind}{other.note}, and the task learns from {kind}"
     hints = [f"name them: {hint}" for hint in COLUMN_HINTS if _hint_applies(hint, kind)]
     if not hints:
         hints = ["a series is a table with columns of numbers, a row for each time"]

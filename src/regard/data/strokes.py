@@ -92,7 +92,7 @@ class Strokes:
 def is_strokes(path: Path) -> bool:
     """Whether an .npz archive holds points of strokes."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             names = set(archive.files)
     except ARCHIVE_ERRORS:
         return False
@@ -107,7 +107,7 @@ def from_npz(path: Path) -> Strokes:
     `train_label`, one of each; `valid_…` and `test_…` likewise. `xyp` and `off` are one part.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except ARCHIVE_ERRORS as error:
         if "pickle" in str(error).lower():

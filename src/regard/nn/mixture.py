@@ -49,9 +49,10 @@ class MixtureHead(nn.Module):
         return parameters
 
     def mixture(self, parameters: Float[Tensor, "*rows parameters"]) -> Mixture:
-        """The distribution that the output of `forward` describes, in float32."""
+        """The distribution that the output of `forward` describes, in float32 or more."""
         m = self.components
-        weights, mean, log_sigma, rho, pen = parameters.float().split(
+        precise = torch.promote_types(parameters.dtype, torch.float32)
+        weights, mean, log_sigma, rho, pen = parameters.to(precise).split(
             [m, 2 * m, 2 * m, m, PEN_STATES], -1
         )
         return Mixture(
@@ -108,7 +109,9 @@ def log_density(mixture: Mixture, offsets: Float[Tensor, "*rows 2"]) -> Float[Te
     log N = -(u^2 + v^2 - 2 rho u v) / (2 (1 - rho^2)) - log(2 pi sigma_1 sigma_2 sqrt(1 - rho^2))
     with u, v = (offset - mu) / sigma.
     """
-    distance = (offsets.float().unsqueeze(-2) - mixture.mean) * (-mixture.log_sigma).exp()
+    distance = (offsets.to(mixture.mean.dtype).unsqueeze(-2) - mixture.mean) * (
+        -mixture.log_sigma
+    ).exp()
     u, v = distance.unbind(-1)
     rest = 1 - mixture.rho.square()
     exponent = -(u.square() + v.square() - 2 * mixture.rho * u * v) / (2 * rest)

@@ -79,7 +79,7 @@ class Causal(Task):
 
     def _prefix(self, model: nn.Module, batch: TextBatch) -> dict[str, Mask]:
         """The mask of a prefix LM; in an evaluation the prefix is all that is not predicted."""
-        if not getattr(model.config, "prefix", False):
+        if not getattr(getattr(model, "config", None), "prefix", False):
             return {}
         prefixes = batch.prefixes
         if prefixes is None:
