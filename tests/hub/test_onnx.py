@@ -28,7 +28,8 @@ def model(name, **fields):
         ("llama-3.2-1b", {"kv_heads": 2, "ffn_dim": 64, "head_dim": None}),
         ("gemma-2-2b", {"kv_heads": 2, "ffn_dim": 64, "head_dim": 16, "window": 5}),
         ("bloom-560m", {"kv_heads": 4, "ffn_dim": 64}),
-        ("bert", {"kv_heads": 4, "ffn_dim": 64}),
+        ("bert", {"kv_heads": 4, "ffn_dim": 64, "segments": 2}),
+        ("tiny-encoder", {"kv_heads": 4, "ffn_dim": 64, "segments": 0}),
         ("t5-small", {"kv_heads": 4, "ffn_dim": 64}),
     ],
 )

@@ -1,9 +1,10 @@
 """Write a Transformer as an ONNX file, and compare ONNX Runtime's outputs with ours.
 
-An encoder reads `input_ids` and `lengths`. A decoder has a KV cache: it reads `input_ids` and
-`past_key_values.N.key` and `.value`, and writes `present.N.key` and `.value`, which are the past of
-the next call; the first call has a past of length 0. An encoder-decoder reads the ids of both
-sides. All write `logits`. Every length and the number of rows may vary from call to call.
+An encoder reads `input_ids`, `lengths` and, if it has segments, `token_type_ids`. A decoder has a
+KV cache: it reads `input_ids` and `past_key_values.N.key` and `.value`, and writes `present.N.key`
+and `.value`, which are the past of the next call; the first call has a past of length 0. An
+encoder-decoder reads the ids of both sides. All write `logits`. Every length and the number of rows
+may vary from call to call.
 """
 
 import logging
@@ -31,8 +32,9 @@ class _Encoder(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
-        logits: Tensor = self.model.head(self.model(input_ids, lengths=lengths))
+    def forward(self, input_ids: Tensor, lengths: Tensor, *segments: Tensor) -> Tensor:
+        given = {"segments": segments[0]} if segments else {}
+        logits: Tensor = self.model.head(self.model(input_ids, lengths=lengths, **given))
         return logits
 
 
@@ -110,7 +112,11 @@ def _traced(model: Transformer) -> tuple[nn.Module, tuple[list[str], list[str]],
     rows, time = Dim("rows", min=1, max=1 << 16), Dim("time", min=1, max=model.config.context)
     ids, lengths = {0: rows, 1: time}, {0: rows}
     if model.decoder is None:
-        return _Encoder(model).eval(), (["input_ids", "lengths"], ["logits"]), (ids, lengths)
+        names = ["input_ids", "lengths"]
+        if model.config.segments:
+            names, dims = [*names, "token_type_ids"], (ids, lengths, (ids,))
+            return _Encoder(model).eval(), (names, ["logits"]), dims
+        return _Encoder(model).eval(), (names, ["logits"]), (ids, lengths)
     if model.encoder is not None:
         target = {0: rows, 1: Dim("target", min=1, max=model.config.context)}
         names = ["input_ids", "lengths", "decoder_input_ids"]
@@ -132,7 +138,8 @@ def _inputs(model: Transformer, rows: int, time: int, past: int) -> tuple[Any, .
 
     lengths = torch.randint(1, time + 1, (rows,), generator=generator)
     if model.decoder is None:
-        return ids(config.vocab_size, time), lengths
+        inputs = ids(config.vocab_size, time), lengths
+        return (*inputs, ids(config.segments, time)) if config.segments else inputs
     if model.encoder is not None:
         source = ids(config.source_vocab_size or config.vocab_size, time)
         return source, lengths, ids(config.vocab_size, time + 1)
