@@ -16,6 +16,7 @@ import pytest
 import regard
 from cli.conftest import invoke
 from regard.errors import ConfigError
+from regard.nn.attention import Attention
 from regard.serve.engine import EngineConfig
 from regard.serve.worker import STALL
 from serve.conftest import serving
@@ -215,6 +216,20 @@ def test_translation_prediction_and_explanation(client, run, pair_run):
     _, answer = client("/v1/embeddings", {"input": ["the cat", "a dog"]})
     vectors = [row["embedding"] for row in answer["data"]]
     assert [sum(x * x for x in vector) for vector in vectors] == pytest.approx([1, 1])
+
+
+def test_an_explanation_puts_no_hooks_on_the_model_of_the_engine(client, live, monkeypatch):
+    hooked, register = [], Attention.register_forward_pre_hook
+
+    def record(module, *args, **options):
+        hooked.append(module)
+        return register(module, *args, **options)
+
+    monkeypatch.setattr(Attention, "register_forward_pre_hook", record)
+    assert client("/explain", {"text": "the cat"})[0] == 200
+    model = live[1].app.state.server.models.loaded["cats"].run.model
+    assert hooked
+    assert not {*hooked} & {*model.modules()}
 
 
 def test_output_that_a_schema_allows(client):

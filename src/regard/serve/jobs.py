@@ -101,9 +101,9 @@ def explain(
     model: ServedModel, text: str, layer: int | None, top: int, tokens: int, body: Sampling
 ) -> dict[str, Any]:
     """Attention maps, the likeliest next tokens, and what each sampler did to the first tokens."""
-    run = model.run
     if not model.takes_source and len(tokenize(model, text, special=True)) > MAX_EXPLAINED:
         raise ConfigError(f"text: it has more than {MAX_EXPLAINED} tokens; shorten it")
+    run = model.explained
     answer: dict[str, Any] = {"attention": {}, "next": [], "trace": []}
     if has_attention(run.model):
         for name, one in run.explain(text, layer=layer).items():
@@ -127,7 +127,7 @@ def explain(
 
 @torch.inference_mode()
 def _next_tokens(model: ServedModel, text: str, top: int) -> list[dict[str, Any]]:
-    language = cast(Language, model.run.model)
+    language = cast(Language, model.explained.model)
     ids = model.run._prompt(text)[-(model.context or 2**31) :]
     state = language.start(1, len(ids))
     logits, _ = language.step(torch.tensor([ids], device=language.device), state)

@@ -4,7 +4,8 @@ import asyncio
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -64,6 +65,11 @@ class ServedModel:
     def schemas(self) -> JsonSchemas:
         """The constraints of its vocabulary, made when first asked for."""
         return JsonSchemas(self.tokenizer)
+
+    @cached_property
+    def explained(self) -> Run:
+        """The run with a copy of the model: hooks on it do not see what the engine computes."""
+        return replace(self.run, model=deepcopy(self.run.model))
 
     def chain(self, specs: tuple[str, ...] | None, order: str | None) -> Chain:
         """The chain of these samplers; equal samplers give the same object."""
