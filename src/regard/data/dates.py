@@ -20,7 +20,8 @@ DAY_MONTH_YEAR = (  # names of the three columns of a date
 )
 MINUTE, HOUR, DAY, WEEK = 60, 3600, 86400, 7 * 86400  # seconds
 STEPS = {1: "second", MINUTE: "minute", HOUR: "hour", DAY: "day", WEEK: "week"}
-MONTH = (28 * DAY, 31 * DAY)  # the shortest and the longest
+MONTHS = {1: "month", 3: "quarter", 12: "year"}  # steps in months
+SHORTEST_MONTH = 28 * DAY
 _ISO = re.compile(r"\s*\d{4}-\d")  # not 20160701, which is a number
 
 
@@ -35,19 +36,35 @@ class Dates:
     @property
     def step(self) -> int | None:
         """The most frequent distance of two rows, in seconds; None for months and single rows."""
-        if len(self.values) < 2 or self.monthly:
+        if len(self.values) < 2 or self.months:
             return None
         steps, counts = np.unique(self._differences, return_counts=True)
         return int(steps[counts.argmax()])
 
     @property
-    def monthly(self) -> bool:
-        """Whether there is one row a month."""
+    def months(self) -> int | None:
+        """The step in months if it is 1, 3 or 12.
+
+        Rows at a fixed distance, as four weeks, are not months unless their day is the same.
+        """
         differences = self._differences
-        return len(differences) > 0 and bool(
-            ((differences >= MONTH[0]) & (differences <= MONTH[1])).all()
-            and (len(set(differences.tolist())) > 1 or differences[0] >= 30 * DAY)
-        )
+        steps = np.unique(np.diff(self.values.astype("datetime64[M]")).astype(np.int64)).tolist()
+        if len(steps) != 1 or steps[0] not in MONTHS:
+            return None
+        same_day = (self._in_month(self.values.astype("datetime64[M]")) == self.values).all()
+        fixed = len(set(differences.tolist())) == 1
+        long_enough = differences.min() >= steps[0] * SHORTEST_MONTH
+        return int(steps[0]) if long_enough and (same_day or not fixed) else None
+
+    def _in_month(self, months: NDArray[np.datetime64]) -> NDArray[np.datetime64]:
+        """The day of the rows in these months, or the last of the month if that is earlier."""
+        starts = self.values.astype("datetime64[M]")
+        days = self.values.astype("datetime64[D]")
+        at_ends = ((days + 1).astype("datetime64[M]") != starts).all()
+        offset = (days - starts.astype("datetime64[D]")).max()  # 0 for the first of the month
+        ends = (months + 1).astype("datetime64[D]") - 1
+        placed = ends if at_ends else np.minimum(months.astype("datetime64[D]") + offset, ends)
+        return placed.astype("datetime64[s]") + (self.values[-1] - days[-1])
 
     @property
     def _differences(self) -> NDArray[np.int64]:
@@ -56,9 +73,9 @@ class Dates:
     @property
     def season(self) -> int | None:
         """Rows of a day, a week or a year, whichever is the first longer than the step."""
-        step = self.step
-        if self.monthly:
-            return 12
+        step, months = self.step, self.months
+        if months:
+            return {1: 12, 3: 4}.get(months)
         if step is None or step == 0:
             return None
         if step < DAY:
@@ -70,9 +87,9 @@ class Dates:
         """The range and the step, and gaps, for a description."""
         first, last = self._text(self.values[[0, -1]])
         named = f"{', '.join(self.columns)}: {first} to {last}"
-        step = self.step
-        if self.monthly:
-            return f"; {named}, a row a month"
+        step, months = self.step, self.months
+        if months:
+            return f"; {named}, a row a {MONTHS[months]}"
         if step is None:
             return f"; {named}"
         unit = STEPS.get(step) or f"{step:,} seconds"
@@ -87,10 +104,10 @@ class Dates:
 
     def after(self, steps: int) -> list[str]:
         """The dates of the next rows, if rows have a fixed step."""
-        last, step = self.values[-1], self.step
-        if self.monthly:
-            month, day = last.astype("datetime64[M]"), last - last.astype("datetime64[M]")
-            dates = [(month + n).astype("datetime64[s]") + day for n in range(1, steps + 1)]
+        last, step, months = self.values[-1], self.step, self.months
+        dates: Iterable[np.datetime64]
+        if months:
+            dates = self._in_month(last.astype("datetime64[M]") + months * np.arange(1, steps + 1))
         elif step is not None:
             dates = [last + np.timedelta64(step * n, "s") for n in range(1, steps + 1)]
         else:
