@@ -2,6 +2,7 @@
 
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -208,3 +209,35 @@ def test_chat_remembers_the_dialogue_and_works_through_a_pipe(world, capsys, mon
     with pytest.raises(ConfigError, match="no room for an answer"):
         run.chat("a" * 230)
     assert render("chatml", [("user", "x")]).endswith("<|im_end|>\n")
+
+
+def test_a_special_token_at_the_end_of_a_turn_stops_the_answer(world, monkeypatch):
+    """Special ids are not decoded, so that their text is never found in an answer."""
+    _, run, _ = world
+    tokenizer, stops = run.tokenizer, []
+    special = next(id for id in tokenizer.special_ids if id not in tokenizer.stop_ids)
+    template = JINJA.replace("{{ eos_token }}", tokenizer.piece(special))
+    monkeypatch.setattr("regard.api.run.run_template", lambda *_: template)
+    monkeypatch.setattr(
+        "regard.api.run.stream", lambda *_, stop, **options: stops.append(stop) or iter([])
+    )
+    list(run.chat("ag", tokens=3))
+    assert stops == [{*tokenizer.stop_ids, special}]
+    pytest.importorskip("fastapi")
+    from regard.serve.prepare import chat_prompt, prepare
+    from regard.serve.schema import Sampling
+
+    monkeypatch.setattr("regard.serve.prepare.run_template", lambda *_: template)
+    engine = SimpleNamespace(language=SimpleNamespace(vocab_size=tokenizer.size))
+    served = SimpleNamespace(
+        run=run,
+        tokenizer=tokenizer,
+        engine=engine,
+        takes_source=False,
+        context=None,
+        chain=lambda *_: None,
+    )
+    prompt, ends = chat_prompt(served, [("user", "ag")])
+    body = Sampling(model="m")
+    ready = prepare(served, prompt, body, tokens=3, n=1, logprobs=None, more_stops=ends)
+    assert ready.request.stop == {*tokenizer.stop_ids, special}

@@ -91,7 +91,7 @@ from regard.pipelines.captions import (
     run_pixels,
     write_captions,
 )
-from regard.pipelines.dialogues import fit_prompt, specials
+from regard.pipelines.dialogues import fit_prompt, special_end, specials
 from regard.pipelines.images import image_task, input_pixels
 from regard.pipelines.pairs import pair_task, translate
 from regard.pipelines.sentences import contrastive_task, embed_texts
@@ -387,6 +387,7 @@ class Run:
         stop = {*tokenizer.stop_ids, *tokenizer.encode(end)[:1]}
         if tokenizer.decode(tokenizer.encode(end)[:1]).strip() != end.strip():
             stop = set(tokenizer.stop_ids)  # the end is several tokens, and found as a text
+        stop |= special_end(tokenizer, end.strip())
         new_ids = stream(self._engine(False), ids, chain, tokens=tokens, stop=stop, seed=seed)
         stops = [end.strip()] if end.strip() else []
         return truncate_at_stop(detokenize_stream(new_ids, tokenizer, ids), stops)

@@ -198,6 +198,11 @@ def specials(tokenizer: Tokenizer) -> dict[str, str]:
     return {key: "" if id is None else tokenizer.piece(id) for key, id in ids.items()}
 
 
+def special_end(tokenizer: Tokenizer, end: str) -> set[int]:
+    """The id of the text at the end of a turn, if it is a special token, which is not decoded."""
+    return {id for id in tokenizer.special_ids if tokenizer.piece(id) == end}
+
+
 def encode(task: Instruct, tokenizer: Tokenizer, messages: Sequence[Message]) -> Dialogue:
     """The ids of a dialogue, and which of them belong to answers.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from regard.data.dialogues import ROLES
 from regard.errors import ConfigError
-from regard.pipelines.dialogues import specials
+from regard.pipelines.dialogues import special_end, specials
 from regard.serve.models import ServedModel
 from regard.serve.request import Request
 from regard.serve.schema import Sampling
@@ -59,7 +59,8 @@ def prepare(
         ids, stop = list(task.prompt), {task.stop_id}
     else:
         text, ids = _prompt(model, prompt)
-        stop = set(model.tokenizer.stop_ids)
+        ends = [special_end(model.tokenizer, end) for end in more_stops]
+        stop = set(model.tokenizer.stop_ids).union(*ends)
     stop = set() if body.ignore_eos else stop
     vocab = model.engine.language.vocab_size
     for token in body.stop_token_ids or ():
