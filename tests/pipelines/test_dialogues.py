@@ -16,7 +16,7 @@ from regard.hub.chat_templates import read_template
 from regard.models.build import build_model, preset
 from regard.nn.loss import IGNORED
 from regard.pipelines import prepare_training
-from regard.pipelines.dialogues import encode, pack, prompt_ids
+from regard.pipelines.dialogues import encode, pack, prompt_ids, show_mask
 from regard.tasks import Instruct
 from regard.text import train_tokenizer
 from regard.text.chat_template import render, segments, turn_end
@@ -154,6 +154,14 @@ def test_the_mask_is_shown_and_the_answers_alone_are_scored(world, capsys):
     assert "<|im_start|>" not in text.replace("<|im_end|>", "")
     assert text.count("<|im_end|>") == int(batch.documents.max(1).values.sum())
     assert int(batch.documents.max()) > 1  # several dialogues share a row
+
+
+def test_a_template_may_add_to_the_text_of_a_special_token():
+    tokenizer = train_tokenizer("char", ["abcd"])
+    task = Instruct(template=JINJA.replace("{{ bos_token }}", "{{ bos_token + '!' }}"))
+    start = tokenizer.piece(tokenizer.start_id)
+    assert show_mask(task, tokenizer, TALK).startswith(f"{start}![INST] a [/INST]⟦ b")
+    assert show_mask(task, None, TALK).startswith("![INST] a [/INST]⟦ b⟧")
 
 
 def test_packed_dialogues_have_the_loss_of_single_ones():

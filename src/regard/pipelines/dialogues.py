@@ -89,7 +89,7 @@ class DialoguesPipeline(Pipeline):
     ) -> Tokenizer:
         """Train on the training dialogues, with the text of the template."""
         choice, template = config.data.tokenizer, instruct_task(config.task).template
-        texts = [render(template, row) for row in train.rows]
+        texts = [render(template, row, tokens=specials(None)) for row in train.rows]
 
         def write(folder: Path) -> None:
             train_tokenizer(choice, texts).save(folder / JOINT)
@@ -100,7 +100,7 @@ class DialoguesPipeline(Pipeline):
 
     def preview(self, config: RunConfig, data: Dialogues) -> dict[str, str]:
         """The first dialogue as the model reads it, with the scored parts in brackets."""
-        return {"mask": show_mask(instruct_task(config.task), data.rows[0])}
+        return {"mask": show_mask(instruct_task(config.task), None, data.rows[0])}
 
     def training_data(
         self,
@@ -127,7 +127,7 @@ class DialoguesPipeline(Pipeline):
         description = [
             f"data       {train.description}",
             *first_rows(train),
-            f"mask       {show_mask(task, train.rows[0])}",
+            f"mask       {show_mask(task, tokenizers, train.rows[0])}",
             f"validation {validation.description}",
             f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens; "
             f"{packed.tokens:,} for training, {scored:,} of them in answers",
@@ -191,9 +191,11 @@ def instruct_task(choice: Choice) -> Instruct:
     return cast(Instruct, make(choice, TASKS, "task"))
 
 
-def specials(tokenizer: Tokenizer) -> dict[str, str]:
-    """The texts of the special tokens that chat templates name."""
+def specials(tokenizer: Tokenizer | None) -> dict[str, str]:
+    """The texts of the special tokens that chat templates name; empty without a tokenizer."""
     names = {"bos_token": "start", "eos_token": "stop", "unk_token": "unk", "pad_token": "pad"}
+    if tokenizer is None:
+        return dict.fromkeys(names, "")
     ids = {key: tokenizer.special_id(name) for key, name in names.items()}
     return {key: "" if id is None else tokenizer.piece(id) for key, id in ids.items()}
 
@@ -263,9 +265,9 @@ def _prefix(tokenizer: Tokenizer, text: str) -> list[int]:
     return [] if start and text.startswith(start) else list(tokenizer.prefix_ids)
 
 
-def show_mask(task: Instruct, row: Sequence[Message]) -> str:
+def show_mask(task: Instruct, tokenizer: Tokenizer | None, row: Sequence[Message]) -> str:
     """A dialogue as the model reads it; the parts in ⟦ ⟧ are scored."""
-    parts = segments(task.template, row)
+    parts = segments(task.template, row, specials(tokenizer))
     shown = "".join(f"⟦{text}⟧" if scored else text for text, scored in parts).replace("\n", "⏎")
     return shown if len(shown) <= 300 else f"{shown[:299]}…"
 
