@@ -169,6 +169,16 @@ def test_scores_are_those_of_the_official_scorer():
     )
 
 
+def test_a_context_without_tokens_has_no_answer(monkeypatch):
+    rows = [Question("0", "who ?", " ", ()), Question("1", "who ?", "ada", (("ada", 0),))]
+    tokenizer = train_tokenizer("word", ["who ? ada"])
+    model = resolve({"preset": "tiny-encoder"}, vocab_size=99, context=9)
+    encoded = SpanWindows.encode(Span(no_answer=False), rows, tokenizer, model)
+    monkeypatch.setattr(Span, "logits", lambda self, model, batch: torch.zeros(*batch.ids.shape, 2))
+    metrics = encoded.task.metrics(torch.nn.Identity(), encoded.batches(np.arange(2)))
+    assert metrics["exact_match"] == 1
+
+
 def test_tables_of_questions_are_spans(tmp_path):
     rows = [
         {"id": str(n), "question": "who?", "context": f"{n} Ada", "answers": answers}
@@ -209,6 +219,10 @@ def _empty(paragraph):
     paragraph["qas"][0]["answers"][0]["text"] = ""
 
 
+def _repeated(paragraph):
+    paragraph["qas"][2]["id"] = "0-who"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -219,6 +233,7 @@ def _empty(paragraph):
         (_no_question, r"paragraph 2, question 1 \(id 1-who\) has no question"),
         (_start, "question 1 .*answer_start is a whole number, not 'x'"),
         (_empty, "question 1 .*an answer has a text"),
+        (_repeated, "paragraph 2, question 3 .*has the id '0-who' of article 1, paragraph 1, qu"),
         (lambda paragraph: paragraph.pop("qas"), "article 1, paragraph 2 has no list 'qas'"),
     ],
 )

@@ -202,8 +202,15 @@ def from_table(table: Table, roles: Roles) -> Questions:
 def _check(name: str, path: str, format: str, rows: Iterable[Row]) -> Questions:
     """Check all rows; an answer that is not in its context is refused, a wrong start corrected."""
     questions: list[Question] = []
+    places: dict[str, str] = {}  # of the ids
     moved, first = 0, ""
     for place, id, question, context, answers in rows:
+        if id in places:
+            raise DataError(
+                f"{place} has the id {preview(id)} of {places[id].removeprefix(f'{path}, ')}; "
+                "every question has an id of its own"
+            )
+        places[id] = place
         for what, value in (("question", question), ("context", context)):
             if not isinstance(value, str) or not value.strip():
                 raise DataError(f"{place} has no {what}")

@@ -145,7 +145,8 @@ class Span(Task):
             raise DataError("nothing to evaluate: the validation data has no question")
         questions = [self.windows.questions[number] for number in best]
         predictions = {
-            q.id: answers[0][0] for q, answers in zip(questions, best.values(), strict=True)
+            q.id: answers[0][0] if answers else NO_ANSWER  # none if its context has no token
+            for q, answers in zip(questions, best.values(), strict=True)
         }
         loss = sum(value for value, _ in losses) / sum(count for _, count in losses)
         return {"loss": loss, **score_answers(questions, predictions)}
