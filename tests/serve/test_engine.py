@@ -187,6 +187,28 @@ def test_a_model_that_raises_fails_the_rows_of_this_step_only(monkeypatch):
     assert engine.run([request()]) == expected
 
 
+def test_a_prompt_that_fails_does_not_repeat_those_read_before_it(monkeypatch):
+    """They are read one by one, since one has a known beginning and the other a long rest."""
+    engine = decoder()
+    known, bad = [Request(list(ids), CHAINS[0], 2, 0) for ids in (range(1, 15), range(3, 16))]
+    expected = engine.run([Request(known.prompt, CHAINS[0], 2, 0)])
+    step = engine.language.step
+
+    def broken(ids, *args, **options):
+        if ids.shape == (1, 13):
+            raise ValueError("no")
+        return step(ids, *args, **options)
+
+    monkeypatch.setattr(engine.language, "step", broken)
+    engine.submit(known)
+    engine.submit(bad)
+    events = []
+    while engine.busy:
+        events += engine.step()
+    assert [[[event.token for event in events if event.token is not None]]] == expected
+    assert [str(event.error) for event in events if event.request is bad] == ["no"]
+
+
 def test_out_of_memory_halves_the_rows(monkeypatch):
     engine = decoder(rows=4)
     expected = decoder(rows=4).run([request(n) for n in range(1, 5)])

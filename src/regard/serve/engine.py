@@ -331,7 +331,10 @@ class BatchEngine:
         if ragged and max(known) + ids.shape[1] > max(len(job.ids) for job in group):
             # a short rest after a long known beginning would be padded beyond the capacity
             for job in group:
-                self._read_together([job])
+                try:
+                    self._read_together([job])
+                except Exception as error:
+                    self._fail([job], error)
             return
         logits, state = self.language.step(ids, state, counts=counts if ragged else None)
         self.counters.prompt_tokens += sum(map(len, rows))
