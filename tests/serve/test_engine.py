@@ -225,6 +225,31 @@ def test_out_of_memory_halves_the_rows(monkeypatch):
     assert max(calls[1:]) == 2
 
 
+@pytest.mark.parametrize("name", ["_sample", "_start_ahead"])
+def test_out_of_memory_after_a_step_loses_no_token(name, monkeypatch):
+    def engine():
+        torch.manual_seed(0)
+        model, ahead = make("tiny-decoder").model.double(), name == "_start_ahead"
+        return BatchEngine(model, EngineConfig(rows=4), stop=sorted(STOP), capture=ahead)
+
+    def requests():
+        return [request(n, chain=CHAINS[n % len(CHAINS)]) for n in range(1, 5)]
+
+    expected, scarce = engine().run(requests()), engine()
+    compute, left = getattr(scarce, name), [1]
+
+    def after_sampling(*args):
+        out = compute(*args)
+        if len(scarce.texts) == 4 and left:
+            left.clear()
+            raise torch.OutOfMemoryError("no memory")
+        return out
+
+    monkeypatch.setattr(scarce, name, after_sampling)
+    assert scarce.run(requests()) == expected
+    assert not left
+
+
 def test_what_never_fits_is_refused_and_the_next_is_answered():
     engine = decoder(rows=64)
     engine.rows.budget = 3 * 64 * engine.rows.bytes_per_id  # three rows

@@ -418,8 +418,12 @@ class BatchEngine:
         if self.ahead is not None and not runs_ahead:
             self._read_ahead()
             return
+        context, has_read = self.context, False
+        lengths, used = context.lengths.clone(), context.generators.used.clone()
+        state = {key: tensor.clone() for key, tensor in context.state.items()}
         try:
             logits = self.rows.step(self.last)
+            has_read = True
             if runs_ahead:
                 started = self._start_ahead(logits)
                 self._read_ahead()
@@ -427,12 +431,14 @@ class BatchEngine:
                 return
             sampled = self._sample(self.texts, self.chain, logits, self.context)
         except torch.OutOfMemoryError as error:
+            context.lengths, context.generators.used, context.state = lengths, used, state
             self._read_ahead()
             if len(self.texts) < 2:
                 self._drop_all(error)
             else:  # fewer rows from now on
                 self.max_rows = max(1, len(self.texts) // 2)
-                self._requeue(range(self.max_rows, len(self.texts)), self.waiting)
+                first = 0 if has_read else self.max_rows  # the KV cache is ahead of the texts
+                self._requeue(range(first, len(self.texts)), self.waiting)
             return
         except Exception as error:
             self._drop_all(error)
