@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ from regard.hub.chat_templates import read_template
 from regard.models.build import build_model, preset
 from regard.nn.loss import IGNORED
 from regard.pipelines import prepare_training
-from regard.pipelines.dialogues import encode, pack, prompt_ids, show_mask
+from regard.pipelines.dialogues import DialoguesPipeline, encode, pack, prompt_ids, show_mask
 from regard.tasks import Instruct
 from regard.text import train_tokenizer
 from regard.text.chat_template import render, segments, turn_end
@@ -162,6 +163,16 @@ def test_a_template_may_add_to_the_text_of_a_special_token():
     start = tokenizer.piece(tokenizer.start_id)
     assert show_mask(task, tokenizer, TALK).startswith(f"{start}![INST] a [/INST]⟦ b")
     assert show_mask(task, None, TALK).startswith("![INST] a [/INST]⟦ b⟧")
+
+
+def test_a_template_may_write_nothing_after_an_answer_but_not_change_what_was_read(world):
+    _, run, _ = world
+    data = prepare_training(run.config, run.tokenizers)
+    endless = replace(data, task=Instruct(template=JINJA.replace("{{ eos_token }}", "")))
+    assert "= " in DialoguesPipeline().sample(endless, run.model, 1)
+    last = "{% if messages[-1]['role'] == 'user' and messages | length > 2 %}!{% endif %}"
+    with pytest.raises(ConfigError, match="changes the beginning"):
+        prompt_ids(Instruct(template=last + JINJA), run.tokenizer, TALK[:3])
 
 
 def test_packed_dialogues_have_the_loss_of_single_ones():

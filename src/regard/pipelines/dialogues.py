@@ -31,7 +31,7 @@ from regard.seeds import batch_generator
 from regard.tasks import TASKS, Instruct
 from regard.tasks.instruct import Dialogue
 from regard.text import Tokenizer, train_tokenizer
-from regard.text.chat_template import ANSWERS, Message, render, segments, turn_end
+from regard.text.chat_template import ANSWERS, UNSTABLE, Message, render, segments, turn_end
 from regard.text.pair_tokenizers import JOINT
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -182,7 +182,8 @@ class DialoguesPipeline(Pipeline):
             cast(Language, model), [ids], parse_chain(["greedy"]), tokens=room, seed=seed
         )
         question = " ".join(text for _, text in row[:number])
-        answer = tokenizer.decode(new).partition(turn_end(task.template, specials(tokenizer)))[0]
+        answer, end = tokenizer.decode(new), turn_end(task.template, specials(tokenizer)).strip()
+        answer = answer.partition(end)[0] if end else answer
         return f"{question}\n→ {answer}\n= {row[number][1]}"
 
 
@@ -225,11 +226,13 @@ def prompt_ids(task: Instruct, tokenizer: Tokenizer, messages: Sequence[Message]
     tokens = specials(tokenizer)
     text = render(task.template, messages, prompt=True, tokens=tokens)
     parts = segments(task.template, messages, tokens) if len(messages) > 1 else []
-    ids, done = _prefix(tokenizer, text), 0
+    done = "".join(part for part, _ in parts)
+    if not text.startswith(done):
+        raise ConfigError(UNSTABLE)
+    ids = _prefix(tokenizer, text)
     for part, _ in parts:
         ids += tokenizer.encode(part)
-        done += len(part)
-    return ids + tokenizer.encode(text[done:])
+    return ids + tokenizer.encode(text[len(done) :])
 
 
 def fit_prompt(

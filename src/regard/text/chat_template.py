@@ -14,6 +14,10 @@ ANSWERS = "assistant"  # the role whose messages a model learns to write
 ROLES = ("system", "user", ANSWERS)
 CHATML = "chatml"
 LIMIT = 10_000_000  # characters of a rendered dialogue
+UNSTABLE = (
+    "the chat template changes the beginning of a dialogue when it continues, so its answers "
+    "cannot be told apart;\nset task.template=chatml"
+)
 
 
 def render(
@@ -48,10 +52,7 @@ def segments(
         before = render(template, messages[:number], prompt=True, tokens=tokens)
         after = render(template, messages[: number + 1], tokens=tokens)
         if not (before.startswith(done) and after.startswith(before)):
-            raise ConfigError(
-                "the chat template changes the beginning of a dialogue when it continues, so its "
-                "answers cannot be told apart;\nset task.template=chatml"
-            )
+            raise ConfigError(UNSTABLE)
         parts += [(before[len(done) :], False), (after[len(before) :], True)]
         done = after
     return [part for part in parts if part[0]]
