@@ -63,6 +63,13 @@ def test_a_file_of_squad_is_learned_and_answers_are_predicted(run, tmp_path, cap
     folder = str(run.folder.path)
     assert command("predict", folder, "who ?", context, "-n", "1") == 0
     assert "bob" in capsys.readouterr().out
+    pairs = ("where ?", context, "where ?", "eve was in rome once .")
+    assert command("predict", folder, *pairs, "-n", "1", "--json") == 0
+    answers = json.loads(capsys.readouterr().out)
+    assert [(row["context"], row["prediction"]) for row in answers] == [
+        (context, "lima"),
+        (pairs[3], "rome"),
+    ]
     assert command("predict", folder, "who ?") == 2
     assert "give 2 texts for each" in capsys.readouterr().err
     table = tmp_path / "new.csv"

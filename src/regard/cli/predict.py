@@ -100,7 +100,7 @@ def predict(
     regard predict runs/ett new.csv --steps 96 --out forecast.svg --column OT
 
     One line per text or image, per word or mask of a text, or per value of a forecast. With --data
-    and '-', --json prints an object per row.
+    and '-', --json prints an object per row; of two texts for each input, a list of objects.
     """
     if out is not None:
         check_output_file(out, force, (*api.OUT_SUFFIXES, *PICTURES))
@@ -137,6 +137,8 @@ def predict(
     elif as_json and (data is not None or what == ["-"]):
         for row in api.predict_rows(opened, rows, top=top or SHOWN):
             print_json(row)
+    elif as_json and len(opened.inputs) > 1:
+        print_json(list(api.predict_rows(opened, rows, top=top or SHOWN)))
     elif as_json:
         predicted = _predict(opened, rows, top or SHOWN)
         print_json({_label(item): answer for _, item, answer in predicted})
