@@ -15,6 +15,7 @@ from regard.tasks import Label
 from regard.training.loop import train as training_steps
 from regard.training.optim import optimizers
 from regard.training.parallel.strategy import Objective
+from regard.training.setup.fine_tuning import start_from
 from regard.training.tuning import (
     TUNINGS,
     check_tuning,
@@ -130,6 +131,17 @@ def test_class_weights_multiply_the_loss_in_training_only():
     )
     assert weighted.loss(built, batch).item() == pytest.approx(3 * single.item(), rel=1e-5)
     assert weighted.loss(built.eval(), batch) == plain.loss(built, batch)
+
+
+def test_facts_of_the_old_data_are_not_inherited():
+    facts = {"names": ["a", "b"], "paired": True, "class_weights": [1.0, 2.0]}
+    start = RunConfig(name="x", task={"kind": "label", "word_dropout": 0.1, **facts})
+    kept = start_from({"task": "label"}, start, ["a"])["task"]
+    assert kept == {"kind": "label", "word_dropout": 0.1, "names": ["a", "b"]}
+    other = start_from({"task": "label"}, start, ["c"])["task"]
+    assert other == {"kind": "label", "word_dropout": 0.1}
+    start = RunConfig(name="x", task={"kind": "span", "no_answer": True})
+    assert start_from({"task": "span"}, start, None)["task"] == "span"
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from regard.models.build import resolve
 from regard.tasks import TASKS
 
 DEFAULTS = {"lr": 1e-4, "optimizer": "adamw"}
+DATA_FACTS = {"paired", "class_weights", "no_answer"}  # options that training fills from the data
 
 
 def start_from(
@@ -28,7 +29,8 @@ def start_from(
     start_kind, options = kind_of(start.task)
     if kind == start_kind:
         same_classes = class_names is not None and {*class_names} <= {*options.get("names", [])}
-        task = _merge(task, options if same_classes else _without(options, "names"))
+        dropped = DATA_FACTS if same_classes else {*DATA_FACTS, "names"}
+        task = _merge(task, {k: v for k, v in options.items() if k not in dropped})
     elif kind == "instruct" and template is not None:
         task = _merge(task, {"template": template})
     return {
@@ -53,7 +55,3 @@ def _merge(task: Choice, options: dict[str, Any]) -> Choice:
     kind, task_options = kind_of(task)
     merged = {**options, **task_options}
     return {"kind": kind, **merged} if merged else kind
-
-
-def _without(options: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if key != name}
