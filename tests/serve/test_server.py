@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import re
 import socket
 import sys
@@ -18,6 +19,7 @@ from cli.conftest import invoke
 from regard.errors import ConfigError
 from regard.nn.attention import Attention
 from regard.serve.engine import EngineConfig
+from regard.serve.request import TokenScore
 from regard.serve.worker import STALL
 from serve.conftest import serving
 
@@ -140,7 +142,9 @@ def test_several_choices_have_the_seeds_that_follow(client, run):
     assert best["text"] == max(scores, key=scores.get)
 
 
-def test_log_probabilities_of_prompt_and_answer(client, run):
+def test_log_probabilities_of_prompt_and_answer(client, live, run):
+    from regard.serve.app import _logprob_table
+
     ids = run.tokenizer.encode("the cat")
     body = {"prompt": [ids], "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
     _, answer = client("/v1/completions", body)
@@ -153,6 +157,9 @@ def test_log_probabilities_of_prompt_and_answer(client, run):
     for best, own in zip(table["top_logprobs"][1:], table["token_logprobs"][1:], strict=True):
         assert max(best.values()) >= own
     assert max(table["top_logprobs"][-1].values()) == table["token_logprobs"][-1]
+    model = live[1].app.state.server.models.loaded["cats"]
+    impossible = TokenScore(1, -math.inf, ((1, -math.inf),))
+    json.dumps(_logprob_table(model, None, [impossible], 1), allow_nan=False)
     _, only = client("/v1/completions", {**body, "max_tokens": 0})
     assert only["choices"][0]["text"] == "the cat"
     assert only["choices"][0]["logprobs"]["token_logprobs"] == table["token_logprobs"][:-1]

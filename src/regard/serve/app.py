@@ -46,6 +46,7 @@ from regard.serve.schema import (
 )
 from regard.serve.worker import EngineStopped
 
+MIN_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
 RETRY_AFTER = 1  # seconds that a client should wait when the queue is full
 JOBS = 16  # translations, predictions and explanations that wait
 T = TypeVar("T")
@@ -555,11 +556,13 @@ def _logprob_table(
             continue
         table: dict[str, float] = {}
         for token, logprob in score.top[:top]:
-            table.setdefault(model.piece(token), logprob)
+            table.setdefault(model.piece(token), max(logprob, MIN_LOGPROB))
         best.append(table)
     return {
         "tokens": tokens,
-        "token_logprobs": [None if score is None else score.logprob for _, score in rows],
+        "token_logprobs": [
+            None if score is None else max(score.logprob, MIN_LOGPROB) for _, score in rows
+        ],
         "top_logprobs": best if top else None,
         "text_offset": offsets,
     }
@@ -638,7 +641,7 @@ def _chat_logprob(model: ServedModel, score: TokenScore) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
         text = model.piece(token)
         raw = list(model.tokenizer.token_bytes(token))
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": raw}
+        return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": raw}
 
     return entry(score.token, score.logprob) | {
         "top_logprobs": [entry(token, logprob) for token, logprob in score.top]
