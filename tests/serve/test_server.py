@@ -163,6 +163,9 @@ def test_log_probabilities_of_prompt_and_answer(client, live, run):
     _, only = client("/v1/completions", {**body, "max_tokens": 0})
     assert only["choices"][0]["text"] == "the cat"
     assert only["choices"][0]["logprobs"]["token_logprobs"] == table["token_logprobs"][:-1]
+    assert only["usage"]["completion_tokens"] == 0
+    chunks = client.stream("/v1/completions", {**body, "max_tokens": 0})
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "the cat"
 
 
 def test_chat_and_responses_continue_a_conversation(client, run):

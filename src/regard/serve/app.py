@@ -472,12 +472,12 @@ async def completions(http: Request, body: CompletionBody) -> Response:
         return Response(status_code=499)
     choices, used = [], 0
     for number, (each, continuations) in enumerate(zip(prepared, answers, strict=True)):
+        if tokens == 0:  # the engine generates at least one
+            continuations = [Continuation(finish=one.finish) for one in continuations]
         used += sum(len(continuation.tokens) for continuation in continuations)
         if best_of > n:
             continuations = sorted(continuations, key=lambda c: -c.mean_logprob)[:n]
         for index, continuation in enumerate(continuations):
-            if tokens == 0:
-                continuation.text, continuation.tokens, continuation.scores = "", [], []
             choices.append(
                 {
                     "index": number * n + index,
@@ -501,6 +501,8 @@ async def _completion_chunks(
 ) -> AsyncIterator[dict[str, Any]]:
     used, begun = 0, set()
     async for number, piece in _pieces(http, model, prepared):
+        if body.max_tokens == 0:  # the engine generates at least one
+            piece.text, piece.tokens, piece.scores = "", [], []
         used += len(piece.tokens)
         each, index = prepared[number], number * n + piece.index
         text = piece.text
