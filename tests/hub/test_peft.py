@@ -120,7 +120,10 @@ def test_what_is_not_understood_is_refused_with_what_was_seen(tmp_path):
     for change, message in (
         ({"peft_type": "LOHA"}, "peft_type='LOHA' is not supported"),
         ({"use_dora": True}, "use_dora=True is not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported"),
+        ({"lora_alpha": None}, "lora_alpha is a number, not None"),
         ({"alpha_pattern": {"(a*)*": 1}}, "alpha_pattern"),
+        ({"alpha_pattern": {"(a": 1}}, "is no regular expression"),
     ):
         (tmp_path / "ours" / CONFIG).write_text(json.dumps(settings | change))
         with pytest.raises(ConfigError, match=message):

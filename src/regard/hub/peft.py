@@ -51,6 +51,7 @@ LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>[AB])(?:\.default)?\.weight")
 UNSUPPORTED = {  # settings whose other values change what an adapter computes
     "bias": ("none", None),
     "use_dora": (False, None),
+    "init_lora_weights": (True, False, "gaussian", "eva", None),  # others change the base weights
     "lora_bias": (False, None),
     "alora_invocation_tokens": (None,),
     "use_qalora": (False, None),
@@ -253,6 +254,9 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     for key, allowed in UNSUPPORTED.items():
         if settings.get(key) not in allowed:
             raise ConfigError(f"{folder / CONFIG}: {key}={quote(settings[key])} is not supported")
+    alpha = settings.get("lora_alpha")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise ConfigError(f"{folder / CONFIG}: lora_alpha is a number, not {quote(alpha)}")
     return settings
 
 
@@ -271,4 +275,10 @@ def _patterns(table: Any) -> Iterator[tuple[str, float]]:
     for pattern, value in (table or {}).items():
         if not re.fullmatch(r"[\w.\\^$|()*]*", pattern) or re.search(r"[*)][*]", pattern):
             raise ConfigError(f"alpha_pattern: {quote(pattern)} is not supported")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"alpha_pattern: {quote(pattern)} is no regular expression: {error}"
+            ) from None
         yield pattern.removeprefix("^"), value
