@@ -6,9 +6,11 @@ import math
 import numpy as np
 import pytest
 
+from regard.config import RunConfig, build
 from regard.data.series import Series
 from regard.errors import ConfigError, DataError
 from regard.pipelines import open_data
+from regard.pipelines.detect import open_split
 
 TABLE = "date,load,heat\n2016-07-01,1.5,30\n2016-07-02,-2e1,31\n2016-07-03,0.25,29\n"
 
@@ -136,6 +138,10 @@ def test_a_series_is_split_into_rows_or_fractions():
         rebuilt = np.concatenate([validation.test.before, validation.test.values])
         np.testing.assert_array_equal(rebuilt, opened.values[:45])
         assert validation.test.training_rows == 30
+    for name, value in (("validation", ["b.csv"]), ("validation_fraction", 0.3)):
+        data = {"path": {"kind": "sines", "examples": 50}, "split": [30, 10], name: value}
+        with pytest.raises(ConfigError, match=rf"so data.{name}=.* would not be used"):
+            open_split(build(RunConfig, {"name": "x", "task": "forecast", "data": data}))
     for parts, told in ([[0.5], "two or three"], [[30, 30], "needs 60 rows; sines has 50"]):
         with pytest.raises(ConfigError, match=told):
             opened.split_rows(parts)

@@ -73,6 +73,13 @@ def open_split(config: RunConfig) -> tuple[Any, Any]:
     if data.split:
         if whole.kind != "series":
             raise ConfigError(f"data.split is for series; {whole.name} holds {whole.kind}")
+        for name in ("validation", "validation_fraction"):
+            value = getattr(data, name)
+            if value != getattr(DataConfig(), name):
+                raise ConfigError(
+                    f"data.split gives the validation rows, so data.{name}={value} would not be "
+                    "used; leave one of them out"
+                )
         parts: tuple[Any, Any] = whole.split_rows(data.split)
         return parts
     if data.validation:
