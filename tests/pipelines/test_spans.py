@@ -262,6 +262,21 @@ def test_a_wrong_start_is_corrected_and_said(tmp_path):
     assert data.rows[0].context[data.rows[0].answers[0][1] :].startswith(data.rows[0].answers[0][0])
 
 
+def test_whether_a_question_may_have_no_answer_is_told_by_the_training_data(tmp_path):
+    content = towns(20)
+    (tmp_path / "unanswered.json").write_text(json.dumps(content))
+    for paragraph in content["data"][0]["paragraphs"]:
+        paragraph["qas"] = paragraph["qas"][:2]
+    (tmp_path / "answered.json").write_text(json.dumps(content))
+    paths = {name: str(tmp_path / f"{name}.json") for name in ("answered", "unanswered")}
+    for train, validation in (paths, reversed(paths)):
+        data = {"path": paths[train], "validation": [paths[validation]], "tokenizer": "word"}
+        model = {"preset": "tiny-encoder", "context": 40}
+        table = {"name": "x", "task": "span", "data": data, "model": model}
+        prepared = prepare_training(build(RunConfig, table))
+        assert prepared.task.no_answer is (train == "unanswered")
+
+
 def test_a_causal_model_is_refused(tmp_path):
     path = tmp_path / "towns.json"
     path.write_text(json.dumps(towns(5)))

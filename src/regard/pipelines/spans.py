@@ -125,8 +125,8 @@ class SpansPipeline(Pipeline):
         """Batches of windows of similar length, in random order."""
         task = span_task(config.task)
         if task.no_answer is None:
-            unanswered = train.has_unanswered or validation.has_unanswered
-            choice = merge({"task": config.task}, {"task": {"no_answer": unanswered}})["task"]
+            facts = {"no_answer": train.has_unanswered}
+            choice = merge({"task": config.task}, {"task": facts})["task"]
             config = replace(config, task=choice)
         model = add_span_head(config, vocab_size=tokenizers.size)
         config = replace(config, model=describe(model))
