@@ -232,8 +232,10 @@ def test_adapters_are_merged_and_chosen_by_name(world, capsys):
         assert not ended.value.code
         return json.loads(capsys.readouterr().out)
 
+    (world / "lora2" / "chat_template.jinja").write_text("{{ messages }}")
     merged = command("merge", world / "lora2", world / "merged")
     assert len(merged["layers"]) == 6
+    assert (world / "merged" / "chat_template.jinja").read_text() == "{{ messages }}"
     for run, others in ((runs[0], [by_path]), (runs[1], [by_name, regard.load(world / "merged")])):
         for other in others:
             for name, tensor in weights(run.model).items():

@@ -100,8 +100,7 @@ def import_run(
 
     def write_model(path: Path, metadata: Mapping[str, str]) -> None:
         checkpoint.write_weights(path, metadata)
-        if template is not None:
-            (path.parent / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+        _write_template(path.parent, template)
 
     RunFolder(out).create(config, run_environment, checkpoint.tokenizers, write_model)
     return checkpoint
@@ -264,12 +263,19 @@ def merge_run(run: Path, out: Path, adapter: Path | str | None = None) -> list[s
         "tokenizer": tokenizer_fingerprint(start.tokenizers),
         "merged": {"from": str(run), "adapter": None if adapter is None else str(adapter)},
     }
+    template = read_template(Path(run))
 
     def write_model(path: Path, metadata: Mapping[str, str]) -> None:
         write_tensors(Directory(path.parent), path.name, tensors, metadata)
+        _write_template(path.parent, template)
 
     RunFolder(out).create(config, run_environment, start.tokenizers, write_model)
     return list(layers)
+
+
+def _write_template(folder: Path, template: str | None) -> None:
+    if template is not None:
+        (folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
 
 
 def _open_weights(model: Any, path: Path) -> tuple[Tensors, torch.dtype]:
