@@ -9,12 +9,15 @@ import torch
 
 import regard
 from cli.conftest import invoke
+from regard.config import RunConfig, build
 from regard.data.batch import SeriesBatch, WindowBatch
 from regard.data.series import from_columns
 from regard.errors import ConfigError, DataError
 from regard.models.autoregression import Autoregression, AutoregressionConfig
 from regard.models.build import build_model, resolve
 from regard.models.linear import Linear, LinearConfig
+from regard.pipelines.prepare import prepare_training
+from regard.pipelines.series import forecast_end
 from regard.pipelines.series_baselines import evaluate_baselines, find_season
 from regard.tasks.forecast import Forecast
 
@@ -184,8 +187,35 @@ def test_baselines_are_what_they_are_called():
     assert found["last value"]["mse"] == pytest.approx(expected)
     assert found["last 6 values"]["mae"] == pytest.approx(6 / 2)  # a rise of 6 in 6 steps
     assert found["linear layer, 10 values"]["mse"] < 0.01
+    some = evaluate_baselines(task, validation, train.values, every=4)  # as a network fed back
+    expected = (np.square(far[::4]).mean() + np.square(rise).mean()) / 2
+    assert some["last value"]["mse"] == pytest.approx(expected)
     other = replace(validation, before=None)
+    far = [[wave[t + 8 + h] - wave[t + 7] for h in range(3)] for t in range(4, 10, 4)]
+    expected = (np.square(far).mean() + np.square(rise).mean()) / 2
+    some = evaluate_baselines(replace(task, season=9), other, None, every=4)
+    assert some["last value"]["mse"] == pytest.approx(expected)  # row 12: the first, 8, has no 9
     assert list(evaluate_baselines(task, other, None)) == ["last value", "last 6 values"]
+
+
+def test_a_mean_and_deviation_that_are_given_are_used():
+    data = {"path": {"kind": "sines", "examples": 200}}
+
+    def prepared(**fields):
+        task = {"kind": "forecast", "horizon": 16, "context": 8, "direct": False, **fields}
+        table = {"name": "x", "task": task, "data": data, "model": {"preset": "gru", "dim": 4}}
+        return prepare_training(build(RunConfig, table))
+
+    found = prepared(std=2.5)
+    assert found.task.std == 2.5
+    assert found.task.mean == prepared().task.mean
+    for fields, told in (({"mean": [1.0, 2.0]}, "has 2 numbers"), ({"std": 0.0}, "above 0")):
+        with pytest.raises(ConfigError, match=told):
+            prepared(**fields)
+    model = build_model(found.model)
+    series = replace(found.validation_data, before=None)
+    with pytest.raises(DataError, match="has 8 rows, and the model reads 8"):
+        forecast_end(model, found.task, replace(series, values=series.values[:8]))
 
 
 def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monkeypatch, capsys):

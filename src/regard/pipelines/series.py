@@ -147,7 +147,9 @@ class SeriesPipeline(Pipeline):
             batch=batch,
             example_ids=lambda number: loader.examples(number).tolist(),
             all_batches=whole,
-            baselines=lambda: evaluate_baselines(task, validation, train.values),
+            baselines=lambda: evaluate_baselines(
+                task, validation, train.values, every=_spacing(task, model)
+            ),
             description=[
                 f"data       {train.description}",
                 f"validation {validation.description}",
@@ -168,9 +170,7 @@ class SeriesPipeline(Pipeline):
         closed_form = is_closed_form(data_family(config))
         if task.context is None:  # a run of an earlier version
             task = replace(task, context=model.context)
-        fed_back = not (task.is_direct or closed_form)
-        every = max(1, task.horizon // FED_BACK_STARTS) if fed_back else 1
-        windows = Windows.of(data, task, every=every, double=closed_form)
+        windows = Windows.of(data, task, every=_spacing(task, model), double=closed_form)
         values = len(windows) * task.horizon * len(task.columns)
         return EvalData(
             task=task,
@@ -202,7 +202,8 @@ class SeriesPipeline(Pipeline):
             f"mae [{name}]": error for name, error in _column_errors(data, model, device).items()
         }
         training = None if series.before is None else series.before[: series.training_rows]
-        baselines = evaluate_baselines(task, series, training)
+        every = _spacing(task, data.model)
+        baselines = evaluate_baselines(task, series, training, every=every)
         return metrics | {
             f"{name}: {metric}": value
             for name, values in baselines.items()
@@ -260,6 +261,11 @@ def forecast_end(
     if series.before is not None:
         rows = np.concatenate([series.before, rows])
     steps = min(task.horizon, len(rows) - (task.context or cast(int, model.context)))
+    if steps < 1:
+        raise DataError(
+            f"{series.name} has {len(rows)} rows, and the model reads {len(rows) - steps}; a "
+            "forecast of the last values needs more rows"
+        )
     far = forecast(model, task, replace(series, values=rows[:-steps]), steps)
     return _ending(model, task, replace(series, values=rows), column, steps, far)
 
@@ -323,6 +329,12 @@ def data_family(config: RunConfig) -> str:
     return family_of(resolve(config.model, vocab_size=1))
 
 
+def _spacing(task: Forecast, model: ModelConfig) -> int:
+    """Rows between two windows that are evaluated; a network that is fed back reads fewer."""
+    fed_back = not (task.is_direct or is_closed_form(family_of(model)))
+    return max(1, task.horizon // FED_BACK_STARTS) if fed_back else 1
+
+
 def _device(model: nn.Module) -> torch.device:
     weights = [*model.parameters(), *model.buffers()]
     return weights[0].device
@@ -344,9 +356,20 @@ def _facts(config: RunConfig, train: Series) -> tuple[dict[str, Any], list[str]]
     column: str | list[str] = names[0] if len(names) == 1 else names
     known = replace(task, column=column)
     read = train.indices(known.read_columns)
-    mean, scale = train.values.mean(0)[read].tolist(), std[read].tolist()
-    if len(read) == 1:
-        mean, scale = mean[0], scale[0]
+    scales: dict[str, Any] = {}
+    for name, values in (("mean", train.values.mean(0)[read]), ("std", std[read])):
+        given = getattr(task, name)
+        count = np.size(values if given is None else given)
+        if count != len(read):
+            raise ConfigError(
+                f"task.{name} has {count} numbers, and {len(read)} columns are read: "
+                f"{', '.join(known.read_columns)}"
+            )
+        if given is None:
+            given = values.tolist() if len(read) > 1 else float(values[0])
+        scales[name] = given
+    if not np.all(np.array(scales["std"]) > 0):
+        raise ConfigError(f"task.std={scales['std']} must be above 0")
     family = data_family(config)
     context = task.context
     if family == "autoregression":
@@ -358,7 +381,7 @@ def _facts(config: RunConfig, train: Series) -> tuple[dict[str, Any], list[str]]
         room = max(1, len(train) // 4)
         context = max(task.patch, min(CONTEXTS.get(family, CONTEXT), room))
     season = task.season or find_season(train, train.index(names[0]))
-    facts: dict[str, Any] = {"column": column, "context": context, "mean": mean, "std": scale}
+    facts: dict[str, Any] = {"column": column, "context": context, **scales}
     return facts | ({} if season is None else {"season": season}), constant
 
 

@@ -20,10 +20,11 @@ Forecaster = Callable[[Tensor, int], Tensor]  # (rows, time), steps → (rows, s
 
 
 def evaluate_baselines(
-    task: Forecast, series: Series, training: NDArray[np.float64] | None
+    task: Forecast, series: Series, training: NDArray[np.float64] | None, *, every: int = 1
 ) -> dict[str, dict[str, float]]:
-    """`mse` and `mae` of each baseline on all windows of a part of a series, as `Forecast` does.
+    """`mse` and `mae` of each baseline on windows of a part of a series, as `Forecast` does.
 
+    Windows begin at `every` so many rows, the same as those of a network that is evaluated so.
     AR(p) and the linear layer are fitted to the training rows; without them they are left out.
     """
     columns = series.indices(task.columns)
@@ -41,14 +42,16 @@ def evaluate_baselines(
         rows = np.concatenate([series.before[before - read :], rows])
     values = scaled(rows)
     context = read if series.before is not None else max(task.context or 1, context)
+    first = max(0, (task.context or 1) - before)  # the first row that the network forecasts
+    offset = (first - (context - read)) % every
     metrics = {}
     for name, (needed, forecaster) in forecasters.items():
-        if needed > context or values.shape[1] < context + task.horizon:
+        if needed > context or values.shape[1] < context + task.horizon + offset:
             continue
         squares = absolute = 0.0
         count = 0
         for column in values:  # one at a time, to save memory
-            windows = column.unfold(0, context + task.horizon, 1)
+            windows = column[offset:].unfold(0, context + task.horizon, every)
             forecast = forecaster(windows[:, context - needed : context], task.horizon)
             error = forecast - windows[:, context:]
             squares += float(error.square().sum())
