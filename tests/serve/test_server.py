@@ -19,6 +19,7 @@ from cli.conftest import invoke
 from regard.errors import ConfigError
 from regard.nn.attention import Attention
 from regard.serve.engine import EngineConfig
+from regard.serve.prepare import prepare
 from regard.serve.request import TokenScore
 from regard.serve.worker import STALL
 from serve.conftest import serving
@@ -434,7 +435,14 @@ def test_slow_senders_are_dropped(live, monkeypatch):
         one.close()
 
 
-def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run):
+def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run, monkeypatch):
+    users = []
+    monkeypatch.setattr(
+        "regard.serve.app.prepare",
+        lambda model, *args, **options: (
+            users.append(model.users) or prepare(model, *args, **options)
+        ),
+    )
     with serving([text_run.parent, pair_run], idle=0.4) as (address, server):
         client, loaded = Client(address), server.app.state.server.models.loaded
         assert client("/v1/models/pairs")[1]["loaded"] is False
@@ -442,6 +450,8 @@ def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run)
         assert client("/v1/models/pairs")[1]["loaded"] is True
         wait_until(lambda: not loaded)
         assert client("/v1/completions", {"model": "cats", "prompt": "the"})[0] == 200
+        assert users == [1]  # from the time it is looked up
+        wait_until(lambda: not loaded)
 
 
 def test_the_command_says_what_is_missing(text_run, tmp_path, capsys, monkeypatch):

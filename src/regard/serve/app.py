@@ -100,10 +100,10 @@ class Server:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="regard-jobs")
         self._jobs = 0
 
-    async def model(self, name: str | None) -> ServedModel:
-        """The model of a request."""
+    async def model(self, http: Request, name: str | None) -> ServedModel:
+        """The model of a request; it is released when the answer was sent."""
         try:
-            return await self.models.get(name)
+            model = await self.models.get(name)
         except KeyError:
             known = ", ".join(self.models.paths)
             raise ApiError(
@@ -113,6 +113,8 @@ class Server:
             raise ApiError(
                 503, f"the model cannot be loaded: {error}", kind="server_error"
             ) from error
+        http.scope["at_end"].callback(self.models.release, model)
+        return model
 
     async def job(self, function: Callable[..., T], *args: Any) -> T:
         """Run something else than generation in a thread of its own; few may wait."""
@@ -318,12 +320,7 @@ async def _complete(
             for each in prepared:
                 answers.forget(each.request)
 
-    model.users += 1
-    try:
-        return await _unless_disconnected(http, collect())
-    finally:
-        model.users -= 1
-        model.used = time.monotonic()
+    return await _unless_disconnected(http, collect())
 
 
 def _submit(http: Request, model: ServedModel, prepared: Sequence[Prepared]) -> None:
@@ -345,7 +342,6 @@ async def _pieces(
 ) -> AsyncIterator[tuple[int, Piece]]:
     """The pieces of several prompts as they come, with the number of the prompt."""
     answers = _server(http).answers
-    model.users += 1
     try:
         if len(prepared) == 1:
             async for piece in answers.pieces(model, prepared[0].request, prepared[0].stops):
@@ -356,8 +352,6 @@ async def _pieces(
     finally:
         for each in prepared:
             answers.forget(each.request)
-        model.users -= 1
-        model.used = time.monotonic()
 
 
 async def _interleaved(
@@ -433,7 +427,7 @@ async def completions(http: Request, body: CompletionBody) -> Response:
     """Continue a prompt, or each of several."""
     headers = _check_body(body)
     server = _server(http)
-    model = await server.model(body.model)
+    model = await server.model(http, body.model)
     n = body.n or 1
     best_of = body.best_of or n
     if best_of < n:
@@ -574,7 +568,7 @@ def _logprob_table(
 async def chat_completions(http: Request, body: ChatBody) -> Response:
     """Answer the last message of a conversation."""
     headers = _check_body(body)
-    model = await _server(http).model(body.model)
+    model = await _server(http).model(http, body.model)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
     prepared = await _prepare_chat(
@@ -695,7 +689,7 @@ async def _chat_chunks(
 async def responses(http: Request, body: ResponsesBody) -> Response:
     """Answer a text or a conversation, in the form of OpenAI's newer API."""
     headers = _check_body(body)
-    model = await _server(http).model(body.model)
+    model = await _server(http).model(http, body.model)
     messages = (
         [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     )
@@ -800,7 +794,7 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
 @router.post("/tokenize")
 async def tokenize(http: Request, body: TokenizeBody) -> dict[str, Any]:
     """The ids of a text."""
-    model = await _server(http).model(body.model)
+    model = await _server(http).model(http, body.model)
     ids = await asyncio.to_thread(jobs.tokenize, model, body.prompt, body.add_special_tokens)
     return {"tokens": ids, "count": len(ids), "max_model_len": model.context}
 
@@ -808,14 +802,14 @@ async def tokenize(http: Request, body: TokenizeBody) -> dict[str, Any]:
 @router.post("/detokenize")
 async def detokenize(http: Request, body: DetokenizeBody) -> dict[str, Any]:
     """The text of ids."""
-    model = await _server(http).model(body.model)
+    model = await _server(http).model(http, body.model)
     return {"prompt": await asyncio.to_thread(jobs.detokenize, model, body.tokens)}
 
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(http: Request) -> dict[str, Any]:
     """The special tokens of the first model, as lm-eval asks for them."""
-    model = await _server(http).model(None)
+    model = await _server(http).model(http, None)
     return jobs.tokenizer_info(model)
 
 
@@ -827,7 +821,7 @@ async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
     """A vector for each text: the mean of the hidden states, with length 1."""
     headers = _check_body(body)
     server = _server(http)
-    model = await server.model(body.model)
+    model = await server.model(http, body.model)
     vectors, used = await server.job(jobs.embed, model, _as_prompts(body.input))
     data = [
         {
@@ -848,7 +842,7 @@ async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
 async def translate(http: Request, body: TranslateBody) -> dict[str, Any]:
     """Translate a sentence, or each of several, by beam search."""
     server = _server(http)
-    model = await server.model(body.model)
+    model = await server.model(http, body.model)
     texts = [body.text] if isinstance(body.text, str) else body.text
     found = await server.job(jobs.translate, model, texts, body.beam, body.length_penalty)
     return {"model": model.name, "translations": found}
@@ -858,7 +852,7 @@ async def translate(http: Request, body: TranslateBody) -> dict[str, Any]:
 async def predict(http: Request, body: PredictBody) -> dict[str, Any]:
     """The prediction of the model's task for a text, or for each of several."""
     server = _server(http)
-    model = await server.model(body.model)
+    model = await server.model(http, body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
     return {
         "model": model.name,
@@ -871,7 +865,7 @@ async def explain(http: Request, body: ExplainBody) -> dict[str, Any]:
     """Attention maps of a text, the likeliest next tokens, and what each sampler does."""
     server = _server(http)
     _check_body(body)
-    model = await server.model(body.model)
+    model = await server.model(http, body.model)
     explained = await server.job(
         jobs.explain, model, body.text, body.layer, body.top, body.tokens, body
     )

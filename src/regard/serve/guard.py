@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -100,7 +101,8 @@ class Guard:
             return
         if isinstance(body, Disconnected):
             return
-        await self.app(scope, _replay(body, receive), send)
+        with ExitStack() as scope["at_end"]:  # of callbacks, when the answer was sent
+            await self.app(scope, _replay(body, receive), send)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str]) -> tuple[int, str] | None:
         host = headers.get(b"host", "")

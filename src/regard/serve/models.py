@@ -113,7 +113,10 @@ class Models:
         return next(iter(self.paths))
 
     async def get(self, name: str | None) -> ServedModel:
-        """The model of this name, loaded if it is not yet; raise `KeyError` if there is none."""
+        """The model of this name, loaded if it is not yet; raise `KeyError` if there is none.
+
+        It stays in memory until it is released.
+        """
         name = name or self.default
         if name not in self.paths:
             raise KeyError(name)
@@ -121,8 +124,13 @@ class Models:
             if name not in self.loaded:
                 self.loaded[name] = await asyncio.to_thread(self._load, name)
             model = self.loaded[name]
-            model.used = time.monotonic()
+            model.users += 1
             return model
+
+    def release(self, model: ServedModel) -> None:
+        """Say that a request that has got a model does not use it any more."""
+        model.users -= 1
+        model.used = time.monotonic()
 
     def _load(self, name: str) -> ServedModel:
         run = load(self.paths[name], self.device)
@@ -131,7 +139,7 @@ class Models:
             with torch.inference_mode():
                 language = pack(run.model)
             engine = BatchEngine(language, self.config, stop=run.tokenizer.stop_ids)
-            runs = [run, *(model.run for model in self.loaded.values())]
+            runs = [run, *(model.run for model in list(self.loaded.values()))]
             small = all(each.parameters < SMALL_MODEL for each in runs)
             self.worker.add(name, engine, 1 if small else self.threads)
         return ServedModel(name, run, engine)

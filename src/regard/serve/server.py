@@ -95,7 +95,8 @@ async def _run(server: DrainingServer, started: Callable[[str], None] | None) ->
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if server.started:
-        await server.app.state.server.models.get(None)
+        models = server.app.state.server.models
+        models.release(await models.get(None))
         if started is not None:
             host, port = server.servers[0].sockets[0].getsockname()[:2]
             started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
