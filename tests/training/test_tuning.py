@@ -108,8 +108,9 @@ def test_frozen_weights_have_no_gradient_no_optimizer_state_and_half_the_bytes()
     names = {p: name for name, p in built.named_parameters()}
     assert {names[p].rpartition(".")[2] for p in adamw.state} == {"lora_A", "lora_B"}
     assert all((p.grad is None) == ("lora" not in name) for p, name in names.items())
-    frozen = [p for p in built.parameters() if p.dim() > 1 and not p.requires_grad]
-    assert {p.dtype for p in frozen} == {torch.bfloat16}
+    frozen = {p: n for p, n in names.items() if p.dim() > 1 and not p.requires_grad}
+    assert {n for p, n in frozen.items() if p.dtype != torch.bfloat16} == {"embed.token.weight"}
+    assert built.embed.token.weight.dtype == torch.float32  # that of the residual stream
 
 
 def test_class_weights_multiply_the_loss_in_training_only():

@@ -178,9 +178,14 @@ def check_tuning(config: RunConfig, ranks: int) -> None:
 
 
 def freeze_dtype(model: nn.Module, dtype: torch.dtype) -> None:
-    """Store frozen matrices in the dtype in which autocast computes: no copy, half the memory."""
+    """Store frozen matrices in the dtype in which autocast computes: no copy, half the memory.
+
+    Embeddings stay as they are: autocast does not cast them, and the residual stream has their
+    dtype.
+    """
+    kept = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for parameter in model.parameters():
-        if not parameter.requires_grad and parameter.dim() > 1:
+        if not parameter.requires_grad and parameter.dim() > 1 and id(parameter) not in kept:
             parameter.data = parameter.data.to(dtype)
 
 
