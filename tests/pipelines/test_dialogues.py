@@ -98,7 +98,7 @@ def test_templates_give_the_answers_with_the_end_of_their_turn():
         ("{{ raise_exception('no system') }}", "refuses a dialogue: no system"),
         (
             "{% for i in range(100000) %}{% for j in range(99999) %}xx{% endfor %}{% endfor %}",
-            "more",
+            "^the chat template writes more",
         ),
         ("{{ messages | length }}{{ messages[-1].content }}", "changes the beginning"),
         ("{{ unclosed", "refuses a dialogue"),
@@ -197,6 +197,11 @@ def test_packed_dialogues_have_the_loss_of_single_ones():
     ids, scored = encoded[0]
     last = int(np.flatnonzero(~scored)[-1]) + 1
     assert prompt_ids(task, tokenizer, TALK[:3]) == ids[:last].tolist()
+    lengths = [len(ids) for ids, _ in encoded]
+    short = preset("tiny-decoder", vocab_size=9, context=min(lengths))
+    long = from_rows([*rows, [("user", "a" * 300), ("assistant", "b")]])
+    packed = pack(long, task, tokenizer, short)
+    assert (packed.truncated, packed.dropped) == (sum(n > min(lengths) + 1 for n in lengths), 1)
     with pytest.raises(DataError, match="no prompt leaves room"):
         pack(data, task, tokenizer, preset("tiny-decoder", vocab_size=9, context=8))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -111,7 +112,7 @@ class DialoguesPipeline(Pipeline):
         progress: Progress | None,
     ) -> TrainingData:
         """Rows of packed dialogues in random order."""
-        data = self.evaluation_data(config, validation, tokenizers, progress)
+        data, evaluated = self._evaluation(config, validation, tokenizers)
         task, model = cast(Instruct, data.task), data.model
         packed = pack(train, task, tokenizers, model)
         count = max(1, rows_per_step(config.train, model.context) // config.train.accumulate)
@@ -133,10 +134,15 @@ class DialoguesPipeline(Pipeline):
             f"{packed.tokens:,} for training, {scored:,} of them in answers",
             f"packing    {len(packed.rows):,} rows of {model.context} tokens, {filled:.0%} filled",
         ]
-        if packed.truncated or data.dropped:
+        if packed.truncated or evaluated.truncated:
             description.append(
-                f"truncated  {packed.truncated:,} training dialogues and {data.dropped:,} for "
-                f"validation, to {model.context} tokens"
+                f"truncated  {packed.truncated:,} training dialogues and {evaluated.truncated:,} "
+                f"for validation, to {model.context} tokens"
+            )
+        if packed.dropped or evaluated.dropped:
+            description.append(
+                f"dropped    {packed.dropped:,} training dialogues and {evaluated.dropped:,} for "
+                f"validation: their first {model.context} tokens hold no part of an answer"
             )
         return TrainingData(
             **vars(data),
@@ -154,12 +160,17 @@ class DialoguesPipeline(Pipeline):
         progress: Progress | None = None,
     ) -> EvalData:
         """All validation dialogues in order, packed."""
+        return self._evaluation(config, data, tokenizers)[0]
+
+    def _evaluation(
+        self, config: RunConfig, data: Dialogues, tokenizers: Tokenizer
+    ) -> tuple[EvalData, "Packed"]:
         task = instruct_task(config.task)
         model = resolve(config.model, vocab_size=tokenizers.size)
         packed = pack(data, task, tokenizers, model)
         targets = sum(int(scored[1:].sum()) for row in packed.rows for _, scored in row)
         count = max(1, rows_per_step(config.train, model.context) // config.train.accumulate)
-        return EvalData(
+        evaluated = EvalData(
             task=task,
             task_choice=config.task,
             tokenizers=tokenizers,
@@ -168,8 +179,9 @@ class DialoguesPipeline(Pipeline):
             validation_data=data,
             validation_size=len(data),
             validation_targets=targets,
-            dropped=packed.truncated,
+            dropped=packed.truncated + packed.dropped,
         )
+        return evaluated, packed
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
         """An answer to the first validation prompt."""
@@ -281,7 +293,8 @@ class Packed:
 
     rows: list[list[Dialogue]]
     tokens: int
-    truncated: int
+    truncated: int  # dialogues that are cut
+    dropped: int  # dialogues that are left out: no part of an answer fits
 
 
 def pack(data: Dialogues, task: Instruct, tokenizer: Tokenizer, model: ModelConfig) -> Packed:
@@ -292,8 +305,9 @@ def pack(data: Dialogues, task: Instruct, tokenizer: Tokenizer, model: ModelConf
     context = model.context
     encoded = [encode(task, tokenizer, row) for row in data.rows]
     cut = [(ids[: context + 1], scored[: context + 1]) for ids, scored in encoded]
-    truncated = sum(len(ids) > context + 1 for ids, _ in encoded)
-    kept = [(ids, scored) for ids, scored in cut if scored[1:].any()]
+    is_kept = [bool(scored[1:].any()) for _, scored in cut]
+    kept = list(compress(cut, is_kept))
+    truncated = sum(len(ids) > context + 1 for ids, _ in compress(encoded, is_kept))
     if not kept:
         raise DataError(
             f"{data.name}: no prompt leaves room for an answer in model.context={context} tokens;\n"
@@ -303,7 +317,7 @@ def pack(data: Dialogues, task: Instruct, tokenizer: Tokenizer, model: ModelConf
         rows = [[dialogue] for dialogue in kept]
     else:
         rows = _first_fit(kept, context)
-    return Packed(rows, sum(len(ids) for ids, _ in kept), truncated)
+    return Packed(rows, sum(len(ids) for ids, _ in kept), truncated, len(cut) - len(kept))
 
 
 def _first_fit(dialogues: list[Dialogue], context: int) -> list[list[Dialogue]]:

@@ -11,7 +11,6 @@ from regard.errors import ConfigError, DataError
 
 Message = tuple[str, str]  # role and content
 ANSWERS = "assistant"  # the role whose messages a model learns to write
-ROLES = ("system", "user", ANSWERS)
 CHATML = "chatml"
 LIMIT = 10_000_000  # characters of a rendered dialogue
 UNSTABLE = (
@@ -92,6 +91,8 @@ def _render_jinja(template: str, messages: Sequence[Message], prompt: bool, toke
             size += len(piece)
             if size > LIMIT:
                 raise ConfigError(f"the chat template writes more than {LIMIT:,} characters")
+    except ConfigError:  # also a ValueError
+        raise
     except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise DataError(f"the chat template refuses a dialogue: {error}") from None
     return "".join(pieces)
