@@ -16,7 +16,8 @@ from regard.errors import ConfigError, DataError
 from regard.models.build import build_model, resolve
 from regard.nn.state import ImageSource
 from regard.pipelines import open_data, prepare_training
-from regard.pipelines.captions import nearest_captions
+from regard.pipelines.captions import encode_words, nearest_captions
+from regard.text import train_tokenizer
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220)}
 SETTINGS = ("model.dim=16", "model.image_size=16", "train.steps=60", "train.batch=16")
@@ -101,6 +102,17 @@ def test_shapes_say_what_is_where():
                 assert image[:, top:bottom, left:right].min() < 20
             if words[word] == "white":
                 assert image[:, top:bottom, left:right].max() == 250
+
+
+@pytest.mark.parametrize("kind", ["char", "word", "bpe", "unigram"])
+def test_the_last_token_of_each_word_is_that_of_the_sentence(kind):
+    words = ["a", "red", "circle", "above", "the", "blue", "square"]
+    choice = kind if kind in ("char", "word") else {"kind": kind, "size": 290}
+    tokenizer = train_tokenizer(choice, [" ".join(words), "a large red square", "the blue one"])
+    ((ids, lasts),) = encode_words(tokenizer, [words])
+    assert ids.tolist() == tokenizer.encode(" ".join(words))
+    for n, last in enumerate(lasts.tolist()):
+        assert tokenizer.decode(ids[: last + 1].tolist()).strip() == " ".join(words[: n + 1])
 
 
 def test_the_baseline_is_the_caption_of_the_nearest_image():

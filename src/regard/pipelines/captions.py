@@ -305,6 +305,19 @@ def caption_attention(
     return path, maps[path]
 
 
+def encode_words(
+    tokenizer: Tokenizer, texts: Sequence[Sequence[str]]
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """The ids of each text, given as its words, and the number of the last token of each word."""
+    encoded = tokenizer.encode_with_offsets([" ".join(words) for words in texts])
+    result = []
+    for words, (ids, offsets) in zip(texts, encoded, strict=True):
+        ends = np.cumsum([len(word) + 1 for word in words]) - 1  # characters
+        starts = np.array(offsets, np.int64).reshape(-1, 2)[:, 0]
+        result.append((np.array(ids, np.int64), np.searchsorted(starts, ends) - 1))
+    return result
+
+
 def attention_hits(data: EvalData, model: nn.Module) -> float:
     """How often the largest attention weight for a word is on a cell of what the word names.
 
@@ -319,8 +332,7 @@ def attention_hits(data: EvalData, model: nn.Module) -> float:
         rows = np.arange(start, min(start + DEFAULT_ROWS, len(captions)))
         pixels = captions.read(rows, config.image_size)
         texts = [captions.captions[row][0].split() for row in rows.tolist()]
-        ends = [np.cumsum([len(tokenizer.encode(w)) for w in text]) for text in texts]
-        sentences = [np.array(tokenizer.encode(" ".join(text))) for text in texts]
+        sentences, lasts = zip(*encode_words(tokenizer, texts), strict=True)
         ids, _ = task.shift(sentences, max(map(len, sentences)) + 1)
         source = image_source(model, task, pixels)
         _, weights = caption_attention(model, source, ids.to(source.images.device))
@@ -328,7 +340,7 @@ def attention_hits(data: EvalData, model: nn.Module) -> float:
         scale = captions.side / config.grid
         for number, row in enumerate(rows):
             for word, box in cast(Any, captions.regions)[row].items():
-                cell = int(best[number, ends[number][word] - 1])
+                cell = int(best[number, lasts[number][word]])
                 top, left = (scale * index for index in divmod(cell, config.grid))
                 inside = box[0] < top + scale and box[1] < left + scale
                 hits += inside and top < box[2] and left < box[3]
