@@ -261,7 +261,11 @@ def test_a_special_token_at_the_end_of_a_turn_stops_the_answer(world, monkeypatc
         context=None,
         chain=lambda *_: None,
     )
-    prompt, ends = chat_prompt(served, [("user", "ag")])
+    monkeypatch.setattr(type(run), "_normalize", lambda _, text: text.lower())
+    prompt, ends = chat_prompt(served, [("user", "AG")])
     body = Sampling(model="m")
     ready = prepare(served, prompt, body, tokens=3, n=1, logprobs=None, more_stops=ends)
     assert ready.request.stop == {*tokenizer.stop_ids, special}
+    assert ready.request.prompt == prompt_ids(
+        Instruct(template=template), tokenizer, [("user", "ag")]
+    )

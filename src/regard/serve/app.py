@@ -615,7 +615,8 @@ async def _prepare_chat(
     tokens: int | None,
     logprobs: int | None,
 ) -> Prepared:
-    prompt, stops = chat_prompt(model, [(message.role, message.text()) for message in messages])
+    pairs = [(message.role, message.text()) for message in messages]
+    prompt, stops = await asyncio.to_thread(chat_prompt, model, pairs)
     return await asyncio.to_thread(
         prepare,
         model,

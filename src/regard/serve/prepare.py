@@ -9,12 +9,13 @@ import numpy as np
 
 from regard.data.dialogues import ROLES
 from regard.errors import ConfigError
-from regard.pipelines.dialogues import special_end, specials
+from regard.pipelines.dialogues import prompt_ids, special_end, specials
 from regard.serve.models import ServedModel
 from regard.serve.request import Request
 from regard.serve.schema import Sampling
+from regard.tasks import Instruct
 from regard.text import PairTokenizers
-from regard.text.chat_template import render, turn_end
+from regard.text.chat_template import turn_end
 from regard.training.storage.start import run_template
 
 SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
@@ -126,19 +127,22 @@ def _check_id(token: int, vocab: int, name: str) -> None:
         raise ConfigError(f"{name}: token {token} is not in the vocabulary of {vocab}")
 
 
-def chat_prompt(model: ServedModel, messages: Sequence[tuple[str, str]]) -> tuple[str, list[str]]:
-    """A conversation as one text that the model continues, and where its answer ends.
+def chat_prompt(
+    model: ServedModel, messages: Sequence[tuple[str, str]]
+) -> tuple[str | list[int], list[str]]:
+    """A conversation as a text or ids that the model continues, and where its answer ends.
 
-    By the chat template of the run, as `regard chat`; without one, each message is a line with the
-    name of its speaker. An encoder-decoder reads the last message only.
+    Ids by the chat template of the run, as `regard chat`; without one, each message is a line with
+    the name of its speaker. An encoder-decoder reads the last message only.
     """
     if model.takes_source:
         return messages[-1][1], []
     template = run_template(model.run.folder, model.run.config)
     if template is not None:
-        tokens = specials(model.tokenizer)
-        named = [(ROLES.get(role, "user"), text) for role, text in messages]
-        end = turn_end(template, tokens).strip()
-        return render(template, named, prompt=True, tokens=tokens), [end] if end else []
+        normalize = model.run._normalize
+        named = [(ROLES.get(role, "user"), normalize(text)) for role, text in messages]
+        end = turn_end(template, specials(model.tokenizer)).strip()
+        ids = prompt_ids(Instruct(template=template), model.tokenizer, named)
+        return ids, [end] if end else []
     lines = [f"{SPEAKERS[role]}: {text}\n" for role, text in messages]
     return "".join([*lines, "Assistant:"]), ["\nUser:", "\nSystem:"]
