@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from regard.data.sentences import from_path
 from regard.errors import ConfigError, DataError
 from regard.models.build import build_model, preset
 from regard.nn.state import Source
+from regard.pipelines import prepare_training
 from regard.tasks import Contrastive
+from regard.training.setup.configure import configure
 
 
 @torch.no_grad()
@@ -53,6 +56,24 @@ def test_pairs_are_read_from_tables_and_lines(tmp_path):
     (tmp_path / "three.csv").write_text("x,y,z\na b,c d,e f\ng h,i j,k l\n")
     with pytest.raises(DataError, match="columns 1, 2, 3; pairs of sentences are two"):
         from_path(tmp_path / "three.csv")
+
+
+def test_single_lines_need_dropout_and_truncation_is_said(tmp_path):
+    lines = [f"{a} {b} x y" for a in "abcdef" for b in "ghijkl"]
+    (tmp_path / "lines.txt").write_text("\n".join([*lines, "a " * 30]))
+    model = {"preset": "tiny-encoder", "dim": 8, "layers": 1, "heads": 2, "head": "none"}
+
+    def prepared(**options):
+        over = {"task": "contrastive", "model": {**model, **options}}
+        config = configure(str(tmp_path / "lines.txt"), over | {"data": {"tokenizer": "word"}})
+        return prepare_training(config)
+
+    with pytest.raises(ConfigError, match=r"set model\.dropout=0\.1"):
+        prepared(dropout=0.0)
+    told = prepared(dropout=0.1, context=10).description
+    (line,) = [line for line in told if line.startswith("truncated")]
+    assert sum(map(int, re.findall(r"\d+", line))) == 1 + 10  # one pair; the context
+    assert not any(line.startswith("truncated") for line in prepared(dropout=0.1).description)
 
 
 def test_sentences_are_trained_evaluated_and_searched(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import or_
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -11,10 +12,11 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.config import Choice, RunConfig, make
+from regard.config import Choice, RunConfig, kind_of, make
 from regard.data.batch import Batch
 from regard.data.loader import RowLoader
 from regard.data.sentences import Sentences, from_path
+from regard.errors import ConfigError
 from regard.models.build import resolve
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import (
@@ -104,25 +106,32 @@ class SentencesPipeline(Pipeline):
         """Batches of pairs in random order."""
         data = self.evaluation_data(config, validation, tokenizers, progress)
         task, model = cast(Contrastive, data.task), data.model
-        sides = _sides(train, tokenizers, model)
+        _check_dropout(config, train, model)
+        sides, truncated = _sides(train, tokenizers, model)
         rows = max(2, (config.train.batch or ROWS) // config.train.accumulate)
         loader = RowLoader(len(train), min(rows, len(train)), config.train.seed)
 
         def batch(number: int) -> Batch:
             return _batch(task, sides, loader.examples(number), config.train.seed, number)
 
+        description = [
+            f"data       {train.description}",
+            *first_rows(train),
+            f"validation {validation.description}",
+            f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
+            f"negatives  the {rows - 1} other texts of a batch",
+        ]
+        if truncated or data.dropped:
+            description.append(
+                f"truncated  {truncated:,} training pairs and {data.dropped:,} for validation, "
+                f"to {model.context} tokens"
+            )
         return TrainingData(
             **vars(data),
             batch=batch,
             example_ids=lambda number: loader.examples(number).tolist(),
             all_batches=lambda: _batches(task, sides, rows, None),
-            description=[
-                f"data       {train.description}",
-                *first_rows(train),
-                f"validation {validation.description}",
-                f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
-                f"negatives  the {rows - 1} other texts of a batch",
-            ],
+            description=description,
         )
 
     def evaluation_data(
@@ -135,7 +144,7 @@ class SentencesPipeline(Pipeline):
         """All validation pairs in order."""
         task = contrastive_task(config.task)
         model = resolve(config.model, vocab_size=tokenizers.size)
-        sides = _sides(data, tokenizers, model)
+        sides, truncated = _sides(data, tokenizers, model)
         rows = max(2, config.train.batch or ROWS)
         return EvalData(
             task=task,
@@ -146,6 +155,7 @@ class SentencesPipeline(Pipeline):
             validation_data=data,
             validation_size=len(data),
             validation_targets=len(data),
+            dropped=truncated,
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
@@ -173,7 +183,7 @@ def embed_texts(
     training = model.training
     model.eval()
     device = next(model.parameters()).device
-    ids = _encode(texts, tokenizer, cast(Any, model).config)
+    ids, _ = _encode(texts, tokenizer, cast(Any, model).config)
     order = sorted(range(len(ids)), key=lambda number: len(ids[number]))
     vectors: dict[int, Tensor] = {}
     for start in range(0, len(order), ROWS):
@@ -186,18 +196,35 @@ def embed_texts(
     return torch.stack([vectors[number] for number in range(len(ids))])
 
 
-def _encode(texts: Sequence[str], tokenizer: Tokenizer, model: ModelConfig) -> Texts:
+def _check_dropout(config: RunConfig, data: Sentences, model: ModelConfig) -> None:
+    """Raise if the two sides of every pair are computed alike: there is nothing to learn."""
+    names = ("dropout", "attention_dropout", "ffn_dropout")
+    rates = [getattr(model, name, 0.0) for name in names]
+    rates.append(kind_of(config.train.tune)[1].get("dropout", 0.0))
+    if not any(rates) and all(a == b for a, b in data.rows):
+        raise ConfigError(
+            f"{data.name}: each text is a pair with itself, and with model.dropout=0 both sides "
+            "are equal, so there is nothing to learn;\nset model.dropout=0.1, or give two columns"
+        )
+
+
+def _encode(
+    texts: Sequence[str], tokenizer: Tokenizer, model: ModelConfig
+) -> tuple[Texts, list[bool]]:
+    """The ids of each text, and whether it is truncated."""
     before, after = special_tokens(model, tokenizer)
     room = model.context - len(before) - len(after)
-    return [
-        np.asarray([*before, *ids[:room], *after], dtype=np.int64)
-        for ids in tokenizer.encode_batch(list(texts))
-    ]
+    encoded = tokenizer.encode_batch(list(texts))
+    cut = [np.asarray([*before, *ids[:room], *after], dtype=np.int64) for ids in encoded]
+    return cut, [len(ids) > room for ids in encoded]
 
 
-def _sides(data: Sentences, tokenizer: Tokenizer, model: ModelConfig) -> tuple[Texts, Texts]:
-    first, second = zip(*data.rows, strict=True)
-    return _encode(first, tokenizer, model), _encode(second, tokenizer, model)
+def _sides(
+    data: Sentences, tokenizer: Tokenizer, model: ModelConfig
+) -> tuple[tuple[Texts, Texts], int]:
+    """Both sides of the pairs, and how many pairs are truncated."""
+    first, second = (_encode(side, tokenizer, model) for side in zip(*data.rows, strict=True))
+    return (first[0], second[0]), sum(map(or_, first[1], second[1]))
 
 
 def _batch(
