@@ -396,6 +396,14 @@ def test_a_dying_engine_is_seen(text_run, monkeypatch):
         client, shared = Client(address), server.app.state.server
         worker, engine = shared.answers.worker, shared.models.loaded["cats"].engine
         assert client("/health")[0] == 200
+        began, step = [], engine.step
+        monkeypatch.setattr(engine, "step", lambda: began.append(worker._began) or step())
+        body = {"prompt": "the", "max_tokens": 3, "ignore_eos": True}
+        assert client("/v1/completions", body)[0] == 200
+        assert began[0] is None  # the first step may take any time
+        assert None not in began[1:]
+        wait_until(lambda: not engine.busy and worker._began is None)
+        monkeypatch.setattr(worker, "slowest", 0.0)
         monkeypatch.setattr(worker, "_began", time.monotonic() - STALL - 5)
         status, answer = client("/health")
         assert (status, "has not finished a step" in answer["message"]) == (503, True)

@@ -11,7 +11,7 @@ from regard.errors import RegardError
 from regard.serve.engine import BatchEngine
 from regard.serve.request import Event, Request
 
-STALL = 2.0  # seconds that a step may take, beside what the slowest one so far took
+STALL = 2.0  # seconds that a step may take, beside four times the slowest one so far
 logger = logging.getLogger(__name__)
 
 
@@ -30,7 +30,7 @@ class Worker:
         self.engines: dict[str, BatchEngine] = {}
         self.error: BaseException | None = None  # what ended the thread
         self.slowest = 0.0  # seconds of the slowest step
-        self._began: float | None = None  # when the current step began; None: idle
+        self._began: float | None = None  # when the current step began; None: idle or a first step
         self._threads: int | None = None  # to be set; torch counts them for each of its callers
         self._wake, self._stopping = threading.Event(), False
         self._lock = threading.Lock()  # of the table of engines
@@ -97,7 +97,8 @@ class Worker:
                 if threads is not None:
                     torch.set_num_threads(threads)
                 for engine in busy:
-                    self._began = began = time.monotonic()
+                    began = time.monotonic()  # a first step may compile; it has no limit
+                    self._began = began if engine.counters.steps else None
                     events = engine.step()
                     self.slowest = max(self.slowest, time.monotonic() - began)
                     self._began = None
