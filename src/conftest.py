@@ -71,7 +71,7 @@ class Examples:
     def drawings(self):
         points = np.tile(np.array([[1, 0, 0], [0, 1, 0], [-1, -1, 1]], np.int16), (40, 1))
         np.savez(self.folder / "strokes.npz", xyp=points, off=np.arange(0, 121, 3))
-        return self.train(self.folder / "strokes.npz", "drawings", model={**TINY, "dim": 8})
+        return self.train(self.folder / "strokes.npz", "drawings", model={"dim": 8, "layers": 1})
 
     def images(self):
         pixels = np.stack([np.full((8, 8), 20 + 200 * (n % 2) + n, np.uint8) for n in range(30)])

@@ -15,6 +15,7 @@ from regard.pipelines import open_data
 from regard.pipelines.labels import encode
 from regard.pipelines.text_pairs import pair_template
 from regard.text import train_tokenizer
+from regard.training.setup.configure import configure
 
 COLOURS, THINGS = ["red", "green", "blue", "grey"], ["car", "house", "boat"]
 SETTINGS = ("model.dim=32", "model.layers=1", "model.heads=2", "data.tokenizer=word")
@@ -39,6 +40,14 @@ def run(tmp_path_factory):
     path.write_text("".join(json.dumps(row) + "\n" for row in entailment()))
     model = ("model.preset=tiny-encoder", "model.segments=2", "model.context=24")
     return regard.train(str(path), *model, *SETTINGS, out=folder / "run")
+
+
+def test_named_columns_have_the_context_of_detected_ones(tmp_path):
+    path = tmp_path / "nli.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in entailment()))
+    named = {"data": {"text": "premise", "text2": "hypothesis", "label": "label"}}
+    detected, given = (configure(str(path), more) for more in ({}, named))
+    assert detected.model["context"] == given.model["context"] >= 16
 
 
 def test_two_texts_and_a_class_are_learned_by_an_encoder(run, tmp_path, capsys):

@@ -465,6 +465,9 @@ def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run,
 def test_the_command_says_what_is_missing(text_run, tmp_path, capsys, monkeypatch):
     refused = invoke(capsys, "serve", text_run, "--host", "0.0.0.0")
     assert (refused.code, "so the server needs a key" in refused.err) == (2, True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = invoke(capsys, "serve", text_run, "--port", taken.getsockname()[1])
+    assert (refused.code, "another --port (0: any free one)" in refused.err) == (2, True)
     refused = invoke(capsys, "serve", tmp_path)
     assert (refused.code, "has no run in it" in refused.err) == (4, True)
     command = sys.modules["regard.cli.serve"]  # the name is that of the function

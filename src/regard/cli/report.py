@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 QUOTED = "'some words'"
 EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
 EXAMPLES |= {"forecast": "--steps 24", "caption": "image.png", "span": "'a question' 'a text'"}
-EXAMPLES |= {"handwriting": "--bias 0.5 --out drawings.svg"}
+EXAMPLES |= {"instruct": "", "handwriting": "--bias 0.5 --out drawings.svg"}
 
 
 def show_progress(events: "Callable[[Progress], Iterator[Event]]") -> "RunFinished":
@@ -100,10 +100,18 @@ def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[
     kind = kind_of(summary.config.task)[0]
     purpose = "generate text" if summary.verb == "generate" else "use it"
     verb = "generate" if summary.verb == "draw" else summary.verb
-    commands = [(f"regard {verb} {run} {EXAMPLES.get(kind, QUOTED)}", purpose)]
+    example = EXAMPLES.get(kind, QUOTED)
+    paired = kind_of(summary.config.task)[1].get("paired", False)
+    if paired:
+        example = "'a text' 'another text'"
+    commands = [(f"regard {verb} {run} {example}".rstrip(), purpose)]
     if summary.data_kind == "series":
         commands.append((f"regard evaluate {run} --out forecast.svg", "draw its forecasts"))
-    elif summary.config.model["family"] == "transformer" and summary.data_kind != "strokes":
+    elif (
+        summary.config.model["family"] == "transformer"
+        and summary.data_kind not in ("strokes", "spans", "dialogues")
+        and not paired
+    ):
         commands.append((f"regard explain {run} {QUOTED}", "show its attention"))
     if summary.data_kind == "captions":
         commands.append((f"regard explain {run} image.png --out words.png", "draw its attention"))

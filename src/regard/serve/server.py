@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -57,6 +58,7 @@ def make_server(
             f"host={host} lets other machines connect, so the server needs a key;\n"
             "give --key KEY, or set REGARD_KEY"
         )
+    _require_free(host, port)
     hosts = LOOPBACK if is_loopback(host) else None
     app = create_app(
         [Path(path) for path in paths], config, key=key, hosts=hosts, device=device, idle=idle
@@ -79,6 +81,21 @@ def make_server(
     server = DrainingServer(settings)
     server.app = app
     return server
+
+
+def _require_free(host: str, port: int) -> None:
+    """Raise `ConfigError` if nothing can listen there: uvicorn would exit with a traceback."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"cannot listen on {host}, port {port}: {reason};\n"
+                "give another --port (0: any free one) or --host"
+            ) from None
 
 
 def run_server(server: DrainingServer, started: Callable[[str], None] | None = None) -> None:

@@ -203,7 +203,7 @@ def _for_data(
     given = over.get("task", {})
     named = isinstance(given, str) or "kind" in given  # not options of the default task alone
     task_class = TASKS.get(kind_of(task)[0]) if named else None
-    names = ("source", "target", "text", "label", "tags", "columns")
+    names = ("source", "target", "text", "text2", "label", "tags", "columns")
     columns = {name: data_settings[name] for name in names if name in data_settings} | where
     data = open_data(
         where.get("path"),
