@@ -206,7 +206,7 @@ def test_text_and_ids(client, run):
     assert client("/v1/models/cats")[1]["id"] == "cats"
 
 
-def test_translation_prediction_and_explanation(client, run, pair_run):
+def test_translation_prediction_and_explanation(client, run, pair_run, monkeypatch):
     translator = regard.load(pair_run)
     body = {"model": "pairs", "text": ["117 cats", "118 cats"], "beam": 2}
     assert client("/translate", body)[1]["translations"] == translator.translate(
@@ -218,6 +218,13 @@ def test_translation_prediction_and_explanation(client, run, pair_run):
     status, greedy = client("/v1/completions", body)
     assert status == 200, greedy
     assert greedy["choices"][0]["text"] == translator.translate("117 cats", beam=1)
+    for path, name in (("/translate", "text"), ("/predict", "input"), ("/explain", "text")):
+        status, answer = client(path, {"model": "pairs", name: "1 " * 1000})
+        assert (status, "shorten it" in answer["error"]["message"]) == (400, True)
+    with monkeypatch.context() as patch:
+        patch.setattr("regard.serve.jobs.MAX_EXPLAINED", 1)
+        _, answer = client("/explain", {"model": "pairs", "text": "117 cats"})
+    assert "more than 1 tokens" in answer["error"]["message"]
     _, answer = client("/explain", {"text": "the cat", "top": 3, "top_k": 4, "seed": 1})
     ((_, shown),) = answer["attention"].items()
     assert shown["rows"] == list("the cat")

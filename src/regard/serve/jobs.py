@@ -11,6 +11,7 @@ from regard.explain.attention import has_attention
 from regard.generate.sampler_trace import TracedChain
 from regard.models.base import Language
 from regard.serve.models import ServedModel
+from regard.serve.prepare import source_ids
 from regard.serve.schema import Sampling
 from regard.text import PairTokenizers
 
@@ -85,6 +86,7 @@ def embed(model: ServedModel, inputs: Sequence[str | list[int]]) -> tuple[list[l
 
 def translate(model: ServedModel, texts: list[str], beam: int, penalty: float) -> list[str]:
     """The translations of sentences."""
+    _check_sources(model, texts)
     found: list[str] = model.run.translate(texts, beam=beam, length_penalty=penalty)
     return found
 
@@ -93,15 +95,24 @@ def predict(model: ServedModel, texts: list[str], top: int) -> list[Any]:
     """The predictions for texts."""
     if model.run.pipeline.name not in TEXT_PIPELINES:
         raise ConfigError(f"the model {model.name!r} does not predict from a text")
+    _check_sources(model, texts)
     found: list[Any] = model.run.predict(texts, top=top)
     return found
+
+
+def _check_sources(model: ServedModel, texts: list[str]) -> None:
+    """Refuse sources that an encoder-decoder has no room for."""
+    if model.takes_source:
+        for text in texts:
+            source_ids(model, text)
 
 
 def explain(
     model: ServedModel, text: str, layer: int | None, top: int, tokens: int, body: Sampling
 ) -> dict[str, Any]:
     """Attention maps, the likeliest next tokens, and what each sampler did to the first tokens."""
-    if not model.takes_source and len(tokenize(model, text, special=True)) > MAX_EXPLAINED:
+    ids = source_ids(model, text) if model.takes_source else tokenize(model, text, special=True)
+    if len(ids) > MAX_EXPLAINED:
         raise ConfigError(f"text: it has more than {MAX_EXPLAINED} tokens; shorten it")
     run = model.explained
     answer: dict[str, Any] = {"attention": {}, "next": [], "trace": []}

@@ -55,7 +55,7 @@ def prepare(
         if prompt_logprobs is not None:
             raise ConfigError("echo with logprobs is for decoders; this model reads a source")
         task = model.run._pair_task()
-        source = _source_ids(model, prompt)
+        source = source_ids(model, prompt)
         text = prompt if isinstance(prompt, str) else ""
         ids, stop = list(task.prompt), {task.stop_id}
     else:
@@ -105,7 +105,7 @@ def _prompt(model: ServedModel, prompt: str | Sequence[int]) -> tuple[str, list[
     return text, ids
 
 
-def _source_ids(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
+def source_ids(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
     """The source of an encoder-decoder, with the special ids that it was trained with."""
     source = cast(PairTokenizers, model.run.tokenizers).source
     ids = (
