@@ -3,13 +3,14 @@
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
 import torch
 
 import regard
-from regard.api.lecture_figures import _untrained
+from regard.api.lecture_figures import _of_run, _untrained
 from regard.errors import RegardError
 from regard.explain.figures import FIGURES
 from regard.explain.figures.cost import (
@@ -23,6 +24,7 @@ from regard.explain.figures.landscape import direction
 from regard.explain.figures.language import entropy, ngram_counts
 from regard.explain.figures.panels import Scatter
 from regard.explain.figures.positions import KINDS, similarity
+from regard.explain.figures.sampling import beam_tree
 from regard.explain.figures.tokens import merge, merge_steps, word_counts
 from regard.explain.render.panel_text import TEXT
 from regard.explain.render.panels import CHARACTER, DRAW, _offsets, _overlap, _scatter_axes
@@ -177,7 +179,9 @@ def test_positions_of_a_model_are_its_own():
     first, _ = regard.show("positions", "tiny-decoder", length=6).data.panels
     assert "Rotary" in first.title
     assert len(first.columns) == 16
+    state = torch.get_rng_state()
     assert len(regard.show("positions", length=4, dim=4, heads=2).data.panels) == 2 * len(KINDS)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_merges_are_those_of_the_most_frequent_pair():
@@ -236,6 +240,11 @@ def test_samplers_act_in_the_order_given():
 
 def test_the_tree_of_a_beam_search_is_that_of_the_library():
     run = _untrained("tiny-decoder", {"preset": "tiny-decoder"}, [BE])
+    characters = replace(
+        _of_run(run, "", trained=False), tokenizer=train_tokenizer("char", ["a b"])
+    )
+    blank = beam_tree(characters, "  ", width=2, tokens=1)
+    assert blank.panels[0].nodes[0].label == " "
     figure = regard.show("beam-tree", run, BE, width=3, tokens=4).data
     ((best, score),) = run.search(BE, tokens=4, search="beam=3")
     nodes = figure.panels[0].nodes

@@ -32,13 +32,14 @@ def positions(
     for name, value in (("length", length), ("dim", dim), ("heads", heads)):
         if value < 2:
             raise ConfigError(f"{name}={value} must be at least 2")
-    torch.manual_seed(seed)
     if subject is None:
         for kind in kinds:
             if kind not in KINDS:
                 raise ConfigError(unknown("position encoding", kind, KINDS))
         sizes = {"dim": dim, "head_dim": dim, "heads": heads, "context": length, "causal": False}
-        encodings = {kind: make(kind, POSITIONS, "position", **sizes) for kind in kinds}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            encodings = {kind: make(kind, POSITIONS, "position", **sizes) for kind in kinds}
         note = " Learned vectors and T5's biases are random here; give a run to see trained ones."
         note = note if {"learned", "t5"} & {*kinds} else ""
     else:

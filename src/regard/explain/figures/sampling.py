@@ -159,7 +159,8 @@ def beam_tree(
     model = subject.model
     (hypotheses,) = search(model, [prompt], tokens=tokens, stop=stop, source=source)  # type: ignore[arg-type]
     best = [*hypotheses[0].ids]
-    nodes = [Node(label=text.split()[-1] if source is None else "⟨start⟩", parent=None, value=0.0)]
+    words = text.split() or subject.pieces(prompt)  # a blank text has no word
+    nodes = [Node(label=words[-1] if source is None else "⟨start⟩", parent=None, value=0.0)]
     beams: list[tuple[int, list[int]]] = [(0, [])]  # the node and the ids of every beam
     finished: list[list[int]] = []
     for parents, chosen, sums in search.steps:
