@@ -149,9 +149,14 @@ def test_integrated_gradients_add_up_and_are_exact_for_a_linear_model():
     linear = torch.nn.Sequential(torch.nn.Embedding(9, 4))
     vector = torch.randn(6, 4)
     ids = torch.tensor([[1, 2, 3, 4, 5, 6]])
-    values, missing = integrated_gradients(
-        linear, ids, lambda x: (x * vector).sum((1, 2)), embed="0", baseline=0, steps=3
-    )
+    cudnn = []
+
+    def score(x):
+        cudnn.append(torch.backends.cudnn.enabled)
+        return (x * vector).sum((1, 2))
+
+    values, missing = integrated_gradients(linear, ids, score, embed="0", baseline=0, steps=3)
+    assert cudnn == [False, True]  # it has no gradients of recurrent layers in eval mode
     expected = ((linear[0](ids) - linear[0].weight[0])[0] * vector).sum(-1)
     torch.testing.assert_close(values, expected.detach())
     assert abs(missing) < 1e-5

@@ -124,7 +124,8 @@ def integrated_gradients(
     for first in range(0, steps, chunk):
         part = nodes[first : first + chunk].view(-1, 1, 1)
         inputs = (b + part * (x - b)).detach().requires_grad_()
-        with torch.enable_grad():
+        # cuDNN has no backward pass of recurrent layers in eval mode
+        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
             (gradient,) = torch.autograd.grad(scores(inputs).sum(), inputs)
         total += (shares[first : first + chunk].view(-1, 1, 1) * gradient).sum(0)
     contributions = ((x - b)[0] * total).sum(-1)
