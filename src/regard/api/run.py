@@ -88,7 +88,6 @@ from regard.pipelines.captions import (
     caption_attention,
     caption_task,
     image_source,
-    run_pixels,
     write_captions,
 )
 from regard.pipelines.dialogues import fit_prompt, special_end, specials
@@ -898,7 +897,7 @@ class Run:
             return self._explain_caption(what, layers or cast(Any, self.model).attention_layers)
         options: dict[str, Any] = {"heads": heads, "rows": rows}
         if self.config.model["family"] == "vision":
-            pixels = input_pixels(self.model, what)
+            pixels = torch.from_numpy(input_pixels(self.model, what))
             image = image_task(self.config.task).normalize(pixels).to(self.device)
             return image_attention(self.model, image[0], pixels[0], layers=layers, **options)
         if isinstance(self.tokenizers, PairTokenizers):
@@ -1046,7 +1045,7 @@ class Run:
     def _explain_caption(self, image: Any, layers: Sequence[int | None]) -> AttentionMaps:
         """The attention of each token of the caption of an image over its cells."""
         task, model = caption_task(self.config.task, self.tokenizer), self.model
-        pixels = run_pixels(model, image)
+        pixels = input_pixels(model, image)
         source = image_source(model, task, pixels)
         (caption,) = write_captions(model, task, self.tokenizer, pixels, BeamSearch())
         ids = [*self.tokenizer.encode(caption), task.stop_id]

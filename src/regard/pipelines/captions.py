@@ -14,7 +14,6 @@ from regard.config import Choice, RunConfig, make, merge
 from regard.data.batch import Batch, CaptionBatch
 from regard.data.captions import Captions, caption_table, from_folder, from_table
 from regard.data.columns import Roles
-from regard.data.images import as_pixels, image_pixels, resize
 from regard.data.loader import RowLoader
 from regard.data.tables import Table
 from regard.errors import ConfigError, DataError
@@ -35,6 +34,7 @@ from regard.pipelines.base import (
     mark_scheduled_sampling,
     validation_metrics,
 )
+from regard.pipelines.images import input_pixels
 from regard.pipelines.tokenizer_cache import cached_tokenizer
 from regard.seeds import batch_generator
 from regard.tasks import TASKS
@@ -247,7 +247,7 @@ class CaptionsPipeline(Pipeline):
         task, captions = caption_task(run.config.task, tokenizer), list[str]()
         for start in range(0, len(inputs), DEFAULT_ROWS):
             part = inputs[start : start + DEFAULT_ROWS]
-            pixels = np.concatenate([run_pixels(run.model, what) for what in part])
+            pixels = np.concatenate([input_pixels(run.model, what) for what in part])
             captions += write_captions(run.model, task, tokenizer, pixels, BeamSearch())
         return captions
 
@@ -256,14 +256,6 @@ def caption_task(choice: Choice, tokenizer: Tokenizer) -> Caption:
     """The task of a run on captions, with the ids that begin and end them."""
     ids = {"start_id": tokenizer.start_id, "stop_id": tokenizer.stop_id}
     return cast(Caption, make(choice, TASKS, "task", **ids))
-
-
-def run_pixels(model: nn.Module, what: str | Path | NDArray[Any]) -> NDArray[np.uint8]:
-    """An image file or array as a captioner reads it, (1, channels, height, width)."""
-    config = cast(Any, model.config)
-    if isinstance(what, str | Path):
-        return image_pixels(Path(what), config.image_size, config.channels)
-    return resize(as_pixels(np.array(what)[None], "the image"), config.image_size)
 
 
 def image_source(model: nn.Module, task: Caption, pixels: NDArray[np.uint8]) -> ImageSource:

@@ -211,19 +211,20 @@ class ImagesPipeline(Pipeline):
         answers = []
         for start in range(0, len(inputs), DEFAULT_ROWS):
             rows = [input_pixels(model, what) for what in inputs[start : start + DEFAULT_ROWS]]
-            images = task.normalize(torch.cat(rows)).to(next(model.parameters()).device)
+            pixels = torch.from_numpy(np.concatenate(rows))
+            images = task.normalize(pixels).to(next(model.parameters()).device)
             answers += [[classes] for classes in classify(model, images, task.names, top)]
         return answers
 
 
-def input_pixels(model: nn.Module, what: str | Path | NDArray[Any]) -> Tensor:
+def input_pixels(model: nn.Module, what: str | Path | NDArray[Any]) -> NDArray[np.uint8]:
     """The pixels of an image file or array in the size that the model reads, a batch of one."""
-    config = cast(Vision, model).config
+    config = cast(Any, model.config)
+    size = config.image_size
+    sides = size if isinstance(size, int) else tuple(size)
     if isinstance(what, str | Path):
-        pixels = image_pixels(Path(what), config.image_sides, config.channels)
-    else:
-        pixels = resize(as_pixels(np.array(what)[None], "the image"), config.image_sides)
-    return torch.from_numpy(pixels)
+        return image_pixels(Path(what), sides, config.channels)
+    return resize(as_pixels(np.array(what)[None], "the image"), sides)
 
 
 def image_task(choice: Choice) -> Classify:
