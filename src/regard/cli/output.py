@@ -56,9 +56,9 @@ def spinner(text: str) -> Iterator[None]:
         yield
 
 
-def print_json(table: Mapping[str, Any]) -> None:
-    """Print one JSON object on one line; infinities and NaN become null."""
-    print(json.dumps(_finite(table), ensure_ascii=False, allow_nan=False))
+def print_json(value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    """Print one JSON object, or a list of them, on one line; infinities and NaN become null."""
+    print(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:
