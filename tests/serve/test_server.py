@@ -250,6 +250,10 @@ def test_an_explanation_puts_no_hooks_on_the_model_of_the_engine(client, live, m
     assert not {*hooked} & {*model.modules()}
 
 
+def test_a_prefill_does_not_compare_all_weights(live):
+    assert not live[1].app.state.server.models.loaded["cats"].engine.language.checks_contents
+
+
 def test_output_that_a_schema_allows(client):
     pytest.importorskip("llguidance")
     # the vocabulary of the run has no braces or quotes, so numbers must do
@@ -322,6 +326,7 @@ def test_bombs_are_refused_by_name(client, live):
 
 def test_only_this_machine_and_its_own_pages_are_answered(client, text_run):
     assert client("/v1/models", Host="evil.example")[0] == 403
+    assert client("/v1/models", Host="testserver")[0] == 403
     assert client("/v1/models", Host="localhost:99")[0] == 200
     assert client("/v1/models", Origin="http://evil.example")[0] == 403
     assert client("/v1/models", Origin=client.address)[0] == 200

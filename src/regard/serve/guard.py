@@ -18,7 +18,7 @@ HEADER_SECONDS = 10.0  # from the first byte of a request to the end of its head
 BODY_SECONDS = 10.0  # for the body
 SEND_SECONDS = 30.0  # for a client to read what was sent
 MAX_BODY = 2 * 2**20  # bytes
-LOOPBACK = ("localhost", "127.0.0.1", "::1", "testserver")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 OPEN_PATHS = ("/health",)  # without a key
 
 

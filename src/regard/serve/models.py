@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from regard.accel import pack
+from regard.accel.packed_decoder import PackedDecoder
 from regard.api.decoding import SMALL_MODEL, chain_for
 from regard.api.run import Run, load
 from regard.errors import CheckpointError, ConfigError
@@ -54,7 +55,7 @@ class ServedModel:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for the same weights: with it and the seed, a text can be generated again."""
+        """Equal for the same tokenizer; it does not tell the weights of two runs apart."""
         return f"fp_{self.run.tokenizer.fingerprint()[:12]}"
 
     def piece(self, token: int) -> str:
@@ -138,6 +139,8 @@ class Models:
         if isinstance(run.model, Language) and run.tokenizers is not None and _generates(run):
             with torch.inference_mode():
                 language = pack(run.model)
+            if isinstance(language, PackedDecoder):
+                language.checks_contents = False  # nothing writes to the weights of a served model
             engine = BatchEngine(language, self.config, stop=run.tokenizer.stop_ids)
             runs = [run, *(model.run for model in list(self.loaded.values()))]
             small = all(each.parameters < SMALL_MODEL for each in runs)
