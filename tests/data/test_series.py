@@ -108,6 +108,12 @@ def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
             "2020-12-31",
         ),
         (
+            "date,x\n2020-01-31,1\n2020-02-29,2\n2020-04-30,3\n2020-05-31,4\n",
+            "a row a month with 1 gaps, the first after line 3",
+            12,
+            "2020-06-30",
+        ),
+        (
             "date,x\n2018-01-01,1\n2019-01-01,2\n2020-01-01,3\n2021-01-01,4\n",
             "a row a year",
             None,

@@ -47,14 +47,15 @@ class Dates:
 
         Rows at a fixed distance, as four weeks, are not months unless their day is the same.
         """
-        differences = self._differences
-        steps = np.unique(np.diff(self.values.astype("datetime64[M]")).astype(np.int64)).tolist()
-        if len(steps) != 1 or steps[0] not in MONTHS:
+        steps, counts = np.unique(self._month_differences, return_counts=True)
+        step = int(steps[counts.argmax()]) if len(steps) else 0
+        if step not in MONTHS or steps[0] < 1 or (steps % step).any():
             return None
         same_day = (self._in_month(self.values.astype("datetime64[M]")) == self.values).all()
+        differences = self._differences
+        one_each = len(steps) == 1 and differences.min() >= step * SHORTEST_MONTH
         fixed = len(set(differences.tolist())) == 1
-        long_enough = differences.min() >= steps[0] * SHORTEST_MONTH
-        return int(steps[0]) if long_enough and (same_day or not fixed) else None
+        return step if same_day or (one_each and not fixed) else None
 
     def _in_month(self, months: NDArray[np.datetime64]) -> NDArray[np.datetime64]:
         """The day of the rows in these months, or the last of the month if that is earlier."""
@@ -69,6 +70,10 @@ class Dates:
     @property
     def _differences(self) -> NDArray[np.int64]:
         return np.diff(self.values).astype(np.int64)
+
+    @property
+    def _month_differences(self) -> NDArray[np.int64]:
+        return np.diff(self.values.astype("datetime64[M]")).astype(np.int64)
 
     @property
     def season(self) -> int | None:
@@ -89,16 +94,18 @@ class Dates:
         named = f"{', '.join(self.columns)}: {first} to {last}"
         step, months = self.step, self.months
         if months:
-            return f"; {named}, a row a {MONTHS[months]}"
-        if step is None:
+            every = f"a row a {MONTHS[months]}"
+            gaps = np.flatnonzero(self._month_differences != months)
+        elif step is not None:
+            every = f"a row every {STEPS.get(step) or f'{step:,} seconds'}"
+            gaps = np.flatnonzero(self._differences != step)
+        else:
             return f"; {named}"
-        unit = STEPS.get(step) or f"{step:,} seconds"
-        gaps = np.flatnonzero(self._differences != step)
         if not len(gaps):
-            return f"; {named}, a row every {unit}"
+            return f"; {named}, {every}"
         where = self.lines[gaps[0]]
         return (
-            f"; {named}, a row every {unit} with {len(gaps):,} gaps, the first after line "
+            f"; {named}, {every} with {len(gaps):,} gaps, the first after line "
             f"{where:,}: rows are read as if there were none"
         )
 
