@@ -74,10 +74,10 @@ def test_merged_equals_unmerged_for_the_models_of_every_family():
 def test_targets_are_globs_and_those_that_match_nothing_are_an_error():
     model = build_model(preset("tiny-decoder", vocab_size=9))
     with pytest.raises(ConfigError, match=r"targets='\*\.q_proj'; this model has \*\.query"):
-        add_lora(model, ["*.query", "*.q_proj"], rank=2, alpha=2)
+        add_lora(model, ["*.query", "*.q_proj"], rank=2, alpha=2.0)
     with pytest.raises(ConfigError, match="rank=0"):
-        add_lora(model, ["*"], rank=0, alpha=2)
-    chosen = add_lora(model, ["*.blocks.0.*.query"], rank=2, alpha=2)
+        add_lora(model, ["*"], rank=0, alpha=2.0)
+    chosen = add_lora(model, ["*.blocks.0.*.query"], rank=2, alpha=2.0)
     assert chosen == ["decoder.blocks.0.attention.query"]
     with pytest.raises(ConfigError, match="use it with the model that it was trained on"):
         Adapter.of({"x.lora_A": torch.ones(2, 3), "x.lora_B": torch.ones(4, 2)}, 1.0).merge({})

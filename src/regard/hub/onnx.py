@@ -33,8 +33,9 @@ class _Encoder(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, lengths: Tensor, *segments: Tensor) -> Tensor:
-        given = {"segments": segments[0]} if segments else {}
-        logits: Tensor = self.model.head(self.model(input_ids, lengths=lengths, **given))
+        given = segments[0] if segments else None
+        hidden = self.model(input_ids, lengths=lengths, segments=given)
+        logits: Tensor = self.model.head(hidden)
         return logits
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -141,7 +141,7 @@ class EncoderDecoder(LanguageModel):
 
     packs = True  # whether lengths are read on the host, to pack sequences
 
-    def __init__(self, config: Seq2SeqConfig) -> None:
+    def __init__(self, config: Any) -> None:  # or a captioner's, which has the same fields
         super().__init__()
         self.config = config
         dim, (encoder_layers, layers) = config.dim, config.depths

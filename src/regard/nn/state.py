@@ -21,36 +21,30 @@ class Source:
 
     def to(self, device: torch.device | str) -> "Source":
         """The source on another device; the copy does not block."""
-        return Source(
+        return type(self)(
             self.ids.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True)
         )
 
     def select(self, rows: Int[Tensor, " selected"]) -> "Source":
         """The source of these rows, in this order."""
-        return Source(self.ids[rows], self.lengths[rows])
+        return type(self)(self.ids[rows], self.lengths[rows])
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSource:
-    """The images that a captioner writes about, and their numbers of cells."""
+class ImageSource(Source):
+    """The images that a captioner writes about, in place of ids, and their numbers of cells."""
 
-    images: Float[Tensor, "batch channels height width"]
-    lengths: Int[Tensor, " batch"]
+    ids: Float[Tensor, "batch channels height width"]
 
     @classmethod
     def of(cls, images: Float[Tensor, "batch channels height width"], cells: int) -> "ImageSource":
         """Images that all have so many cells."""
         return cls(images, torch.full((len(images),), cells, device=images.device))
 
-    def to(self, device: torch.device | str) -> "ImageSource":
-        """The source on another device; the copy does not block."""
-        return ImageSource(
-            self.images.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True)
-        )
-
-    def select(self, rows: Int[Tensor, " selected"]) -> "ImageSource":
-        """The source of these rows, in this order."""
-        return ImageSource(self.images[rows], self.lengths[rows])
+    @property
+    def images(self) -> Float[Tensor, "batch channels height width"]:
+        """The pixels."""
+        return self.ids
 
 
 @dataclass(slots=True)

@@ -262,7 +262,7 @@ def image_source(model: nn.Module, task: Caption, pixels: NDArray[np.uint8]) -> 
     """Images as a model reads them, on its device."""
     cells = cast(Any, model.config).cells
     images = task.normalize(torch.from_numpy(pixels))
-    return ImageSource.of(images, cells).to(next(model.parameters()).device)
+    return ImageSource.of(images.to(next(model.parameters()).device), cells)
 
 
 @torch.no_grad()
