@@ -35,13 +35,12 @@ from regard.pipelines.base import (
     validation_metrics,
 )
 from regard.pipelines.images import input_pixels
-from regard.pipelines.tokenizer_cache import cached_tokenizer
+from regard.pipelines.tokenizer_cache import joint_tokenizer
 from regard.seeds import batch_generator
 from regard.tasks import TASKS
 from regard.tasks.caption import Caption
 from regard.tasks.metrics import bleu, chrf
-from regard.text import Tokenizer, train_tokenizer
-from regard.text.pair_tokenizers import JOINT
+from regard.text import Tokenizer
 
 DEFAULT_ROWS = 64  # of a step, where train.batch is not set
 SAMPLE_IMAGES = 4
@@ -103,12 +102,7 @@ class CaptionsPipeline(Pipeline):
         self, config: RunConfig, train: Captions, validation: Captions, progress: Progress | None
     ) -> Tokenizer:
         """A tokenizer trained on the captions."""
-        choice = config.data.tokenizer
-
-        def write(folder: Path) -> None:
-            train_tokenizer(choice, train.texts()).save(folder / JOINT)
-
-        return Tokenizer.load(cached_tokenizer(choice, [train], write) / JOINT)
+        return joint_tokenizer(config.data.tokenizer, train, train.texts)
 
     def training_data(
         self,

@@ -41,11 +41,10 @@ from regard.pipelines.base import (
 from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.pairs import pair_loader
 from regard.pipelines.text_pairs import pair_template
-from regard.pipelines.tokenizer_cache import cached_tokenizer
+from regard.pipelines.tokenizer_cache import joint_tokenizer
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, Label, Tag
-from regard.text import Tokenizer, train_tokenizer
-from regard.text.pair_tokenizers import JOINT
+from regard.text import Tokenizer
 
 SAMPLE_TEXTS = 4
 EVALUATION_ROWS = 128  # texts in a batch of predictions
@@ -92,12 +91,7 @@ class LabelsPipeline(Pipeline):
         progress: Progress | None,
     ) -> Tokenizer:
         """Train on the texts of the training data."""
-        choice = config.data.tokenizer
-
-        def write(folder: Path) -> None:
-            train_tokenizer(choice, train.texts()).save(folder / JOINT)
-
-        return Tokenizer.load(cached_tokenizer(choice, [train], write) / JOINT)
+        return joint_tokenizer(config.data.tokenizer, train, train.texts)
 
     def training_data(
         self,

@@ -27,11 +27,10 @@ from regard.pipelines.base import (
     first_rows,
 )
 from regard.pipelines.labels import special_tokens
-from regard.pipelines.tokenizer_cache import cached_tokenizer
+from regard.pipelines.tokenizer_cache import joint_tokenizer
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, Contrastive
-from regard.text import Tokenizer, train_tokenizer
-from regard.text.pair_tokenizers import JOINT
+from regard.text import Tokenizer
 
 ROWS = 64  # pairs per step, if train.batch is not set
 Texts = list[NDArray[np.int64]]
@@ -86,14 +85,11 @@ class SentencesPipeline(Pipeline):
         self, config: RunConfig, train: Sentences, validation: Sentences, progress: Progress | None
     ) -> Tokenizer:
         """Train on the training sentences."""
-        choice = config.data.tokenizer
 
-        def write(folder: Path) -> None:
-            train_tokenizer(choice, [text for row in train.rows for text in row]).save(
-                folder / JOINT
-            )
+        def texts() -> list[str]:
+            return [text for row in train.rows for text in row]
 
-        return Tokenizer.load(cached_tokenizer(choice, [train], write) / JOINT)
+        return joint_tokenizer(config.data.tokenizer, train, texts)
 
     def training_data(
         self,

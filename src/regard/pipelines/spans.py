@@ -32,12 +32,11 @@ from regard.pipelines.base import (
 )
 from regard.pipelines.pairs import pair_loader
 from regard.pipelines.text_pairs import pair_template
-from regard.pipelines.tokenizer_cache import cached_tokenizer
+from regard.pipelines.tokenizer_cache import joint_tokenizer
 from regard.seeds import batch_generator, shuffle_key
 from regard.tasks import TASKS
 from regard.tasks.span import NO_ANSWER, Span, Windows
-from regard.text import Tokenizer, train_tokenizer
-from regard.text.pair_tokenizers import JOINT
+from regard.text import Tokenizer
 
 EVALUATION_ROWS = 32  # windows in a batch of predictions
 SAMPLE_QUESTIONS = 4
@@ -107,12 +106,7 @@ class SpansPipeline(Pipeline):
         progress: Progress | None,
     ) -> Tokenizer:
         """A tokenizer trained on the questions and the contexts."""
-        choice = config.data.tokenizer
-
-        def write(folder: Path) -> None:
-            train_tokenizer(choice, train.texts()).save(folder / JOINT)
-
-        return Tokenizer.load(cached_tokenizer(choice, [train], write) / JOINT)
+        return joint_tokenizer(config.data.tokenizer, train, train.texts)
 
     def training_data(
         self,
