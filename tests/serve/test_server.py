@@ -144,7 +144,7 @@ def test_several_choices_have_the_seeds_that_follow(client, run):
 
 
 def test_log_probabilities_of_prompt_and_answer(client, live, run):
-    from regard.serve.app import _logprob_table
+    from regard.serve.routes.completions import logprob_table
 
     ids = run.tokenizer.encode("the cat")
     body = {"prompt": [ids], "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
@@ -160,7 +160,7 @@ def test_log_probabilities_of_prompt_and_answer(client, live, run):
     assert max(table["top_logprobs"][-1].values()) == table["token_logprobs"][-1]
     model = live[1].app.state.server.models.loaded["cats"]
     impossible = TokenScore(1, -math.inf, ((1, -math.inf),))
-    json.dumps(_logprob_table(model, None, [impossible], 1), allow_nan=False)
+    json.dumps(logprob_table(model, None, [impossible], 1), allow_nan=False)
     _, only = client("/v1/completions", {**body, "max_tokens": 0})
     assert only["choices"][0]["text"] == "the cat"
     assert only["choices"][0]["logprobs"]["token_logprobs"] == table["token_logprobs"][:-1]
@@ -458,7 +458,7 @@ def test_slow_senders_are_dropped(live, monkeypatch):
 def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run, monkeypatch):
     users = []
     monkeypatch.setattr(
-        "regard.serve.app.prepare",
+        "regard.serve.routes.completions.prepare",
         lambda model, *args, **options: (
             users.append(model.users) or prepare(model, *args, **options)
         ),

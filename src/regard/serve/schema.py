@@ -223,6 +223,13 @@ class ExplainBody(Sampling):
     tokens: Annotated[StrictInt, Field(ge=0, le=16)] = 1  # whose sampling is traced
 
 
+def as_prompts(prompt: Any) -> list[str | list[int]]:
+    """One or several prompts, each a text or ids, as a list."""
+    if isinstance(prompt, str):
+        return [prompt]
+    return [prompt] if isinstance(prompt[0], int) else list(prompt)
+
+
 def to_spec(name: str, value: Any) -> str:
     """A sampler's value from JSON as the text that `regard generate -s` takes.
 

@@ -1,0 +1,5 @@
+"""The routes, by what they do."""
+
+from regard.serve.routes import chat, completions, operation, responses, tasks
+
+ROUTERS = [module.router for module in (operation, completions, chat, responses, tasks)]

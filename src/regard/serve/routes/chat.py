@@ -1,0 +1,152 @@
+"""/v1/chat/completions: answer a conversation."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from regard.serve.api_errors import ApiError
+from regard.serve.models import ServedModel
+from regard.serve.prepare import Prepared, chat_prompt, prepare
+from regard.serve.request import TokenScore
+from regard.serve.schema import ChatBody, Message, Sampling
+from regard.serve.service import check_body, server_of
+from regard.serve.streaming import (
+    MIN_LOGPROB,
+    complete,
+    event_stream,
+    finish_reason,
+    includes_usage,
+    pieces,
+    submit,
+    usage_of,
+)
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(http: Request, body: ChatBody) -> Response:
+    """Answer the last message of a conversation."""
+    headers = check_body(body)
+    model = await server_of(http).model(http, body.model)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
+    prepared = await prepare_chat(
+        model,
+        body,
+        body.messages,
+        body.max_completion_tokens or body.max_tokens,
+        (body.top_logprobs or 0) if body.logprobs else None,
+    )
+    base = {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": "chat.completion.chunk" if body.stream else "chat.completion",
+        "created": int(time.time()),
+        "model": model.name,
+        "system_fingerprint": model.fingerprint,
+    }
+    if body.stream:
+        submit(http, model, [prepared])
+        return event_stream(_chat_chunks(http, model, body, prepared, base), headers)
+    answers = await complete(http, model, [prepared])
+    if answers is None:
+        return Response(status_code=499)
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": trim(continuation.text), "refusal": None},
+            "logprobs": {"content": [_chat_logprob(model, score) for score in continuation.scores]}
+            if body.logprobs
+            else None,
+            "finish_reason": finish_reason(continuation.finish),
+        }
+        for index, continuation in enumerate(answers[0])
+    ]
+    used = sum(len(continuation.tokens) for continuation in answers[0])
+    return JSONResponse(
+        {**base, "choices": choices, "usage": usage_of([prepared], used)}, headers=headers
+    )
+
+
+async def prepare_chat(
+    model: ServedModel,
+    body: Sampling,
+    messages: Sequence[Message],
+    tokens: int | None,
+    logprobs: int | None,
+) -> Prepared:
+    """The request to the engine for a conversation."""
+    pairs = [(message.role, message.text()) for message in messages]
+    prompt, stops = await asyncio.to_thread(chat_prompt, model, pairs)
+    return await asyncio.to_thread(
+        prepare,
+        model,
+        prompt,
+        body,
+        tokens=tokens or 256,
+        n=body.n or 1,
+        logprobs=logprobs,
+        more_stops=stops,
+    )
+
+
+def trim(text: str) -> str:
+    """An answer without the space between the name of the speaker and the text."""
+    return text.removeprefix(" ")
+
+
+def _chat_logprob(model: ServedModel, score: TokenScore) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = model.piece(token)
+        raw = list(model.tokenizer.token_bytes(token))
+        return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": raw}
+
+    return entry(score.token, score.logprob) | {
+        "top_logprobs": [entry(token, logprob) for token, logprob in score.top]
+    }
+
+
+async def _chat_chunks(
+    http: Request,
+    model: ServedModel,
+    body: ChatBody,
+    prepared: Prepared,
+    base: dict[str, Any],
+) -> AsyncIterator[dict[str, Any]]:
+    used, begun = 0, set()
+    for index in range(prepared.request.n):
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        yield {**base, "choices": [choice]}
+    async for _, piece in pieces(http, model, [prepared]):
+        used += len(piece.tokens)
+        text = piece.text
+        if text and piece.index not in begun:
+            text = trim(text)
+            begun.add(piece.index)
+        logprobs = None
+        if piece.scores and body.logprobs:
+            logprobs = {"content": [_chat_logprob(model, score) for score in piece.scores]}
+        if text or logprobs:
+            choice = {
+                "index": piece.index,
+                "delta": {"content": text},
+                "logprobs": logprobs,
+                "finish_reason": None,
+            }
+            yield {**base, "choices": [choice]}
+        if piece.finish:
+            choice = {
+                "index": piece.index,
+                "delta": {},
+                "logprobs": None,
+                "finish_reason": finish_reason(piece.finish),
+            }
+            yield {**base, "choices": [choice]}
+    if includes_usage(body):
+        yield {**base, "choices": [], "usage": usage_of([prepared], used)}

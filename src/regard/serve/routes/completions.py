@@ -1,0 +1,167 @@
+"""/v1/completions: continue a text."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from regard.serve.answers import Continuation
+from regard.serve.api_errors import ApiError
+from regard.serve.models import ServedModel
+from regard.serve.prepare import Prepared, prepare
+from regard.serve.request import TokenScore
+from regard.serve.schema import CompletionBody, as_prompts
+from regard.serve.service import check_body, server_of
+from regard.serve.streaming import (
+    MIN_LOGPROB,
+    complete,
+    event_stream,
+    finish_reason,
+    includes_usage,
+    pieces,
+    submit,
+    usage_of,
+)
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def completions(http: Request, body: CompletionBody) -> Response:
+    """Continue a prompt, or each of several."""
+    headers = check_body(body)
+    server = server_of(http)
+    model = await server.model(http, body.model)
+    n = body.n or 1
+    best_of = body.best_of or n
+    if best_of < n:
+        raise ApiError(400, f"best_of={best_of} must be at least n={n}", param="best_of")
+    if body.stream and best_of > n:
+        raise ApiError(400, "best_of cannot be streamed", param="best_of")
+    tokens = 16 if body.max_tokens is None else body.max_tokens
+    if tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens=0 needs echo", param="max_tokens")
+    prompts = as_prompts(body.prompt)
+    prepared = [
+        await asyncio.to_thread(
+            prepare,
+            model,
+            prompt,
+            body,
+            tokens=max(1, tokens),
+            n=best_of,
+            logprobs=0 if body.logprobs is None and best_of > n else body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else None,
+        )
+        for prompt in prompts
+    ]
+    base = {
+        "id": f"cmpl-{secrets.token_hex(12)}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model.name,
+        "system_fingerprint": model.fingerprint,
+    }
+    if body.stream:
+        submit(http, model, prepared)
+        return event_stream(_completion_chunks(http, model, body, prepared, n, base), headers)
+    answers = await complete(http, model, prepared)
+    if answers is None:
+        return Response(status_code=499)
+    choices, used = [], 0
+    for number, (each, continuations) in enumerate(zip(prepared, answers, strict=True)):
+        if tokens == 0:  # the engine generates at least one
+            continuations = [Continuation(finish=one.finish) for one in continuations]
+        used += sum(len(continuation.tokens) for continuation in continuations)
+        if best_of > n:
+            continuations = sorted(continuations, key=lambda c: -c.mean_logprob)[:n]
+        for index, continuation in enumerate(continuations):
+            choices.append(
+                {
+                    "index": number * n + index,
+                    "text": (each.text if body.echo else "") + continuation.text,
+                    "logprobs": _completion_logprobs(model, body, each, continuation),
+                    "finish_reason": finish_reason(continuation.finish),
+                }
+            )
+    return JSONResponse(
+        {**base, "choices": choices, "usage": usage_of(prepared, used)}, headers=headers
+    )
+
+
+async def _completion_chunks(
+    http: Request,
+    model: ServedModel,
+    body: CompletionBody,
+    prepared: Sequence[Prepared],
+    n: int,
+    base: dict[str, Any],
+) -> AsyncIterator[dict[str, Any]]:
+    used, begun = 0, set()
+    async for number, piece in pieces(http, model, prepared):
+        if body.max_tokens == 0:  # the engine generates at least one
+            piece.text, piece.tokens, piece.scores = "", [], []
+        used += len(piece.tokens)
+        each, index = prepared[number], number * n + piece.index
+        text = piece.text
+        if body.echo and index not in begun:
+            text = each.text + text
+        logprobs = None
+        if body.logprobs is not None:
+            first = body.echo and index not in begun
+            logprobs = logprob_table(model, each if first else None, piece.scores, body.logprobs)
+        begun.add(index)
+        if text or piece.finish or logprobs:
+            choice = {
+                "index": index,
+                "text": text,
+                "logprobs": logprobs,
+                "finish_reason": finish_reason(piece.finish),
+            }
+            yield {**base, "choices": [choice]}
+    if includes_usage(body):
+        yield {**base, "choices": [], "usage": usage_of(prepared, used)}
+
+
+def _completion_logprobs(
+    model: ServedModel, body: CompletionBody, each: Prepared, continuation: Continuation
+) -> dict[str, Any] | None:
+    if body.logprobs is None:
+        return None
+    prompt = each if body.echo else None
+    return logprob_table(model, prompt, continuation.scores, body.logprobs)
+
+
+def logprob_table(
+    model: ServedModel, prompt: Prepared | None, scores: Sequence[TokenScore], top: int
+) -> dict[str, Any]:
+    """Log-probabilities in the form of /v1/completions; with `prompt`, from its first token on."""
+    rows: list[tuple[int, TokenScore | None]] = [(score.token, score) for score in scores]
+    if prompt is not None:
+        ids = prompt.request.prompt
+        of_prompt = prompt.request.prompt_scores
+        rows = [(ids[0], None), *((score.token, score) for score in of_prompt), *rows]
+    tokens = [model.piece(token) for token, _ in rows]
+    offsets = [0, *accumulate(map(len, tokens))][: len(tokens)]
+    best: list[dict[str, float] | None] = []
+    for _, score in rows:
+        if score is None:
+            best.append(None)
+            continue
+        table: dict[str, float] = {}
+        for token, logprob in score.top[:top]:
+            table.setdefault(model.piece(token), max(logprob, MIN_LOGPROB))
+        best.append(table)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [
+            None if score is None else max(score.logprob, MIN_LOGPROB) for _, score in rows
+        ],
+        "top_logprobs": best if top else None,
+        "text_offset": offsets,
+    }

@@ -1,0 +1,65 @@
+"""What operators ask: health, metrics, version and the list of models."""
+
+from importlib import metadata
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from regard.serve.api_errors import ApiError
+from regard.serve.models import Models
+from regard.serve.service import server_of
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(http: Request) -> Response:
+    """Whether the engine works; it is asked, not assumed."""
+    server = server_of(http)
+    problem = "the server is shutting down" if server.draining else server.problem()
+    if problem is not None:
+        return JSONResponse({"status": "error", "message": problem}, 503)
+    return JSONResponse({"status": "ok", "models": list(server.models.loaded)})
+
+
+@router.get("/metrics")
+async def show_metrics(http: Request) -> Response:
+    """The counters in the text format of Prometheus."""
+    server = server_of(http)
+    return PlainTextResponse(
+        server.metrics.text(server.models, server.problem() is None, len(server.answers)),
+        media_type="text/plain; version=0.0.4; charset=utf-8",
+    )
+
+
+@router.get("/version")
+async def show_version() -> dict[str, str]:
+    """The version of the library."""
+    return {"version": metadata.version("regard")}
+
+
+@router.get("/v1/models")
+async def list_models(http: Request) -> dict[str, Any]:
+    """The models that can be asked."""
+    models = server_of(http).models
+    return {"object": "list", "data": [_model_card(models, name) for name in models.paths]}
+
+
+@router.get("/v1/models/{name}")
+async def show_model(http: Request, name: str) -> dict[str, Any]:
+    """One of the models."""
+    models = server_of(http).models
+    if name not in models.paths:
+        raise ApiError(404, f"no model {name!r}", param="model", code="model_not_found")
+    return _model_card(models, name)
+
+
+def _model_card(models: Models, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": models.created,
+        "owned_by": "regard",
+        "loaded": name in models.loaded,
+    }

@@ -1,0 +1,120 @@
+"""/v1/responses: the form of OpenAI's newer API."""
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from regard.serve.api_errors import ApiError
+from regard.serve.routes.chat import prepare_chat, trim
+from regard.serve.schema import Message, ResponsesBody
+from regard.serve.service import check_body, server_of
+from regard.serve.streaming import complete, event_stream, finish_reason, pieces, submit, usage_of
+
+router = APIRouter()
+
+
+@router.post("/v1/responses")
+async def responses(http: Request, body: ResponsesBody) -> Response:
+    """Answer a text or a conversation, in the form of OpenAI's newer API."""
+    headers = check_body(body)
+    model = await server_of(http).model(http, body.model)
+    messages = (
+        [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    )
+    if body.instructions:
+        messages = [Message(role="system", content=body.instructions), *messages]
+    if (body.n or 1) > 1:
+        raise ApiError(400, "n must be 1", param="n")
+    prepared = await prepare_chat(model, body, messages, body.max_output_tokens, None)
+    identity = f"resp_{secrets.token_hex(12)}"
+    item = f"msg_{secrets.token_hex(12)}"
+    created = int(time.time())
+
+    def response(text: str | None, status: str, used: int) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
+        output = {
+            "type": "message",
+            "id": item,
+            "status": "completed",
+            "role": "assistant",
+            "content": [part],
+        }
+        usage = usage_of([prepared], used)
+        return {
+            "id": identity,
+            "object": "response",
+            "created_at": created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"}
+            if status == "incomplete"
+            else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "model": model.name,
+            "output": [] if text is None else [output],
+            "parallel_tool_calls": False,
+            "temperature": body.temperature if isinstance(body.temperature, float) else None,
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": body.top_p if isinstance(body.top_p, float) else None,
+            "metadata": {},
+            "usage": None
+            if text is None
+            else {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": used,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+
+    def status(finish: str | None) -> str:
+        return "completed" if finish_reason(finish) == "stop" else "incomplete"
+
+    async def events() -> AsyncIterator[dict[str, Any]]:
+        number = 0
+
+        def event(kind: str, **fields: Any) -> dict[str, Any]:
+            nonlocal number
+            number += 1
+            return {"type": kind, "sequence_number": number - 1, **fields}
+
+        place = {"item_id": item, "output_index": 0, "content_index": 0}
+        empty: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
+        message = {"type": "message", "id": item, "role": "assistant"}
+        yield event("response.created", response=response(None, "in_progress", 0))
+        yield event(
+            "response.output_item.added",
+            output_index=0,
+            item={**message, "status": "in_progress", "content": []},
+        )
+        yield event("response.content_part.added", **place, part=empty)
+        text, used, finish = "", 0, None
+        async for _, piece in pieces(http, model, [prepared]):
+            used += len(piece.tokens)
+            added = piece.text if text else trim(piece.text)
+            text, finish = text + added, piece.finish or finish
+            if added:
+                yield event("response.output_text.delta", **place, delta=added, logprobs=[])
+        yield event("response.output_text.done", **place, text=text, logprobs=[])
+        yield event("response.content_part.done", **place, part={**empty, "text": text})
+        final = response(text, status(finish), used)
+        yield event("response.output_item.done", output_index=0, item=final["output"][0])
+        kind = "response.completed" if final["status"] == "completed" else "response.incomplete"
+        yield event(kind, response=final)
+
+    if body.stream:
+        submit(http, model, [prepared])
+        return event_stream(events(), headers, done=False)
+    answers = await complete(http, model, [prepared])
+    if answers is None:
+        return Response(status_code=499)
+    (continuation,) = answers[0]
+    text, finish = trim(continuation.text), continuation.finish
+    return JSONResponse(response(text, status(finish), len(continuation.tokens)), headers=headers)

@@ -1,0 +1,101 @@
+"""Tokens, embeddings, and our own routes: translation, prediction and explanation."""
+
+import asyncio
+import base64
+import struct
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from regard.serve import jobs
+from regard.serve.schema import (
+    DetokenizeBody,
+    EmbeddingsBody,
+    ExplainBody,
+    PredictBody,
+    TokenizeBody,
+    TranslateBody,
+    as_prompts,
+)
+from regard.serve.service import check_body, server_of
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+async def tokenize(http: Request, body: TokenizeBody) -> dict[str, Any]:
+    """The ids of a text."""
+    model = await server_of(http).model(http, body.model)
+    ids = await asyncio.to_thread(jobs.tokenize, model, body.prompt, body.add_special_tokens)
+    return {"tokens": ids, "count": len(ids), "max_model_len": model.context}
+
+
+@router.post("/detokenize")
+async def detokenize(http: Request, body: DetokenizeBody) -> dict[str, Any]:
+    """The text of ids."""
+    model = await server_of(http).model(http, body.model)
+    return {"prompt": await asyncio.to_thread(jobs.detokenize, model, body.tokens)}
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(http: Request) -> dict[str, Any]:
+    """The special tokens of the first model, as lm-eval asks for them."""
+    model = await server_of(http).model(http, None)
+    return jobs.tokenizer_info(model)
+
+
+@router.post("/v1/embeddings")
+async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
+    """A vector for each text: the mean of the hidden states, with length 1."""
+    headers = check_body(body)
+    server = server_of(http)
+    model = await server.model(http, body.model)
+    vectors, used = await server.job(jobs.embed, model, as_prompts(body.input))
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": vector
+            if body.encoding_format == "float"
+            else base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode(),
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": used, "total_tokens": used}
+    answer = {"object": "list", "data": data, "model": model.name, "usage": usage}
+    return JSONResponse(answer, headers=headers)
+
+
+@router.post("/translate")
+async def translate(http: Request, body: TranslateBody) -> dict[str, Any]:
+    """Translate a sentence, or each of several, by beam search."""
+    server = server_of(http)
+    model = await server.model(http, body.model)
+    texts = [body.text] if isinstance(body.text, str) else body.text
+    found = await server.job(jobs.translate, model, texts, body.beam, body.length_penalty)
+    return {"model": model.name, "translations": found}
+
+
+@router.post("/predict")
+async def predict(http: Request, body: PredictBody) -> dict[str, Any]:
+    """The prediction of the model's task for a text, or for each of several."""
+    server = server_of(http)
+    model = await server.model(http, body.model)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    return {
+        "model": model.name,
+        "predictions": await server.job(jobs.predict, model, texts, body.top),
+    }
+
+
+@router.post("/explain")
+async def explain(http: Request, body: ExplainBody) -> dict[str, Any]:
+    """Attention maps of a text, the likeliest next tokens, and what each sampler does."""
+    server = server_of(http)
+    check_body(body)
+    model = await server.model(http, body.model)
+    explained = await server.job(
+        jobs.explain, model, body.text, body.layer, body.top, body.tokens, body
+    )
+    return {"model": model.name, **explained}

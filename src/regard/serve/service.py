@@ -1,0 +1,91 @@
+"""What the routes share: the models, the engine thread and a thread for other work."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from regard.errors import RegardError
+from regard.serve.answers import Answers
+from regard.serve.api_errors import ApiError
+from regard.serve.engine import EngineConfig, QueueFull
+from regard.serve.metrics import Metrics
+from regard.serve.models import Models, ServedModel
+from regard.serve.schema import REFUSED, Body, Sampling
+
+JOBS = 16  # translations, predictions and explanations that wait
+T = TypeVar("T")
+
+
+class Server:
+    """What the routes share: the models, the engine thread and a thread for other work."""
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        config: EngineConfig,
+        *,
+        device: str = "auto",
+        idle: float | None = None,
+    ) -> None:
+        self.answers = Answers()
+        self.models = Models(paths, self.answers.worker, config, device=device, idle=idle)
+        self.metrics = Metrics()
+        self.draining = False
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="regard-jobs")
+        self._jobs = 0
+
+    async def model(self, http: Request, name: str | None) -> ServedModel:
+        """The model of a request; it is released when the answer was sent."""
+        try:
+            model = await self.models.get(name)
+        except KeyError:
+            known = ", ".join(self.models.paths)
+            raise ApiError(
+                404, f"no model {name!r}; there are {known}", param="model", code="model_not_found"
+            ) from None
+        except (RegardError, OSError) as error:
+            raise ApiError(
+                503, f"the model cannot be loaded: {error}", kind="server_error"
+            ) from error
+        http.scope["at_end"].callback(self.models.release, model)
+        return model
+
+    async def job(self, function: Callable[..., T], *args: Any) -> T:
+        """Run something else than generation in a thread of its own; few may wait."""
+        if self._jobs >= JOBS:
+            raise QueueFull(f"{JOBS} jobs wait already; try again later")
+        self._jobs += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        finally:
+            self._jobs -= 1
+
+    def problem(self) -> str | None:
+        """Why nothing can be generated."""
+        return self.answers.worker.problem()
+
+    def close(self) -> None:
+        """End the threads."""
+        self.answers.worker.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def server_of(http: Request) -> Server:
+    """The server that answers a request."""
+    server: Server = http.app.state.server
+    return server
+
+
+def check_body(body: Body) -> dict[str, str]:
+    """Refuse fields that we cannot honour; report those that we ignore."""
+    extra = body.model_extra or {}
+    for name in REFUSED:
+        if extra.get(name):
+            raise ApiError(400, f"{name} is not supported here", param=name, code="unsupported")
+    ignored = body.ignored() if isinstance(body, Sampling) else list(extra)
+    printable = [name for name in ignored[:20] if name.isascii() and name.isprintable()]
+    return {"x-regard-ignored": ", ".join(printable)[:500]} if printable else {}

@@ -1,0 +1,164 @@
+"""Continuations as one answer, or as server-sent events while they are generated."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+
+from regard.serve.answers import Answers, Continuation, Piece
+from regard.serve.api_errors import as_api_error
+from regard.serve.models import ServedModel
+from regard.serve.prepare import Prepared
+from regard.serve.schema import Sampling
+from regard.serve.service import server_of
+
+MIN_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
+T = TypeVar("T")
+
+
+async def _unless_disconnected(http: Request, work: Awaitable[T]) -> T | None:
+    """The result of the work; None, and the work is cancelled, if the client leaves."""
+
+    async def wait_for_disconnect() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    task = asyncio.ensure_future(work)
+    left = asyncio.create_task(wait_for_disconnect())
+    try:
+        await asyncio.wait([task, left], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for other in (task, left):
+            other.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await left
+
+
+async def complete(
+    http: Request, model: ServedModel, prepared: Sequence[Prepared]
+) -> list[list[Continuation]] | None:
+    """All continuations of several prompts; None if the client has left."""
+    answers = server_of(http).answers
+    submit(http, model, prepared)
+
+    async def collect() -> list[list[Continuation]]:
+        tasks = [
+            asyncio.create_task(answers.complete(model, each.request, each.stops))
+            for each in prepared
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            for each in prepared:
+                answers.forget(each.request)
+
+    return await _unless_disconnected(http, collect())
+
+
+def submit(http: Request, model: ServedModel, prepared: Sequence[Prepared]) -> None:
+    """Queue all requests or none."""
+    answers = server_of(http).answers
+    submitted: list[Prepared] = []
+    try:
+        for each in prepared:
+            answers.submit(model, each.request)
+            submitted.append(each)
+    except BaseException:
+        for each in submitted:
+            answers.forget(each.request)
+        raise
+
+
+async def pieces(
+    http: Request, model: ServedModel, prepared: Sequence[Prepared]
+) -> AsyncIterator[tuple[int, Piece]]:
+    """The pieces of several prompts as they come, with the number of the prompt."""
+    answers = server_of(http).answers
+    try:
+        if len(prepared) == 1:
+            async for piece in answers.pieces(model, prepared[0].request, prepared[0].stops):
+                yield 0, piece
+        else:
+            async for pair in _interleaved(answers, model, prepared):
+                yield pair
+    finally:
+        for each in prepared:
+            answers.forget(each.request)
+
+
+async def _interleaved(
+    answers: Answers, model: ServedModel, prepared: Sequence[Prepared]
+) -> AsyncIterator[tuple[int, Piece]]:
+    queue: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
+
+    async def read(number: int, each: Prepared) -> None:
+        try:
+            async for piece in answers.pieces(model, each.request, each.stops):
+                queue.put_nowait((number, piece))
+            queue.put_nowait((number, None))
+        except Exception as error:
+            queue.put_nowait((number, error))
+
+    tasks = [asyncio.create_task(read(*pair)) for pair in enumerate(prepared)]
+    left = len(tasks)
+    try:
+        while left:
+            number, piece = await queue.get()
+            if isinstance(piece, Exception):
+                raise piece
+            if piece is None:
+                left -= 1
+            else:
+                yield number, piece
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def event_stream(
+    chunks: AsyncIterator[dict[str, Any]], headers: dict[str, str], *, done: bool = True
+) -> StreamingResponse:
+    """Server-sent events; an error after the headers is an event too."""
+
+    async def lines() -> AsyncIterator[bytes]:
+        try:
+            async for chunk in chunks:
+                yield _event(chunk)
+        except Exception as error:
+            yield _event({"error": as_api_error(error).error})
+        if done:
+            yield b"data: [DONE]\n\n"
+
+    return StreamingResponse(
+        lines(),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers},
+    )
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    name = f"event: {chunk['type']}\n" if "type" in chunk and "sequence_number" in chunk else ""
+    return f"{name}data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode()
+
+
+def finish_reason(reason: str | None) -> str | None:
+    """Why a text ended, in the words of OpenAI's API."""
+    return "stop" if reason == "stop" else None if reason is None else "length"
+
+
+def usage_of(prepared: Sequence[Prepared], tokens: int) -> dict[str, int]:
+    """The number of tokens that were read and generated."""
+    prompt = sum(each.prompt_tokens for each in prepared)
+    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+
+
+def includes_usage(body: Sampling) -> bool:
+    """Whether the client wants an event with the number of tokens."""
+    return bool((body.stream_options or {}).get("include_usage"))
