@@ -12,7 +12,8 @@ from starlette.exceptions import HTTPException
 from regard.errors import RegardError
 from regard.serve.api_errors import ERRORS, ApiError, answer_error
 from regard.serve.engine import EngineConfig
-from regard.serve.guard import Guard
+from regard.serve.guard import OPEN_PATHS, Guard
+from regard.serve.models import Models
 from regard.serve.routes import ROUTERS
 from regard.serve.service import Server
 
@@ -25,12 +26,14 @@ def create_app(
     hosts: tuple[str, ...] | None = None,
     device: str = "auto",
     idle: float | None = None,
+    models: type[Models] = Models,
+    open_paths: tuple[str, ...] = OPEN_PATHS,
 ) -> FastAPI:
-    """The application: `key` protects every route but /health, `hosts` are the names it answers to.
+    """The application: `key` protects all but `open_paths`, `hosts` are the names it answers to.
 
     Its state has the `server`.
     """
-    server = Server(paths, config or EngineConfig(), device=device, idle=idle)
+    server = Server(paths, config or EngineConfig(), device=device, idle=idle, models=models)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -46,7 +49,9 @@ def create_app(
     app.state.server = server
     for router in ROUTERS:
         app.include_router(router)
-    app.add_middleware(Guard, key=key, hosts=hosts, count=server.metrics.count)
+    app.add_middleware(
+        Guard, key=key, hosts=hosts, count=server.metrics.count, open_paths=open_paths
+    )
     for error in (
         Exception,
         ApiError,

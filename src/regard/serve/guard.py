@@ -74,8 +74,10 @@ class Guard:
         key: str | None,
         hosts: tuple[str, ...] | None,
         count: Callable[[int], None],  # gets the status of every answer
+        open_paths: tuple[str, ...] = OPEN_PATHS,  # without a key; with "/" at the end: below it
     ) -> None:
         self.app, self.key, self.hosts, self.count = app, key, hosts, count
+        self.open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -112,7 +114,7 @@ class Guard:
         origin = headers.get(b"origin")
         if origin is not None and (not _is_host(origin) or urlsplit(origin).netloc != host):
             return 403, "requests from pages of other sites are not answered"
-        if self.key is not None and scope["path"] not in OPEN_PATHS:
+        if self.key is not None and not self._is_open(scope["path"]):
             scheme, _, given = headers.get(b"authorization", "").partition(" ")
             valid = hmac.compare_digest(given.encode(), self.key.encode())
             if scheme.lower() != "bearer" or not valid:
@@ -127,6 +129,10 @@ class Guard:
             if headers.get(b"content-encoding", "identity") != "identity":
                 return 415, "the body must not be compressed"
         return None
+
+    def _is_open(self, path: str) -> bool:
+        below = tuple(each for each in self.open_paths if each.endswith("/") and each != "/")
+        return path in self.open_paths or path.startswith(below)
 
 
 def _is_host(text: str) -> bool:

@@ -92,6 +92,8 @@ class ServedModel:
 class Models:
     """The models of a server by name."""
 
+    preload = True  # load the first one when the server starts
+
     def __init__(
         self,
         paths: Sequence[Path],
@@ -104,7 +106,7 @@ class Models:
         self.worker, self.config, self.device, self.idle = worker, config, device, idle
         self.paths = _name_paths(paths)
         self.loaded: dict[str, ServedModel] = {}
-        self._locks = {name: asyncio.Lock() for name in self.paths}
+        self._locks: dict[str, asyncio.Lock] = {}
         self.created = int(time.time())
         self.threads = min(torch.get_num_threads(), usable_cores())
 
@@ -121,7 +123,7 @@ class Models:
         name = name or self.default
         if name not in self.paths:
             raise KeyError(name)
-        async with self._locks[name]:
+        async with self._locks.setdefault(name, asyncio.Lock()):
             if name not in self.loaded:
                 self.loaded[name] = await asyncio.to_thread(self._load, name)
             model = self.loaded[name]
@@ -157,10 +159,14 @@ class Models:
             for name, model in list(self.loaded.items()):
                 busy = model.users or (model.engine is not None and model.engine.busy)
                 if not busy and now - model.used > self.idle:
-                    self.worker.remove(name)
-                    del self.loaded[name]
+                    self.unload(name)
                     del model
                     gc.collect()
+
+    def unload(self, name: str) -> None:
+        """Forget a model, so that the next request loads it from its folder."""
+        self.worker.remove(name)
+        del self.loaded[name]
 
 
 def _generates(run: Run) -> bool:
@@ -183,8 +189,6 @@ def _name_paths(paths: Sequence[Path]) -> dict[str, Path]:
                     f"{found[name]} and {run} would both be called {name!r}; rename a folder"
                 )
             found[name] = run
-    if not found:
-        raise ConfigError("give a run, or a folder with runs")
     return found
 
 

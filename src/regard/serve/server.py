@@ -49,8 +49,11 @@ def make_server(
     config: EngineConfig | None = None,
     device: str = "auto",
     idle: float | None = None,
+    create: Callable[..., FastAPI] = create_app,
 ) -> DrainingServer:
-    """A server that is not started yet."""
+    """A server that is not started yet; `create` makes its application."""
+    if not paths:
+        raise ConfigError("give a run, or a folder with runs")
     if key is not None and not key:
         raise ConfigError("the key is empty; give one with at least one character")
     if not is_loopback(host) and key is None:
@@ -60,7 +63,7 @@ def make_server(
         )
     _require_free(host, port)
     hosts = LOOPBACK if is_loopback(host) else None
-    app = create_app(
+    app = create(
         [Path(path) for path in paths], config, key=key, hosts=hosts, device=device, idle=idle
     )
     settings = uvicorn.Config(
@@ -113,7 +116,8 @@ async def _run(server: DrainingServer, started: Callable[[str], None] | None) ->
         await asyncio.sleep(0.01)
     if server.started:
         models = server.app.state.server.models
-        models.release(await models.get(None))
+        if models.preload:
+            models.release(await models.get(None))
         if started is not None:
             host, port = server.servers[0].sockets[0].getsockname()[:2]
             started(f"http://{f'[{host}]' if ':' in host else host}:{port}")

@@ -30,9 +30,10 @@ class Server:
         *,
         device: str = "auto",
         idle: float | None = None,
+        models: type[Models] = Models,
     ) -> None:
         self.answers = Answers()
-        self.models = Models(paths, self.answers.worker, config, device=device, idle=idle)
+        self.models = models(paths, self.answers.worker, config, device=device, idle=idle)
         self.metrics = Metrics()
         self.draining = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="regard-jobs")
