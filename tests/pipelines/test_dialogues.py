@@ -216,7 +216,8 @@ def test_chat_remembers_the_dialogue_and_works_through_a_pipe(world, capsys, mon
     folder, run, _ = world
     seen = []
     monkeypatch.setattr(
-        "regard.api.run.stream", lambda model, ids, chain, **options: seen.append(ids) or iter([])
+        "regard.api.generation.stream",
+        lambda model, ids, chain, **options: seen.append(ids) or iter([]),
     )
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ag\n\nbh\n/new\nci\n")))
     with pytest.raises(SystemExit) as ended:
@@ -241,9 +242,9 @@ def test_a_special_token_at_the_end_of_a_turn_stops_the_answer(world, monkeypatc
     tokenizer, stops = run.tokenizer, []
     special = next(id for id in tokenizer.special_ids if id not in tokenizer.stop_ids)
     template = JINJA.replace("{{ eos_token }}", tokenizer.piece(special))
-    monkeypatch.setattr("regard.api.run.run_template", lambda *_: template)
+    monkeypatch.setattr("regard.api.generation.run_template", lambda *_: template)
     monkeypatch.setattr(
-        "regard.api.run.stream", lambda *_, stop, **options: stops.append(stop) or iter([])
+        "regard.api.generation.stream", lambda *_, stop, **options: stops.append(stop) or iter([])
     )
     list(run.chat("ag", tokens=3))
     assert stops == [{*tokenizer.stop_ids, special}]

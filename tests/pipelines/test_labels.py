@@ -8,6 +8,7 @@ import torch
 
 import regard
 from regard import api
+from regard.api.run_evaluation import validation_data
 from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError
 from regard.pipelines import default_settings, open_data, prepare_training
@@ -64,7 +65,7 @@ def test_a_file_of_labels_is_trained_on_without_settings(place):
     found = run.evaluate()
     assert set(found) == {"loss", "accuracy", "f1"}
     assert found["accuracy"] > 0.9
-    validation = run._validation_data(())
+    validation = validation_data(run)
     right = 0
     for (text,), (wanted,) in validation.rows:
         (likely,) = run.predict(text)
@@ -149,7 +150,7 @@ def test_accuracy_is_reported_by_length(place, name):
     with torch.no_grad():  # always the first class: right here, wrong there
         run.model.head.out.weight.zero_()
         run.model.head.out.bias.copy_(torch.arange(len(run.model.head.out.bias), 0, -1))
-    found, validation = run.evaluate_by_length(), run._validation_data(())
+    found, validation = run.evaluate_by_length(), validation_data(run)
     assert found.unit == "words"
     for span in found.ranges:
         shares = []

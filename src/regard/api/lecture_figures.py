@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard.api.explanation import source_and_translation
 from regard.api.run import Run, load
 from regard.config import RunConfig, make
 from regard.errors import ConfigError, DataError, unknown
@@ -205,7 +206,7 @@ def _subject(item: Run | Path | str, texts: list[str]) -> Subject:
 
 def _of_run(run: Run, name: str, *, trained: bool) -> Subject:
     def source(text: str) -> tuple[Source, list[int]]:
-        encoded, target = run._source_and_translation(text)
+        encoded, target = source_and_translation(run, text)
         return encoded, target[: len(run._pair_task().prompt)]
 
     tokenizers = run.tokenizers

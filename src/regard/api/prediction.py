@@ -170,6 +170,21 @@ def input_texts(run: "Run", texts: Sequence[str]) -> Iterator[tuple[Row, Any]]:
     return ((dict(zip(names, group, strict=True)), group) for group in groups)
 
 
+def predict_values(run: "Run", what: Any, top: int) -> Any:
+    """The prediction for one input, or for each of a list; a tuple may be the texts of one."""
+    texts = isinstance(what, tuple) and all(isinstance(part, str) for part in what)
+    if isinstance(what, list | tuple) and not (texts and len(run.inputs) == len(what) > 1):
+        inputs = [_normalize(run, item) for item in what]
+        return run.pipeline.predict_batch(run, inputs, top=top) if inputs else []
+    return run.pipeline.predict(run, _normalize(run, what), top=top)
+
+
+def _normalize(run: "Run", what: Any) -> Any:
+    if isinstance(what, str):
+        return run._normalize(what)
+    return tuple(_normalize(run, part) for part in what) if isinstance(what, tuple) else what
+
+
 def predict_inputs(
     run: "Run", inputs: Iterable[tuple[Row, Any]], *, top: int, batch: int = BATCH
 ) -> Iterator[tuple[Row, Any, Any]]:

@@ -1,9 +1,7 @@
 """A trained run: load it, generate, predict, evaluate, explain, export."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -13,87 +11,53 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.accel.cpu_memory import keep_freed_memory
-from regard.api.decoding import (
+from regard.api.explanation import (
+    all_attention,
+    heads_by_score,
+    last_attention,
+    states,
+    text_attribution,
+    text_gradients,
+    text_head_effects,
+    text_lens,
+)
+from regard.api.formatting import format_number
+from regard.api.generation import (
     SMALL_MODEL,
     EngineCache,
     chain_for,
-    generate_texts,
+    generate_text,
     prompt_ids,
+    search_text,
+    stream_answer,
+    stream_text,
+    translation_search,
 )
-from regard.api.formatting import format_number
 from regard.api.pictures import forecast_figure
-from regard.api.prediction import predict_rows, read_inputs
-from regard.config import (
-    Choice,
-    RunConfig,
-    kind_of,
-    make,
+from regard.api.prediction import predict_rows, predict_values, read_inputs
+from regard.api.run_evaluation import (
+    evaluate_all,
+    evaluate_as_training,
+    evaluate_by_length,
+    validation_data,
 )
-from regard.errors import CheckpointError, ConfigError, unknown
-from regard.explain.attention import (
-    NEEDS_ATTENTION,
-    cross_attention_path,
-    has_attention,
-    image_attention,
-    pair_attention,
-    read_ids,
-    recurrent_states,
-    self_attention,
-    text_stack,
-)
-from regard.explain.attention_map import AttentionMaps, ShownImage
-from regard.explain.attribution import Attribution, integrated_gradients
-from regard.explain.effects import head_effects
-from regard.explain.gradient import GradientFlow, last_token_gradients, require_gradients
-from regard.explain.heads import HeadScores, find_heads
-from regard.explain.image_attention import ImageAttentionMap
-from regard.explain.lens import Lens, logit_lens
+from regard.config import Choice, RunConfig, kind_of
+from regard.errors import ConfigError
+from regard.explain.attention_map import AttentionMaps
+from regard.explain.attribution import Attribution
+from regard.explain.gradient import GradientFlow
+from regard.explain.heads import HeadScores
+from regard.explain.lens import Lens
 from regard.explain.neighbours import WordVectors, compare_occurrences, format_terms, parse_terms
-from regard.generate import (
-    DEFAULT_SAMPLERS,
-    BeamSearch,
-    Chain,
-    ContrastiveDecoding,
-    Engine,
-    PromptLookup,
-    Search,
-    parse_search,
-    stream,
-    stream_speculative,
-)
-from regard.generate.decode import detokenize_stream
-from regard.generate.stop_text import truncate_at_stop
+from regard.generate import DEFAULT_SAMPLERS, BeamSearch, Chain, Engine, PromptLookup, Search
 from regard.html import html_table
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
-from regard.models.base import Language
 from regard.models.build import check_weights, load_model, resolve, weights
-from regard.nn.state import Source
-from regard.pipelines import (
-    Data,
-    Pipeline,
-    column_settings,
-    data_fingerprint,
-    open_data,
-    open_split,
-    open_validation,
-    pipeline_of,
-    prepare_evaluation,
-    tokenizer_fingerprint,
-    validation_metrics,
-)
-from regard.pipelines.base import EvalData, Progress, Tokenizers
+from regard.pipelines import Pipeline, open_data, pipeline_of, tokenizer_fingerprint
+from regard.pipelines.base import Progress, Tokenizers
 from regard.pipelines.by_length import ByLength
-from regard.pipelines.captions import (
-    caption_attention,
-    caption_task,
-    image_source,
-    write_captions,
-)
-from regard.pipelines.dialogues import fit_prompt, special_end, specials
-from regard.pipelines.images import image_task, input_pixels
 from regard.pipelines.pairs import pair_task, translate
-from regard.pipelines.sentences import contrastive_task, embed_texts
+from regard.pipelines.sentences import contrastive_task, embed_texts, nearest_texts
 from regard.pipelines.series import (
     ForecastEnd,
     by_column,
@@ -103,16 +67,15 @@ from regard.pipelines.series import (
     series_task,
 )
 from regard.pipelines.strokes import stroke_task
-from regard.tasks import TASKS, Forecast, Instruct, Seq2Seq, Task
+from regard.tasks import TASKS, Forecast, Seq2Seq, Task
 from regard.tasks.vocab_info import MASK
 from regard.text import PairTokenizers, Tokenizer
-from regard.text.chat_template import turn_end
 from regard.training.import_export import ExportResult, export_as
 from regard.training.setup.device import pick_device, use_threads
-from regard.training.storage.evaluation import Evaluation, evaluation_of
+from regard.training.storage.evaluation import Evaluation
 from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder
-from regard.training.storage.start import open_adapter, run_template, run_weights
+from regard.training.storage.start import open_adapter, run_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -284,33 +247,16 @@ class Run:
         >>> run.generate("the ", **settings) == run.generate("the ", **settings)
         True
         """
-        options: dict[str, Any] = {
-            "tokens": tokens,
-            "amateur": amateur,
-            "until": until,
-            "int8": int8,
-        }
-        if isinstance(prompt, str) or not isinstance(prompt, Sequence):
-            pieces = self.stream(prompt, sampler=sampler, seed=seed, draft=draft, **options)
-            return "".join(pieces)
-        seeds = [None if seed is None else seed + number for number in range(len(prompt))]
-        if draft is not None:  # of one text at a time
-            settings: dict[str, Any] = {"sampler": sampler, "draft": draft, **options}
-            return [
-                self.generate(each, seed=row_seed, **settings)
-                for each, row_seed in zip(prompt, seeds, strict=True)
-            ]
-        if int8 and amateur is not None:
-            raise ConfigError("int8 cannot be combined with draft or amateur")
-        model = self._language(amateur)
-        return generate_texts(
-            self._engine(int8) if amateur is None else model,
-            self.tokenizer,
-            [self._prompt(each) for each in prompt],
-            sampler if isinstance(sampler, Chain) else self.chain(sampler),
+        return generate_text(
+            self,
+            prompt,
             tokens=tokens,
-            seeds=seeds,
-            until=[until] if isinstance(until, str) else until,
+            sampler=sampler,
+            seed=seed,
+            draft=draft,
+            amateur=amateur,
+            until=until,
+            int8=int8,
         )
 
     def stream(
@@ -331,26 +277,17 @@ class Run:
         >>> "".join(pieces) == run.generate("the ", tokens=20, seed=1)
         True
         """
-        if int8 and (draft is not None or amateur is not None):
-            raise ConfigError("int8 cannot be combined with draft or amateur")
-        model = self._language(amateur)
-        chain = sampler if isinstance(sampler, Chain) else self.chain(sampler)
-        ids = self._prompt(prompt)
-        stop = set(self.tokenizer.stop_ids)
-        if draft is None:
-            model = self._engine(int8) if amateur is None else model
-            new_ids = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
-        else:
-            proposer: Language | PromptLookup
-            if isinstance(draft, PromptLookup):
-                proposer = draft
-            else:
-                proposer = self._compatible_model(draft, "draft")
-            new_ids = stream_speculative(
-                model, ids, chain, draft=proposer, tokens=tokens, stop=stop, seed=seed
-            )
-        stops = [until] if isinstance(until, str) else until
-        return truncate_at_stop(detokenize_stream(new_ids, self.tokenizer, ids), stops)
+        return stream_text(
+            self,
+            prompt,
+            tokens=tokens,
+            sampler=sampler,
+            seed=seed,
+            draft=draft,
+            amateur=amateur,
+            until=until,
+            int8=int8,
+        )
 
     def chat(
         self,
@@ -370,26 +307,7 @@ class Run:
         ... )
         True
         """
-        template = run_template(self.folder, self.config)
-        if template is None:
-            raise ConfigError(
-                f"{self.folder.path} has no chat template: it is not trained on dialogues;\n"
-                f"train it: regard train dialogues.jsonl task=instruct "
-                f"train.start={self.folder.path}"
-            )
-        dialogue = [("user", messages)] if isinstance(messages, str) else list(messages)
-        dialogue = [(role, self._normalize(text)) for role, text in dialogue]
-        task, tokenizer = Instruct(template=template), self.tokenizer
-        ids, tokens = fit_prompt(task, tokenizer, dialogue, cast(Language, self.model), tokens)
-        chain = sampler if isinstance(sampler, Chain) else chain_for(tokenizer, sampler, None)
-        end = turn_end(template, specials(tokenizer))
-        stop = {*tokenizer.stop_ids, *tokenizer.encode(end)[:1]}
-        if tokenizer.decode(tokenizer.encode(end)[:1]).strip() != end.strip():
-            stop = set(tokenizer.stop_ids)  # the end is several tokens, and found as a text
-        stop |= special_end(tokenizer, end.strip())
-        new_ids = stream(self._engine(False), ids, chain, tokens=tokens, stop=stop, seed=seed)
-        stops = [end.strip()] if end.strip() else []
-        return truncate_at_stop(detokenize_stream(new_ids, tokenizer, ids), stops)
+        return stream_answer(self, messages, tokens=tokens, sampler=sampler, seed=seed)
 
     def chain(self, words: str | Sequence[str] | None = None, order: str | None = None) -> Chain:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
@@ -416,14 +334,7 @@ class Run:
         >>> best[1] >= second[1]
         True
         """
-        model, tokenizer = self._language(amateur), self.tokenizer
-        ids = self._prompt(prompt)
-        (hypotheses,) = _search(search)(model, [ids], tokens=tokens, stop=set(tokenizer.stop_ids))
-        start = len(tokenizer.decode(ids))
-        return [
-            (tokenizer.decode([*ids, *hypothesis.ids])[start:], hypothesis.score)
-            for hypothesis in hypotheses
-        ]
+        return search_text(self, prompt, tokens=tokens, search=search, amateur=amateur)
 
     def translate(
         self,
@@ -442,23 +353,13 @@ class Run:
         2
         """
         self._require("translate", "translate")
-        if search is None:
-            penalty = 1.0 if length_penalty is None else length_penalty
-            search = BeamSearch(5 if beam is None else beam, penalty)
-        elif (beam, length_penalty) != (None, None):
-            raise ConfigError("give either `search` or `beam` and `length_penalty`, not both")
-        chosen = _search(search)
-        if isinstance(chosen, BeamSearch) and chosen.n_best > 1:
-            raise ConfigError(
-                f"n_best={chosen.n_best}: a translation is one text per sentence; use n_best=1"
-            )
         sentences = [text] if isinstance(text, str) else list(text)
         translations = translate(
             self.model,
             self._pair_task(),
             cast(PairTokenizers, self.tokenizers),
             [self._normalize(sentence) for sentence in sentences],
-            search=chosen,
+            search=translation_search(search, beam, length_penalty),
         )
         return translations[0] if isinstance(text, str) else translations
 
@@ -476,11 +377,7 @@ class Run:
         True
         """
         self._require("predict", "predict")
-        texts = isinstance(what, tuple) and all(isinstance(part, str) for part in what)
-        if isinstance(what, list | tuple) and not (texts and len(self.inputs) == len(what) > 1):
-            inputs = [self._normalize_input(item) for item in what]
-            return self.pipeline.predict_batch(self, inputs, top=top) if inputs else []
-        return self.pipeline.predict(self, self._normalize_input(what), top=top)
+        return predict_values(self, what, top)
 
     def predict_file(
         self, path: Path | str, *, column: str | None = None, top: int = 1
@@ -539,7 +436,7 @@ class Run:
         2
         """
         task = self._series_task()
-        opened = cast(Any, self._validation_data(data, test=test))
+        opened = cast(Any, validation_data(self, data, test=test))
         metrics = self.evaluate(*data, test=test)
         end = forecast_end(self.model, task, opened, column)
         return forecast_figure(end, metrics, task.how(self.model, task.horizon))
@@ -551,7 +448,7 @@ class Run:
         >>> len(end.truth) == len(end.forecast) == len(end.one_step)
         True
         """
-        data = cast(Any, self._validation_data(()))
+        data = cast(Any, validation_data(self))
         return forecast_end(self.model, self._series_task(), data)
 
     def _series_task(self) -> Forecast:
@@ -662,16 +559,10 @@ class Run:
         """
         queries = [texts] if isinstance(texts, str) else list(texts)
         if among is None:
-            rows = cast(Any, self._validation_data(())).rows
+            rows = cast(Any, validation_data(self)).rows
             among = [text for row in rows for text in row]
         among = list(dict.fromkeys(among))
-        cosines = self.embed(queries) @ self.embed(among).T
-        best = cosines.topk(min(top, len(among)))
-        pairs = zip(queries, best.indices.tolist(), best.values.tolist(), strict=True)
-        return {
-            query: [(among[n], cosine) for n, cosine in zip(*found, strict=True)]
-            for query, *found in pairs
-        }
+        return nearest_texts(queries, self.embed(queries), among, self.embed(among), top)
 
     def compare_occurrences(self, word: str, text: str) -> dict[str, Any]:
         """Cosines between the vectors of a word at all its positions in a text.
@@ -737,15 +628,14 @@ class Run:
         The metrics of the run's own validation data are stored in its folder, where `info` and
         `compare` find them.
         """
-        prepared = self._prepared(data, stride, progress, test=test)
-        search = BeamSearch(beam, length_penalty)
-        metrics = self.pipeline.evaluate(
-            prepared, self.model, self.device, search=search, progress=progress
+        return evaluate_all(
+            self,
+            data,
+            search=BeamSearch(beam, length_penalty),
+            stride=stride,
+            test=test,
+            progress=progress,
         )
-        evaluation = evaluation_of(prepared, metrics, None)
-        if not data and stride is None and not test:
-            self._store(evaluation)
-        return evaluation
 
     def validation_evaluation(
         self, *, stride: int | None = None, progress: Progress | None = None
@@ -755,43 +645,7 @@ class Run:
         >>> run.validation_evaluation().metrics == run.metrics
         True
         """
-        prepared = self._prepared((), stride, progress)
-        metrics = validation_metrics(prepared, self.model, self.device, None, progress)
-        evaluation = evaluation_of(prepared, metrics, None)
-        if stride is None:
-            self._store(evaluation)
-        return evaluation
-
-    def _prepared(
-        self,
-        data: Sequence[Choice],
-        stride: int | None,
-        progress: Progress | None,
-        *,
-        test: bool = False,
-    ) -> EvalData:
-        config = self.config
-        if stride is not None:
-            config = replace(config, train=replace(config.train, evaluate_stride=stride))
-        opened = self._validation_data(data, test=test)
-        prepared = prepare_evaluation(config, opened, self.tokenizers, progress)
-        if stride is not None and prepared.stride is None:
-            kind = kind_of(config.task)[0]
-            raise ConfigError(
-                f"a stride is for the windows of a language model; task={kind!r} has none"
-            )
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        return prepared
-
-    def _store(self, evaluation: Evaluation) -> None:
-        """Store an evaluation in the folder of the run, with the metrics that training logs."""
-        logged = self.folder.best_metrics().keys()  # without those of translations
-        if not logged:  # an imported run, say: nothing says which belong there
-            return
-        metrics = {name: value for name, value in evaluation.metrics.items() if name in logged}
-        with suppress(OSError, CheckpointError):  # a folder that cannot be written
-            self.folder.save_evaluation(replace(evaluation, metrics=metrics))
+        return evaluate_as_training(self, stride, progress)
 
     def evaluate_by_length(
         self, *data: Choice, beam: int = 5, length_penalty: float = 1.0
@@ -802,35 +656,7 @@ class Run:
         'words'
         """
         self._require("evaluate_by_length", "be evaluated by length")
-        prepared = prepare_evaluation(self.config, self._validation_data(data), self.tokenizers)
-        search = BeamSearch(beam, length_penalty)
-        return self.pipeline.evaluate_by_length(prepared, self.model, search=search)
-
-    def _validation_data(self, data: Sequence[Choice], *, test: bool = False) -> Data:
-        """The data at the given paths, or else the validation or the test data of the run."""
-        config = self.config
-        if test and data:
-            raise ConfigError("give other data, or `test` for the test part of the run's, not both")
-        kind = self._task_class("be evaluated").data_kind
-        if data:
-            opened: Data = open_validation(
-                data, kind, lower=config.data.lower, columns=column_settings(config.data)
-            )
-            return opened
-        if config.data.path is None and config.data.source is None:
-            raise ConfigError(
-                "this run was imported and has no validation data; give the data to evaluate on"
-            )
-        training, validation = open_split(config)
-        self.folder.check_data(data_fingerprint(training, validation))
-        if not test:
-            return cast(Data, validation)
-        if getattr(validation, "test", None) is None:
-            raise ConfigError(
-                "the data of this run has no test part; data.split=[…, …, …] of a series gives "
-                "one, other data is evaluated as regard evaluate RUN DATA"
-            )
-        return cast(Data, validation.test)
+        return evaluate_by_length(self, data, BeamSearch(beam, length_penalty))
 
     def validation_pairs(self, limit: int | None = None) -> list[tuple[str, str]]:
         """The first source and target sentences of the run's validation data.
@@ -840,7 +666,7 @@ class Run:
         (True, True)
         """
         self._require("translate", "translate")
-        return list(islice(cast(Any, self._validation_data(())).rows(), limit))
+        return list(islice(cast(Any, validation_data(self)).rows(), limit))
 
     def explain(
         self,
@@ -859,15 +685,7 @@ class Run:
         >>> run.explain("the cat")
         {'decoder.blocks.0.attention': AttentionMap(2 heads, 7 × 7 tokens)}
         """
-        self._require_attention()
-        if "file" in self.inputs:
-            return self._explain_caption(text, [layer])
-        if isinstance(self.tokenizers, PairTokenizers):
-            path = cross_attention_path(self.model, layer)
-            return self.attention(text, pattern=pattern or path, words=words)
-        last = len(text_stack(self.model)[1].layers) - 1
-        layers = [last if layer is None else layer]
-        return self.attention(text, layers=layers, pattern=pattern, words=words)
+        return last_attention(self, text, layer=layer, pattern=pattern, words=words)
 
     def attention(
         self,
@@ -890,29 +708,15 @@ class Run:
         >>> run.attention("the cat", heads=[1], words=True)
         {'decoder.blocks.0.attention': AttentionMap(1 heads, 2 × 2 tokens)}
         """
-        self._require_attention()
-        if "file" in self.inputs:
-            if (target, heads, rows, pattern, words) != (None, None, None, None, False):
-                raise ConfigError("of a captioning run only `layers` can be chosen")
-            return self._explain_caption(what, layers or cast(Any, self.model).attention_layers)
-        options: dict[str, Any] = {"heads": heads, "rows": rows}
-        if self.config.model["family"] == "vision":
-            pixels = torch.from_numpy(input_pixels(self.model, what))
-            image = image_task(self.config.task).normalize(pixels).to(self.device)
-            return image_attention(self.model, image[0], pixels[0], layers=layers, **options)
-        if isinstance(self.tokenizers, PairTokenizers):
-            source, ids = self._source_and_translation(what, target)
-            paths = [f"*.{n}.*" for n in layers or ()] + [f"attention.{n}" for n in layers or ()]
-            names = [name for name, _ in self.model.named_modules()]
-            matching = [p for p in paths if any(fnmatchcase(name, p) for name in names)]
-            chosen = pattern or (matching if layers and matching else paths or "*")
-            return pair_attention(
-                self.model, self.tokenizers, source, ids, pattern=chosen, words=words, **options
-            )
-        tokenizer = self.tokenizer
-        ids = read_ids(self.model, tokenizer, self._normalize(what))
-        return self_attention(
-            self.model, tokenizer, ids, layers=layers, pattern=pattern, words=words, **options
+        return all_attention(
+            self,
+            what,
+            target=target,
+            layers=layers,
+            heads=heads,
+            rows=rows,
+            pattern=pattern,
+            words=words,
         )
 
     def states(self, text: str, *, pattern: str = "*") -> AttentionMaps:
@@ -924,27 +728,7 @@ class Run:
         Traceback (most recent call last):
         regard.errors.RegardError: no recurrent layer matches '*'; this model has none
         """
-        if isinstance(self.tokenizers, PairTokenizers):
-            tokenizers, task = self.tokenizers, self._pair_task()
-            ids = tokenizers.source.encode(self._normalize(text))
-            source = task.source([np.asarray(ids, dtype=np.int64)]).to(self.device)
-            order = source.ids[0].tolist()
-            if getattr(self.model.config, "reversed_source", False):
-                order = order[::-1]
-            start = torch.tensor([task.prompt], device=self.device)
-            pattern = "encoder.*" if pattern == "*" else pattern
-            return recurrent_states(
-                self.model,
-                tokenizers.source,
-                order,
-                lambda: self.model(start, source=source),
-                pattern=pattern,
-            )
-        ids = read_ids(self.model, self.tokenizer, self._normalize(text))
-        batch = torch.tensor([ids], device=self.device)
-        return recurrent_states(
-            self.model, self.tokenizer, ids, lambda: self.model(batch), pattern=pattern
-        )
+        return states(self, text, pattern)
 
     def find_heads(self, *, seed: int = 0) -> HeadScores:
         """Scores of every head of a decoder: previous token, induction, duplicate token, copying.
@@ -954,11 +738,7 @@ class Run:
         >>> run.find_heads().scores["induction"].shape  # (layers, heads)
         torch.Size([1, 2])
         """
-        self._require("gradients", "predict the next token")
-        self._require_attention()
-        special = set(self.tokenizer.special_ids)
-        tokens = [id for id in range(self.tokenizer.size) if id not in special]
-        return find_heads(self.model, tokens=tokens, seed=seed)
+        return heads_by_score(self, seed)
 
     def head_effects(self, text: str, *, mean: bool = False) -> dict[str, Tensor]:
         """How much the loss of a text grows without each head, in nats per token.
@@ -966,16 +746,7 @@ class Run:
         >>> run.head_effects("the cat sat")["decoder.blocks.0.attention"].shape
         torch.Size([2])
         """
-        self._require("gradients", "predict the next token")
-        self._require_attention()
-        ids = torch.tensor([self._context_ids(text)], device=self.device)
-        targets = ids[0, 1:]
-
-        def loss() -> Tensor:
-            logits = cast(Any, self.model.head)(self.model(ids[:, :-1])[0])
-            return torch.nn.functional.cross_entropy(logits.float(), targets)
-
-        return head_effects(self.model, loss, mean=mean)
+        return text_head_effects(self, text, mean)
 
     def logit_lens(self, text: str) -> Lens:
         """The next token that each layer would predict at each position of a text.
@@ -983,11 +754,7 @@ class Run:
         >>> run.logit_lens("the cat")
         Lens(2 layers, 7 tokens)
         """
-        self._require("gradients", "predict the next token")
-        self._require_attention()
-        ids = self._context_ids(text)
-        logits = logit_lens(self.model, torch.tensor([ids], device=self.device))
-        return Lens.of(logits, self.tokenizer, ids)
+        return text_lens(self, text)
 
     def attribution(self, text: str, output: str | None = None) -> Attribution:
         """The contribution of each token to the likeliest class or next token, or to `output`.
@@ -997,68 +764,7 @@ class Run:
         >>> len(run.attribution("the cat").values)
         7
         """
-        if self.tokenizers is None or isinstance(self.tokenizers, PairTokenizers):
-            raise ConfigError("attribution is for runs that read one text")
-        require_gradients(self.model)
-        task = make(self.config.task, TASKS, "task")
-        names: list[str] | None = getattr(task, "names", None)
-        if names is None:
-            self._require("gradients", "predict the next token or the class of a text")
-            ids = self._context_ids(text)
-        else:
-            ids = read_ids(self.model, self.tokenizer, self._normalize(text))
-        batch, head = torch.tensor([ids], device=self.device), cast(Any, self.model.head)
-
-        def logits(hidden: Tensor) -> Tensor:
-            return cast(Tensor, head(hidden[:, -1] if names is None else hidden)).float()
-
-        with torch.no_grad():
-            chosen = int(logits(self.model(batch))[0].argmax())
-        if output is not None and names is None:
-            chosen = self.tokenizer.encode(output)[0]
-        elif output is not None and names is not None:
-            if output not in names:
-                raise ConfigError(unknown("class", output, names))
-            chosen = names.index(output)
-        values, missing = integrated_gradients(
-            self.model, batch, lambda hidden: logits(hidden)[:, chosen]
-        )
-        label = self.tokenizer.piece(chosen) if names is None else names[chosen]
-        pieces = [self.tokenizer.piece(id) for id in ids]
-        return Attribution(pieces, values.tolist(), label, missing)
-
-    def _context_ids(self, text: str) -> list[int]:
-        ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(self._normalize(text))]
-        if not ids:
-            raise ConfigError("the text is empty; give at least one token")
-        return ids
-
-    def _require_attention(self) -> None:
-        family = self.config.model["family"]
-        if not has_attention(self.model):
-            gradients = "" if hasattr(self.model, "fit") else "; --gradients shows gradient norms"
-            raise ConfigError(
-                f"{self.folder.path} is a model of the family {family}, which has no attention"
-                f"{gradients};\n{NEEDS_ATTENTION}"
-            )
-
-    def _explain_caption(self, image: Any, layers: Sequence[int | None]) -> AttentionMaps:
-        """The attention of each token of the caption of an image over its cells."""
-        task, model = caption_task(self.config.task, self.tokenizer), self.model
-        pixels = input_pixels(model, image)
-        source = image_source(model, task, pixels)
-        (caption,) = write_captions(model, task, self.tokenizer, pixels, BeamSearch())
-        ids = [*self.tokenizer.encode(caption), task.stop_id]
-        inputs = torch.tensor([[task.start_id, *ids[:-1]]], device=self.device)
-        grid = cast(Any, model.config).grid
-        shown = ShownImage(torch.from_numpy(pixels[0]), (grid, grid))
-        cells = [f"{row},{column}" for row in range(grid) for column in range(grid)]
-        pieces = list(map(self.tokenizer.piece, ids))
-        maps = AttentionMaps()
-        for layer in layers:
-            path, weights = caption_attention(model, source, inputs, layer)
-            maps[path] = ImageAttentionMap(pieces, cells, weights[0], kind="cross", image=shown)
-        return maps
+        return text_attribution(self, text, output)
 
     def gradients(self, text: str) -> GradientFlow:
         """The gradient norm of the last token's loss at the state of every earlier position.
@@ -1069,17 +775,7 @@ class Run:
         >>> len(run.gradients("the cat").by_distance())
         6
         """
-        require_gradients(self.model)
-        if isinstance(self.tokenizers, PairTokenizers):
-            source, target = self._source_and_translation(text)
-            pieces = list(map(self.tokenizers.source.piece, source.ids[0].tolist()))
-            if getattr(self.model.config, "reversed_source", False):
-                pieces = pieces[::-1]
-            return last_token_gradients(self.model, target, pieces, source=source)
-        self._require("gradients", "predict the next token")
-        ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(self._normalize(text))]
-        pieces = list(map(self.tokenizer.piece, ids[:-1]))
-        return last_token_gradients(self.model, ids, pieces)
+        return text_gradients(self, text)
 
     def unknown_parts(self, text: str) -> list[str]:
         """The parts of a text that are not in the run's vocabulary.
@@ -1102,28 +798,12 @@ class Run:
         """
         use_threads(1 if self.parameters < SMALL_MODEL else None)
 
-    def _source_and_translation(
-        self, text: str, target: str | None = None
-    ) -> tuple[Source, list[int]]:
-        """The source ids of a sentence, and the ids of its translation from START to STOP."""
-        tokenizers, task = cast(PairTokenizers, self.tokenizers), self._pair_task()
-        source_ids = tokenizers.source.encode(self._normalize(text))
-        source = task.source([np.asarray(source_ids, dtype=np.int64)]).to(self.device)
-        target = self.translate(text) if target is None else self._normalize(target)
-        target_ids = tokenizers.target.encode(target)
-        return source, [*task.prompt, *target_ids, task.stop_id]
-
     def _pair_task(self) -> Seq2Seq:
         return pair_task(self.config, cast(PairTokenizers, self.tokenizers))
 
     def _normalize(self, text: str) -> str:
         """A text as the training data was: in lower case where `data.lower` says so."""
         return text.lower() if self.config.data.lower else text
-
-    def _normalize_input(self, what: Any) -> Any:
-        if isinstance(what, str):
-            return self._normalize(what)
-        return tuple(map(self._normalize_input, what)) if isinstance(what, tuple) else what
 
     def _prompt(self, text: str) -> list[int]:
         if not isinstance(text, str):
@@ -1132,26 +812,6 @@ class Run:
 
     def _engine(self, int8: bool = False) -> Engine:
         return self._engines.engine(int8)
-
-    def _language(self, amateur: "Run | None" = None) -> Language:
-        """The language model, or its contrastive combination with an amateur."""
-        self._require("generate", "generate")
-        model = cast(Language, self.model)
-        if amateur is None:
-            return model
-        return ContrastiveDecoding(model, self._compatible_model(amateur, "amateur"))
-
-    def _compatible_model(self, other: "Run", what: str) -> Language:
-        """The language model of another run, which must have the same tokenizer."""
-        if not isinstance(other, Run):
-            raise ConfigError(f"the {what} must be a run, as regard.load returns, not {other!r}")
-        other._require("generate", "generate")
-        if other.tokenizer.fingerprint() != self.tokenizer.fingerprint():
-            raise ConfigError(
-                f"the {what} {other.folder.path} has another tokenizer than {self.folder.path};\n"
-                "train it with the same data and data.tokenizer, or from the same run"
-            )
-        return cast(Language, other.model.to(self.device))
 
     def _task_class(self, what: str) -> type[Task]:
         """The class of the run's task; an imported model may have a head that no task trains."""
@@ -1171,7 +831,3 @@ class Run:
                 f"the task of {self.folder.path} is {kind_of(self.config.task)[0]!r}, which cannot "
                 f"{what}; use `{task.verbs[0]}` instead"
             )
-
-
-def _search(search: str | Search) -> Search:
-    return parse_search(search) if isinstance(search, str) else search

@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import ConfigError, ShapeError
+from regard.errors import ConfigError, ShapeError, unknown
 from regard.explain.attention import attention_maps
 from regard.explain.render.label import css_colour, shade, visible
 from regard.explain.tables import data_frame
 from regard.explain.trace import matching_modules, trace
 from regard.nn.attention import Attention, repeat_kv_heads
+from regard.text import Tokenizer
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -178,3 +179,35 @@ def token_score(model: nn.Module, token: int, *, position: int = -1) -> Callable
         return logits[:, token].float()
 
     return score
+
+
+def attribute(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    output: str | None = None,
+    names: Sequence[str] | None = None,
+) -> Attribution:
+    """The contribution of each token to the logit of an output, by `integrated_gradients` from 0.
+
+    The output is one of the classes `names`, or without them the next token; by default the
+    likeliest.
+    """
+    batch = torch.tensor([ids], device=next(model.parameters()).device)
+
+    def logits(hidden: Tensor) -> Tensor:
+        out: Tensor = cast(Any, model.head)(hidden[:, -1] if names is None else hidden)
+        return out.float()
+
+    if output is None:
+        with torch.no_grad():
+            chosen = int(logits(model(batch))[0].argmax())
+    elif names is None:
+        chosen = tokenizer.encode(output)[0]
+    elif output in names:
+        chosen = list(names).index(output)
+    else:
+        raise ConfigError(unknown("class", output, names))
+    values, missing = integrated_gradients(model, batch, lambda hidden: logits(hidden)[:, chosen])
+    label = tokenizer.piece(chosen) if names is None else names[chosen]
+    return Attribution(list(map(tokenizer.piece, ids)), values.tolist(), label, missing)

@@ -1,10 +1,12 @@
 """What a part of a model is good for: the loss without each head, and what a layer encodes."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -37,6 +39,17 @@ def head_effects(
                 losses.append(float(loss()))
         effects[name] = torch.tensor(losses) - before
     return effects
+
+
+def next_token_loss(model: nn.Module, ids: Sequence[int]) -> Callable[[], Float[Tensor, ""]]:
+    """A loss for the function above: the mean cross-entropy of every id but the first."""
+    row = torch.tensor([ids], device=next(model.parameters()).device)
+
+    def loss() -> Tensor:
+        logits = cast(Any, model.head)(model(row[:, :-1])[0])
+        return F.cross_entropy(logits.float(), row[0, 1:])
+
+    return loss
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from regard.data.loader import RowLoader
 from regard.data.tables import Table
 from regard.errors import ConfigError, DataError
 from regard.explain.attention import attention_maps, cross_attention_path
+from regard.explain.attention_map import AttentionMaps, ShownImage
+from regard.explain.image_attention import ImageAttentionMap
 from regard.generate import BeamSearch, Search
 from regard.models.base import Language
 from regard.models.build import describe, resolve
@@ -289,6 +291,25 @@ def caption_attention(
     model.eval()
     maps = attention_maps(model, lambda: model(ids, source=source), pattern=path)
     return path, maps[path]
+
+
+def explain_caption(run: TrainedModel, image: Any, layers: Sequence[int | None]) -> AttentionMaps:
+    """The attention of each token of the caption of an image over its cells."""
+    model, tokenizer = run.model, cast(Tokenizer, run.tokenizers)
+    task, pixels = caption_task(run.config.task, tokenizer), input_pixels(model, image)
+    source = image_source(model, task, pixels)
+    (caption,) = write_captions(model, task, tokenizer, pixels, BeamSearch())
+    ids = [*tokenizer.encode(caption), task.stop_id]
+    inputs = torch.tensor([[task.start_id, *ids[:-1]]], device=source.images.device)
+    grid = cast(Any, model.config).grid
+    shown = ShownImage(torch.from_numpy(pixels[0]), (grid, grid))
+    cells = [f"{row},{column}" for row in range(grid) for column in range(grid)]
+    pieces = list(map(tokenizer.piece, ids))
+    maps = AttentionMaps()
+    for layer in layers:
+        path, weights = caption_attention(model, source, inputs, layer)
+        maps[path] = ImageAttentionMap(pieces, cells, weights[0], kind="cross", image=shown)
+    return maps
 
 
 def encode_words(

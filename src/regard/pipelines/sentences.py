@@ -192,6 +192,22 @@ def embed_texts(
     return torch.stack([vectors[number] for number in range(len(ids))])
 
 
+def nearest_texts(
+    queries: Sequence[str],
+    query_vectors: Float[Tensor, "queries dim"],
+    texts: Sequence[str],
+    vectors: Float[Tensor, "texts dim"],
+    top: int,
+) -> dict[str, list[tuple[str, float]]]:
+    """For each query the texts with the largest cosines of the embeddings, best first."""
+    best = (query_vectors @ vectors.T).topk(min(top, len(texts)))
+    rows = zip(queries, best.indices.tolist(), best.values.tolist(), strict=True)
+    return {
+        query: [(texts[n], cosine) for n, cosine in zip(numbers, cosines, strict=True)]
+        for query, numbers, cosines in rows
+    }
+
+
 def _check_dropout(config: RunConfig, data: Sentences, model: ModelConfig) -> None:
     """Raise if the two sides of every pair are computed alike: there is nothing to learn."""
     names = ("dropout", "attention_dropout", "ffn_dropout")

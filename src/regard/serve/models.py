@@ -14,7 +14,7 @@ import torch
 
 from regard.accel import pack
 from regard.accel.packed_decoder import PackedDecoder
-from regard.api.decoding import SMALL_MODEL, chain_for
+from regard.api.generation import SMALL_MODEL, chain_for
 from regard.api.run import Run, load
 from regard.errors import CheckpointError, ConfigError
 from regard.generate.chain import Chain

@@ -1,0 +1,290 @@
+"""Texts that a run generates: continuations of prompts, answers of a chat, results of a search.
+
+Also what they are made with: the ids of a prompt, the chain of samplers and the decode engine.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
+
+from regard.accel import Snapshot, decoding_path
+from regard.accel.packed_decoder import PackedDecoder
+from regard.errors import ConfigError
+from regard.generate import (
+    BeamSearch,
+    Chain,
+    ContrastiveDecoding,
+    Engine,
+    PromptLookup,
+    Search,
+    generate,
+    parse_chain,
+    parse_search,
+    stream,
+    stream_speculative,
+)
+from regard.generate.decode import detokenize_stream
+from regard.generate.stop_text import truncate_at_stop
+from regard.models.base import Language
+from regard.pipelines.dialogues import fit_prompt, special_end, specials
+from regard.tasks import Instruct
+from regard.text import Tokenizer
+from regard.text.chat_template import turn_end
+from regard.training.storage.start import run_template
+
+if TYPE_CHECKING:
+    from regard.api.run import Run
+
+BATCH = 64  # prompts that are continued together
+SMALL_MODEL = 2e6  # parameters up to which one CPU thread decodes as fast as several
+
+
+def generate_text(
+    run: "Run",
+    prompt: str | Sequence[str],
+    *,
+    sampler: str | Sequence[str] | Chain,
+    seed: int | None,
+    draft: "Run | PromptLookup | None",
+    **options: Any,
+) -> str | list[str]:
+    """Continue a prompt, or each of a list; `options` are those of `stream_text`."""
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        pieces = stream_text(run, prompt, sampler=sampler, seed=seed, draft=draft, **options)
+        return "".join(pieces)
+    seeds = [None if seed is None else seed + number for number in range(len(prompt))]
+    if draft is not None:  # of one text at a time
+        return [
+            "".join(stream_text(run, text, sampler=sampler, seed=row_seed, draft=draft, **options))
+            for text, row_seed in zip(prompt, seeds, strict=True)
+        ]
+    if options["int8"] and options["amateur"] is not None:
+        raise ConfigError("int8 cannot be combined with draft or amateur")
+    model = _language(run, options["amateur"])
+    return generate_texts(
+        run._engine(options["int8"]) if options["amateur"] is None else model,
+        run.tokenizer,
+        [run._prompt(text) for text in prompt],
+        _chain(run, sampler),
+        tokens=options["tokens"],
+        seeds=seeds,
+        until=_stop_texts(options["until"]),
+    )
+
+
+def stream_text(
+    run: "Run",
+    prompt: str,
+    *,
+    tokens: int,
+    sampler: str | Sequence[str] | Chain,
+    seed: int | None,
+    draft: "Run | PromptLookup | None",
+    amateur: "Run | None",
+    until: str | Sequence[str],
+    int8: bool,
+) -> Iterator[str]:
+    """Continue a prompt, and yield the text in pieces."""
+    if int8 and (draft is not None or amateur is not None):
+        raise ConfigError("int8 cannot be combined with draft or amateur")
+    model, chain = _language(run, amateur), _chain(run, sampler)
+    ids, stop = run._prompt(prompt), set(run.tokenizer.stop_ids)
+    if draft is None:
+        model = run._engine(int8) if amateur is None else model
+        new_ids = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
+    else:
+        new_ids = stream_speculative(
+            model,
+            ids,
+            chain,
+            draft=draft if isinstance(draft, PromptLookup) else _compatible(run, draft, "draft"),
+            tokens=tokens,
+            stop=stop,
+            seed=seed,
+        )
+    return truncate_at_stop(detokenize_stream(new_ids, run.tokenizer, ids), _stop_texts(until))
+
+
+def stream_answer(
+    run: "Run",
+    messages: str | Sequence[tuple[str, str]],
+    *,
+    tokens: int,
+    sampler: str | Sequence[str] | Chain,
+    seed: int | None,
+) -> Iterator[str]:
+    """Answer the last message of a dialogue, and yield the answer in pieces."""
+    template = run_template(run.folder, run.config)
+    if template is None:
+        raise ConfigError(
+            f"{run.folder.path} has no chat template: it is not trained on dialogues;\n"
+            f"train it: regard train dialogues.jsonl task=instruct train.start={run.folder.path}"
+        )
+    dialogue = [("user", messages)] if isinstance(messages, str) else list(messages)
+    dialogue = [(role, run._normalize(text)) for role, text in dialogue]
+    task, tokenizer = Instruct(template=template), run.tokenizer
+    ids, tokens = fit_prompt(task, tokenizer, dialogue, cast(Language, run.model), tokens)
+    chain = sampler if isinstance(sampler, Chain) else chain_for(tokenizer, sampler)
+    end = turn_end(template, specials(tokenizer))
+    stop = {*tokenizer.stop_ids, *tokenizer.encode(end)[:1]}
+    if tokenizer.decode(tokenizer.encode(end)[:1]).strip() != end.strip():
+        stop = set(tokenizer.stop_ids)  # the end is several tokens, and found as a text
+    stop |= special_end(tokenizer, end.strip())
+    new_ids = stream(run._engine(), ids, chain, tokens=tokens, stop=stop, seed=seed)
+    stops = [end.strip()] if end.strip() else []
+    return truncate_at_stop(detokenize_stream(new_ids, tokenizer, ids), stops)
+
+
+def search_text(
+    run: "Run", prompt: str, *, tokens: int, search: str | Search, amateur: "Run | None"
+) -> list[tuple[str, float]]:
+    """The continuations of a prompt that a search returns, with their scores, best first."""
+    model, tokenizer = _language(run, amateur), run.tokenizer
+    ids = run._prompt(prompt)
+    method = parse_search(search) if isinstance(search, str) else search
+    (hypotheses,) = method(model, [ids], tokens=tokens, stop=set(tokenizer.stop_ids))
+    start = len(tokenizer.decode(ids))
+    return [
+        (tokenizer.decode([*ids, *hypothesis.ids])[start:], hypothesis.score)
+        for hypothesis in hypotheses
+    ]
+
+
+def translation_search(
+    search: str | Search | None, beam: int | None, length_penalty: float | None
+) -> Search:
+    """The search of a translation: beam search by default, with one text per sentence."""
+    if search is None:
+        penalty = 1.0 if length_penalty is None else length_penalty
+        return BeamSearch(5 if beam is None else beam, penalty)
+    if (beam, length_penalty) != (None, None):
+        raise ConfigError("give either `search` or `beam` and `length_penalty`, not both")
+    chosen = parse_search(search) if isinstance(search, str) else search
+    if isinstance(chosen, BeamSearch) and chosen.n_best > 1:
+        raise ConfigError(
+            f"n_best={chosen.n_best}: a translation is one text per sentence; use n_best=1"
+        )
+    return chosen
+
+
+def _language(run: "Run", amateur: "Run | None" = None) -> Language:
+    """The language model of a run, or its contrastive combination with an amateur."""
+    run._require("generate", "generate")
+    model = cast(Language, run.model)
+    return model if amateur is None else ContrastiveDecoding(model, _compatible(run, amateur))
+
+
+def _compatible(run: "Run", other: Any, what: str = "amateur") -> Language:
+    """The language model of another run, which must have the same tokenizer."""
+    if not hasattr(other, "tokenizers"):
+        raise ConfigError(f"the {what} must be a run, as regard.load returns, not {other!r}")
+    model = _language(other)
+    if other.tokenizer.fingerprint() != run.tokenizer.fingerprint():
+        raise ConfigError(
+            f"the {what} {other.folder.path} has another tokenizer than {run.folder.path};\n"
+            "train it with the same data and data.tokenizer, or from the same run"
+        )
+    return cast(Language, cast(nn.Module, model).to(run.device))
+
+
+def _chain(run: "Run", sampler: str | Sequence[str] | Chain) -> Chain:
+    return sampler if isinstance(sampler, Chain) else run.chain(sampler)
+
+
+def _stop_texts(until: str | Sequence[str]) -> Sequence[str]:
+    return [until] if isinstance(until, str) else until
+
+
+def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a prompt, after the tokenizer's prefix ids; never empty.
+
+    An empty prompt becomes a line break, as if a line had ended before it; with the vocabulary
+    of another library, that library's start or stop token.
+    """
+    ids = [*tokenizer.prefix_ids, *tokenizer.encode(text)]
+    if ids:
+        return ids
+    start = tokenizer.special_id("start")
+    if not tokenizer.is_native and start is not None:
+        return [start]
+    return (tokenizer.encode("\n") if tokenizer.is_native else [])[:1] or [tokenizer.stop_id]
+
+
+def chain_for(
+    tokenizer: Tokenizer, words: str | Sequence[str] | None, order: str | None = None
+) -> Chain:
+    """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
+
+    A text selects every token with this text, with or without a leading space; the text of `force`
+    is encoded as it is.
+    """
+
+    def token_ids(sampler: str, text: str) -> list[int]:
+        if sampler == "force":
+            if unknown := tokenizer.unknown_parts(text):
+                raise ConfigError(f"force={text!r}: {unknown[0]!r} is not in the vocabulary")
+            return tokenizer.encode(text)
+        word = text.removeprefix(" ")
+        pieces = ((id, tokenizer.piece(id)) for id in range(tokenizer.size))
+        return [id for id, piece in pieces if piece.removeprefix(" ") == word]
+
+    return parse_chain(words, order, token_ids)
+
+
+def generate_texts(
+    model: Language,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    chain: Chain,
+    *,
+    tokens: int,
+    seeds: Sequence[int | None],
+    until: Sequence[str] = (),
+) -> list[str]:
+    """Continue several prompts, `BATCH` at a time, each with its seed, up to any of `until`."""
+    texts: list[str] = []
+    for start in range(0, len(prompts), BATCH):
+        rows, row_seeds = prompts[start : start + BATCH], seeds[start : start + BATCH]
+        given = [seed for seed in row_seeds if seed is not None]
+        stop, seed = set(tokenizer.stop_ids), given or None
+        for prompt, ids in zip(
+            rows, generate(model, rows, chain, tokens=tokens, stop=stop, seed=seed), strict=True
+        ):
+            pieces = detokenize_stream(ids, tokenizer, prompt)
+            texts.append("".join(truncate_at_stop(pieces, until)))
+    return texts
+
+
+class EngineCache:
+    """Caches the decode engine of a model, until the model changes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._engine: Engine | None = None
+        self._int8 = False
+        self._snapshot: Snapshot | None = None
+
+    def engine(self, int8: bool = False) -> Engine:
+        """The engine of the fastest decoder, with int8 weights if `int8`.
+
+        While a forward hook is registered, as inside `explain.trace`, it is the model itself.
+        """
+        if any(module._forward_hooks for module in self.model.modules()):
+            if int8:
+                raise ConfigError("int8 cannot be combined with trace or forward hooks")
+            return Engine(cast(Language, self.model), capture=False)
+        unchanged = self._snapshot is not None and self._snapshot.find_change() is None
+        if self._engine is None or self._int8 != int8 or not unchanged:
+            path = decoding_path(cast(Language, self.model), int8=int8)
+            if int8 and path.name == "plain":
+                raise ConfigError(
+                    f"int8 is not supported by this model: {path.obstacles['packed']}; leave it out"
+                )
+            self._engine, self._int8 = Engine(path.language), int8
+            if isinstance(path.language, PackedDecoder):
+                self._snapshot = path.language.snapshot
+                path.language.checks_contents = False  # it was done above
+            else:
+                self._snapshot = Snapshot(self.model)
+        return self._engine

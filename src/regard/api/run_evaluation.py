@@ -1,0 +1,122 @@
+"""Evaluations of a run, on its own validation data or on other data."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from regard.accel.cpu_memory import keep_freed_memory
+from regard.config import Choice, kind_of
+from regard.errors import CheckpointError, ConfigError
+from regard.generate import BeamSearch
+from regard.pipelines import (
+    Data,
+    column_settings,
+    data_fingerprint,
+    open_split,
+    open_validation,
+    prepare_evaluation,
+    validation_metrics,
+)
+from regard.pipelines.base import EvalData, Progress
+from regard.pipelines.by_length import ByLength
+from regard.training.storage.evaluation import Evaluation, evaluation_of
+
+if TYPE_CHECKING:
+    from regard.api.run import Run
+
+
+def evaluate_all(
+    run: "Run",
+    data: Sequence[Choice],
+    *,
+    search: BeamSearch,
+    stride: int | None,
+    test: bool,
+    progress: Progress | None,
+) -> Evaluation:
+    """All metrics of the task; those of the run's own validation data are stored in its folder."""
+    prepared = _prepare(run, data, stride, progress, test=test)
+    metrics = run.pipeline.evaluate(
+        prepared, run.model, run.device, search=search, progress=progress
+    )
+    evaluation = evaluation_of(prepared, metrics, None)
+    if not data and stride is None and not test:
+        _store(run, evaluation)
+    return evaluation
+
+
+def evaluate_as_training(run: "Run", stride: int | None, progress: Progress | None) -> Evaluation:
+    """The metrics that training logs, on all validation data of the run; stored as well."""
+    prepared = _prepare(run, (), stride, progress)
+    metrics = validation_metrics(prepared, run.model, run.device, None, progress)
+    evaluation = evaluation_of(prepared, metrics, None)
+    if stride is None:
+        _store(run, evaluation)
+    return evaluation
+
+
+def evaluate_by_length(run: "Run", data: Sequence[Choice], search: BeamSearch) -> ByLength:
+    """The metrics of short and of long texts."""
+    prepared = prepare_evaluation(run.config, validation_data(run, data), run.tokenizers)
+    return run.pipeline.evaluate_by_length(prepared, run.model, search=search)
+
+
+def validation_data(run: "Run", data: Sequence[Choice] = (), *, test: bool = False) -> Data:
+    """The data at the given paths, or else the validation or the test data of the run."""
+    config = run.config
+    if test and data:
+        raise ConfigError("give other data, or `test` for the test part of the run's, not both")
+    kind = run._task_class("be evaluated").data_kind
+    if data:
+        opened: Data = open_validation(
+            data, kind, lower=config.data.lower, columns=column_settings(config.data)
+        )
+        return opened
+    if config.data.path is None and config.data.source is None:
+        raise ConfigError(
+            "this run was imported and has no validation data; give the data to evaluate on"
+        )
+    training, validation = open_split(config)
+    run.folder.check_data(data_fingerprint(training, validation))
+    if not test:
+        return cast(Data, validation)
+    if getattr(validation, "test", None) is None:
+        raise ConfigError(
+            "the data of this run has no test part; data.split=[…, …, …] of a series gives "
+            "one, other data is evaluated as regard evaluate RUN DATA"
+        )
+    return cast(Data, validation.test)
+
+
+def _prepare(
+    run: "Run",
+    data: Sequence[Choice],
+    stride: int | None,
+    progress: Progress | None,
+    *,
+    test: bool = False,
+) -> EvalData:
+    config = run.config
+    if stride is not None:
+        config = replace(config, train=replace(config.train, evaluate_stride=stride))
+    opened = validation_data(run, data, test=test)
+    prepared = prepare_evaluation(config, opened, run.tokenizers, progress)
+    if stride is not None and prepared.stride is None:
+        kind = kind_of(config.task)[0]
+        raise ConfigError(
+            f"a stride is for the windows of a language model; task={kind!r} has none"
+        )
+    if run.device.type == "cpu":
+        keep_freed_memory()
+    return prepared
+
+
+def _store(run: "Run", evaluation: Evaluation) -> None:
+    """Store an evaluation in the folder of the run, with the metrics that training logs."""
+    logged = run.folder.best_metrics().keys()  # without those of translations
+    if not logged:  # an imported run: nothing says which metrics training logs
+        return
+    metrics = {name: value for name, value in evaluation.metrics.items() if name in logged}
+    with suppress(OSError, CheckpointError):  # a folder that cannot be written
+        run.folder.save_evaluation(replace(evaluation, metrics=metrics))
