@@ -109,7 +109,7 @@ def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
         ),
         (
             "date,x\n2020-01-31,1\n2020-02-29,2\n2020-04-30,3\n2020-05-31,4\n",
-            "a row a month with 1 gaps, the first after line 3",
+            "a row a month with 1 gap, the first after line 3",
             12,
             "2020-06-30",
         ),
@@ -122,7 +122,7 @@ def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
         (
             "t,x\n2020-01-01 00:00:00,1\n2020-01-01 00:15:00,2\n2020-01-01 00:30:00,3\n"
             "2020-01-01 01:15:00,4\n",
-            "a row every 900 seconds with 1 gaps, the first after line 4: rows are read as if",
+            "a row every 900 seconds with 1 gap, the first after line 4: rows are read as if",
             96,
             "2020-01-01 01:30:00",
         ),

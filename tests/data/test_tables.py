@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,11 @@ def objects(*names):
 
 def json_lines(rows):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def questions(*answers):
+    rows = [(f"who {n}", f"Ada met Bob in {n}", answers[n % 2]) for n in range(8)]
+    return delimited(",", ["question", "context", "answer"], rows)
 
 
 HEAD = ["review", "sentiment"]
@@ -110,7 +116,12 @@ VARIANTS = {  # file name, content, kind, part of the description
         "labels",
         "a list a column",
     ),
-    "JSONL corpus": ("a.jsonl", json_lines([{"text": t} for t in TEXTS]), "text", "8 rows of"),
+    "JSONL corpus": (
+        "a.jsonl",
+        json_lines([{"text": t} for t in TEXTS]),
+        "text",
+        "8 rows, 257 bytes, an obj",
+    ),
     "JSONL corpus with metadata": (
         "a.jsonl",
         json_lines(
@@ -140,6 +151,20 @@ VARIANTS = {  # file name, content, kind, part of the description
         "2 columns; date: 2016-07-01 to 2016-07-08",
     ),
     "series without header": ("a.csv", b"1,2.5\n3,4.5\n2,5\n", "series", "3 rows, 2 columns"),
+    "decimal commas": (
+        "a.csv",
+        SERIES.replace(".", ",").encode(),
+        "series",
+        "2 columns; decimal commas in load; date: 2016-07-01",
+    ),
+    "decimal commas without header": ("a.csv", b"1,5;2\n3,5;4\n2,5;5\n", "series", "commas in 1"),
+    "few answers": ("a.csv", questions("Ada", "Bob"), "spans", "answers=answer"),
+    "answers in no context": (
+        "a.csv",
+        questions("yes", "no"),
+        "labels",
+        "label=answer (guessed)",
+    ),
 }
 
 
@@ -150,7 +175,7 @@ def test_thirty_variants_of_a_table_are_understood(tmp_path, variant):
     opened = open_data(str(tmp_path / name))
     assert opened.kind == kind
     assert description in opened.description
-    if kind == "labels":
+    if kind == "labels" and not opened.is_paired:
         read = [(parts[0], opened.class_names[c]) for parts, (c,) in opened.rows]
         assert read == (ROWS if len(read) == len(ROWS) else LONG)
     if kind == "text" and isinstance(opened, Text):
@@ -158,7 +183,7 @@ def test_thirty_variants_of_a_table_are_understood(tmp_path, variant):
 
 
 REFUSED = {  # file name, content, message
-    "names and ages": (
+    "a row too long": (
         "a.csv",
         b"name,city\nAnna,Ulm\nBo,Bonn\nCy,Rom\n" * 1 + b"Di,Ulm,x\n",
         "line 5",
@@ -174,6 +199,18 @@ REFUSED = {  # file name, content, message
             ",", ["t", "x", "y"], [(t, "ab"[n % 2], "cd"[n // 4]) for n, t in enumerate(TEXTS)]
         ),
         r"cannot tell .*\n.*: t \('a charming.*\n.*data\.text=COLUMN data\.label=COLUMN",
+    ),
+    "two texts and a class": (
+        "a.csv",
+        delimited(",", ["q", "r", "y"], [(t, t[::-1], "ab"[n % 2]) for n, t in enumerate(TEXTS)]),
+        r"q and r hold texts, and y a class\n.*\nchoose: data\.text=q data\.text2=r data\.label=y "
+        r"for pairs of texts with a class; data\.text=q data\.label=y for one of them; "
+        r"data\.source=q data\.target=r for pairs",
+    ),
+    "commas of thousands": (
+        "a.csv",
+        b"day;load\n1;1,234\n2;2,345\n3;3,456\n",
+        r"load holds numbers with commas, such as '1,234'.*\nwrite them with a decimal point",
     ),
     "numbers in JSON": ("a.json", b"[1, 2]", "not a list of objects"),
     "an object": ("a.json", b'{"a": 1, "b": {}}', "an object with the keys a, b"),
@@ -196,6 +233,39 @@ def test_a_table_that_is_not_understood_is_refused(tmp_path, variant):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         open_data(str(tmp_path / name))
+
+
+def test_decimal_commas_are_read_as_points(tmp_path):
+    cells = ["0,125", "1.234,5", "-3,5", "7"]
+    path = write(tmp_path, "a.csv", ("load;day\n" + "".join(f"{c};1\n" for c in cells)).encode())
+    assert open_data(path).values[:, 0].tolist() == [0.125, 1234.5, -3.5, 7]
+    path = write(tmp_path, "b.csv", b"load;day\n" + b"1,5;1\n" * 10 + b"many;1\n")
+    with pytest.raises(DataError, match="line 12: load is 'many', not a number"):
+        open_data(path)
+
+
+def test_two_texts_are_decided_by_the_columns_that_the_user_names(tmp_path):
+    rows = [(t, t[::-1], "ab"[n % 2]) for n, t in enumerate(TEXTS)]
+    path = write(tmp_path, "a.csv", delimited(",", ["q", "r", "y"], rows))
+    assert open_data(path, columns={"text": "q"}).rows[0][0] == (TEXTS[0],)
+    assert open_data(path, columns={"text2": "r"}).rows[0][0] == (TEXTS[0], TEXTS[0][::-1])
+    assert next(open_data(path, "q", "r").rows()) == rows[0][:2]
+    with pytest.raises(DataError, match=r"hold series\n.*\na series is a table with columns"):
+        open_data(path, kind="series")
+
+
+def test_the_table_of_variants_in_the_docs_is_what_the_program_understands(tmp_path):
+    lines = ["| file | what was understood |", "|---|---|"]
+    for variant, (name, content, *_) in {**VARIANTS, **REFUSED}.items():
+        file = tmp_path / name
+        file.write_bytes(content)
+        try:
+            understood = open_data(str(file)).description
+        except DataError as error:
+            understood = f"refused: {error}".splitlines()[0].replace(f"{tmp_path}/", "")
+        lines.append(f"| {variant} (`{name}`) | {understood.replace('|', 'bar')} |")
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    assert "\n".join(lines) in page, "docs/data.md needs this table:\n" + "\n".join(lines)
 
 
 def write(folder, name, content):

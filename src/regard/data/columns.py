@@ -5,6 +5,7 @@ The description of the data states the chosen columns; an ambiguous table is an 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -19,6 +20,7 @@ from regard.data.tables import (
     TEXT_PAIRS,
     WORDS,
     Table,
+    has_comma,
     is_number,
 )
 from regard.errors import ConfigError, DataError
@@ -138,7 +140,9 @@ def ambiguous_table(table: Table, kind: str | None = None) -> DataError:
             f"{table.path}: cannot tell what its columns are\n{table.listing()}\n"
             f"name them: {'; '.join(COLUMN_HINTS)}; task=causal trains on the file as plain text"
         )
-    other = find_roles(table, {}, None)
+    other = None
+    with suppress(DataError):  # two texts and a class
+        other = find_roles(table, {}, None)
     problem = f"cannot tell which of its columns hold {kind}"
     if other is not None and other.kind != kind:
         problem = f"it seems to hold {other.kind}{other.note}, and the task learns from {kind}"
@@ -224,7 +228,7 @@ def _profile(name: str, cells: Sequence[Any]) -> Profile:
         distinct=len(set(texts)),
         is_list=bool(filled) and all(isinstance(cell, list) for cell in filled),
         is_numeric=numeric,
-        numbers=sum(map(is_number, filled)) / max(1, len(filled)),
+        numbers=sum(is_number(cell) or has_comma(cell) for cell in filled) / max(1, len(filled)),
         is_whole=numeric and all(float(cell).is_integer() for cell in filled),
         length=sum(map(len, sample)) / max(1, len(sample)),
         words=sum(len(text.split()) for text in sample) / max(1, len(sample)),
@@ -286,7 +290,9 @@ def _find_labels(
     if "text" not in named:
         text = _by_name(rest, TEXT)
         if text is None:
-            text = _longest(rest)
+            text = _longest([p for p in rest if p.name != named.get("text2")])
+            if text is not None and "text2" not in named:
+                _refuse_other_text(table, text, named["label"], rest, asked)
             guessed.add("text")
         if text is None:
             return None
@@ -297,6 +303,35 @@ def _find_labels(
         if label_profile.distinct * 10 > label_profile.filled:
             return None
     return {role: named[role] for role in ROLES["labels"] if role in named}, guessed
+
+
+def _refuse_other_text(
+    table: Table, text: str, label: str, profiles: Sequence[Profile], asked: bool
+) -> None:
+    """Raise if another column holds texts as well: a class may belong to one of them, or to both.
+
+    Texts have three words or more on average, or a third of the length of the longest.
+    """
+    length = next(p.length for p in profiles if p.name == text)
+    texts = [
+        p.name
+        for p in profiles
+        if p.is_prose
+        and p.name.lower() not in METADATA
+        and (p.name == text or p.words >= 3 or 3 * p.length >= length)
+    ]
+    if len(texts) < 2:
+        return
+    first, second = texts[:2]
+    choices = [
+        f"data.text={first} data.text2={second} data.label={label} for pairs of texts with a class",
+        f"data.text={first} data.label={label} for one of them",
+        *([] if asked else [f"data.source={first} data.target={second} for pairs without {label}"]),
+    ]
+    raise DataError(
+        f"{table.path}: {', '.join(texts[:-1])} and {texts[-1]} hold texts, and {label} a class\n"
+        f"{table.listing()}\nchoose: {'; '.join(choices)}"
+    )
 
 
 def _text_pair(profiles: Sequence[Profile]) -> tuple[str, str] | None:
@@ -407,11 +442,10 @@ def _find_spans(
     if not {"question", "context", "answers"} <= set(columns):
         return None
     answers = next(p for p in profiles if p.name == columns["answers"])
-    if answers.is_label and not asked:  # perhaps classes: yes, no, maybe
+    if answers.is_label and not asked:  # classes (yes, no, maybe) are in no context
         answer, context = (table.column(columns[role]) for role in ("answers", "context"))
         rows = [row for _, row in islice(table.rows(), 100) if row[answer]]
-        inside = sum(str(row[answer]) in str(row[context]) for row in rows)
-        if answers.distinct <= 3 or 2 * inside < len(rows):
+        if not any(str(row[answer]) in str(row[context]) for row in rows):
             return None
     return columns, set()
 

@@ -103,9 +103,9 @@ class Dates:
             return f"; {named}"
         if not len(gaps):
             return f"; {named}, {every}"
-        where = self.lines[gaps[0]]
+        count, where = len(gaps), self.lines[gaps[0]]
         return (
-            f"; {named}, {every} with {len(gaps):,} gaps, the first after line "
+            f"; {named}, {every} with {count:,} gap{'s' * (count > 1)}, the first after line "
             f"{where:,}: rows are read as if there were none"
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.dates import Dates, read_dates
-from regard.data.tables import Table
+from regard.data.tables import Table, has_comma
 from regard.data.validation_split import check_fraction
 from regard.errors import ConfigError, DataError, unknown
 
@@ -131,6 +131,15 @@ def from_table(table: Table) -> Series:
         if index not in date_columns
         and sum(_number(row[index]) is not None for _, row in rows) > NUMERIC_SHARE * len(rows)
     ]
+    for index, name in enumerate(table.columns):
+        cells = [row[index] for _, row in rows]
+        unclear = [cell for cell in cells if has_comma(cell)]
+        if index not in numeric and 2 * len(unclear) > len(cells):
+            raise DataError(
+                f"{table.path}: {name} holds numbers with commas, such as {unclear[0]!r}, which "
+                "may be decimal or between thousands;\nwrite them with a decimal point and "
+                "without commas, or remove the column"
+            )
     columns: dict[str, list[float]] = {table.columns[index]: [] for index in numeric}
     if not columns:
         raise DataError(f"{table.path} has no column of numbers\n{table.listing()}")
@@ -145,7 +154,9 @@ def from_table(table: Table) -> Series:
             columns[table.columns[index]].append(value)
     known = [*columns, *(() if dates is None else dates.columns)]
     ignored = [name for name in table.columns if name not in known]
-    note = f"; left out: {', '.join(ignored)}" if ignored else ""
+    commas = [name for name in columns if name in table.decimal_commas]
+    note = f"; decimal commas in {', '.join(commas)}" if commas else ""
+    note += f"; left out: {', '.join(ignored)}" if ignored else ""
     series = from_columns(table.name, note + ("" if dates is None else dates.note), columns)
     return replace(series, dates=dates)
 

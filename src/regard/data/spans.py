@@ -15,6 +15,10 @@ from regard.data.validation_split import hash_threshold, row_hash
 from regard.errors import DataError
 
 HEAD_BYTES = 1 << 16  # of a file, in which SQuAD's key "paragraphs" occurs
+NEEDS = (
+    "spans are SQuAD's JSON (data, paragraphs, qas), or a table (.csv, .tsv, .json, .jsonl, "
+    ".parquet)\nwith the columns question, context, and answers or answer"
+)
 _PARAGRAPHS = re.compile(rb'"paragraphs"\s*:')
 
 Answer = tuple[str, int]  # its text, and the index of its first character in the context
@@ -137,7 +141,7 @@ def from_squad(path: Path) -> Questions:
         try:
             content = json.loads(stream.read().decode("utf-8"))
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path} is not JSON: {error}") from None
+            raise DataError(f"{path} is not JSON: {error};\n{NEEDS}") from None
     version = content.get("version") if isinstance(content, dict) else None
     format = "SQuAD JSON" + (f", version {preview(str(version))}" if version else "")
     return _check(stem(path), str(path), format, _squad_rows(str(path), content))
@@ -169,7 +173,7 @@ def _squad_rows(path: str, content: Any) -> Iterator[Row]:
 def _list(place: str, table: Any, key: str) -> list[Any]:
     value = table.get(key) if isinstance(table, dict) else None
     if not isinstance(value, list):
-        raise DataError(f"{place} has no list {key!r}; SQuAD's format is data, paragraphs, qas")
+        raise DataError(f"{place} has no list {key!r};\n{NEEDS}")
     return value
 
 

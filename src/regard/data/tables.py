@@ -72,6 +72,8 @@ _BESIDE_TABLES = re.compile(r"(readme|licen[sc]e|dataset_?(info|dict)s?|state)(\
 _HEADER_NAME = re.compile(r"(?=.*[^\W\d_]).{1,40}$")  # a letter and no more than 40 characters
 _PLAIN_NAME = re.compile(r"[^\W\d][\w .()%/:-]*$")  # no sentence
 MOSTLY_NUMBERS = 0.9  # of the cells of a column of numbers, at least; the others are errors
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?(e[+-]?\d+)?\s*$", re.I)
+_GROUPED = re.compile(r"\s*[+-]?(0|[1-9]\d{0,2}(,\d{3})*)(\.\d+)?\s*$")  # 12 and 1,234 and 1,234.5
 _MAX_CELL = 1 << 30  # csv's own limit is 131,072 characters
 
 Row = tuple[int, tuple[Any, ...]]  # line (or row) number, a cell for each column
@@ -93,6 +95,7 @@ class Table:
     digest: str  # of the content
     header: bool = True  # False: the columns have only numbers
     counts: str = "line"  # the unit of row numbers: "line" or "row"
+    decimal_commas: tuple[str, ...] = ()  # columns of such numbers; their cells have points
 
     def column(self, name: str) -> int:
         """The index of a column, by its name or its number, from 1."""
@@ -243,6 +246,8 @@ def _from_delimited(path: Path) -> Table:
         twice = next(name for name in columns if columns.count(name) > 1)
         raise DataError(f"{path} has two columns named {twice!r}; rename one of them")
     word = DELIMITERS[delimiter]
+    body = [row for row in sample[header:] if len(row) == width]
+    decimal = [i for i in range(width) if has_decimal_commas([row[i] for row in body])]
 
     def rows() -> Iterator[Row]:
         skip = header
@@ -256,16 +261,21 @@ def _from_delimited(path: Path) -> Table:
                     f"{path}, line {number} has {len(row)} columns, the first line {width}: "
                     f"{preview(delimiter.join(row))}\n{hint}"
                 )
+            for index in decimal if row else ():
+                if _DECIMAL_COMMA.match(row[index]):  # other cells stay, and are refused
+                    row[index] = row[index].replace(".", "").replace(",", ".")
             yield number, tuple(row) if row else ("",) * width  # an empty line
 
+    commas = tuple(columns[index] for index in decimal)
     return Table(
         name=stem(path),
         path=str(path),
-        format=f"{word}-separated",
+        format=f"{word}-separated" + (f", decimal commas in {', '.join(commas)}" if commas else ""),
         columns=columns,
         rows=rows,
         digest=scanned.digest,
         header=header,
+        decimal_commas=commas,
     )
 
 
@@ -281,7 +291,39 @@ def _delimiter(path: Path) -> str:
             widths[candidate] = [len(row) for _, row in rows if row]
     splitting = [delimiter for delimiter, counts in widths.items() if counts and counts[0] > 1]
     equal = [delimiter for delimiter in splitting if len(set(widths[delimiter])) == 1]
+    if {",", ";"} <= set(equal) and _commas_are_decimal(path):
+        return ";"
     return next(iter([*equal, *splitting, *candidates]))
+
+
+def _commas_are_decimal(path: Path) -> bool:
+    """Whether, between semicolons and below the first row, commas are in numbers only."""
+    rows = islice(_quoted_rows(path, ";", strict=False), 1, 50)
+    cells = [cell for _, row in rows for cell in row if "," in cell]
+    return bool(cells) and all(map(_DECIMAL_COMMA.match, cells))
+
+
+def has_decimal_commas(cells: Sequence[str]) -> bool:
+    """Whether cells are numbers with decimal commas, as 3,14 and 1.234,5.
+
+    Not if all of them could have commas between thousands, as 1,234.
+    """
+    numbers = [cell for cell in cells if _DECIMAL_COMMA.match(cell)]
+    filled = sum(bool(cell.strip()) for cell in cells)
+    return (
+        any("," in cell for cell in numbers)
+        and len(numbers) >= MOSTLY_NUMBERS * filled
+        and not all(map(_GROUPED.match, numbers))
+    )
+
+
+def has_comma(cell: Any) -> bool:
+    """Whether a cell is a number with a comma, decimal or between thousands."""
+    return (
+        isinstance(cell, str)
+        and "," in cell
+        and any(pattern.match(cell) for pattern in (_DECIMAL_COMMA, _GROUPED))
+    )
 
 
 def _is_quoted(path: Path, scanned: Scan, delimiter: str) -> bool:
@@ -349,7 +391,7 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     several_words = []
     for name, cells in zip(names, columns, strict=True):
         values = set(cells)
-        numbers = [is_number(cell) for cell in cells if cell.strip()]
+        numbers = [is_number(cell) or has_comma(cell) for cell in cells if cell.strip()]
         if numbers and sum(numbers) >= MOSTLY_NUMBERS * len(numbers):
             return True
         if cells and len(values) * 4 <= len(cells) and name not in values:

@@ -191,9 +191,10 @@ def from_table(table: Table, roles: Roles) -> Text:
             skipped += 1
     if not documents:
         raise DataError(f"{table.path}: the column {roles.columns['text']} is empty")
+    text = from_strings(table.name, f"text, {len(documents):,} rows", documents)
     note = f"; skipped: {skipped:,} empty" if skipped else ""
-    rows = f"text, {len(documents):,} rows of {table.format}{roles.note}{note}"
-    return replace(from_strings(table.name, rows, documents), columns=roles.columns)
+    description = f"{text.description}, {table.format}{roles.note}{note}"
+    return replace(text, description=description, columns=roles.columns)
 
 
 def from_file(path: Path) -> Text:
