@@ -94,7 +94,7 @@ def test_sentences_are_trained_evaluated_and_searched(tmp_path, capsys):
     assert run.metrics["accuracy"] > 0.5  # chance is about 0.15
     assert run.evaluate() == pytest.approx(run.metrics, abs=1e-5)
     torch.testing.assert_close(run.embed("red old").norm(), torch.tensor(1.0))
-    (tmp_path / "lines.txt").write_text("OLD RED\nWARM LONG\n")
+    (tmp_path / "lines.txt").write_text("OLD RED\n\nWARM LONG\n")
     with pytest.raises(SystemExit):
         main(
             [
@@ -108,4 +108,8 @@ def test_sentences_are_trained_evaluated_and_searched(tmp_path, capsys):
         )
     found = json.loads(capsys.readouterr().out)["red old"]
     assert [text for text, _ in found] == ["OLD RED", "WARM LONG"]
+    (tmp_path / "image.txt").write_bytes(b"\x89PNG")
+    for name, message in (("none", "no file"), ("image.txt", "not UTF-8")):
+        with pytest.raises(DataError, match=message):
+            run.similar("red old", tmp_path / name)
     assert run.similar("red old", top=2)["red old"][0][1] <= 1.0001

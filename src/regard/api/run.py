@@ -42,6 +42,7 @@ from regard.api.run_evaluation import (
     validation_data,
 )
 from regard.config import Choice, RunConfig, kind_of
+from regard.data.text_files import read_lines, scan
 from regard.errors import ConfigError
 from regard.explain.attention_map import AttentionMaps
 from regard.explain.attribution import Attribution
@@ -547,11 +548,16 @@ class Run:
         return vectors[0] if isinstance(texts, str) else vectors
 
     def similar(
-        self, texts: str | Sequence[str], among: Sequence[str] | None = None, *, top: int = 10
+        self,
+        texts: str | Sequence[str],
+        among: Sequence[str] | Path | None = None,
+        *,
+        top: int = 10,
     ) -> dict[str, list[tuple[str, float]]]:
         """The texts with the most similar embeddings and their cosines, best first.
 
-        `among` are the texts to search; by default those of the validation data.
+        `among` are the texts to search, or a file with one on each line; by default those of the
+        validation data.
 
         >>> [(best, cosine), _] = near.similar("12 cats", ["12 cats", "no dog"], top=2)["12 cats"]
         >>> best, round(cosine, 4)
@@ -561,6 +567,8 @@ class Run:
         if among is None:
             rows = cast(Any, validation_data(self)).rows
             among = [text for row in rows for text in row]
+        elif isinstance(among, Path):
+            among = [line for line in read_lines(among, scan(among)) if line.strip()]
         among = list(dict.fromkeys(among))
         return nearest_texts(queries, self.embed(queries), among, self.embed(among), top)
 

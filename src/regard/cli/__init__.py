@@ -111,7 +111,8 @@ UsageError = cast(type[Exception], typer.BadParameter.__base__)
 def main(words: Sequence[str] | None = None) -> None:
     """Run a command and exit.
 
-    A `RegardError` and an `OSError` print their message, other errors a traceback.
+    A `RegardError` and an `OSError` print their message, with `--debug` after the traceback.
+    Other errors are not caught.
     """
     output_settings.quiet = output_settings.debug = False
     prepare_streams()
@@ -131,8 +132,10 @@ def main(words: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         code = 1
     except OSError as error:  # of the machine, wherever it is met: permissions, a full disk
-        if error.errno is None or output_settings.debug:
+        if error.errno is None:
             raise
+        if output_settings.debug:
+            traceback.print_exc()
         code = _print_error(_system_message(error), CheckpointError.exit_code)
     sys.exit(code)
 

@@ -53,9 +53,8 @@ def neighbours(
     """
     with spinner(f"opening {run}"):
         opened = api.load(run)
-        among = None if data is None else data.read_text(encoding="utf-8").splitlines()
         if "embed" in opened.verbs and text is None:
-            result = opened.similar(terms, among, top=top)
+            result = opened.similar(terms, data, top=top)
         elif data is not None:
             raise ConfigError(f"--data is for runs on sentences (task=contrastive), not {run}")
         elif text is None:
