@@ -12,7 +12,8 @@ from regard.api.run_evaluation import validation_data
 from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError
 from regard.pipelines import default_settings, open_data, prepare_training
-from regard.pipelines.labels import add_head, encode, placeholder
+from regard.pipelines.encoded_texts import encode, placeholder
+from regard.pipelines.labels import add_head
 from regard.tasks import Tag
 from regard.text import train_tokenizer
 from regard.training.run import begin, resume

@@ -12,7 +12,7 @@ from regard.data.labels import from_rows
 from regard.errors import ConfigError, DataError
 from regard.models.build import resolve
 from regard.pipelines import open_data
-from regard.pipelines.labels import encode
+from regard.pipelines.encoded_texts import encode
 from regard.pipelines.text_pairs import pair_template
 from regard.text import train_tokenizer
 from regard.training.setup.configure import configure

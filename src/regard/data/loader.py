@@ -102,6 +102,10 @@ class TextLoader:
             starts[in_epoch] = offset + self.context * block
         return starts
 
+    def example_ids(self, step: int) -> list[int]:
+        """The starts of the blocks of a step, for the log."""
+        return self.starts(step).tolist()
+
     def examples(self, step: int) -> NDArray[np.int64]:
         """The ids of a step, (batch, context + 1): inputs, and the target of the last one."""
         starts = self.starts(step)
@@ -136,6 +140,10 @@ class RowLoader:
                 numbers[in_epoch] % self.count, self.count, shuffle_key(self.seed, epoch)
             )
         return rows
+
+    def example_ids(self, step: int) -> list[int]:
+        """The example numbers of a step, for the log."""
+        return self.examples(step).tolist()
 
 
 def sequential_blocks(
@@ -262,6 +270,10 @@ class PairLoader:
         numbers = np.arange(start, start + bucket.rows) % size
         chosen = bucket.begin + permute(numbers, size, shuffle_key(self.seed, epoch, index))
         return PairIndices(self._order[chosen], bucket.width)
+
+    def example_ids(self, step: int) -> list[int]:
+        """The numbers of the pairs of a step, for the log."""
+        return self.examples(step).indices.tolist()
 
     def sequential(self, limit: int | None = None) -> Iterator[PairIndices]:
         """Every pair once, or a fixed sample of `limit` pairs, shortest first, for evaluation."""

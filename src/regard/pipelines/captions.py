@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -32,13 +33,17 @@ from regard.pipelines.base import (
     Progress,
     TrainedModel,
     TrainingData,
-    first_rows,
     mark_scheduled_sampling,
     validation_metrics,
 )
+from regard.pipelines.batching import (
+    describe_data,
+    evenly_spaced,
+    rows_per_micro_batch,
+    seeded_batches,
+)
 from regard.pipelines.images import input_pixels
 from regard.pipelines.tokenizer_cache import joint_tokenizer
-from regard.seeds import batch_generator
 from regard.tasks import TASKS
 from regard.tasks.caption import Caption
 from regard.tasks.metrics import bleu, chrf
@@ -116,8 +121,7 @@ class CaptionsPipeline(Pipeline):
     ) -> TrainingData:
         """Random images, each with one of its captions."""
         settings = config.train
-        if settings.tokens is not None:
-            raise ConfigError("train.tokens counts tokens; captions are counted: give train.batch")
+        rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "captions")
         task = caption_task(config.task, tokenizers)
         model: Any = resolve(config.model, vocab_size=tokenizers.size, channels=train.channels)
         task.check_model(model)
@@ -130,32 +134,20 @@ class CaptionsPipeline(Pipeline):
         data = self.evaluation_data(config, validation, tokenizers)
         task = cast(Caption, data.task)
         examples = _Examples(train, tokenizers, model)
-        rows = max(1, (settings.batch or DEFAULT_ROWS) // settings.accumulate)
         loader = RowLoader(len(examples), rows, settings.seed)
-
-        def batch(number: int) -> Batch:
-            generator = batch_generator(settings.seed, number)
-            return examples.batch(task, loader.examples(number), generator, training=True)
-
-        truncated = examples.truncated + data.dropped
+        batch = seeded_batches(settings.seed, loader, partial(examples.batch, task, training=True))
+        description = describe_data(train, validation, tokenizers)
+        size, grid = f"{model.image_size} × {model.image_size}", f"{model.grid} × {model.grid}"
+        description[0] += f"; resized to {size}"
+        description.append(f"cells      {grid} of {model.patch} × {model.patch} pixels")
+        if truncated := examples.truncated + data.dropped:
+            description.append(f"truncated  {truncated:,} captions, to {model.context - 1} tokens")
         return TrainingData(
             **vars(data),
             batch=mark_scheduled_sampling(config, task, batch),
-            example_ids=lambda number: loader.examples(number).tolist(),
+            example_ids=loader.example_ids,
             all_batches=lambda: examples.sequential(task, rows, None),
-            description=[
-                f"data       {train.description}; resized to {model.image_size} × "
-                f"{model.image_size}",
-                *first_rows(train),
-                f"validation {validation.description}",
-                f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
-                f"cells      {model.grid} × {model.grid} of {model.patch} × {model.patch} pixels",
-                *(
-                    [f"truncated  {truncated:,} captions, to {model.context - 1} tokens"]
-                    if truncated
-                    else []
-                ),
-            ],
+            description=description,
         )
 
     def evaluation_data(
@@ -422,9 +414,7 @@ class _Examples:
 
     def sequential(self, task: Caption, rows: int, limit: int | None) -> Iterator[Batch]:
         """All captions once, or evenly spaced ones with about `limit` tokens."""
-        count = len(self)
-        if limit is not None:
-            count = min(count, max(1, limit * count // self.targets))
-        chosen = np.arange(count) * len(self) // count
-        for start in range(0, count, rows):
+        kept = None if limit is None else max(1, limit * len(self) // self.targets)
+        chosen = evenly_spaced(len(self), kept)
+        for start in range(0, len(chosen), rows):
             yield self.batch(task, chosen[start : start + rows], torch.Generator())

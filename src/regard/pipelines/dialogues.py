@@ -147,7 +147,7 @@ class DialoguesPipeline(Pipeline):
         return TrainingData(
             **vars(data),
             batch=batch,
-            example_ids=lambda number: loader.examples(number).tolist(),
+            example_ids=loader.example_ids,
             all_batches=lambda: _batches(task, packed, model, count, None),
             description=description,
         )

@@ -37,6 +37,7 @@ from regard.pipelines.base import (
     TrainingData,
     best_classes,
 )
+from regard.pipelines.batching import describe_classes, evenly_spaced, rows_per_micro_batch
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, Classify
 
@@ -112,8 +113,7 @@ class ImagesPipeline(Pipeline):
     ) -> TrainingData:
         """Random images, augmented as the task says."""
         settings = config.train
-        if settings.tokens is not None:
-            raise ConfigError("train.tokens counts tokens, and images have none; give train.batch")
+        rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "images")
         task = image_task(config.task)
         names = task.class_names(train.class_names)
         model = resolve(config.model, channels=train.channels, head={"classes": len(names)})
@@ -129,7 +129,6 @@ class ImagesPipeline(Pipeline):
         config = replace(config, task=choice, model=describe(model))
         data = self.evaluation_data(config, validation, None)
         task = image_task(choice)
-        rows = max(1, (settings.batch or DEFAULT_ROWS) // settings.accumulate)
         loader = RowLoader(len(train), rows, settings.seed)
 
         def batch(number: int) -> Batch:
@@ -142,12 +141,12 @@ class ImagesPipeline(Pipeline):
         return TrainingData(
             **vars(data),
             batch=batch,
-            example_ids=lambda number: loader.examples(number).tolist(),
+            example_ids=loader.example_ids,
             all_batches=lambda: _sequential_batches(task, train, size, rows, None),
             description=[
                 f"data       {train.description}{resizing}",
                 f"validation {validation.description}",
-                f"classes    {', '.join(names[:12])}{', …' if len(names) > 12 else ''}",
+                describe_classes(names),
             ],
         )
 
@@ -250,10 +249,7 @@ def _sequential_batches(
     task: Classify, images: Images, size: Size, rows: int, limit: int | None
 ) -> Iterator[Batch]:
     """All images once, or about `limit` evenly spaced ones: neighbours may be of one class."""
-    count = len(images)
-    chosen = np.arange(count)
-    if limit is not None and limit < count:
-        chosen = np.arange(limit) * count // limit
+    chosen = evenly_spaced(len(images), limit)
     for start in range(0, len(chosen), rows):
         part = chosen[start : start + rows]
         yield task.collate((images.read(part, size), images.labels[part], False), torch.Generator())

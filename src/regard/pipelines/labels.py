@@ -1,32 +1,29 @@
 """Labelled texts (a class per text) and tagged texts (a class per word)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from regard.config import Choice, RunConfig, make, merge
-from regard.data.batch import Batch, LabelBatch, TagBatch
+from regard.data.batch import Batch
 from regard.data.columns import Roles
 from regard.data.conll import SUFFIXES
 from regard.data.labels import LabelKind, LabelledText, from_conll, from_table
-from regard.data.loader import PairIndices, PairLoader
 from regard.data.tables import Table
 from regard.data.text_files import suffix
-from regard.data.token_store import PairStore
 from regard.errors import ConfigError
 from regard.generate import Search
 from regard.models.bag import BagConfig
 from regard.models.build import describe, family_of, resolve
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
-from regard.nn.characters import BYTES, word_bytes
 from regard.nn.loss import IGNORED
 from regard.pipelines.base import (
     EvalData,
@@ -35,19 +32,23 @@ from regard.pipelines.base import (
     TrainedModel,
     TrainingData,
     best_classes,
-    first_rows,
     require_texts,
 )
+from regard.pipelines.batching import (
+    describe_classes,
+    describe_data,
+    seeded_batches,
+    sequential_batches,
+    text_loader,
+)
 from regard.pipelines.by_length import ByLength, by_length
-from regard.pipelines.pairs import pair_loader
-from regard.pipelines.text_pairs import pair_template
+from regard.pipelines.encoded_texts import EncodedTexts, special_ids
 from regard.pipelines.tokenizer_cache import joint_tokenizer
 from regard.seeds import batch_generator
-from regard.tasks import TASKS, Label, Tag
+from regard.tasks import TASKS, Label
 from regard.text import Tokenizer
 
 SAMPLE_TEXTS = 4
-EVALUATION_ROWS = 128  # texts in a batch of predictions
 
 Classes = list[list[tuple[str, float]]]  # the likeliest of a text or of each of its words
 
@@ -114,9 +115,9 @@ class LabelsPipeline(Pipeline):
         config = replace(config, task=choice, model=describe(model))
         data = self.evaluation_data(config, validation, tokenizers)
         task = label_task(choice)
-        texts = _Texts.encode(task, named, tokenizers, model)
-        loader = _loader(config, model, texts.store)
-        special = [*_template(train, model, tokenizers)]
+        texts = EncodedTexts.encode(task, named, tokenizers, model)
+        loader = text_loader(config, model, texts.store)
+        special = [*special_ids(train, model, tokenizers)]
         unk_id = tokenizers.special_id("unk")
         if task.word_dropout and unk_id is None:
             raise ConfigError(
@@ -124,20 +125,19 @@ class LabelsPipeline(Pipeline):
                 f"{tokenizers.kind} tokenizer has not; leave it out, or set data.tokenizer=word"
             )
 
+        seed, collate = config.train.seed, partial(texts.collate, task)
+
         def batch(number: int) -> Batch:
-            collated = texts.collate(config, task, loader.examples(number), number)
+            collated = seeded_batches(seed, loader, collate)(number)
             if not task.word_dropout:
                 return collated
-            generator = batch_generator(config.train.seed, number)
+            generator = batch_generator(seed, number)
             dropped: Batch = task.drop_words(collated, cast(int, unk_id), special, generator)
             return dropped
 
         description = [
-            f"data       {train.description}",
-            *first_rows(train),
-            f"validation {validation.description}",
-            f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
-            f"classes    {', '.join(names[:12])}{', …' if len(names) > 12 else ''}",
+            *describe_data(train, validation, tokenizers),
+            describe_classes(names),
         ]
         if weights:
             description.append(f"weights    {', '.join(f'{w:.3g}' for w in weights[:12])}")
@@ -149,10 +149,8 @@ class LabelsPipeline(Pipeline):
         return TrainingData(
             **vars(data),
             batch=batch,
-            example_ids=lambda number: loader.examples(number).indices.tolist(),
-            all_batches=lambda: (
-                texts.collate(config, task, rows, 0) for rows in loader.sequential()
-            ),
+            example_ids=loader.example_ids,
+            all_batches=lambda: sequential_batches(seed, loader, collate),
             description=description,
         )
 
@@ -166,13 +164,14 @@ class LabelsPipeline(Pipeline):
         """All validation texts in order; the task must know the names of the classes."""
         task, model = label_task(config.task), resolve(config.model)
         labelled = data.with_class_names(task.names)
-        texts = _Texts.encode(task, labelled, tokenizers, model)
-        loader = _loader(config, model, texts.store)
+        texts = EncodedTexts.encode(task, labelled, tokenizers, model)
+        loader = text_loader(config, model, texts.store)
         targets = sum(len(classes) for _, classes in labelled.rows)
 
         def validation_batches(limit: int | None) -> Iterator[Batch]:
             max_rows = None if limit is None else max(1, limit * len(labelled) // targets)
-            return (texts.collate(config, task, rows, 0) for rows in loader.sequential(max_rows))
+            collate = partial(texts.collate, task)
+            return sequential_batches(config.train.seed, loader, collate, max_rows)
 
         return EvalData(
             task=task,
@@ -203,7 +202,7 @@ class LabelsPipeline(Pipeline):
     def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
         """Accuracy for short and for long texts."""
         task, tokenizer = cast(Label, data.task), cast(Tokenizer, data.tokenizers)
-        texts = _Texts.encode(task, data.validation_data, tokenizer, data.model)
+        texts = EncodedTexts.encode(task, data.validation_data, tokenizer, data.model)
         accuracy = np.empty(len(texts.store))
         model.eval()
         for chosen, batch in texts.by_length(task, next(model.parameters()).device):
@@ -304,110 +303,6 @@ def _default_pool(model: ModelConfig) -> str:
     return "first" if isinstance(model, TransformerConfig) else "ends"
 
 
-def special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The special ids before and after a text: <cls> … <sep> for a Transformer encoder."""
-    if isinstance(model, TransformerConfig) and model.shape == "encoder":
-        return [tokenizer.cls_id], [tokenizer.sep_id]
-    return tokenizer.prefix_ids, []
-
-
-def placeholder(tokenizer: Tokenizer) -> int:
-    """The id of a text that encodes to nothing, as an invisible character: <stop>, or else <unk>.
-
-    BERT's vocabulary has no <stop>.
-    """
-    stop, unk = tokenizer.special_id("stop"), tokenizer.special_id("unk")
-    return tokenizer.stop_id if unk is None or stop is not None else unk
-
-
-def _tagged_token(task: Label) -> str:
-    return task.token if isinstance(task, Tag) else "last"
-
-
-def _template(data: LabelledText, model: ModelConfig, tokenizer: Tokenizer) -> set[int]:
-    """The special ids around the texts."""
-    if data.is_paired:
-        template = pair_template(model, tokenizer)
-        return {*template.before, *template.between, *template.after}
-    before, after = special_tokens(model, tokenizer)
-    return {*before, *after}
-
-
-class Encoded(NamedTuple):
-    """A text as a model reads it."""
-
-    ids: NDArray[np.int64]
-    classes: NDArray[np.int64]
-    truncated: bool  # to fit the model
-    characters: NDArray[np.uint8] | None = None  # of the word of each token, if a model reads them
-    begin: int = 0  # of two texts, the position at which the second begins
-
-
-def encode(
-    data: LabelledText, tokenizer: Tokenizer, model: ModelConfig, token: str = "last"
-) -> Iterator[Encoded]:
-    """The ids of each text and its classes.
-
-    A labelled text has one class. In a tagged text the first or the last `token` of a word has the
-    class of the word, and the other tokens have -1.
-    """
-    if data.is_paired:
-        yield from _encode_pairs(data, tokenizer, model)
-        return
-    before, after = special_tokens(model, tokenizer)
-    room = model.context - len(before) - len(after)
-    if room < 1:
-        raise ConfigError(
-            f"model.context={model.context} has no room for text beside special tokens; "
-            "set a larger model.context"
-        )
-    words = [
-        f" {part}" if index else part for parts, _ in data.rows for index, part in enumerate(parts)
-    ]
-    encoded = iter(tokenizer.encode_batch(words))
-    reads_characters = getattr(model, "characters", 0)
-    none = [word_bytes("")]
-    for parts, classes in data.rows:
-        ids: list[int] = []
-        targets: list[int] = []
-        letters: list[list[int]] = []
-        for part, number in zip(parts, classes, strict=True):
-            word = next(encoded) or [placeholder(tokenizer)]
-            ids += word
-            letters += [word_bytes(part)] * len(word) if reads_characters else []
-            others = [IGNORED] * (len(word) - 1)
-            targets += [number, *others] if token == "first" else [*others, number]
-        whole = np.array([*before, *ids[:room], *after])
-        if data.kind == "labels":
-            yield Encoded(whole, np.array(classes), len(ids) > room)
-            continue
-        tags = np.array([*[IGNORED] * len(before), *targets[:room], *[IGNORED] * len(after)])
-        characters = None
-        if reads_characters:
-            rows = [*none * len(before), *letters[:room], *none * len(after)]
-            characters = np.array(rows, dtype=np.uint8)
-        yield Encoded(whole, tags, len(ids) > room, characters)
-
-
-def _encode_pairs(
-    data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
-) -> Iterator[Encoded]:
-    """Both texts of each row; the longer one is truncated first."""
-    template = pair_template(model, tokenizer)
-    room = model.context - template.special
-    if room < 2:
-        raise ConfigError(
-            f"model.context={model.context} has no room for two texts beside special tokens; "
-            "set a larger model.context"
-        )
-    sides = [tokenizer.encode_batch([parts[side] for parts, _ in data.rows]) for side in (0, 1)]
-    for a, b, (_, classes) in zip(*sides, data.rows, strict=True):
-        a, b = a or [placeholder(tokenizer)], b or [placeholder(tokenizer)]
-        kept = min(len(a), max(room - len(b), (room + 1) // 2))
-        ids, begin = template.join(a[:kept], b[: room - kept])
-        yield Encoded(ids, np.array(classes), len(a) + len(b) > room, begin=begin)
-
-
 @torch.no_grad()
 def predict_classes(
     model: nn.Module,
@@ -427,7 +322,7 @@ def predict_classes(
     rows = [(row, (0,) * (len(row) if task.predicts_words else 1)) for row in parts]
     kind = cast(LabelKind, task.data_kind)
     unlabelled = LabelledText(kind, "text", "", rows, tuple(task.names))
-    encoded = _Texts.encode(task, unlabelled, tokenizer, cast(ModelConfig, model.config))
+    encoded = EncodedTexts.encode(task, unlabelled, tokenizer, cast(ModelConfig, model.config))
     predictions: list[Classes] = [[] for _ in rows]
     model.eval()
     for chosen, batch in encoded.by_length(task, next(model.parameters()).device):
@@ -437,71 +332,6 @@ def predict_classes(
         for row, count in zip(chosen, scored.view(len(chosen), -1).sum(1).tolist(), strict=True):
             predictions[row] = list(islice(answers, count))
     return predictions
-
-
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """Encoded texts and their classes, as the two sides of pairs."""
-
-    store: PairStore
-    characters: list[NDArray[np.uint8]] | None  # of the words of each text
-    truncated: int  # how many texts
-    begins: list[int] | None  # of pairs, where the second text begins, if the model has segments
-
-    @classmethod
-    def encode(
-        cls, task: Label, data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
-    ) -> "_Texts":
-        """The texts of a data set, for a model."""
-        rows = list(encode(data, tokenizer, model, _tagged_token(task)))
-
-        def side(parts: list[NDArray[np.int64]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-            return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
-
-        sides = *side([row.ids for row in rows]), *side([row.classes for row in rows])
-        characters = [row.characters for row in rows if row.characters is not None]
-        truncated = sum(row.truncated for row in rows)
-        segmented = data.is_paired and pair_template(model, tokenizer).segmented
-        begins = [row.begin for row in rows] if segmented else None
-        return cls(PairStore(*sides, data.fingerprint()), characters or None, truncated, begins)
-
-    def batch(
-        self, task: Label, rows: Sequence[int], width: int, generator: torch.Generator
-    ) -> Batch:
-        """A batch of some of the texts."""
-        texts = [self.store.source(row) for row in rows]
-        classes = [self.store.target(row) for row in rows]
-        batch = task.collate((texts, classes, width), generator)
-        if self.begins is not None:
-            begins = torch.tensor([self.begins[row] for row in rows]).unsqueeze(1)
-            lengths = cast(LabelBatch, batch).lengths.unsqueeze(1)
-            positions = torch.arange(width)
-            segments = ((positions >= begins) & (positions < lengths)).long()
-            return replace(cast(LabelBatch, batch), segments=segments)
-        if self.characters is None:
-            return batch
-        characters = torch.zeros(len(rows), width, BYTES, dtype=torch.uint8)
-        for row, number in zip(characters, rows, strict=True):
-            row[: len(self.characters[number])] = torch.from_numpy(self.characters[number])
-        return replace(cast(TagBatch, batch), characters=characters)
-
-    def collate(self, config: RunConfig, task: Label, rows: PairIndices, number: int) -> Batch:
-        """A micro-batch of a run."""
-        generator = batch_generator(config.train.seed, number)
-        return self.batch(task, rows.indices.tolist(), rows.width - 1, generator)
-
-    def by_length(self, task: Label, device: torch.device) -> Iterator[tuple[list[int], Any]]:
-        """All texts in batches of similar length: their rows, and the batch."""
-        lengths = self.store.source_lengths
-        order = np.argsort(lengths, kind="stable").tolist()
-        for start in range(0, len(order), EVALUATION_ROWS):
-            rows = order[start : start + EVALUATION_ROWS]
-            width = int(lengths[rows].max())
-            yield rows, self.batch(task, rows, width, torch.Generator()).to(device)
-
-
-def _loader(config: RunConfig, model: ModelConfig, store: PairStore) -> PairLoader:
-    return pair_loader(config, store, longest=model.context + 1)  # pairs have one for STOP
 
 
 def _defaults(data: LabelledText, gpu: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -13,7 +14,7 @@ from torch import nn
 from regard.config import Choice, RunConfig, make
 from regard.data.batch import Batch, PairBatch
 from regard.data.columns import Roles
-from regard.data.loader import PairIndices, PairLoader
+from regard.data.loader import PairIndices
 from regard.data.pairs import Pairs, from_table
 from regard.data.tables import Table
 from regard.data.token_store import PairStore, pair_store
@@ -21,7 +22,6 @@ from regard.generate import BeamSearch, Search
 from regard.models.base import Language
 from regard.models.build import resolve
 from regard.pipelines.base import (
-    DEFAULT_TOKENS,
     TRANSLATING,
     EvalData,
     Pipeline,
@@ -33,9 +33,9 @@ from regard.pipelines.base import (
     require_texts,
     validation_metrics,
 )
+from regard.pipelines.batching import pair_loader, seeded_batches, sequential_batches
 from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.tokenizer_cache import cached_tokenizer
-from regard.seeds import batch_generator
 from regard.tasks import TASKS, Seq2Seq
 from regard.tasks.metrics import bleu, chrf, exact_match
 from regard.tasks.scheduled_sampling import free_running
@@ -134,16 +134,12 @@ class PairsPipeline(Pipeline):
                 f"pairs, longer than {longest} tokens"
             )
 
-        def batch(number: int) -> Batch:
-            return _collate(config, task, store, loader.examples(number), number)
-
+        seed, collate = config.train.seed, partial(_collate, task, store)
         return TrainingData(
             **vars(data),
-            batch=mark_scheduled_sampling(config, task, batch),
-            example_ids=lambda number: loader.examples(number).indices.tolist(),
-            all_batches=lambda: (
-                _collate(config, task, store, rows, 0) for rows in loader.sequential()
-            ),
+            batch=mark_scheduled_sampling(config, task, seeded_batches(seed, loader, collate)),
+            example_ids=loader.example_ids,
+            all_batches=lambda: sequential_batches(seed, loader, collate),
             description=description,
         )
 
@@ -164,7 +160,8 @@ class PairsPipeline(Pipeline):
 
         def validation_batches(limit: int | None) -> Iterator[Batch]:
             rows = None if limit is None else max(1, limit * len(store) // len(store.target_ids))
-            return (_collate(config, task, store, part, 0) for part in loader.sequential(rows))
+            collate = partial(_collate, task, store)
+            return sequential_batches(config.train.seed, loader, collate, rows)
 
         return EvalData(
             task=task,
@@ -239,14 +236,6 @@ def pair_task(config: RunConfig, tokenizers: PairTokenizers) -> Seq2Seq:
         source_prefix_ids=tuple(tokenizers.source.prefix_ids),
     )
     return cast(Seq2Seq, task)
-
-
-def pair_loader(config: RunConfig, store: PairStore, *, longest: int) -> PairLoader:
-    """Micro-batches of pairs of similar length: `train.batch` rows or `train.tokens` a step."""
-    settings = config.train
-    batch = None if settings.batch is None else settings.batch // settings.accumulate
-    tokens = None if batch else (settings.tokens or DEFAULT_TOKENS) // settings.accumulate
-    return PairLoader(store, tokens, settings.seed, longest=longest, batch=batch)
 
 
 def translate(
@@ -360,9 +349,8 @@ def _score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, An
 
 
 def _collate(
-    config: RunConfig, task: Seq2Seq, store: PairStore, rows: PairIndices, number: int
+    task: Seq2Seq, store: PairStore, rows: PairIndices, generator: torch.Generator
 ) -> Batch:
     sources = [store.source(row) for row in rows.indices]
     targets = [store.target(row) for row in rows.indices]
-    generator = batch_generator(config.train.seed, number)
     return task.collate((sources, targets, rows.width), generator)

@@ -24,9 +24,9 @@ from regard.pipelines.base import (
     Pipeline,
     Progress,
     TrainingData,
-    first_rows,
 )
-from regard.pipelines.labels import special_tokens
+from regard.pipelines.batching import describe_data
+from regard.pipelines.encoded_texts import special_tokens
 from regard.pipelines.tokenizer_cache import joint_tokenizer
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, Contrastive
@@ -111,10 +111,7 @@ class SentencesPipeline(Pipeline):
             return _batch(task, sides, loader.examples(number), config.train.seed, number)
 
         description = [
-            f"data       {train.description}",
-            *first_rows(train),
-            f"validation {validation.description}",
-            f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
+            *describe_data(train, validation, tokenizers),
             f"negatives  the {rows - 1} other texts of a batch",
         ]
         if truncated or data.dropped:
@@ -125,7 +122,7 @@ class SentencesPipeline(Pipeline):
         return TrainingData(
             **vars(data),
             batch=batch,
-            example_ids=lambda number: loader.examples(number).tolist(),
+            example_ids=loader.example_ids,
             all_batches=lambda: _batches(task, sides, rows, None),
             description=description,
         )

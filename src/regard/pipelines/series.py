@@ -29,6 +29,7 @@ from regard.pipelines.base import (
     TrainingData,
     validation_metrics,
 )
+from regard.pipelines.batching import rows_per_micro_batch
 from regard.pipelines.series_baselines import evaluate_baselines, find_season
 from regard.tasks import TASKS, Forecast
 
@@ -122,8 +123,7 @@ class SeriesPipeline(Pipeline):
     ) -> TrainingData:
         """Random windows of the training series; the whole series for closed-form models."""
         settings = config.train
-        if settings.tokens is not None:
-            raise ConfigError("train.tokens counts tokens, and a series has rows; give train.batch")
+        rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "windows of a series")
         facts, constant = _facts(config, train)
         config = replace(config, task=merge({"task": config.task}, {"task": facts})["task"])
         task = series_task(config.task)
@@ -132,7 +132,6 @@ class SeriesPipeline(Pipeline):
         data = self.evaluation_data(config, validation, None)
         closed_form = is_closed_form(data_family(config))
         training = Windows.of(train, task, double=closed_form)
-        rows = max(1, (settings.batch or DEFAULT_ROWS) // settings.accumulate)
         loader = RowLoader(len(training), rows, settings.seed)
 
         def batch(number: int) -> Batch:
@@ -145,7 +144,7 @@ class SeriesPipeline(Pipeline):
         return TrainingData(
             **vars(data),
             batch=batch,
-            example_ids=lambda number: loader.examples(number).tolist(),
+            example_ids=loader.example_ids,
             all_batches=whole,
             baselines=lambda: evaluate_baselines(
                 task, validation, train.values, every=_spacing(task, model)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.config import Choice, RunConfig, make, merge
 from regard.data.batch import Batch, SpanBatch
 from regard.data.columns import Roles
-from regard.data.loader import PairLoader
+from regard.data.loader import PairIndices
 from regard.data.spans import Question, Questions, from_squad, from_table, is_squad
 from regard.data.tables import Table
 from regard.data.token_store import PairStore
@@ -27,13 +27,19 @@ from regard.pipelines.base import (
     Progress,
     TrainedModel,
     TrainingData,
-    first_rows,
     require_texts,
 )
-from regard.pipelines.pairs import pair_loader
+from regard.pipelines.batching import (
+    batches_of_similar_length,
+    concatenate,
+    describe_data,
+    seeded_batches,
+    sequential_batches,
+    text_loader,
+)
 from regard.pipelines.text_pairs import pair_template
 from regard.pipelines.tokenizer_cache import joint_tokenizer
-from regard.seeds import batch_generator, shuffle_key
+from regard.seeds import shuffle_key
 from regard.tasks import TASKS
 from regard.tasks.span import NO_ANSWER, Span, Windows
 from regard.text import Tokenizer
@@ -126,31 +132,21 @@ class SpansPipeline(Pipeline):
         config = replace(config, model=describe(model))
         data = self.evaluation_data(config, validation, tokenizers)
         windows = SpanWindows.encode(span_task(config.task), train.rows, tokenizers, model)
-        loader = _loader(config, model, windows)
+        loader = text_loader(config, model, windows.store)
         description = [
-            f"data       {train.description}",
-            *first_rows(train),
-            f"validation {validation.description}",
-            f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens",
+            *describe_data(train, validation, tokenizers),
             f"windows    {len(windows.store):,} of {model.context} tokens, every "
             f"{windows.stride}; {windows.without_answer:,} without the answer",
         ]
         if windows.truncated:
             description.append(f"truncated  {windows.truncated:,} long training questions")
 
-        def batch(number: int) -> Batch:
-            rows = loader.examples(number)
-            generator = batch_generator(config.train.seed, number)
-            return windows.batch(rows.indices.tolist(), rows.width - 1, generator)
-
+        seed = config.train.seed
         return TrainingData(
             **vars(data),
-            batch=batch,
-            example_ids=lambda number: loader.examples(number).indices.tolist(),
-            all_batches=lambda: (
-                windows.batch(rows.indices.tolist(), rows.width - 1, torch.Generator())
-                for rows in loader.sequential()
-            ),
+            batch=seeded_batches(seed, loader, windows.collate),
+            example_ids=loader.example_ids,
+            all_batches=lambda: sequential_batches(seed, loader, windows.collate),
             description=description,
         )
 
@@ -311,7 +307,7 @@ class SpanWindows:
         windows = Windows(questions, np.array(owners), begins, offsets)
         return cls(
             replace(task, windows=windows),
-            PairStore(*_flatten(ids), *_flatten(places), ""),
+            PairStore(*concatenate(ids), *concatenate(places), ""),
             windows,
             template.segmented,
             min(strides),
@@ -324,13 +320,14 @@ class SpanWindows:
         ids, places = map(self.store.source, rows), map(self.store.target, rows)
         return self.task.collate((list(ids), list(places), rows, width, self.segmented), generator)
 
+    def collate(self, rows: PairIndices, generator: torch.Generator) -> SpanBatch:
+        """A batch of the windows that a loader chose."""
+        return self.batch(rows.indices.tolist(), rows.width - 1, generator)
+
     def batches(self, rows: NDArray[np.int64]) -> Iterator[SpanBatch]:
         """Batches of these windows, those of similar length together."""
-        lengths = self.store.source_lengths
-        order = rows[np.argsort(lengths[rows], kind="stable")].tolist()
-        for start in range(0, len(order), EVALUATION_ROWS):
-            chosen = order[start : start + EVALUATION_ROWS]
-            yield self.batch(chosen, int(lengths[chosen].max()), torch.Generator())
+        for chosen, width in batches_of_similar_length(self.store, EVALUATION_ROWS, rows):
+            yield self.batch(chosen, width, torch.Generator())
 
     def sample(self, limit: int | None, seed: int) -> NDArray[np.int64]:
         """All windows, or all windows of a fixed sample of questions: about `limit` of them."""
@@ -350,11 +347,3 @@ def _answer_tokens(characters: NDArray[np.int64], question: Question) -> tuple[i
     text, start = question.answers[0]
     touched = np.flatnonzero((characters[:, 1] > start) & (characters[:, 0] < start + len(text)))
     return (int(touched[0]), int(touched[-1])) if len(touched) else None
-
-
-def _flatten(parts: list[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
-
-
-def _loader(config: RunConfig, model: ModelConfig, windows: SpanWindows) -> PairLoader:
-    return pair_loader(config, windows.store, longest=model.context + 1)  # pairs have one for STOP

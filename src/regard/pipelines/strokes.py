@@ -15,10 +15,11 @@ from regard.data.batch import Batch
 from regard.data.loader import RowLoader
 from regard.data.strokes import Strokes, from_npz, is_strokes
 from regard.data.text_files import suffix
-from regard.errors import ConfigError, DataError
+from regard.errors import DataError
 from regard.explain.render.strokes import to_svg, to_text
 from regard.models.build import describe, resolve
 from regard.pipelines.base import Drawing, EvalData, Pipeline, Progress, TrainingData
+from regard.pipelines.batching import describe_classes, evenly_spaced, rows_per_micro_batch
 from regard.tasks import TASKS, Handwriting
 
 DEFAULT_ROWS = 64  # drawings of a step, where train.batch is not set
@@ -75,8 +76,7 @@ class StrokesPipeline(Pipeline):
     ) -> TrainingData:
         """Random drawings, right-padded."""
         settings = config.train
-        if settings.tokens is not None:
-            raise ConfigError("train.tokens counts tokens; for drawings, give train.batch")
+        rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "drawings")
         task = stroke_task(config.task)
         std = task.std or float(train.points[:, :2].std())
         if not std > 0:
@@ -89,7 +89,6 @@ class StrokesPipeline(Pipeline):
         model = resolve(config.model, **task.model_facts())
         config = replace(config, model=describe(model))
         data = self.evaluation_data(config, validation, None)
-        rows = max(1, (settings.batch or DEFAULT_ROWS) // settings.accumulate)
         loader = RowLoader(len(train), rows, settings.seed)
 
         def batch(number: int) -> Batch:
@@ -99,13 +98,13 @@ class StrokesPipeline(Pipeline):
         return TrainingData(
             **vars(data),
             batch=batch,
-            example_ids=lambda number: loader.examples(number).tolist(),
+            example_ids=loader.example_ids,
             all_batches=lambda: _batches(task, train, rows, None),
             description=[
                 f"data       {train.description}" + (f"; {cut:,} cut" if cut else ""),
                 f"validation {validation.description}",
                 f"offsets    standard deviation {std:.4g}",
-                *([f"classes    {', '.join(names[:12])}{', …' * (len(names) > 12)}"] * bool(names)),
+                *([describe_classes(names)] if names else []),
             ],
         )
 
@@ -159,10 +158,7 @@ def _batch(task: Handwriting, data: Strokes, rows: NDArray[np.int64]) -> Batch:
 
 def _batches(task: Handwriting, data: Strokes, rows: int, limit: int | None) -> Iterator[Batch]:
     """All drawings once, or evenly spaced ones with about `limit` points."""
-    count = len(data)
-    chosen = np.arange(count)
-    if limit is not None and limit < len(data.points):
-        kept = max(1, limit * count // len(data.points))
-        chosen = np.arange(kept) * count // kept
+    kept = None if limit is None else max(1, limit * len(data) // len(data.points))
+    chosen = evenly_spaced(len(data), kept)
     for start in range(0, len(chosen), rows):
         yield _batch(task, data, chosen[start : start + rows])

@@ -136,7 +136,7 @@ class TextPipeline(Pipeline):
         return TrainingData(
             **vars(data),
             batch=mark_scheduled_sampling(config, task, batch),
-            example_ids=lambda number: loader.starts(number).tolist(),
+            example_ids=loader.example_ids,
             all_batches=lambda: _sequential_batches(config, task, model, store, None),
             description=[
                 f"data       {train.description}",

@@ -1,0 +1,182 @@
+"""Labelled, tagged and paired texts as ids: special tokens, truncation, characters, segments."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from regard.data.batch import Batch, LabelBatch, TagBatch
+from regard.data.labels import LabelledText
+from regard.data.loader import PairIndices
+from regard.data.token_store import PairStore
+from regard.errors import ConfigError
+from regard.models.presets import ModelConfig
+from regard.models.transformer import TransformerConfig
+from regard.nn.characters import BYTES, word_bytes
+from regard.nn.loss import IGNORED
+from regard.pipelines.batching import batches_of_similar_length, concatenate
+from regard.pipelines.text_pairs import pair_template
+from regard.tasks import Label, Tag
+from regard.text import Tokenizer
+
+EVALUATION_ROWS = 128  # texts in a batch of predictions
+
+
+def special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The special ids before and after a text: <cls> … <sep> for a Transformer encoder."""
+    if isinstance(model, TransformerConfig) and model.shape == "encoder":
+        return [tokenizer.cls_id], [tokenizer.sep_id]
+    return tokenizer.prefix_ids, []
+
+
+def placeholder(tokenizer: Tokenizer) -> int:
+    """The id of a text that encodes to nothing, as an invisible character: <stop>, or else <unk>.
+
+    BERT's vocabulary has no <stop>.
+    """
+    stop, unk = tokenizer.special_id("stop"), tokenizer.special_id("unk")
+    return tokenizer.stop_id if unk is None or stop is not None else unk
+
+
+def _tagged_token(task: Label) -> str:
+    return task.token if isinstance(task, Tag) else "last"
+
+
+def special_ids(data: LabelledText, model: ModelConfig, tokenizer: Tokenizer) -> set[int]:
+    """The special ids before, between and after the texts."""
+    if data.is_paired:
+        template = pair_template(model, tokenizer)
+        return {*template.before, *template.between, *template.after}
+    before, after = special_tokens(model, tokenizer)
+    return {*before, *after}
+
+
+class Encoded(NamedTuple):
+    """A text as a model reads it."""
+
+    ids: NDArray[np.int64]
+    classes: NDArray[np.int64]
+    truncated: bool  # to fit the model
+    characters: NDArray[np.uint8] | None = None  # of the word of each token, if a model reads them
+    begin: int = 0  # of two texts, the position at which the second begins
+
+
+def encode(
+    data: LabelledText, tokenizer: Tokenizer, model: ModelConfig, token: str = "last"
+) -> Iterator[Encoded]:
+    """The ids of each text and its classes.
+
+    A labelled text has one class. In a tagged text the first or the last `token` of a word has the
+    class of the word, and the other tokens have -1.
+    """
+    if data.is_paired:
+        yield from _encode_pairs(data, tokenizer, model)
+        return
+    before, after = special_tokens(model, tokenizer)
+    room = model.context - len(before) - len(after)
+    if room < 1:
+        raise ConfigError(
+            f"model.context={model.context} has no room for text beside special tokens; "
+            "set a larger model.context"
+        )
+    words = [
+        f" {part}" if index else part for parts, _ in data.rows for index, part in enumerate(parts)
+    ]
+    encoded = iter(tokenizer.encode_batch(words))
+    reads_characters = getattr(model, "characters", 0)
+    none = [word_bytes("")]
+    for parts, classes in data.rows:
+        ids: list[int] = []
+        targets: list[int] = []
+        letters: list[list[int]] = []
+        for part, number in zip(parts, classes, strict=True):
+            word = next(encoded) or [placeholder(tokenizer)]
+            ids += word
+            letters += [word_bytes(part)] * len(word) if reads_characters else []
+            others = [IGNORED] * (len(word) - 1)
+            targets += [number, *others] if token == "first" else [*others, number]
+        whole = np.array([*before, *ids[:room], *after])
+        if data.kind == "labels":
+            yield Encoded(whole, np.array(classes), len(ids) > room)
+            continue
+        tags = np.array([*[IGNORED] * len(before), *targets[:room], *[IGNORED] * len(after)])
+        characters = None
+        if reads_characters:
+            rows = [*none * len(before), *letters[:room], *none * len(after)]
+            characters = np.array(rows, dtype=np.uint8)
+        yield Encoded(whole, tags, len(ids) > room, characters)
+
+
+def _encode_pairs(
+    data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
+) -> Iterator[Encoded]:
+    """Both texts of each row; the longer one is truncated first."""
+    template = pair_template(model, tokenizer)
+    room = model.context - template.special
+    if room < 2:
+        raise ConfigError(
+            f"model.context={model.context} has no room for two texts beside special tokens; "
+            "set a larger model.context"
+        )
+    sides = [tokenizer.encode_batch([parts[side] for parts, _ in data.rows]) for side in (0, 1)]
+    for a, b, (_, classes) in zip(*sides, data.rows, strict=True):
+        a, b = a or [placeholder(tokenizer)], b or [placeholder(tokenizer)]
+        kept = min(len(a), max(room - len(b), (room + 1) // 2))
+        ids, begin = template.join(a[:kept], b[: room - kept])
+        yield Encoded(ids, np.array(classes), len(a) + len(b) > room, begin=begin)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTexts:
+    """Encoded texts and their classes, as the two sides of pairs."""
+
+    store: PairStore
+    characters: list[NDArray[np.uint8]] | None  # of the words of each text
+    truncated: int  # how many texts
+    begins: list[int] | None  # of pairs, where the second text begins, if the model has segments
+
+    @classmethod
+    def encode(
+        cls, task: Label, data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
+    ) -> "EncodedTexts":
+        """The texts of a data set, for a model."""
+        rows = list(encode(data, tokenizer, model, _tagged_token(task)))
+        sides = [[row.ids for row in rows], [row.classes for row in rows]]
+        store = PairStore(*concatenate(sides[0]), *concatenate(sides[1]), data.fingerprint())
+        characters = [row.characters for row in rows if row.characters is not None]
+        truncated = sum(row.truncated for row in rows)
+        segmented = data.is_paired and pair_template(model, tokenizer).segmented
+        begins = [row.begin for row in rows] if segmented else None
+        return cls(store, characters or None, truncated, begins)
+
+    def batch(
+        self, task: Label, rows: Sequence[int], width: int, generator: torch.Generator
+    ) -> Batch:
+        """A batch of some of the texts."""
+        texts = [self.store.source(row) for row in rows]
+        classes = [self.store.target(row) for row in rows]
+        batch = task.collate((texts, classes, width), generator)
+        if self.begins is not None:
+            begins = torch.tensor([self.begins[row] for row in rows]).unsqueeze(1)
+            lengths = cast(LabelBatch, batch).lengths.unsqueeze(1)
+            positions = torch.arange(width)
+            segments = ((positions >= begins) & (positions < lengths)).long()
+            return replace(cast(LabelBatch, batch), segments=segments)
+        if self.characters is None:
+            return batch
+        characters = torch.zeros(len(rows), width, BYTES, dtype=torch.uint8)
+        for row, number in zip(characters, rows, strict=True):
+            row[: len(self.characters[number])] = torch.from_numpy(self.characters[number])
+        return replace(cast(TagBatch, batch), characters=characters)
+
+    def collate(self, task: Label, rows: PairIndices, generator: torch.Generator) -> Batch:
+        """A batch of the texts that a loader chose."""
+        return self.batch(task, rows.indices.tolist(), rows.width - 1, generator)
+
+    def by_length(self, task: Label, device: torch.device) -> Iterator[tuple[list[int], Any]]:
+        """All texts in batches of similar length: their rows, and the batch."""
+        for rows, width in batches_of_similar_length(self.store, EVALUATION_ROWS):
+            yield rows, self.batch(task, rows, width, torch.Generator()).to(device)
