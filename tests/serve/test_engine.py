@@ -1,5 +1,7 @@
 """The engine of the server: every answer is the answer to the request alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,10 +9,14 @@ from contract.test_models import CASES, LANGUAGES, VOCAB, make
 from regard.accel import pack
 from regard.errors import ConfigError, RegardError
 from regard.generate import generate, parse_chain
+from regard.generate.sampler_context import SamplerContext
+from regard.models.build import build_model
 from regard.models.presets import PRESETS
 from regard.nn.state import Source
 from regard.serve.engine import BatchEngine, EngineConfig, QueueFull
 from regard.serve.request import Request
+from regard.serve.rows import GraphRows
+from regard.serve.sampling import sample_rows
 
 STOP = {0}
 SAMPLERS = [
@@ -76,7 +82,10 @@ def serve(engine, requests, pauses):
         for _ in range(next(pauses) if waiting else 0):
             if waiting:
                 engine.submit(waiting.pop(0))
-        for event in engine.step():
+        events = engine.step()
+        if isinstance(engine.rows, GraphRows):
+            check_lengths(engine)
+        for event in events:
             assert event.error is None
             if event.token is not None:
                 answers[event.request][event.index].append(event.token)
@@ -88,11 +97,41 @@ def pauses(generator):
         yield int(torch.randint(0, 3, (), generator=generator))
 
 
+@pytest.fixture
+def checked_indices(monkeypatch):
+    """On a CPU torch refuses an index that is too large, but not all negative ones."""
+    append, run = SamplerContext.append, GraphRows._run
+
+    def checked_append(self, ids):
+        assert bool((self.lengths < self.history.shape[1]).all())
+        assert bool(((ids >= 0) & (ids < VOCAB)).all())
+        append(self, ids)
+
+    def checked_run(self, bucket):
+        lengths, last = self.lengths_buffer[:bucket], self.last[:bucket]
+        assert lengths[: len(self.lengths)].tolist() == self.lengths
+        assert bool(((lengths >= 0) & (lengths < self.capacity)).all())
+        assert bool(((last >= 0) & (last < VOCAB)).all())
+        return run(self, bucket)
+
+    monkeypatch.setattr(SamplerContext, "append", checked_append)
+    monkeypatch.setattr(GraphRows, "_run", checked_run)
+
+
+def check_lengths(engine):
+    """The KV cache and the history of a row have the ids of its text, and a step ahead."""
+    ahead = engine.ahead.texts if engine.ahead is not None else []
+    lengths = engine.context.lengths.tolist() if engine.texts else []
+    for text, length, in_cache in zip(engine.texts, lengths, engine.rows.lengths, strict=True):
+        assert in_cache == len(text.window) - 1 + (text in ahead)
+        assert length == len(text.request.prompt) + text.count + (text in ahead)
+
+
 @pytest.mark.parametrize(
     "case",
     [case if case in QUICK else pytest.param(case, marks=pytest.mark.long) for case in SERVED],
 )
-def test_every_model_answers_as_it_does_alone(case):
+def test_every_model_answers_as_it_does_alone(case, checked_indices):
     """Contexts of 16 tokens overflow; four rows are fewer than there are texts."""
     subject, generator = make(case), torch.Generator().manual_seed(1)
     if getattr(subject.model.config, "prefix", False):
@@ -106,8 +145,19 @@ def test_every_model_answers_as_it_does_alone(case):
     engine = BatchEngine(pack(subject.model), config, stop=sorted(STOP))
     assert serve(engine, requests, pauses(generator)) == expected
     assert not engine.busy
+    config = EngineConfig(rows=5, chunk=5, turn=6)  # not a number of rows that graphs are made for
     engine = BatchEngine(subject.model, config, stop=sorted(STOP), capture=True)
     assert serve(engine, requests, pauses(generator)) == expected
+
+
+def test_a_step_that_runs_ahead_of_the_end_has_room(checked_indices):
+    """The longest text ends while a step for it has begun; the context is far away."""
+    torch.manual_seed(0)
+    model = build_model(replace(CASES["tiny-decoder"], context=64)).double().eval()
+    requests = [request(n, tokens=8 + 3 * n) for n in range(1, 7)]
+    expected = [alone(model, each) for each in requests]
+    engine = BatchEngine(model, EngineConfig(rows=8), stop=sorted(STOP), capture=True)
+    assert serve(engine, requests, iter([1] * 99)) == expected
 
 
 def decoder(**config):
@@ -225,18 +275,18 @@ def test_out_of_memory_halves_the_rows(monkeypatch):
     assert max(calls[1:]) == 2
 
 
-@pytest.mark.parametrize("name", ["_sample", "_start_ahead"])
-def test_out_of_memory_after_a_step_loses_no_token(name, monkeypatch):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_out_of_memory_after_a_step_loses_no_token(ahead, monkeypatch):
     def engine():
         torch.manual_seed(0)
-        model, ahead = make("tiny-decoder").model.double(), name == "_start_ahead"
+        model = make("tiny-decoder").model.double()
         return BatchEngine(model, EngineConfig(rows=4), stop=sorted(STOP), capture=ahead)
 
     def requests():
         return [request(n, chain=CHAINS[n % len(CHAINS)]) for n in range(1, 5)]
 
     expected, scarce = engine().run(requests()), engine()
-    compute, left = getattr(scarce, name), [1]
+    compute, left = scarce._start_ahead if ahead else sample_rows, [1]
 
     def after_sampling(*args):
         out = compute(*args)
@@ -245,9 +295,57 @@ def test_out_of_memory_after_a_step_loses_no_token(name, monkeypatch):
             raise torch.OutOfMemoryError("no memory")
         return out
 
-    monkeypatch.setattr(scarce, name, after_sampling)
+    if ahead:
+        monkeypatch.setattr(scarce, "_start_ahead", after_sampling)
+    else:
+        monkeypatch.setattr("regard.serve.engine.sample_rows", after_sampling)
     assert scarce.run(requests()) == expected
     assert not left
+
+
+def test_texts_that_get_no_row_have_each_token_once(monkeypatch):
+    """Their first token is sampled before they get a row."""
+    engine, requests = decoder(rows=4), [request(n) for n in range(1, 5)]
+    expected, left = decoder(rows=4).run([request(n) for n in range(1, 5)]), [1]
+    join = engine.rows.join
+
+    def scarce(*args):
+        if engine.texts and left:
+            left.clear()
+            raise torch.OutOfMemoryError("no memory")
+        join(*args)
+
+    monkeypatch.setattr(engine.rows, "join", scarce)
+    assert serve(engine, requests, iter([1] * 9)) == expected
+    assert not left
+
+
+def test_a_broken_device_ends_the_engine(monkeypatch):
+    """Every later call would fail too; /health tells by the end of the thread."""
+    engine = decoder()
+    engine.submit(request())
+
+    def broken(*args, **options):
+        raise torch.AcceleratorError("device-side assert triggered", 710)
+
+    monkeypatch.setattr(engine.language, "step", broken)
+    with pytest.raises(torch.AcceleratorError):
+        engine.step()
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_the_kv_memory_is_that_of_the_buffers_and_of_prompts(capture):
+    torch.manual_seed(0)
+    engine = BatchEngine(make("tiny-decoder").model, EngineConfig(rows=64), capture=capture)
+    context, size = engine.language.context, engine.rows.bytes_per_id
+    rows = type(engine.rows)(engine.language, 7 * context * size, *([64] if capture else []))
+    assert rows.fits(5, context, 2 * context) == (not capture)
+    assert rows.fits(5, context, context)
+    assert not rows.fits(6, context, 2 * context)
+    assert not rows.fits(7, context, 1)
+    rows.join(engine.language.start(5, 1), range(5), [1] * 5, context)
+    made = sum(cache.keys.nbytes + cache.values.nbytes for cache in rows.caches)
+    assert made <= 6 * context * size
 
 
 def test_what_never_fits_is_refused_and_the_next_is_answered():

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 
-from regard.serve.engine import BatchEngine, Counters
+from regard.serve.engine import BatchEngine
 from regard.serve.models import Models
+from regard.serve.texts import Counters
 
 HELP = {
     "requests": "requests that were queued",

@@ -21,8 +21,8 @@ BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # rows
 class Rows(Protocol):
     """The rows of one model. New rows are appended; `keep` moves the others together."""
 
-    def fits(self, rows: int, capacity: int) -> bool:
-        """Whether so many rows of so many ids fit into the memory."""
+    def fits(self, rows: int, capacity: int, reading: int) -> bool:
+        """Whether so many rows of so many ids fit, beside prompts of `reading` ids together."""
 
     def join(self, state: State, rows: Sequence[int], lengths: Sequence[int], need: int) -> None:
         """Append these rows of a prefilled state, which will hold up to `need` ids."""
@@ -41,7 +41,7 @@ class StateRows:
         self.language = language
         self.state: State | None = None
 
-    def fits(self, rows: int, capacity: int) -> bool:
+    def fits(self, rows: int, capacity: int, reading: int) -> bool:
         """Whether so many rows fit: their states are small."""
         return True
 
@@ -86,10 +86,22 @@ class KVRows:
         self.needs: list[int] = []
         self.state: TransformerState | None = None  # of the rows in use
 
-    def fits(self, rows: int, capacity: int) -> bool:
-        """Whether so many rows of so many ids fit into the budget, or there is only one."""
-        capacity = max([capacity, *self.needs])
-        return rows == 1 or rows * _round_up(capacity, STEP) * self.bytes_per_id <= self.budget
+    def fits(self, rows: int, capacity: int, reading: int) -> bool:
+        """Whether so many rows fit into the budget beside the prompts, or there is only one."""
+        rows_made, capacity_made = self._size(rows, max([capacity, *self.needs]))
+        ids = rows_made * capacity_made + reading
+        return rows == 1 or ids * self.bytes_per_id <= self.budget
+
+    def _size(self, rows: int, capacity: int) -> tuple[int, int]:
+        """The rows and the capacity of buffers for so many; they do not shrink while in use."""
+        capacity = _round_up(capacity, STEP)
+        if self.lengths:
+            capacity = max(capacity, self.capacity)
+        context = self.language.context
+        capacity = capacity if context is None else min(capacity, context)
+        most = 3 * self.budget // (4 * capacity * self.bytes_per_id)  # the rest is for prompts
+        rounded = min(1 << (rows - 1).bit_length(), max(rows, most))
+        return max(rounded, self.rows if self.lengths else 0), capacity
 
     def join(self, state: State, rows: Sequence[int], lengths: Sequence[int], need: int) -> None:
         """Append these rows of a prefilled state."""
@@ -128,12 +140,7 @@ class KVRows:
 
     def _resize(self, rows: int, capacity: int) -> None:
         """Make room for so many rows and ids; give up memory that nothing uses any more."""
-        rows = max(1 << (rows - 1).bit_length(), 0 if not self.lengths else self.rows)
-        capacity = _round_up(capacity, STEP)
-        if self.lengths:
-            capacity = max(capacity, self.capacity)
-        context = self.language.context
-        capacity = capacity if context is None else min(capacity, context)
+        rows, capacity = self._size(rows, capacity)
         if (rows, capacity) == (self.rows, self.capacity):
             return
         old, used = self.caches, len(self.lengths)
@@ -190,7 +197,8 @@ class GraphRows(KVRows):
         super().__init__(language, budget)
         assert language.context is not None
         self.capacity = language.context
-        self.rows = max(1, min(rows, budget // (self.capacity * self.bytes_per_id)))
+        room = budget // (self.capacity * self.bytes_per_id)
+        self.rows = max(1, min(rows, room - 1))  # one more is for the prompts
         keys, values = self.probe.layers[0].keys, self.probe.layers[0].values
         layers, device = len(self.probe.layers), keys.device
         self.buffers = [  # keys and values of all layers: (layers, rows, kv_heads, capacity, …)
@@ -203,9 +211,10 @@ class GraphRows(KVRows):
         self.graphs: dict[int, Callable[[], Tensor]] = {}
         self.pool: Any = None
 
-    def fits(self, rows: int, capacity: int) -> bool:
-        """Whether there are so many rows."""
-        return rows <= self.rows
+    def fits(self, rows: int, capacity: int, reading: int) -> bool:
+        """Whether there are so many rows, and room for the prompts beside them."""
+        room = self.budget - self.rows * self.capacity * self.bytes_per_id
+        return rows <= self.rows and (rows == 1 or reading * self.bytes_per_id <= room)
 
     def step(self, last: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
         """Read the last id of each row; return the next logits."""
@@ -215,7 +224,7 @@ class GraphRows(KVRows):
             self.lengths_buffer.copy_(torch.tensor(lengths), non_blocking=True)
             self.state = self.probe
         self.last[:used].copy_(last)
-        bucket = min(next(size for size in BUCKETS if size >= used), self.rows)
+        bucket = min(next((size for size in BUCKETS if size >= used), used), self.rows)
         if bucket not in self.graphs:
             logits = self._run(bucket)
             self.graphs[bucket] = self._capture(bucket)

@@ -1,0 +1,104 @@
+"""Sample the next token of each row; every row has its own samplers and random numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.errors import RegardError
+from regard.generate.chain import NOT_FAILED, Chain, at_least_float32
+from regard.generate.sampler_context import RowGenerators, SamplerContext
+from regard.serve.request import TokenScore
+from regard.serve.texts import Text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """The next id of each row."""
+
+    ids: Tensor
+    tokens: list[int | None]  # None: the row has failed
+    scores: list[TokenScore | None]
+    errors: dict[int, RegardError]  # of the rows that have failed
+
+
+def sample_rows(
+    texts: Sequence[Text], chain: Chain, logits: Tensor, context: SamplerContext
+) -> Sampled:
+    """Sample the next id of each text; one that has no token left fails alone."""
+    allowed = logits
+    if any(text.request.constraints for text in texts):
+        allowed = at_least_float32(logits).clone()
+        for row, text in enumerate(texts):
+            if text.request.constraints:
+                allowed[row] = text.request.constraints[text.index].mask(allowed[row])
+    ids = chain.sample(allowed, context, draw_kernel=True)
+    tokens: list[int | None] = ids.tolist()
+    errors = {}
+    for row, length in enumerate(context.state["failed"].tolist()):
+        if length != NOT_FAILED:
+            cause = chain.failure_cause(allowed[row : row + 1], context, row, length)
+            context.state["failed"][row] = NOT_FAILED
+            errors[row] = RegardError(f"no token is left to draw: {cause}")
+            tokens[row] = None
+    context.append(ids)
+    scores: list[TokenScore | None] = [None] * len(texts)
+    scored = [row for row, text in enumerate(texts) if text.request.logprobs is not None]
+    if scored:
+        most = max(cast(int, texts[row].request.logprobs) for row in scored)
+        chosen = ids[scored].tolist()
+        for row, score in zip(scored, score_tokens(logits[scored], chosen, most), strict=True):
+            scores[row] = score
+    return Sampled(ids, tokens, scores, errors)
+
+
+def join_contexts(first: SamplerContext, second: SamplerContext) -> SamplerContext:
+    """Two contexts as one, with the rows of the first before those of the second.
+
+    Where only one has the state of a sampler, the other's rows do not use that sampler.
+    """
+    width = max(first.history.shape[1], second.history.shape[1])
+    history = torch.cat(
+        [pad(part.history, (0, width - part.history.shape[1])) for part in (first, second)]
+    )
+    state = {}
+    for key in first.state.keys() | second.state.keys():
+        like = first.state.get(key, second.state.get(key))
+        assert like is not None
+        state[key] = torch.cat(
+            [
+                part.state.get(key, like.new_zeros(len(part.lengths), *like.shape[1:]))
+                for part in (first, second)
+            ]
+        )
+    return SamplerContext(
+        history,
+        torch.cat([first.lengths, second.lengths]),
+        torch.cat([first.prompt_lengths, second.prompt_lengths]),
+        RowGenerators(
+            torch.cat([first.generators.keys, second.generators.keys]),
+            torch.cat([first.generators.used, second.generators.used]),
+        ),
+        first.stop,
+        state,
+        first.constants,
+    )
+
+
+def score_tokens(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenScore]:
+    """The log-probability of a token in each row of logits, and the `top` likeliest."""
+    log_probs = at_least_float32(logits).log_softmax(-1)
+    index = torch.tensor(tokens, device=logits.device).unsqueeze(1)
+    chosen = log_probs.gather(1, index).squeeze(1).tolist()
+    if not top:
+        return [TokenScore(*pair) for pair in zip(tokens, chosen, strict=True)]
+    best = log_probs.topk(min(top, log_probs.shape[1]))
+    return [
+        TokenScore(token, logprob, tuple(zip(ids, values, strict=True)))
+        for token, logprob, ids, values in zip(
+            tokens, chosen, best.indices.tolist(), best.values.tolist(), strict=True
+        )
+    ]
