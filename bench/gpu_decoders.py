@@ -1,11 +1,13 @@
 """Decoding speed and correctness of decoder presets on one GPU, with random weights.
 
-    python bench/gpu_decoders.py [PRESET …] [--rows 1 16] [--peer] [--check]
+    python bench/gpu_decoders.py [PRESET …] [--rows 1 16] [--prompt 128] [--compiled] [--peer]
+    python bench/gpu_decoders.py --check [PRESET …] [--rows 1 16]
 
 Speed: prompts of 128 ids, 256 new tokens, temperature 0.8 and top-k 50, in bfloat16. For each
-preset: the model itself with a CUDA graph, the decoder that `regard` chooses, and with `--peer`
-transformers with a static KV cache, which it compiles. Weights read per second are relative to the
-copy bandwidth of the GPU.
+preset: the model itself with a CUDA graph, the decoder that `regard` chooses, with `--compiled` the
+model's decode step compiled by Inductor, and with `--peer` transformers with a static KV cache,
+which it compiles. The weights and the KV cache that a step reads are relative to the copy bandwidth
+of the GPU.
 
 `--check` compares greedy ids instead: the decoder that `regard` chooses and the model itself, in
 float32 with at most four layers, must give the same 64 ids for each of the row counts.
@@ -41,31 +43,47 @@ PRESETS = [
 CHECKED = [*PRESETS, "gpt1", "opt-350m", "phi-3-mini", "mistral-7b", "modern"]
 
 
-def prompts(config: TransformerConfig, rows: int) -> list[list[int]]:
+def prompts(config: TransformerConfig, rows: int, length: int = PROMPT) -> list[list[int]]:
     torch.manual_seed(1)
-    return [list(map(int, row)) for row in torch.randint(10, config.vocab_size, (rows, PROMPT))]
+    return [list(map(int, row)) for row in torch.randint(10, config.vocab_size, (rows, length))]
 
 
-def speed(config: TransformerConfig, decoder: Any, rows: int, weights: int, copies: float) -> str:
+def speed(decoder: Any, ids: list[list[int]], read: float, copies: float) -> str:
+    """Decoding speed; a step reads `read` bytes of weights and KV cache."""
+
     def decode(tokens: int = TOKENS) -> None:
-        generate(decoder, prompts(config, rows), CHAIN, tokens=tokens, seed=1)
+        generate(decoder, ids, CHAIN, tokens=tokens, seed=1)
 
     decode()
     total, first = best_time(decode, 3), best_time(lambda: decode(1), 3)
     step = (total - first) / (TOKENS - 1)
     return (
-        f"{rows * TOKENS / total:9,.0f} tok/s  {1e3 * first:6.1f} ms to first token"
-        f"  {1e3 * step:6.3f} ms/step  {weights / step / copies:5.1%} of copy bandwidth"
+        f"{len(ids) * TOKENS / total:9,.0f} tok/s  {1e3 * first:6.1f} ms to first token"
+        f"  {1e3 * step:6.3f} ms/step  {read / step / copies:5.1%} of copy bandwidth"
     )
 
 
-def peer_speed(config: TransformerConfig, rows: int) -> str:
+class CompiledStep:
+    """A model whose decode step is compiled by Inductor; prefill calls the model."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model, self.compiled = model, torch.compile(model.step, dynamic=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def step(self, ids: torch.Tensor, state: Any, **options: Any) -> Any:
+        step = self.compiled if ids.shape[1] == 1 else self.model.step
+        return step(ids, state, **options)
+
+
+def peer_speed(config: TransformerConfig, prompts: list[list[int]]) -> str:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with CUDA:
         hf_config = AutoConfig.for_model(**write_config(config)[1])
         model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.bfloat16).eval()
-    ids = torch.tensor(prompts(config, rows), device=CUDA)
+    ids = torch.tensor(prompts, device=CUDA)
 
     def run() -> None:
         model.generate(
@@ -81,11 +99,14 @@ def peer_speed(config: TransformerConfig, rows: int) -> str:
         )
 
     run()
-    return f"{rows * TOKENS / best_time(run, 2):9,.0f} tok/s"
+    return f"{len(prompts) * TOKENS / best_time(run, 2):9,.0f} tok/s"
 
 
-def report(name: str, rows: list[int], peer: bool, copies: float) -> None:
+def report(
+    name: str, rows: list[int], prompt: int, compiled: bool, peer: bool, copies: float
+) -> None:
     config = preset(name)
+    config = replace(config, context=max(config.context, prompt + TOKENS))
     with CUDA:
         torch.manual_seed(0)
         model = Transformer(config).to(torch.bfloat16).eval()
@@ -93,12 +114,19 @@ def report(name: str, rows: list[int], peer: bool, copies: float) -> None:
     weights = sum(p.nbytes for p in model.parameters())
     weights -= 0 if config.tied else embedding.nbytes
     path = decoding_path(model)
+    decoders: dict[str, Any] = {"model": model, path.name: path.language}
+    if compiled:
+        decoders["compiled"] = CompiledStep(model)
     for count in rows:
-        for kind, decoder in (("model", model), (path.name, path.language)):
-            line = speed(config, Engine(decoder), count, weights, copies)
+        ids = prompts(config, count, prompt)
+        filled = (prompt + TOKENS / 2) / (prompt + TOKENS)  # part of the KV cache, on average
+        caches = model.start(count, prompt + TOKENS).layers
+        read = weights + filled * sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
+        for kind, decoder in decoders.items():
+            line = speed(Engine(decoder), ids, read, copies)
             print(f"{name:14} {count:3} rows  {kind:12} {line}", flush=True)
         if peer:
-            print(f"{name:14} {count:3} rows  transformers {peer_speed(config, count)}", flush=True)
+            print(f"{name:14} {count:3} rows  transformers {peer_speed(config, ids)}", flush=True)
 
 
 def check(name: str, rows: list[int]) -> None:
@@ -127,6 +155,8 @@ def main() -> None:
     )
     parser.add_argument("presets", nargs="*")
     parser.add_argument("--rows", nargs="+", type=int, default=[1])
+    parser.add_argument("--prompt", type=int, default=PROMPT)
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
@@ -138,7 +168,7 @@ def main() -> None:
             if options.check:
                 check(name, options.rows)
             else:
-                report(name, options.rows, options.peer, copies)
+                report(name, options.rows, options.prompt, options.compiled, options.peer, copies)
 
         run_and_report_errors(run)
         gc.collect()

@@ -32,6 +32,7 @@ from regard.tasks import Causal, Classify, Masked, Seq2Seq
 from regard.training.loop import train
 from regard.training.optim import optimizers
 from regard.training.parallel.strategy import Objective, SingleProcess
+from regard.training.setup.device import checkpoint_activations
 
 CUDA = torch.device("cuda")
 Trial = Callable[[], Callable[[], None]]  # builds a model and returns its training step
@@ -77,11 +78,14 @@ def ids(*shape: int, vocab: int) -> torch.Tensor:
     return torch.randint(10, vocab, shape, device=CUDA)
 
 
-def ours(config: Any, task: Any, batch: Any) -> Trial:
+def ours(config: Any, task: Any, batch: Any, *, checkpointing: bool = False) -> Trial:
     """A step of `training.loop.train`, as `regard train` runs it on a GPU."""
 
     def trial() -> Callable[[], None]:
-        objective = Objective(build_model(config).to(CUDA), task)
+        model = build_model(config).to(CUDA)
+        if checkpointing:
+            checkpoint_activations(model)
+        objective = Objective(model, task)
         strategy = SingleProcess(objective)
         strategy.compile()
         steps = train(
@@ -91,7 +95,7 @@ def ours(config: Any, task: Any, batch: Any) -> Trial:
             lambda number: 3e-4,
             autocast=lambda: torch.autocast("cuda", torch.bfloat16),
             strategy=strategy,
-            capture=True,
+            capture=not checkpointing,
         )
         return lambda: next(steps) and None
 
@@ -144,8 +148,13 @@ def gpt2(nanogpt: str, bias: bool = False) -> Row:
     )
 
 
-def decoder(_: str, name: str, rows: int, time_: int, **changes: Any) -> Row:
-    """A decoder preset; its peer is the same configuration in transformers."""
+def decoder(
+    _: str, name: str, rows: int, time_: int, *, checkpointing: bool = False, **changes: Any
+) -> Row:
+    """A decoder preset; its peer is the same configuration in transformers.
+
+    With `checkpointing` both recompute the activations of each block in the backward pass.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from regard.hub.config_json import write_config
@@ -156,14 +165,22 @@ def decoder(_: str, name: str, rows: int, time_: int, **changes: Any) -> Row:
     def peer() -> Any:
         settings = {**write_config(config)[1], "use_cache": False}
         hf = AutoConfig.for_model(**settings, attn_implementation="sdpa")
-        return AutoModelForCausalLM.from_config(hf, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(hf, dtype=torch.float32)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return model
 
     return Row(
-        f"{name} {changes or ''}, {rows} x {time_}",
+        f"{name} {changes or ''}, {rows} x {time_}{', checkpointing' if checkpointing else ''}",
         rows * time_,
         "tokens",
         _flops(config, time_) * rows * time_,
-        ours(config, Causal(), TextBatch(x, ids(rows, time_, vocab=config.vocab_size))),
+        ours(
+            config,
+            Causal(),
+            TextBatch(x, ids(rows, time_, vocab=config.vocab_size)),
+            checkpointing=checkpointing,
+        ),
         theirs(peer, lambda model: model(x, labels=x).loss),
         "transformers",
     )
@@ -282,6 +299,7 @@ ROWS: dict[str, Callable[[str], Row]] = {
     "llama": partial(decoder, name="tinyllama", rows=8, time_=2048),
     "llama-16k": partial(decoder, name="tinyllama", rows=1, time_=16384),
     "llama-16k-window": partial(decoder, name="tinyllama", rows=1, time_=16384, window=1024),
+    "llama-64k": partial(decoder, name="tinyllama", rows=1, time_=65536, checkpointing=True),
     "bloom": partial(decoder, name="bloom-560m", rows=8, time_=2048),
     "gemma-2": partial(decoder, name="gemma-2-2b", rows=2, time_=4096),
     "bert": bert,
