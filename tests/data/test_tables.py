@@ -10,7 +10,7 @@ import pytest
 
 from regard.config import RunConfig, build
 from regard.data.columns import find_roles
-from regard.data.tables import read_table
+from regard.data.table_files import read_table
 from regard.data.text import Text
 from regard.errors import ConfigError, DataError
 from regard.pipelines import open_data, open_split, prepare_training
@@ -396,7 +396,7 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("regard.data.tables.import_module", missing)
+    monkeypatch.setattr("regard.data.arrow_files.import_module", missing)
     with pytest.raises(DataError, match=r"is Parquet, .* pip install 'regard\[tables\]'"):
         open_data(write(tmp_path, "a.parquet", b"PAR1"))
 

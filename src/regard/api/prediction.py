@@ -12,7 +12,8 @@ from regard.data.columns import find_input, text_pair
 from regard.data.conll import SUFFIXES as CONLL
 from regard.data.conll import read_conll
 from regard.data.spans import from_squad, is_squad
-from regard.data.tables import IMAGE_SUFFIXES, Table, is_table, read_table
+from regard.data.table_files import is_table, read_table
+from regard.data.tables import IMAGE_SUFFIXES, Table
 from regard.data.text_files import preview, read_lines, scan, suffix
 from regard.errors import ConfigError, DataError
 from regard.files.atomic import atomic_file

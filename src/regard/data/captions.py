@@ -19,7 +19,8 @@ from regard.data.images import (
     resize,
     survey_files,
 )
-from regard.data.tables import IMAGE_SUFFIXES, SUFFIXES, Table, read_table
+from regard.data.table_files import read_table
+from regard.data.tables import IMAGE_SUFFIXES, SUFFIXES, Table
 from regard.data.text_files import preview, suffix
 from regard.data.validation_split import hash_threshold, row_hash
 from regard.errors import DataError

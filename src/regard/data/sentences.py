@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from regard.data.columns import find_roles
-from regard.data.tables import is_table, read_table
+from regard.data.table_files import is_table, read_table
 from regard.data.text_files import preview, read_lines, scan, stem
 from regard.data.validation_split import hash_threshold, row_hash
 from regard.errors import DataError

@@ -13,7 +13,8 @@ from regard.config import Choice, DataConfig, RunConfig, kind_of, make
 from regard.data.builtin import BUILTINS
 from regard.data.columns import ROLES, ambiguous_table, find_roles
 from regard.data.pairs import from_parallel
-from regard.data.tables import HUB, Table, is_table, read_table, read_validation
+from regard.data.table_files import HUB, is_table, read_table, read_validation
+from regard.data.tables import Table
 from regard.data.text import Text
 from regard.data.text_files import suffix
 from regard.errors import ConfigError, DataError

@@ -16,7 +16,8 @@ from regard.data.batch import Batch, SeriesBatch
 from regard.data.columns import Roles
 from regard.data.loader import RowLoader
 from regard.data.series import Series, from_table
-from regard.data.tables import Table, read_table
+from regard.data.table_files import read_table
+from regard.data.tables import Table
 from regard.errors import ConfigError, DataError
 from regard.generate import Search
 from regard.models.build import family_of, is_closed_form, resolve

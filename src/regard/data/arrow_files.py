@@ -1,0 +1,129 @@
+"""Parquet and Arrow files, and data sets of the Hugging Face hub."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from regard.data.json_files import flatten, from_objects
+from regard.data.tables import SAMPLE_ROWS, Table
+from regard.data.text_files import suffix
+from regard.errors import DataError
+
+HUB = "hf://datasets/"  # a data set of the Hugging Face hub: hf://datasets/owner/name
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+}
+
+
+def from_arrow(path: Path) -> Table:
+    """The table in a Parquet or Arrow file, with the names of classes that it records."""
+    format = suffix(path)[1:].capitalize()
+    what = f"{path} is {format}"
+    pyarrow = _optional("pyarrow", "tables", what)
+    ipc, parquet = (_optional(f"pyarrow.{name}", "tables", what) for name in ("ipc", "parquet"))
+
+    try:
+        if format == "Parquet":
+            schema = parquet.read_schema(path)
+        else:
+            with pyarrow.memory_map(str(path)) as source:
+                schema = ipc.open_stream(source).schema
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path} is not {format}: {reason}") from None
+    try:
+        metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        class_names = _class_names(metadata.get("info", {}).get("features", {}))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        class_names = {}  # metadata of another program is ignored
+
+    def batches() -> Iterator[Any]:
+        if format == "Parquet":
+            with parquet.ParquetFile(path) as file:
+                yield from file.iter_batches(SAMPLE_ROWS)
+        else:
+            with pyarrow.memory_map(str(path)) as source:
+                yield from ipc.open_stream(source)
+
+    def objects() -> Iterator[tuple[int, dict[str, Any]]]:
+        rows = (row for batch in batches() for row in batch.to_pylist())
+        try:
+            for number, row in enumerate(rows, 1):
+                yield number, flatten(_named(row, class_names))
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{path} is damaged: {reason}") from None
+
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return from_objects(path, format, digest, objects, "row")
+
+
+def from_hub(path: str, part: str) -> Any:
+    """The part of a data set that `datasets` loads; None if there is no such part."""
+    datasets = _optional("datasets", "datasets", f"{path} is a data set of the hub")
+    words = path.removeprefix(HUB).strip("/").split("/")
+    try:
+        loaded = datasets.load_dataset("/".join(words[:2]), *words[2:3])
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path} cannot be loaded: {reason}") from None
+    parts = {SPLITS.get(name, name): rows for name, rows in loaded.items()}
+    if part == "train":
+        chosen = parts.get("train") or next(iter(parts.values()))
+    else:
+        chosen = (parts.get("validation") or parts.get("test")) if "train" in parts else None
+    if chosen is None:
+        return None
+    class_names = _class_names(chosen.features.to_dict())
+
+    def objects() -> Iterator[tuple[int, dict[str, Any]]]:
+        return ((n, flatten(_named(row, class_names))) for n, row in enumerate(chosen, 1))
+
+    digest = hashlib.sha256(str(chosen._fingerprint).encode()).hexdigest()
+    return from_objects(path, "Hugging Face data set", digest, objects, "row")
+
+
+def _class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The names of the classes of columns that hold their numbers, singly or in lists."""
+    names = {}
+    for column, feature in features.items():
+        if isinstance(feature, dict):
+            inner = feature.get("feature", feature)
+            if isinstance(inner, dict) and inner.get("_type") == "ClassLabel":
+                names[column] = list(inner.get("names") or [])
+    return names
+
+
+def _named(row: dict[str, Any], class_names: Mapping[str, list[str]]) -> dict[str, Any]:
+    """A row with the names of its classes; -1 is Hugging Face's sign for no label."""
+
+    def name(column: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [name(column, item) for item in value]
+        names = class_names[column]
+        return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+
+    return {
+        column: name(column, value) if class_names.get(column) else value
+        for column, value in row.items()
+    }
+
+
+def _optional(module: str, extra: str, what: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise DataError(
+            f"{what}, which is read with {module}; install it: pip install 'regard[{extra}]'"
+        ) from None

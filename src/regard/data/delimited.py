@@ -1,0 +1,187 @@
+"""Delimited text: comma-, tab-, semicolon- and bar-separated files."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from regard.data.tables import (
+    DECIMAL_COMMA,
+    IMAGE_SUFFIXES,
+    KNOWN_NAMES,
+    MOSTLY_NUMBERS,
+    SAMPLE_ROWS,
+    Row,
+    Table,
+    has_comma,
+    has_decimal_commas,
+    is_number,
+)
+from regard.data.text_files import Scan, open_bytes, preview, read_lines, scan, stem, suffix
+from regard.errors import DataError
+
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+_HEADER_NAME = re.compile(r"(?=.*[^\W\d_]).{1,40}$")  # a letter and no more than 40 characters
+_PLAIN_NAME = re.compile(r"[^\W\d][\w .()%/:-]*$")  # no sentence
+_MAX_CELL = 1 << 30  # csv's own limit is 131,072 characters
+
+
+def from_delimited(path: Path) -> Table:
+    """The table in a file of delimited text; the delimiter and the header are found."""
+    scanned = scan(path)
+    delimiter = _delimiter(path)
+    quoted = _is_quoted(path, scanned, delimiter)
+
+    def numbered() -> Iterator[tuple[int, list[str]]]:
+        if quoted:
+            return _quoted_rows(path, delimiter)
+        return _plain_rows(path, scanned, delimiter)
+
+    sample = [row for _, row in islice(numbered(), SAMPLE_ROWS) if any(row)]
+    if not sample:
+        raise DataError(f"{path} has no cell with a value in its first {SAMPLE_ROWS} lines")
+    width = len(sample[0])
+    header = _is_header(sample[0], sample[1:])
+    columns = tuple(
+        (sample[0][index].strip() if header else "") or str(index + 1) for index in range(width)
+    )
+    if len(set(columns)) < width:
+        twice = next(name for name in columns if columns.count(name) > 1)
+        raise DataError(f"{path} has two columns named {twice!r}; rename one of them")
+    word = DELIMITERS[delimiter]
+    body = [row for row in sample[header:] if len(row) == width]
+    decimal = [i for i in range(width) if has_decimal_commas([row[i] for row in body])]
+
+    def rows() -> Iterator[Row]:
+        skip = header
+        for number, row in numbered():
+            if skip and any(row):
+                skip = False
+                continue
+            if row and len(row) != width:
+                hint = f"a cell that contains a {word} needs double quotes"
+                raise DataError(
+                    f"{path}, line {number} has {len(row)} columns, the first line {width}: "
+                    f"{preview(delimiter.join(row))}\n{hint}"
+                )
+            for index in decimal if row else ():
+                if DECIMAL_COMMA.match(row[index]):  # other cells stay, and are refused
+                    row[index] = row[index].replace(".", "").replace(",", ".")
+            yield number, tuple(row) if row else ("",) * width  # an empty line
+
+    commas = tuple(columns[index] for index in decimal)
+    return Table(
+        name=stem(path),
+        path=str(path),
+        format=f"{word}-separated" + (f", decimal commas in {', '.join(commas)}" if commas else ""),
+        columns=columns,
+        rows=rows,
+        digest=scanned.digest,
+        header=header,
+        decimal_commas=commas,
+    )
+
+
+def _delimiter(path: Path) -> str:
+    """The delimiter that gives the first rows the same number of columns, and more than one."""
+    candidates = [*DELIMITERS]
+    if suffix(path) != ".csv":
+        candidates = ["\t", *(delimiter for delimiter in candidates if delimiter != "\t")]
+    widths: dict[str, list[int]] = {}
+    for candidate in candidates:
+        with suppress(csv.Error):  # the next one may fit
+            rows = islice(_quoted_rows(path, candidate, strict=False), 50)
+            widths[candidate] = [len(row) for _, row in rows if row]
+    splitting = [delimiter for delimiter, counts in widths.items() if counts and counts[0] > 1]
+    equal = [delimiter for delimiter in splitting if len(set(widths[delimiter])) == 1]
+    if {",", ";"} <= set(equal) and _commas_are_decimal(path):
+        return ";"
+    return next(iter([*equal, *splitting, *candidates]))
+
+
+def _commas_are_decimal(path: Path) -> bool:
+    """Whether, between semicolons and below the first row, commas are in numbers only."""
+    rows = islice(_quoted_rows(path, ";", strict=False), 1, 50)
+    cells = [cell for _, row in rows for cell in row if "," in cell]
+    return bool(cells) and all(map(DECIMAL_COMMA.match, cells))
+
+
+def _is_quoted(path: Path, scanned: Scan, delimiter: str) -> bool:
+    """Whether double quotes enclose cells (Excel, RFC 4180) or are characters of the text.
+
+    They enclose cells if so read all rows have the same number of columns. If lines split at
+    every delimiter have it too, a quoted cell may not contain a line end.
+    """
+    opening = re.compile(rf'(^|{re.escape(delimiter)})"')
+    if not any(opening.search(line) for line in read_lines(path, scanned)):
+        return False
+    counts = (line.count(delimiter) for line in read_lines(path, scanned) if line)
+    same_in_lines = len(set(counts)) == 1
+    with suppress(csv.Error):
+        widths, line_ends = set(), False
+        for _, row in _quoted_rows(path, delimiter):
+            if row:
+                widths.add(len(row))
+                line_ends = line_ends or any("\n" in cell for cell in row)
+        if len(widths) == 1:
+            return not (same_in_lines and line_ends)
+    return not same_in_lines
+
+
+def _quoted_rows(
+    path: Path, delimiter: str, *, strict: bool = True
+) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(_MAX_CELL)
+    with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as stream:
+        reader = csv.reader(stream, delimiter=delimiter, strict=strict)
+        while True:
+            try:
+                row = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise _NotDelimited(f"{path}, line {reader.line_num} is not CSV: {error}") from None
+            yield reader.line_num, [cell.replace("\r\n", "\n") for cell in row]
+
+
+class _NotDelimited(DataError, csv.Error):
+    """Double quotes that do not enclose cells."""
+
+
+def _plain_rows(path: Path, scanned: Scan, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(read_lines(path, scanned), 1):
+        yield number, line.split(delimiter) if line.strip() else []
+
+
+def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row names the columns.
+
+    It does if its cells are short, different and no numbers, and if the rows below look different:
+    a column of numbers, of image files, or of a few values that its name is not among, or (all
+    columns) several words below single ones.
+    """
+    names = [cell.strip() for cell in first]
+    filled = [name for name in names if name]
+    if not filled or not all(map(_HEADER_NAME.match, filled)) or any(map(is_number, filled)):
+        return False
+    known = {name.lower() for name in filled} & KNOWN_NAMES
+    if len(known) >= min(2, len(filled)):
+        return True
+    columns = [[row[index] for row in rows if index < len(row)] for index in range(len(names))]
+    several_words = []
+    for name, cells in zip(names, columns, strict=True):
+        values = set(cells)
+        numbers = [is_number(cell) or has_comma(cell) for cell in cells if cell.strip()]
+        if numbers and sum(numbers) >= MOSTLY_NUMBERS * len(numbers):
+            return True
+        if cells and len(values) * 4 <= len(cells) and name not in values:
+            return True
+        if cells and all(cell.lower().endswith(IMAGE_SUFFIXES) for cell in cells):
+            return not name.lower().endswith(IMAGE_SUFFIXES)
+        words = sum(len(cell.split()) for cell in cells)
+        plain = len(name.split()) == 1 and _PLAIN_NAME.match(name) is not None
+        several_words.append(plain and words >= 3 * len(cells) > 0)
+    return len(names) > 1 and all(several_words) and len(set(names)) == len(names)
