@@ -102,11 +102,21 @@ def test_templates_give_the_answers_with_the_end_of_their_turn():
         ),
         ("{{ messages | length }}{{ messages[-1].content }}", "changes the beginning"),
         ("{{ unclosed", "refuses a dialogue"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes"),
+        ("{{ 9 ** (9 ** 9) }}", r"^the chat template takes more than 0\.3 seconds"),
+        ("{{ ('x' * 10 ** 10) | length }}", "^the chat template needs more than 500 MB"),
+        ("{{ '%9999999999d' % 1 }}", "needs more than 500 MB"),
+        ("{{ 'x'.ljust(10 ** 10) }}", "needs more than 500 MB"),
+        ("{% macro f(x) %}{{ f(x + 1) }}{% endmacro %}{{ f(0) }}", "recursion"),
     ],
 )
-def test_a_template_runs_in_a_sandbox(template, message):
+def test_a_template_runs_in_a_sandbox(template, message, monkeypatch):
+    render(JINJA, TALK)  # the process has started
+    if "takes" in message:
+        monkeypatch.setattr("regard.text.chat_template.SECONDS", 0.3)
     with pytest.raises((DataError, ConfigError), match=message):
         segments(template, TALK)
+    assert render(JINJA, TALK)
 
 
 def test_the_template_of_a_tokenizer_is_found(tmp_path):

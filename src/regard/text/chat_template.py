@@ -1,22 +1,36 @@
 """Dialogues as text: ChatML, or the Jinja chat template of a Hugging Face tokenizer.
 
-A template is a program from a file. It runs in Jinja's sandbox, which has no access to Python's
-attributes, files or imports, and its output is limited.
+A template is a program from a file. It runs in a process of its own, in Jinja's sandbox, with
+little memory and time (`text/jinja_process.py`).
 """
 
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from regard.errors import ConfigError, DataError
+from regard.text import jinja_process
 
 Message = tuple[str, str]  # role and content
 ANSWERS = "assistant"  # the role whose messages a model learns to write
 CHATML = "chatml"
-LIMIT = 10_000_000  # characters of a rendered dialogue
+SECONDS = 2.0  # of the processor, to render a dialogue
 UNSTABLE = (
     "the chat template changes the beginning of a dialogue when it continues, so its answers "
     "cannot be told apart;\nset task.template=chatml"
 )
+
+_LOCK = threading.Lock()
+_PROCESSES: dict[int, "subprocess.Popen[bytes]"] = {}  # by the process that started it
 
 
 def render(
@@ -65,34 +79,62 @@ def turn_end(template: str, tokens: Any = None) -> str:
 
 
 def _render_jinja(template: str, messages: Sequence[Message], prompt: bool, tokens: Any) -> str:
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
+    table = [{"role": role, "content": content} for role, content in messages]
+    variables = {"messages": table, "add_generation_prompt": prompt, **tokens}
+    answer = _ask({"template": template, "variables": variables, "seconds": SECONDS})
+    if "limit" in answer:
+        raise ConfigError(f"the chat template {answer['limit']}; set task.template=chatml")
+    if "error" in answer:
+        raise DataError(f"the chat template refuses a dialogue: {answer['error']}")
+    return answer["text"]
+
+
+def _ask(request: dict[str, Any]) -> dict[str, str]:
+    """The answer of the process that renders templates."""
+    with _LOCK:
+        process = _PROCESSES.get(os.getpid())  # a forked process starts its own
+        if process is None or process.poll() is not None:
+            process = _PROCESSES[os.getpid()] = _start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(request).encode() + b"\n")
+                process.stdin.flush()
+            line = process.stdout.readline()
+        except BaseException:  # Ctrl-C: the next request must not get this answer
+            _end(process)
+            raise
+        if not line:
+            code = _end(process)
+    if line:
+        return dict(json.loads(line))
+    if code == -getattr(signal, "SIGPROF", 0):
+        return {"limit": f"takes more than {SECONDS} seconds"}
+    return {"limit": f"ends the process that renders it, with code {code}"}
+
+
+def _start() -> "subprocess.Popen[bytes]":
+    found = find_spec("jinja2")
+    if found is None or found.origin is None:
         raise ConfigError(
             "the chat template of this model needs Jinja: pip install 'regard[chat]';\n"
             "or set task.template=chatml"
-        ) from None
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+    # -P: the modules beside the script are not for it. A new session: Ctrl-C is for this process.
+    command = [sys.executable, "-P", jinja_process.__file__, str(Path(found.origin).parents[1])]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    process = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True
     )
+    atexit.register(_end, process)
+    return process
 
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
 
-    environment.globals["raise_exception"] = raise_exception
-    table = [{"role": role, "content": content} for role, content in messages]
-    try:
-        pieces, size = [], 0
-        for piece in environment.from_string(template).generate(
-            messages=table, add_generation_prompt=prompt, **tokens
-        ):
-            pieces.append(piece)
-            size += len(piece)
-            if size > LIMIT:
-                raise ConfigError(f"the chat template writes more than {LIMIT:,} characters")
-    except ConfigError:  # also a ValueError
-        raise
-    except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise DataError(f"the chat template refuses a dialogue: {error}") from None
-    return "".join(pieces)
+def _end(process: "subprocess.Popen[bytes]") -> int:
+    process.kill()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(BrokenPipeError):
+                stream.close()
+    return process.wait()

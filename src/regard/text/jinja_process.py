@@ -1,0 +1,76 @@
+"""A process that renders Jinja templates within limits; `text/chat_template.py` starts it.
+
+It reads a JSON object a line and answers with one: {"text": …}, {"error": …} or {"limit": …}, of
+which the last names a limit that the template exceeds. It ends when its input ends, and when a
+template takes more than the given seconds of the processor.
+
+A template is a program from a file: Jinja's sandbox has no access to Python's attributes, files or
+imports, and the process has little memory and time. Where the system has no such limits (Windows),
+only the length of the output is limited. Nothing of regard is imported, so that it starts fast.
+"""
+
+import json
+import signal
+import sys
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+BYTES = 500_000_000
+CHARACTERS = 10_000_000  # of a rendered dialogue
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    sys.path.append(sys.argv[1])  # the folder of jinja2
+    template = _compiler()
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    for line in sys.stdin.buffer:
+        try:
+            request = json.loads(line)
+            _limit_time(request["seconds"])
+            answer = _answer(template, request)
+        except MemoryError:
+            answer = {"limit": f"needs more than {BYTES // 1_000_000} MB"}
+        except Exception as error:  # whatever a template of unknown origin causes
+            answer = {"error": str(error)[:1000]}
+        _limit_time(0)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _compiler() -> Any:
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = raise_exception
+    return lru_cache(maxsize=8)(environment.from_string)
+
+
+def _answer(compiled: Any, request: dict[str, Any]) -> dict[str, str]:
+    pieces, size = [], 0
+    for piece in compiled(request["template"]).generate(**request["variables"]):
+        pieces.append(piece)
+        size += len(piece)
+        if size > CHARACTERS:
+            return {"limit": f"writes more than {CHARACTERS:,} characters"}
+    return {"text": "".join(pieces)}
+
+
+def _limit_time(seconds: float) -> None:
+    """End this process, also inside a single operation, after this time of the processor."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+if __name__ == "__main__":
+    main()
