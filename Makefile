@@ -5,20 +5,26 @@ SHAPED := regard.nn,regard.models,regard.data.batch,regard.accel,regard.tasks,re
 SHAPE_TESTS := tests/nn tests/contract tests/accel/test_packed.py tests/accel/test_cpu_decoder.py
 LIMIT := --timeout 300  # seconds: a test that hangs fails instead
 unexport PYTHONDONTWRITEBYTECODE  # many processes import regard: it is compiled once
+MAKEFLAGS += --no-print-directory
+SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync)  # outputs one after the other
 
-.PHONY: demo test check shapes kernels long storm settings images figures docs tutorials format clean
+.PHONY: demo test check lint types shapes kernels long storm settings images figures docs tutorials format clean
 
 demo: .venv/ready  ## set up, then learn to write numbers in French, in a minute
 	$(BIN)/regard quickstart
 
-test: .venv/ready check  ## lint, types and the tests that every commit must pass
+test: .venv/ready lint  ## lint, types and the tests that every commit must pass
+	$(MAKE) -j 2 $(SYNC) types kernels  # side by side: mypy uses one core
 	$(BIN)/pytest -q -n 2 -m "not long" $(LIMIT) $(SHAPE_TESTS:%=--ignore=%)
 	$(MAKE) shapes
-	$(MAKE) kernels
 
-check: .venv/ready
+check: lint types
+
+lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: .venv/ready
 	$(BIN)/mypy
 
 shapes: .venv/ready  ## the tests of layers and models, with every annotated shape checked at every call
@@ -57,7 +63,8 @@ format: .venv/ready
 clean:
 	rm -rf .venv runs
 
+# --no-compile: what is imported is compiled then, which is a small part of it
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

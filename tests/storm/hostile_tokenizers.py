@@ -329,6 +329,17 @@ def attempt(path):
     return json.loads(report) if report else [f"died: {status}", float(HANG), 0]
 
 
+def least(path):
+    """The attempt of three with the least time, if the first takes too long.
+
+    Other programs on the cores make a process slower, by its own processor time too.
+    """
+    attempts = [attempt(path)]
+    while attempts[-1][1] >= SECONDS and len(attempts) < 3:
+        attempts.append(attempt(path))
+    return min(attempts, key=lambda each: each[1])
+
+
 def memory():
     """Bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -340,7 +351,7 @@ def main(folder, count, seed):
     results = []
     for (name, text), _ in zip(mutations(int(seed)), range(int(count)), strict=False):
         path.write_text(text)
-        results.append([name, *attempt(path)])
+        results.append([name, *least(path)])
     print(json.dumps(results))
 
 
