@@ -10,11 +10,11 @@ from regard.data.loader import (
     PairLoader,
     TextLoader,
     _bucket_widths,
-    permute,
     prefetch,
     sequential_blocks,
     sliding_windows,
 )
+from regard.data.permutation import permute
 from regard.data.token_store import PairStore, TokenStore
 from regard.errors import ConfigError, DataError
 

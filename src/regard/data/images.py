@@ -19,12 +19,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from regard.data.labels import class_ids
-from regard.data.loader import permute
+from regard.data.npz_files import array_names, read_arrays
 from regard.data.tables import IMAGE_SUFFIXES
 from regard.data.text_files import open_bytes, stem
-from regard.data.validation_split import check_fraction
+from regard.data.validation_split import split_rows
 from regard.errors import DataError
-from regard.files.untrusted import ARCHIVE_ERRORS
 
 Pixels = NDArray[np.uint8]  # (images, channels, height, width), from 0 to 255
 Size = int | tuple[int, int]  # of a square, or height and width
@@ -64,19 +63,7 @@ class Images:
         """
         if self.test is not None:
             return replace(self, test=None), self.test
-        check_fraction(fraction)
-        count = round(len(self) * fraction)
-        if not 0 < count < len(self):
-            raise DataError(
-                f"{self.name}: {len(self)} images are too few for a validation fraction of "
-                f"{fraction};\ngive more images, or a separate validation folder"
-            )
-        order = permute(np.arange(len(self)), len(self), seed)
-        validation, train = np.sort(order[:count]), np.sort(order[count:])
-        return (
-            self.subset(train, f"{self.description}; {len(train):,} for training"),
-            self.subset(validation, f"{count:,} of the {len(self):,} images"),
-        )
+        return split_rows(self, "images", fraction, seed)
 
     def subset(self, rows: NDArray[np.int64], description: str) -> "Images":
         """The images of these rows."""
@@ -196,21 +183,13 @@ def as_pixels(array: NDArray[Any], origin: str) -> Pixels:
 
 def from_npz(path: Path) -> Images:
     """A NumPy archive of arrays x and y, or images and labels, with a test part or without."""
-    try:
-        with path.open("rb") as stream:
-            archive = np.load(stream, allow_pickle=False)
-            arrays = {key.lower(): archive[key] for key in archive.files if key.lower() in NPZ_KEYS}
-    except ARCHIVE_ERRORS as error:
-        if "pickle" in str(error).lower():
-            raise DataError(
-                f"{path} has object arrays, which need pickle; save arrays of numbers instead"
-            ) from None
-        raise DataError(f"{path} is damaged or not an .npz archive: {error}") from None
+    stored = read_arrays(path, lambda key: key.lower() in NPZ_KEYS, "arrays of numbers instead")
+    arrays = {key.lower(): array for key, array in stored.items()}
     train, test = (_first_pair(arrays, names) for names in (NPZ_TRAIN, NPZ_TEST))
     if train is None:
         raise DataError(
             f"{path} needs arrays {' or '.join(f'{x!r} and {y!r}' for x, y in NPZ_TRAIN)}; "
-            f"it has: {', '.join(archive.files) or 'nothing'}"
+            f"it has: {', '.join(array_names(path)) or 'nothing'}"
         )
     images = from_arrays(stem(path), *train, str(path))
     if test is None:

@@ -9,11 +9,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.loader import permute
+from regard.data.npz_files import array_names, read_arrays
 from regard.data.text_files import stem
-from regard.data.validation_split import check_fraction
+from regard.data.validation_split import split_rows
 from regard.errors import DataError
-from regard.files.untrusted import ARCHIVE_ERRORS
 
 POINTS, OFFSETS, LABELS = "xyp", "off", "label"  # arrays of an archive, after the part's name
 PARTS = {"train": ("train_", ""), "validation": ("valid_", "validation_"), "test": ("test_",)}
@@ -63,19 +62,7 @@ class Strokes:
             return alone, replace(self.validation, test=self.test)
         if self.test is not None:
             return alone, self.test
-        check_fraction(fraction)
-        count = round(len(self) * fraction)
-        if not 0 < count < len(self):
-            raise DataError(
-                f"{self.name}: {len(self)} drawings are too few for a validation fraction of "
-                f"{fraction}; give more drawings"
-            )
-        order = permute(np.arange(len(self)), len(self), seed)
-        validation, train = np.sort(order[:count]), np.sort(order[count:])
-        return (
-            alone.subset(train, f"{self.description}; {len(train):,} for training"),
-            alone.subset(validation, f"{count:,} of the {len(self):,} drawings"),
-        )
+        return split_rows(alone, "drawings", fraction, seed)
 
     def note_overlap(self, train: "Strokes") -> "Strokes":
         """These drawings; overlap is not checked."""
@@ -91,11 +78,7 @@ class Strokes:
 
 def is_strokes(path: Path) -> bool:
     """Whether an .npz archive holds points of strokes."""
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            names = set(archive.files)
-    except ARCHIVE_ERRORS:
-        return False
+    names = set(array_names(path))
     return any(f"{prefix}{POINTS}" in names for part in PARTS.values() for prefix in part)
 
 
@@ -106,16 +89,8 @@ def from_npz(path: Path) -> Strokes:
     `train_off`, where each drawing starts and the last ends, and if drawings have classes
     `train_label`, one of each; `valid_…` and `test_…` likewise. `xyp` and `off` are one part.
     """
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except ARCHIVE_ERRORS as error:
-        if "pickle" in str(error).lower():
-            raise DataError(
-                f"{path} has object arrays, which need pickle; save the points of all drawings as "
-                "one array 'xyp' and where they start as 'off'"
-            ) from None
-        raise DataError(f"{path} is damaged or not an .npz archive: {error}") from None
+    hint = "the points of all drawings as one array 'xyp' and where they start as 'off'"
+    arrays = read_arrays(path, lambda name: name.endswith((POINTS, OFFSETS, LABELS)), hint)
     parts = {}
     for part, prefixes in PARTS.items():
         for prefix in prefixes:

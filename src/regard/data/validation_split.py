@@ -1,9 +1,32 @@
-"""Which rows of a data set are for validation: a function of (seed, content of the row)."""
+"""Which rows of a data set are for validation: by a hash of their content, or at random."""
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
+import numpy as np
+
+from regard.data.permutation import permute
 from regard.errors import ConfigError, DataError
+
+Rows = TypeVar("Rows", bound=Any)  # data with `name`, `description`, a length and `subset`
+
+
+def split_rows(data: Rows, what: str, fraction: float, seed: int) -> tuple[Rows, Rows]:
+    """Data for training, and a random `fraction` of its rows for validation."""
+    check_fraction(fraction)
+    count = round(len(data) * fraction)
+    if not 0 < count < len(data):
+        raise DataError(
+            f"{data.name}: {len(data)} {what} are too few for a validation fraction of {fraction};"
+            f"\ngive more {what}, or separate validation data"
+        )
+    order = permute(np.arange(len(data)), len(data), seed)
+    validation, train = np.sort(order[:count]), np.sort(order[count:])
+    return (
+        data.subset(train, f"{data.description}; {len(train):,} for training"),
+        data.subset(validation, f"{count:,} of the {len(data):,} {what}"),
+    )
 
 
 def check_fraction(fraction: float) -> None:
