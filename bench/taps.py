@@ -38,21 +38,29 @@ def build():
     return Transformer(TransformerConfig(vocab_size=65, dim=128, layers=4, heads=4, context=64))
 
 
-def seconds(step, repeats):
-    """The CPU time of a step: other programs on the machine do not count."""
+def synchronize(device):
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(step, repeats, device):
+    """The CPU time of a step: other programs on the machine do not count. On a GPU the clock."""
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
     times = []
     for _ in range(repeats):
-        begin = time.process_time()
+        begin = clock()
         step()
-        times.append(time.process_time() - begin)
+        synchronize(device)
+        times.append(clock() - begin)
     return statistics.median(times)
 
 
-def compare_taps():
-    """Print the times with and without taps, and their ratio."""
+def compare_taps(device):
+    """The times with and without taps, and their ratio, of a forward and a training step."""
     torch.set_num_threads(1)
-    ids = torch.randint(65, (12, 64))
-    models = {"with taps": build(), "without taps": without_taps(build())}
+    ids = torch.randint(65, (12, 64), device=device)
+    models = {"with taps": build().to(device), "without taps": without_taps(build()).to(device)}
 
     def train(model):
         model.zero_grad()
@@ -66,11 +74,11 @@ def compare_taps():
         times = {name: [] for name in models}
         for _ in range(12):
             for name, model in models.items():
-                times[name].append(seconds(lambda m=model, s=step: s(m), 7))
+                times[name].append(seconds(lambda m=model, s=step: s(m), 7, device))
         pairs = zip(times["with taps"], times["without taps"], strict=True)
         ratios = sorted(one / other for one, other in pairs)
         text = ", ".join(f"{n} {1e3 * statistics.median(t):.2f} ms" for n, t in times.items())
-        print(
+        yield (
             f"{what}: {text}, ratio {statistics.median(ratios):.3f} "
             f"(quartiles {ratios[3]:.3f} and {ratios[-4]:.3f})"
         )
@@ -115,4 +123,5 @@ def long_text():
 
 if __name__ == "__main__":
     long_text()
-    compare_taps()
+    for line in compare_taps(torch.device("cpu")):
+        print(line)

@@ -649,5 +649,5 @@ def test_what_a_text_run_says_of_its_inside(place):
     assert len(attribution.values) == 7
     assert "contribution" in attribution.to_pandas()
     assert run.find_heads().layers[0] == "decoder.blocks.0.attention"
-    with pytest.raises(RegardError, match="this model has none"):
+    with pytest.raises(RegardError, match="Transformer has none"):
         run.states("the cat")

@@ -99,13 +99,6 @@ def test_hooks_are_gone_after_an_error():
     assert hooks(model) == 0
 
 
-def test_a_map_of_one_sentence_leaves_out_the_padding():
-    weights = torch.rand(2, 4, 5, 6)
-    map_ = AttentionMap.from_batch(weights, ["a", "b"], ["x", "y", "z"], index=1)
-    assert torch.equal(map_.weights, weights[1, :, :2, :3])
-    assert torch.equal(map_.mean(), weights[1, :, :2, :3].mean(0))
-
-
 def test_labels_must_fit_the_weights():
     with pytest.raises(ShapeError, match="2 row and 3 column labels do not match"):
         AttentionMap(["a", "b"], ["x", "y", "z"], torch.rand(4, 3, 3))

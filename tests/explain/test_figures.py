@@ -12,6 +12,7 @@ import torch
 import regard
 from regard.api.lecture_figures import _of_run, _untrained
 from regard.errors import RegardError
+from regard.explain.embedding_map import position_similarity
 from regard.explain.figures import FIGURES
 from regard.explain.figures.cost import (
     WindowedAttention,
@@ -23,7 +24,7 @@ from regard.explain.figures.cost import (
 from regard.explain.figures.landscape import direction
 from regard.explain.figures.language import entropy, ngram_counts
 from regard.explain.figures.panels import Scatter
-from regard.explain.figures.positions import KINDS, similarity
+from regard.explain.figures.positions import KINDS
 from regard.explain.figures.sampling import beam_tree
 from regard.explain.figures.tokens import merge, merge_steps, word_counts
 from regard.explain.render.panel_text import TEXT
@@ -165,14 +166,14 @@ def test_the_variance_of_the_scores_of_a_run_is_that_of_its_queries_and_keys():
 
 def test_dot_products_of_positions_depend_on_their_distance():
     for encoding in (Sinusoidal(32), Rotary(32)):
-        pairs = similarity(encoding, 20).double()
+        pairs = position_similarity(encoding, 20, normalize=False)[0].double()
         assert torch.allclose(pairs, pairs.T, atol=1e-5)
         for distance in range(20):
             diagonal = pairs.diagonal(distance)
             assert torch.allclose(diagonal, diagonal[:1], atol=1e-4)  # float32 sums of 32
     frequencies = 10_000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)
     expected = (3 * frequencies).cos().mean().item()
-    assert similarity(Rotary(32), 8)[0, 3].item() == pytest.approx(expected, abs=1e-5)
+    assert position_similarity(Rotary(32), 8)[0, 0, 3].item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_positions_of_a_model_are_its_own():

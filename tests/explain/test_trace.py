@@ -5,8 +5,11 @@ from torch import nn
 from regard.errors import RegardError
 from regard.explain import ablate, patch, steer, trace
 from regard.explain.trace import Trace
+from regard.models.ngram import NGram, NGramConfig
+from regard.models.seq2seq import EncoderDecoder, Memory, Seq2SeqConfig, _run_fused
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.recurrent import Recurrent
+from regard.nn.state import Source
 from regard.nn.tap import Tap
 
 
@@ -74,7 +77,7 @@ def test_a_pattern_that_matches_nothing_says_what_there_is(model):
 
 
 def test_a_model_without_taps_is_named_as_such():
-    with pytest.raises(RegardError, match="this model has none"), trace(nn.Linear(1, 1)):
+    with pytest.raises(RegardError, match="Linear has none"), trace(nn.Linear(1, 1)):
         pass
 
 
@@ -171,17 +174,75 @@ def test_mistakes_of_an_edit_are_named():
     assert hooks(model) == 0
 
 
-def test_a_gate_is_read_only_and_a_tap_that_did_not_run_is_named():
-    lstm = Recurrent("lstm", 3, 4, 1)
+CELLS = ("elman", "gated", "gru", {"kind": "gru", "reset": "after"}, "lstm")
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+@torch.no_grad()
+def test_later_steps_see_the_replaced_state_and_gates_of_a_recurrent_layer(cell):
+    layer, x = Recurrent(cell, 3, 4, 1).double(), torch.randn(2, 6, 3).double()
+    plain, _ = layer(x)
+    state = "0.cell_tap" if cell == "lstm" else "0.state_tap"  # c = 0 makes h 0
+    with trace(layer, state, edit={state: ablate(positions=[2])}) as taps:
+        edited, _ = layer(x)
+    assert (taps[state][:, 2] == 0).all()
+    torch.testing.assert_close(edited[:, :2], plain[:, :2])
+    torch.testing.assert_close(edited[:, 3:], layer(x[:, 3:])[0])  # as if it began there
+    for gate in layer[0].gates:
+        tap = f"0.{gate}_tap"
+        mean = {tap: ablate(units=[1], positions=[3], mean=True)}
+        with trace(layer, tap) as clean:
+            layer(x)
+        with trace(layer, tap, edit=mean) as taps:
+            edited, _ = layer(x)
+        assert taps[tap].shape == clean[tap].shape == (2, 6, 4)
+        so_far = clean[tap][:, :4, 1].mean().expand(2)
+        torch.testing.assert_close(taps[tap][:, 3, 1], so_far)  # unedited before step 3
+        assert ((edited - plain)[:, 3:].abs().amax((0, 2)) > 0).all()
+        assert ((edited - plain)[:, :3].abs() < 1e-12).all()
+        with trace(layer, tap, edit={tap: patch(clean[tap])}) as taps:
+            torch.testing.assert_close(layer(x)[0], plain)
     with (
-        pytest.raises(RegardError, match=r"0\.forget_gate_tap can be recorded but not replaced"),
-        trace(lstm, edit={"0.forget_gate_tap": ablate()}),
+        pytest.raises(RegardError, match=r"0\.state_tap at step 0 depends on later steps"),
+        trace(layer, (), edit={"0.state_tap": lambda x: x.flip(1)}),
     ):
-        pass
+        layer(x)
+
+
+PLACEMENTS = ({}, {"placement": "bahdanau"}, {"input_feeding": True}, {"hops": 2})
+
+
+@pytest.mark.parametrize("choices", PLACEMENTS, ids=str)
+@torch.no_grad()
+def test_an_alignment_is_replaced_in_a_forward_pass_and_in_decoding(choices):
+    config = Seq2SeqConfig(vocab_size=9, dim=8, cell="gru", score="dot", **choices)
+    model = EncoderDecoder(config).double().eval()
+    source = Source(torch.tensor([[1, 2, 3], [4, 5, 0]]), torch.tensor([3, 2]))
+    ids = torch.tensor([[1, 6, 7, 8], [1, 8, 7, 6]])
+    plain = model(ids, source=source)
+    first = torch.zeros(2, 1, 4, 3).double().index_fill(3, torch.tensor([0]), 1.0)
+    with trace(model, "*", edit={"attention.*.weights_tap": patch(first)}) as taps:
+        edited = model(ids, source=source)
+        stepped, _ = model.hidden(ids, model.start(2, 4, source))
+    assert torch.equal(taps["attention.0.weights_tap"], first)
+    assert taps["decoder.0.update_gate_tap"].shape == (2, 4, 8)
+    assert (edited - plain).abs().max() > 1e-3
+    torch.testing.assert_close(stepped, edited)
+    initial, memory = model._encode(source)
+    hops = [(k[:, :, :1], v[:, :, :1]) for k, v in memory.hops]  # the rest of the source removed
+    expected, *_ = model._decode(ids, initial, Memory(hops, memory.allowed[..., :1]), _run_fused)
+    torch.testing.assert_close(edited, expected)
+
+
+def test_a_tap_that_did_not_run_is_named_and_a_counted_model_has_none():
+    lstm = Recurrent("lstm", 3, 4, 1)
     with trace(lstm) as taps:
         pass
     with pytest.raises(RegardError, match=r"'0\.state_tap' was not recorded; nothing was"):
         taps["0.state_tap"]
+    ngram = NGram(NGramConfig(vocab_size=9, order=2))
+    with pytest.raises(RegardError, match="NGram has none"), trace(ngram):
+        pass
 
 
 @pytest.mark.long  # imports the compiler

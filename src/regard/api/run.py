@@ -734,7 +734,7 @@ class Run:
 
         >>> run.states("the cat")
         Traceback (most recent call last):
-        regard.errors.RegardError: no recurrent layer matches '*'; this model has none
+        regard.errors.RegardError: no recurrent layer matches '*'; Transformer has none
         """
         return states(self, text, pattern)
 

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ConfigError, RegardError
 from regard.explain.attention_map import AttentionMap, AttentionMaps, Kind, ShownImage
-from regard.explain.trace import check_numbers, matching_modules, run_eagerly, trace
+from regard.explain.trace import check_numbers, matching_modules, record, run_eagerly, trace
 from regard.explain.words import Groups, merge_words, word_groups, words_of
 from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.block import Stack
@@ -103,11 +103,7 @@ class _Recording:
 def _record(module: nn.Module, calls: list[_Recording], call: int | None) -> list[RemovableHandle]:
     """Register the hooks that record an attention module; with `call` -1 only the last call."""
     if isinstance(module, RecurrentAttention):
-
-        def record_weights(_: nn.Module, __: object, out: Tensor) -> None:
-            calls.append(_Recording(weights=out))
-
-        return [module.weights_tap.register_forward_hook(record_weights)]
+        return [record(module.weights_tap, lambda out: calls.append(_Recording(weights=out)))]
     module = cast(Attention, module)
 
     def record_inputs(_: nn.Module, __: object, arguments: dict[str, Any]) -> None:

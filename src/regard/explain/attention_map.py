@@ -1,7 +1,6 @@
 """Attention maps with their tokens: of one module, and of all modules of a model."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -54,19 +53,6 @@ class AttentionMap:
                 f"{size[0]} row and {size[1]} column labels do not match weights of shape "
                 f"{tuple(self.weights.shape)}"
             )
-
-    @classmethod
-    def from_batch(
-        cls,
-        weights: Float[Tensor, "batch heads time seen"],
-        rows: Sequence[str],
-        columns: Sequence[str],
-        *,
-        index: int = 0,
-    ) -> "AttentionMap":
-        """The map of sequence `index` of a batch, without the padding beyond its labels."""
-        unpadded = weights[index, :, : len(rows), : len(columns)]
-        return cls(list(rows), list(columns), unpadded)
 
     @property
     def headings(self) -> list[str]:

@@ -14,7 +14,7 @@ from regard.errors import ConfigError, ShapeError, unknown
 from regard.explain.attention import attention_maps
 from regard.explain.render.label import css_colour, shade, visible
 from regard.explain.tables import data_frame
-from regard.explain.trace import matching_modules, trace
+from regard.explain.trace import matching_modules, submodules, trace
 from regard.nn.attention import Attention, repeat_kv_heads
 from regard.text import Tokenizer
 
@@ -106,7 +106,7 @@ def integrated_gradients(
     integration. Sundararajan et al. 2017.
     """
     forward = model if run is None else run
-    module = dict(model.named_modules()).get(embed)
+    module = submodules(model).get(embed)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"the model has no module {embed!r} whose output could be integrated")
     with torch.no_grad():

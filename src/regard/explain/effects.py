@@ -82,10 +82,11 @@ def probe(
         raise ConfigError(
             f"a probe needs two labels and {folds} examples; these are {count} of {classes} label"
         )
-    x = x.detach().double()
+    x, labels = x.detach().double(), labels.to(x.device)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     fold_of = torch.empty(count, dtype=torch.long)
     fold_of[order] = torch.arange(count) % folds
+    fold_of = fold_of.to(x.device)
     correct = 0
     for fold in range(folds):
         train, test = fold_of != fold, fold_of == fold

@@ -1,7 +1,9 @@
 """Vectors in two dimensions, PCA and t-SNE, and similarities of positions."""
 
+import math
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, ShapeError
@@ -44,7 +46,7 @@ def tsne(
     generator = torch.Generator().manual_seed(seed)
     y, _ = pca(x.double()) if min(x.shape) > 1 else (x.double().repeat(1, 2), None)
     y = 1e-2 * y / y.std().clamp_min(1e-12)
-    y = y + 1e-4 * torch.randn(y.shape, generator=generator, dtype=torch.float64)
+    y = y + 1e-4 * torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)
     lr, velocity, gain = max(50.0, count / 12), torch.zeros_like(y), torch.ones_like(y)
     for step in range(steps):
         weight = 1 / (1 + torch.cdist(y, y).square())
@@ -65,9 +67,9 @@ def _neighbour_probabilities(x: Tensor, perplexity: float) -> Tensor:
     squared = torch.cdist(x, x).square()
     squared.fill_diagonal_(torch.inf)
     squared = squared - squared.min(1, keepdim=True).values
-    low, high = torch.zeros(len(x), 1).double(), torch.full((len(x), 1), torch.inf).double()
+    low, high = x.new_zeros(len(x), 1), x.new_full((len(x), 1), torch.inf)
     beta = 1 / squared.where(squared.isfinite(), 0.0).mean(1, keepdim=True).clamp_min(1e-12)
-    target = torch.tensor(perplexity).double().log()
+    target = math.log(perplexity)
     for _ in range(60):
         p = (-beta * squared).softmax(1)
         too_flat = -torch.xlogy(p, p).sum(1, keepdim=True) > target
@@ -78,20 +80,21 @@ def _neighbour_probabilities(x: Tensor, perplexity: float) -> Tensor:
 
 @torch.no_grad()
 def position_similarity(
-    position: Position, length: int, *, head_dim: int | None = None
+    position: Position, length: int, *, head_dim: int | None = None, normalize: bool = True
 ) -> Float[Tensor, "maps length length"]:
     r"""How alike a position encoding makes every two positions, one map or one per head.
 
-        learned, sinusoidal     cos(p_i, p_j)
+        learned, sinusoidal     cos(p_i, p_j), or p_i . p_j without `normalize`
         rotary                  q . R_{j-i} q / |q|^2 for q = (1, ..., 1)
         ALiBi, T5               the bias of each head
 
     `head_dim` is the width that rotary positions rotate.
     """
-    positions = torch.arange(length, device=_device(position)).unsqueeze(0)
+    positions = position_numbers(position, length)
     if (vectors := position.embed(positions)) is not None:
-        unit = nn.functional.normalize(vectors[0].float(), dim=-1)
-        return (unit @ unit.T).unsqueeze(0)
+        vectors = vectors.float()
+        vectors = nn.functional.normalize(vectors, dim=-1) if normalize else vectors
+        return vectors @ vectors.mT
     if (rotation := position.rotation(positions)) is not None:
         width = head_dim or getattr(position, "width", None)
         if width is None:
@@ -103,6 +106,7 @@ def position_similarity(
     raise ConfigError(f"position encoding {type(position).__name__!r} does nothing to compare")
 
 
-def _device(position: Position) -> torch.device:
+def position_numbers(position: Position, length: int) -> Int[Tensor, "1 length"]:
+    """0, 1, ... on the device of a position encoding."""
     tensors = [*position.parameters(), *position.buffers()]
-    return tensors[0].device if tensors else torch.device("cpu")
+    return torch.arange(length, device=tensors[0].device if tensors else None).unsqueeze(0)

@@ -15,7 +15,7 @@ from regard.errors import ConfigError, RegardError
 from regard.explain.render.curves import Curve, Panel, draw_curves
 from regard.explain.render.figure import encode, save
 from regard.explain.tables import data_frame
-from regard.explain.trace import matching_modules
+from regard.explain.trace import matching_modules, run_eagerly
 from regard.html import html_table
 from regard.nn.state import Source
 from regard.nn.tap import Carry
@@ -47,6 +47,7 @@ def gradient_flow(
     """
     recorded: list[tuple[str, Tensor]] = []
     with ExitStack() as stack, torch.enable_grad():
+        stack.enter_context(run_eagerly())
         carries = matching_modules(model, Carry, pattern, "layer that reads earlier positions")
         for name, carry in carries.items():
 

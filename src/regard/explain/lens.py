@@ -1,6 +1,7 @@
 """Predictions from inside: logit lens, tuned lens, direct logit attribution."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.explain.attention import text_stack
 from regard.explain.tables import data_frame
-from regard.explain.trace import trace
+from regard.explain.trace import run_eagerly, trace
 from regard.html import html_table
 from regard.nn.attention import Attention
 from regard.nn.block import Block, LayerNorm, RMSNorm
@@ -35,16 +36,15 @@ def layer_states(
     def record(_: nn.Module, __: object, out: Tensor) -> None:
         states.append(out)
 
-    handles = [block.out_tap.register_forward_hook(record) for block in _blocks(stack)]
-    handles.append(_blocks(stack)[0].carry.register_forward_hook(record))
-    try:
+    blocks = _blocks(stack)
+    with ExitStack() as hooks:
+        hooks.enter_context(run_eagerly())
+        for tap in (blocks[0].carry, *(block.out_tap for block in blocks)):
+            hooks.callback(tap.register_forward_hook(record).remove)
         model(ids)
-    finally:
-        for handle in handles:
-            handle.remove()
     first, layers = states[0], [s for n, s in enumerate(states) if n]
-    if len(_blocks(stack)) < len(stack.layers):  # shared: `carry` runs again before each call
-        size = len(_blocks(stack)) + 1
+    if len(blocks) < len(stack.layers):  # shared: `carry` runs again before each call
+        size = len(blocks) + 1
         layers = [s for n, s in enumerate(states) if n % size]
     return [first, *layers]
 

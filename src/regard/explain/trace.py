@@ -5,15 +5,17 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ConfigError, RegardError, ShapeError
 from regard.explain.tables import data_frame
 from regard.html import html_table
-from regard.nn.tap import ReadOnlyTap, Tap
+from regard.nn.tap import StepTap, Tap
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -74,33 +76,44 @@ def trace(
 
     A path that is not a tap's may be any module, such as `decoder.blocks.0.ffn`: its output is
     read and replaced, of a tuple the first part. A tap that is called several times keeps its last
-    output. Inside the `with`, compiled functions run eagerly, with a warning if `model` itself is
-    compiled, and `Run.generate` decodes with the model's own modules, without packed weights and
-    CUDA graphs.
+    output. A recurrent layer computes gates, states and alignments step by step: an edit is called
+    at each step with the sequence so far, NaN at the steps to come, and must not depend on those;
+    later steps see the replaced value. Inside the `with`, compiled functions run eagerly, with a
+    warning if `model` itself is compiled, and `Run.generate` decodes with the model's own modules,
+    without packed weights and CUDA graphs.
     """
     activations = Trace()
     if _is_compiled(model):
         message = "trace switches torch.compile off inside its `with`: the model runs eagerly"
         warnings.warn(message, stacklevel=3)
-    model = getattr(model, "_orig_mod", model)
     with ExitStack() as stack:
         stack.enter_context(run_eagerly())
         for path, function in (edit or {}).items():
             for name, module in _hook_points(model, path).items():
-                if isinstance(module, ReadOnlyTap):
-                    raise ConfigError(
-                        f"{name} can be recorded but not replaced: it is read after its use; "
-                        f"{_list_names(_editable(model))}"
-                    )
-                stack.callback(module.register_forward_hook(_editor(name, function)).remove)
+                editor = _editor(name, module, function)
+                stack.callback(module.register_forward_hook(editor).remove)
         for path in [pattern] if isinstance(pattern, str) else pattern:
             for name, module in _hook_points(model, path).items():
-
-                def record(_: nn.Module, __: object, out: Any, name: str = name) -> None:
-                    activations[name] = _first(out)
-
-                stack.callback(module.register_forward_hook(record).remove)
+                stack.callback(record(module, partial(activations.__setitem__, name)).remove)
         yield activations
+
+
+def record(module: nn.Module, keep: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call `keep` with every output of a module; of one that runs step by step, after the last."""
+    parts: list[Tensor] = []
+
+    def hook(_: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
+        out, (first, steps) = _first(out), _steps(inputs)
+        if first == 0:
+            parts.clear()
+        parts.append(out)
+        if first + out.shape[-2] == steps:
+            keep(torch.cat(parts, -2) if len(parts) > 1 else out)
+
+    def whole(_: nn.Module, __: object, out: Any) -> None:
+        keep(_first(out))
+
+    return module.register_forward_hook(hook if isinstance(module, StepTap) else whole)
 
 
 def ablate(
@@ -113,12 +126,13 @@ def ablate(
     """An edit for `trace` that sets part of an activation to 0, or to its mean.
 
     `heads` for a tap with heads (`heads_tap`, `q_tap` …), `units` of the last axis (the neurons of
-    `ffn.hidden_tap`), `positions` of the sequence; None: all. The mean is over batch and positions.
+    `ffn.hidden_tap`), `positions` of the sequence; None: all. The mean is over batch and positions,
+    of a recurrent layer over the steps so far.
     """
 
     def edit(x: Tensor) -> Tensor:
         axes = [0, x.ndim - 2] if x.ndim > 2 else [0]
-        value = x.mean(axes, keepdim=True) if mean else torch.zeros_like(x)
+        value = x.nanmean(axes, keepdim=True) if mean else torch.zeros_like(x)
         return x.where(~_selected(x, heads, units, positions), value)
 
     return edit
@@ -164,11 +178,25 @@ def matching_modules(
     model: nn.Module, kind: type[M] | tuple[type[M], ...], pattern: str, what: str
 ) -> dict[str, M]:
     """The submodules of one type whose path matches; if none does, raise and list their paths."""
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, kind)}
+    named = submodules(model)
+    modules = {name: module for name, module in named.items() if isinstance(module, kind)}
     matches = {name: module for name, module in modules.items() if fnmatchcase(name, pattern)}
     if not matches:
-        raise RegardError(f"no {what} matches {pattern!r}; {_list_names(modules)}")
+        exists = _list_names(modules) if modules else f"{_class_name(model)} has none"
+        paths = [name for name in named if name]
+        if kind is Tap and paths and not modules:
+            exists += f"; modules can be traced by their path, {_list_names(paths)}"
+        raise RegardError(f"no {what} matches {pattern!r}; {exists}")
     return matches
+
+
+def submodules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a model by path, of a compiled one those that it was compiled from."""
+    return dict(getattr(model, "_orig_mod", model).named_modules())
+
+
+def _class_name(model: nn.Module) -> str:
+    return type(getattr(model, "_orig_mod", model)).__name__
 
 
 def check_numbers(numbers: Iterable[int], count: int, what: str) -> None:
@@ -180,20 +208,37 @@ def check_numbers(numbers: Iterable[int], count: int, what: str) -> None:
 
 def _hook_points(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
     """The taps that match, or else a module with exactly this path."""
-    named = dict(model.named_modules())
-    module = named.get(pattern)
+    module = submodules(model).get(pattern)
     if pattern and module is not None:
         return {pattern: module}
     return dict(matching_modules(model, Tap, pattern, "tap"))
 
 
-def _editable(model: nn.Module) -> list[str]:
-    taps = ((name, part) for name, part in model.named_modules() if isinstance(part, Tap))
-    return [name for name, tap in taps if not isinstance(tap, ReadOnlyTap)]
+def _steps(inputs: tuple[Any, ...]) -> tuple[int, int]:
+    """The number of the first step of a call, and of all steps."""
+    x, first, steps = (*inputs, 0, None)[:3]
+    return first, x.shape[-2] if steps is None else steps
 
 
-def _editor(name: str, function: Edit) -> Callable[..., Any]:
-    def replace(_: nn.Module, __: object, out: Any) -> Any:
+def _editor(name: str, module: nn.Module, function: Edit) -> Callable[..., Any]:
+    parts: list[Tensor] = []  # of a sequence that is computed step by step, as they were
+
+    def replace_steps(tap: nn.Module, inputs: tuple[Any, ...], x: Tensor) -> Tensor:
+        first, steps = _steps(inputs)
+        last = first + x.shape[-2]
+        if first == 0:
+            parts.clear()
+        parts.append(x)
+        later = x.new_full((*x.shape[:-2], steps - last, x.shape[-1]), torch.nan)
+        after: Tensor = replace(tap, inputs, torch.cat([*parts, later], -2))[..., first:last, :]
+        if bool(after.isnan().any()) and not bool(x.isnan().any()):
+            raise ConfigError(
+                f"the edit of {name} at step {first} depends on later steps, which a recurrent "
+                "layer has not computed yet; change each position from itself and earlier ones"
+            )
+        return after
+
+    def replace(tap: nn.Module, _: object, out: Any) -> Any:
         before = _first(out)
         after = function(before)
         if not isinstance(after, Tensor) or after.shape != before.shape:
@@ -204,7 +249,7 @@ def _editor(name: str, function: Edit) -> Callable[..., Any]:
             )
         return (after, *out[1:]) if isinstance(out, tuple) else after
 
-    return replace
+    return replace_steps if isinstance(module, StepTap) else replace
 
 
 def _first(out: Any) -> Tensor:
@@ -261,7 +306,5 @@ def run_eagerly() -> Iterator[None]:
 
 def _list_names(names: Iterable[str], limit: int = 8) -> str:
     names = list(names)
-    if not names:
-        return "this model has none"
     more = f", … ({len(names)} in all)" if len(names) > limit else ""
     return f"available: {', '.join(names[:limit])}{more}"

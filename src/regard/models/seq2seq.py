@@ -298,9 +298,6 @@ class EncoderDecoder(LanguageModel):
             z, after, attended = self._decode_parallel(e, initial, memory, run)
         else:
             z, after, attended = self._decode_stepwise(e, initial, memory)
-        for hop, attention in enumerate(self._attentions()):
-            if attention.weights_tap.has_hooks:  # one tensor for all steps
-                attention.weights_tap(torch.cat([step[hop].weights for step in attended], 2))
         return self._dropout(z), after, attended
 
     def _decode_parallel(
@@ -336,15 +333,17 @@ class EncoderDecoder(LanguageModel):
         states, fed_z = (initial[:-1], initial[-1][0]) if input_feeding else (initial, None)
         after: list[list[CellState]] = []
         attended: list[list[AttentionOutput]] = []
-        for x in F.linear(e, e_weight, cells[0].input.bias).unbind(1):
+        inputs = F.linear(e, e_weight, cells[0].input.bias).unbind(1)
+        for n, x in enumerate(inputs):
+            step = (n, len(inputs))
             if fed_z is None:
-                attended.append(self._attend(states[-1][0].unsqueeze(1), memory))
+                attended.append(self._attend(states[-1][0].unsqueeze(1), memory, step))
             extra_input = attended[-1][-1].context.squeeze(1) if fed_z is None else fed_z
             x = x + F.linear(extra_input, context_weight)
-            states = self._step_cells(x, states)
+            states = self._step_cells(x, states, step)
             if fed_z is not None:
                 s = states[-1][0]
-                attended.append(self._attend(s.unsqueeze(1), memory))
+                attended.append(self._attend(s.unsqueeze(1), memory, step))
                 c = attended[-1][-1].context.squeeze(1)
                 fed_z = self.readout(torch.cat([s, c], -1)).tanh()
             after.append([*states, (fed_z,)] if fed_z is not None else states)
@@ -358,20 +357,25 @@ class EncoderDecoder(LanguageModel):
         z = self.readout(torch.cat([e, stacked[-1][0], c], -1)).tanh()
         return z, stacked, attended
 
-    def _step_cells(self, from_input: Tensor, states: list[CellState]) -> list[CellState]:
+    def _step_cells(
+        self, from_input: Tensor, states: list[CellState], step: tuple[int, int]
+    ) -> list[CellState]:
         """The next states of all layers; `from_input` is W x + b of the lowest."""
         next_states: list[CellState] = []
         for cell, state in zip(self._cells(), states, strict=True):
             if next_states:
                 from_input = cell.input(self._dropout(next_states[-1][0]))
-            next_states.append(cell.equation(from_input, state)[0])
+            next_states.append(cell.equation(from_input, state, cell.watch(*step)))
         return next_states
 
-    def _attend(self, q: Tensor, memory: Memory) -> list[AttentionOutput]:
-        """The output of each attention hop."""
+    def _attend(
+        self, q: Tensor, memory: Memory, step: tuple[int, int | None] = (0, None)
+    ) -> list[AttentionOutput]:
+        """The output of each attention hop; `step` is the number of the first q and of all."""
+        first, steps = step
         hops: list[AttentionOutput] = []
         for attention, (k, v) in zip(self._attentions(), memory.hops, strict=True):
-            hops.append(attention(q, k, v, memory.allowed))
+            hops.append(attention(q, k, v, memory.allowed, first=first, steps=steps))
             q = q + hops[-1].context
         return hops
 

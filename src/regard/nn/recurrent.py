@@ -12,9 +12,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.config import Choice, make
 from regard.errors import ShapeError
-from regard.nn.tap import Carry, ReadOnlyTap, Tap
+from regard.nn.tap import Carry, StepTap
 
 CellState = tuple[Tensor, ...]  # the state of a cell, (batch, dim) each: h, or h and c
+Watch = Callable[[str, Tensor], Tensor]  # the value of a gate, which a tap may replace
 OPEN_GATE = 100.0  # a bias whose sigmoid is exactly 1
 
 
@@ -80,11 +81,12 @@ class Cell(nn.Module):
 
     The first vector of a state is the hidden state h, the output of the layer. W and U (`input`,
     `hidden`) hold the matrices of all gates, one below the other. torch's fused kernel runs where
-    it computes the same equation; otherwise, or when a gate's tap has hooks, a loop over time.
+    it computes the same equation; otherwise, or when a tap has hooks, a loop over time. The taps
+    are inside the loop: later steps see a replaced gate or state.
     """
 
     state_vectors = 1  # 1: h; 2: h and c
-    gates: tuple[str, ...] = ()  # gate values that `equation` also returns; each has a tap
+    gates: tuple[str, ...] = ()  # values inside `equation`; each has a tap, as the state has
     kernel: Callable[..., Any] | None = None
 
     def __init__(self, dim_in: int, dim_out: int, parts: int, *, hidden_bias: bool = False) -> None:
@@ -95,13 +97,12 @@ class Cell(nn.Module):
         nn.init.zeros_(self.input.bias)
         if hidden_bias:
             nn.init.zeros_(self.hidden.bias)
-        self.state_tap = Tap()
         self.carry = Carry()
-        for name in self.gates:
-            self.add_module(f"{name}_tap", ReadOnlyTap())
+        for name in ("state", *self.gates):
+            self.add_module(f"{name}_tap", StepTap())
 
-    def equation(self, from_input: Tensor, state: CellState) -> tuple[CellState, CellState]:
-        """One step: the next state from `from_input` = W x + b, and the gate values."""
+    def equation(self, from_input: Tensor, state: CellState, watch: Watch) -> CellState:
+        """The next state from `from_input` = W x + b; gates and state pass through `watch`."""
         raise NotImplementedError
 
     def start(self, rows: int) -> CellState:
@@ -121,24 +122,28 @@ class Cell(nn.Module):
         """
         state = self.start(len(x)) if state is None else state
         run = self._loop_padded if self.kernel is None or self._has_hooks() else self._fused
-        y, last = run(x, lengths, state)
-        return self.state_tap(y), last
+        return run(x, lengths, state)
 
     def loop(self, x: Float[Tensor, "batch time dim_in"], state: CellState) -> CellState:
         """The state after each x, (batch, time, dim) per vector: a loop over time."""
         states: list[CellState] = []
-        gates: list[CellState] = []
-        for from_input in self.input(x).unbind(1):
-            state, values = self.equation(from_input, state)
+        for step, from_input in enumerate(self.input(x).unbind(1)):
+            state = self.equation(from_input, state, self.watch(step, x.shape[1]))
             if self.carry.has_hooks:
                 state = self.carry(torch.cat(state, -1)).split(self.dim, -1)
             states.append(state)
-            gates.append(values)
-        for number, name in enumerate(self.gates):
-            tap = cast(Tap, getattr(self, f"{name}_tap"))
-            if tap.has_hooks:
-                tap(torch.stack([values[number] for values in gates], 1))
         return tuple(torch.stack(vectors, 1) for vectors in zip(*states, strict=True))
+
+    def watch(self, step: int, steps: int) -> Watch:
+        """A function that passes the values of a step through their taps, if one has hooks."""
+        if not self._has_hooks():
+            return _unwatched
+
+        def through_tap(name: str, value: Tensor) -> Tensor:
+            tap = cast(StepTap, getattr(self, f"{name}_tap"))
+            return tap(value.unsqueeze(1), step, steps).squeeze(1) if tap.has_hooks else value
+
+        return through_tap
 
     def weights(self) -> list[Tensor]:
         """W, U and the two biases with which torch's kernel computes the equation."""
@@ -146,8 +151,7 @@ class Cell(nn.Module):
         return [self.input.weight, self.hidden.weight, bias, torch.zeros_like(bias)]
 
     def _has_hooks(self) -> bool:
-        gates = (cast(Tap, getattr(self, f"{name}_tap")) for name in self.gates)
-        return self.carry.has_hooks or any(tap.has_hooks for tap in gates)
+        return any(part._forward_hooks for part in self.children())
 
     def _loop_padded(
         self, x: Tensor, lengths: Tensor | None, state: CellState
@@ -190,6 +194,10 @@ class Cell(nn.Module):
         __call__ = forward
 
 
+def _unwatched(_: str, value: Tensor) -> Tensor:
+    return value
+
+
 def _add_layer_axis(state: CellState) -> Tensor | CellState:
     """A state as torch's kernels expect it: (1, batch, dim), and h alone instead of (h,)."""
     layered = tuple(vector.unsqueeze(0) for vector in state)
@@ -211,10 +219,10 @@ class Elman(Cell):
         self.kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}[activation]
         self.activation = {"tanh": torch.tanh, "relu": torch.relu}[activation]
 
-    def equation(self, from_input: Tensor, state: CellState) -> tuple[CellState, CellState]:
-        """h, and no gates."""
+    def equation(self, from_input: Tensor, state: CellState, watch: Watch) -> CellState:
+        """h."""
         (h,) = state
-        return (self.activation(from_input + self.hidden(h)),), ()
+        return (watch("state", self.activation(from_input + self.hidden(h))),)
 
 
 class Gated(Cell):
@@ -232,12 +240,13 @@ class Gated(Cell):
     def __init__(self, dim_in: int, dim_out: int) -> None:
         super().__init__(dim_in, dim_out, parts=2)
 
-    def equation(self, from_input: Tensor, state: CellState) -> tuple[CellState, CellState]:
-        """h; z and h~."""
+    def equation(self, from_input: Tensor, state: CellState, watch: Watch) -> CellState:
+        """h, from z and h~."""
         (h,) = state
         z, candidate = (from_input + self.hidden(h)).chunk(2, -1)
-        z, candidate = z.sigmoid(), candidate.relu()
-        return (z * h + (1 - z) * candidate,), (z, candidate)
+        z = watch("update_gate", z.sigmoid())
+        candidate = watch("candidate", candidate.relu())
+        return (watch("state", z * h + (1 - z) * candidate),)
 
 
 class GRU(Cell):
@@ -271,21 +280,22 @@ class GRU(Cell):
         self.reset, self.update = reset, update
         self.kernel = torch.gru if reset == "after" else None
 
-    def equation(self, from_input: Tensor, state: CellState) -> tuple[CellState, CellState]:
-        """h; r, z and h~."""
+    def equation(self, from_input: Tensor, state: CellState, watch: Watch) -> CellState:
+        """h, from r, z and h~."""
         (h,) = state
         r, z, candidate = from_input.chunk(3, -1)
         if self.reset == "after":
             u_r, u_z, u = self.hidden(h).chunk(3, -1)
-            r, z = (r + u_r).sigmoid(), (z + u_z).sigmoid()
+            r, z = watch("reset_gate", (r + u_r).sigmoid()), (z + u_z).sigmoid()
             candidate = (candidate + r * u).tanh()
         else:
             gates, u = self.hidden.weight.split([2 * self.dim, self.dim])
             u_r, u_z = F.linear(h, gates).chunk(2, -1)
-            r, z = (r + u_r).sigmoid(), (z + u_z).sigmoid()
+            r, z = watch("reset_gate", (r + u_r).sigmoid()), (z + u_z).sigmoid()
             candidate = (candidate + F.linear(r * h, u)).tanh()
+        z, candidate = watch("update_gate", z), watch("candidate", candidate)
         keep = z if self.update == "keep" else 1 - z
-        return (keep * h + (1 - keep) * candidate,), (r, z, candidate)
+        return (watch("state", keep * h + (1 - keep) * candidate),)
 
     def weights(self) -> list[Tensor]:
         """For update = "write" the part of z is negated, since 1 - sigmoid(a) = sigmoid(-a)."""
@@ -319,15 +329,15 @@ class LSTM(Cell):
         if forget:
             nn.init.ones_(self.input.bias[dim_out : 2 * dim_out])
 
-    def equation(self, from_input: Tensor, state: CellState) -> tuple[CellState, CellState]:
-        """h and c; i, f, g, o and c."""
+    def equation(self, from_input: Tensor, state: CellState, watch: Watch) -> CellState:
+        """h and c, from i, f, g and o."""
         h, c = state
         i, *f, g, o = (from_input + self.hidden(h)).split(self.dim, -1)
-        i, g, o = i.sigmoid(), g.tanh(), o.sigmoid()
-        keep = f[0].sigmoid() if f else torch.ones_like(c)
-        c = keep * c + i * g
-        h = o * c.tanh()
-        return (h, c), (i, keep, g, o, c)
+        i = watch("input_gate", i.sigmoid())
+        keep = watch("forget_gate", f[0].sigmoid() if f else torch.ones_like(c))
+        g, o = watch("candidate", g.tanh()), watch("output_gate", o.sigmoid())
+        c = watch("cell", keep * c + i * g)
+        return watch("state", o * c.tanh()), c
 
     def weights(self) -> list[Tensor]:
         """torch's kernel always has a forget gate; without `forget`, a large bias keeps it at 1."""

@@ -11,7 +11,7 @@ from regard.config import Choice, make
 from regard.errors import ShapeError
 from regard.nn.attention import masked_softmax, merge_heads, split_heads
 from regard.nn.score import SCORES
-from regard.nn.tap import ReadOnlyTap
+from regard.nn.tap import StepTap
 
 Hard = Literal["straight_through", "reinforce"]
 
@@ -62,7 +62,7 @@ class RecurrentAttention(nn.Module):
         self.score = make(
             score, SCORES, "score", head_dim=dim // self.heads, heads=self.heads, context=context
         )
-        self.weights_tap = ReadOnlyTap()
+        self.weights_tap = StepTap()
 
     def keys_values(self, memory: Float[Tensor, "batch source dim"]) -> tuple[Tensor, Tensor]:
         """The keys, prepared for the score, and the values: (batch, heads, source, head_dim)."""
@@ -76,12 +76,20 @@ class RecurrentAttention(nn.Module):
         k: Float[Tensor, "batch heads source head_dim"],
         v: Float[Tensor, "batch heads source head_dim"],
         allowed: Bool[Tensor, "batch 1 1 source"],
+        *,
+        first: int = 0,
+        steps: int | None = None,
     ) -> AttentionOutput:
-        """Attend with every s to the keys and values of `keys_values`."""
+        """Attend with every s to the keys and values of `keys_values`.
+
+        A decoder that attends step by step gives the number of the first s and of all steps.
+        """
         q = split_heads(s if self.query is None else self.query(s), self.heads)
         positions = torch.arange(max(s.shape[1], k.shape[2]), device=s.device).unsqueeze(0)
         scores = self.score(q, k, positions[:, : s.shape[1]], positions[:, : k.shape[2]])
         weights, log_prob = self._harden(masked_softmax(scores, allowed))
+        if self.weights_tap.has_hooks:
+            weights = self.weights_tap(weights, first, steps)
         context = merge_heads(weights @ v)
         context = context if self.out is None else self.out(context)
         return AttentionOutput(context, weights, log_prob)

@@ -1,6 +1,6 @@
 """Hook points: named identity modules where an observer reads activations."""
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class HookPoint(nn.Identity):
@@ -16,8 +16,16 @@ class Tap(HookPoint):
     """An activation inside a layer, which `explain.trace` records and replaces."""
 
 
-class ReadOnlyTap(Tap):
-    """An activation that is recorded after it was used, so replacing it would change nothing."""
+class StepTap(Tap):
+    """An activation that a recurrent model computes step by step, with time as its axis -2.
+
+    It is called with a part of the sequence, the number of its first step and the number of all
+    steps. `explain.trace` records and replaces the parts as one tensor.
+    """
+
+    def forward(self, x: Tensor, first: int = 0, steps: int | None = None) -> Tensor:
+        """x."""
+        return x
 
 
 class Carry(HookPoint):

@@ -1,12 +1,11 @@
 """Figures of position encodings: what they add, and the similarity of two positions."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from regard.config import make
 from regard.errors import ConfigError, unknown
-from regard.explain.embedding_map import position_similarity
+from regard.explain.embedding_map import position_numbers, position_similarity
 from regard.explain.figures.panels import Heat, Lines, Panel, Picture
 from regard.explain.figures.subject import Subject
 from regard.nn.position import POSITIONS, T5, ALiBi, Position, Rotary
@@ -76,26 +75,17 @@ def _has_position(model: nn.Module) -> bool:
     return any(isinstance(module, Position) for module in model.modules())
 
 
-def similarity(encoding: Position, length: int) -> Float[Tensor, "time seen"]:
-    """The dot products of all pairs of positions, or for a bias that of the first head."""
-    with torch.no_grad():
-        vectors = encoding.embed(torch.arange(length)[None])
-        if vectors is not None:
-            return vectors[0] @ vectors[0].T
-    return position_similarity(encoding, length)[0]
-
-
 def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:
     table = getattr(encoding, "table", None)
     if isinstance(table, nn.Embedding) and not isinstance(encoding, T5):
         length = min(length, len(table.weight) - getattr(encoding, "offset", 0))
     names = [str(position) for position in range(length)]
-    places = torch.arange(length)[None]
+    places = position_numbers(encoding, length)
     pair = Heat(
         title=f"{kind}: {'bias' if isinstance(encoding, ALiBi | T5) else 'dot product'}",
         rows=names,
         columns=names,
-        values=similarity(encoding, length).tolist(),
+        values=position_similarity(encoding, length, normalize=False)[0].tolist(),
         x_label="position s",
         y_label="position t",
     )
