@@ -21,43 +21,14 @@ from regard.nn.state import ImageSource
 Features = Literal["convolution", "patches"]
 
 
-def check_cells(config: Any) -> None:
-    """Raise if an image cannot be divided into cells."""
-    for name in ("image_size", "patch", "channels"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name}={getattr(config, name)} must be at least 1")
-    if config.image_size % config.patch:
-        raise ShapeError(f"patch={config.patch} must divide image_size={config.image_size}")
-    if config.features not in FEATURES:
-        raise ConfigError(unknown("features", config.features, FEATURES))
-    if config.features == "convolution" and config.patch.bit_count() != 1:
-        raise ConfigError(
-            f"patch={config.patch} must be a power of two with features='convolution', whose "
-            "layers halve the image"
-        )
+class ImageGrid:
+    """Mixin of a configuration: the image is a square grid of cells of `patch` pixels."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class CaptionerConfig(TransformerConfig):
-    """A Transformer that writes about an image: its encoder reads the cells of the image."""
-
-    source_kind: ClassVar[str] = "images"  # the encoder reads pixels, not ids
-    shape: Literal["encoder-decoder"] = "encoder-decoder"  # which stacks there are
-    image_size: int = 64  # side of an image, in pixels
-    patch: int = 8  # side of a cell, in pixels
-    channels: int = 3  # channels of an image: 3 for RGB, 1 for grey
-    features: Features = "convolution"  # how cells become vectors (nn.image_features.FEATURES)
-
-    def __post_init__(self) -> None:
-        TransformerConfig.__post_init__(self)
-        check_cells(self)
-        if self.source_vocab_size is not None:
-            raise ConfigError("source_vocab_size is for a source of text; leave it out")
-        if self.context < self.cells:
-            raise ConfigError(
-                f"context={self.context} must be at least the {self.cells} cells of an image; "
-                "raise context or patch"
-            )
+    __slots__ = ()
+    image_size: int
+    patch: int
+    channels: int
+    features: Features
 
     @property
     def grid(self) -> int:
@@ -69,9 +40,47 @@ class CaptionerConfig(TransformerConfig):
         """How many cells an image has."""
         return self.grid**2
 
+    def check_grid(self) -> None:
+        """Raise if an image cannot be divided into cells."""
+        for name in ("image_size", "patch", "channels"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.image_size % self.patch:
+            raise ShapeError(f"patch={self.patch} must divide image_size={self.image_size}")
+        if self.features not in FEATURES:
+            raise ConfigError(unknown("features", self.features, FEATURES))
+        if self.features == "convolution" and self.patch.bit_count() != 1:
+            raise ConfigError(
+                f"patch={self.patch} must be a power of two with features='convolution', whose "
+                "layers halve the image"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class RecurrentCaptionerConfig(Settings):
+class CaptionerConfig(ImageGrid, TransformerConfig):
+    """A Transformer that writes about an image: its encoder reads the cells of the image."""
+
+    source_kind: ClassVar[str] = "images"  # the encoder reads pixels, not ids
+    shape: Literal["encoder-decoder"] = "encoder-decoder"  # which stacks there are
+    image_size: int = 64  # side of an image, in pixels
+    patch: int = 8  # side of a cell, in pixels
+    channels: int = 3  # channels of an image: 3 for RGB, 1 for grey
+    features: Features = "convolution"  # how cells become vectors (nn.image_features.FEATURES)
+
+    def __post_init__(self) -> None:
+        TransformerConfig.__post_init__(self)
+        self.check_grid()
+        if self.source_vocab_size is not None:
+            raise ConfigError("source_vocab_size is for a source of text; leave it out")
+        if self.context < self.cells:
+            raise ConfigError(
+                f"context={self.context} must be at least the {self.cells} cells of an image; "
+                "raise context or patch"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class RecurrentCaptionerConfig(ImageGrid, Settings):
     """A recurrent network that writes about an image, and attends to its cells."""
 
     source_kind: ClassVar[str] = "images"  # the encoder reads pixels, not ids
@@ -117,23 +126,13 @@ class RecurrentCaptionerConfig(Settings):
         for name, choice, table in (("cell", self.cell, CELLS), ("score", self.score, SCORES)):
             if (kind := kind_of(choice)[0]) not in table:
                 raise ConfigError(unknown(name, kind, table))
-        check_cells(self)
+        self.check_grid()
         check_rules(self, SEQ2SEQ)
 
     @property
     def depths(self) -> tuple[int, int]:
         """The number of layers whose final state initialises the decoder, and of the decoder."""
         return self.layers, self.layers
-
-    @property
-    def grid(self) -> int:
-        """Cells per row and per column."""
-        return self.image_size // self.patch
-
-    @property
-    def cells(self) -> int:
-        """How many cells an image has."""
-        return self.grid**2
 
 
 class Captioner(Transformer):
