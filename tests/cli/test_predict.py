@@ -124,6 +124,10 @@ def test_rows_of_a_table_are_predicted_into_another(regard, label_run):
     ]
     ((best, share),) = run.predict("dull", top=1)[0]
     assert (rows[1]["prediction"], float(rows[1]["probability"])) == (best, round(share, 6))
+    hint = "new.csv is a file; to predict its rows: --data new.csv"
+    for name, message in (("new.csv", hint), ("x.txt", "no file x.txt")):
+        refused = regard("predict", label_run, name)
+        assert (refused.code, message in refused.err) == (2, True)
     again = regard("predict", label_run, "--data", "new.csv", "--out", "out.csv")
     assert again.code == 2
     assert "out.csv exists already; --force overwrites it" in again.err

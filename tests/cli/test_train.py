@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from cli.conftest import PAIR_WORDS, TEXT_WORDS, shell
+from regard import api
 from regard.errors import DataError
 
 
@@ -55,12 +56,17 @@ def test_two_parallel_files_need_no_name(regard, tmp_path):
 
 def test_a_closed_form_model_is_trained_too(regard, materials):
     words = ["model.family=ngram", "model.order=3", "model.context=32", "--out", "counted"]
-    completed = regard("train", materials / "cats.txt", *words)
+    asked = ["train.steps=9", "train.lr=1", "train.seed=2"]
+    completed = regard("train", materials / "cats.txt", *words, *asked)
     assert completed.code == 0, completed.err
     assert "model.order=3" in completed.err
+    assert "no effect  train.steps, train.lr: model.family=ngram is fitted with" in completed.err
     assert "regard resume" not in completed.err
     assert regard("generate", "counted", "the", "-n", "5", "--seed", "1").out.startswith("the")
     assert regard("explain", "counted", "the").code == 2
+    model = {"family": "ngram", "context": 32}
+    events = api.train_events(materials / "cats.txt", model=model, minutes=5, out="again")
+    assert any(line.startswith("no effect  minutes: ") for line in next(events).description)
 
 
 @pytest.mark.parametrize("family", ["ngram", "hmm"])

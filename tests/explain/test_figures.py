@@ -384,6 +384,7 @@ def test_the_pronoun_of_a_decoder_cannot_see_what_comes_later():
         (("next-token", "ngram", "a b"), {}, "cannot be shown untrained"),
         (("next-token", "llama-7b", "a b"), {}, "such as tiny-decoder"),
         (("shannon", "runs/none"), {}, "no run, no text file and no preset"),
+        (("shannon", "none.txt"), {}, "none.txt is no run, no text file and no preset"),
         (("shannon", "tiny-decoder", "a b"), {}, "takes no run or preset"),
         (("shannon", "ab"), {"order": 2}, "did you mean 'orders'"),
         (("shannon", "ab"), {"orders": "x"}, "orders must be an integer"),

@@ -212,6 +212,7 @@ def test_packed_dialogues_have_the_loss_of_single_ones():
     long = from_rows([*rows, [("user", "a" * 300), ("assistant", "b")]])
     packed = pack(long, task, tokenizer, short)
     assert (packed.truncated, packed.dropped) == (sum(n > min(lengths) + 1 for n in lengths), 1)
+    assert 0.9 < packed.filled(min(lengths)) <= 1
     with pytest.raises(DataError, match="no prompt leaves room"):
         pack(data, task, tokenizer, preset("tiny-decoder", vocab_size=9, context=8))
 
@@ -241,6 +242,8 @@ def test_chat_remembers_the_dialogue_and_works_through_a_pipe(world, capsys, mon
     list(run.chat(long, tokens=20))
     assert len(seen[-1]) <= 256 - 20
     assert run.tokenizer.decode(seen[-1]).endswith("cg<|im_end|>\n<|im_start|>assistant\n")
+    list(run.chat("a" * 170))  # less than a quarter of the context is left, but some of it
+    assert 256 * 3 / 4 < len(seen[-1]) < 256
     with pytest.raises(ConfigError, match="no room for an answer"):
         run.chat("a" * 230)
     assert render("chatml", [("user", "x")]).endswith("<|im_end|>\n")

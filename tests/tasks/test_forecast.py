@@ -237,6 +237,8 @@ def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monke
     said = invoke(capsys, "predict", "run", "--steps", 3, "--json")
     assert json.loads(said.out)["its own"] == pytest.approx([202, 204, 206])
     assert invoke(capsys, "predict", "run", "--steps", 2).out == "1  202\n2  204\n"
+    by_default = invoke(capsys, "predict", "run").out.split()
+    assert by_default == ["1", "202", "2", "204", "3", "206", "4", "208"]  # the horizon
     (tmp_path / "other.csv").write_text("up\n7\n9\n")
     said = invoke(capsys, "predict", "run", "other.csv", "--steps", 1, "--json")
     assert json.loads(said.out)["other.csv"] == pytest.approx([11])

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
         StepLogged,
         ThreadsChanged,
     )
+    from regard.training.setup.configure import without_effect
     from regard.training.tracking.history import History
 
 _NAMES = {
@@ -128,6 +129,7 @@ _NAMES = {
         *("BaselineEvaluated", "Evaluated", "Event", "RunFinished", "RunStarted", "StepLogged"),
         "ThreadsChanged",
     ),
+    "regard.training.setup.configure": ("without_effect",),
     "regard.training.tracking.history": ("History",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
@@ -210,6 +212,7 @@ __all__ = [
     "train",
     "train_events",
     "used_by",
+    "without_effect",
     "world_size",
     "write_rows",
 ]

@@ -10,6 +10,7 @@ import torch
 from regard.api.explanation import source_and_translation
 from regard.api.run import Run, load
 from regard.config import RunConfig, make
+from regard.data.text_files import looks_like_path
 from regard.errors import ConfigError, DataError, unknown
 from regard.explain.figures import FIGURES, Entry
 from regard.explain.figures.panels import Picture
@@ -168,8 +169,7 @@ def _is_model(item: Run | Path | str) -> bool:
         return False
     if folder:
         return True
-    looks_like_path = "/" in str(item) and " " not in str(item)
-    if not exists and (isinstance(item, Path) or looks_like_path):
+    if not exists and (isinstance(item, Path) or looks_like_path(str(item))):
         raise ConfigError(f"{item} is no run, no text file and no preset (regard info lists them)")
     return False
 

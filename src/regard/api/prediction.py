@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +15,7 @@ from regard.data.conll import read_conll
 from regard.data.spans import from_squad, is_squad
 from regard.data.table_files import is_table, read_table
 from regard.data.tables import IMAGE_SUFFIXES, Table
-from regard.data.text_files import preview, read_lines, scan, suffix
+from regard.data.text_files import looks_like_path, preview, read_lines, scan, suffix
 from regard.errors import ConfigError, DataError
 from regard.files.atomic import atomic_file
 
@@ -158,8 +159,16 @@ def _tabbed_lines(
 
 
 def input_texts(run: "Run", texts: Sequence[str]) -> Iterator[tuple[Row, Any]]:
-    """Texts given one by one; where an input has two, they follow each other."""
+    """Texts given one by one; where an input has two, they follow each other.
+
+    Raises for a text that is meant as a file.
+    """
     names = run.inputs
+    for text in texts if run.pipeline.name not in ("images", "captions") else ():
+        if looks_like_path(text):
+            rows = f"to predict its rows: --data {text}"
+            found = f"{text} is a file; {rows}" if os.path.exists(text) else f"no file {text}"
+            raise ConfigError(f"{found}\na text with a space at its end is read as text")
     if len(names) == 1:
         return (({names[0]: text}, text) for text in texts)
     if len(texts) % len(names):

@@ -395,29 +395,38 @@ class Run:
         self._require("predict", "predict")
         return predict_rows(self, read_inputs(self, path, column).rows, top=top)
 
-    def forecast(self, series: str | Path | None = None, *, steps: int = 24) -> Any:
+    def forecast(self, series: str | Path | None = None, *, steps: int | None = None) -> Any:
         """The next values of a series: a list, or for several columns a dict of lists.
 
         `series` is a file or a built-in; without it, the data of the run, validation included. What
-        the model forecasts at once is fed back until there are `steps` values.
+        the model forecasts at once is fed back until there are `steps` values, by default as many
+        as its horizon.
 
         >>> len(series.forecast(steps=3))
         3
         """
         task = self._series_task()
+        steps = task.horizon if steps is None else steps
         return by_column(task, forecast(self.model, task, self._series(series), steps))
 
-    def forecast_dates(self, series: str | Path | None = None, *, steps: int = 24) -> list[str]:
+    def forecast_dates(
+        self, series: str | Path | None = None, *, steps: int | None = None
+    ) -> list[str]:
         """The dates of the next rows of a series; empty if its rows have no dates.
 
         >>> series.forecast_dates(steps=3)
         []
         """
         dates = self._series(series).dates
+        steps = self._series_task().horizon if steps is None else steps
         return [] if dates is None else dates.after(steps)
 
     def draw_forecast(
-        self, series: str | Path | None = None, *, steps: int = 24, column: str | None = None
+        self,
+        series: str | Path | None = None,
+        *,
+        steps: int | None = None,
+        column: str | None = None,
     ) -> "Figure":
         """The next values of a column after the last true ones, which are also forecast each.
 
@@ -425,6 +434,7 @@ class Run:
         2
         """
         task = self._series_task()
+        steps = task.horizon if steps is None else steps
         end = forecast_future(self.model, task, self._series(series), steps, column)
         return forecast_figure(end, self.metrics, task.how(self.model, steps))
 

@@ -25,7 +25,7 @@ from regard.models.presets import PRESETS
 from regard.nn.position import SCALINGS
 from regard.pipelines import PIPELINES, default_settings
 from regard.tasks import TASKS
-from regard.training.setup.configure import RECIPES, recipes
+from regard.training.setup.configure import OF_CLOSED_FORM, RECIPES, recipes
 
 TABLE = re.compile(r" \(((?:\w+\.)+[A-Z_]+)\)")  # in a field's comment
 PROVIDED = {  # arguments of the entries of tables that are not options: the library provides them
@@ -38,7 +38,6 @@ PROVIDED_TO_TASK = {  # fields of tasks that are taken from the tokenizers
     *("prefix_ids", "source_prefix_ids"),
 }
 WITHOUT_OPTIONS = ("task", "model.norm", "model.ffn")  # the options of a task have their own rows
-OF_CLOSED_FORM = ("seed", "threads")  # the settings in `train` of models without training steps
 HEAD_OF = {
     "masked": "masked",
     "span": "span",

@@ -98,9 +98,11 @@ def train_events(
         return training_run.run_worker()
     require_new_folder(out)  # before `minutes` takes time to measure
     started = time.perf_counter() if started is None else started
-    config = configure(what, *words, started=started, **settings)
+    over = read_overrides(words, settings)
+    config = configure(what, started=started, **over)
     folder = new_folder(config.name) if out is None else Path(out)
-    return training_run.begin(config, folder, progress, started)
+    notes = run_settings.without_effect(config, over)
+    return training_run.begin(config, folder, progress, started, notes)
 
 
 def require_new_folder(out: Path | str | None) -> None:

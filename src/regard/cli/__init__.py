@@ -89,7 +89,7 @@ INSTEAD = {  # commands of other tools, and what there is here
     "sample": "regard generate RUN 'some words'",
     "complete": "regard generate RUN 'some words'",
     "classify": "regard predict RUN IMAGE-OR-TEXT",
-    "forecast": "regard predict RUN --steps 24",
+    "forecast": "regard predict RUN",
     "test": "regard evaluate RUN",
     "eval": "regard evaluate RUN",
     "attention": "regard explain RUN 'some words'",

@@ -81,8 +81,14 @@ def predict(
         ),
     ] = None,
     steps: Annotated[
-        int, Option(metavar="N", min=1, help="How many values of a series to forecast.")
-    ] = 24,
+        int | None,
+        Option(
+            metavar="N",
+            min=1,
+            help="How many values of a series to forecast; by default task.horizon of the run.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
     adapter: AdapterOption = None,
 ) -> None:
@@ -182,7 +188,7 @@ def _print_predictions(run: "Run", predicted: Iterable[tuple[dict[str, Any], Any
 def _forecast(
     run: "Run",
     paths: list[str],
-    steps: int,
+    steps: int | None,
     out: Path | None,
     column: str | None,
     as_json: bool,

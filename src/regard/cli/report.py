@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 QUOTED = "'some words'"
 EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
-EXAMPLES |= {"forecast": "--steps 24", "caption": "image.png", "span": "'a question' 'a text'"}
+EXAMPLES |= {"forecast": "", "caption": "image.png", "span": "'a question' 'a text'"}
 EXAMPLES |= {"instruct": "", "handwriting": "--bias 0.5 --out drawings.svg"}
 
 

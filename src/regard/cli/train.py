@@ -95,6 +95,8 @@ def train(
                 "measuring the training speed of a few model sizes on this machine …"
             ),
         )
+    for line in api.without_effect(config, overrides):
+        print_status(line)
     if dry_run:
         _print_previews([api.preview(config, out)], as_json)
         return

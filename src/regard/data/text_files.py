@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import stat
 import time
 import zlib
@@ -125,6 +126,15 @@ def suffix(path: Path) -> str:
     """The last suffix of a path in lower case, without that of gzip."""
     suffixes = [part.lower() for part in path.suffixes if part.lower() != ".gz"]
     return suffixes[-1] if suffixes else ""
+
+
+def looks_like_path(text: str) -> bool:
+    """Whether a text is meant as a path: it has no spaces, and a slash or a suffix.
+
+    >>> looks_like_path("notes.txt"), looks_like_path("The end."), looks_like_path("3.14")
+    (True, False, False)
+    """
+    return re.fullmatch(r"\S*/\S*|\S+\.[a-z][a-z0-9]{1,4}", text) is not None
 
 
 def preview(line: str) -> str:

@@ -124,7 +124,7 @@ class DialoguesPipeline(Pipeline):
             return task.collate((chosen, model.context), generator)
 
         scored = sum(int(scored.sum()) for row in packed.rows for _, scored in row)
-        filled = packed.tokens / (len(packed.rows) * model.context)
+        filled = packed.filled(model.context)
         description = [
             f"data       {train.description}",
             *first_rows(train),
@@ -256,7 +256,8 @@ def fit_prompt(
 ) -> tuple[list[int], int]:
     """The prompt of the last messages that fit the context, and how many tokens may follow.
 
-    An answer gets at least a quarter of the context. A system message is kept.
+    Older messages are left out so that an answer gets at least a quarter of the context; the last
+    message alone leaves it the rest. A system message is kept.
     """
     context = model.context
     first = [message for message in messages[:1] if message[0] == "system"]
@@ -265,6 +266,8 @@ def fit_prompt(
         ids = prompt_ids(task, tokenizer, [*first, *rest])
         room = tokens if context is None else min(tokens, context - len(ids))
         if context is None or room >= min(tokens, context // 4):
+            return ids, room
+        if len(rest) <= 2 and room > 0:
             return ids, room
         if len(rest) <= 2:
             raise ConfigError(
@@ -295,6 +298,10 @@ class Packed:
     tokens: int
     truncated: int  # dialogues that are cut
     dropped: int  # dialogues that are left out: no part of an answer fits
+
+    def filled(self, context: int) -> float:
+        """The share of the positions that hold tokens; the last of a dialogue is a target only."""
+        return (self.tokens - sum(map(len, self.rows))) / (len(self.rows) * context)
 
 
 def pack(data: Dialogues, task: Instruct, tokenizer: Tokenizer, model: ModelConfig) -> Packed:

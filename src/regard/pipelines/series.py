@@ -35,7 +35,6 @@ from regard.pipelines.series_baselines import evaluate_baselines, find_season
 from regard.tasks import TASKS, Forecast
 
 SAMPLE_STEPS = 6
-PREDICTED_STEPS = 24
 DEFAULT_ROWS = 32  # windows of a step, where train.batch is not set
 EVALUATED_ROWS = 256  # windows of a batch of validation data
 CONTEXTS = {"linear": 336}  # rows that are read by default; of other models …
@@ -229,10 +228,10 @@ class SeriesPipeline(Pipeline):
         )
 
     def predict(self, run: TrainedModel, what: Any, *, top: int) -> Any:
-        """The next 24 values of a series, by column if there are several (`Run.forecast`)."""
+        """The horizon after a series, by column if there are several (`Run.forecast`)."""
         series = from_table(read_table(Path(what)))
         task = series_task(run.config.task)
-        return by_column(task, forecast(run.model, task, series, PREDICTED_STEPS))
+        return by_column(task, forecast(run.model, task, series, task.horizon))
 
 
 def by_column(task: Forecast, values: NDArray[np.float64]) -> Any:

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -70,10 +70,12 @@ def begin(
     path: Path,
     progress: Progress | None = None,
     started: float | None = None,
+    notes: Sequence[str] = (),
 ) -> Iterator[Event]:
     """Train a new run in a folder that does not exist yet.
 
     `minutes` counts from `started` on, a value of `time.perf_counter`; by default from now.
+    `notes` are lines for the heading.
     """
     started = time.perf_counter() if started is None else started
     if launch.rank():
@@ -98,8 +100,8 @@ def begin(
         "launch": launch.launch_id(),
     }
     folder.create(config, run_environment, data.tokenizers)
-    notes = [] if is_closed_form(config.model["family"]) else long_warmup(config.train)
-    data = replace(data, description=[*data.description, *notes])
+    warmup = [] if is_closed_form(config.model["family"]) else long_warmup(config.train)
+    data = replace(data, description=[*data.description, *notes, *warmup])
     with folder.hold_lock():
         yield from _run_rank0(config, data, folder, device, None, started, progress)
 

@@ -1,7 +1,7 @@
 """The settings of a run: from a recipe, a .toml file, or chosen for the user's data."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from regard.config import (
 )
 from regard.data.builtin import BUILTINS
 from regard.errors import ConfigError, unknown
-from regard.models.build import resolve
+from regard.models.build import family_of, is_closed_form, resolve
 from regard.models.presets import PRESETS
 from regard.pipelines import (
     PIPELINES,
@@ -38,6 +38,8 @@ from regard.training.setup.setting_checks import check_train_config
 from regard.training.setup.time_budget import fit_to_minutes
 from regard.training.storage.start import open_start
 
+# The settings in `train` of models without training steps.
+OF_CLOSED_FORM = ("seed", "threads", "evaluate_stride", "baseline")
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
@@ -86,6 +88,20 @@ def _with_options(task: Choice, default: Choice) -> Choice:
         return task  # options alone, which are merged into the default
     (default_kind, options), (kind, given) = kind_of(default), kind_of(task)
     return {"kind": kind, **options, **given} if options and kind == default_kind else task
+
+
+def without_effect(config: RunConfig, overrides: Mapping[str, Any]) -> list[str]:
+    """A line that names the settings given for training steps, if the model takes none."""
+    family = family_of(resolve(config.model, vocab_size=1))
+    if not is_closed_form(family):
+        return []
+    given = [f"train.{name}" for name in overrides.get("train", {}) if name not in OF_CLOSED_FORM]
+    given += ["minutes"] if overrides.get("minutes") is not None else []
+    if not given:
+        return []
+    return [
+        f"no effect  {', '.join(given)}: model.family={family} is fitted without training steps"
+    ]
 
 
 def configure_study(
