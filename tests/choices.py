@@ -81,11 +81,12 @@ FACTS |= {"model", "layers", "frequency", "positions"}  # known to the builder; 
 def _values(field, hint):
     """Every value that one field is tried with."""
     if field.name in TABLES:
-        return [
+        values = [
             {"kind": kind, **options} if options else kind
             for kind in TABLES[field.name]
             for options in OPTIONS.get(kind, [{}])
         ]
+        return [*values, None] if type(None) in get_args(hint) else values
     if field.name in OTHERWISE:
         return [field.default, *OTHERWISE[field.name]]
     parts = (hint, *get_args(hint))
@@ -127,6 +128,19 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
         ("stream_scale", given),
         ("norm_order", lambda norm_order: norm_order != "deepnorm"),
         r"stream_scale=1.5 belongs to norm_order='deepnorm', not '\w+'; leave it out",
+    ),
+    (
+        ("ffn", lambda ffn: ffn is None),
+        ("norm_order", lambda norm_order: norm_order.startswith("parallel")),
+        r"norm_order='parallel\w*' adds a feed-forward network .* ffn=none .*; choose another",
+    ),
+    *(
+        (
+            ("ffn", lambda ffn: ffn is None),
+            (name, bool),
+            "ffn=none has no feed-forward network; leave out ffn_dim, encoder_ffn_dim and ffn_drop",
+        )
+        for name in ("ffn_dim", "encoder_ffn_dim", "ffn_dropout")
     ),
     (
         ("score", lambda score: kind(score) in RELATIVE),

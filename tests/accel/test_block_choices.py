@@ -77,7 +77,7 @@ CHOICES = {
     "qk_norm": [True],
     "norm_order": literals("norm_order"),
     "stream_scale": [1.5],
-    "ffn": sorted(FFNS),
+    "ffn": [*sorted(FFNS), None],
     "init": [],  # of the weights, which are drawn anew here
     "bias": [True, False, "qkv", "attention", "not_qkv", "not_attention"],
     "shared_layers": [True],

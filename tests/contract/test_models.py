@@ -47,7 +47,7 @@ VARIATIONS = [
     {"position": {"kind": "learned", "each_layer": True}},
     *({"score": name} for name in SCORES if name != "location"),  # it meets no keys
     *({"norm": name} for name in NORMS),
-    *({"ffn": name} for name in FFNS),
+    *({"ffn": name} for name in (*FFNS, None)),
     *({"norm_order": name} for name in ("pre", "post", "sandwich", "deepnorm")),
     {"norm_order": "none", "init": {"kind": "normal", "std": 0.3}},  # small weights leave no signal
     {"kv_heads": 1},

@@ -152,6 +152,8 @@ def describe(model: object) -> Description:
 
 
 def _describe_block(block: Block, window: int | None) -> BlockDescription:
+    if block.ffn is None:
+        raise NotCovered("a layer has no feed-forward network")
     attention, ffn = block.attention, cast(FeedForward, block.ffn)
     score = attention.score
     (norm, *others) = {type(norm) for norm in (block.attention_norm, block.ffn_norm) if norm}

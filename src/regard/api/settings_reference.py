@@ -302,7 +302,7 @@ def _row(
 ) -> dict[str, Any]:
     return {
         "key": key,
-        "type": "name" if hint is str and choices else type_words(hint),
+        "type": type_words(hint).replace("string", "name") if choices else type_words(hint),
         "default": default,
         "derived": derived,
         "choices": dict(choices or {}),

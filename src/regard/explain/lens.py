@@ -212,7 +212,8 @@ def direct_logit_attribution(
     paths = [f"{side}.blocks.{number}" for number in range(len(blocks))]
     kinds = ["attention", *(["cross"] if blocks[0].cross is not None else [])]
     taps = [f"{path}.{kind}.heads_tap" for path in paths for kind in kinds]
-    with trace(model, [f"{paths[0]}.carry", *taps, *(f"{path}.ffn" for path in paths)]) as values:
+    ffns = [] if blocks[0].ffn is None else [f"{path}.ffn" for path in paths]
+    with trace(model, [f"{paths[0]}.carry", *taps, *ffns]) as values:
         model(ids)
     parts = {"embedding": values[f"{paths[0]}.carry"][0, position]}
     for path, block in zip(paths, blocks, strict=True):
@@ -224,7 +225,8 @@ def direct_logit_attribution(
             parts |= {f"{path}.{kind}.{h}": part for h, part in enumerate(written)}
             if attention.out.bias is not None:
                 parts[f"{path}.{kind}.bias"] = attention.out.bias
-        parts[f"{path}.ffn"] = values[f"{path}.ffn"][0, position]
+        if block.ffn is not None:
+            parts[f"{path}.ffn"] = values[f"{path}.ffn"][0, position]
     stream = torch.stack(list(parts.values())).double()
     total = stream.sum(0)
     if isinstance(norm, LayerNorm):

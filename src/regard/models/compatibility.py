@@ -126,6 +126,18 @@ STACK: tuple[Rule, ...] = (
         "leave it out",
     ),
     (
+        lambda c: c.ffn is None and c.norm_order.startswith("parallel"),
+        "norm_order={c.norm_order!r} adds a feed-forward network to attention, and ffn=none has "
+        "none; choose another norm_order",
+    ),
+    (
+        lambda c: (
+            c.ffn is None
+            and bool(c.ffn_dim or c.ffn_dropout or getattr(c, "encoder_ffn_dim", None))
+        ),
+        "ffn=none has no feed-forward network; leave out ffn_dim, encoder_ffn_dim and ffn_dropout",
+    ),
+    (
         lambda c: kind_of(c.score)[0] in RELATIVE and _rotates(c.position),
         "score={c.score!r} compares queries with distances, but position={c.position!r} rotates "
         "them first: scores would depend on absolute positions;\n"

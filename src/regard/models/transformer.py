@@ -59,7 +59,7 @@ class StackConfig(Settings):
     # where the norms are in a block, and whether attention and FFN are computed in parallel
     norm_order: NormPlacement = "pre"
     stream_scale: float | None = None  # DeepNorm's weight of the residual stream; None: by depth
-    ffn: str = "gelu"  # the feed-forward network (nn.block.FFNS)
+    ffn: str | None = "gelu"  # the feed-forward network (nn.block.FFNS); None: attention only
     init: Choice = "normal"  # initialisation of the weights (nn.init.INITS)
     # which linear layers have a bias: all (true), none (false), or some of them
     bias: bool | Literal["qkv", "attention", "not_qkv", "not_attention"] = True
@@ -94,14 +94,16 @@ class StackConfig(Settings):
             ("ffn", FFNS),
             ("init", INITS),
         ):
-            kind, _ = kind_of(getattr(self, name))
-            if kind not in table:
+            choice = getattr(self, name)
+            if choice is not None and (kind := kind_of(choice)[0]) not in table:
                 raise ConfigError(unknown(name, kind, table))
         check_rules(self, rules.STACK)
 
     @property
     def width(self) -> int:
-        """The width of the feed-forward network."""
+        """The width of the feed-forward network; 0 without one."""
+        if self.ffn is None:
+            return 0
         if self.ffn_dim is not None:
             return self.ffn_dim
         return -(-8 * self.dim // 24) * 8 if self.ffn in GATES else 4 * self.dim
@@ -408,6 +410,13 @@ def build_stack(
         out_bias=config.biases[1],
         dropout=config.attention_dropout,
     )
+
+    def ffn() -> nn.Module | None:
+        options = {"bias": config.biases[2], "dropout": config.ffn_dropout}
+        if config.ffn is None:
+            return None
+        return make(config.ffn, FFNS, "ffn", dim=config.dim, ffn_dim=width, **options)
+
     encoder_layers, decoder_layers = config.depths
     layers = encoder_layers if side == "encoder" else decoder_layers
     cross = side == "decoder" and encoder_layers > 0
@@ -415,15 +424,7 @@ def build_stack(
     blocks = [
         Block(
             attention(score=config.score),
-            make(
-                config.ffn,
-                FFNS,
-                "ffn",
-                dim=config.dim,
-                ffn_dim=width,
-                bias=config.biases[2],
-                dropout=config.ffn_dropout,
-            ),
+            ffn(),
             partial(norm, config.dim),
             norm_order,
             cross=attention(score="scaled_dot" if relative else config.score) if cross else None,

@@ -296,13 +296,14 @@ def deepnorm(
 class Block(nn.Module):
     """One layer: self-attention, cross-attention to `memory` if there is one, feed-forward.
 
-    `norm_order` places the norms; see above.
+    `norm_order` places the norms; see above. Without `ffn` a layer is attention only (Elhage et
+    al. 2021).
     """
 
     def __init__(
         self,
         attention: Attention,
-        ffn: nn.Module,
+        ffn: nn.Module | None,
         norm: Callable[[], nn.Module],
         norm_order: NormOrder,
         cross: Attention | None = None,
@@ -319,8 +320,8 @@ class Block(nn.Module):
         if cross is not None:
             self.cross_norm, self.cross_after = norm(), after()
         self.cross = cross
-        self.ffn, self.ffn_after = ffn, after()
-        self.ffn_norm = None if norm_order.kind == "parallel" else norm()
+        self.ffn, self.ffn_after = ffn, None if ffn is None else after()
+        self.ffn_norm = None if ffn is None or norm_order.kind == "parallel" else norm()
         self.norm_order, self.dropout = norm_order, dropout
         self.carry, self.out_tap = Carry(), Tap()
 
@@ -339,9 +340,9 @@ class Block(nn.Module):
         if self.norm_order.parallel:
             normed = self.attention_norm(x)
             attended = self.attention(normed, inputs=inputs, state=state)
+            assert self.ffn is not None
             ffn = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(x))
             return self.out_tap(x + drop(attended) + drop(ffn))
-        assert self.ffn_norm is not None
         x = residual(
             x,
             lambda x: drop(self.attention(x, inputs=inputs, state=state)),
@@ -359,7 +360,10 @@ class Block(nn.Module):
                 self.norm_order,
                 self.cross_after,
             )
-        x = residual(x, lambda x: drop(self.ffn(x)), self.ffn_norm, self.norm_order, self.ffn_after)
+        if self.ffn is not None:
+            ffn_branch, norm = self.ffn, self.ffn_norm
+            assert norm is not None
+            x = residual(x, lambda x: drop(ffn_branch(x)), norm, self.norm_order, self.ffn_after)
         return self.out_tap(x)
 
     def _drop(self, x: Tensor) -> Tensor:

@@ -398,7 +398,7 @@ def _layers(config: Any, side: str, width: int) -> Lines:
         branches = [_attention(config, side)]
         if side == "decoder" and encoder:
             branches.append(_attention(config, side, cross=True))
-        for part in [*branches, _ffn(config)]:
+        for part in branches if config.ffn is None else [*branches, _ffn(config)]:
             inside += _branch(config, part, inner)
     shared = ", shared weights" if config.shared_layers else ""
     return _repeat_frame(inside, count, width, shared)
