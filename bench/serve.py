@@ -6,22 +6,27 @@
 
 `engine` drives the engine in this process: each of the streams sends its next request when its
 last one is answered, with prompts of 16 to 256 ids and 64 to 512 new tokens (scaled down to the
-context of a small model), sampled with temperature 0.8 and top-k 50. `--peer` runs the same
-requests through the continuous batching of transformers, the engine of `transformers serve`: of
-the exported FOLDER of the run, or with `--shape` of a model of the same shape. `--offline` adds
-the rate of `generate` for as many rows of equal length as there are streams, the upper bound.
+context of a small model), sampled with temperature 0.8 and top-k 50. Tokens are counted while all
+streams are busy. `--peer` runs the same requests for `--seconds` through the continuous batching
+of transformers, the engine of `transformers serve`: of the exported FOLDER of the run, or with
+`--shape` of a model of the same shape. `--offline` adds the rate of `generate` for as many rows of
+equal length as there are streams, the upper bound. `--profile` shows the host time of functions.
 `http` starts `regard serve RUN` and measures the same through HTTP, streaming.
 """
 
 import argparse
 import asyncio
+import contextlib
+import cProfile
 import json
 import os
+import pstats
 import random
 import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +42,10 @@ class Figures:
     seconds: float = 0.0
     cpu: float = 0.0  # seconds of processor time, which other programs do not change
     first: list[float] = field(default_factory=list)  # seconds to the first token of each request
+
+    def stop(self, began: float, cpu: float) -> None:
+        """Stop the clocks."""
+        self.seconds, self.cpu = time.perf_counter() - began, time.process_time() - cpu
 
     def show(self) -> None:
         ordered = sorted(self.first)
@@ -72,14 +81,17 @@ def run_engine(engine: Any, work: list[tuple[list[int], int]], streams: int) -> 
     requests = [
         Request(ids, chain, tokens, seed=number) for number, (ids, tokens) in enumerate(work)
     ]
-    figures, sent, waiting = Figures("regard engine"), {}, iter(requests)
+    figures, sent, waiting = Figures("regard engine"), {}, deque(requests)
     running = 0
     began, cpu = time.perf_counter(), time.process_time()
     while True:
-        while running < streams and (request := next(waiting, None)) is not None:
+        while running < streams and waiting:
+            request = waiting.popleft()
             engine.submit(request)
             sent[request] = time.perf_counter()
             running += 1
+        if not waiting and not figures.seconds:  # from now on there are fewer streams
+            figures.stop(began, cpu)
         if not running:
             break
         events = engine.step()
@@ -89,15 +101,14 @@ def run_engine(engine: Any, work: list[tuple[list[int], int]], streams: int) -> 
             if event.finish:
                 running -= 1
             else:
-                figures.tokens += 1
+                figures.tokens += not figures.seconds
                 if (start := sent.pop(event.request, None)) is not None:
                     figures.first.append(now - start)
-    figures.seconds, figures.cpu = time.perf_counter() - began, time.process_time() - cpu
     return figures
 
 
-def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int) -> Figures:
-    """The continuous batching of transformers, with the same requests."""
+def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int, limit: float) -> Figures:
+    """The continuous batching of transformers, with the same requests, for `limit` seconds."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     settings = GenerationConfig(do_sample=True, temperature=0.8, top_k=50, eos_token_id=-1)
@@ -105,28 +116,29 @@ def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int) -> Fig
     if model.device.type == "cpu":
         options |= {"num_blocks": 32 * streams, "max_batch_tokens": 512, "page_size": 32}
     figures, sent = Figures("transformers continuous batching"), {}
-    waiting, running = iter(work), 0
+    waiting, running, tokens = deque(work), 0, {}
     with model.continuous_batching_context_manager(
         generation_config=settings, continuous_batching_config=ContinuousBatchingConfig(**options)
     ) as manager:
         began, cpu = time.perf_counter(), time.process_time()
-        while True:
-            while running < streams and (each := next(waiting, None)) is not None:
-                name = manager.add_request(each[0], max_new_tokens=each[1], streaming=True)
+        while time.perf_counter() - began < limit:
+            while running < streams and waiting:
+                ids, most = waiting.popleft()
+                name = manager.add_request(ids, max_new_tokens=most, streaming=True)
                 sent[name] = time.perf_counter()
                 running += 1
-            if not running:
+            if not waiting:
                 break
-            result = manager.get_result(timeout=60)
-            assert result is not None, "no result within a minute"
+            result = manager.get_result(timeout=1)
+            if result is None:
+                continue
             assert not result.error, result.error
-            now = time.perf_counter()
+            tokens[result.request_id] = len(result.generated_tokens)
             if result.generated_tokens and (start := sent.pop(result.request_id, None)):
-                figures.first.append(now - start)
-            if result.is_finished():
-                figures.tokens += len(result.generated_tokens)
-                running -= 1
-        figures.seconds, figures.cpu = time.perf_counter() - began, time.process_time() - cpu
+                figures.first.append(time.perf_counter() - start)
+            running -= result.is_finished()
+        figures.stop(began, cpu)
+        figures.tokens = sum(tokens.values())
     return figures
 
 
@@ -265,10 +277,19 @@ def measure_engine(arguments: argparse.Namespace) -> None:
             peer = AutoModelForCausalLM.from_pretrained(arguments.peer).eval()
     with torch.inference_mode():
         language = pack(model)
+    if peer is not None:
+        with torch.inference_mode():
+            work = workload(count, vocab, context)
+            run_peer(peer, work, streams, arguments.seconds / 3)  # compiles
+            theirs = run_peer(peer, work, streams, arguments.seconds)
+        theirs.show()
+        del peer
     engine, rates = BatchEngine(language, EngineConfig(rows=streams, queue=streams)), []
+    profile = cProfile.Profile()
     for repeat in range(arguments.repeats + 1):
         work = workload(count, vocab, context, seed=repeat)  # no prompt is read twice
-        figures = run_engine(engine, work, streams)
+        with profile if arguments.profile and repeat else contextlib.nullcontext():
+            figures = run_engine(engine, work, streams)
         if repeat:
             figures.show()
             rates.append(figures.tokens / figures.seconds)
@@ -277,11 +298,10 @@ def measure_engine(arguments: argparse.Namespace) -> None:
         offline = run_offline(model, streams, vocab)
         offline.show()
         print(f"engine / generate: {ours * offline.seconds / offline.tokens:.2f}")
-    if peer is not None:
-        run_peer(peer, work[:streams], streams)
-        theirs = run_peer(peer, work, streams)
-        theirs.show()
+    if arguments.peer is not None:
         print(f"engine / transformers: {ours * theirs.seconds / theirs.tokens:.2f}")
+    if arguments.profile:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(40)
 
 
 def main() -> None:
@@ -293,7 +313,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peer", nargs="?", const="")
+    parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--offline", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     if arguments.what == "http":
         measure_http(arguments.run, arguments.streams, arguments.requests or 4 * arguments.streams)

@@ -120,7 +120,7 @@ def checked_indices(monkeypatch):
 
 def check_lengths(engine):
     """The KV cache and the history of a row have the ids of its text, and a step ahead."""
-    ahead = engine.ahead.texts if engine.ahead is not None else []
+    ahead = [text for each in engine.ahead for text in each.texts]
     lengths = engine.context.lengths.tolist() if engine.texts else []
     for text, length, in_cache in zip(engine.texts, lengths, engine.rows.lengths, strict=True):
         assert in_cache == len(text.window) - 1 + (text in ahead)
@@ -303,8 +303,7 @@ def test_out_of_memory_after_a_step_loses_no_token(ahead, monkeypatch):
     assert not left
 
 
-def test_texts_that_get_no_row_have_each_token_once(monkeypatch):
-    """Their first token is sampled before they get a row."""
+def test_texts_that_get_no_row_wait_and_have_each_token_once(monkeypatch):
     engine, requests = decoder(rows=4), [request(n) for n in range(1, 5)]
     expected, left = decoder(rows=4).run([request(n) for n in range(1, 5)]), [1]
     join = engine.rows.join

@@ -2,22 +2,24 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import groupby
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from regard.accel.packed_decoder import PackedDecoder
 from regard.errors import ConfigError, RegardError
 from regard.generate.chain import NOT_FAILED, Chain, failure_lengths
 from regard.generate.decode import check_prompts
-from regard.generate.sampler_context import SamplerContext
+from regard.generate.sampler_context import RowGenerators, SamplerContext
 from regard.models.base import Language, State
 from regard.serve.prefix_cache import PrefixCache
 from regard.serve.prompts import PromptReader
 from regard.serve.request import Event, FinishReason, Request, TokenScore
-from regard.serve.rows import GraphRows, KVRows, make_rows
+from regard.serve.rows import GraphRows, KVRows, make_rows, to_device
 from regard.serve.sampling import Sampled, join_contexts, sample_rows
 from regard.serve.texts import Counters, Prefill, Text
 
@@ -42,9 +44,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ahead:
-    """A step that the device computes while the host handles the one before."""
+    """Tokens that the device computes while the host handles those before."""
 
     texts: list[Text]
+    ids: Tensor
     host: Tensor  # the ids of each row, and the lengths at which rows have failed
     event: Any  # when the copy to the host is complete; None on a CPU
 
@@ -71,6 +74,8 @@ class BatchEngine:
         self.language, self.config = language, config or EngineConfig()
         if getattr(getattr(language, "config", None), "prefix", False):
             raise ConfigError("a prefix LM (model.prefix=true) cannot be served; use generate")
+        if isinstance(language, PackedDecoder):
+            language.checks_contents = False  # nothing writes to the weights of a served model
         self.stop = tuple(sorted(stop))  # what samplers see as the ids that end a text
         on_gpu = language.device.type == "cuda"
         budget = (self.config.kv_memory or 1024) * MiB
@@ -100,7 +105,7 @@ class BatchEngine:
         self.last: Tensor = torch.empty(0, dtype=torch.long)
         self.events: list[Event] = []
         self.counters = Counters()
-        self.ahead: _Ahead | None = None  # the step that the device computes
+        self.ahead: list[_Ahead] = []  # what the device computes, the oldest first
 
     def submit(self, request: Request) -> None:
         """Queue a request; `QueueFull` if too many wait, an error if it cannot be answered."""
@@ -189,62 +194,82 @@ class BatchEngine:
         assert self.context is not None
         for row in rows:
             text = self.texts[row]
-            context = self.context.select(torch.tensor([row], device=self.last.device))
+            context = self.context.select(to_device([row], self.last.device))
             queue.append(Prefill([text], list(text.window), context))
         self._keep([row for row in range(len(self.texts)) if row not in set(rows)])
 
     def _join(self, group: list[Prefill], logits: Tensor, state: State) -> None:
-        """Sample the first token of the texts whose prompts were read, and give them rows."""
+        """Give rows to the texts whose prompts were read, and sample their first token."""
         texts = [text for job in group for text in job.texts]
         rows = [row for row, job in enumerate(group) for _ in job.texts]
-        context = reduce(join_contexts, [job.context or self._context(job) for job in group])
-        logits = logits[torch.tensor(rows, device=logits.device)]
-        sampled = sample_rows(texts, self._merge(texts), logits, context)
-        alive, full = self._append(texts, sampled)
-        for row in full:
-            own = context.select(torch.tensor([row], device=logits.device))
-            self.prompts.jobs.append(Prefill([texts[row]], list(texts[row].window), own))
-        joining = [row for row in range(len(texts)) if alive[row] and row not in full]
-        if not joining:
-            return
-        lengths = [len(texts[row].window) - 1 for row in joining]
+        lengths = [len(text.window) for text in texts]
         need = max(job.need(self.language.context) for job in group)
+        self.rows.join(state, rows, lengths, need)
         try:
-            self.rows.join(state, [rows[row] for row in joining], lengths, need)
-        except torch.OutOfMemoryError as error:  # each has a token already
-            if not self.texts:
-                for row in joining:
-                    self._finish(texts[row], "error", error)
-                return
-            self.max_rows = len(self.texts)
-            for row in joining:
-                own = context.select(torch.tensor([row], device=logits.device))
-                self.waiting.append(Prefill([texts[row]], list(texts[row].window), own))
-            return
-        index = torch.tensor(joining, device=logits.device)
-        context, last = context.select(index), sampled.ids[index]
-        for row in joining:
-            texts[row].since = 0
-        self.texts += [texts[row] for row in joining]
+            context = reduce(join_contexts, self._contexts(group))
+            if rows != list(range(len(group))):
+                logits = logits[to_device(rows, logits.device)]
+            chain = self._merge(texts)
+            runs_ahead = self._may_run_ahead(texts, lengths)
+            if runs_ahead:
+                ahead = self._start_ahead(texts, chain, logits, context)
+            else:
+                sampled = sample_rows(texts, chain, logits, context)
+        except Exception:
+            self.rows.keep(range(len(self.texts)))
+            raise
+        for text in texts:
+            text.since = 0
+        self.texts = self.texts + texts
+        last = ahead.ids if runs_ahead else sampled.ids
         if self.context is None:
             self.context, self.last = context, last
         else:
             self.context = join_contexts(self.context, context)
             self.last = torch.cat([self.last, last])
         self.chain = self._merge(self.texts)
+        if runs_ahead:
+            self.ahead.append(ahead)
+        else:
+            self._settle(texts, sampled)
 
     def _fail(self, job: Prefill, error: Exception) -> None:
+        """A prompt was not read: without memory for it, it waits until a text has ended."""
+        if isinstance(error, torch.OutOfMemoryError) and self.texts:
+            self.max_rows = len(self.texts)
+            self.waiting.append(replace(job, state=None, read=0))
+            return
         for text in job.texts:
             self._finish(text, "error", error)
 
-    def _context(self, job: Prefill) -> SamplerContext:
-        request = job.request
+    def _contexts(self, group: list[Prefill]) -> list[SamplerContext]:
+        """The contexts of the texts, in their order; those of new texts are made together."""
+        contexts = []
+        for is_new, jobs in groupby(group, key=lambda job: job.context is None):
+            if is_new:
+                contexts.append(self._new_context([text for job in jobs for text in job.texts]))
+            else:  # copies, since sampling may fail
+                own = [cast(SamplerContext, job.context) for job in jobs]
+                contexts += [each.select(torch.arange(len(each.lengths))) for each in own]
+        return contexts
+
+    def _new_context(self, texts: list[Text]) -> SamplerContext:
         context = SamplerContext.from_prompts(
-            [request.prompt] * request.n,
-            request.tokens + 1,  # one more for a step that runs ahead of the end
-            seed=[request.seed + text.index for text in job.texts],
+            [text.request.prompt for text in texts],
+            max(text.request.tokens for text in texts) + 1,  # for a step ahead of the end
+            seed=[text.request.seed + text.index for text in texts],
             stop=self.stop,
-            device=self.language.device,
+        )
+        device = self.language.device
+        generators = RowGenerators(
+            to_device(context.generators.keys, device), to_device(context.generators.used, device)
+        )
+        context = SamplerContext(
+            to_device(context.history, device),
+            to_device(context.lengths, device),
+            to_device(context.prompt_lengths, device),
+            generators,
+            context.stop,
         )
         failure_lengths(context)  # its initial value is not 0, which `join_contexts` would fill in
         return context
@@ -259,7 +284,7 @@ class BatchEngine:
         """
         assert self.context is not None
         runs_ahead = self._can_run_ahead()
-        if self.ahead is not None and not runs_ahead:
+        if self.ahead and not runs_ahead:
             self._read_ahead()
             return
         context, has_read = self.context, False
@@ -269,9 +294,10 @@ class BatchEngine:
             logits = self.rows.step(self.last)
             has_read = True
             if runs_ahead:
-                started = self._start_ahead(logits)
+                started = self._start_ahead(self.texts, self.chain, logits, self.context)
+                self.last = started.ids
                 self._read_ahead()
-                self.ahead = started
+                self.ahead = [started]
                 return
             sampled = sample_rows(self.texts, self.chain, logits, self.context)
         except torch.OutOfMemoryError as error:
@@ -307,47 +333,52 @@ class BatchEngine:
 
     def _can_run_ahead(self) -> bool:
         """Whether the tokens of the next step may be read after the step that follows it."""
-        rows, limit = self.rows, self.language.context
-        return isinstance(rows, GraphRows) and not any(
+        rows = self.rows
+        return isinstance(rows, GraphRows) and self._may_run_ahead(self.texts, rows.lengths)
+
+    def _may_run_ahead(self, texts: list[Text], lengths: list[int]) -> bool:
+        limit = self.language.context
+        return isinstance(self.rows, GraphRows) and not any(
             text.request.constraints
             or text.request.logprobs is not None
             or length + 2 >= cast(int, limit)
-            for text, length in zip(self.texts, rows.lengths, strict=True)
+            for text, length in zip(texts, lengths, strict=True)
         )
 
-    def _start_ahead(self, logits: Tensor) -> "_Ahead":
+    def _start_ahead(
+        self, texts: list[Text], chain: Chain, logits: Tensor, context: SamplerContext
+    ) -> "_Ahead":
         """Sample on the device, and start to copy the tokens to the host."""
-        assert self.context is not None
-        ids = self.chain.sample(logits, self.context, draw_kernel=True)
-        self.context.append(ids)
-        self.last = ids
-        both = torch.stack([ids, self.context.state["failed"]])
+        ids = chain.sample(logits, context, draw_kernel=True)
+        context.append(ids)
+        both = torch.stack([ids, context.state["failed"]])
         if not both.is_cuda:
-            return _Ahead(list(self.texts), both, None)
+            return _Ahead(list(texts), ids, both, None)
         host = torch.empty_like(both, device="cpu", pin_memory=True)
         host.copy_(both, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
-        return _Ahead(list(self.texts), host, event)
+        return _Ahead(list(texts), ids, host, event)
 
     def _read_ahead(self) -> None:
-        """Read the tokens of the step that was started before; wait for the device."""
-        ahead, self.ahead = self.ahead, None
-        if ahead is None:
-            return
-        if ahead.event is not None:
-            ahead.event.synchronize()
-        ids, failed = ahead.host.tolist()
-        current = {id(text) for text in self.texts}
-        texts, tokens, errors = [], [], {}
-        for text, token, length in zip(ahead.texts, ids, failed, strict=True):
-            if id(text) not in current:
-                continue  # it has left since
-            if length != NOT_FAILED:
-                errors[len(texts)] = RegardError("no token is left to draw")
-            texts.append(text)
-            tokens.append(token if length == NOT_FAILED else None)
-        self._settle(texts, Sampled(self.last, tokens, [None] * len(texts), errors))
+        """Read the tokens of the steps that were started before; wait for the device."""
+        pending, self.ahead = self.ahead, []
+        for ahead in pending:
+            if ahead.event is not None:
+                ahead.event.synchronize()
+            ids, failed = ahead.host.tolist()
+            current = {id(text) for text in self.texts}
+            texts: list[Text] = []
+            tokens: list[int | None] = []
+            errors: dict[int, RegardError] = {}
+            for text, token, length in zip(ahead.texts, ids, failed, strict=True):
+                if id(text) not in current:
+                    continue  # it has left since
+                if length != NOT_FAILED:
+                    errors[len(texts)] = RegardError("no token is left to draw")
+                texts.append(text)
+                tokens.append(token if length == NOT_FAILED else None)
+            self._settle(texts, Sampled(ahead.ids, tokens, [None] * len(texts), errors))
 
     def _append(self, texts: list[Text], sampled: Sampled) -> tuple[list[bool], list[int]]:
         """Append the sampled tokens to the texts.
@@ -401,7 +432,7 @@ class BatchEngine:
 
     def _drop_all(self, error: Exception) -> None:
         """Every row has failed; the engine goes on with the next requests."""
-        self.ahead = None
+        self.ahead = []
         for text in self.texts:
             self._finish(text, "error", error)
         self._keep([])
@@ -432,7 +463,7 @@ class BatchEngine:
             self.context = None
             return
         assert self.context is not None
-        index = torch.tensor(order, device=self.last.device)
+        index = to_device(order, self.last.device)
         self.context, self.last = self.context.select(index), self.last[index]
         self.chain = self._merge(self.texts)
 

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 
 from regard.accel import pack
-from regard.accel.packed_decoder import PackedDecoder
 from regard.api.generation import SMALL_MODEL, chain_for
 from regard.api.run import Run, load
 from regard.errors import CheckpointError, ConfigError
@@ -141,8 +140,6 @@ class Models:
         if isinstance(run.model, Language) and run.tokenizers is not None and _generates(run):
             with torch.inference_mode():
                 language = pack(run.model)
-            if isinstance(language, PackedDecoder):
-                language.checks_contents = False  # nothing writes to the weights of a served model
             engine = BatchEngine(language, self.config, stop=run.tokenizer.stop_ids)
             runs = [run, *(model.run for model in list(self.loaded.values()))]
             small = all(each.parameters < SMALL_MODEL for each in runs)

@@ -8,16 +8,21 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.generate.decode import pad_prompts
 from regard.models.base import Language, State
 from regard.nn.state import Source, TransformerState
 from regard.serve.prefix_cache import PrefixCache
+from regard.serve.rows import to_device
 from regard.serve.sampling import score_tokens
 from regard.serve.texts import Prefill
 
+CPU = torch.device("cpu")
 CHUNK_SECONDS = 0.25  # that all rows wait for a chunk of a prompt
-PATIENCE = 16  # decode steps that a prompt waits for others
+PATIENCE = 24  # decode steps that a prompt waits for others
+# cuDNN's attention makes a plan for each new shape, which takes as long as many steps.
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class PromptReader:
@@ -71,10 +76,11 @@ class PromptReader:
                     self.jobs.remove(other)
         began = time.perf_counter()
         try:
-            if len(group) > 1 or self._is_short(job):
-                self._read_together(group)
-            else:
-                self._read_chunk(job)
+            with sdpa_kernel(BACKENDS):
+                if len(group) > 1 or self._is_short(job):
+                    self._read_together(group)
+                else:
+                    self._read_chunk(job)
         except torch.AcceleratorError:  # nothing can be computed on the device any more
             raise
         except Exception as error:
@@ -130,14 +136,15 @@ class PromptReader:
             for row, job in enumerate(group):
                 known[row] = self.prefixes.load(job.ids, state, row)
             if any(known):
-                lengths = torch.tensor(known, device=state.lengths.device)
+                lengths = to_device(known, state.lengths.device)
                 state = replace(state, lengths=lengths, max_length=max(known), equal_lengths=False)
         return state, known
 
     def _read_together(self, group: list[Prefill]) -> None:
         state, known = self._start(group)
         rows = [job.ids[length:] for job, length in zip(group, known, strict=True)]
-        ids, counts = pad_prompts(rows, state.lengths.device)
+        device = state.lengths.device
+        ids, counts = (to_device(each, device) for each in pad_prompts(rows, CPU))
         ragged = min(map(len, rows)) < ids.shape[1]
         if ragged and max(known) + ids.shape[1] > max(len(job.ids) for job in group):
             # a short rest after a long known beginning would be padded beyond the capacity
@@ -147,6 +154,8 @@ class PromptReader:
                 except Exception as error:
                     self.fail(job, error)
             return
+        if self.patient and not any(known):  # the lengths are not read back from the device
+            state = replace(cast(TransformerState, state), static=True)
         logits, state = self.language.step(ids, state, counts=counts if ragged else None)
         self.tokens += sum(map(len, rows))
         self._complete(group, logits[:, -1], state)
@@ -156,7 +165,7 @@ class PromptReader:
             job.state, (job.read,) = self._start([job])
         ids = job.ids[job.read : job.read + self.chunk]
         scored = job.request.prompt_logprobs is not None
-        tensor = torch.tensor([ids], device=job.state.lengths.device)
+        tensor = to_device(ids, job.state.lengths.device).unsqueeze(0)
         logits, job.state = self.language.step(tensor, job.state, all_logits=scored)
         self.tokens += len(ids)
         job.read += len(ids)

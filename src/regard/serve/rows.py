@@ -107,12 +107,14 @@ class KVRows:
         """Append these rows of a prefilled state."""
         first, longest = len(self.lengths), max(lengths)
         self._resize(first + len(rows), max([need, *self.needs]))
-        places = slice(first, first + len(rows))
-        index = torch.tensor(rows, device=state.lengths.device)
-        for cache, new in zip(self.caches, cast(TransformerState, state).layers, strict=True):
-            cache.keys[places, :, :longest] = new.keys[index, :, :longest]
-            cache.values[places, :, :longest] = new.values[index, :, :longest]
-        self.lengths += lengths
+        places, layers = slice(first, first + len(rows)), cast(TransformerState, state).layers
+        if list(rows) != list(range(len(layers[0].keys))):
+            index = to_device(rows, state.lengths.device)
+            layers = [cache.select(index) for cache in layers]
+        for cache, new in zip(self.caches, layers, strict=True):
+            cache.keys[places, :, :longest] = new.keys[:, :, :longest]
+            cache.values[places, :, :longest] = new.values[:, :, :longest]
+        self.lengths = [*self.lengths, *lengths]
         self.needs += [need] * len(rows)
         self.state = None
 
@@ -221,7 +223,7 @@ class GraphRows(KVRows):
         used = len(self.lengths)
         if self.state is None:  # rows have joined or left
             lengths = self.lengths + [0] * (self.rows - used)
-            self.lengths_buffer.copy_(torch.tensor(lengths), non_blocking=True)
+            self.lengths_buffer.copy_(to_device(lengths, self.last.device))
             self.state = self.probe
         self.last[:used].copy_(last)
         bucket = min(next((size for size in BUCKETS if size >= used), used), self.rows)
@@ -318,6 +320,14 @@ def _concatenate_fields(first: Any, second: Any) -> Any:
 def _pad_to(x: Tensor, shape: list[int]) -> Tensor:
     missing = [wanted - size for wanted, size in zip(shape, x.shape[1:], strict=True)]
     return pad(x, [width for size in reversed(missing) for width in (0, size)])
+
+
+def to_device(values: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    """Integers on a device. A GPU is not waited for: the copy is made from pinned memory."""
+    tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.long)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _round_up(number: int, multiple: int) -> int:
