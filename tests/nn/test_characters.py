@@ -1,5 +1,9 @@
+import pytest
 import torch
 
+import regard
+from regard.errors import ConfigError
+from regard.models.build import build_model
 from regard.nn.characters import BYTES, CharacterConvolution, word_bytes
 
 
@@ -24,3 +28,18 @@ def test_padding_changes_nothing():
     layer = CharacterConvolution(5)
     characters = torch.tensor([[word_bytes("Word")]], dtype=torch.uint8)
     torch.testing.assert_close(layer(characters), layer(characters[..., :4]))
+
+
+def test_an_encoder_over_lower_case_tokens_reads_the_case_of_words():
+    fields = {"vocab_size": 9, "dim": 8, "layers": 1, "heads": 2, "context": 4, "characters": 3}
+    model = build_model(regard.preset("tiny-encoder", **fields)).eval()
+    ids = torch.tensor([[1, 2]])
+    names, words = (
+        torch.tensor([[word_bytes(first), word_bytes("x")]], dtype=torch.uint8)
+        for first in ("May", "may")
+    )
+    assert not torch.allclose(model(ids, characters=names), model(ids, characters=words))
+    with pytest.raises(ConfigError, match="reads the characters of words"):
+        model(ids)
+    with pytest.raises(ConfigError, match="added to the embeddings of an encoder"):
+        regard.preset("tiny-decoder", characters=3)

@@ -1,6 +1,7 @@
 """What trains when a run starts from another one, and with which learning rate."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ import regard
 from regard.cli import main
 from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError
-from regard.models.build import build_model, preset, weights
+from regard.models.build import build_model, preset, resolve, weights
 from regard.tasks import Label
 from regard.training.loop import train as training_steps
 from regard.training.optim import optimizers
 from regard.training.parallel.strategy import Objective
 from regard.training.setup.fine_tuning import start_from
+from regard.training.storage import start as start_module
+from regard.training.storage.run_folder import RunFolder
 from regard.training.tuning import (
     TUNINGS,
     check_tuning,
@@ -163,6 +166,22 @@ def tune(world, name, choice, steps=4, **settings):
     )
 
 
+def test_a_layer_over_characters_is_new_where_the_base_has_none(world):
+    config = RunFolder(world / "base").load_config()
+    train = replace(config.train, start=str(world / "base"))
+    config = replace(config, train=train, model={**config.model, "characters": 3})
+    model = build_model(resolve(config.model))
+    before = {name: tensor.clone() for name, tensor in weights(model).items()}
+    start_module.load_initial_weights(config, model)
+    new = {name for name, tensor in weights(model).items() if torch.equal(tensor, before[name])}
+    assert {n for n in before if n.startswith("characters.")} <= new
+    assert "embed.token.weight" not in new
+    assert distances(model)["characters.project.weight"] == 0
+    adapter = replace(config, train=replace(train, tune={"kind": "lora", "rank": 2}))
+    with pytest.raises(ConfigError, match=r"trains no new layer over characters"):
+        start_module.load_initial_weights(adapter, model)
+
+
 def test_a_run_with_an_adapter_saves_only_it_and_resumes_to_the_bit(world):
     choice = {"kind": "lora", "rank": 2, "targets": ["*.query", "*.up"], "dropout": 0.1}
     events = []
@@ -206,8 +225,15 @@ def test_a_run_with_an_adapter_saves_only_it_and_resumes_to_the_bit(world):
         regard.load(world / "whole")
 
 
-def test_a_run_starts_from_an_adapter_merged(world):
+def test_a_run_starts_from_an_adapter_merged(world, monkeypatch):
     first = tune(world, "adapter", {"kind": "lora", "rank": 2}, lr=0.01)
+    read = start_module._base_weights  # a base in half precision is trained in float32
+    monkeypatch.setattr(
+        start_module, "_base_weights", lambda *at: {n: t.half() for n, t in read(*at).items()}
+    )
+    halved = weights(regard.load(world / "adapter").model)
+    assert {tensor.dtype for tensor in halved.values()} == {torch.float32}
+    monkeypatch.undo()
     second = tune(world, "second", "head", steps=1, lr=0.0, start=str(world / "adapter"))
     for name, tensor in weights(second.model).items():
         torch.testing.assert_close(tensor, weights(first.model)[name], rtol=0, atol=1e-6)

@@ -169,6 +169,11 @@ TRANSFORMER: tuple[Rule, ...] = (
         "vectors;\nleave out segments and embed_dim, and set shape='encoder' or 'decoder'",
     ),
     (
+        lambda c: c.characters and (c.shape != "encoder" or c.embed_dim),
+        "characters={c.characters} are added to the embeddings of an encoder, not of "
+        "shape={c.shape!r} or with embed_dim; leave them out",
+    ),
+    (
         lambda c: c.prefix and c.shape != "decoder",
         "prefix=true is for a decoder, whose prompt is read bidirectionally, not for "
         "shape={c.shape!r}; leave it out",

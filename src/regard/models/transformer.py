@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from regard.config import Choice, Settings, kind_of, make
@@ -27,6 +27,7 @@ from regard.nn.block import (
     VectorEmbedding,
     deepnorm,
 )
+from regard.nn.characters import CharacterEmbedding
 from regard.nn.head import HEADS
 from regard.nn.init import INITS, deepnorm_gain
 from regard.nn.options import require_positive
@@ -71,7 +72,7 @@ class StackConfig(Settings):
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 0 if name in ("segments", "inputs") else 1
+            least = 0 if name in ("segments", "inputs", "characters") else 1
             if type(value) is int and value < least:
                 raise ConfigError(f"{name}={value} must be at least {least}")
         for name, hint in get_type_hints(type(self)).items():
@@ -151,6 +152,7 @@ class TransformerConfig(StackConfig):
     factored: Literal["tables", "tokens"] = "tables"  # tables: positions have embed_dim too
     embed_scaled: bool = False  # multiply embeddings by sqrt(width)
     segments: int = 0  # segment embeddings of an encoder (BERT: 2)
+    characters: int = 0  # for tagging: width of a vector of the characters of each word
     # prefix LM: attention within the prompt is bidirectional, and only what follows is predicted
     prefix: bool = False
     tied: bool = True  # weight tying: a head over the vocabulary uses the embedding matrix
@@ -205,6 +207,9 @@ class Transformer(LanguageModel):
             self.embed = VectorEmbedding(config.inputs, config.dim)
         else:
             self.embed = embedding(config.vocab_size)
+        self.characters = None
+        if config.characters:
+            self.characters = CharacterEmbedding(config.characters, config.dim)
         self.source_embed = None
         if config.source_vocab_size is not None:
             self.source_embed = embedding(config.source_vocab_size)
@@ -237,14 +242,20 @@ class Transformer(LanguageModel):
         lengths: Int[Tensor, " batch"] | None = None,
         positions: Int[Tensor, "#batch time"] | None = None,
         segments: Int[Tensor, "batch time"] | None = None,
+        characters: UInt8[Tensor, "batch time bytes"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states of `ids`. A decoder is causal, except within a prefix of `mask`.
 
         Rows may be right-padded: `lengths` gives the number of real ids of each, which an encoder
-        masks. A decoder needs no such mask: no position attends to later ones.
+        masks. A decoder needs no such mask: no position attends to later ones. `characters` are
+        the bytes of the word of each id.
         """
         positions = self._positions(ids) if positions is None else positions
         x = self.embed(ids, segments)
+        if self.characters is not None:
+            if characters is None:
+                raise ConfigError("this model reads the characters of words; give `characters`")
+            x = x + self.characters(characters)
         if self.decoder is None:
             assert self.encoder is not None
             mask = mask if lengths is None else mask & Mask.lengths(lengths)

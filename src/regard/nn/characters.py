@@ -31,6 +31,25 @@ class CharacterConvolution(nn.Module):
         return best.unflatten(0, characters.shape[:2])
 
 
+class CharacterEmbedding(nn.Module):
+    r"""P c_t, to be added to the embedding of a token; c_t as in `CharacterConvolution`.
+
+    A model whose tokens are in lower case so sees the case of the word.
+    """
+
+    def __init__(self, width: int, dim: int) -> None:
+        super().__init__()
+        self.convolution = CharacterConvolution(width)
+        self.project = nn.Linear(width, dim, bias=False)
+
+    def forward(
+        self, characters: UInt8[Tensor, "batch time bytes"]
+    ) -> Float[Tensor, "batch time dim"]:
+        """The vector of each word; bytes of 0 are padding."""
+        x: Tensor = self.project(self.convolution(characters))
+        return x
+
+
 def word_bytes(word: str) -> list[int]:
     """The first bytes of a word, padded with zeros.
 

@@ -19,7 +19,8 @@ LAYER = re.compile(r"(?!head\.)(?P<stack>.*?)\.(?P<index>\d+)\.")
 def distances(model: nn.Module) -> dict[str, int]:
     """How far each parameter is from the output: 0 the head and final norm, 1 the last layer, …
 
-    The embeddings come after the first layer. An encoder and a decoder are counted separately. A
+    The embeddings come after the first layer; a layer over characters, which a run adds to the
+    model that it starts from, is at 0. An encoder and a decoder are counted separately. A
     head that is tied to the embedding belongs to the embedding.
     """
     matches = {name: LAYER.match(name) for name, _ in model.named_parameters()}
@@ -32,7 +33,9 @@ def distances(model: nn.Module) -> dict[str, int]:
     def distance(name: str, match: re.Match[str] | None) -> int:
         if match is not None:
             return depths[match["stack"]] - int(match["index"])
-        is_output = name.startswith("head.") or re.match(r"(encoder|decoder)\.norm\.", name)
+        is_output = name.startswith(("head.", "characters.")) or re.match(
+            r"(encoder|decoder)\.norm\.", name
+        )
         return 0 if is_output else most + 1
 
     return {name: distance(name, match) for name, match in matches.items()}

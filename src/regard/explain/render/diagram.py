@@ -278,6 +278,8 @@ def _embedding(config: Any, is_source: bool) -> list[Part]:
         parts[0] += f", times sqrt({config.dim if config.factored == 'tokens' else table:,})"
     if config.segments:
         parts.append(f"+ {config.segments} segment embeddings")
+    if config.characters:
+        parts.append(f"+ convolution over characters: {config.characters:,} → {config.dim:,}")
     projection = [f"projection to {config.dim:,}"] if config.embed_dim else []
     added = _added_position(config) + ([_norm(config)] if config.embed_norm else [])
     return [*parts, *(added + projection if config.factored == "tables" else projection + added)]

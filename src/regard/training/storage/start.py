@@ -69,11 +69,16 @@ def run_template(folder: RunFolder, config: RunConfig) -> str | None:
 
 
 def run_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
-    """All weights of a run; those of an adapter are merged into the run that it started from."""
+    """All weights of a run; those of an adapter are merged into the run that it started from.
+
+    A base in half precision is converted to the dtype of the adapter, in which it was trained.
+    """
     tensors = folder.load_weights()
     if not has_adapter(config):
         return tensors
-    return run_adapter(tensors, config).merge(_base_weights(folder, config))
+    dtype = next(iter(tensors.values())).dtype
+    base = {name: tensor.to(dtype) for name, tensor in _base_weights(folder, config).items()}
+    return run_adapter(tensors, config).merge(base)
 
 
 def run_adapter(tensors: dict[str, Tensor], config: RunConfig) -> Adapter:
@@ -126,10 +131,18 @@ def _base_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
 def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
     """Load the weights of `train.start`; a head for another task keeps its initial weights.
 
-    The hidden layer of a new classification head is BERT's pooler, if the other run has one.
+    So does a layer over characters (`model.characters`), if the other run has none. The hidden
+    layer of a new classification head is BERT's pooler, if the other run has one.
     """
     start = open_start(cast(str, config.train.start))
     tensors = start.tensors()
+    if config.model.get("characters") and not start.config.model.get("characters"):
+        if has_adapter(config):
+            raise ConfigError(
+                "train.tune=lora trains no new layer over characters; leave out model.characters, "
+                "or set train.tune=all"
+            )
+        tensors |= {name: w for name, w in weights(model).items() if name.startswith("characters.")}
     if _head_and_classes(start.config) != _head_and_classes(config):
         head = {name: w for name, w in weights(model).items() if name.startswith("head.")}
         for name in head.keys() & POOLER.keys():
