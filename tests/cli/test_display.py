@@ -179,6 +179,11 @@ def test_a_notebook_shows_one_table_that_is_updated_in_place(begun, notebook):
     display.show_preparation("evaluating", 10, 100)  # after the last step
     assert "evaluating: 10 of 100 targets" in shown[-1]["text/html"]
     assert "evaluating: 10 of 100 targets" in shown[-1]["text/plain"]
+    display.show(RunFinished(Path("run"), 100, {"loss": 1.625}, 9.0, evaluated="all 100 tokens"))
+    assert "<td>loss</td><td>1.6250</td>" in shown[-1]["text/html"]
+    assert "<td>on all 100 tokens</td>" in shown[-1]["text/html"]
+    assert shown[-1]["text/plain"].startswith("50 of 100 steps · done")
+    assert shown[-1]["text/plain"].endswith("saved model  loss 1.6250")
 
 
 def test_the_display_fits_the_place(notebook, monkeypatch):

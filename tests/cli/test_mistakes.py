@@ -171,7 +171,8 @@ def test_a_picture_has_a_known_suffix_and_is_not_written_over(refused, regard, t
     (tmp_path / "x.svg").write_text("mine")
     assert "--force" in refused(2, "explain", text_run, "cat", "--out", "x.svg")
     assert (tmp_path / "x.svg").read_text() == "mine"
-    assert regard("explain", text_run, "cat", "--out", "x.svg", "--force").out == "x.svg\n"
+    shown = regard("explain", text_run, "cat", "--out", "x.svg", "--force")
+    assert (shown.out, shown.err) == ("x.svg\n", "decoder.blocks.0.attention, 2 heads\n")
     picture = (tmp_path / "x.svg").read_text()
     assert picture.startswith("<?xml")
     assert "decoder.blocks.0.attention: weight" in picture

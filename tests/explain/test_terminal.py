@@ -35,6 +35,17 @@ def test_a_map_by_hand():
     )
 
 
+def test_equal_weights_are_said_to_be_equal():
+    """Shades are relative to the largest weight, so that a uniform map is all of one shade."""
+    equal, rows = torch.full((1, 2, 4), 0.25), ["a", "b"]
+    note = "all weights are about equal, 0.25, so all have one shade: shades are relative to the"
+    assert note in heatmap(equal[0], rows, [*"wxyz"], width=99, colour=False)
+    assert note in heads_overview(equal, width=99, colour=True)
+    equal[0, 0, 0] = 0.2
+    assert "between 0.2 and 0.25" in heatmap(equal[0], rows, [*"wxyz"], width=99, colour=False)
+    assert "all weights" not in picture(rows, rows)
+
+
 def test_colour_paints_the_same_cells():
     painted = picture(["a", "b"], ["x", "y", "z"], colour=True)
     row = painted.splitlines()[1]

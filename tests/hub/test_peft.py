@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import regard
 from hub import small_encoders
 from hub.small import small
 from regard.errors import CheckpointError, ConfigError
@@ -132,3 +133,29 @@ def test_what_is_not_understood_is_refused_with_what_was_seen(tmp_path):
     _, _, llama = checkpoint(tmp_path / "llama", "llama")
     with pytest.raises(CheckpointError, match=r"no place: 'transformer\.h\.0\.attn"):
         read_adapter(tmp_path / "ours", llama)
+
+
+@pytest.mark.long
+def test_the_adapter_of_a_model_trained_here_says_which_base_it_fits(tmp_path):
+    """The default model rotates neighbouring coordinates, its export halves."""
+    (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 50)
+    tiny = {"preset": "tiny-decoder", "dim": 8, "layers": 1, "heads": 2, "context": 16}
+    tiny["position"] = {"kind": "rotary", "interleaved": True}
+    options = {"steps": 1, "batch": 2, "quiet": True, "baseline": False}
+    base, tuned = tmp_path / "base", tmp_path / "tuned"
+    regard.train(tmp_path / "a.txt", model=tiny, out=base, **options)
+    regard.train(tmp_path / "a.txt", start=str(base), tune="lora", out=tuned, **options)
+    note = regard.export(tuned, tmp_path / "adapter").unchecked
+    assert f"its base for PEFT: regard export {base} BASE" in note
+    assert "regard uses these files on that base only" in note
+    with pytest.raises(
+        ConfigError, match=r"rotates[\s\S]*regard export RUN BASE, then regard import"
+    ):
+        regard.load(base, adapter=tmp_path / "adapter")
+    regard.export(base, tmp_path / "exported")
+    regard.import_model(tmp_path / "exported", tmp_path / "imported")
+    adapted = regard.load(tmp_path / "imported", adapter=tmp_path / "adapter")
+    ids = IDS % 9
+    expected = regard.load(tuned).model
+    difference = adapted.model.head(adapted.model(ids)) - expected.head(expected(ids))
+    assert difference.abs().max() < NEAR

@@ -164,7 +164,7 @@ class _StateDisplay(NoDisplay):
         self.started: RunStarted | None = None
         self.latest: StepLogged | None = None
         self.evaluations: list[Evaluated] = []
-        self.finished = False
+        self.result: RunFinished | None = None
 
     def show_preparation(self, what: str, done: int, total: int) -> None:
         """Shown at the next refresh."""
@@ -182,7 +182,7 @@ class _StateDisplay(NoDisplay):
             case Evaluated():
                 self.evaluations.append(event)
             case RunFinished():
-                self.finished, self.work = True, ""
+                self.result, self.work = event, ""
 
     @property
     def waiting_for(self) -> str | None:
@@ -213,7 +213,9 @@ class _StateDisplay(NoDisplay):
 
     def caption(self, latest: StepLogged) -> str:
         """How far training is."""
-        remaining = "done" if self.finished else f"{format_duration(latest.seconds_left)} left"
+        remaining = (
+            "done" if self.result is not None else f"{format_duration(latest.seconds_left)} left"
+        )
         return f"{latest.step:,} of {latest.steps:,} steps · {remaining}"
 
 
@@ -373,6 +375,11 @@ class NotebookDisplay(_StateDisplay):
         if self.work:  # the evaluation after the last step
             parts.append(f"<div>{escape(self.work)}</div>")
         rows = self.metric_rows()
+        if self.result is not None:  # the evaluation of the saved weights
+            rows.append(("saved model", "", f"on {self.result.evaluated}"))
+            rows += [
+                (name, format_number(value), "") for name, value in self.result.metrics.items()
+            ]
         cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
         parts.append(f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>")
         if self.evaluations:
@@ -383,7 +390,7 @@ class NotebookDisplay(_StateDisplay):
                 *strip_control(latest.sample).strip("\n").split("\n")[:SAMPLE_LINES],
             ]
             parts.append(f'<pre style="white-space: pre-wrap">{escape(chr(10).join(lines))}</pre>')
-        plain = [text, self.work, *(f"{label} {value}" for label, value, _ in rows)]
+        plain = [text, self.work, *(f"{label} {value}".strip() for label, value, _ in rows)]
         return {"text/html": "".join(parts), "text/plain": "  ".join(filter(None, plain))}
 
 

@@ -18,7 +18,8 @@ MAX_POINTS = 120  # of a training curve
 UNITS = {"bits_per_byte": "bits per byte", "accuracy": "fraction"}
 GROWTH = "growth of the error"
 ERROR = "squared error of scaled columns"
-SCORES = ("accuracy", "f1", "bleu", "chrf")  # on a linear axis that starts at 0
+# parts of the names of metrics that are drawn on a linear axis that starts at 0
+SCORES = ("accuracy", "f1", "exact_match", "bleu", "chrf")
 DERIVED = ("perplexity",)  # follows from the loss
 
 
@@ -44,7 +45,9 @@ def history_curves(names: Sequence[str], histories: Sequence[History]) -> "Figur
         ]
         title = metric.replace("_", " ")
         unit = _loss_name(histories) if metric == "loss" else UNITS.get(metric, title)
-        panels.append(Panel(title, unit, curves, from_zero=metric in SCORES))
+        measured = any(metric in history.validation for history in histories)
+        from_zero = measured and any(score in metric for score in SCORES)
+        panels.append(Panel(title, unit, curves, from_zero=from_zero))
     return draw_curves(names, panels)
 
 

@@ -110,6 +110,7 @@ def explain(
     warn_unknown(opened.unknown_parts(text))
     if page is not None:
         maps.save(page)
+        print_status(f"{len(maps)} modules with attention: {', '.join(maps)}")
         print(page)
         return
     ((name, attention),) = maps.items()
@@ -122,6 +123,7 @@ def explain(
         print_json({"layer": name, **table})
     elif out is not None:
         attention.save(out, head, title=name)
+        print_status(f"{name}, {f'{heads} heads' if head is None else f'head {head}'}")
         print(out)
     else:
         print(f"{bold(name, sys.stdout)}, {heads} heads")

@@ -175,8 +175,9 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
     settings = _read_settings(folder)
     if is_interleaved(config):
         raise ConfigError(
-            f"{folder} cannot be used: the model rotates neighbouring coordinates, and the "
-            "adapters of PEFT are for halves; export the model and import it again"
+            f"{folder} cannot be used: the model rotates neighbouring coordinates "
+            "(model.position.interleaved), and adapters of PEFT are for halves;\nexport the model "
+            "and import it again: regard export RUN BASE, then regard import BASE NEW"
         )
     tensors = Tensors(read_header(folder / MODEL))
     with tensors:

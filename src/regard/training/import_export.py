@@ -221,8 +221,15 @@ def export_adapter(
             dropout=rule.dropout,
             family_name=family or imported_family(base),
         )
-    unchecked = f"an adapter; merge it for a whole model: regard merge {folder.path} NEW"
-    return ExportResult(out, family, "LoRA adapter", None, unchecked)
+    notes = [f"an adapter; merge it for a whole model: regard merge {folder.path} NEW"]
+    if not is_external_checkpoint(Path(base)):
+        notes.append(f"its base for PEFT: regard export {base} BASE")
+        if is_interleaved(resolve(config.model)):
+            notes.append(
+                f"regard uses these files on that base only, not on {base}, which rotates other "
+                "pairs of coordinates: regard import BASE NEW"
+            )
+    return ExportResult(out, family, "LoRA adapter", None, ";\n".join(notes))
 
 
 def imported_family(path: str) -> str | None:

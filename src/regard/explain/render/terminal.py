@@ -17,6 +17,7 @@ RESET = "\x1b[0m"
 ROW_CELLS, COLUMN_LINES = 16, 12  # the longest row label, and column label
 SMALL_ROWS, SMALL_COLUMNS = 12, 24  # the most cells of a map in an overview
 GAP = 2
+FULL_SHADE = 0.64  # of the largest weight, from which on a cell has the strongest shade
 ABOVE_THRESHOLD = 1 + 1e-6  # just above the weight where a shade begins, despite rounding
 
 
@@ -60,7 +61,7 @@ def heatmap(
     for side, values in zip(row_labels, weights[:, :shown].tolist(), strict=True):
         label = " " * (margin - 1 - cells(side)) + side + " "
         lines.append(label + _shade_row(values, largest, cell, colour, signed))
-    lines += _scale(largest, width, colour, signed)
+    lines += _scale(largest, width, colour, signed) + _equal_weights(weights, width)
     if shown < len(columns):
         lines.append(
             truncate(f"… {len(columns) - shown} of {len(columns)} columns not shown", width)
@@ -94,7 +95,7 @@ def heads_overview(
             )
             lines.append((blank + " " * GAP).join(parts))
         lines.append("")
-    lines += _scale(largest, width, colour, signed)
+    lines += _scale(largest, width, colour, signed) + _equal_weights(weights, width)
     if (rows, columns) != (all_rows, all_columns):
         sizes = f"{all_rows} × {all_columns} tokens in {rows} × {columns} cells"
         lines += textwrap.wrap(f"{sizes}: each cell is the largest of several", width)
@@ -106,6 +107,19 @@ def _range(weights: Tensor) -> tuple[float, bool]:
     if not weights.numel():
         return 0.0, False
     return float(weights.abs().max()), bool((weights < 0).any())
+
+
+def _equal_weights(weights: Tensor, width: int) -> list[str]:
+    """A line if all cells have the strongest shade, because shades are relative to the largest."""
+    if not weights.numel() or not (largest := float(weights.max())) > 0:
+        return []
+    smallest = float(weights.min())
+    if smallest < FULL_SHADE * largest:
+        return []
+    low, high = (f"{value:.3g}" for value in (smallest, largest))
+    between = f"about equal, {high}" if low == high else f"between {low} and {high}"
+    note = f"all weights are {between}, so all have one shade: shades are relative to the largest"
+    return textwrap.wrap(note, width)
 
 
 def _shade_row(
