@@ -221,6 +221,32 @@ def test_a_request_that_fails_does_not_harm_the_others():
     assert "no token is left to draw: ban" in errors[0]
 
 
+class Refusing:
+    """A constraint that allows all tokens in its mask, but takes only one."""
+
+    taken = 0
+
+    def mask(self, logits):
+        return logits
+
+    def append(self, token):
+        self.taken += 1
+        if self.taken > 1:
+            raise RegardError("the token was refused")
+
+
+def test_a_token_that_a_constraint_refuses_fails_its_text():
+    engine = decoder()
+    engine.submit(request(constraints=[Refusing()]))
+    events = []
+    while engine.busy:
+        events += engine.step()
+    assert [str(event.error or event.finish) for event in events] == [
+        "None",
+        "the token was refused",
+    ]
+
+
 def test_a_model_that_raises_fails_the_rows_of_this_step_only(monkeypatch):
     engine = decoder()
     expected = engine.run([request()])

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 
@@ -236,6 +237,54 @@ def test_translation_prediction_and_explanation(client, run, pair_run, monkeypat
     assert [sum(x * x for x in vector) for vector in vectors] == pytest.approx([1, 1])
 
 
+class Predictor:
+    """A run of some kind of data that gives back what it predicts from."""
+
+    takes_source, name = False, "any"
+
+    def __init__(self, kind, inputs=("text",)):
+        self.run, self.pipeline, self.inputs = self, SimpleNamespace(name=kind), inputs
+
+    def predict(self, what, *, top):
+        return [each if isinstance(each, str | tuple) else each.read_bytes() for each in what]
+
+    def forecast(self, path, *, steps):
+        return path.read_text().split(), steps
+
+    def _series_task(self):
+        return SimpleNamespace(columns=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "body", "expected"),
+    [
+        ("labels", ("text",), {"input": "one"}, ["one"]),
+        ("labels", ("first", "second"), {"input": [["one", "two"]]}, [("one", "two")]),
+        ("labels", ("first", "second"), {"input": ["one", "two"]}, '[["the first", "the second"]]'),
+        ("images", (), {"image": "data:image/png;base64,aWNl"}, [b"ice"]),
+        ("images", (), {"image": "!"}, "not base64"),
+        ("images", (), {"input": "/etc/passwd"}, "predicts from 'image'"),
+        ("series", (), {"series": {"b": [2, 4], "a": [1, 3]}, "steps": 5}, ("a,b 1,2 3,4", 5)),
+        ("series", (), {"series": [1, 2]}, "columns of equal length by name: a, b"),
+        ("text", ("text",), {"input": "a", "steps": 3}, "it is for a series"),
+    ],
+)
+def test_predictions_from_texts_images_and_series(kind, inputs, body, expected):
+    from regard.serve import jobs
+    from regard.serve.schema import PredictBody
+
+    model, body = Predictor(kind, inputs), PredictBody(**body)
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            jobs.predict(model, body)
+        return
+    if kind == "series":
+        lines, steps = expected
+        lines = re.sub(r"\b(\d)\b", r"\1.0", lines)
+        expected = (lines.split(), steps)
+    assert jobs.predict(model, body) == expected
+
+
 def test_an_explanation_puts_no_hooks_on_the_model_of_the_engine(client, live, monkeypatch):
     hooked, register = [], Attention.register_forward_pre_hook
 
@@ -321,6 +370,14 @@ def test_bombs_are_refused_by_name(client, live):
     assert client("/nowhere")[0] == 404
     with client.open("/v1/completions", {**body, "mirror": 1, "user": "me"}) as answer:
         assert answer.headers["x-regard-ignored"] == "mirror"
+    for path, field in (("/tokenize", "prompt"), ("/explain", "text")):
+        with client.open(path, {field: "the cat", "mirror": 1}) as answer:
+            assert answer.headers["x-regard-ignored"] == "mirror"
+    _, answer = client("/v1/completions", {**body, "sampler": ["greedy"], "min_p": 0.1})
+    assert answer["error"]["param"] == "sampler"
+    assert "min_p is given too" in answer["error"]["message"]
+    _, answer = client("/predict", {"model": "pairs", "input": [1.5]})
+    assert answer["error"]["message"] == "input.0: Input should be a valid string"
     assert client("/health")[0] == 200
 
 

@@ -50,8 +50,8 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        names = [str(part) for part in first["loc"] if part != "body"]
+        first = max(error.errors(), key=lambda each: len(each["loc"]))  # of the nearest form
+        names = [str(part) for part in first["loc"] if _is_place(part)]
         param = next((name for name in names if not name.isdigit()), None)
         return ApiError(400, f"{'.'.join(names[:3]) or 'the body'}: {first['msg']}", param=param)
     if isinstance(error, HTTPException):
@@ -64,6 +64,13 @@ def as_api_error(error: Exception) -> ApiError:
         named = re.match(r"(\w+)[:=]", str(error))  # messages begin with the setting
         return ApiError(400, str(error), param=named[1] if named else None)
     return ApiError(500, f"{type(error).__name__}: {error}", kind="server_error")
+
+
+def _is_place(part: int | str) -> bool:
+    """Whether a part of pydantic's location is a field or an index, not the name of a type."""
+    if isinstance(part, int):
+        return True
+    return part.isidentifier() and part not in ("body", "str", "int", "float", "bool", "dict")
 
 
 async def answer_error(http: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RegardError
 from regard.text import Tokenizer
 
 MAX_SCHEMA = 64 * 1024  # characters
@@ -35,7 +35,8 @@ class JsonConstraint:
 
     def append(self, token: int) -> None:
         """Advance by a sampled token."""
-        self.matcher.consume_token(token)
+        if not self.matcher.consume_token(token):
+            raise RegardError(f"response_format: token {token} was refused; ask again")
 
 
 class JsonSchemas:

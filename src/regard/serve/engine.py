@@ -407,12 +407,16 @@ class BatchEngine:
         if token in request.stop:
             self._finish(text, "stop")
             return False
+        if request.constraints:
+            try:
+                request.constraints[text.index].append(token)
+            except RegardError as error:
+                self._finish(text, "error", error)
+                return False
         text.window.append(token)
         text.count += 1
         text.since += 1
         self.counters.tokens += 1
-        if request.constraints:
-            request.constraints[text.index].append(token)
         self.events.append(Event(request, text.index, token, score))
         if text.count == request.tokens:
             self._finish(text, "length")

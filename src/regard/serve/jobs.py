@@ -1,7 +1,12 @@
 """What the server computes beside generation, in a thread of its own."""
 
+import base64
+import csv
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
@@ -12,10 +17,9 @@ from regard.generate.sampler_trace import TracedChain
 from regard.models.base import Language
 from regard.serve.models import ServedModel
 from regard.serve.prepare import source_ids
-from regard.serve.schema import Sampling
+from regard.serve.schema import PredictBody, Sampling
 from regard.text import PairTokenizers
 
-TEXT_PIPELINES = ("text", "pairs", "labels", "tags")  # whose predictions need one text each
 MAX_EXPLAINED = 128  # tokens: a map has a number for each pair of them
 
 
@@ -91,13 +95,72 @@ def translate(model: ServedModel, texts: list[str], beam: int, penalty: float) -
     return found
 
 
-def predict(model: ServedModel, texts: list[str], top: int) -> list[Any]:
-    """The predictions for texts."""
-    if model.run.pipeline.name not in TEXT_PIPELINES:
-        raise ConfigError(f"the model {model.name!r} does not predict from a text")
-    _check_sources(model, texts)
-    found: list[Any] = model.run.predict(texts, top=top)
+def predict(model: ServedModel, body: PredictBody) -> Any:
+    """The predictions for texts or images, or the next values of a series."""
+    wanted = {"images": "image", "captions": "image", "series": "series"}.get(
+        model.run.pipeline.name, "input"
+    )
+    given = [name for name in ("input", "image", "series") if getattr(body, name) is not None]
+    if given != [wanted]:
+        raise ConfigError(
+            f"{given[0] if given else wanted}: the model {model.name!r} predicts from {wanted!r}; "
+            f"give {wanted!r} and nothing else"
+        )
+    if body.series is not None:
+        return _forecast(model, body.series, body.steps)
+    if body.steps is not None:
+        raise ConfigError("steps: it is for a series")
+    found: list[Any]
+    if body.image is not None:
+        images = [body.image] if isinstance(body.image, str) else body.image
+        with TemporaryDirectory() as folder:
+            paths = [_write_image(Path(folder), *pair) for pair in enumerate(images)]
+            found = model.run.predict(paths, top=body.top)
+        return found
+    given_texts = cast("str | list[str] | list[list[str]]", body.input)
+    inputs = [given_texts] if isinstance(given_texts, str) else given_texts
+    names = model.run.inputs
+    for each in inputs:
+        if (1 if isinstance(each, str) else len(each)) != len(names):
+            form = json.dumps(["…"] if len(names) == 1 else [[f"the {name}" for name in names]])
+            raise ConfigError(f"input: the model {model.name!r} reads {form}, a list of inputs")
+        if isinstance(each, str):
+            _check_sources(model, [each])
+    found = model.run.predict(
+        [each if isinstance(each, str) else tuple(each) for each in inputs], top=body.top
+    )
     return found
+
+
+def _forecast(model: ServedModel, series: Any, steps: int | None) -> Any:
+    columns = model.run._series_task().columns
+    if isinstance(series, list):
+        series = {columns[0]: series}
+    missing = [name for name in columns if name not in series]
+    if missing or len({*map(len, series.values())}) > 1:
+        raise ConfigError(
+            f"series: the model {model.name!r} reads columns of equal length by name: "
+            + ", ".join(columns)
+        )
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "series.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(zip(*(series[name] for name in columns), strict=True))
+        return model.run.forecast(path, steps=steps)
+
+
+def _write_image(folder: Path, number: int, image: str) -> Path:
+    """A file with the image; its pixels are read as those of any file."""
+    try:
+        content = base64.b64decode(image.partition("base64,")[2] or image, validate=True)
+    except ValueError:
+        raise ConfigError("image: it is not base64 of a PNG or JPEG file") from None
+    suffix = ".png" if content.startswith(b"\x89PNG") else ".jpg"
+    path = folder / f"image-{number}{suffix}"
+    path.write_bytes(content)
+    return path
 
 
 def _check_sources(model: ServedModel, texts: list[str]) -> None:

@@ -19,7 +19,7 @@ class Constraint(Protocol):
         """The logits, with those of forbidden tokens at -inf."""
 
     def append(self, token: int) -> None:
-        """Advance by a sampled token."""
+        """Advance by a sampled token; raise `RegardError` if it is not allowed."""
 
 
 @dataclass(eq=False, slots=True)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, field_validator
 
+from regard.errors import ConfigError
 from regard.generate.samplers import SAMPLERS
 
 MAX_TOKENS = 4096  # new tokens of an answer
@@ -19,6 +20,9 @@ Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Id = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_TEXT)]
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Texts = Annotated[list[Text], Field(min_length=2, max_length=4)]  # the texts of one input
+Image = Annotated[str, Field(max_length=2**21)]  # a PNG or JPEG file in base64, or its data: URL
+Column = Annotated[list[Number], Field(min_length=1, max_length=MAX_TEXT)]  # of a series
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 Seed = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 
@@ -88,6 +92,14 @@ class Sampling(Body):
         Samplers that are given as fields are applied in the order of `SAMPLERS`.
         """
         if self.sampler is not None:
+            others = ("frequency_penalty", "presence_penalty", "repetition_penalty")
+            others += ("min_tokens", "logit_bias")
+            given = [name for name in others if getattr(self, name)]
+            if given := [*self.sampler_fields(), *given]:
+                raise ConfigError(
+                    f"sampler: {given[0]} is given too; sampler names all samplers in their order, "
+                    f"so put {given[0]} into it, or leave sampler out"
+                )
             return tuple(self.sampler)
         specs = {name: to_spec(name, value) for name, value in self.sampler_fields().items()}
         if specs.get("top_k") == "top_k=-1":  # vLLM's way to switch it off
@@ -208,9 +220,17 @@ class TranslateBody(Body):
 
 
 class PredictBody(Body):
-    """The body of /predict."""
+    """The body of /predict: texts, images or a series, as the task of the model reads."""
 
-    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+    input: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Texts], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | None
+    ) = None
+    image: Image | Annotated[list[Image], Field(min_length=1, max_length=16)] | None = None
+    series: Column | dict[Annotated[str, Field(max_length=256)], Column] | None = None
+    steps: Annotated[StrictInt, Field(ge=1, le=MAX_TOKENS)] | None = None  # of a forecast
     top: Annotated[StrictInt, Field(ge=1, le=MAX_LOGPROBS)] = 3
 
 

@@ -24,18 +24,22 @@ router = APIRouter()
 
 
 @router.post("/tokenize")
-async def tokenize(http: Request, body: TokenizeBody) -> dict[str, Any]:
+async def tokenize(http: Request, body: TokenizeBody) -> Response:
     """The ids of a text."""
+    headers = check_body(body)
     model = await server_of(http).model(http, body.model)
     ids = await asyncio.to_thread(jobs.tokenize, model, body.prompt, body.add_special_tokens)
-    return {"tokens": ids, "count": len(ids), "max_model_len": model.context}
+    answer = {"tokens": ids, "count": len(ids), "max_model_len": model.context}
+    return JSONResponse(answer, headers=headers)
 
 
 @router.post("/detokenize")
-async def detokenize(http: Request, body: DetokenizeBody) -> dict[str, Any]:
+async def detokenize(http: Request, body: DetokenizeBody) -> Response:
     """The text of ids."""
+    headers = check_body(body)
     model = await server_of(http).model(http, body.model)
-    return {"prompt": await asyncio.to_thread(jobs.detokenize, model, body.tokens)}
+    text = await asyncio.to_thread(jobs.detokenize, model, body.tokens)
+    return JSONResponse({"prompt": text}, headers=headers)
 
 
 @router.get("/tokenizer_info")
@@ -68,34 +72,33 @@ async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
 
 
 @router.post("/translate")
-async def translate(http: Request, body: TranslateBody) -> dict[str, Any]:
+async def translate(http: Request, body: TranslateBody) -> Response:
     """Translate a sentence, or each of several, by beam search."""
+    headers = check_body(body)
     server = server_of(http)
     model = await server.model(http, body.model)
     texts = [body.text] if isinstance(body.text, str) else body.text
     found = await server.job(jobs.translate, model, texts, body.beam, body.length_penalty)
-    return {"model": model.name, "translations": found}
+    return JSONResponse({"model": model.name, "translations": found}, headers=headers)
 
 
 @router.post("/predict")
-async def predict(http: Request, body: PredictBody) -> dict[str, Any]:
-    """The prediction of the model's task for a text, or for each of several."""
+async def predict(http: Request, body: PredictBody) -> Response:
+    """The prediction of the model's task for texts or images, or the forecast of a series."""
+    headers = check_body(body)
     server = server_of(http)
     model = await server.model(http, body.model)
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    return {
-        "model": model.name,
-        "predictions": await server.job(jobs.predict, model, texts, body.top),
-    }
+    found = await server.job(jobs.predict, model, body)
+    return JSONResponse({"model": model.name, "predictions": found}, headers=headers)
 
 
 @router.post("/explain")
-async def explain(http: Request, body: ExplainBody) -> dict[str, Any]:
+async def explain(http: Request, body: ExplainBody) -> Response:
     """Attention maps of a text, the likeliest next tokens, and what each sampler does."""
+    headers = check_body(body)
     server = server_of(http)
-    check_body(body)
     model = await server.model(http, body.model)
     explained = await server.job(
         jobs.explain, model, body.text, body.layer, body.top, body.tokens, body
     )
-    return {"model": model.name, **explained}
+    return JSONResponse({"model": model.name, **explained}, headers=headers)
