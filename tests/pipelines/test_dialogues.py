@@ -17,9 +17,10 @@ from regard.hub.chat_templates import read_template
 from regard.models.build import build_model, preset
 from regard.nn.loss import IGNORED
 from regard.pipelines import prepare_training
-from regard.pipelines.dialogues import DialoguesPipeline, encode, pack, prompt_ids, show_mask
+from regard.pipelines.dialogues import DialoguesPipeline, encode, pack, show_mask
 from regard.tasks import Instruct
 from regard.text import train_tokenizer
+from regard.text.chat_encoding import chat_prompt_ids
 from regard.text.chat_template import render, segments, turn_end
 
 JINJA = (
@@ -182,7 +183,8 @@ def test_a_template_may_write_nothing_after_an_answer_but_not_change_what_was_re
     assert "= " in DialoguesPipeline().sample(endless, run.model, 1)
     last = "{% if messages[-1]['role'] == 'user' and messages | length > 2 %}!{% endif %}"
     with pytest.raises(ConfigError, match="changes the beginning"):
-        prompt_ids(Instruct(template=last + JINJA), run.tokenizer, TALK[:3])
+        encode(Instruct(template=last + JINJA), run.tokenizer, TALK)
+    assert chat_prompt_ids(run.tokenizer, last + JINJA, TALK[:3])  # to answer is possible
 
 
 def test_packed_dialogues_have_the_loss_of_single_ones():
@@ -206,7 +208,7 @@ def test_packed_dialogues_have_the_loss_of_single_ones():
     assert task.count(batch) == sum(scored.sum() for _, scored in encoded)
     ids, scored = encoded[0]
     last = int(np.flatnonzero(~scored)[-1]) + 1
-    assert prompt_ids(task, tokenizer, TALK[:3]) == ids[:last].tolist()
+    assert chat_prompt_ids(tokenizer, task.template, TALK[:3]) == ids[:last].tolist()
     lengths = [len(ids) for ids, _ in encoded]
     short = preset("tiny-decoder", vocab_size=9, context=min(lengths))
     long = from_rows([*rows, [("user", "a" * 300), ("assistant", "b")]])
@@ -280,6 +282,4 @@ def test_a_special_token_at_the_end_of_a_turn_stops_the_answer(world, monkeypatc
     body = Sampling(model="m")
     ready = prepare(served, prompt, body, tokens=3, n=1, logprobs=None, more_stops=ends)
     assert ready.request.stop == {*tokenizer.stop_ids, special}
-    assert ready.request.prompt == prompt_ids(
-        Instruct(template=template), tokenizer, [("user", "ag")]
-    )
+    assert ready.request.prompt == chat_prompt_ids(tokenizer, template, [("user", "ag")])

@@ -27,10 +27,9 @@ from regard.generate import (
 from regard.generate.decode import detokenize_stream
 from regard.generate.stop_text import truncate_at_stop
 from regard.models.base import Language
-from regard.pipelines.dialogues import fit_prompt, special_end, specials
-from regard.tasks import Instruct
+from regard.pipelines.dialogues import fit_prompt
 from regard.text import Tokenizer
-from regard.text.chat_template import turn_end
+from regard.text.chat_encoding import answer_end
 from regard.training.storage.start import run_template
 
 if TYPE_CHECKING:
@@ -123,17 +122,13 @@ def stream_answer(
         )
     dialogue = [("user", messages)] if isinstance(messages, str) else list(messages)
     dialogue = [(role, run._normalize(text)) for role, text in dialogue]
-    task, tokenizer = Instruct(template=template), run.tokenizer
-    ids, tokens = fit_prompt(task, tokenizer, dialogue, cast(Language, run.model), tokens)
+    tokenizer = run.tokenizer
+    ids, tokens = fit_prompt(tokenizer, template, dialogue, cast(Language, run.model), tokens)
     chain = sampler if isinstance(sampler, Chain) else chain_for(tokenizer, sampler)
-    end = turn_end(template, specials(tokenizer))
-    stop = {*tokenizer.stop_ids, *tokenizer.encode(end)[:1]}
-    if tokenizer.decode(tokenizer.encode(end)[:1]).strip() != end.strip():
-        stop = set(tokenizer.stop_ids)  # the end is several tokens, and found as a text
-    stop |= special_end(tokenizer, end.strip())
+    stop, end = answer_end(tokenizer, template)
     new_ids = stream(run._engine(), ids, chain, tokens=tokens, stop=stop, seed=seed)
-    stops = [end.strip()] if end.strip() else []
-    return truncate_at_stop(detokenize_stream(new_ids, tokenizer, ids), stops)
+    pieces = detokenize_stream(new_ids, tokenizer, ids)
+    return truncate_at_stop(pieces, [end] if end else [])
 
 
 def search_text(

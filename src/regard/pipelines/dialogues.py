@@ -32,7 +32,8 @@ from regard.seeds import batch_generator
 from regard.tasks import TASKS, Instruct
 from regard.tasks.instruct import Dialogue
 from regard.text import Tokenizer, train_tokenizer
-from regard.text.chat_template import ANSWERS, UNSTABLE, Message, render, segments, turn_end
+from regard.text.chat_encoding import answer_end, chat_prompt_ids, dialogue_ids, special_texts
+from regard.text.chat_template import ANSWERS, Message, render, segments
 from regard.text.pair_tokenizers import JOINT
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -90,7 +91,7 @@ class DialoguesPipeline(Pipeline):
     ) -> Tokenizer:
         """Train on the training dialogues, with the text of the template."""
         choice, template = config.data.tokenizer, instruct_task(config.task).template
-        texts = [render(template, row, tokens=specials(None)) for row in train.rows]
+        texts = [render(template, row, tokens=special_texts(None)) for row in train.rows]
 
         def write(folder: Path) -> None:
             train_tokenizer(choice, texts).save(folder / JOINT)
@@ -188,13 +189,14 @@ class DialoguesPipeline(Pipeline):
         task, tokenizer = cast(Instruct, data.task), cast(Tokenizer, data.tokenizers)
         row = data.validation_data.rows[0]
         number = next(i for i, (role, _) in enumerate(row) if role == ANSWERS)
-        ids = prompt_ids(task, tokenizer, row[:number])[-data.model.context // 2 :]
+        ids = chat_prompt_ids(tokenizer, task.template, row[:number])[-data.model.context // 2 :]
         room = min(SAMPLE_TOKENS, data.model.context - len(ids))
+        stop, end = answer_end(tokenizer, task.template)
         (new,) = generate(
-            cast(Language, model), [ids], parse_chain(["greedy"]), tokens=room, seed=seed
+            cast(Language, model), [ids], parse_chain(["greedy"]), tokens=room, stop=stop, seed=seed
         )
         question = " ".join(text for _, text in row[:number])
-        answer, end = tokenizer.decode(new), turn_end(task.template, specials(tokenizer)).strip()
+        answer = tokenizer.decode(new)
         answer = answer.partition(end)[0] if end else answer
         return f"{question}\n→ {answer}\n= {row[number][1]}"
 
@@ -204,52 +206,15 @@ def instruct_task(choice: Choice) -> Instruct:
     return cast(Instruct, make(choice, TASKS, "task"))
 
 
-def specials(tokenizer: Tokenizer | None) -> dict[str, str]:
-    """The texts of the special tokens that chat templates name; empty without a tokenizer."""
-    names = {"bos_token": "start", "eos_token": "stop", "unk_token": "unk", "pad_token": "pad"}
-    if tokenizer is None:
-        return dict.fromkeys(names, "")
-    ids = {key: tokenizer.special_id(name) for key, name in names.items()}
-    return {key: "" if id is None else tokenizer.piece(id) for key, id in ids.items()}
-
-
-def special_end(tokenizer: Tokenizer, end: str) -> set[int]:
-    """The id of the text at the end of a turn, if it is a special token, which is not decoded."""
-    return {id for id in tokenizer.special_ids if tokenizer.piece(id) == end}
-
-
 def encode(task: Instruct, tokenizer: Tokenizer, messages: Sequence[Message]) -> Dialogue:
-    """The ids of a dialogue, and which of them belong to answers.
-
-    Prompts and answers are tokenized separately, as when the model answers.
-    """
-    parts = segments(task.template, messages, specials(tokenizer))
-    ids = _prefix(tokenizer, parts[0][0])
-    scored = [False] * len(ids)
-    for text, is_answer in parts:
-        new = tokenizer.encode(text)
-        ids += new
-        scored += [is_answer] * len(new)
+    """The ids of a dialogue, and which of them belong to answers."""
+    ids, scored = dialogue_ids(tokenizer, task.template, messages)
     return np.asarray(ids, dtype=np.int64), np.asarray(scored, dtype=np.bool_)
 
 
-def prompt_ids(task: Instruct, tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """The ids of a dialogue up to where the next answer begins."""
-    tokens = specials(tokenizer)
-    text = render(task.template, messages, prompt=True, tokens=tokens)
-    parts = segments(task.template, messages, tokens) if len(messages) > 1 else []
-    done = "".join(part for part, _ in parts)
-    if not text.startswith(done):
-        raise ConfigError(UNSTABLE)
-    ids = _prefix(tokenizer, text)
-    for part, _ in parts:
-        ids += tokenizer.encode(part)
-    return ids + tokenizer.encode(text[len(done) :])
-
-
 def fit_prompt(
-    task: Instruct,
     tokenizer: Tokenizer,
+    template: str,
     messages: Sequence[Message],
     model: Language,
     tokens: int,
@@ -263,7 +228,7 @@ def fit_prompt(
     first = [message for message in messages[:1] if message[0] == "system"]
     rest = list(messages[len(first) :])
     while True:
-        ids = prompt_ids(task, tokenizer, [*first, *rest])
+        ids = chat_prompt_ids(tokenizer, template, [*first, *rest])
         room = tokens if context is None else min(tokens, context - len(ids))
         if context is None or room >= min(tokens, context // 4):
             return ids, room
@@ -277,15 +242,9 @@ def fit_prompt(
         rest = rest[2:]
 
 
-def _prefix(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The start token, unless the template has written it."""
-    start = specials(tokenizer)["bos_token"]
-    return [] if start and text.startswith(start) else list(tokenizer.prefix_ids)
-
-
 def show_mask(task: Instruct, tokenizer: Tokenizer | None, row: Sequence[Message]) -> str:
     """A dialogue as the model reads it; the parts in ⟦ ⟧ are scored."""
-    parts = segments(task.template, row, specials(tokenizer))
+    parts = segments(task.template, row, special_texts(tokenizer))
     shown = "".join(f"⟦{text}⟧" if scored else text for text, scored in parts).replace("\n", "⏎")
     return shown if len(shown) <= 300 else f"{shown[:299]}…"
 

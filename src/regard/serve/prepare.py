@@ -9,13 +9,11 @@ import numpy as np
 
 from regard.data.dialogues import ROLES
 from regard.errors import ConfigError
-from regard.pipelines.dialogues import prompt_ids, special_end, specials
 from regard.serve.models import ServedModel
 from regard.serve.request import Request
 from regard.serve.schema import Sampling
-from regard.tasks import Instruct
 from regard.text import PairTokenizers
-from regard.text.chat_template import turn_end
+from regard.text.chat_encoding import answer_end, chat_prompt_ids, special_end
 from regard.training.storage.start import run_template
 
 SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
@@ -141,8 +139,7 @@ def chat_prompt(
     if template is not None:
         normalize = model.run._normalize
         named = [(ROLES.get(role, "user"), normalize(text)) for role, text in messages]
-        end = turn_end(template, specials(model.tokenizer)).strip()
-        ids = prompt_ids(Instruct(template=template), model.tokenizer, named)
-        return ids, [end] if end else []
+        _, end = answer_end(model.tokenizer, template)
+        return chat_prompt_ids(model.tokenizer, template, named), [end] if end else []
     lines = [f"{SPEAKERS[role]}: {text}\n" for role, text in messages]
     return "".join([*lines, "Assistant:"]), ["\nUser:", "\nSystem:"]

@@ -85,6 +85,7 @@ class Tokenizer:
             if token["special"]
         }
         self._byte_level = '"ByteLevel"' in json.dumps([table["decoder"], table["pre_tokenizer"]])
+        self._special_backend: tokenizers.Tokenizer | None = None  # of `encode_special`
         self._code_point_ids: NDArray[np.uint32] | None = None  # char: id by code point
         self._encode_speed, self._decode_speed = SpeedCheck("characters"), SpeedCheck("ids")
         self._template = Template.from_post_processor(table["post_processor"])
@@ -139,6 +140,20 @@ class Tokenizer:
         with as_checkpoint_error(FAILURE):
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def encode_special(self, text: str) -> list[int]:
+        """The ids of a text whose special tokens become their ids, as in a chat template.
+
+        Not for text of a user, which could then contain control tokens; see `chat_encoding`.
+        """
+        check_text(text)
+        self._encode_speed.check(self._encode, text)
+        if self._special_backend is None:
+            self._special_backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+            self._special_backend.encode_special_tokens = False
+        with as_checkpoint_error(FAILURE):
+            ids: list[int] = self._special_backend.encode(text, add_special_tokens=False).ids
+        return ids
 
     def encode_with_offsets(
         self, texts: Sequence[str]
@@ -288,6 +303,11 @@ class Tokenizer:
     def special_ids(self) -> list[int]:
         """All special ids, sorted."""
         return sorted(self._specials.values())
+
+    @property
+    def special_texts(self) -> list[str]:
+        """The texts of all special tokens."""
+        return list(self._specials)
 
     def save(self, path: Path | str) -> None:
         """Write `tokenizer.json`; if not `is_native`, also the special tokens in a config file."""
