@@ -18,7 +18,8 @@ from regard.nn.score import LEARNED_MATRIX, RELATIVE, SCORES
 VOCAB = 23
 SIZES = {"vocab_size": VOCAB, "dim": 16, "layers": 2, "heads": 4, "context": 8}
 COMPANIONS = {"factored", "global_layers"}  # fields that are tried beside another only
-COMPANIONS |= {"inputs", "prefix"}  # vectors in place of ids; a mask of prompts (test_prefix.py)
+# vectors in place of ids; a mask of prompts (test_prefix.py); bytes of words (test_characters.py)
+COMPANIONS |= {"inputs", "prefix", "characters"}
 OTHERWISE = {  # what to try beside the default, where a type does not tell
     "kv_heads": [2, 1],
     "head_dim": [8],

@@ -47,9 +47,9 @@ POSITIONS: dict[type, str] = {
 }
 ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
 KNOWN_ATTRIBUTES: dict[type, str] = {
-    Transformer: "config context embed source_embed encoder decoder head",
+    Transformer: "config context embed characters source_embed encoder decoder head",
     Embedding: "token segment project scale",
-    Stack: "position embed_norm project blocks windows norm dropout",
+    Stack: "position distances embed_norm project blocks windows norm dropout",
     Block: "attention attention_norm attention_after cross ffn ffn_norm ffn_after norm_order "
     "dropout carry out_tap",
     Attention: "heads kv_heads head_dim dropout query key value out q_norm k_norm score "
