@@ -13,8 +13,9 @@ CPU = torch.device("cpu")
 class Machine:
     """A machine with a clock, threads that wait for cores, and a speed per number of threads."""
 
-    def __init__(self, speeds, waiting):
-        self.speeds, self.waiting = speeds, waiting
+    def __init__(self, speeds, waiting, others=1.0):
+        self.speeds, self.waiting, self.others = speeds, waiting, others
+        self.used, self.own = 0.0, 0.0
         self.threads, self.now, self.waited, self.done = max(speeds), 0.0, 0.0, 0
 
     def train(self, made, seconds):
@@ -24,16 +25,20 @@ class Machine:
             self.done += int(2 * self.speeds[self.threads])
             self.now += 2.0
             self.waited += 2.0 * self.waiting
+            self.own += 2.0
+            self.used += 2.0 + 2.0 * self.others
             kept.append(made.adapt(self.done))
         return [number for number in kept if number is not None]
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    def make(speeds, waiting):
-        made = Machine(speeds, waiting)
+    def make(speeds, waiting, others=1.0):
+        made = Machine(speeds, waiting, others)
         monkeypatch.setattr(threads.time, "perf_counter", lambda: made.now)
+        monkeypatch.setattr(threads.time, "process_time", lambda: made.own)
         monkeypatch.setattr(threads, "_waited", lambda: made.waited)
+        monkeypatch.setattr(threads, "_used", lambda: made.used)
         monkeypatch.setattr(torch, "get_num_threads", lambda: made.threads)
         monkeypatch.setattr(torch, "set_num_threads", lambda n: setattr(made, "threads", n))
         for name in threads.VARIABLES:
@@ -81,6 +86,25 @@ def test_nothing_changes_on_a_free_machine_or_where_the_number_is_given(machine,
     assert made.threads == 2
 
 
+def test_nothing_is_tried_where_threads_wait_for_each_other_only(machine):
+    """The thread that prefetches batches waits for a core that computes."""
+    made = machine({2: 20, 1: 100}, waiting=1.0, others=0.05)
+    assert made.train(Threads(TrainConfig(), CPU, 1), 100) == []
+    assert made.threads == 2
+    made.others = -1.0  # a system that counts nothing for the cores
+    assert made.train(Threads(TrainConfig(), CPU, 1), 20) == [1]
+
+
+def test_a_trial_that_is_slower_ends_early(machine):
+    made = machine({2: 20, 1: 10}, waiting=1.0)
+    adapted = Threads(TrainConfig(), CPU, 1)
+    while made.threads == 2:
+        assert made.train(adapted, 2) == []
+    made.now, made.done = made.now + 0.6, made.done + 6
+    assert adapted.adapt(made.done) is None
+    assert made.threads == 2
+
+
 def test_a_resumed_run_continues_with_the_threads_of_its_checkpoint(machine):
     made = machine({4: 1, 2: 1, 1: 1}, waiting=0.0)
     adapted = Threads(TrainConfig(), CPU, 1)
@@ -106,3 +130,7 @@ def test_the_time_that_threads_wait_is_known_on_linux_only(monkeypatch, tmp_path
         assert threads._waited() >= 0
     monkeypatch.setattr(threads, "TASKS", tmp_path / "nowhere")
     assert threads._waited() is None
+    if threads.CORES.exists():
+        assert threads._used() > 0
+    monkeypatch.setattr(threads, "CORES", tmp_path / "nowhere")
+    assert threads._used() is None

@@ -14,8 +14,12 @@ import torch
 from regard.config import TrainConfig
 
 TASKS = Path("/proc/self/task")  # Linux: a folder per thread
+CORES = Path("/proc/stat")  # Linux: a line per core, with the time of each kind of work
 WINDOW = 2.0  # seconds of steps that are timed with a number of threads
-BUSY = 0.3  # threads that wait for a core, on average, from which on the machine is busy
+BUSY = 0.3  # threads that wait for a core, on average, from which on the machine is busy …
+OTHERS = 0.2  # … if other programs use so many of the cores: threads wait for each other as well
+SLOWER = 0.9  # of the speed before: a trial that is slower than this ends after …
+SHORT = 0.5  # … so many seconds
 GAIN = 1.15  # how much faster another number of threads must be
 WAIT, MAX_WAIT = 10.0, 160.0  # seconds between two trials; doubled after each without gain
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -25,7 +29,7 @@ class Threads:
     """Tries half or twice as many threads on a busy machine, and keeps what is faster.
 
     Only where nothing else says how many there are: `train.threads` and `OMP_NUM_THREADS` are
-    kept. On a free machine nothing is changed, and nothing on systems that do not tell how long
+    kept. On a free machine nothing is tried, and nothing on systems that do not tell how long
     threads wait for a core (Linux does). Sums are in another order with another number of threads,
     so that the last bits of the results change.
     """
@@ -38,12 +42,13 @@ class Threads:
         self.before: tuple[int, float] | None = None  # threads and speed before a trial
         self.fewer = True  # whether the next trial on a busy machine is with fewer threads
         self.wait = WAIT
-        self.next_trial = time.perf_counter() + WINDOW
+        self.next_trial = time.perf_counter() + 2 * WINDOW  # the first steps are slower
         self.start_clock(0)
 
     def start_clock(self, done: int) -> None:
         """Begin to time steps, after `done` of them."""
         self.clock, self.clock_step, self.clock_waited = time.perf_counter(), done, _waited()
+        self.clock_used, self.clock_own = _used(), time.process_time()
 
     @property
     def kept(self) -> int:
@@ -59,19 +64,30 @@ class Threads:
         """After `done` steps, begin or end a trial where it is time to; returns a number kept."""
         now = time.perf_counter()
         seconds = now - self.clock
-        if not self.adapts or seconds < WINDOW or done == self.clock_step:
+        if not self.adapts or seconds < SHORT or done == self.clock_step:
             return None
         speed, threads = (done - self.clock_step) / seconds, torch.get_num_threads()
-        waiting = ((_waited() or 0.0) - (self.clock_waited or 0.0)) / seconds
+        slower = self.before is not None and speed < SLOWER * self.before[1]
+        if seconds < WINDOW and not slower:
+            return None
+        is_busy = self._is_busy(seconds)
         self.start_clock(done)
         if self.before is not None:
             return self._end_trial(threads, speed)
-        if now >= self.next_trial and (waiting > BUSY or threads < self.most):
-            busy = waiting > BUSY and threads > 1
-            self.fewer = busy and (self.fewer or threads == self.most)
+        if now >= self.next_trial and (is_busy or threads < self.most):
+            self.fewer = is_busy and threads > 1 and (self.fewer or threads == self.most)
             self.before = (threads, speed)
             torch.set_num_threads(threads // 2 if self.fewer else min(2 * threads, self.most))
         return None
+
+    def _is_busy(self, seconds: float) -> bool:
+        """Whether threads have waited for cores that other programs use, since the clock began."""
+        waiting = ((_waited() or 0.0) - (self.clock_waited or 0.0)) / seconds
+        used, own = _used(), time.process_time() - self.clock_own
+        if used is None or self.clock_used is None or used - self.clock_used < own / 2:
+            return waiting > BUSY  # it is not known what others use
+        others = (used - self.clock_used - own) / seconds
+        return waiting > BUSY and others > OTHERS
 
     def _end_trial(self, threads: int, speed: float) -> int | None:
         assert self.before is not None
@@ -94,3 +110,17 @@ def _waited() -> float | None:
             with suppress(OSError, IndexError, ValueError):  # the thread has ended
                 waited.append(int((task / "schedstat").read_text().split()[1]))
     return sum(waited) / 1e9 if waited else None
+
+
+def _used() -> float | None:
+    """The seconds for which any program has used the cores of this process; None if unknown."""
+    used = 0
+    with suppress(OSError, IndexError, ValueError, AttributeError):
+        cores = os.sched_getaffinity(0)
+        for line in CORES.read_text().splitlines():
+            name, *counts = line.split()
+            if name[:3] == "cpu" and name[3:].isdecimal() and int(name[3:]) in cores:
+                user, nice, system, _, _, irq, softirq, steal = map(int, counts[:8])
+                used += user + nice + system + irq + softirq + steal
+        return used / os.sysconf("SC_CLK_TCK")
+    return None
