@@ -179,7 +179,7 @@ def test_info_of_a_checkpoint_folder_is_like_that_of_a_preset(regard, tmp_path):
 def test_a_sequence_tagger_is_drawn_and_counted():
     tagger = {"bidirectional": True, "dim": 8, "layers": 1, "vocab_size": 11}
     tag, crf = (
-        preset("lstm", **tagger, characters=6, head={"kind": kind, "classes": 3})
+        preset("lstm", **tagger, char_dim=6, head={"kind": kind, "classes": 3})
         for kind in ("tag", "crf")
     )
     drawn = "\n".join(diagram("recurrent", crf))

@@ -31,7 +31,7 @@ def test_padding_changes_nothing():
 
 
 def test_an_encoder_over_lower_case_tokens_reads_the_case_of_words():
-    fields = {"vocab_size": 9, "dim": 8, "layers": 1, "heads": 2, "context": 4, "characters": 3}
+    fields = {"vocab_size": 9, "dim": 8, "layers": 1, "heads": 2, "context": 4, "char_dim": 3}
     model = build_model(regard.preset("tiny-encoder", **fields)).eval()
     ids = torch.tensor([[1, 2]])
     names, words = (
@@ -42,4 +42,4 @@ def test_an_encoder_over_lower_case_tokens_reads_the_case_of_words():
     with pytest.raises(ConfigError, match="reads the characters of words"):
         model(ids)
     with pytest.raises(ConfigError, match="added to the embeddings of an encoder"):
-        regard.preset("tiny-decoder", characters=3)
+        regard.preset("tiny-decoder", char_dim=3)

@@ -93,7 +93,7 @@ def test_a_tagger_has_a_random_field_characters_and_word_dropout_unless_a_model_
     for words in ([], ["task=tag"]):
         config = api.configure(path, *words)
         assert config.task == {"kind": "tag", "word_dropout": 0.25}
-        assert (config.model["characters"], config.model["head"]) == (64, "crf")
+        assert (config.model["char_dim"], config.model["head"]) == (64, "crf")
         assert config.train.lr == 5e-3
     assert api.configure(path, "task.word_dropout=0").task == {"kind": "tag", "word_dropout": 0}
     chosen = api.configure(path, "model.preset=tiny-encoder")
@@ -107,7 +107,7 @@ def test_a_tagger_has_a_random_field_characters_and_word_dropout_unless_a_model_
 @pytest.fixture(scope="module")
 def sequence_tagger(place):
     """A tagger with a conditional random field that also reads characters."""
-    over = merge(SHORT, {"model": {"head": "crf", "characters": 6}, "task": {"word_dropout": 0.5}})
+    over = merge(SHORT, {"model": {"head": "crf", "char_dim": 6}, "task": {"word_dropout": 0.5}})
     return regard.train(str(place / "houses.conll"), out=place / "crf", **over)
 
 
@@ -245,7 +245,7 @@ def test_names_may_be_given_for_numbered_classes(tmp_path):
         ({"model": {"preset": "tiny-encoder-decoder", "heads": 2}}, "shape 'encoder' or 'decoder'"),
         ({"task": "classify"}, "task='classify' learns from images, and reviews holds labels"),
         ({"train": {"best": "bleu"}}, "choose among last, loss, accuracy, f1"),
-        ({"model": {"preset": "gru", "characters": 4}}, r"characters=4 reads the .* tagged words"),
+        ({"model": {"preset": "gru", "char_dim": 4}}, r"char_dim=4 reads the .* tagged words"),
         ({"task": {"kind": "label", "word_dropout": 1}}, r"word_dropout=1\.0 must be at least 0"),
     ],
 )

@@ -204,6 +204,20 @@ def test_weights_of_an_earlier_version_are_accepted_with_a_sentence(run, caplog)
         RunFolder(run).load_config()
 
 
+def test_a_run_with_the_earlier_name_of_a_setting_loads(run):
+    """`model.char_dim` was called `model.characters`, in config.json and in the weights."""
+    path, tensors = run / "model.safetensors", load_file(run / "model.safetensors")
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    earlier = {key: text.replace("char_dim", "characters") for key, text in metadata.items()}
+    assert earlier != metadata
+    save_file(tensors, path, earlier)
+    (run / "config.json").write_text(
+        (run / "config.json").read_text().replace("char_dim", "characters")
+    )
+    assert RunFolder(run).load_config().model["char_dim"] == 0
+
+
 def test_an_imported_run_carries_its_settings(tmp_path):
     make_checkpoint(tmp_path / "checkpoint", model_config("gpt2"))
     import_run(tmp_path / "checkpoint", tmp_path / "run")

@@ -169,7 +169,7 @@ def tune(world, name, choice, steps=4, **settings):
 def test_a_layer_over_characters_is_new_where_the_base_has_none(world):
     config = RunFolder(world / "base").load_config()
     train = replace(config.train, start=str(world / "base"))
-    config = replace(config, train=train, model={**config.model, "characters": 3})
+    config = replace(config, train=train, model={**config.model, "char_dim": 3})
     model = build_model(resolve(config.model))
     before = {name: tensor.clone() for name, tensor in weights(model).items()}
     start_module.load_initial_weights(config, model)

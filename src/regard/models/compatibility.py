@@ -63,7 +63,7 @@ def check_inputs(config: Any) -> None:
             f"head={kind!r} predicts tokens or classes, but inputs={config.inputs} is a model of "
             f"vectors; its head is {' or '.join(map(repr, VECTOR_HEADS))}"
         )
-    if config.inputs and getattr(config, "characters", 0):
+    if config.inputs and getattr(config, "char_dim", 0):
         raise ConfigError("characters are those of words, and inputs > 0 reads vectors")
 
 
@@ -169,8 +169,8 @@ TRANSFORMER: tuple[Rule, ...] = (
         "vectors;\nleave out segments and embed_dim, and set shape='encoder' or 'decoder'",
     ),
     (
-        lambda c: c.characters and (c.shape != "encoder" or c.embed_dim),
-        "characters={c.characters} are added to the embeddings of an encoder, not of "
+        lambda c: c.char_dim and (c.shape != "encoder" or c.embed_dim),
+        "char_dim={c.char_dim} are added to the embeddings of an encoder, not of "
         "shape={c.shape!r} or with embed_dim; leave them out",
     ),
     (

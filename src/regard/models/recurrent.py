@@ -32,7 +32,7 @@ class RecurrentConfig(Settings):
     layers: int = 2  # number of layers
     bidirectional: bool = False  # read in both directions; for classification and tagging heads
     dropout: float = 0.0  # dropout of the output of every layer
-    characters: int = 0  # for tagging: width of a vector of the characters of each word
+    char_dim: int = 0  # for tagging: width of a vector of the characters of each word
     tied: bool = True  # output matrix = embedding matrix
     context: int = 256  # ids per training block; generation has no limit
     inputs: int = 0  # width of real-valued inputs, of series and strokes; 0: ids
@@ -43,8 +43,8 @@ class RecurrentConfig(Settings):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         check_inputs(self)
-        if self.characters < 0:
-            raise ConfigError(f"characters={self.characters} must be at least 0 (none)")
+        if self.char_dim < 0:
+            raise ConfigError(f"char_dim={self.char_dim} must be at least 0 (none)")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
         kind, _ = kind_of(self.cell)
@@ -84,7 +84,7 @@ class RecurrentLM(LanguageModel):
             self.embed = nn.Embedding(config.vocab_size, config.dim)
             # logits of a tied W then have a standard deviation near 1
             nn.init.normal_(self.embed.weight, std=config.dim**-0.5)
-        width = config.characters
+        width = config.char_dim
         self.characters = CharacterConvolution(width) if width else None
         self.layers = Recurrent(
             config.cell,

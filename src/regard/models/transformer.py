@@ -72,7 +72,7 @@ class StackConfig(Settings):
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 0 if name in ("segments", "inputs", "characters") else 1
+            least = 0 if name in ("segments", "inputs", "char_dim") else 1
             if type(value) is int and value < least:
                 raise ConfigError(f"{name}={value} must be at least {least}")
         for name, hint in get_type_hints(type(self)).items():
@@ -152,7 +152,7 @@ class TransformerConfig(StackConfig):
     factored: Literal["tables", "tokens"] = "tables"  # tables: positions have embed_dim too
     embed_scaled: bool = False  # multiply embeddings by sqrt(width)
     segments: int = 0  # segment embeddings of an encoder (BERT: 2)
-    characters: int = 0  # for tagging: width of a vector of the characters of each word
+    char_dim: int = 0  # for tagging: width of a vector of the characters of each word
     # prefix LM: attention within the prompt is bidirectional, and only what follows is predicted
     prefix: bool = False
     tied: bool = True  # weight tying: a head over the vocabulary uses the embedding matrix
@@ -208,8 +208,8 @@ class Transformer(LanguageModel):
         else:
             self.embed = embedding(config.vocab_size)
         self.characters = None
-        if config.characters:
-            self.characters = CharacterEmbedding(config.characters, config.dim)
+        if config.char_dim:
+            self.characters = CharacterEmbedding(config.char_dim, config.dim)
         self.source_embed = None
         if config.source_vocab_size is not None:
             self.source_embed = embedding(config.source_vocab_size)

@@ -86,7 +86,7 @@ def encode(
         f" {part}" if index else part for parts, _ in data.rows for index, part in enumerate(parts)
     ]
     encoded = iter(tokenizer.encode_batch(words))
-    reads_characters = getattr(model, "characters", 0)
+    reads_characters = getattr(model, "char_dim", 0)
     none = [word_bytes("")]
     for parts, classes in data.rows:
         ids: list[int] = []

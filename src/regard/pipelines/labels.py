@@ -256,7 +256,7 @@ class TagsPipeline(LabelsPipeline):
         docs/results.md.
         """
         settings = _defaults(data, gpu)
-        settings["model"] |= {"characters": 64, "head": "crf"}
+        settings["model"] |= {"char_dim": 64, "head": "crf"}
         if not gpu:
             settings["train"] |= {"steps": 2000, "batch": 32, "lr": 5e-3}
         return {"task": {"kind": "tag", "word_dropout": 0.25}, **settings}

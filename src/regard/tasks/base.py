@@ -75,9 +75,9 @@ class Task:
                 f"needs a model that reads {self.source_kind}, not {source_kind}; choose another "
                 "model.preset or model.family"
             )
-        if getattr(model, "characters", 0) and self.data_kind != "tags":
+        if getattr(model, "char_dim", 0) and self.data_kind != "tags":
             raise ConfigError(
-                f"model.characters={cast(Any, model).characters} reads the characters of tagged "
+                f"model.char_dim={cast(Any, model).char_dim} reads the characters of tagged "
                 f"words, but the task learns from {self.data_kind}; leave it out"
             )
 

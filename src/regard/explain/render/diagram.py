@@ -73,12 +73,12 @@ def _recurrent(config: Any) -> Lines:
     shown = {key: "off" if value is False else value for key, value in options.items()}
     cell = f"{CELLS.get(kind, kind)}{_format_options(shown)}"
     direction = ", bidirectional" if config.bidirectional else ""
-    read = f"{config.dim + config.characters:,}"
+    read = f"{config.dim + config.char_dim:,}"
     part = f"{cell} {read} → {config.dim:,}{direction}, recurrent in time"
     inside = _in_stream([part], WIDTH - 2, STREAM - 1)
     embedding = [_lookup(config)]
-    if config.characters:
-        embedding.append(f"and convolution over characters: {config.characters:,}")
+    if config.char_dim:
+        embedding.append(f"and convolution over characters: {config.char_dim:,}")
     return [
         *_input(_read(config)),
         *_in_stream(embedding, WIDTH),
@@ -278,8 +278,8 @@ def _embedding(config: Any, is_source: bool) -> list[Part]:
         parts[0] += f", times sqrt({config.dim if config.factored == 'tokens' else table:,})"
     if config.segments:
         parts.append(f"+ {config.segments} segment embeddings")
-    if config.characters:
-        parts.append(f"+ convolution over characters: {config.characters:,} → {config.dim:,}")
+    if config.char_dim:
+        parts.append(f"+ convolution over characters: {config.char_dim:,} → {config.dim:,}")
     projection = [f"projection to {config.dim:,}"] if config.embed_dim else []
     added = _added_position(config) + ([_norm(config)] if config.embed_norm else [])
     return [*parts, *(added + projection if config.factored == "tables" else projection + added)]

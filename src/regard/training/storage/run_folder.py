@@ -39,7 +39,7 @@ from regard.training.storage.checkpoint import (
 )
 from regard.training.storage.evaluation import Evaluation, describe_targets
 from regard.training.storage.lock import LOCK, hold_lock
-from regard.training.storage.weight_settings import as_metadata, changes
+from regard.training.storage.weight_settings import as_metadata, changes, current_names
 
 logger = logging.getLogger(__name__)
 FORMAT = 2  # of config.json; raise it when a setting is renamed
@@ -213,6 +213,8 @@ class RunFolder:
                 f"have other names; this one reads format {FORMAT}: train the run again, or use "
                 "the version that wrote it"
             )
+        if isinstance(table.get("model"), dict):
+            table["model"] = current_names(table["model"])
         return build(RunConfig, table)
 
     def belongs_to(self, launch: str | None) -> bool:

@@ -131,15 +131,15 @@ def _base_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
 def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
     """Load the weights of `train.start`; a head for another task keeps its initial weights.
 
-    So does a layer over characters (`model.characters`), if the other run has none. The hidden
+    So does a layer over characters (`model.char_dim`), if the other run has none. The hidden
     layer of a new classification head is BERT's pooler, if the other run has one.
     """
     start = open_start(cast(str, config.train.start))
     tensors = start.tensors()
-    if config.model.get("characters") and not start.config.model.get("characters"):
+    if config.model.get("char_dim") and not start.config.model.get("char_dim"):
         if has_adapter(config):
             raise ConfigError(
-                "train.tune=lora trains no new layer over characters; leave out model.characters, "
+                "train.tune=lora trains no new layer over characters; leave out model.char_dim, "
                 "or set train.tune=all"
             )
         tensors |= {name: w for name, w in weights(model).items() if name.startswith("characters.")}

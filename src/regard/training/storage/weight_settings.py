@@ -20,6 +20,13 @@ TRAINING_OPTIONS = (
     "class_weights",
 )
 
+RENAMED = {"characters": "char_dim"}  # settings of models in run folders of earlier versions
+
+
+def current_names(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a model as they are called now."""
+    return {RENAMED.get(name, name): value for name, value in model.items()}
+
 
 def weight_settings(config: RunConfig) -> dict[str, Any]:
     """The settings that determine what `evaluate` computes with given weights, by dotted names."""
@@ -49,7 +56,10 @@ def changes(metadata: Mapping[str, str], config: RunConfig) -> list[str] | None:
         before = parse_json(metadata[KEY])
     except ValueError:
         before = {}
-    return differences(before if isinstance(before, dict) else {}, weight_settings(config))
+    before = before if isinstance(before, dict) else {}
+    renamed = {f"model.{old}": f"model.{new}" for old, new in RENAMED.items()}
+    before = {renamed.get(name, name): value for name, value in before.items()}
+    return differences(before, weight_settings(config))
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
