@@ -1,12 +1,13 @@
 """Training and generating beside other programs, compared with nanoGPT under the same load.
 
-    python bench/busy.py --nanogpt DIR --text input.txt [--busy 0 2 5] [--seconds 30]
+    python bench/busy.py --nanogpt DIR --text input.txt [--busy 0 2 5] [--seconds 30] [--repeats 3]
 
 DIR is a checkout of nanoGPT. Both train the model of `bench/shakespeare_cpu.py` (4 layers, dim 128,
 context 64, batch 12) and generate from one of its size, 60 characters at a time, in processes of
 their own, one after the other, for some seconds each, while `--busy` programs only compute. Three
 further rows are regard with the waiting of torch's default (a busy loop), with one thread, and with
-the threads of a free machine. `taskset -c 0,1 python …` limits all of it to two cores.
+the threads of a free machine; `--rows 3` leaves the last ones out. Repeats alternate between the
+rows, whose medians are printed at the end. `taskset -c 0,1 python …` limits all of it to two cores.
 """
 
 import argparse
@@ -17,17 +18,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from minutes import busy
 
 VARIANTS = {
     "nanoGPT": {},
     "regard": {},
+    "regard, all threads": {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))},
     "regard, waiting as torch": {"GOMP_SPINCOUNT": "300000"},
     "regard, one thread": {"OMP_NUM_THREADS": "1"},
-    "regard, all threads": {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))},
 }
 WARM_UP = 0.25  # of the seconds, which are not counted
 
@@ -97,6 +100,8 @@ def main() -> None:
     parser.add_argument("--text", required=True)
     parser.add_argument("--busy", nargs="+", type=int, default=[0, 2, 5])
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--rows", type=int, default=len(VARIANTS))
     parser.add_argument("--measure", choices=["regard", "nanoGPT"], help=argparse.SUPPRESS)
     parser.add_argument("--run", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -110,7 +115,9 @@ def main() -> None:
         print("|---|---|---|---|---|---|---|")
         for programs in options.busy:
             with busy(programs):
-                print_rows(programs, run)
+                repeats = [print_rows(programs, run, options.rows) for _ in range(options.repeats)]
+            if options.repeats > 1:
+                print_medians(programs, repeats)
 
 
 def make_run(text: str, folder: str) -> str:
@@ -125,20 +132,33 @@ def make_run(text: str, folder: str) -> str:
     return run
 
 
-def print_rows(programs: int, run: str) -> None:
-    reference = [1.0, 1.0]
-    for name, environment in VARIANTS.items():
+def print_rows(programs: int, run: str, rows: int) -> dict[str, list[float]]:
+    """Measure the first variants, one after the other, and print a row for each."""
+    measured: dict[str, list[float]] = {}
+    for name, environment in islice(VARIANTS.items(), rows):
         which = name.split(",")[0]
         command = [sys.executable, *sys.argv, "--measure", which, "--run", run]
         done = subprocess.run(
             command, env=os.environ | environment, stdout=subprocess.PIPE, check=True
         )
-        rates = json.loads(done.stdout.splitlines()[-1])  # nanoGPT prints too
-        reference = rates if name == "nanoGPT" else reference
-        cells = [programs, f"{os.getloadavg()[0]:.1f}", name]
-        for number, other in zip(rates, reference, strict=True):
-            cells += [f"{number:.3g}", f"{number / other:.2f}"]
-        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+        measured[name] = json.loads(done.stdout.splitlines()[-1])  # nanoGPT prints too
+        print_row([programs, f"{os.getloadavg()[0]:.1f}", name], measured, name)
+    return measured
+
+
+def print_medians(programs: int, repeats: list[dict[str, list[float]]]) -> None:
+    medians = {
+        name: [median(values) for values in zip(*(each[name] for each in repeats), strict=True)]
+        for name in repeats[0]
+    }
+    for name in medians:
+        print_row([programs, "median", name], medians, name)
+
+
+def print_row(cells: list[Any], measured: dict[str, list[float]], name: str) -> None:
+    for number, other in zip(measured[name], measured["nanoGPT"], strict=True):
+        cells += [f"{number:.3g}", f"{number / other:.2f}"]
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 if __name__ == "__main__":
