@@ -101,10 +101,6 @@ def show(name: str, *what: Run | Path | str, **options: Any) -> ShownFigure:
     """
     if name not in FIGURES:
         raise ConfigError(unknown("figure", name, FIGURES))
-    entry = FIGURES[name]
-    for option in options:
-        if option not in entry.options:
-            raise ConfigError(f"{name}: {unknown('option', option, entry.options)}")
     models: list[Run | Path | str] = []
     texts: list[str] = []
     for item in what:
@@ -112,6 +108,19 @@ def show(name: str, *what: Run | Path | str, **options: Any) -> ShownFigure:
             models.append(item)
         else:
             texts.append(_read_text(item))
+    return figure(name, models, texts, **options)
+
+
+def figure(
+    name: str, models: list[Run | Path | str], texts: list[str], **options: Any
+) -> ShownFigure:
+    """A figure of these models and texts; unlike `show`, it reads no file that a text names."""
+    if name not in FIGURES:
+        raise ConfigError(unknown("figure", name, FIGURES))
+    entry = FIGURES[name]
+    for option in options:
+        if option not in entry.options:
+            raise ConfigError(f"{name}: {unknown('option', option, entry.options)}")
     inputs = _inputs(name, entry, models, texts)
     shown_texts = texts or entry.default_texts
     subjects = [_subject(model, shown_texts) for model in models]

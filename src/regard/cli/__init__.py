@@ -39,6 +39,7 @@ from regard.cli.serve import serve
 from regard.cli.settings import settings
 from regard.cli.show import show
 from regard.cli.streams import prepare_streams
+from regard.cli.studio import studio
 from regard.cli.train import train
 from regard.cli.translate import translate
 from regard.config import TABLES, RunConfig
@@ -68,6 +69,7 @@ for command in (
     import_,
     export,
     serve,
+    studio,
     merge,
     edit,
     info,

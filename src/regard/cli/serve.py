@@ -54,9 +54,7 @@ def serve(
     The first model is loaded at once, others when a request names them by the name of their
     folder. Ctrl-C or SIGTERM ends the server after the requests that run.
     """
-    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"serve needs {' and '.join(missing)}: pip install 'regard[serve]'")
+    require_packages("serve")
     from regard.serve.engine import EngineConfig
     from regard.serve.server import make_server, run_server
 
@@ -70,3 +68,10 @@ def serve(
         idle=idle,
     )
     run_server(server, lambda address: print_status(f"serving at {address}"))
+
+
+def require_packages(command: str) -> None:
+    """Raise if the packages of the server are not installed."""
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{command} needs {' and '.join(missing)}: pip install 'regard[serve]'")

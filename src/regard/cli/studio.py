@@ -1,0 +1,66 @@
+"""`regard studio`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from regard.cli.output import print_status
+from regard.cli.serve import require_packages
+
+
+def studio(
+    runs: Annotated[
+        Path, Argument(metavar="[FOLDER]", help="The folder of the runs; it may be empty.")
+    ] = Path("runs"),
+    host: Annotated[
+        str,
+        Option(
+            metavar="ADDRESS", help="Address to listen on; others than this machine's need --key."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, Option(metavar="N", min=0, max=65535, help="Port; 0: any free one.")
+    ] = 8001,
+    key: Annotated[
+        str | None,
+        Option(
+            metavar="KEY",
+            envvar="REGARD_KEY",
+            help="Key that the page asks for.",
+            show_envvar=True,
+        ),
+    ] = None,
+    browser: Annotated[
+        bool, Option("--open/--no-open", help="Open the page in the browser.")
+    ] = True,
+    device: Annotated[str, Option(metavar="NAME", help="cpu, cuda, mps or auto.")] = "auto",
+) -> None:
+    """Train, generate and look inside in the browser.
+
+    \b
+    regard studio
+    regard studio class-runs --port 9000
+    regard studio --host 0.0.0.0 --key SECRET
+
+    The page lists the runs of the folder and trains new ones, one at a time. It is part of the
+    server of `regard serve`, and requests nothing from elsewhere. Ctrl-C ends it; a training that
+    runs is saved, and `regard resume` continues it.
+    """
+    require_packages("studio")
+    import webbrowser
+
+    from regard.serve.server import make_server, run_server
+    from regard.serve.studio.app import create_studio
+
+    server = make_server([runs], host=host, port=port, key=key, device=device, create=create_studio)
+
+    def started(address: str) -> None:
+        print_status(f"studio at {address}")
+        if browser:
+            webbrowser.open(address)
+
+    try:
+        run_server(server, started)
+    finally:
+        server.app.state.studio.trainer.close()

@@ -1,0 +1,49 @@
+"""The application of the studio: that of the server, with the page and its routes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from regard.errors import ConfigError
+from regard.serve.app import create_app
+from regard.serve.engine import EngineConfig
+from regard.serve.guard import OPEN_PATHS
+from regard.serve.studio.folder import FolderModels
+from regard.serve.studio.routes import Studio, router
+
+# Files without content of the user, and maps under names that cannot be guessed: a frame and a
+# <script> element cannot send the key.
+PAGE_PATHS = (*OPEN_PATHS, "/", "/page/", "/maps/")
+
+
+def create_studio(
+    paths: Sequence[Path],
+    config: EngineConfig | None = None,
+    *,
+    key: str | None = None,
+    hosts: tuple[str, ...] | None = None,
+    device: str = "auto",
+    idle: float | None = None,
+) -> FastAPI:
+    """The application for one folder of runs; its state has the `server` and the `studio`."""
+    (path,) = paths
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file; give a folder of runs")
+    if (path / "config.json").is_file():
+        raise ConfigError(f"{path} is a run; give the folder that it is in: {path.parent}")
+    app = create_app(
+        paths,
+        config,
+        key=key,
+        hosts=hosts,
+        device=device,
+        idle=idle,
+        models=FolderModels,
+        open_paths=PAGE_PATHS,
+    )
+    models = app.state.server.models
+    assert isinstance(models, FolderModels)
+    app.state.studio = Studio(models.folder)
+    app.include_router(router)
+    return app

@@ -1,0 +1,70 @@
+"""What the page sends, and the limits of it."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator
+
+from regard.serve.schema import Sampling
+from regard.serve.studio.trainer import SUFFIXES
+
+Name = Annotated[str, Field(max_length=64)]
+ShortText = Annotated[str, Field(max_length=4096)]
+Word = Annotated[str, Field(max_length=200)]
+# Settings that the page may give; none of them names a file.
+SETTINGS = re.compile(
+    r"minutes|model\.[a-z_.]+|data\.tokenizer|"
+    r"train\.(steps|batch|lr|seed|patience|dropout|weight_decay|evaluate_every)"
+)
+
+
+class StudioBody(BaseModel):
+    """A body with exactly its fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _check_text(cls, value: object) -> object:
+        if isinstance(value, str):
+            value.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
+        return value
+
+
+class TrainBody(StudioBody):
+    """A run to train: on a text or by a recipe."""
+
+    name: Name
+    text: str | None = None  # the guard limits the whole body
+    suffix: Literal[SUFFIXES] = ".txt"  # type: ignore[valid-type]
+    recipe: Word | None = None
+    settings: Annotated[list[Word], Field(max_length=32)] = []
+
+
+class ResumeBody(StudioBody):
+    """A run to continue; `steps` extends it."""
+
+    name: Name
+    steps: Annotated[StrictInt, Field(ge=1, le=10_000_000)] | None = None
+
+
+class DistributionBody(Sampling):
+    """A text whose next token is sampled."""
+
+    text: ShortText
+    top: Annotated[StrictInt, Field(ge=1, le=40)] = 12
+
+
+class AttentionBody(StudioBody):
+    """A text whose attention maps are shown."""
+
+    name: Name
+    text: Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class FigureBody(StudioBody):
+    """A figure of the lectures for a run or a preset, and a text."""
+
+    figure: Word
+    model: Word | None = None
+    text: Annotated[str, Field(max_length=20_000)] | None = None

@@ -1,0 +1,189 @@
+"""The runs of a studio: every run in one folder, also those that appear while it is served."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from regard.api.training import summarize
+from regard.config import RunConfig, kind_of
+from regard.errors import CheckpointError, ConfigError, RegardError
+from regard.hub.external_checkpoint import is_external_checkpoint
+from regard.serve.engine import EngineConfig
+from regard.serve.models import Models, ServedModel
+from regard.serve.worker import Worker
+from regard.tasks import TASKS
+from regard.training.storage.run_folder import RunFolder, is_run
+from regard.training.tracking.history import Points, downsample
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+TEXTS = "texts"  # the folder of the texts that were pasted or uploaded
+MAX_POINTS = 300  # of a curve
+MAX_SAMPLES, SAMPLE_BYTES = 12, 64 * 1024  # the last ones of samples.txt
+
+
+def check_name(name: str) -> str:
+    """The name of a run, if it is one: a single folder name, so that no path leaves the folder."""
+    if not NAME.fullmatch(name) or name == TEXTS:
+        raise ConfigError(
+            f"name: {name[:80]!r} cannot be the name of a run; use up to 64 letters, digits, "
+            f"'-', '_' and '.', beginning with a letter or digit (and not {TEXTS!r})"
+        )
+    return name
+
+
+class RunsFolder:
+    """A folder of runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run(self, name: str) -> Path:
+        """The folder of an existing run."""
+        path = self.path / check_name(name)
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"name: there is no run {name!r} in {self.path}")
+        return path
+
+    def names(self) -> list[str]:
+        """The runs, newest first."""
+        found = [
+            path
+            for path in (self.path.iterdir() if self.path.is_dir() else ())
+            if NAME.fullmatch(path.name) and (path / "config.json").is_file()
+        ]
+        return [path.name for path in sorted(found, key=_changed, reverse=True)]
+
+    def list(self) -> list[dict[str, Any]]:
+        """What the page shows of every run."""
+        return [self._entry(name) for name in self.names()]
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        entry: dict[str, Any] = {"name": name, "ready": False, "verbs": [], "problem": None}
+        try:
+            if not is_run(path) and is_external_checkpoint(path):
+                return {**entry, "ready": True, "verbs": ["generate"], "model": "checkpoint"}
+            config = summarize(path).config
+        except (RegardError, OSError) as error:
+            return {**entry, "problem": str(error)}
+        task = TASKS.get(kind_of(config.task)[0])
+        return {
+            **entry,
+            "ready": (path / "model.safetensors").is_file(),
+            "verbs": [] if task is None else list(task.verbs),
+            "data_kind": None if task is None else task.data_kind,
+            "task": kind_of(config.task)[0],
+            "model": config.model.get("preset") or config.model.get("family"),
+            "steps": config.train.steps,
+        }
+
+    def progress(self, name: str) -> dict[str, Any]:
+        """The curves, the last samples and the metrics of a run, finished or not."""
+        folder = RunFolder(self.run(name))
+        config = folder.load_config()
+        rows = folder.rows()
+        losses: Points = [
+            (row["step"], row["loss"]) for row in rows if isinstance(row.get("loss"), int | float)
+        ]
+        validation: dict[str, Points] = {}
+        for row in rows:
+            for metric, value in row.get("validation", {}).items():
+                if isinstance(value, int | float):
+                    validation.setdefault(metric, []).append((row["step"], value))
+        try:
+            metrics = asdict(folder.load_evaluation())
+        except RegardError:
+            metrics = {}
+        return {
+            "name": name,
+            "step": max((row["step"] for row in rows), default=0),
+            "steps": config.train.steps,
+            "task": kind_of(config.task)[0],
+            "loss": downsample(losses, MAX_POINTS),
+            "validation": {k: downsample(v, MAX_POINTS) for k, v in validation.items()},
+            "metrics": metrics.get("metrics", {}),
+            "evaluated": metrics.get("evaluated", ""),
+            "samples": _samples(folder.samples),
+            "model": _sizes(config),
+        }
+
+
+def _changed(path: Path) -> float:
+    return (path / "config.json").stat().st_mtime
+
+
+def _sizes(config: RunConfig) -> dict[str, Any]:
+    keys = ("family", "preset", "layers", "dim", "heads", "context", "vocab_size", "order")
+    return {key: config.model[key] for key in keys if config.model.get(key) is not None}
+
+
+def _samples(path: Path) -> list[dict[str, Any]]:
+    """The last samples, newest first, from the end of samples.txt."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - SAMPLE_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    parts = re.split(r"^--- step (\d+)\n", text, flags=re.MULTILINE)
+    pairs = list(zip(parts[1::2], parts[2::2], strict=True))
+    return [{"step": int(step), "text": sample.strip()} for step, sample in pairs][
+        : -MAX_SAMPLES - 1 : -1
+    ]
+
+
+class FolderModels(Models):
+    """The models of a folder of runs; one that was trained on since is loaded again."""
+
+    preload = False
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        worker: Worker,
+        config: EngineConfig,
+        *,
+        device: str = "auto",
+        idle: float | None = None,
+    ) -> None:
+        super().__init__([], worker, config, device=device, idle=idle)
+        (path,) = paths
+        self.folder = RunsFolder(path)
+        self._versions: dict[str, tuple[int, int]] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look for runs."""
+        self.paths = {name: self.folder.path / name for name in self.folder.names()}
+
+    @property
+    def default(self) -> str:
+        """The newest run."""
+        if not self.paths:
+            raise CheckpointError("there is no run yet; train one")
+        return next(iter(self.paths))
+
+    async def get(self, name: str | None) -> ServedModel:
+        """The model of this name, with its newest weights."""
+        self.refresh()
+        name = name or self.default
+        if name in self.paths:
+            version = _version(self.paths[name])
+            loaded = self.loaded.get(name)
+            if loaded is not None and self._versions.get(name) != version and not loaded.users:
+                self.unload(name)
+            if name not in self.loaded:
+                self._versions[name] = version
+        return await super().get(name)
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """Another value when the weights were written again."""
+    try:
+        status = (path / "model.safetensors").stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_ino)

@@ -1,0 +1,118 @@
+// Generate: sliders of samplers, the distribution after each, and the text.
+
+import {$, complete, el, fail, number, post, table, visible} from "/page/dom.js";
+import {generates} from "/page/state.js";
+
+// Samplers in the order in which they are applied; at `neutral` one changes nothing.
+const SLIDERS = [
+  {name: "repetition", label: "Repetition penalty", min: 1, max: 2, step: 0.05, value: 1, neutral: 1},
+  {name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, value: 0.8, neutral: 1},
+  {name: "top_k", label: "Top-k", min: 0, max: 50, step: 1, value: 0, neutral: 0},
+  {name: "top_p", label: "Top-p", min: 0.05, max: 1, step: 0.01, value: 0.95, neutral: 1},
+  {name: "min_p", label: "Min-p", min: 0, max: 0.5, step: 0.01, value: 0, neutral: 0},
+];
+let pending = null, generating = null, timer = null;
+
+export function start(choices) {
+  $("order").append(...choices.orders.map(order => el("option", {}, order)));
+  $("sliders").replaceChildren(...SLIDERS.map(slider => {
+    const id = `slider-${slider.name}`, value = el("output", {for: id}), {min, max, step} = slider;
+    const input = el("input", {id, type: "range", min, max, step, value: slider.value});
+    const write = () => {
+      const off = +input.value === slider.neutral;
+      value.textContent = off ? "off" : input.value;
+      input.setAttribute("aria-valuetext", off ? `${input.value}, off` : input.value);
+    };
+    input.addEventListener("input", () => { write(); later(); });
+    write();
+    return el("div", {class: "slider"}, el("label", {for: id}, slider.label), value, input);
+  }));
+  for (const id of ["generate-run", "prompt", "seed", "other-samplers", "order"])
+    $(id).addEventListener("input", later);
+  $("generate-run").addEventListener("change", later);
+  $("generate-form").addEventListener("submit", generate);
+  $("generate-stop").addEventListener("click", () => generating?.abort());
+  document.addEventListener("runs", () => { if (!$("panel-generate").hidden) later(); });
+}
+
+export function shown() { later(); }
+
+function later() {
+  clearTimeout(timer);
+  timer = setTimeout(showStages, 120);
+}
+
+export function sampling() {
+  const sampler = SLIDERS.filter(slider => +$(`slider-${slider.name}`).value !== slider.neutral)
+    .map(slider => `${slider.name}=${$(`slider-${slider.name}`).value}`);
+  sampler.push(...($("other-samplers").value.trim().match(/[a-z_0-9]+(=(\{[^}]*\}|\S+))?/g) ?? []));
+  const body = {model: $("generate-run").value, sampler: sampler.length ? sampler : ["temperature=1"], seed: +$("seed").value || 0};
+  if ($("order").value) body.order = $("order").value;
+  return body;
+}
+
+async function showStages() {
+  const run = $("generate-run").value;
+  if (!run || $("panel-generate").hidden) return;
+  $("generate-button").textContent = generates(run) ? "Generate" : "Predict";
+  if (!generates(run)) {
+    $("stages").replaceChildren(el("p", {class: "empty"}, "This run predicts; it does not generate a text. Type an input and press Predict."));
+    return;
+  }
+  pending?.abort();
+  pending = new AbortController();
+  try {
+    const answer = await post("/studio/distribution", {...sampling(), text: $("prompt").value, top: 12}, pending.signal);
+    fail($("distribution-error"), null);
+    drawStages(answer);
+  } catch (error) {
+    if (error.name !== "AbortError") fail($("distribution-error"), error);
+  }
+}
+
+function drawStages({tokens, stages, vocab_size: size}) {
+  const most = Math.max(...stages.flatMap(stage => stage.probabilities), 1e-9);
+  const head = stages.map((stage, n) => el("th", {scope: "col"}, el("span", {class: "stage"}, n ? `${n}. ${stage.sampler}` : stage.sampler),
+    el("span", {class: "left"}, `${number(stage.remaining)} of ${number(size)} left, ${stage.bits.toFixed(2)} bits`)));
+  const rows = tokens.map((token, row) => el("tr", {}, el("th", {scope: "row", class: "token"}, visible(token.piece)),
+    ...stages.map((stage, n) => cell(stage.probabilities[row], most, n ? stages[n - 1].probabilities[row] : null))));
+  const rest = stages.map(stage => Math.max(0, 1 - stage.probabilities.reduce((sum, p) => sum + p, 0)));
+  rows.push(el("tr", {class: "rest"}, el("th", {scope: "row"}, "all others"), ...rest.map(p => cell(p, 0, null))));
+  $("stages").replaceChildren(el("table", {class: "stages"},
+    el("thead", {}, el("tr", {}, el("th", {scope: "col"}, "token"), ...head)), el("tbody", {}, ...rows)));
+}
+
+function cell(probability, most, before) {
+  const removed = before > 0 && probability === 0;
+  const bar = el("span", {class: "bar", "aria-hidden": "true"});
+  if (most) bar.style.width = `${100 * probability / most}%`;
+  return el("td", {class: removed ? "removed" : null}, most ? bar : null,
+    el("span", {class: "percent"}, removed ? "removed" : percent(probability)));
+}
+
+export const percent = p => p === 0 ? "0" : p < 0.0005 ? "< 0.05 %" : `${(100 * p).toFixed(1)} %`;
+
+async function generate(event) {
+  event.preventDefault();
+  const run = $("generate-run").value, output = $("generated"), prompt = $("prompt").value;
+  fail($("generate-error"), run ? null : new Error("there is no trained run yet; train one first"));
+  if (!run) return;
+  generating?.abort();
+  generating = new AbortController();
+  $("generate-stop").hidden = false;
+  output.classList.remove("empty");
+  output.replaceChildren();
+  try {
+    if (generates(run)) {
+      output.append(el("span", {class: "prompt"}, prompt));
+      const body = {...sampling(), prompt, max_tokens: +$("tokens").value || 1};
+      for await (const text of complete(body, generating.signal)) output.append(text);
+    } else {
+      const answer = await post("/predict", {model: run, input: prompt, top: 5}, generating.signal);
+      output.append(JSON.stringify(answer.predictions[0], null, 1));
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") fail($("generate-error"), error);
+  }
+  $("generate-stop").hidden = true;
+}

@@ -1,0 +1,41 @@
+// The panels by the part of the address after #, and what must happen at the start.
+
+import {$, fail, get} from "/page/dom.js";
+import {loadChoices, refreshRuns} from "/page/state.js";
+import * as train from "/page/train.js";
+import * as generate from "/page/generate.js";
+import * as inside from "/page/inside.js";
+import * as compare from "/page/compare.js";
+import * as presets from "/page/presets.js";
+
+const panels = {train, generate, inside, compare, presets};
+let started = false;
+
+function showPanel(focus) {
+  const name = location.hash.slice(1) in panels ? location.hash.slice(1) : "train";
+  for (const each of Object.keys(panels)) $(`panel-${each}`).hidden = each !== name;
+  for (const link of $("nav").children)
+    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  document.title = `${$(`${name}-title`).textContent} – regard studio`;
+  if (started) panels[name].shown?.();
+  if (focus) {
+    window.scrollTo(0, 0);
+    $("main").focus({preventScroll: true});
+  }
+}
+
+addEventListener("hashchange", () => {
+  if (location.hash !== "#main") showPanel(true);
+});
+showPanel(false);
+try {
+  const choices = await loadChoices();
+  for (const panel of Object.values(panels)) panel.start(choices);
+  await refreshRuns();
+  started = true;
+  showPanel(false);
+} catch (error) {
+  fail($("train-error"), error);
+}
+document.documentElement.dataset.ready = "true";

@@ -1,0 +1,66 @@
+// Presets: the drawing of a model, and the settings in which two differ.
+
+import {$, el, fail, get, number, show, table} from "/page/dom.js";
+import {shared} from "/page/state.js";
+
+let begun = false;
+
+export function start(choices) {
+  const fill = () => {
+    for (const [id, first] of [["preset-a", "gpt2"], ["preset-b", "llama"]]) {
+      const old = $(id).value || first;
+      const group = (label, names) => names.length ? el("optgroup", {label}, ...names.map(name => el("option", {}, name))) : "";
+      $(id).replaceChildren(group("runs", shared.runs.filter(run => run.task).map(run => run.name)), group("presets", choices.presets));
+      $(id).value = old;
+    }
+  };
+  fill();
+  document.addEventListener("runs", fill);
+  for (const id of ["preset-a", "preset-b"]) $(id).addEventListener("change", draw);
+  $("presets-form").addEventListener("submit", event => { event.preventDefault(); draw(); });
+}
+
+export function shown() {
+  if (!begun) draw();
+  begun = true;
+}
+
+async function draw() {
+  const [first, second] = [$("preset-a").value, $("preset-b").value];
+  fail($("presets-error"), null);
+  try {
+    const query = new URLSearchParams({first, second});
+    const [a, b, diff] = await Promise.all([structure(first), structure(second), get(`/studio/diff?${query}`)]);
+    drawStructure($("structure-a"), a);
+    drawStructure($("structure-b"), b);
+    drawDifferences(diff);
+  } catch (error) {
+    fail($("presets-error"), error);
+  }
+}
+
+const structure = name => get(`/studio/structure?${new URLSearchParams({name})}`);
+
+function drawStructure(card, model) {
+  const parts = Object.entries(model.parts);
+  const size = model.parameters ? `${number(model.parameters)} parameters` : "counts, no parameters";
+  card.replaceChildren(el("h2", {}, model.name),
+    el("p", {class: "hint"}, `${model.kind}, ${model.family}, ${size}`),
+    el("pre", {class: "diagram", tabindex: "0", "aria-label": `Drawing of ${model.name}`}, model.diagram),
+    ...(model.published ? [el("p", {class: "hint"}, `${model.published.source}: ${number(model.published.count)} parameters`)] : []),
+    parts.length ? el("details", {}, el("summary", {}, "Parameters by part"),
+      table(["part", "parameters", "share"], parts.map(([part, count]) => [part, number(count), `${(100 * count / model.parameters).toFixed(1)} %`]))) : null,
+    el("details", {}, el("summary", {}, "All settings"), table(["setting", "value"], Object.entries(model.settings).map(([key, value]) => [key, show(value)]))));
+}
+
+function drawDifferences({names, groups}) {
+  const bodies = Object.entries(groups).filter(([, rows]) => Object.keys(rows).length);
+  if (!bodies.length) {
+    $("differences").replaceChildren(el("p", {class: "empty"}, `${names[0]} and ${names[1]} are the same model.`));
+    return;
+  }
+  $("differences").replaceChildren(el("table", {},
+    el("thead", {}, el("tr", {}, el("th", {scope: "col"}, "setting"), ...names.map(name => el("th", {scope: "col"}, name)))),
+    ...bodies.map(([title, rows]) => el("tbody", {}, el("tr", {class: "group"}, el("th", {scope: "rowgroup", colspan: 3}, title)),
+      ...Object.entries(rows).map(([key, values]) => el("tr", {}, el("th", {scope: "row"}, key), ...values.map(value => el("td", {}, show(value)))))))));
+}

@@ -1,0 +1,41 @@
+// What all panels share: the runs of the folder and the choices of the library.
+
+import {$, el, get} from "/page/dom.js";
+
+export const shared = {runs: [], training: {running: false}, choices: null};
+
+const TASKS = {causal: "next token", instruct: "conversations", seq2seq: "translation", masked: "masked tokens", label: "classes of texts",
+  tag: "tags of words", span: "answers", cbow: "word vectors", contrastive: "sentence vectors", classify: "classes of images", caption: "captions",
+  forecast: "the next values", handwriting: "handwriting"};
+export const learns = run => TASKS[run.task] ?? run.task ?? run.model;
+
+const writes = run => run.verbs.some(verb => ["generate", "translate", "chat"].includes(verb));
+export const generates = name => shared.runs.some(run => run.name === name && writes(run));
+
+export async function refreshRuns() {
+  const answer = await get("/studio/runs");
+  shared.runs = answer.runs;
+  shared.training = answer.training;
+  $("folder").textContent = answer.folder;
+  for (const select of document.querySelectorAll("select[data-runs]")) fillRuns(select);
+  document.dispatchEvent(new CustomEvent("runs"));
+}
+
+function fillRuns(select) {
+  const ready = shared.runs.filter(run => run.ready);
+  const names = ready.map(run => run.name);
+  const old = select.value;
+  if (names.join("/") === [...select.options].map(option => option.value).join("/")) return;
+  select.replaceChildren(...(ready.length
+    ? ready.map(run => el("option", {value: run.name}, `${run.name} (${learns(run)})`))
+    : [el("option", {value: ""}, "no trained run yet")]));
+  const second = select.id === "compare-b" ? names[1] : names[0];
+  select.value = select.dataset.chosen && names.includes(old) ? old : second ?? names[0] ?? "";
+}
+
+document.addEventListener("change", ({target}) => { target.dataset.chosen = "true"; }); // by the user
+
+export async function loadChoices() {
+  shared.choices = await get("/studio/choices");
+  return shared.choices;
+}

@@ -1,0 +1,213 @@
+// Train: start, follow, stop and resume a training; the runs of the folder.
+
+import {$, el, fail, get, number, post, table} from "/page/dom.js";
+import {drawChart} from "/page/chart.js";
+import {learns, refreshRuns, shared} from "/page/state.js";
+import {exampleText} from "/page/example.js";
+
+const MAX_BYTES = 1_500_000;
+const POLL = 700; // milliseconds between two looks at a training
+let suffix = ".txt", watched = null, timer = null, last = null;
+
+export function start(choices) {
+  $("recipe").replaceChildren(...choices.recipes.map(recipe => el("option", {}, recipe.name)));
+  const about = () => {
+    $("recipe-about").textContent = choices.recipes.find(r => r.name === $("recipe").value)?.about ?? "";
+    if (source() === "recipe") $("train-name").value = freeName($("recipe").value);
+  };
+  $("recipe").addEventListener("change", about);
+  for (const radio of document.getElementsByName("source")) radio.addEventListener("change", () => {
+    $("text-source").hidden = source() !== "text";
+    $("recipe-source").hidden = source() !== "recipe";
+    $("model-field").hidden = source() !== "text";
+    if (source() === "recipe") $("train-minutes").value = "";
+    about();
+  });
+  about();
+  $("train-text").addEventListener("input", () => { suffix = ".txt"; showSize(); });
+  $("example").addEventListener("click", () => {
+    $("train-text").value = exampleText();
+    $("train-name").value = freeName("example");
+    suffix = ".txt";
+    showSize();
+  });
+  $("train-file").addEventListener("change", readFile);
+  $("train-form").addEventListener("submit", submit);
+  $("stop").addEventListener("click", stop);
+  $("resume").addEventListener("click", () => resume(watched));
+  document.addEventListener("runs", showRuns);
+  addEventListener("resize", () => last && draw(last));
+}
+
+export function shown() {
+  if (shared.training.name && !watched) watch(shared.training.name);
+  else if (last) draw(last);
+}
+
+const source = () => document.querySelector("input[name=source]:checked").value;
+const bytes = text => new Blob([text]).size;
+
+function freeName(base) {
+  const names = shared.runs.map(run => run.name);
+  let name = base, n = 2;
+  while (names.includes(name)) name = `${base}-${n++}`;
+  return name;
+}
+
+function showSize() {
+  const text = $("train-text").value, size = bytes(text);
+  const lines = text ? text.split("\n").length : 0;
+  $("text-size").textContent = text ? `${number(text.length)} characters, ${number(lines)} lines` : "empty";
+  fail($("train-error"), size > MAX_BYTES ? tooLarge(size) : null);
+}
+
+const tooLarge = size => new Error(`the text has ${number(size)} bytes, and the page takes up to ${number(MAX_BYTES)}; ` +
+  "train larger files on the command line: regard train FILE");
+
+async function readFile() {
+  const file = $("train-file").files[0];
+  if (!file) return;
+  if (file.size > MAX_BYTES) return fail($("train-error"), tooLarge(file.size));
+  try {
+    $("train-text").value = new TextDecoder("utf-8", {fatal: true}).decode(await file.arrayBuffer());
+  } catch {
+    return fail($("train-error"), new Error(`${file.name} is not UTF-8 text`));
+  }
+  const [, base, ending] = file.name.match(/^(.*?)(\.[^.]*)?$/);
+  suffix = [".txt", ".md", ".tsv", ".csv", ".jsonl"].includes(ending) ? ending : ".txt";
+  $("train-name").value = freeName(base.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "").slice(0, 60) || "my-text");
+  showSize();
+}
+
+async function submit(event) {
+  event.preventDefault();
+  fail($("train-error"), null);
+  const name = $("train-name").value.trim();
+  const settings = $("train-settings").value.trim().split(/\s+/).filter(Boolean);
+  if ($("train-minutes").value && !settings.some(word => word.startsWith("minutes=")))
+    settings.push(`minutes=${$("train-minutes").value}`);
+  const body = {name, settings};
+  if (source() === "recipe") body.recipe = $("recipe").value;
+  else {
+    const text = $("train-text").value;
+    if (bytes(text) > MAX_BYTES) return fail($("train-error"), tooLarge(bytes(text)));
+    Object.assign(body, {text, suffix});
+    if ($("train-model").value) settings.push(`model.preset=${$("train-model").value}`);
+  }
+  $("train-button").disabled = true;
+  try {
+    shared.training = await post("/studio/train", body);
+    watch(name);
+    if (matchMedia("(max-width: 900px)").matches) $("live").scrollIntoView();
+  } catch (error) {
+    fail($("train-error"), error);
+    $("train-button").disabled = false;
+  }
+}
+
+async function stop() {
+  $("stop").disabled = true;
+  shared.training = await post("/studio/stop", {});
+  poll();
+}
+
+async function resume(name, steps) {
+  try {
+    fail($("train-error"), null);
+    shared.training = await post("/studio/resume", steps ? {name, steps} : {name});
+    watch(name);
+  } catch (error) {
+    fail($("train-error"), error);
+  }
+}
+
+// --- a run and its curve
+
+export function watch(name) {
+  watched = name;
+  last = null;
+  $("chart").replaceChildren();
+  $("samples").replaceChildren();
+  $("numbers").replaceChildren();
+  $("samples-title").hidden = true;
+  poll();
+}
+
+async function poll() {
+  clearTimeout(timer);
+  const name = watched;
+  let training = shared.training, run = null;
+  try {
+    training = shared.training = await get("/studio/training");
+    const exists = shared.runs.some(each => each.name === name);
+    if (!exists) await refreshRuns();
+    if (shared.runs.some(each => each.name === name)) run = await get(`/studio/runs/${encodeURIComponent(name)}`);
+  } catch (error) {
+    fail($("train-error"), error);
+  }
+  if (name !== watched) return;
+  if (run) draw(last = run);
+  showState(name, run, training);
+  if (training.running) timer = setTimeout(poll, POLL);
+  else await refreshRuns().catch(error => fail($("train-error"), error));
+}
+
+function showState(name, run, training) {
+  const mine = training.name === name, running = training.running && mine;
+  $("live-title").textContent = name;
+  $("live-actions").hidden = !run && !running;
+  $("stop").hidden = !running;
+  $("stop").disabled = Boolean(training.stopping);
+  const finished = run && run.step >= run.steps;
+  $("resume").hidden = running || !run || training.running || finished;
+  $("train-button").disabled = training.running;
+  let status = "";
+  if (running && training.stopping) status = "Saving a checkpoint …";
+  else if (running && !run) status = `Preparing: ${lastLine(training.output) || "starting Python"} (${Math.round(training.seconds)} s)`;
+  else if (running) status = `Step ${number(run.step)} of about ${number(run.steps)}, ${Math.round(training.seconds)} s.`;
+  else if (mine && training.message) status = training.message;
+  else if (run) status = finished ? `Trained for ${number(run.step)} steps.` : `Stopped at step ${number(run.step)} of ${number(run.steps)}.`;
+  $("live-status").textContent = mine && training.failed ? "" : status;
+  if (mine && training.failed) fail($("train-error"), new Error(training.message));
+  $("live-progress").hidden = !running;
+  if (run) $("live-progress").value = Math.min(1, run.step / run.steps);
+  else $("live-progress").removeAttribute("value");
+  $("output-details").hidden = !(mine && training.output);
+  $("output").textContent = mine ? training.output : "";
+  const chip = $("chip");
+  chip.hidden = !training.running;
+  chip.textContent = training.running ? `training ${training.name}` : "";
+}
+
+const lastLine = text => text.trim().split("\n").at(-1).slice(0, 100);
+
+function draw(run) {
+  drawChart($("chart"), {training: run.loss, validation: run.validation.loss ?? [], steps: run.steps});
+  const metrics = Object.entries(Object.keys(run.metrics).length ? run.metrics
+    : Object.fromEntries(Object.entries(run.validation).map(([key, points]) => [key, points.at(-1)[1]])));
+  $("numbers").replaceChildren(metrics.length ? el("dl", {class: "metrics"},
+    ...metrics.slice(0, 6).map(([key, value]) => el("div", {}, el("dt", {}, key.replaceAll("_", " ")), el("dd", {}, number(value))))) : "");
+  $("samples-title").hidden = !run.samples.length;
+  $("samples").replaceChildren(...run.samples.slice(0, 6).map(sample =>
+    el("li", {}, el("span", {class: "step"}, `step ${number(sample.step)}`), el("span", {class: "text"}, sample.text))));
+}
+
+function showRuns() {
+  $("no-runs").hidden = shared.runs.length > 0;
+  $("runs").hidden = !shared.runs.length;
+  $("runs").tBodies[0].replaceChildren(...shared.runs.map(run => {
+    const training = shared.training.running && shared.training.name === run.name;
+    const state = run.problem ?? (training ? "training" : run.ready ? "ready" : "no weights yet");
+    const action = (label, act) => el("button", {type: "button", class: "quiet", "aria-label": `${label} ${run.name}`, onclick: act}, label);
+    return el("tr", {}, el("th", {scope: "row"}, run.name), el("td", {}, learns(run) ?? "–"), el("td", {}, run.model ?? "–"), el("td", {}, state),
+      el("td", {class: "buttons"}, run.problem || !run.task ? null : action("Show", () => { watch(run.name); $("live").scrollIntoView({block: "nearest"}); }),
+        run.ready && run.verbs.length ? action("Use", () => use(run)) : null));
+  }));
+}
+
+function use(run) {
+  const select = $("generate-run");
+  select.value = run.name;
+  select.dispatchEvent(new Event("change"));
+  location.hash = "#generate";
+}

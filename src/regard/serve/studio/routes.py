@@ -1,0 +1,234 @@
+"""The routes of the studio: the page, its files, and what it asks for."""
+
+import asyncio
+import mimetypes
+import secrets
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from regard.api.model_info import presets
+from regard.errors import ConfigError
+from regard.explain.render.figure import POLICY
+from regard.generate import SAMPLER_ORDERS
+from regard.serve.api_errors import ApiError
+from regard.serve.models import ServedModel
+from regard.serve.service import server_of
+from regard.serve.studio import inside
+from regard.serve.studio.bodies import (
+    SETTINGS,
+    AttentionBody,
+    DistributionBody,
+    FigureBody,
+    ResumeBody,
+    TrainBody,
+)
+from regard.serve.studio.folder import RunsFolder, check_name
+from regard.serve.studio.trainer import Busy, Trainer
+
+PAGE = Path(__file__).with_name("page")
+MAX_MAPS = 16  # pages of attention maps that are kept
+SECURITY = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+router = APIRouter()
+
+
+class Studio:
+    """What the routes of the studio share."""
+
+    def __init__(self, folder: RunsFolder) -> None:
+        self.folder = folder
+        self.trainer = Trainer(folder)
+        self.maps: OrderedDict[str, str] = OrderedDict()  # pages by an unguessable name
+
+    def keep(self, page: str) -> str:
+        """Keep a page for the frame that will show it; returns its name."""
+        name = secrets.token_urlsafe(18)
+        self.maps[name] = page
+        while len(self.maps) > MAX_MAPS:
+            self.maps.popitem(last=False)
+        return name
+
+
+def studio_of(http: Request) -> Studio:
+    """The studio that answers a request."""
+    studio: Studio = http.app.state.studio
+    return studio
+
+
+# the page
+
+
+@router.get("/", include_in_schema=False)
+async def page() -> Response:
+    """The page."""
+    return _file("index.html")
+
+
+@router.get("/page/{name}", include_in_schema=False)
+async def page_file(name: str) -> Response:
+    """A file of the page."""
+    return _file(name)
+
+
+def _file(name: str) -> Response:
+    if name not in {path.name for path in PAGE.iterdir()}:
+        raise ApiError(404, f"no file {name[:80]!r}")
+    kind = mimetypes.guess_type(name)[0] or "text/plain"
+    kind = "text/javascript" if name.endswith(".js") else kind
+    return Response((PAGE / name).read_bytes(), media_type=kind, headers=SECURITY)
+
+
+@router.get("/maps/{name}", include_in_schema=False)
+async def maps_page(http: Request, name: str) -> Response:
+    """A page of attention maps, for a frame without an origin of its own."""
+    content = studio_of(http).maps.get(name)
+    if content is None:
+        raise ApiError(404, "this page of attention maps is not kept any more; show them again")
+    policy = f"{POLICY}; frame-ancestors 'self'; sandbox allow-scripts"
+    headers = {**SECURITY, "Content-Security-Policy": policy}
+    return Response(content, media_type="text/html; charset=utf-8", headers=headers)
+
+
+# runs and training
+
+
+@router.get("/studio/runs")
+async def list_runs(http: Request) -> dict[str, Any]:
+    """The runs of the folder, and what can be trained."""
+    studio = studio_of(http)
+    return {
+        "folder": str(studio.folder.path),
+        "runs": await asyncio.to_thread(studio.folder.list),
+        "training": studio.trainer.state(),
+    }
+
+
+@router.get("/studio/choices")
+async def list_choices() -> dict[str, Any]:
+    """Recipes, presets, figures and orders of samplers."""
+    return {
+        "recipes": await asyncio.to_thread(inside.list_recipes),
+        "presets": presets(),
+        "figures": inside.list_figures(),
+        "orders": list(SAMPLER_ORDERS),
+    }
+
+
+@router.get("/studio/runs/{name}")
+async def show_run(http: Request, name: str) -> dict[str, Any]:
+    """The curves and samples of a run, and the state of the training."""
+    studio = studio_of(http)
+    return {
+        **await asyncio.to_thread(studio.folder.progress, name),
+        "training": studio.trainer.state(),
+    }
+
+
+@router.get("/studio/training")
+async def show_training(http: Request) -> dict[str, Any]:
+    """The state of the training."""
+    return studio_of(http).trainer.state()
+
+
+@router.post("/studio/train")
+async def train(http: Request, body: TrainBody) -> dict[str, Any]:
+    """Train a new run on a text, or by a recipe."""
+    trainer = studio_of(http).trainer
+    for word in body.settings:
+        key, separator, _ = word.partition("=")
+        if not separator or not SETTINGS.fullmatch(key):
+            raise ConfigError(
+                f"settings: {word[:80]!r} cannot be set here; use minutes=…, model.…, "
+                "data.tokenizer=…, train.steps=…, train.batch=… or train.lr=…"
+            )
+    check_name(body.name)
+    if (body.text is None) == (body.recipe is None):
+        raise ConfigError("text: give a text to train on, or a recipe")
+    try:
+        if body.recipe is None:
+            text = body.text or ""
+            if not text.strip():
+                raise ConfigError("text: it is empty; paste some text or choose a file")
+            start = (trainer.train_text, body.name, text, body.suffix, body.settings)
+        else:
+            if body.recipe not in [recipe["name"] for recipe in inside.list_recipes()]:
+                raise ConfigError(f"recipe: there is no recipe {body.recipe!r} for the studio")
+            start = (trainer.train_recipe, body.name, body.recipe, body.settings)
+        await asyncio.to_thread(*start)
+    except Busy as error:
+        raise ApiError(409, str(error), code="busy") from error
+    return trainer.state()
+
+
+@router.post("/studio/stop")
+async def stop(http: Request) -> dict[str, Any]:
+    """Let the training save and end."""
+    trainer = studio_of(http).trainer
+    trainer.stop()
+    return trainer.state()
+
+
+@router.post("/studio/resume")
+async def resume(http: Request, body: ResumeBody) -> dict[str, Any]:
+    """Continue a run, or extend it to more steps."""
+    trainer = studio_of(http).trainer
+    words = [] if body.steps is None else [f"train.steps={body.steps}"]
+    try:
+        await asyncio.to_thread(trainer.resume, body.name, words)
+    except Busy as error:
+        raise ApiError(409, str(error), code="busy") from error
+    return trainer.state()
+
+
+# looking inside
+
+
+@router.post("/studio/distribution")
+async def distribution(http: Request, body: DistributionBody) -> dict[str, Any]:
+    """The next-token distribution, and what each sampler leaves of it."""
+    server = server_of(http)
+    model = await server.model(http, body.model)
+    return await server.job(inside.distribution, model, body)
+
+
+@router.post("/studio/attention")
+async def attention(http: Request, body: AttentionBody) -> dict[str, Any]:
+    """Make a page of all attention maps of a text; returns its address."""
+    server, studio = server_of(http), studio_of(http)
+    model = await server.model(http, body.name)
+    content, unknown = await server.job(inside.attention_page, model, body.text)
+    return {"page": f"/maps/{studio.keep(content)}", "unknown": unknown}
+
+
+@router.post("/studio/figure")
+async def draw_figure(http: Request, body: FigureBody) -> dict[str, Any]:
+    """A figure of the lectures."""
+    server = server_of(http)
+    model: ServedModel | str | None = body.model
+    if model is not None and model not in presets():
+        model = await server.model(http, body.model)
+    return await server.job(inside.draw_figure, body.figure, model, body.text)
+
+
+@router.get("/studio/structure")
+async def show_structure(http: Request, name: str) -> dict[str, Any]:
+    """The drawing and the settings of a preset or run."""
+    return await asyncio.to_thread(inside.structure, studio_of(http).folder, name)
+
+
+@router.get("/studio/diff")
+async def show_differences(http: Request, first: str, second: str) -> dict[str, Any]:
+    """The settings in which two presets or runs differ."""
+    return await asyncio.to_thread(inside.differences, studio_of(http).folder, first, second)

@@ -1,0 +1,141 @@
+"""One training at a time, in a child process: `regard train` and `regard resume`."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from typing import IO, Any
+
+from regard.errors import ConfigError
+from regard.serve.studio.folder import TEXTS, RunsFolder, check_name
+
+SUFFIXES = (".txt", ".md", ".tsv", ".csv", ".jsonl")  # of uploaded files
+LOG_BYTES = 16 * 1024  # the end of the output that is shown
+STOP_SECONDS = 30  # for a training to save when the studio ends
+
+
+class Busy(ConfigError):
+    """Another training is running."""
+
+
+class Trainer:
+    """Starts, stops and follows the training of a studio."""
+
+    def __init__(self, folder: RunsFolder) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self._name = ""
+        self._started = 0.0
+        self._stopping = False
+
+    def train_text(self, name: str, text: str, suffix: str, words: Sequence[str]) -> None:
+        """Save a text in the folder and train on it."""
+        path = self.folder.path / TEXTS / f"{check_name(name)}{suffix}"
+        with self._lock:
+            self._check_free(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="")
+            self._start(name, ["train", str(path), *words, "--out", str(self.folder.path / name)])
+
+    def train_recipe(self, name: str, recipe: str, words: Sequence[str]) -> None:
+        """Train a recipe of the library."""
+        with self._lock:
+            self._check_free(check_name(name))
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+            self._start(name, ["train", recipe, *words, "--out", str(self.folder.path / name)])
+
+    def resume(self, name: str, words: Sequence[str]) -> None:
+        """Continue a run of the folder."""
+        path = self.folder.run(name)
+        with self._lock:
+            self._check_idle()
+            self._start(name, ["resume", str(path), *words])
+
+    def stop(self) -> None:
+        """Tell the training to save and end, as SIGTERM does."""
+        with self._lock:
+            if self._running:
+                assert self._process is not None
+                self._stopping = True
+                self._process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Stop the training and wait until it has saved."""
+        self.stop()
+        if self._process is not None:
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+    def state(self) -> dict[str, Any]:
+        """What the page shows: whether it runs, how it ended, and the end of its output."""
+        process, name = self._process, self._name
+        if process is None:
+            return {"name": None, "running": False, "message": None, "failed": False, "output": ""}
+        code = process.poll()
+        output = self._output()
+        return {
+            "name": name,
+            "running": code is None,
+            "stopping": code is None and self._stopping,
+            "seconds": round(time.monotonic() - self._started, 1),
+            "message": None if code is None else _outcome(name, code, output),
+            "failed": code not in (None, 0, 75, -signal.SIGTERM),
+            "output": output,
+        }
+
+    @property
+    def _running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _check_idle(self) -> None:
+        if self._running:
+            raise Busy(
+                f"the training of {self._name!r} is running; one training runs at a time, so "
+                "stop it or wait until it ends"
+            )
+
+    def _check_free(self, name: str) -> None:
+        self._check_idle()
+        if (self.folder.path / name).exists():
+            raise ConfigError(
+                f"name: there is a run {name!r} already; choose another name, or resume it"
+            )
+
+    def _start(self, name: str, words: Sequence[str]) -> None:
+        if self._log is not None:
+            self._log.close()
+        self._log = tempfile.NamedTemporaryFile("ab")  # noqa: SIM115 -- open while it is read
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "regard", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,  # Ctrl-C in the terminal is for the server, which stops it
+        )
+        self._name, self._started, self._stopping = name, time.monotonic(), False
+
+    def _output(self) -> str:
+        if self._log is None:
+            return ""
+        with open(self._log.name, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - LOG_BYTES))
+            return file.read().decode(errors="replace")
+
+
+def _outcome(name: str, code: int, output: str) -> str:
+    if code == 0:
+        return f"{name} is trained."
+    _, found, error = output.rpartition("regard: ")
+    if code == 75 and "checkpoint saved" in error:
+        return f"{name} is stopped and saved; resume continues it."
+    if code in (75, -signal.SIGTERM):
+        return f"{name} was stopped outside of its training steps; saved files are unchanged."
+    return error.strip() if found else f"the training of {name} ended with exit code {code}."
