@@ -48,7 +48,7 @@ OPTIONAL_PACKAGES = [
     OptionalPackage("onnxruntime", "regard export --format onnx", "pip install 'regard[onnx]'"),
     OptionalPackage("jinja2", "chat templates of imported models", "pip install 'regard[chat]'"),
     OptionalPackage("datasets", "regard train hf://datasets/…", "pip install 'regard[datasets]'"),
-    OptionalPackage("fastapi", "regard serve", "pip install 'regard[serve]'"),
+    OptionalPackage("fastapi", "regard serve, regard studio", "pip install 'regard[serve]'"),
     OptionalPackage("llguidance", "JSON schemas in regard serve", "pip install 'regard[serve]'"),
     OptionalPackage("tensorboard", "train.trackers=tensorboard", "pip install tensorboard"),
     OptionalPackage("wandb", "train.trackers=wandb", "pip install wandb"),

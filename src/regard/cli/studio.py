@@ -31,9 +31,7 @@ def studio(
             show_envvar=True,
         ),
     ] = None,
-    browser: Annotated[
-        bool, Option("--open/--no-open", help="Open the page in the browser.")
-    ] = True,
+    browser: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False,
     device: Annotated[str, Option(metavar="NAME", help="cpu, cuda, mps or auto.")] = "auto",
 ) -> None:
     """Train, generate and look inside in the browser.
@@ -48,6 +46,7 @@ def studio(
     runs is saved, and `regard resume` continues it.
     """
     require_packages("studio")
+    import threading
     import webbrowser
 
     from regard.serve.server import make_server, run_server
@@ -57,8 +56,8 @@ def studio(
 
     def started(address: str) -> None:
         print_status(f"studio at {address}")
-        if browser:
-            webbrowser.open(address)
+        if browser:  # in a thread, since a browser of the terminal would block the server
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     try:
         run_server(server, started)

@@ -69,7 +69,8 @@ class ServedModel:
     @cached_property
     def explained(self) -> Run:
         """The run with a copy of the model: hooks on it do not see what the engine computes."""
-        return replace(self.run, model=deepcopy(self.run.model))
+        with torch.inference_mode(False):  # inference tensors have no gradients and no versions
+            return replace(self.run, model=deepcopy(self.run.model))
 
     def chain(self, specs: tuple[str, ...] | None, order: str | None) -> Chain:
         """The chain of these samplers; equal samplers give the same object."""

@@ -14,7 +14,7 @@ Word = Annotated[str, Field(max_length=200)]
 # Settings that the page may give; none of them names a file.
 SETTINGS = re.compile(
     r"minutes|model\.[a-z_.]+|data\.tokenizer|"
-    r"train\.(steps|batch|lr|seed|patience|dropout|weight_decay|evaluate_every)"
+    r"train\.(steps|batch|lr|seed|patience|evaluate_every)"
 )
 
 

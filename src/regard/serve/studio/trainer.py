@@ -24,8 +24,10 @@ class Busy(ConfigError):
 class Trainer:
     """Starts, stops and follows the training of a studio."""
 
-    def __init__(self, folder: RunsFolder) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: RunsFolder, command: Sequence[str] = (sys.executable, "-m", "regard")
+    ) -> None:
+        self.folder, self.command = folder, command
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
@@ -113,7 +115,7 @@ class Trainer:
             self._log.close()
         self._log = tempfile.NamedTemporaryFile("ab")  # noqa: SIM115 -- open while it is read
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "regard", *words],
+            [*self.command, *words],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

@@ -78,8 +78,9 @@ function drawStages({tokens, stages, vocab_size: size}) {
     ...stages.map((stage, n) => cell(stage.probabilities[row], most, n ? stages[n - 1].probabilities[row] : null))));
   const rest = stages.map(stage => Math.max(0, 1 - stage.probabilities.reduce((sum, p) => sum + p, 0)));
   rows.push(el("tr", {class: "rest"}, el("th", {scope: "row"}, "all others"), ...rest.map(p => cell(p, 0, null))));
-  $("stages").replaceChildren(el("table", {class: "stages"},
-    el("thead", {}, el("tr", {}, el("th", {scope: "col"}, "token"), ...head)), el("tbody", {}, ...rows)));
+  const result = el("table", {class: "stages"}, el("thead", {}, el("tr", {}, el("th", {scope: "col"}, "token"), ...head)), el("tbody", {}, ...rows));
+  result.style.minWidth = `${92 + 150 * stages.length}px`;
+  $("stages").replaceChildren(result);
 }
 
 function cell(probability, most, before) {

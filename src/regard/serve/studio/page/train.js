@@ -5,7 +5,7 @@ import {drawChart} from "/page/chart.js";
 import {learns, refreshRuns, shared} from "/page/state.js";
 import {exampleText} from "/page/example.js";
 
-const MAX_BYTES = 1_500_000;
+const MAX_BYTES = 2_000_000; // of the text as JSON; the server takes 2 MiB
 const POLL = 700; // milliseconds between two looks at a training
 let suffix = ".txt", watched = null, timer = null, last = null;
 
@@ -45,7 +45,7 @@ export function shown() {
 }
 
 const source = () => document.querySelector("input[name=source]:checked").value;
-const bytes = text => new Blob([text]).size;
+const bytes = text => new Blob([JSON.stringify(text)]).size;
 
 function freeName(base) {
   const names = shared.runs.map(run => run.name);
@@ -61,7 +61,7 @@ function showSize() {
   fail($("train-error"), size > MAX_BYTES ? tooLarge(size) : null);
 }
 
-const tooLarge = size => new Error(`the text has ${number(size)} bytes, and the page takes up to ${number(MAX_BYTES)}; ` +
+const tooLarge = size => new Error(`the text has ${(size / 1e6).toFixed(1)} MB, and the page takes up to ${MAX_BYTES / 1e6}; ` +
   "train larger files on the command line: regard train FILE");
 
 async function readFile() {

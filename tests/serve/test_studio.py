@@ -1,0 +1,310 @@
+"""The studio: its page, its routes, the training in a child process, a first visit in Chromium."""
+
+import json
+import os
+import re
+import shutil
+import sys
+import textwrap
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from regard import api
+from regard.errors import ConfigError
+from regard.serve.guard import MAX_BODY, Guard
+from regard.serve.studio import routes
+from regard.serve.studio.app import create_studio
+from regard.serve.studio.folder import RunsFolder
+from regard.serve.studio.trainer import Busy, Trainer
+from serve.conftest import serving
+
+PAGE = Path(routes.__file__).with_name("page")
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def folder(text_run, tmp_path_factory):
+    """A folder with one run, which each test may add to."""
+    path = tmp_path_factory.mktemp("studio") / "runs"
+    shutil.copytree(text_run, path / "cats")
+    return path
+
+
+@pytest.fixture(scope="module")
+def studio(folder):
+    with serving([folder], create=create_studio) as (address, server):
+        yield address, server
+
+
+def ask(address, path, body=None, **headers):
+    """The status, the headers and the content of an answer; JSON is read."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **headers}
+    request = urllib.request.Request(address + path, data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            content, status = answer.read().decode(), answer.status
+            found = answer.headers
+    except urllib.error.HTTPError as error:
+        content, status, found = error.read().decode(), error.code, error.headers
+    json_answer = found.get_content_type() == "application/json"
+    return status, found, json.loads(content) if json_answer else content
+
+
+def test_the_page_and_its_files_name_nothing_outside(studio):
+    address, _ = studio
+    status, headers, html = ask(address, "/")
+    assert status == 200
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for path in PAGE.iterdir():
+        status, headers, text = ask(address, f"/page/{path.name}")
+        assert status == 200
+        assert headers["Content-Security-Policy"] == policy
+        outside = set(re.findall(r"https?://[^\s\"'`<)]+", text))
+        assert outside <= {"http://www.w3.org/2000/svg"}  # a name, not an address
+        for name in re.findall(r"[\"'(]/page/([^\"'#)]+)", text):
+            assert (PAGE / name).is_file()
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+    assert ask(address, "/page/..%2fapp.py")[0] == 404
+    notes = (PAGE / "notes.html").read_text("utf-8")
+    for anchor in re.findall(r"notes\.html#([a-z-]+)", html):
+        assert f'id="{anchor}"' in notes
+    for name in re.findall(r"docs/[a-z/-]+\.md", notes):
+        assert (Path(__file__).parents[2] / name).is_file()
+
+
+def test_every_id_that_the_scripts_use_is_in_the_page():
+    html = (PAGE / "index.html").read_text("utf-8")
+    for script in PAGE.glob("*.js"):
+        for name in re.findall(r'\$\("([a-z-]+)"\)', script.read_text("utf-8")):
+            assert f'id="{name}"' in html, f"{script.name} uses #{name}"
+
+
+def test_no_name_leaves_the_folder(studio, folder, text_run):
+    address, _ = studio
+    shutil.copytree(text_run, folder.parent / "outside")
+    for name in ("..", ".hidden", "a/b", "../outside", "texts", "", "x" * 65, "a b", "/etc"):
+        quoted = urllib.request.quote(name, safe="")
+        if name:  # without one, it is the list
+            assert ask(address, f"/studio/runs/{quoted}")[0] in (400, 404)
+        body = {"name": name, "text": "a text"}
+        status, _, answer = ask(address, "/studio/train", body)
+        assert status == 400
+        assert "name" in answer["error"]["message"]
+        assert ask(address, "/studio/resume", {"name": name})[0] == 400
+        assert ask(address, f"/studio/structure?name={quoted}")[0] == 400
+        assert ask(address, f"/studio/diff?first=gpt2&second={quoted}")[0] == 400
+    assert sorted(path.name for path in folder.iterdir()) == ["cats"]
+
+
+def test_settings_that_name_files_are_refused(studio):
+    address, _ = studio
+    for word in ("data.path=/etc/passwd", "train.start=runs/x", "name=x", "--out", "model.x"):
+        body = {"name": "new", "text": "a text", "settings": [word]}
+        status, _, answer = ask(address, "/studio/train", body)
+        assert status == 400
+        assert word in answer["error"]["message"]
+    for body in (
+        {"name": "new", "text": " \n"},
+        {"name": "new"},
+        {"name": "new", "recipe": "century"},
+        {"name": "new", "recipe": "/etc/passwd"},
+        {"name": "new", "text": "a", "suffix": "/../x"},
+        {"name": "cats", "text": "a text"},
+    ):
+        assert ask(address, "/studio/train", body)[0] == 400
+    limit = re.search(r"MAX_BYTES = ([0-9_]+);", (PAGE / "train.js").read_text("utf-8"))
+    assert int(limit[1]) < MAX_BODY - 1024  # the page says so before the guard refuses
+
+
+def test_pages_of_other_sites_cannot_write(studio):
+    address, _ = studio
+    body = {"name": "new", "text": "a text"}
+    for path in ("/studio/train", "/studio/resume", "/studio/stop", "/studio/distribution"):
+        assert ask(address, path, body, Origin="http://elsewhere.example")[0] == 403
+        assert ask(address, path, body, Origin="null")[0] == 403
+        assert ask(address, path, body, **{"Content-Type": "text/plain"})[0] == 415
+        assert ask(address, path, body, Host="elsewhere.example")[0] == 403
+    assert ask(address, "/studio/stop", {}, Origin=address)[0] == 200
+    assert "frame-ancestors 'none'" in ask(address, "/")[1]["Content-Security-Policy"]
+
+
+def test_a_key_protects_all_but_the_page(folder):
+    app = create_studio([folder], key="secret")
+    guard = next(m for m in app.user_middleware if "open_paths" in m.kwargs)
+    refuses = Guard(app, **guard.kwargs)._refusal
+    for path in ("/", "/page/main.js", "/maps/x", "/health"):
+        assert refuses({"path": path, "method": "GET"}, {b"host": "a"}) is None
+    for path in ("/studio/runs", "/studio/choices", "/v1/models", "/pagex", "/openapi.json"):
+        assert refuses({"path": path, "method": "GET"}, {b"host": "a"})[0] == 401
+    with pytest.raises(ConfigError, match="is a run; give the folder that it is in"):
+        create_studio([folder / "cats"])
+
+
+def test_runs_and_their_curves_are_listed(studio, folder):
+    address, _ = studio
+    _, _, answer = ask(address, "/studio/runs")
+    (run,) = answer["runs"]
+    assert (run["name"], run["ready"], run["task"]) == ("cats", True, "causal")
+    assert "generate" in run["verbs"]
+    (folder / "broken").mkdir()
+    (folder / "broken" / "config.json").write_text("{")
+    broken = ask(address, "/studio/runs")[2]["runs"][0]
+    assert broken["problem"]
+    shutil.rmtree(folder / "broken")
+    _, _, progress = ask(address, "/studio/runs/cats")
+    assert progress["step"] == progress["steps"] == 2
+    assert [step for step, _ in progress["loss"]] == [1, 2]
+    assert progress["validation"]["loss"][-1][0] == 2
+    assert progress["metrics"]["perplexity"] > 1
+    steps = [sample["step"] for sample in progress["samples"]]
+    assert steps == sorted(steps, reverse=True) != []
+
+
+def test_each_stage_shows_what_it_leaves(studio):
+    address, _ = studio
+    body = {"model": "cats", "text": "the cat", "sampler": ["temperature=0.5", "top_k=2"], "top": 5}
+    _, _, answer = ask(address, "/studio/distribution", body)
+    model, warm, cut = answer["stages"]
+    assert [stage["sampler"] for stage in answer["stages"]] == [
+        "the model",
+        "temperature=0.5",
+        "top_k=2",
+    ]
+    assert cut["remaining"] == 2 < warm["remaining"] == answer["vocab_size"]
+    assert sum(cut["probabilities"]) == pytest.approx(1, abs=1e-5)
+    assert cut["probabilities"][2:] == [0, 0, 0]
+    ratio = model["probabilities"][0] / model["probabilities"][1]
+    assert warm["probabilities"][0] / warm["probabilities"][1] == pytest.approx(ratio**2, rel=1e-3)
+    assert cut["bits"] < warm["bits"] < model["bits"]
+    _, _, explained = ask(address, "/explain", {"model": "cats", "text": "the cat", "top": 5})
+    assert [token["id"] for token in answer["tokens"]] == [each["id"] for each in explained["next"]]
+    expected = [each["probability"] for each in explained["next"]]
+    assert model["probabilities"] == pytest.approx(expected, abs=1e-5)
+    status, _, wrong = ask(address, "/studio/distribution", {**body, "sampler": ["top_p=2"]})
+    assert (status, wrong["error"]["message"]) == (400, "top_p=2.0 must lie in [0, 1]")
+
+
+def test_attention_maps_are_a_page_without_access_to_the_studio(studio):
+    address, server = studio
+    body = {"name": "cats", "text": f"the cat {HOSTILE}"}
+    _, _, answer = ask(address, "/studio/attention", body)
+    status, headers, page = ask(address, answer["page"])
+    assert status == 200
+    assert "sandbox allow-scripts" in headers["Content-Security-Policy"]
+    assert "frame-ancestors 'self'" in headers["Content-Security-Policy"]
+    assert HOSTILE not in page
+    assert answer["unknown"]  # characters that the run has not seen
+    kept = server.app.state.studio
+    for _ in range(routes.MAX_MAPS):
+        kept.keep("another")
+    assert ask(address, answer["page"])[0] == 404
+    status, _, refused = ask(address, "/studio/attention", {"name": "cats", "text": "cat " * 99})
+    assert status == 400
+    assert "at most" in refused["error"]["message"]
+
+
+def test_figures_take_a_text_and_never_a_file(studio, folder):
+    address, _ = studio
+    body = {"figure": "next-token", "model": "cats", "text": "the cat"}
+    _, _, answer = ask(address, "/studio/figure", body)
+    (table,) = answer["tables"]
+    assert table["header"][:2] == ["token", "P"]
+    secret = folder / "secret.txt"
+    secret.write_text("zebra zebra")
+    _, _, drawn = ask(address, "/studio/figure", {"figure": "bag-of-words", "text": str(secret)})
+    secret.unlink()
+    assert "zebra" not in json.dumps(drawn)
+    status, _, answer = ask(address, "/studio/figure", {"figure": "gates", "model": "cats"})
+    assert status == 400
+    assert ask(address, "/studio/figure", {"figure": "gates", "model": "/etc"})[0] == 404
+    figures = ask(address, "/studio/choices")[2]["figures"]
+    assert [figure["name"] for figure in figures] == list(api.figures())
+
+
+def test_structures_and_differences_are_those_of_the_commands(studio):
+    address, _ = studio
+    _, _, gpt2 = ask(address, "/studio/structure?name=gpt2")
+    assert gpt2["diagram"].splitlines() == api.info("gpt2").diagram()
+    _, _, answer = ask(address, "/studio/diff?first=gpt2&second=cats")
+    assert answer["groups"]["sizes"]["layers"][0] == 12
+    _, _, answer = ask(address, "/studio/diff?first=gpt2&second=gpt2")
+    assert not any(answer["groups"].values())
+
+
+def test_new_weights_are_loaded_again(studio, folder):
+    address, server = studio
+    models = server.app.state.server.models
+    body = {"model": "cats", "prompt": "the", "max_tokens": 1}
+    assert ask(address, "/v1/completions", body)[0] == 200
+    before = models.loaded["cats"]
+    assert ask(address, "/v1/completions", body)[0] == 200
+    assert models.loaded["cats"] is before
+    os.utime(folder / "cats" / "model.safetensors", ns=(1, 1))
+    assert ask(address, "/v1/completions", body)[0] == 200
+    assert models.loaded["cats"] is not before
+
+
+CHILD = """
+import json, signal, sys, time
+print("data  what was chosen", sys.argv[1:], file=sys.stderr, flush=True)
+if "fail" in sys.argv[2]:
+    print("regard: the text is too short;\\ngive a longer one", file=sys.stderr)
+    sys.exit(3)
+def stop(*_):
+    print("regard: stopped by SIGTERM at step 1 of 2; checkpoint saved;", file=sys.stderr)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def wait_for(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_one_training_at_a_time_in_a_child_process(tmp_path):
+    script = tmp_path / "child.py"
+    script.write_text(textwrap.dedent(CHILD))
+    trainer = Trainer(RunsFolder(tmp_path / "runs"), (sys.executable, "-S", str(script)))
+    assert trainer.state()["running"] is False
+    trainer.train_text("first", "été\n", ".txt", ["minutes=1"])
+    wait_for(lambda: "ready" in trainer.state()["output"])
+    text = tmp_path / "runs" / "texts" / "first.txt"
+    assert text.read_bytes() == "été\n".encode()
+    words = ["train", str(text), "minutes=1", "--out", str(tmp_path / "runs" / "first")]
+    assert str(words) in trainer.state()["output"]
+    for start in (
+        lambda: trainer.train_text("second", "a", ".txt", []),
+        lambda: trainer.train_recipe("second", "quickstart", []),
+    ):
+        with pytest.raises(Busy, match="'first' is running; one training runs at a time"):
+            start()
+    trainer.stop()
+    wait_for(lambda: not trainer.state()["running"])
+    state = trainer.state()
+    assert state["message"] == "first is stopped and saved; resume continues it."
+    assert not state["failed"]
+    trainer.train_text("fail", "a", ".tsv", [])
+    wait_for(lambda: not trainer.state()["running"])
+    state = trainer.state()
+    assert (state["failed"], state["message"]) == (
+        True,
+        "the text is too short;\ngive a longer one",
+    )
+    trainer.train_recipe("third", "quickstart", [])
+    wait_for(lambda: "ready" in trainer.state()["output"])
+    trainer.close()
+    assert trainer.state()["running"] is False
