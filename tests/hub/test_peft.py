@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import regard
@@ -11,7 +12,7 @@ from hub import small_encoders
 from hub.small import small
 from regard.errors import CheckpointError, ConfigError
 from regard.hub.external_checkpoint import open_checkpoint
-from regard.hub.peft import CONFIG, read_adapter, write_adapter
+from regard.hub.peft import CONFIG, MODEL, read_adapter, write_adapter
 from regard.models.build import load_weights, weights
 from regard.nn.lora import Adapter, LoRALinear, add_lora
 from regard.nn.state import Source
@@ -122,14 +123,33 @@ def test_what_is_not_understood_is_refused_with_what_was_seen(tmp_path):
         ({"peft_type": "LOHA"}, "peft_type='LOHA' is not supported"),
         ({"use_dora": True}, "use_dora=True is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported"),
-        ({"lora_alpha": None}, "lora_alpha is a number, not None"),
+        ({"lora_alpha": None}, "'lora_alpha' is a number up to 1,000,000, not None"),
+        ({"lora_alpha": float("nan")}, "not nan"),
+        ({"lora_alpha": 10**400}, "not 1000"),
+        ({"alpha_pattern": ["c_attn"]}, "alpha_pattern is a table, not"),
+        ({"alpha_pattern": {"c_attn": "z"}}, "'c_attn' is a number up to 1,000,000, not 'z'"),
         ({"alpha_pattern": {"(a*)*": 1}}, "alpha_pattern"),
+        ({"alpha_pattern": {".*" * 12 + "x": 1}}, r"alpha_pattern: '\.\*.* is not supported"),
         ({"alpha_pattern": {"(a": 1}}, "is no regular expression"),
     ):
         (tmp_path / "ours" / CONFIG).write_text(json.dumps(settings | change))
         with pytest.raises(ConfigError, match=message):
             read_adapter(tmp_path / "ours", config)
     (tmp_path / "ours" / CONFIG).write_text(json.dumps(settings))
+    sound = load_file(tmp_path / "ours" / MODEL)
+    a, b = (f"base_model.model.transformer.h.0.attn.c_attn.lora_{part}.weight" for part in "AB")
+    wrong = (torch.zeros(()), torch.zeros(0, 32), torch.zeros(2, 31), sound[a].T.contiguous())
+    whole = {"base_model.model.transformer.wte.weight": torch.zeros(3)}
+    for change, message in (
+        *(({a: tensor}, "lora_A of .* does not fit the model") for tensor in wrong),
+        *(({b: tensor}, "lora_B of .* does not fit the model") for tensor in wrong[:2]),
+        ({b: sound[b] + float("inf")}, "lora_B.weight' has values that are not finite"),
+        (whole, "the weight of .* does not fit the model"),
+    ):
+        save_file(sound | change, tmp_path / "ours" / MODEL)
+        with pytest.raises(CheckpointError, match=message):
+            read_adapter(tmp_path / "ours", config)
+    save_file(sound, tmp_path / "ours" / MODEL)
     _, _, llama = checkpoint(tmp_path / "llama", "llama")
     with pytest.raises(CheckpointError, match=r"no place: 'transformer\.h\.0\.attn"):
         read_adapter(tmp_path / "ours", llama)

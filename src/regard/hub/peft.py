@@ -27,7 +27,7 @@ from regard.files.safetensors import Tensors, read_header
 from regard.files.untrusted import path_exists, quote, read_json
 from regard.hub import MODEL_TYPES
 from regard.hub.config_json import read_config_as, write_config
-from regard.hub.convert_weights import Shapes
+from regard.hub.convert_weights import Shapes, is_finite
 from regard.hub.external_checkpoint import TIED_WEIGHTS, candidate_rules, prefixed_rules
 from regard.hub.rope_config import is_interleaved, to_half_split
 from regard.hub.safetensors_writer import SafetensorsWriter
@@ -47,6 +47,8 @@ from regard.nn.lora import Adapter
 
 CONFIG, MODEL = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+MAX_ALPHA = 1_000_000  # usually 8 to 256
+MAX_REPETITIONS = 2  # of a pattern of names
 LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>[AB])(?:\.default)?\.weight")
 UNSUPPORTED = {  # settings whose other values change what an adapter computes
     "bias": ("none", None),
@@ -190,6 +192,8 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
             halves.setdefault(match["layer"], {})[match["part"]] = tensor
         else:
             others[name] = tensor
+    if bad := [name for name, tensor in values.items() if not is_finite(tensor)]:
+        raise CheckpointError(f"{folder / MODEL}: {quote(bad[0])} has values that are not finite")
     if bad := next((name for name, parts in halves.items() if len(parts) < 2), None):
         raise CheckpointError(f"{folder / MODEL}: {quote(bad)} has only one of lora_A and lora_B")
     shapes = {name: tensor.shape for name, tensor in weights(on_meta(config)).items()}
@@ -209,12 +213,16 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
         module = mapping.external.removesuffix(".weight")
         if module in halves:
             a, b = halves[module]["A"], halves[module]["B"]
-            rows = _split(folder, mapping, b, [torch.Size((s[0], len(a))) for s in expected])
+            if a.dim() != 2 or not len(a) or a.shape[1] != expected[0][1]:
+                raise _misfit(folder, mapping, "lora_A", a)
+            sizes = [torch.Size((s[0], len(a))) for s in expected]
+            rows = _split(folder, mapping, _rows(mapping.layout), "lora_B", b, sizes)
             scale = _scale(settings, module, len(a))
             for name, part in zip(mapping.internal, rows, strict=True):
                 layers[name.removesuffix(".weight")] = (a, part.contiguous(), scale)
         else:
-            parts = mapping.layout.split(others[mapping.external], expected)
+            tensor = others[mapping.external]
+            parts = _split(folder, mapping, mapping.layout, "the weight", tensor, expected)
             whole |= dict(zip(mapping.internal, parts, strict=True))
     return Adapter(layers, whole)
 
@@ -230,19 +238,28 @@ def _plans(config: ModelConfig, external: list[str], shapes: Shapes) -> Iterator
 
 
 def _split(
-    folder: Path, mapping: TensorMapping, b: Tensor, shapes: list[torch.Size]
+    folder: Path,
+    mapping: TensorMapping,
+    layout: Layout,
+    what: str,
+    tensor: Tensor,
+    shapes: list[torch.Size],
 ) -> list[Tensor]:
-    """The rows of B of each layer; an error if they are not those of the model."""
+    """The part of each layer; an error if they have not the shapes of the model."""
     try:
-        parts = _rows(mapping.layout).split(b, shapes)
-    except RuntimeError:  # the tensor cannot be split
+        parts = layout.split(tensor, shapes)
+    except (RuntimeError, IndexError):  # the tensor cannot be split
         parts = []
     if [part.shape for part in parts] != shapes:
-        raise CheckpointError(
-            f"{folder / MODEL}: lora_B of {quote(mapping.external)} has shape {tuple(b.shape)}, "
-            f"which does not fit the model; use it with the model it was trained on"
-        )
+        raise _misfit(folder, mapping, what, tensor)
     return parts
+
+
+def _misfit(folder: Path, mapping: TensorMapping, what: str, tensor: Tensor) -> CheckpointError:
+    return CheckpointError(
+        f"{folder / MODEL}: {what} of {quote(mapping.external)} has shape {tuple(tensor.shape)}, "
+        "which does not fit the model; use it with the model it was trained on"
+    )
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
@@ -255,30 +272,38 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     for key, allowed in UNSUPPORTED.items():
         if settings.get(key) not in allowed:
             raise ConfigError(f"{folder / CONFIG}: {key}={quote(settings[key])} is not supported")
-    alpha = settings.get("lora_alpha")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise ConfigError(f"{folder / CONFIG}: lora_alpha is a number, not {quote(alpha)}")
+    table = settings.get("alpha_pattern") or {}
+    if not isinstance(table, dict):
+        raise ConfigError(f"{folder / CONFIG}: alpha_pattern is a table, not {quote(table)}")
+    for key, value in (("lora_alpha", settings.get("lora_alpha")), *table.items()):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= MAX_ALPHA:
+            raise ConfigError(
+                f"{folder / CONFIG}: {quote(key)} is a number up to {MAX_ALPHA:,}, "
+                f"not {quote(value)}"
+            )
     return settings
 
 
 def _scale(settings: Mapping[str, Any], module: str, rank: int) -> float:
     """alpha / r of a layer, or alpha / sqrt(r) with rank-stabilized LoRA (Kalajdzievski 2023)."""
     alpha = float(settings["lora_alpha"])
-    for pattern, value in _patterns(settings.get("alpha_pattern")):
+    for pattern, value in _patterns(settings.get("alpha_pattern") or {}):
         if re.match(rf"(.*\.)?({pattern})$", module):
             alpha = float(value)
             break
     return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 
-def _patterns(table: Any) -> Iterator[tuple[str, float]]:
-    """PEFT's patterns of names; only plain names and dots, since a file could hold any regex."""
-    for pattern, value in (table or {}).items():
-        if not re.fullmatch(r"[\w.\\^$|()*]*", pattern) or re.search(r"[*)][*]", pattern):
+def _patterns(table: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """PEFT's patterns of names; few repetitions, since the time of a regex grows with them."""
+    for pattern, value in table.items():
+        repeated = re.search(r"[*)][*]", pattern) or pattern.count("*") > MAX_REPETITIONS
+        if repeated or not re.fullmatch(r"[\w.\\^$|()*]*", pattern):
             raise ConfigError(f"alpha_pattern: {quote(pattern)} is not supported")
         try:
             re.compile(pattern)
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(
                 f"alpha_pattern: {quote(pattern)} is no regular expression: {error}"
             ) from None
