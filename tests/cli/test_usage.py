@@ -80,18 +80,6 @@ def test_a_mistake_keeps_its_traceback_only_with_debug(regard):
     assert completed.err.splitlines()[-1].startswith("regard: unknown preset, run or recipe 'gtp2'")
 
 
-def test_an_error_of_the_system_has_its_exit_code_with_debug_too(regard, monkeypatch):
-    def resolve(*_):
-        raise PermissionError(13, "Permission denied", "/secret")
-
-    monkeypatch.setattr("regard.api.model_info.resolve", resolve)
-    for debug in ([], ["--debug"]):
-        completed = regard("info", "gpt2", *debug)
-        assert completed.code == 4
-        assert "regard: /secret: Permission denied" in completed.err
-        assert ("Traceback" in completed.err) == bool(debug)
-
-
 def test_an_unexpected_error_keeps_its_traceback(monkeypatch):
     from regard.cli import main
 

@@ -149,6 +149,10 @@ def test_what_is_not_understood_is_refused_with_what_was_seen(tmp_path):
         save_file(sound | change, tmp_path / "ours" / MODEL)
         with pytest.raises(CheckpointError, match=message):
             read_adapter(tmp_path / "ours", config)
+    (tmp_path / "ours" / MODEL).unlink()
+    (tmp_path / "ours" / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    with pytest.raises(CheckpointError, match=r"adapter_model\.bin is a pickle"):
+        read_adapter(tmp_path / "ours", config)
     save_file(sound, tmp_path / "ours" / MODEL)
     _, _, llama = checkpoint(tmp_path / "llama", "llama")
     with pytest.raises(CheckpointError, match=r"no place: 'transformer\.h\.0\.attn"):

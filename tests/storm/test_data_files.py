@@ -52,7 +52,33 @@ def samples():
     yield "z.txt.gz", gzip.compress(b"the cat sat\n" * 20)
     yield "idx/train-images-idx3-ubyte", struct.pack(">4I", 0x803, 6, 5, 5) + bytes(range(150))
     yield "idx/train-labels-idx1-ubyte", struct.pack(">2I", 0x801, 6) + bytes([0, 1] * 3)
+    strokes = {"train_xyp": np.ones((12, 3), np.float32), "train_off": np.arange(0, 13, 2)}
+    buffer = io.BytesIO()
+    np.savez(buffer, **strokes, train_label=np.array([*"ababab"]))
+    yield "strokes.npz", buffer.getvalue()
+    article = {"context": "the cat sat on the mat", "qas": []}
+    for n, text in enumerate(["cat", "mat", "the"] * 3):
+        answers = [{"text": text, "answer_start": article["context"].index(text)}]
+        article["qas"].append({"id": str(n), "question": f"what {n}?", "answers": answers})
+    other = {"context": "a dog", "qas": [{"question": "who?", "is_impossible": True}]}
+    squad = {"version": "2", "data": [{"paragraphs": [article, other]}]}
+    yield "squad.json", json.dumps(squad).encode()
+    talks = (
+        [{"role": "user", "content": f"hi {n}"}, {"role": "assistant", "content": "ho"}]
+        for n in range(9)
+    )
+    yield "talk.jsonl", b"".join(json.dumps({"messages": t}).encode() + b"\n" for t in talks)
+    days = (f"2024-{1 + n // 28:02}-{1 + n % 28:02}T00:00,{n}.5" for n in range(60))
+    yield "dates.csv", "\n".join(["date,value", *days]).encode()
+    parts = (f"{1 + n % 28};{1 + n // 28};2024;{n},5" for n in range(60))
+    yield "parts.csv", "\n".join(["day;month;year;value", *parts]).encode()
+    captions = "image,caption\nx.png,a cat\ny.png,a dog\nx.png,two cats\n"
+    yield "captions/captions.csv", captions.encode()
     image = pytest.importorskip("PIL.Image")
+    for name in ("x.png", "y.png"):
+        buffer = io.BytesIO()
+        image.fromarray(numbers.integers(0, 255, (9, 12, 3), np.uint8)).save(buffer, "PNG")
+        yield f"captions/{name}", buffer.getvalue()
     for name, mode in {"a/x.png": "RGB", "a/p.png": "P", "b/l.png": "LA", "b/y.jpg": "L"}.items():
         buffer = io.BytesIO()
         pixels = numbers.integers(0, 255, (9, 12, 3), np.uint8)
@@ -92,7 +118,9 @@ def use(path):
     """Open the data and read all of it."""
     data = open_data(str(path))
     data.fingerprint()
-    if data.kind == "images":
+    if data.kind == "captions":
+        data.read(np.arange(len(data)), 5)
+    elif data.kind == "images":
         data.read(np.arange(len(data)), 5)
         data.statistics(5)
     elif data.kind == "text":

@@ -1,6 +1,7 @@
 """Damage inside files of data that libraries read for us: an error of ours, not theirs."""
 
 import io
+import json
 import os
 import struct
 import zipfile
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 
 from cli.conftest import invoke
-from regard.cli import main
 from regard.cli.output import settings
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.files.cache import cache_folder
@@ -110,8 +110,10 @@ def test_what_the_system_refuses_is_a_sentence(capsys, monkeypatch):
     said = invoke(capsys, "info", "runs/closed")
     assert said.code == 4
     assert said.err == "regard: runs/closed: Permission denied\n--debug shows where it happened\n"
-    with pytest.raises(PermissionError):
-        main(["info", "runs/closed", "--debug"])
+    debugged = invoke(capsys, "info", "runs/closed", "--debug")
+    assert debugged.code == 4
+    assert debugged.err.startswith("Traceback")
+    assert debugged.err.endswith(said.err)
 
 
 @pytest.mark.parametrize("value", [5, None, b"gpt2", ["gpt2"]])
@@ -120,3 +122,77 @@ def test_what_is_no_model_or_device_is_refused(value):
         family_of(value)
     with pytest.raises(ConfigError, match="unknown device"):
         pick_device(value)
+
+
+ANSWER = {"text": "a", "answer_start": 0}
+OTHER = {"context": "b", "qas": [{"question": "why?"}]}
+
+
+def squad(**changes):
+    item = {"question": "who?", "answers": [ANSWER]} | changes
+    context = changes.get("context", "a b")
+    return {"data": [{"paragraphs": [{"context": context, "qas": [item]}, OTHER]}]}
+
+
+@pytest.mark.parametrize(
+    "answers", [[{**ANSWER, "answer_start": "9" * 5000}], [{**ANSWER, "answer_start": [0]}], "a"]
+)
+def test_answers_of_odd_values_are_refused(answers, tmp_path):
+    (tmp_path / "squad.json").write_text(json.dumps(squad(answers=answers)))
+    with pytest.raises(DataError, match="answer"):
+        open_data(str(tmp_path / "squad.json"))
+
+
+def test_half_of_a_character_is_hashed_and_named_where_it_is_tokenized(tmp_path):
+    (tmp_path / "squad.json").write_text(json.dumps(squad(context="a \ud800")))
+    open_data(str(tmp_path / "squad.json")).split(0.5, 1)
+    rows = [json.dumps({"text": f"{n} \ud800"}) for n in range(9)]
+    (tmp_path / "text.jsonl").write_text("\n".join(rows))
+    with pytest.raises(DataError, match="lone surrogate"):
+        open_data(str(tmp_path / "text.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [np.array(12), np.array(["x"]), np.array([0, np.nan]), np.array([0, 12j]), np.zeros((2, 2))],
+)
+def test_offsets_of_strokes_are_whole_numbers(offsets, tmp_path):
+    np.savez(tmp_path / "strokes.npz", xyp=np.ones((12, 3)), off=offsets)
+    with pytest.raises(DataError, match="whole numbers"):
+        open_data(str(tmp_path / "strokes.npz"))
+    np.savez(tmp_path / "strokes.npz", xyp=np.full((12, 3), 1e300), off=np.array([0, 12]))
+    with pytest.raises(DataError, match="must be finite"):
+        open_data(str(tmp_path / "strokes.npz"))
+
+
+def test_a_date_beyond_the_calendar_is_named(tmp_path):
+    days = [f"2024-01-{n:02},{n}" for n in range(1, 30)] + ["9999-12-31T23:59:59-14:00,3"]
+    (tmp_path / "x.csv").write_text("\n".join(["date,value", *days]))
+    with pytest.raises(DataError, match=r"line 31.*not a date"):
+        open_data(str(tmp_path / "x.csv"))
+
+
+def test_images_outside_of_the_folder_are_told(tmp_path):
+    image = pytest.importorskip("PIL.Image").new("L", (4, 4))
+    (tmp_path / "in").mkdir()
+    for name in ("in/a.png", "in/b.png", "secret.png"):
+        image.save(tmp_path / name)
+
+    def described(name):
+        rows = f"image,caption\na.png,a cat\n{name},a dog\n"
+        (tmp_path / "in" / "captions.csv").write_text(rows)
+        return open_data(str(tmp_path / "in")).description
+
+    assert "outside" not in described("./b.png")
+    for name in ("../secret.png", str(tmp_path / "secret.png")):
+        assert "; 1 images are outside of the folder of the table" in described(name)
+    with pytest.raises(DataError, match=r"line 3: 'xxx.*: File name too long"):
+        described("x" * 300 + ".png")
+
+
+def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "a").mkdir()
+    image.new("1", (10_000, 10_000)).save(tmp_path / "a" / "x.png")
+    with pytest.raises(DataError, match=r"x\.png has too many pixels: .*100000000"):
+        open_data(str(tmp_path))

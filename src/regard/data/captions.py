@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os.path import normpath
 from pathlib import Path
 from typing import ClassVar
 
@@ -183,6 +184,10 @@ def from_table(table: Table, roles: Roles) -> Captions:
     several = sum(map(len, found.values()))
     note = f"; {several:,} captions" if several > len(paths) else ""
     grouped = f"; {len({*groups.values()}):,} groups" if "group" in roles.columns else ""
+    inside = Path(normpath(folder))
+    outside = sum(not Path(normpath(path)).is_relative_to(inside) for path in paths)
+    if outside:  # a table of unknown origin could name the user's own images
+        grouped += f"; {outside:,} images are outside of the folder of the table"
     colour = "in colour" if files.channels == 3 else "grey"
     return Captions(
         name=table.name,
@@ -220,7 +225,10 @@ def _rows(table: Table, roles: Roles) -> Iterator[tuple[str, str, list[str], str
 
 def _image_path(folder: Path, place: str, file: str) -> Path:
     candidates = [folder / file, folder / "images" / file]
-    path = next((path for path in candidates if path.is_file()), None)
+    try:
+        path = next((path for path in candidates if path.is_file()), None)
+    except OSError as error:  # a name that is too long
+        raise DataError(f"{place}: {preview(file)}: {error.strerror}") from None
     if path is None:
         raise DataError(f"{place}: there is no image {folder / file}")
     if suffix(path) not in IMAGE_SUFFIXES:

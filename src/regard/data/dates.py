@@ -197,7 +197,7 @@ def _checked(table: Table, rows: Sequence[Row], columns: tuple[int, ...], parse:
 def _iso(cell: Any) -> datetime | None:
     if not isinstance(cell, str) or not _ISO.match(cell):
         return None
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):  # a time zone may lead beyond the year 9999
         return _utc(datetime.fromisoformat(cell.strip()))
     return None
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import struct
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -329,7 +330,7 @@ def survey_files(
             image = open_image(path, content)
         except DataError as error:
             raise DataError(f"{places[number]}: {error}" if places else str(error)) from None
-        digest.update(f"{name} {len(content)}\n".encode() + content)
+        digest.update(f"{name} {len(content)}\n".encode("utf-8", "surrogatepass") + content)
         sizes[image.size] += 1
         colours[image.mode not in ("1", "L", "LA", "I", "I;16")] += 1
     (width, height), _ = sizes.most_common(1)[0]
@@ -386,10 +387,14 @@ def open_image(path: Path, content: bytes) -> Any:
             f"reading {path} needs Pillow; install it with: pip install 'regard[images]'"
         ) from None
     try:
-        return Image.open(io.BytesIO(content), formats=["PNG", "JPEG"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            return Image.open(io.BytesIO(content), formats=["PNG", "JPEG"])
     except UnidentifiedImageError:  # its message names the buffer
         raise DataError(f"{path} is not a PNG or JPEG image") from None
-    except (Image.DecompressionBombError, OSError, ValueError) as error:
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} has too many pixels: {error}\nmake it smaller") from None
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a PNG or JPEG image: {error}") from None
 
 

@@ -105,7 +105,7 @@ class Series:
 
     def fingerprint(self) -> str:
         """A sha256 of the content."""
-        digest = hashlib.sha256("\n".join(self.column_names).encode())
+        digest = hashlib.sha256("\n".join(self.column_names).encode("utf-8", "surrogatepass"))
         digest.update(np.ascontiguousarray(self.values).tobytes())
         return digest.hexdigest()
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -254,7 +255,8 @@ def _answer(place: str, answer: Any) -> tuple[str, int | None]:
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{place}: an answer has a text, not {preview(str(answer))}")
     if isinstance(start, str) and start.strip().isdecimal():
-        start = int(start)
+        with suppress(ValueError):  # more digits than Python reads
+            start = int(start)
     if start is not None and (not isinstance(start, int) or isinstance(start, bool)):
         raise DataError(f"{place}: answer_start is a whole number, not {preview(str(start))}")
     return text, start

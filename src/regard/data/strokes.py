@@ -70,7 +70,7 @@ class Strokes:
 
     def fingerprint(self) -> str:
         """A sha256 of the content."""
-        digest = hashlib.sha256("\n".join(self.class_names).encode())
+        digest = hashlib.sha256("\n".join(self.class_names).encode("utf-8", "surrogatepass"))
         for array in (self.points, self.offsets, self.labels):
             digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
@@ -116,8 +116,14 @@ def _part(
         )
     if offset_name not in arrays:
         raise DataError(f"{name}: there is no {offset_name!r} that says where each drawing starts")
-    offsets = arrays[offset_name].astype(np.int64)
-    if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(points):
+    offsets = arrays[offset_name]
+    if offsets.dtype.kind not in "iu" or offsets.ndim != 1:
+        raise DataError(
+            f"{path}: {offset_name} is {offsets.dtype} of shape {offsets.shape}; it must be whole "
+            "numbers of shape (drawings + 1,)"
+        )
+    offsets = offsets.astype(np.int64)
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(points):
         raise DataError(
             f"{path}: {offset_name} must start with 0 and end with the {len(points):,} points of "
             f"{prefix}{POINTS}, and has {len(offsets)} entries: {offsets[:3]} … {offsets[-1:]}"
@@ -128,7 +134,8 @@ def _part(
             f"{path}: drawing {row} of {offset_name} goes from point {offsets[row]:,} to "
             f"{offsets[row + 1]:,}; every drawing has at least one point"
         )
-    points = points.astype(np.float32)
+    with np.errstate(over="ignore"):  # infinite, and refused
+        points = points.astype(np.float32)
     wrong = ~np.isfinite(points).all(1) | ~np.isin(points[:, 2], (0, 1))
     if wrong.any():
         row = int(wrong.argmax())

@@ -13,6 +13,7 @@ from regard.data.tables import Table
 from regard.data.text_files import NotTextError, Scan, open_bytes, preview, scan, stem
 from regard.data.validation_split import check_fraction
 from regard.errors import DataError
+from regard.text.tokenizer import check_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class Text:
 
 def from_strings(name: str, description: str, documents: Iterable[str]) -> Text:
     """Text in memory."""
-    contents = [document.encode() for document in documents if document]
+    contents = [check_text(document).encode() for document in documents if document]
     spans = (
         Document(content, hashlib.sha256(content).hexdigest(), 0, len(content))
         for content in contents

@@ -37,7 +37,7 @@ def check_fraction(fraction: float) -> None:
 
 def row_hash(seed: int, text: str) -> int:
     """A 64-bit hash; rows whose hash is below the threshold are for validation."""
-    content = f"{seed} {text}".encode()
+    content = f"{seed} {text}".encode("utf-8", "surrogatepass")  # tokenizers refuse surrogates
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 

@@ -46,6 +46,7 @@ from regard.models.presets import ModelConfig
 from regard.nn.lora import Adapter
 
 CONFIG, MODEL = "adapter_config.json", "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"  # of older versions
 PREFIX = "base_model.model."
 MAX_ALPHA = 1_000_000  # usually 8 to 256
 MAX_REPETITIONS = 2  # of a pattern of names
@@ -181,6 +182,11 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
             "(model.position.interleaved), and adapters of PEFT are for halves;\nexport the model "
             "and import it again: regard export RUN BASE, then regard import BASE NEW"
         )
+    if not path_exists(folder / MODEL) and path_exists(folder / PICKLE):
+        raise CheckpointError(
+            f"{folder / PICKLE} is a pickle, which can run any code and is not read;\n"
+            "save the adapter again with a newer PEFT on a machine where you trust it"
+        )
     tensors = Tensors(read_header(folder / MODEL))
     with tensors:
         values = {name.removeprefix(PREFIX): tensors.read(name).float() for name in tensors.entries}
@@ -198,10 +204,13 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
         raise CheckpointError(f"{folder / MODEL}: {quote(bad)} has only one of lora_A and lora_B")
     shapes = {name: tensor.shape for name, tensor in weights(on_meta(config)).items()}
     external = [*(f"{layer}.weight" for layer in halves), *others]
-    plans = list(_plans(config, external, shapes))
-    plan = next((plan for plan in plans if not plan.unexpected), None)
-    if plan is None:
-        listed = ", ".join(map(quote, (plans[0].unexpected if plans else external)[:3]))
+    unexpected: list[str] | None = None  # by the names of the first family
+    for plan in _plans(config, external, shapes):
+        if not plan.unexpected:
+            break
+        unexpected = plan.unexpected if unexpected is None else unexpected
+    else:
+        listed = ", ".join(map(quote, (unexpected or external)[:3]))
         raise CheckpointError(
             f"{folder / MODEL} has tensors for which the model has no place: {listed}\n"
             "use the adapter with the model it was trained on"
