@@ -118,7 +118,7 @@ def test_a_browser_requests_nothing_from_outside(tmp_path):
 @pytest.mark.long
 def test_the_picture_of_the_readme_is_what_explain_draws_after_the_quickstart(tmp_path):
     run = regard.train("quickstart", out=tmp_path / "run", quiet=True)
-    ((_, attention),) = run.explain("seven hundred ninety-nine").items()
+    ((path, attention),) = run.explain("seven hundred ninety-nine").items()
     attends = {
         word: {attention.columns[place] for place in row.topk(count).indices.tolist()}
         for word, row in zip(attention.rows, attention.mean(), strict=True)
@@ -130,7 +130,7 @@ def test_the_picture_of_the_readme_is_what_explain_draws_after_the_quickstart(tm
         "dix": {"ninety", "nine"},
         "neuf": {"nine"},
     }
-    attention.save(tmp_path / "drawn.svg")
+    attention.save(tmp_path / "drawn.svg", title=path)
     drawn, shown = tmp_path / "drawn.svg", ROOT / "docs" / "images" / "alignment.svg"
     texts = [re.findall(r">([^<>]+)</text>", each.read_text("utf-8")) for each in (drawn, shown)]
     assert texts[0] == texts[1] != [], "run `make images`"

@@ -1,6 +1,7 @@
 """Draw the figures of docs/figures.md, and write the page below its introduction.
 
-First trains the runs that the introduction names, where they are missing.
+First writes the sentences of the introduction and trains the runs that it names, where they are
+missing. Run it in the root of the repository.
 
 python tools/figures.py [NAME…]    all figures, or only the pictures of these
 """
@@ -24,7 +25,8 @@ PAGE = ROOT / "docs" / "figures.md"  # its introduction is written by hand
 LARGEST = 60_000  # bytes of a picture
 DPI = (120, 100, 90, 80, 70, 60)  # of a PNG, the first that is small enough
 
-DECODER, LSTM, VECTORS = "runs/figures/decoder", "runs/figures/lstm", "runs/figures/vectors"
+RUNS = ("decoder", "lstm", "vectors", "pronouns")
+DECODER, LSTM, VECTORS, PRONOUNS = (f"runs/figures/{name}" for name in RUNS)
 SENTENCE = "The model reads the text and predicts the next token"
 CORPUS = "docs/classical.md"
 COMMANDS: dict[str, tuple[str, ...]] = {  # the words of each figure's command
@@ -49,7 +51,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {  # the words of each figure's command
     "beam-tree": (DECODER, "The model"),
     "temperature": (),
     "samplers": ("temperature=1.5", "top_k=8", "top_p=0.9"),
-    "pronoun": ("tiny-encoder",),
+    "pronoun": (PRONOUNS, "layer=0"),
 }
 
 
@@ -58,6 +60,8 @@ def main(names: list[str]) -> None:
     assert COMMANDS.keys() == FIGURES.keys(), "every figure has a command here"
     PICTURES.mkdir(parents=True, exist_ok=True)
     introduction = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)[0]
+    (sentences,) = re.findall(r"```python\n((?:(?!```).)*pronouns.*?)```", introduction, re.S)
+    exec(sentences, {})
     for words, run in re.findall(r"^\$ regard train (.*) --out (\S+)$", introduction, re.M):
         if not (ROOT / run).exists():
             regard.train(*words.split(), out=ROOT / run, quiet=True)
@@ -69,7 +73,7 @@ def main(names: list[str]) -> None:
         files[name] = draw(name)
         print(files[name].relative_to(ROOT), files[name].stat().st_size)
     sections = (section(name, entry, files[name]) for name, entry in FIGURES.items())
-    PAGE.write_text(introduction + "\n".join(sections), encoding="utf-8")
+    PAGE.write_text("\n".join([introduction.rstrip() + "\n", *sections]), encoding="utf-8")
 
 
 def draw(name: str) -> Path:

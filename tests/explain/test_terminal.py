@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from regard.errors import ShapeError
 from regard.explain import heads_overview, heatmap
-from regard.explain.render.label import cells, clusters, truncate, visible
+from regard.explain.render.label import cells, clusters, strongest, truncate, visible
 
-COLOURS = re.compile(r"\x1b\[(48;2;\d+;\d+;\d+|0)m")
+COLOURS = re.compile(r"\x1b\[(48;5;\d+|0)m")
 HOSTILE = ["\x1b[2J", "\x07", "\x9b31m", "\u202eabc", "a\rb", "\u2028", "\ud800", "\x00", "\u0301"]
 TOKENS = st.lists(st.text(max_size=20), min_size=1, max_size=8)
 
@@ -36,14 +36,25 @@ def test_a_map_by_hand():
 
 
 def test_equal_weights_are_said_to_be_equal():
-    """Shades are relative to the largest weight, so that a uniform map is all of one shade."""
     equal, rows = torch.full((1, 2, 4), 0.25), ["a", "b"]
-    note = "all weights are about equal, 0.25, so all have one shade: shades are relative to the"
+    note = "all weights are about equal, 0.25, so all have one shade"
     assert note in heatmap(equal[0], rows, [*"wxyz"], width=99, colour=False)
     assert note in heads_overview(equal, width=99, colour=True)
     equal[0, 0, 0] = 0.2
     assert "between 0.2 and 0.25" in heatmap(equal[0], rows, [*"wxyz"], width=99, colour=False)
     assert "all weights" not in picture(rows, rows)
+
+
+def test_even_attention_has_a_medium_shade_and_the_legend_says_which():
+    even = torch.full((2, 10), 0.1)
+    high = strongest(0.1, 10)
+    text = heatmap(even, ["a", "b"], list("0123456789"), width=80, colour=False, high=high)
+    *_, row, legend, note = text.splitlines()
+    assert row == "b " + "▒" * 20
+    assert legend == "░░ 0.02  ▒▒ 0.06  ▓▓ 0.14  ██ 0.26  largest 0.10, square-root scale"
+    assert "▒▒" in heads_overview(even[None], width=80, colour=False, high=high)
+    assert note == "all weights are about equal, 0.1, so all have one shade"
+    assert strongest(0.9, 10) == 0.9
 
 
 def test_colour_paints_the_same_cells():
@@ -142,8 +153,8 @@ def test_signed_values_have_two_scales(colour):
         ]
     else:
         assert COLOURS.findall(lines[1])[:3] == [
-            "48;2;255;96;70",
-            "48;2;70;150;255",
-            "48;2;22;24;44",
+            "48;5;203",
+            "48;5;69",
+            "48;5;234",
         ]
     assert "linear" in heads_overview(values[None], width=80, colour=colour)

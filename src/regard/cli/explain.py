@@ -134,10 +134,13 @@ def explain(
 
 def attention_text(attention: "AttentionMap", head: int | None, *, alignment: bool) -> str:
     """A map for the terminal: one head, all heads as small maps, or for an alignment their mean."""
+    from regard.explain.render.label import strongest
     from regard.explain.render.terminal import heads_overview, heatmap
 
     width, colour = terminal_width(), is_interactive(sys.stdout)
+    high = strongest(0.0, len(attention.columns))
     if head is None and not alignment:
-        return heads_overview(attention.weights, width=width, colour=colour)
+        return heads_overview(attention.weights, width=width, colour=colour, high=high)
     weights = attention.mean() if head is None else attention.weights[head]
-    return heatmap(weights, attention.rows, attention.columns, width=width, colour=colour)
+    rows, columns = attention.rows, attention.columns
+    return heatmap(weights, rows, columns, width=width, colour=colour, high=high)

@@ -10,6 +10,7 @@ from regard.errors import ConfigError
 from regard.explain.attention import has_attention
 from regard.explain.figures.panels import Heat, Lines, Panel, Picture, Table
 from regard.explain.figures.subject import Subject
+from regard.explain.render.label import strongest
 from regard.explain.trace import trace
 from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.position import Sinusoidal
@@ -193,13 +194,14 @@ def pronoun(
         rows.append(attention.weights[:, attention.rows.index(word)])  # (heads, columns)
         pieces.append(attention.columns)
     heads = [str(head) for head in range(len(rows[0]))]
-    largest = max(weights.max().item() for weights in rows)
+    several = len(heads) > 1
+    largest = max(strongest(weights.max().item(), weights.shape[1]) for weights in rows)
     panels: list[Panel] = [
         Heat(
             title=f"({number})",
-            rows=[*heads, "mean"],
+            rows=[*heads, *(["mean"] * several)],
             columns=columns,
-            values=torch.cat([weights, weights.mean(0, keepdim=True)]).tolist(),
+            values=[*weights.tolist(), *([weights.mean(0).tolist()] * several)],
             y_label="head",
             high=largest,
         )

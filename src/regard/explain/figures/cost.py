@@ -98,6 +98,7 @@ def _field_network(width: int, dilations: Sequence[int]) -> Network:
         positions=[str(position - size + 1) for position in range(size)],
         marks=[["•" if p in units else "" for p in range(size)] for units in reached],
         edges=edges,
+        x_label="position, from that of the output",
     )
 
 

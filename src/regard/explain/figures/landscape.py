@@ -51,6 +51,7 @@ def loss_landscape(
             values=values,
             low=min(min(map(min, each)) for each in surfaces.values()),
             high=max(max(map(max, each)) for each in surfaces.values()),
+            scale_label="loss (nats per token)",
             x_label="first direction",
             y_label="second direction",
         )

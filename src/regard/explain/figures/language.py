@@ -95,7 +95,7 @@ def shannon(
         caption="Order 0 draws every symbol with the same probability, order 1 with its frequency, "
         "order n after the n - 1 symbols before it. H is the entropy of the next symbol in bits: "
         "it falls with the order, at last because the text is too short to have other histories.",
-        panels=[Table(header=["order", "H", f"a sample of {length} {unit}s"], rows=rows)],
+        panels=[Table(header=["order", "H (bits)", f"a sample of {length} {unit}s"], rows=rows)],
     )
 
 
@@ -162,7 +162,8 @@ def shuffled_words(subject: Subject, text: str, *, shuffles: int = 20, seed: int
             Bars(
                 labels=["as written", *(f"{n + 1}" for n in range(shuffles))],
                 series={"loss": [original, *losses]},
-                y_label="loss per token",
+                x_label="order of the words",
+                y_label="loss per token (nats)",
             )
         ],
         facts={

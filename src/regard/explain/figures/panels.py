@@ -52,6 +52,7 @@ class Bars:
     title: str = ""
     labels: Sequence[str]
     series: Mapping[str, Sequence[float]]
+    x_label: str = ""
     y_label: str = ""
 
 
@@ -98,6 +99,7 @@ class Network:
     positions: Sequence[str]
     marks: Sequence[Sequence[str]]  # of each layer, one for each position
     edges: Sequence[tuple[int, int, int, int]]  # layer, position, to layer, position
+    x_label: str = "position"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +121,7 @@ class Surface:
     values: Sequence[Sequence[float]]  # of each y, one for each x
     low: float  # the ends of the colour scale, which several panels may share
     high: float
+    scale_label: str  # of the colour scale
     x_label: str = ""
     y_label: str = ""
 

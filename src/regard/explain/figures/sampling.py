@@ -49,6 +49,7 @@ def temperature(
             Bars(
                 labels=[labels(id) for id in best],
                 series={f"T = {T:g}": p[best].tolist() for T, p in probabilities.items()},
+                x_label="token",
                 y_label="probability",
             )
         ],
@@ -85,6 +86,7 @@ def samplers(
                     "before": before.softmax(-1)[best].tolist(),
                     "after": after.softmax(-1)[best].tolist(),
                 },
+                x_label="token",
                 y_label="probability",
             )
         )

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import reduce
 from itertools import pairwise
 
 from regard.errors import ConfigError
@@ -72,10 +73,14 @@ def bpe_merges(
     def show(token: str) -> str:
         return tokenizer.piece(vocabulary[token])
 
+    def left(word: str) -> int:
+        """How many tokens of a word are left after all merges."""
+        return len(reduce(merge, (pair for pair, _, _ in steps), list(word)))
+
     words = word_counts(tokenizer, text)
-    if word is None:  # the most frequent of the longer words
-        longer = {each: n for each, n in words.items() if len(each) > 5}
-        chosen = max(longer or words, key=lambda each: words[each])
+    if word is None:  # of the longer words one that many merges join, and a frequent one of those
+        longer = [each for each in words if len(set(each)) > 5]  # no run of spaces
+        chosen = max(longer or words, key=lambda each: (len(each) - left(each), words[each]))
     else:
         chosen = "".join(part for part, _ in _pre_tokenize(tokenizer, word))
     rows: list[list[str | int | float]] = []
@@ -244,8 +249,20 @@ def rare_words(text: str, subjects: list[Subject] | None = None, *, size: int = 
         "different ones. Sub-words cut rare words into more tokens; a vocabulary of words has only "
         "<unk> for a word that it has not seen.",
         panels=[
-            Bars(title="tokens of a word", labels=labels, series=counts, y_label="mean"),
-            Bars(title="share of words with unknown parts", labels=labels, series=unknown),
+            Bars(
+                title="tokens of a word",
+                labels=labels,
+                series=counts,
+                x_label="occurrences of the word",
+                y_label="mean number of tokens",
+            ),
+            Bars(
+                title="words with unknown parts",
+                labels=labels,
+                series=unknown,
+                x_label="occurrences of the word",
+                y_label="share of the words",
+            ),
             Table(
                 title="the rarest words",
                 header=["word", "occurs", *tokenizers],

@@ -64,8 +64,8 @@ function start(host) {
   };
   const value = (row, column) => values ? values[row * map().shape[2] + column] : 0;
   const colour = (v, m) => {
-    if (m.signed) return blend(SIGNED[theme], (v / (m.max || 1) + 1) / 2);
-    return blend(theme === "dark" ? DARK : LIGHT, Math.sqrt(Math.max(v, 0) / (m.max || 1)));
+    if (m.signed) return blend(SIGNED[theme], (v / m.top + 1) / 2);
+    return blend(theme === "dark" ? DARK : LIGHT, Math.sqrt(Math.max(v, 0) / m.top));
   };
   const css = rgb => `rgb(${rgb.map(Math.round).join(",")})`;
   const ink = rgb => rgb[0] * .3 + rgb[1] * .6 + rgb[2] * .1 > 140 ? "#111" : "#fff";
@@ -342,7 +342,7 @@ function start(host) {
     arcs.replaceChildren();
     const y = (n, first) => (n - first + .5) * height + 4;
     for (let r = r0; r < r1; r++) for (let c = c0; c < c1; c++) {
-      const w = Math.abs(value(r, c)) / (m.max || 1);
+      const w = Math.abs(value(r, c)) / m.top;
       if (w < (r === at.row ? .005 : .05)) continue;
       arcs.append(svg("path", {d: `M190 ${y(r, r0)} C280 ${y(r, r0)} 280 ${y(c, c0)} 370 ${y(c, c0)}`,
         "stroke-width": r === at.row ? 1 + 3 * w : 1 + w,

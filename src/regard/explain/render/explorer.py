@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.explain.render.label import visible
+from regard.explain.render.label import strongest, visible
 from regard.explain.render.maps import html_maps
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def _table(
     low, high = (float(weights.min()), float(weights.max())) if weights.numel() else (0.0, 0.0)
     signed, largest = low < 0, max(-low, high)
     thumb = F.adaptive_max_pool2d(weights, [min(side, THUMB) for side in weights.shape[1:]])
-    relative = thumb / (largest or 1.0)
+    top = (largest or 1.0) if signed else strongest(largest, full[1])
+    relative = thumb / top
     shades = (relative + 1) / 2 if signed else relative.sqrt()
     entropy = [] if signed else (-torch.xlogy(weights, weights).sum(-1).mean(-1)).tolist()
     table = {
@@ -91,6 +92,7 @@ def _table(
         "full": full,
         "pooled": factor > 1,
         "max": largest,
+        "top": top,  # the value of the strongest colour
         "signed": signed,
         "entropy": entropy,
         "thumbs": _base64((shades * 255).round().to(torch.uint8).numpy().tobytes()),

@@ -91,6 +91,17 @@ def shade(value: float, largest: float, *, signed: bool = False) -> float:
     return fraction if signed else math.sqrt(fraction)
 
 
+def strongest(largest: float, keys: int) -> float:
+    """The attention weight of the strongest colour: the largest, but at least 4 / keys.
+
+    Equal weights on all keys so have a medium colour, not the strongest.
+
+    >>> strongest(0.9, 10), strongest(0.1, 10), strongest(0.5, 2)
+    (0.9, 0.4, 1.0)
+    """
+    return max(largest, min(1.0, 4 / max(keys, 1)))
+
+
 def css_colour(strength: float, *, signed: bool = False) -> str:
     """The colour of a cell on a white page; signed: blue below 0, red above.
 
@@ -100,6 +111,27 @@ def css_colour(strength: float, *, signed: bool = False) -> str:
     map_, fraction = (DIVERGING, (strength + 1) / 2) if signed else (SEQUENTIAL, strength)
     red, green, blue = blend(map_, fraction)
     return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def palette_number(colour: Colour) -> int:
+    """The nearest colour of a terminal's 256: a cube of 6 × 6 × 6, and 24 greys.
+
+    >>> palette_number((255, 0, 0)), palette_number((20, 20, 20))
+    (196, 233)
+    """
+    steps = (0, 95, 135, 175, 215, 255)
+    nearest = [min(range(6), key=lambda n: abs(steps[n] - part)) for part in colour]
+    grey = min(max(round((sum(colour) / 3 - 8) / 10), 0), 23)
+    choices = {
+        16 + 36 * nearest[0] + 6 * nearest[1] + nearest[2]: [steps[n] for n in nearest],
+        232 + grey: [8 + 10 * grey] * 3,
+    }
+
+    def distance(number: int) -> int:
+        pairs = zip(choices[number], colour, strict=True)
+        return sum((one - other) ** 2 for one, other in pairs)
+
+    return min(choices, key=distance)
 
 
 def blend(colours: Sequence[Colour], fraction: float) -> Colour:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.explain.render.figure import new_figure, style
-from regard.explain.render.label import css_colour, shade, truncate, visible
+from regard.explain.render.label import css_colour, shade, strongest, truncate, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +75,8 @@ def draw_maps(
 
         figure = new_figure(width, height, constrained=False)
         figure.set_label(title)
-        scale = CenteredNorm(0.0, max(-low, high)) if low < 0 else PowerNorm(0.5, 0.0, high or 1.0)
+        scale = PowerNorm(0.5, 0.0, strongest(high, len(columns)))
+        scale = CenteredNorm(0.0, max(-low, high)) if low < 0 else scale
         colours = ScalarMappable(scale, "RdBu_r" if low < 0 else "Blues")
 
         def axes_at(left: float, top: float, wide: float, high: float) -> Any:
@@ -128,6 +129,7 @@ def html_maps(
     check_labels(weights, rows, columns, headings)
     low, high = (float(weights.min()), float(weights.max())) if weights.numel() else (0.0, 0.0)
     largest = max(-low, high)
+    top = largest if low < 0 else strongest(largest, len(columns))
     note = "linear scale" if low < 0 else "square-root scale"
     note = f"{note}; largest {largest:.3g}"
     if len(rows) > HTML_CELLS or len(columns) > HTML_CELLS:
@@ -136,7 +138,7 @@ def html_maps(
         weights, rows = F.adaptive_max_pool2d(weights, size), _pooled(rows, size[0])
         columns = _pooled(columns, size[1])
     tables = (
-        _html_map(heading, values, _labels(rows), _labels(columns), largest, low < 0)
+        _html_map(heading, values, _labels(rows), _labels(columns), top, low < 0)
         for heading, values in zip(headings, weights.tolist(), strict=True)
     )
     return f'<div style="font: 12px monospace">{"".join(tables)}<div>{escape(note)}</div></div>'

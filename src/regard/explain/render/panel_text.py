@@ -76,7 +76,12 @@ def _heat(panel: Heat, width: int, colour: bool) -> list[str]:
         ]
         return _align(table, set(range(1, len(panel.columns) + 1)), width)
     lines = heatmap(
-        values[:, ::across], rows, list(panel.columns[::across]), width=width, colour=colour
+        values[:, ::across],
+        rows,
+        list(panel.columns[::across]),
+        width=width,
+        colour=colour,
+        high=panel.high,
     ).split("\n")
     if stride > 1 or across > 1:
         lines.append(f"every {stride}. row and every {across}. column")
@@ -107,8 +112,9 @@ def _bars(panel: Bars, width: int, colour: bool) -> list[str]:
         [label(text), *map(_short, values), "█" * round(BAR * abs(values[-1]) / largest)]
         for text, *values in columns
     ]
-    header = ["", *(panel.series if len(panel.series) > 1 else [panel.y_label]), ""]
-    return _align([header, *rows], set(range(1, len(header) - 1)), width)
+    header = [panel.x_label, *(panel.series if len(panel.series) > 1 else [panel.y_label]), ""]
+    table = _align([header, *rows], set(range(1, len(header) - 1)), width)
+    return [*([f"({panel.y_label})"] if len(panel.series) > 1 and panel.y_label else []), *table]
 
 
 def _short(value: float) -> str:

@@ -34,6 +34,8 @@ CHARACTER = 0.078  # inches of a character at size 9
 LABEL = 22  # cells of the longest label of an axis, and of a table
 DARK = 0.55  # a cell is darker than this: its text is white
 CONTOURS = 16  # colours of a surface
+LEGEND_COLUMNS = 3  # of bars
+MARGIN = 0.08  # around the points of a scatter plot, as a share of their range
 CAPTION_CHARACTERS = 14.5  # of the caption, to an inch
 
 
@@ -72,7 +74,7 @@ def draw(picture: Picture) -> "Figure":
 
 
 def _facts(picture: Picture) -> str:
-    return " · ".join(f"{name} {cell_text(value)}" for name, value in picture.facts.items())
+    return " · ".join(f"{name}: {cell_text(value)}" for name, value in picture.facts.items())
 
 
 def _rows(sizes: Sequence[tuple[float, float]]) -> list[list[int]]:
@@ -279,7 +281,7 @@ def _draw_heat(axes: Any, panel: Heat) -> None:
 
 
 def _colour_bar(axes: Any, drawn: Any, **options: Any) -> None:
-    bar = axes.figure.colorbar(drawn, ax=axes, fraction=0.05, pad=0.02, **options)
+    bar = axes.figure.colorbar(drawn, ax=axes, fraction=0.05, pad=0.02, aspect=30, **options)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8)
     bar.solids.set_rasterized(True)  # one image in an SVG file instead of 256 shapes
@@ -321,9 +323,15 @@ def _draw_bars(axes: Any, panel: Bars) -> None:
         axes.tick_params(axis="x", labelrotation=90)
     axes.tick_params(axis="y", labelsize=8)
     axes.grid(False, axis="x")
+    axes.set_xlabel(panel.x_label, size=9)
     axes.set_ylabel(panel.y_label, size=9)
     if len(panel.series) > 1:
-        axes.legend(fontsize=8)
+        legend_rows = math.ceil(len(panel.series) / LEGEND_COLUMNS)
+        largest = max(max(values) for values in panel.series.values())
+        right = [value for values in panel.series.values() for value in values[len(values) // 2 :]]
+        if max(right) > 0.5 * largest:  # no free corner: room above the bars
+            axes.set_ylim(0, largest * (1.08 + 0.13 * legend_rows))
+        axes.legend(fontsize=8, ncols=LEGEND_COLUMNS, loc="upper right")
 
 
 def _draw_scatter(axes: Any, panel: Scatter) -> None:
@@ -342,7 +350,7 @@ def _draw_scatter(axes: Any, panel: Scatter) -> None:
             size=8,
             arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "lw": 0.6} if far else None,
         )
-    axes.margins(0.08)
+    axes.margins(MARGIN)
     axes.set_xlabel(panel.x_label, size=9)
     axes.set_ylabel(panel.y_label, size=9)
     axes.tick_params(labelsize=8)
@@ -359,20 +367,29 @@ def _offsets(panel: Scatter) -> list[Point]:
     width, height = _scatter_axes(panel)
     sides = [[point[axis] for point in panel.points] for axis in (0, 1)]
     scales = [
-        size / (1.16 * (max(side) - min(side)) or 1.0)
+        size / ((1 + 2 * MARGIN) * (max(side) - min(side)) or 1.0)
         for size, side in zip((width, height), sides, strict=True)
     ]
     places = [(point[0] * scales[0], point[1] * scales[1]) for point in panel.points]
+    # the frame, with the margins of `_draw_scatter`
+    lows, highs = ([end(place[axis] for place in places) for axis in (0, 1)] for end in (min, max))
+    width, height = (high - low for low, high in zip(lows, highs, strict=True))
+    edges = (
+        (lows[0] + highs[0]) / 2,
+        (lows[1] + highs[1]) / 2,
+        (1 + 2 * MARGIN) * width,
+        (1 + 2 * MARGIN) * height,
+    )
     taken = [(x, y, 0.06, 0.06) for x, y in places]
     offsets = []
     for text, (x, y) in zip(panel.labels, places, strict=True):
         wide, high = CHARACTER * (len(label(text)) + 0.5), 0.15
-        for step in range(12 * 16):
+        for step in range(40 * 16):
             ring, angle = step // 16, math.pi / 8 * (step % 16 + 2)
             across = (0.06 + 0.09 * ring + wide / 2) * math.cos(angle)
             up = (0.06 + 0.09 * ring + high / 2) * math.sin(angle)
             box = (x + across, y + up, wide, high)
-            if not any(_overlap(box, other) for other in taken):
+            if _inside(box, edges) and not any(_overlap(box, other) for other in taken):
                 break
         taken.append(box)
         offsets.append((across, up))
@@ -380,6 +397,12 @@ def _offsets(panel: Scatter) -> list[Point]:
 
 
 Box = tuple[float, float, float, float]  # the middle, the width and the height
+
+
+def _inside(box: Box, frame: Box) -> bool:
+    return all(
+        abs(box[axis] - frame[axis]) <= (frame[axis + 2] - box[axis + 2]) / 2 for axis in (0, 1)
+    )
 
 
 def _overlap(first: Box, second: Box) -> bool:
@@ -456,6 +479,7 @@ def _draw_network(axes: Any, panel: Network) -> None:
                 axes.text(position, layer, mark, ha="center", va="center", size=8, zorder=3)
     axes.set_yticks(range(len(panel.layers)), panel.layers, size=9)
     axes.set_xticks(range(len(panel.positions)), map(label, panel.positions), size=8)
+    axes.set_xlabel(panel.x_label, size=9)
     if max(map(len, panel.positions)) > 2 and len(panel.positions) > 8:
         axes.tick_params(axis="x", labelrotation=90)
     axes.tick_params(length=0)
@@ -498,7 +522,7 @@ def _draw_surface(axes: Any, panel: Surface) -> None:
     axes.set_xlabel(panel.x_label, size=9)
     axes.set_ylabel(panel.y_label, size=9)
     axes.tick_params(labelsize=8)
-    _colour_bar(axes, filled, format="%.1f")
+    _colour_bar(axes, filled, format="%.1f", label=panel.scale_label)
 
 
 DRAW: dict[type[Any], Callable[[Any, Any], None]] = {
