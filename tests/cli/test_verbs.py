@@ -144,3 +144,15 @@ def test_a_run_folder_of_another_format_is_refused_by_every_verb(
     assert completed.code == 4
     assert "another version of regard wrote it" in completed.err
     assert "train the run again" in completed.err
+
+
+def test_studio_says_what_is_wrong_before_it_serves(regard, text_run, materials):
+    completed = regard("studio", text_run)
+    assert completed.code == 2
+    assert f"{text_run} is a run; give the folder that it is in" in completed.err
+    completed = regard("studio", materials / "cats.txt")
+    assert completed.code == 2
+    assert "is a file; give a folder of runs" in completed.err
+    completed = regard("studio", "--host", "0.0.0.0")
+    assert completed.code == 2
+    assert "the server needs a key" in completed.err

@@ -29,9 +29,10 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
-def folder(text_run, tmp_path_factory):
-    """A folder with one run, which each test may add to."""
+def folder(text_run, pair_run, tmp_path_factory):
+    """A folder with two runs, which each test may add to."""
     path = tmp_path_factory.mktemp("studio") / "runs"
+    shutil.copytree(pair_run, path / "pairs")
     shutil.copytree(text_run, path / "cats")
     return path
 
@@ -102,7 +103,7 @@ def test_no_name_leaves_the_folder(studio, folder, text_run):
         assert ask(address, "/studio/resume", {"name": name})[0] == 400
         assert ask(address, f"/studio/structure?name={quoted}")[0] == 400
         assert ask(address, f"/studio/diff?first=gpt2&second={quoted}")[0] == 400
-    assert sorted(path.name for path in folder.iterdir()) == ["cats"]
+    assert sorted(path.name for path in folder.iterdir()) == ["cats", "pairs"]
 
 
 def test_settings_that_name_files_are_refused(studio):
@@ -152,7 +153,8 @@ def test_a_key_protects_all_but_the_page(folder):
 def test_runs_and_their_curves_are_listed(studio, folder):
     address, _ = studio
     _, _, answer = ask(address, "/studio/runs")
-    (run,) = answer["runs"]
+    assert {run["name"] for run in answer["runs"]} == {"cats", "pairs"}
+    run = next(run for run in answer["runs"] if run["name"] == "cats")
     assert (run["name"], run["ready"], run["task"]) == ("cats", True, "causal")
     assert "generate" in run["verbs"]
     (folder / "broken").mkdir()
@@ -189,6 +191,8 @@ def test_each_stage_shows_what_it_leaves(studio):
     assert [token["id"] for token in answer["tokens"]] == [each["id"] for each in explained["next"]]
     expected = [each["probability"] for each in explained["next"]]
     assert model["probabilities"] == pytest.approx(expected, abs=1e-5)
+    pairs = {"model": "pairs", "text": "100 cats", "sampler": ["top_k=1"]}
+    assert ask(address, "/studio/distribution", pairs)[2]["stages"][1]["remaining"] == 1
     status, _, wrong = ask(address, "/studio/distribution", {**body, "sampler": ["top_p=2"]})
     assert (status, wrong["error"]["message"]) == (400, "top_p=2.0 must lie in [0, 1]")
 

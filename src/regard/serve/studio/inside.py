@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from regard.api.explanation import source_and_translation
 from regard.api.lecture_figures import figure
 from regard.api.model_info import diff, info, presets
 from regard.api.run import Run
@@ -72,7 +73,7 @@ def _next_logits(model: ServedModel, text: str) -> tuple[Tensor, list[int]]:
     source = None
     if model.takes_source:
         source_ids(model, text)  # refuses one that is too long
-        source, _ = run._source_and_translation(text, "")
+        source, _ = source_and_translation(run, text, "")
         ids = list(run._pair_task().prompt)
     else:
         ids = run._prompt(text)[-(model.context or 2**31) :]

@@ -4,6 +4,7 @@ import asyncio
 import mimetypes
 import secrets
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,17 +157,17 @@ async def train(http: Request, body: TrainBody) -> dict[str, Any]:
     check_name(body.name)
     if (body.text is None) == (body.recipe is None):
         raise ConfigError("text: give a text to train on, or a recipe")
+    if body.recipe is None:
+        text = body.text or ""
+        if not text.strip():
+            raise ConfigError("text: it is empty; paste some text or choose a file")
+        start = partial(trainer.train_text, body.name, text, body.suffix, body.settings)
+    else:
+        if body.recipe not in [recipe["name"] for recipe in inside.list_recipes()]:
+            raise ConfigError(f"recipe: there is no recipe {body.recipe!r} for the studio")
+        start = partial(trainer.train_recipe, body.name, body.recipe, body.settings)
     try:
-        if body.recipe is None:
-            text = body.text or ""
-            if not text.strip():
-                raise ConfigError("text: it is empty; paste some text or choose a file")
-            start = (trainer.train_text, body.name, text, body.suffix, body.settings)
-        else:
-            if body.recipe not in [recipe["name"] for recipe in inside.list_recipes()]:
-                raise ConfigError(f"recipe: there is no recipe {body.recipe!r} for the studio")
-            start = (trainer.train_recipe, body.name, body.recipe, body.settings)
-        await asyncio.to_thread(*start)
+        await asyncio.to_thread(start)
     except Busy as error:
         raise ApiError(409, str(error), code="busy") from error
     return trainer.state()

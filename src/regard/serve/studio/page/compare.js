@@ -24,6 +24,7 @@ async function show(side, signal) {
   fail(error, run ? null : new Error("there is no trained run yet; train one first"));
   if (!run) return;
   output.classList.remove("empty");
+  output.setAttribute("aria-busy", "true");
   output.replaceChildren();
   card.querySelector(".numbers").replaceChildren();
   card.querySelector(".next").replaceChildren();
@@ -46,4 +47,5 @@ async function show(side, signal) {
   } catch (problem) {
     if (problem.name !== "AbortError") fail(error, problem);
   }
+  output.removeAttribute("aria-busy");
 }

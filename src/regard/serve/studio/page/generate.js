@@ -1,7 +1,7 @@
 // Generate: sliders of samplers, the distribution after each, and the text.
 
 import {$, complete, el, fail, number, post, table, visible} from "/page/dom.js";
-import {generates} from "/page/state.js";
+import {generates, translates} from "/page/state.js";
 
 // Samplers in the order in which they are applied; at `neutral` one changes nothing.
 const SLIDERS = [
@@ -59,6 +59,10 @@ async function showStages() {
     $("stages").replaceChildren(el("p", {class: "empty"}, "This run predicts; it does not generate a text. Type an input and press Predict."));
     return;
   }
+  if (translates(run) && !$("prompt").value.trim()) {
+    $("stages").replaceChildren(el("p", {class: "empty"}, "This run translates. Type a sentence for it."));
+    return fail($("distribution-error"), null);
+  }
   pending?.abort();
   pending = new AbortController();
   try {
@@ -102,6 +106,7 @@ async function generate(event) {
   generating = new AbortController();
   $("generate-stop").hidden = false;
   output.classList.remove("empty");
+  output.setAttribute("aria-busy", "true"); // it is read when it is complete
   output.replaceChildren();
   try {
     if (generates(run)) {
@@ -115,5 +120,6 @@ async function generate(event) {
   } catch (error) {
     if (error.name !== "AbortError") fail($("generate-error"), error);
   }
+  output.removeAttribute("aria-busy");
   $("generate-stop").hidden = true;
 }

@@ -12,6 +12,8 @@ export const learns = run => TASKS[run.task] ?? run.task ?? run.model;
 const writes = run => run.verbs.some(verb => ["generate", "translate", "chat"].includes(verb));
 export const generates = name => shared.runs.some(run => run.name === name && writes(run));
 
+export const translates = name => shared.runs.some(run => run.name === name && run.verbs.includes("translate"));
+
 export async function refreshRuns() {
   const answer = await get("/studio/runs");
   shared.runs = answer.runs;

@@ -35,6 +35,7 @@ export function start(choices) {
   $("train-form").addEventListener("submit", submit);
   $("stop").addEventListener("click", stop);
   $("resume").addEventListener("click", () => resume(watched));
+  $("longer").addEventListener("click", () => resume(watched, 2 * last.step));
   document.addEventListener("runs", showRuns);
   addEventListener("resize", () => last && draw(last));
 }
@@ -107,7 +108,11 @@ async function submit(event) {
 
 async function stop() {
   $("stop").disabled = true;
-  shared.training = await post("/studio/stop", {});
+  try {
+    shared.training = await post("/studio/stop", {});
+  } catch (error) {
+    fail($("train-error"), error);
+  }
   poll();
 }
 
@@ -135,7 +140,7 @@ export function watch(name) {
 
 async function poll() {
   clearTimeout(timer);
-  const name = watched;
+  const name = watched, begun = performance.now();
   let training = shared.training, run = null;
   try {
     training = shared.training = await get("/studio/training");
@@ -148,7 +153,8 @@ async function poll() {
   if (name !== watched) return;
   if (run) draw(last = run);
   showState(name, run, training);
-  if (training.running) timer = setTimeout(poll, POLL);
+  // a long log takes long to read: look at it less often
+  if (training.running) timer = setTimeout(poll, Math.max(POLL, 5 * (performance.now() - begun)));
   else await refreshRuns().catch(error => fail($("train-error"), error));
 }
 
@@ -159,15 +165,18 @@ function showState(name, run, training) {
   $("stop").hidden = !running;
   $("stop").disabled = Boolean(training.stopping);
   const finished = run && run.step >= run.steps;
-  $("resume").hidden = running || !run || training.running || finished;
+  $("resume").hidden = !run || training.running || finished;
+  $("longer").hidden = !run || training.running || !finished || !run.loss.length;
   $("train-button").disabled = training.running;
-  let status = "";
+  const seconds = running ? `${Math.round(training.seconds)} s` : "";
+  let status = "", step = "";
   if (running && training.stopping) status = "Saving a checkpoint …";
-  else if (running && !run) status = `Preparing: ${lastLine(training.output) || "starting Python"} (${Math.round(training.seconds)} s)`;
-  else if (running) status = `Step ${number(run.step)} of about ${number(run.steps)}, ${Math.round(training.seconds)} s.`;
+  else if (running && !run) [status, step] = ["Preparing the training …", `${lastLine(training.output)} ${seconds}`];
+  else if (running) [status, step] = ["Training.", `Step ${number(run.step)} of about ${number(run.steps)}, ${seconds}`];
   else if (mine && training.message) status = training.message;
   else if (run) status = finished ? `Trained for ${number(run.step)} steps.` : `Stopped at step ${number(run.step)} of ${number(run.steps)}.`;
-  $("live-status").textContent = mine && training.failed ? "" : status;
+  setText($("live-status"), mine && training.failed ? "" : status);
+  $("live-step").textContent = step;
   if (mine && training.failed) fail($("train-error"), new Error(training.message));
   $("live-progress").hidden = !running;
   if (run) $("live-progress").value = Math.min(1, run.step / run.steps);
@@ -179,6 +188,8 @@ function showState(name, run, training) {
   chip.textContent = training.running ? `training ${training.name}` : "";
 }
 
+// Screen readers read a status when it changes, not every time it is written.
+const setText = (node, text) => { if (node.textContent !== text) node.textContent = text; };
 const lastLine = text => text.trim().split("\n").at(-1).slice(0, 100);
 
 function draw(run) {
