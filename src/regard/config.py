@@ -106,7 +106,8 @@ class TrainConfig(Settings):
     # steps between two checkpoints; None: `evaluate_every`, or ten times a run
     save_every: int | None = None
     keep: int = 3  # newest checkpoints kept, beside the best
-    patience: int | None = None  # early stopping: after so many evaluations without a better one
+    # early stopping: end after this many evaluations without improvement
+    patience: int | None = None
     # the validation metric that picks model.safetensors; None: the task's own, as accuracy or F1;
     # "last": the newest
     best: str | None = None

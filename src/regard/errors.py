@@ -90,6 +90,7 @@ RENAMED = {  # settings of earlier versions, and what they are called now
     "sampled": "scheduled_sampling",
     "share": "mask_fraction",
     "reach": "max_distance",
+    "max_answer": "max_answer_length",
 }
 SHOWN = 40  # names of a table in a message
 

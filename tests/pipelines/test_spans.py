@@ -99,7 +99,7 @@ def test_windows_hold_every_token_and_the_answer_where_it_is():
         assert batch.segments[row].tolist()[:begin] == [0] * begin
         assert all(batch.segments[row, begin : int(batch.lengths[row])])
         first, last = batch.targets[row].tolist()
-        if encoded.windows.question[window] == 0:
+        if encoded.windows.question_index[window] == 0:
             seen |= set(encoded.windows.text(window, begin, end - 1).split())
             answers += [encoded.windows.text(window, first, last)] if last else []
         else:
@@ -113,7 +113,7 @@ def test_the_best_span_is_that_of_all_windows_by_a_loop():
     rows = [Question(str(n), "who ?", f"a{n} b c d e f g h", ()) for n in range(3)]
     tokenizer = train_tokenizer("word", [row.context for row in rows])
     model = resolve({"preset": "tiny-encoder"}, vocab_size=99, context=9)
-    task = Span(stride=2, max_answer=3, no_answer=True)
+    task = Span(stride=2, max_answer_length=3, no_answer=True)
     encoded = SpanWindows.encode(task, rows, tokenizer, model)
     batches = list(encoded.batches(np.arange(len(encoded.store))))
     scored = [(batch, torch.randn(*batch.ids.shape, 2)) for batch in batches]
@@ -122,7 +122,7 @@ def test_the_best_span_is_that_of_all_windows_by_a_loop():
         spans, nulls = {}, []
         for batch, logits in scored:
             for place, window in enumerate(batch.rows.tolist()):
-                if encoded.windows.question[window] != number:
+                if encoded.windows.question_index[window] != number:
                     continue
                 (begin, end), (s, e) = batch.context[place].tolist(), logits[place].double().T
                 nulls.append(float(s[0] + e[0]))

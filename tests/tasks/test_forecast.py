@@ -42,7 +42,7 @@ def task_of(**fields):
 
 
 def network(name, task):
-    model = build_model(resolve(NETWORKS[name], context=task.positions, **task.model_facts()))
+    model = build_model(resolve(NETWORKS[name], context=task.positions, **task.model_settings()))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
     return model

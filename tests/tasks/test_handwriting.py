@@ -71,7 +71,7 @@ def test_the_loss_and_its_gradient_are_finite_for_any_output(size):
 def network(name, **fields):
     task = Handwriting(std=50.0, points=20, **fields)
     torch.manual_seed(0)
-    model = build_model(resolve(NETWORKS[name], **task.model_facts())).eval()
+    model = build_model(resolve(NETWORKS[name], **task.model_settings())).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return task, model
@@ -82,7 +82,7 @@ def check_sampling(name, steps):
     rows, length = 50, 20 if name == "decoder" else max(20, steps // 200)
     for bias in (0.0, 0.5, 5.0, 1e6):
         for seed in range(-(-steps // (4 * rows * length))):
-            drawn = task.draw(model, rows, bias=bias, seed=seed, steps=length, forever=True)
+            drawn = task.draw(model, rows, bias=bias, seed=seed, steps=length, ignore_end=True)
             assert len(drawn) == rows
             for points in drawn:
                 assert len(points) == length

@@ -21,9 +21,9 @@ from regard.training.storage import start as start_module
 from regard.training.storage.run_folder import RunFolder
 from regard.training.tuning import (
     TUNINGS,
+    cast_frozen_weights,
     check_tuning,
     distances,
-    freeze_dtype,
     lr_scales,
     tuning,
 )
@@ -67,7 +67,7 @@ def test_each_rule_trains_what_it_says():
     assert trained(gradual, 10, tied=False) == {"head.weight"} | norm | block
     assert trained(gradual, 40, tied=False) == everything
     assert {name.rpartition(".")[2] for name in trained("lora")} == {"lora_A", "lora_B"}
-    with pytest.raises(ConfigError, match="no parameter trains"):
+    with pytest.raises(ConfigError, match="no parameter is trainable"):
         trained("head")
     for choice in ({"kind": "last", "layers": 0}, {"kind": "gradual", "every": 0}):
         with pytest.raises(ConfigError, match="must be at least 1"):
@@ -102,7 +102,7 @@ def test_layer_decay_scales_the_learning_rate_of_a_step():
 def test_frozen_weights_have_no_gradient_no_optimizer_state_and_half_the_bytes():
     built = model()
     tuning("lora").prepare(built)
-    freeze_dtype(built, torch.bfloat16)
+    cast_frozen_weights(built, torch.bfloat16)
     (adamw,) = optimizers("adamw", built, 1e-3)
     with torch.autocast("cpu", torch.bfloat16):
         objective = Objective(built, regard.tasks.Causal())
@@ -194,7 +194,7 @@ def test_a_run_with_an_adapter_saves_only_it_and_resumes_to_the_bit(world):
         on_event=events.append,
         train={"start": str(world / "base"), "tune": choice, "best": "last", "save_every": 2},
     )
-    (line,) = [line for line in events[0].description if line.startswith("trains")]
+    (line,) = [line for line in events[0].description if line.startswith("trainable")]
     assert "lora rank=2 targets=*.query,*.up dropout=0.1: " in line
     saved = load_file(world / "whole" / "model.safetensors")
     assert set(saved) == {

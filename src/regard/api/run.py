@@ -724,7 +724,7 @@ class Run:
         tokens are merged into words.
 
         >>> run.attention("the cat", heads=[1], words=True)
-        {'decoder.blocks.0.attention': AttentionMap(1 heads, 2 × 2 tokens)}
+        {'decoder.blocks.0.attention': AttentionMap(1 head, 2 × 2 tokens)}
         """
         return all_attention(
             self,

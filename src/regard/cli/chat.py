@@ -27,7 +27,7 @@ def chat(
         ),
     ] = [],  # noqa: B006 -- typer copies it
     tokens: Annotated[
-        int, Option("-n", "--tokens", metavar="N", min=1, help="Most tokens of an answer.")
+        int, Option("-n", "--tokens", metavar="N", min=1, help="Generate at most this many tokens.")
     ] = 400,
     seed: Annotated[
         int | None, Option(metavar="N", help="Random seed; the same seed gives the same answers.")

@@ -18,7 +18,7 @@ def serve(
     host: Annotated[
         str,
         Option(
-            metavar="ADDRESS", help="Address to listen on; others than this machine's need --key."
+            metavar="ADDRESS", help="Address to listen on; --key is needed unless it is localhost."
         ),
     ] = "127.0.0.1",
     port: Annotated[
@@ -31,15 +31,21 @@ def serve(
         ),
     ] = None,
     rows: Annotated[
-        int, Option(metavar="N", min=1, max=1024, help="Texts that are generated together.")
+        int, Option(metavar="N", min=1, max=1024, help="Sequences that are decoded together.")
     ] = 64,
     queue: Annotated[
-        int, Option(metavar="N", min=1, max=4096, help="Requests that may wait; others get 429.")
+        int,
+        Option(
+            metavar="N",
+            min=1,
+            max=4096,
+            help="Requests that may wait; further ones get status 429.",
+        ),
     ] = 64,
     idle: Annotated[
         float | None,
         Option(
-            metavar="SECONDS", min=1.0, help="Unload a model that nobody has asked for so long."
+            metavar="SECONDS", min=1.0, help="Unload a model after this time without a request."
         ),
     ] = None,
     device: Annotated[str, Option(metavar="NAME", help="cpu, cuda, mps or auto.")] = "auto",

@@ -159,17 +159,17 @@ def from_folder(folder: Path) -> Captions:
 def from_table(table: Table, roles: Roles) -> Captions:
     """The images that a table names, relative to its folder, and their captions."""
     folder = Path(table.path).parent
-    found: dict[Path, list[str]] = {}
+    by_image: dict[Path, list[str]] = {}
     groups: dict[Path, str] = {}
     places: dict[Path, str] = {}
     for place, file, captions, group in _rows(table, roles):
         path = _image_path(folder, place, file)
-        found.setdefault(path, []).extend(captions)
+        by_image.setdefault(path, []).extend(captions)
         groups.setdefault(path, str(path) if group is None else group)
         places.setdefault(path, place)
-    if not found:
+    if not by_image:
         raise DataError(f"{table.path} has no image with a caption")
-    paths = list(found)
+    paths = list(by_image)
     files = survey_files(paths, [path.name for path in paths], [*places.values()])
 
     def read(rows: NDArray[np.int64], size: Size) -> Pixels:
@@ -181,7 +181,7 @@ def from_table(table: Table, roles: Roles) -> Captions:
         except DataError as error:
             raise DataError(f"{places[path]}: {error}") from None
 
-    several = sum(map(len, found.values()))
+    several = sum(map(len, by_image.values()))
     note = f"; {several:,} captions" if several > len(paths) else ""
     grouped = f"; {len({*groups.values()}):,} groups" if "group" in roles.columns else ""
     inside = Path(normpath(folder))
@@ -193,7 +193,7 @@ def from_table(table: Table, roles: Roles) -> Captions:
         name=table.name,
         description=f"captions, {len(paths):,} images, {files.sizes}, {colour}, "
         f"{table.format}{roles.note}{note}{grouped}",
-        captions=[tuple(captions) for captions in found.values()],
+        captions=[tuple(captions) for captions in by_image.values()],
         groups=[groups[path] for path in paths],
         channels=files.channels,
         side=files.side,

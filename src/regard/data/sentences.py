@@ -14,7 +14,7 @@ from regard.data.text_files import preview, read_lines, scan, stem
 from regard.data.validation_split import hash_threshold, row_hash
 from regard.errors import DataError
 
-Row = tuple[str, str]  # two sentences of one meaning; twice the same where there is only one
+Row = tuple[str, str]  # two sentences with the same meaning; a single one twice
 
 
 @dataclass(frozen=True, slots=True)

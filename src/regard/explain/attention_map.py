@@ -63,7 +63,8 @@ class AttentionMap:
         maps, rows, columns = self.weights.shape
         if self.kind == "states":
             return f"AttentionMap({', '.join(self.headings)}: {rows} tokens × {columns} units)"
-        return f"AttentionMap({maps} heads, {rows} × {columns} tokens)"
+        heads = "1 head" if maps == 1 else f"{maps} heads"
+        return f"AttentionMap({heads}, {rows} × {columns} tokens)"
 
     def _repr_html_(self) -> str:
         return explorer({"attention": self})

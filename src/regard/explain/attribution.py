@@ -1,4 +1,4 @@
-"""Which inputs a prediction comes from: rollout, gradient × attention, integrated gradients."""
+"""Attribution to inputs: rollout, gradient × attention, integrated gradients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -102,8 +102,8 @@ def integrated_gradients(
 
     x are the embeddings of `ids`, b those of `baseline` repeated, or 0. The integral is a
     Gauss-Legendre sum of `steps` points. `score` maps the model's output to one number per row.
-    Returns the contributions and what is missing to the difference of the two scores, 0 for exact
-    integration. Sundararajan et al. 2017.
+    Returns the contributions and the convergence delta: the difference of the two scores minus
+    their sum, 0 for exact integration. Sundararajan et al. 2017.
     """
     forward = model if run is None else run
     module = submodules(model).get(embed)
@@ -132,8 +132,8 @@ def integrated_gradients(
     contributions = ((x - b)[0] * total).sum(-1)
     with torch.no_grad():
         ends = scores(torch.cat([b, x]))
-    missing = float(ends[1] - ends[0] - contributions.sum())
-    return contributions.detach(), missing
+    delta = float(ends[1] - ends[0] - contributions.sum())
+    return contributions.detach(), delta
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -143,7 +143,7 @@ class Attribution:
     tokens: list[str]
     values: list[float]
     output: str  # whose score it is
-    missing: float = 0.0  # of the score, by which the values do not add up
+    convergence_delta: float = 0.0  # the difference of the scores minus the sum of the values
 
     def __repr__(self) -> str:
         largest = max(zip(self.values, self.tokens, strict=True), key=lambda pair: abs(pair[0]))
@@ -208,6 +208,6 @@ def attribute(
         chosen = list(names).index(output)
     else:
         raise ConfigError(unknown("class", output, names))
-    values, missing = integrated_gradients(model, batch, lambda hidden: logits(hidden)[:, chosen])
+    values, delta = integrated_gradients(model, batch, lambda hidden: logits(hidden)[:, chosen])
     label = tokenizer.piece(chosen) if names is None else names[chosen]
-    return Attribution(list(map(tokenizer.piece, ids)), values.tolist(), label, missing)
+    return Attribution(list(map(tokenizer.piece, ids)), values.tolist(), label, delta)

@@ -1,4 +1,4 @@
-"""What a part of a model is good for: the loss without each head, and what a layer encodes."""
+"""Ablation of heads, and linear probes of layers."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -82,7 +82,7 @@ def _neighbour_probabilities(x: Tensor, perplexity: float) -> Tensor:
 def position_similarity(
     position: Position, length: int, *, head_dim: int | None = None, normalize: bool = True
 ) -> Float[Tensor, "maps length length"]:
-    r"""How alike a position encoding makes every two positions, one map or one per head.
+    r"""The similarity of every pair of positions, one map or one per head.
 
         learned, sinusoidal     cos(p_i, p_j), or p_i . p_j without `normalize`
         rotary                  q . R_{j-i} q / |q|^2 for q = (1, ..., 1)

@@ -61,7 +61,7 @@ class _Decoder(nn.Module):
             torch.cat((part, part.new_zeros(rows, part.shape[1], time, part.shape[3])), 2)
             for part in past
         ]
-        caches = [KVCache(*extended[at : at + 2]) for at in range(0, len(extended), 2)]
+        caches = [KVCache(*extended[index : index + 2]) for index in range(0, len(extended), 2)]
         lengths = torch.full((rows,), length, dtype=torch.int64)
         state = TransformerState(caches, lengths, length + time, length)
         logits, _ = self.model.step(input_ids, state, all_logits=True)
@@ -77,7 +77,7 @@ def write_onnx(model: Transformer, path: Path) -> float:
         raise RegardError(
             f"ONNX files need {error.name}; install it with: pip install 'regard[onnx]'"
         ) from error
-    module, names, dims = _traced(model)
+    module, names, dims = _export_module(model)
     inputs = _inputs(model, EXAMPLE_ROWS, EXAMPLE_TIME, EXAMPLE_PAST)
     with _silence(), torch.no_grad():
         program = torch.onnx.export(
@@ -99,16 +99,17 @@ def write_onnx(model: Transformer, path: Path) -> float:
             expected = _flatten(module(*inputs))
         feed = dict(zip(names[0], (x.numpy() for x in _flatten(inputs)), strict=True))
         for actual, output in zip(session.run(None, feed), expected, strict=True):
-            off = (torch.from_numpy(actual) - output).abs().max().item() if actual.size else 0.0
-            difference = max(difference, off / max(1.0, output.abs().max().item() / 10))
+            error = (torch.from_numpy(actual) - output).abs().max().item() if actual.size else 0.0
+            difference = max(difference, error / max(1.0, output.abs().max().item() / 10))
     if not difference <= TOLERANCE:
         raise CheckpointError(
-            f"ONNX Runtime's outputs are off by {difference:.2g}; nothing was written"
+            f"ONNX Runtime's outputs differ by {difference:.2g}, more than {TOLERANCE}; "
+            "nothing was written"
         )
     return difference
 
 
-def _traced(model: Transformer) -> tuple[nn.Module, tuple[list[str], list[str]], Any]:
+def _export_module(model: Transformer) -> tuple[nn.Module, tuple[list[str], list[str]], Any]:
     """The module to trace, the names of its inputs and outputs, and the axes that vary."""
     rows, time = Dim("rows", min=1, max=1 << 16), Dim("time", min=1, max=model.config.context)
     ids, lengths = {0: rows, 1: time}, {0: rows}

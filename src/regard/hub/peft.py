@@ -190,20 +190,22 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
     tensors = Tensors(read_header(folder / MODEL))
     with tensors:
         values = {name.removeprefix(PREFIX): tensors.read(name).float() for name in tensors.entries}
-    halves: dict[str, dict[str, Tensor]] = {}
+    factors: dict[str, dict[str, Tensor]] = {}
     others: dict[str, Tensor] = {}
     for name, tensor in values.items():
         match = LORA.fullmatch(name)
         if match is not None:
-            halves.setdefault(match["layer"], {})[match["part"]] = tensor
+            factors.setdefault(match["layer"], {})[match["part"]] = tensor
         else:
             others[name] = tensor
     if bad := [name for name, tensor in values.items() if not is_finite(tensor)]:
         raise CheckpointError(f"{folder / MODEL}: {quote(bad[0])} has values that are not finite")
-    if bad := next((name for name, parts in halves.items() if len(parts) < 2), None):
-        raise CheckpointError(f"{folder / MODEL}: {quote(bad)} has only one of lora_A and lora_B")
+    if incomplete := next((name for name, parts in factors.items() if len(parts) < 2), None):
+        raise CheckpointError(
+            f"{folder / MODEL}: {quote(incomplete)} has only one of lora_A and lora_B"
+        )
     shapes = {name: tensor.shape for name, tensor in weights(on_meta(config)).items()}
-    external = [*(f"{layer}.weight" for layer in halves), *others]
+    external = [*(f"{layer}.weight" for layer in factors), *others]
     unexpected: list[str] | None = None  # by the names of the first family
     for plan in _plans(config, external, shapes):
         if not plan.unexpected:
@@ -220,8 +222,8 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
     for mapping in plan.mappings:
         expected = [shapes[name] for name in mapping.internal]
         module = mapping.external.removesuffix(".weight")
-        if module in halves:
-            a, b = halves[module]["A"], halves[module]["B"]
+        if module in factors:
+            a, b = factors[module]["A"], factors[module]["B"]
             if a.dim() != 2 or not len(a) or a.shape[1] != expected[0][1]:
                 raise _misfit(folder, mapping, "lora_A", a)
             sizes = [torch.Size((s[0], len(a))) for s in expected]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.nn.options import require_positive
 
-DOWN, LIFT, END = 0, 1, 2  # the pen after a point: it draws on, it is lifted, the drawing ends
+DOWN, LIFT, END = 0, 1, 2  # the pen after a point: down, lifted, or the drawing ends
 PEN_STATES = 3
 LOG_SIGMA = (-6.0, 6.0)  # of scaled offsets; outside, densities would overflow
 MAX_RHO = 0.99  # of the correlation, so that 1 - rho^2 stays away from 0

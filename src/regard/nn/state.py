@@ -38,7 +38,7 @@ class ImageSource(Source):
 
     @classmethod
     def of(cls, images: Float[Tensor, "batch channels height width"], cells: int) -> "ImageSource":
-        """Images that all have so many cells."""
+        """Images that all have `cells` cells."""
         return cls(images, torch.full((len(images),), cells, device=images.device))
 
     @property

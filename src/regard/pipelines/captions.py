@@ -185,10 +185,10 @@ class CaptionsPipeline(Pipeline):
         rows = np.arange(min(SAMPLE_IMAGES, len(captions)))
         task, tokenizer = cast(Caption, data.task), cast(Tokenizer, data.tokenizers)
         pixels = captions.read(rows, cast(Any, data.model).image_size)
-        written = write_captions(model, task, tokenizer, pixels, BeamSearch(1))
+        generated = generate_captions(model, task, tokenizer, pixels, BeamSearch(1))
         return "\n".join(
             f"→ {text}\n= {captions.captions[row][0]}"
-            for row, text in zip(rows.tolist(), written, strict=True)
+            for row, text in zip(rows.tolist(), generated, strict=True)
         )
 
     def evaluate(
@@ -209,14 +209,16 @@ class CaptionsPipeline(Pipeline):
         captions: Captions = data.validation_data
         task, tokenizer = cast(Caption, data.task), cast(Tokenizer, data.tokenizers)
         size = cast(Any, data.model).image_size
-        written: list[str] = []
+        generated: list[str] = []
         for start in range(0, len(captions), DEFAULT_ROWS):
             rows = np.arange(start, min(start + DEFAULT_ROWS, len(captions)))
-            written += write_captions(model, task, tokenizer, captions.read(rows, size), search)
+            generated += generate_captions(
+                model, task, tokenizer, captions.read(rows, size), search
+            )
             if progress is not None:
-                progress(TRANSLATING, len(written), len(captions))
+                progress(TRANSLATING, len(generated), len(captions))
         metrics: dict[str, Any] = validation_metrics(data, model, device, None, progress)
-        metrics |= _score(written, captions)
+        metrics |= _score(generated, captions)
         if captions.train is not None:
             nearest = nearest_captions(captions.train, captions)
             scores = _score(nearest, captions)
@@ -236,7 +238,7 @@ class CaptionsPipeline(Pipeline):
         for start in range(0, len(inputs), DEFAULT_ROWS):
             part = inputs[start : start + DEFAULT_ROWS]
             pixels = np.concatenate([input_pixels(run.model, what) for what in part])
-            captions += write_captions(run.model, task, tokenizer, pixels, BeamSearch())
+            captions += generate_captions(run.model, task, tokenizer, pixels, BeamSearch())
         return captions
 
 
@@ -254,7 +256,7 @@ def image_source(model: nn.Module, task: Caption, pixels: NDArray[np.uint8]) -> 
 
 
 @torch.no_grad()
-def write_captions(
+def generate_captions(
     model: nn.Module,
     task: Caption,
     tokenizer: Tokenizer,
@@ -290,7 +292,7 @@ def explain_caption(run: TrainedModel, image: Any, layers: Sequence[int | None])
     model, tokenizer = run.model, cast(Tokenizer, run.tokenizers)
     task, pixels = caption_task(run.config.task, tokenizer), input_pixels(model, image)
     source = image_source(model, task, pixels)
-    (caption,) = write_captions(model, task, tokenizer, pixels, BeamSearch())
+    (caption,) = generate_captions(model, task, tokenizer, pixels, BeamSearch())
     ids = [*tokenizer.encode(caption), task.stop_id]
     inputs = torch.tensor([[task.start_id, *ids[:-1]]], device=source.images.device)
     grid = cast(Any, model.config).grid
@@ -318,8 +320,9 @@ def encode_words(
 
 
 def attention_hits(data: EvalData, model: nn.Module) -> float:
-    """How often the largest attention weight for a word is on a cell of what the word names.
+    """How often the largest attention weight for a word is in the region of what it names.
 
+    The pointing game (Zhang et al. 2016).
     The model reads the true captions. The weights are the mean over heads, in the last layer; a
     word is that of the last of its tokens.
     """
@@ -365,18 +368,18 @@ def nearest_captions(train: Captions, captions: Captions) -> list[str]:
     return [train.captions[row][0] for row in nearest]
 
 
-def _score(written: Sequence[str], captions: Captions) -> dict[str, float]:
+def _score(generated: Sequence[str], captions: Captions) -> dict[str, float]:
     """Exact match with one of the captions, and BLEU and chrF with all of them, ignoring case."""
     most = max(map(len, captions.captions))
     lower = [[text.lower() for text in texts] for texts in captions.captions]
-    written = [text.lower() for text in written]
+    generated = [text.lower() for text in generated]
     # as sacreBLEU has it: a list for the first references, for the second ones, …
     references = [[texts[min(n, len(texts) - 1)] for texts in lower] for n in range(most)]
-    hits = [text in texts for text, texts in zip(written, lower, strict=True)]
+    hits = [text in texts for text, texts in zip(generated, lower, strict=True)]
     return {
         "exact_match": sum(hits) / len(hits),
-        "bleu": bleu(written, *references)[0],
-        "chrf": chrf(written, *references)[0],
+        "bleu": bleu(generated, *references)[0],
+        "chrf": chrf(generated, *references)[0],
     }
 
 

@@ -264,9 +264,10 @@ class Packed:
 
 
 def pack(data: Dialogues, task: Instruct, tokenizer: Tokenizer, model: ModelConfig) -> Packed:
-    """Pack dialogues into rows of `model.context` tokens: each goes into the first with room.
+    """Pack dialogues into rows of `model.context` tokens: best-fit decreasing.
 
-    The longest come first. With `model.prefix` a row is one dialogue.
+    The longest come first, and each goes into the row with the least room that
+    fits it. With `model.prefix` a row is one dialogue.
     """
     context = model.context
     encoded = [encode(task, tokenizer, row) for row in data.rows]
@@ -282,11 +283,11 @@ def pack(data: Dialogues, task: Instruct, tokenizer: Tokenizer, model: ModelConf
     if getattr(model, "prefix", False):
         rows = [[dialogue] for dialogue in kept]
     else:
-        rows = _first_fit(kept, context)
+        rows = _best_fit(kept, context)
     return Packed(rows, sum(len(ids) for ids, _ in kept), truncated, len(cut) - len(kept))
 
 
-def _first_fit(dialogues: list[Dialogue], context: int) -> list[list[Dialogue]]:
+def _best_fit(dialogues: list[Dialogue], context: int) -> list[list[Dialogue]]:
     rows: list[list[Dialogue]] = []
     free: dict[int, list[int]] = {}  # rows by the tokens that are left in them
     order = sorted(range(len(dialogues)), key=lambda n: (-len(dialogues[n][0]), n))

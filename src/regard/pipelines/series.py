@@ -391,7 +391,7 @@ def _model(config: RunConfig, task: Forecast) -> ModelConfig:
         return resolve(config.model)
     if family == "linear":
         return resolve(config.model, context=task.context, horizon=task.horizon)
-    facts = task.model_facts()
+    facts = task.model_settings()
     head = config.model.get("head")
     if isinstance(head, dict) and head.get("kind") == "forecast":
         facts["head"] = {**head, **facts["head"]}  # with its pool

@@ -335,9 +335,9 @@ class SpanWindows:
         if limit is None or limit >= len(numbers):
             return numbers
         order = np.random.default_rng(shuffle_key(seed)).permutation(len(self.windows.questions))
-        counts = np.bincount(self.windows.question, minlength=len(order))
+        counts = np.bincount(self.windows.question_index, minlength=len(order))
         needed = 1 + int(np.searchsorted([*accumulate(counts[order].tolist())], limit))
-        return numbers[np.isin(self.windows.question, order[:needed])]
+        return numbers[np.isin(self.windows.question_index, order[:needed])]
 
 
 def _answer_tokens(characters: NDArray[np.int64], question: Question) -> tuple[int, int] | None:

@@ -86,7 +86,7 @@ class StrokesPipeline(Pipeline):
         facts = {"std": std, "points": points, "names": names}
         config = replace(config, task=merge({"task": config.task}, {"task": facts})["task"])
         task = stroke_task(config.task)
-        model = resolve(config.model, **task.model_facts())
+        model = resolve(config.model, **task.model_settings())
         config = replace(config, model=describe(model))
         data = self.evaluation_data(config, validation, None)
         loader = RowLoader(len(train), rows, settings.seed)
@@ -94,14 +94,15 @@ class StrokesPipeline(Pipeline):
         def batch(number: int) -> Batch:
             return _batch(task, train, loader.examples(number))
 
-        cut = int((train.lengths > points).sum())
+        truncated = int((train.lengths > points).sum())
         return TrainingData(
             **vars(data),
             batch=batch,
             example_ids=loader.example_ids,
             all_batches=lambda: _batches(task, train, rows, None),
             description=[
-                f"data       {train.description}" + (f"; {cut:,} cut" if cut else ""),
+                f"data       {train.description}"
+                + (f"; {truncated:,} truncated" if truncated else ""),
                 f"validation {validation.description}",
                 f"offsets    standard deviation {std:.4g}",
                 *([describe_classes(names)] if names else []),
@@ -128,7 +129,7 @@ class StrokesPipeline(Pipeline):
             task=task,
             task_choice=config.task,
             tokenizers=None,
-            model=resolve(config.model, **task.model_facts()),
+            model=resolve(config.model, **task.model_settings()),
             validation_batches=lambda limit: _batches(task, data, rows, limit),
             validation_data=data,
             validation_size=len(data),

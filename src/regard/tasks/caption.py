@@ -29,7 +29,7 @@ class Caption(Seq2Seq):
     source_kind: ClassVar[str] = "images"
     verbs: ClassVar[tuple[str, ...]] = ("predict",)
     label_smoothing: float = 0.0  # probability that is spread over all tokens
-    crop: int = 0  # in training, shift images by up to so many pixels
+    crop: int = 0  # in training, shift images at random by up to this many pixels
     # mean of the pixels, per channel; empty: that of the training images
     mean: list[float] = field(default_factory=list)
     # standard deviation of the pixels, per channel; empty: that of the training images

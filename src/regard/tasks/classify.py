@@ -35,7 +35,7 @@ class Classify(Task):
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     heads: ClassVar[tuple[str, ...]] = ("classify",)  # kinds of `model.head`
     label_smoothing: float = 0.0  # probability that is spread over all classes
-    crop: int = 0  # in training, shift images by up to so many pixels
+    crop: int = 0  # in training, shift images at random by up to this many pixels
     flip: bool = False  # in training, mirror half of the images
     # mean of the pixels, per channel; empty: that of the training images
     mean: list[float] = field(default_factory=list)

@@ -69,9 +69,9 @@ class Contrastive(Task):
 
     @torch.no_grad()
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-        """The loss per pair, and how often the nearest of all second texts is the right one.
+        """The loss per pair, and how often the nearest of all second texts is the correct one.
 
-        Of several equal texts any is right.
+        Of several equal texts any is correct.
         """
         training = model.training
         model.eval()
@@ -84,5 +84,5 @@ class Contrastive(Task):
             raise DataError("nothing to evaluate: the validation data has no pairs")
         a, b = (torch.cat(side) for side in zip(*vectors, strict=True))
         cosines = a @ b.T
-        right = cosines.amax(1) <= cosines.diagonal() + 1e-6
-        return {"loss": total / len(a), "accuracy": float(right.float().mean())}
+        correct = cosines.amax(1) <= cosines.diagonal() + 1e-6
+        return {"loss": total / len(a), "accuracy": float(correct.float().mean())}

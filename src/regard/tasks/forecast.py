@@ -125,7 +125,7 @@ class Forecast(Task):
         return np.atleast_1d(np.array(self.mean)), np.atleast_1d(np.array(self.std))
 
     def how(self, model: nn.Module, steps: int) -> str:
-        """How a forecast of so many steps is made, for a legend."""
+        """How a forecast of this many steps is computed, for a legend."""
         at_once = getattr(model, "horizon", 1) if is_closed_form(model) else self.horizon
         return "at once" if self.is_direct and steps <= at_once else "fed back"
 
@@ -137,7 +137,7 @@ class Forecast(Task):
             raise ConfigError(unknown("column", column, self.columns))
         return self.columns.index(column)
 
-    def model_facts(self) -> dict[str, Any]:
+    def model_settings(self) -> dict[str, Any]:
         """The fields of a model's configuration that follow from the task."""
         outputs = 1 if self.independent else len(self.columns)
         read = 1 if self.independent else len(self.read_columns)

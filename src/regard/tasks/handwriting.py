@@ -39,10 +39,10 @@ class Handwriting(Task):
     unit: ClassVar[str] = "nats per point"
     shapes: ClassVar[tuple[str, ...]] = ("decoder",)
     verbs: ClassVar[tuple[str, ...]] = ("draw",)
-    conditional: bool = True  # draw by class, where the drawings have classes
+    conditional: bool = True  # condition on the class, where the drawings have classes
     components: int = 20  # normal distributions of the mixture
     std: float | None = None  # standard deviation of offsets; None: that of the training data
-    # the most points of a drawing; longer ones are cut. None: the longest of the training data
+    # maximum number of points of a drawing; None: the longest of the training data
     points: int | None = None
     names: list[str] = field(default_factory=list)  # names of the classes; empty: those of the data
 
@@ -54,7 +54,7 @@ class Handwriting(Task):
         if self.std is not None and not self.std > 0:
             raise ConfigError(f"task.std={self.std} must be more than 0")
 
-    def model_facts(self) -> dict[str, Any]:
+    def model_settings(self) -> dict[str, Any]:
         """The fields of a model's configuration that follow from the task."""
         return {
             "vocab_size": 1,
@@ -104,7 +104,9 @@ class Handwriting(Task):
         if not self.names:
             return inputs
         if classes is None:
-            raise ConfigError("this model draws by class; give one")
+            raise ConfigError(
+                f"this model is conditioned on a class; give one of {self.names[:10]}"
+            )
         label = F.one_hot(classes, len(self.names)).to(inputs)
         return torch.cat([inputs, label.unsqueeze(1).expand(-1, inputs.shape[1], -1)], -1)
 
@@ -125,7 +127,7 @@ class Handwriting(Task):
         """The number of a class; None for a model without classes."""
         if not self.names:
             if name:
-                raise ConfigError(f"this model draws without classes; leave out {name!r}")
+                raise ConfigError(f"this model is not conditioned on classes; leave out {name!r}")
             return None
         if name not in self.names:
             raise ConfigError(unknown("class", str(name), self.names))
@@ -141,11 +143,11 @@ class Handwriting(Task):
         bias: float = 0.0,
         seed: int | None = None,
         steps: int | None = None,
-        forever: bool = False,
+        ignore_end: bool = False,
     ) -> list[Points]:
         """Drawings of a model, in the unit of the data; each ends by itself or after `steps`.
 
-        `forever` draws on after an end, for tests.
+        `ignore_end` continues after END, for tests.
         """
         if not 0 <= bias <= MAX_BIAS:
             raise ConfigError(f"bias={bias} must be at least 0 and at most {MAX_BIAS:g}")
@@ -169,7 +171,7 @@ class Handwriting(Task):
             drawn.append(point)
             inputs = self.encode(point.unsqueeze(1))
             ended |= point[:, 2] == END
-            if ended.all() and not forever:
+            if ended.all() and not ignore_end:
                 break
         points = torch.stack(drawn, 1)
         ends = (points[..., 2] == END).cpu()
@@ -178,6 +180,6 @@ class Handwriting(Task):
         lengths = torch.where(ends.any(1), ends.int().argmax(1) + 1, points.shape[1])
         rows = points.float().cpu().numpy()
         return [
-            row if forever else row[:length]
+            row if ignore_end else row[:length]
             for row, length in zip(rows, lengths.tolist(), strict=True)
         ]

@@ -29,14 +29,14 @@ class Windows:
     """The windows that a model reads: a question, and the context or a part of it."""
 
     questions: Sequence[Question]
-    question: NDArray[np.int64]  # the number of the question of each window
-    begin: NDArray[np.int64]  # the position of the first token of the context in each window
+    question_index: NDArray[np.int64]  # of each window
+    context_start: NDArray[np.int64]  # position of the first token of the context in each window
     offsets: Sequence[NDArray[np.int64]]  # the characters of those tokens, (tokens, 2)
 
     def text(self, window: int, first: int, last: int) -> str:
         """The text from one position of a window to another, both included."""
-        begin, offsets = int(self.begin[window]), self.offsets[window]
-        context = self.questions[self.question[window]].context
+        begin, offsets = int(self.context_start[window]), self.offsets[window]
+        context = self.questions[self.question_index[window]].context
         return context[offsets[first - begin, 0] : offsets[last - begin, 1]].strip()
 
 
@@ -47,7 +47,7 @@ class _Spans:
     scores: Float[Tensor, "batch candidates"]
     first: Int[Tensor, "batch candidates"]
     last: Int[Tensor, "batch candidates"]
-    total: Float[Tensor, " batch"]  # log of the summed exp(score) of all spans
+    logsumexp: Float[Tensor, " batch"]  # over the scores of all spans
     null: Float[Tensor, " batch"]  # the score of "no answer"
 
 
@@ -57,8 +57,9 @@ class Span(Task):
 
     s_i and e_j are two logits of every token. A context that is too long is read in windows which
     overlap; where a window does not hold the answer, start and end are at <cls>. The predicted
-    answer is the span of the context with the largest s_i + e_j, i <= j < i + `max_answer`, of all
-    windows; its probability is exp(s_i + e_j) over the sum of that of all spans.
+    answer is the span of the context with the largest s_i + e_j of all windows, where
+    i <= j < i + `max_answer_length`; its probability is exp(s_i + e_j) divided by the sum over all
+    spans.
     """
 
     data_kind: ClassVar[str] = "spans"
@@ -70,7 +71,7 @@ class Span(Task):
     heads: ClassVar[tuple[str, ...]] = ("span",)  # kinds of `model.head`
     # tokens by which the windows of a long context advance; None: half of what fits
     stride: int | None = None
-    max_answer: int = 30  # most tokens of an answer
+    max_answer_length: int = 30  # maximum number of tokens of an answer
     # whether a question may have no answer; None: if one of the training data has none
     no_answer: bool | None = None
     # predict no answer if its score exceeds that of the best answer by more than this
@@ -78,7 +79,7 @@ class Span(Task):
     windows: Windows | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("stride", "max_answer"):
+        for name in ("stride", "max_answer_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"task.{name}={value} must be 1 or more tokens")
@@ -90,17 +91,17 @@ class Span(Task):
     ) -> SpanBatch:
         """Windows, padded to a width, with start and end of the answers."""
         windows, numbers, rows, width, segmented = examples
-        places = torch.from_numpy(np.stack(numbers).astype(np.int64))  # begin, end, start, stop
+        bounds = torch.from_numpy(np.stack(numbers).astype(np.int64))  # begin, end, start, stop
         positions = torch.arange(width)
         lengths = torch.tensor([len(window) for window in windows])
         return SpanBatch(
             ids=pad(windows, width, 0),
             lengths=lengths,
-            context=places[:, :2],
-            targets=places[:, 2:],
+            context=bounds[:, :2],
+            targets=bounds[:, 2:],
             rows=torch.tensor([*rows]),
             segments=(
-                ((positions >= places[:, :1]) & (positions < lengths.unsqueeze(1))).long()
+                ((positions >= bounds[:, :1]) & (positions < lengths.unsqueeze(1))).long()
                 if segmented
                 else None
             ),
@@ -132,14 +133,14 @@ class Span(Task):
         model.eval()
         losses: list[tuple[float, int]] = []
 
-        def counted() -> Iterable[tuple[SpanBatch, Tensor]]:
+        def scored_batches() -> Iterable[tuple[SpanBatch, Tensor]]:
             for batch in batches:
                 logits = self.logits(model, batch)
                 losses.append((float(SpanHead.span_loss(logits, batch.targets)), len(batch.ids)))
                 yield batch, logits
 
         with torch.no_grad():
-            best = self.best_answers(counted(), top=1)
+            best = self.best_answers(scored_batches(), top=1)
         model.train(training)
         if not best:
             raise DataError("nothing to evaluate: the validation data has no question")
@@ -156,16 +157,16 @@ class Span(Task):
     ) -> dict[int, list[tuple[str, float]]]:
         """The likeliest answers of each question with their probabilities, best first."""
         assert self.windows is not None
-        found: dict[int, dict[str, float]] = defaultdict(dict)
+        candidates: dict[int, dict[str, float]] = defaultdict(dict)
         totals: dict[int, list[float]] = defaultdict(list)
         nulls: dict[int, float] = {}
         for batch, logits in batches:
             spans = self._best_spans(batch, logits, top)
-            columns = (spans.scores, spans.first, spans.last, spans.total, spans.null)
+            columns = (spans.scores, spans.first, spans.last, spans.logsumexp, spans.null)
             rows = zip(batch.rows.tolist(), *(column.tolist() for column in columns), strict=True)
             for window, scores, first, last, total, null in rows:
-                question = int(self.windows.question[window])
-                texts = found[question]
+                question = int(self.windows.question_index[window])
+                texts = candidates[question]
                 for score, i, j in zip(scores, first, last, strict=True):
                     if score > -np.inf:
                         text = self.windows.text(window, i, j)
@@ -174,13 +175,13 @@ class Span(Task):
                 nulls[question] = min(null, nulls.get(question, np.inf))
         return {
             question: self._rank(texts, totals[question], nulls[question])[:top]
-            for question, texts in found.items()
+            for question, texts in candidates.items()
         }
 
     def _rank(
         self, texts: Mapping[str, float], totals: list[float], null: float
     ) -> list[tuple[str, float]]:
-        """Answers by score, with "no answer" where it belongs; probabilities sum to 1 over all."""
+        """Answers by score, with "no answer" at its rank; the probabilities of all sum to 1."""
         ranked = sorted(texts.items(), key=lambda item: -item[1])
         if self.no_answer:
             totals = [*totals, null]
@@ -197,7 +198,7 @@ class Span(Task):
         begin, stop = batch.context.unsqueeze(2).unbind(1)  # (batch, 1)
         inside = (positions >= begin) & (positions < stop)
         distance = positions - positions.unsqueeze(1)  # j - i
-        band = (distance >= 0) & (distance < self.max_answer)
+        band = (distance >= 0) & (distance < self.max_answer_length)
         allowed = inside.unsqueeze(2) & inside.unsqueeze(1) & band
         scores = (start.unsqueeze(2) + end.unsqueeze(1)).masked_fill(~allowed, -torch.inf)
         flat = scores.flatten(1)
@@ -219,7 +220,7 @@ def normalize_answer(text: str) -> str:
 def answer_f1(prediction: str, answer: str) -> float:
     """F1 = 2 common / (predicted + true) of the words of two answers, after normalization.
 
-    Where one has no word left, 1 if both have none, else 0.
+    If one of them has no words left, 1 if both have none, else 0.
 
     >>> round(answer_f1("in the year 1066", "1066"), 3)
     0.5
@@ -236,8 +237,8 @@ def score_answers(
 ) -> dict[str, float]:
     """F1 and exact match of predictions by question id, the best over the answers of each.
 
-    If some questions have no answer, also both by whether there is one. A question without a
-    prediction counts 0.
+    If some questions have no answer, also both metrics for answered and for unanswered questions
+    alone. A question without a prediction counts 0.
     """
     scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for question in questions:

@@ -9,7 +9,7 @@ from regard.tasks import TASKS
 SHARE = 0.1  # of the cost of a run, at most, for its evaluations while training
 EVALUATIONS = 10  # after the start, at most
 MAX_TARGETS = 200_000  # of an evaluation while training
-LEAST_STEPS = 8  # an evaluation has at least the targets of so many steps
+LEAST_STEPS = 8  # an evaluation has at least as many targets as this number of steps
 BACKWARD = 2  # cost of a backward pass, in forward passes
 
 

@@ -62,7 +62,7 @@ from regard.training.storage.start import load_initial_weights, open_start
 from regard.training.threads import Threads
 from regard.training.tracking.trackers import attach_trackers
 from regard.training.train_state import TrainState
-from regard.training.tuning import describe_tuning, freeze_dtype, lr_scales, tuning
+from regard.training.tuning import cast_frozen_weights, describe_tuning, lr_scales, tuning
 
 
 def begin(
@@ -299,7 +299,7 @@ def _steps(start: int, state: TrainState) -> Iterator[Step]:
     path = training_path(settings, device, model, ranks=ranks.world_size)
 
     def before_step(number: int) -> None:
-        if rule.changes:
+        if rule.depends_on_step:
             rule.prepare(model, number)
 
     return train(
@@ -313,7 +313,7 @@ def _steps(start: int, state: TrainState) -> Iterator[Step]:
         start=start,
         autocast=autocast(settings, device),
         strategy=strategy,
-        capture=path.cuda_graph and not rule.changes,
+        capture=path.cuda_graph and not rule.depends_on_step,
         before_step=before_step,
     )
 
@@ -330,17 +330,17 @@ def _initialize(
     Returns lines for the heading that say what trains.
     """
     rule = tuning(config.train.tune)
-    if config.train.start is not None and (saved is None or not rule.saves_all):
+    if config.train.start is not None and (saved is None or not rule.saves_full_model):
         load_initial_weights(config, model)
     if saved is None and hasattr(model, "count_words"):
         cast(Any, model).count_words(data.all_batches())
     if hasattr(model, "fit"):
         return []
     rule.prepare(model, 0 if saved is None else saved.step)
-    if not rule.saves_all and autocast(config.train, device) is not nullcontext:
-        freeze_dtype(model, torch.bfloat16)
+    if not rule.saves_full_model and autocast(config.train, device) is not nullcontext:
+        cast_frozen_weights(model, torch.bfloat16)
     lines = describe_tuning(config, model)
-    if rule.changes:
+    if rule.depends_on_step:
         model.requires_grad_(True)  # the optimizers know all parameters; `before_step` freezes
     return lines
 

@@ -1,4 +1,4 @@
-"""Which parameters of a model train: all, the head, the last layers, gradually more, or LoRA."""
+"""Trainable parameters: all, the head, the last layers, gradual unfreezing, or LoRA."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -52,29 +52,29 @@ def lr_scales(model: nn.Module, layer_decay: float) -> dict[str, float] | None:
 
 
 class Tuning:
-    """A rule for what trains; it changes `requires_grad` of the parameters."""
+    """Which parameters are trainable: sets `requires_grad`, and may add an adapter."""
 
-    changes = False  # whether it depends on the step
-    saves_all = True  # whether model.safetensors holds all weights, not only the trained ones
+    depends_on_step = False  # whether parameters are unfrozen during training
+    saves_full_model = True  # whether model.safetensors holds frozen weights too
 
     def prepare(self, model: nn.Module, step: int = 0) -> None:
-        """Freeze what does not train at `step`; adapters are added to the model here."""
+        """Freeze the parameters that are not trainable at `step`; adapters are added here."""
         names = distances(model)
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(self.trains(name, names[name], step))
+            parameter.requires_grad_(self.is_trainable(name, names[name], step))
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError(
-                f"{self}: no parameter trains; the head of this model is its embedding matrix"
+                f"{self}: no parameter is trainable; the head of this model is its embedding matrix"
             )
 
-    def trains(self, name: str, distance: int, step: int) -> bool:
-        """Whether a parameter at this distance from the output trains at `step`."""
+    def is_trainable(self, name: str, distance: int, step: int) -> bool:
+        """Whether a parameter at this distance from the output is trainable at `step`."""
         return True
 
 
 @dataclass(frozen=True)
-class All(Tuning):
-    """Every parameter trains."""
+class AllParameters(Tuning):
+    """Every parameter is trained."""
 
     def prepare(self, model: nn.Module, step: int = 0) -> None:
         """Nothing is frozen."""
@@ -82,16 +82,16 @@ class All(Tuning):
 
 @dataclass(frozen=True)
 class HeadOnly(Tuning):
-    """The head trains, the rest of the model is frozen (linear probing)."""
+    """The head is trained, the rest of the model is frozen (linear probing)."""
 
-    def trains(self, name: str, distance: int, step: int) -> bool:
+    def is_trainable(self, name: str, distance: int, step: int) -> bool:
         """Whether it belongs to the head."""
         return name.startswith("head.")
 
 
 @dataclass(frozen=True)
-class Last(Tuning):
-    """The head, the final norm and the last layers train."""
+class LastLayers(Tuning):
+    """The head, the final norm and the last layers are trained."""
 
     layers: int = 1  # number of layers
 
@@ -102,26 +102,26 @@ class Last(Tuning):
                 "train.tune=head"
             )
 
-    def trains(self, name: str, distance: int, step: int) -> bool:
+    def is_trainable(self, name: str, distance: int, step: int) -> bool:
         """Whether it is near enough to the output."""
         return distance <= self.layers
 
 
 @dataclass(frozen=True)
-class Gradual(Tuning):
-    """Gradual unfreezing: first the head, then one more layer every so many steps.
+class GradualUnfreezing(Tuning):
+    """Gradual unfreezing: first the head, then one more layer every `every` steps.
 
     Howard & Ruder 2018; the embeddings are last.
     """
 
-    every: int  # steps until one more layer trains
-    changes = True
+    every: int  # steps after which one more layer is unfrozen
+    depends_on_step = True
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ConfigError(f"train.tune: every={self.every} must be at least 1 step")
 
-    def trains(self, name: str, distance: int, step: int) -> bool:
+    def is_trainable(self, name: str, distance: int, step: int) -> bool:
         """Whether its layer is unfrozen at this step."""
         return distance <= step // self.every
 
@@ -138,7 +138,7 @@ class LoRA(Tuning):
     dropout: float = 0.0  # dropout of the input of the update
     # globs of the names of linear layers; "*" is all of them
     targets: list[str] = field(default_factory=lambda: ["*.query", "*.value"])
-    saves_all = False
+    saves_full_model = False
 
     def prepare(self, model: nn.Module, step: int = 0) -> None:
         """Add LoRA to the layers and freeze the rest."""
@@ -150,16 +150,16 @@ class LoRA(Tuning):
 
 
 TUNINGS: dict[str, Callable[..., Tuning]] = {
-    "all": All,
+    "all": AllParameters,
     "head": HeadOnly,
-    "last": Last,
-    "gradual": Gradual,
+    "last": LastLayers,
+    "gradual": GradualUnfreezing,
     "lora": LoRA,
 }
 
 
 def tuning(choice: Choice) -> Tuning:
-    """The rule of this name."""
+    """The value of `train.tune`."""
     return make(choice, TUNINGS, "tune")
 
 
@@ -169,18 +169,18 @@ def has_adapter(config: RunConfig) -> bool:
 
 
 def check_tuning(config: RunConfig, ranks: int) -> None:
-    """Raise if what trains contradicts the other settings."""
+    """Raise if `train.tune` contradicts the other settings."""
     rule, kind = tuning(config.train.tune), kind_of(config.train.tune)[0]
-    if not rule.saves_all and config.train.start is None:
+    if not rule.saves_full_model and config.train.start is None:
         raise ConfigError(
             f"train.tune={kind} trains an adapter of a model that is trained already;\n"
             "name it: train.start=RUN"
         )
-    if ranks > 1 and (rule.changes or not rule.saves_all):
+    if ranks > 1 and (rule.depends_on_step or not rule.saves_full_model):
         raise ConfigError(f"train.tune={kind} is for one process; start it without torchrun")
 
 
-def freeze_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+def cast_frozen_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """Store frozen matrices in the dtype in which autocast computes: no copy, half the memory.
 
     Embeddings stay as they are: autocast does not cast them, and the residual stream has their
@@ -193,21 +193,21 @@ def freeze_dtype(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def describe_tuning(config: RunConfig, model: nn.Module) -> list[str]:
-    """A line for the heading of a run: how many parameters train; none if all do."""
+    """A line for the heading of a run with the trainable parameters; none if all are."""
     kind, options = kind_of(config.train.tune)
     if kind == "all" and config.train.layer_decay == 1:
         return []
     counts: Mapping[bool, int] = {
-        trains: sum(p.numel() for p in model.parameters() if p.requires_grad == trains)
-        for trains in (True, False)
+        trainable: sum(p.numel() for p in model.parameters() if p.requires_grad == trainable)
+        for trainable in (True, False)
     }
     total = counts[True] + counts[False]
-    words = [kind, *(f"{name}={_show(value)}" for name, value in options.items())]
+    words = [kind, *(f"{name}={_format(value)}" for name, value in options.items())]
     if config.train.layer_decay != 1:
         words.append(f"layer_decay={config.train.layer_decay:g}")
     share = f"{counts[True]:,} of {total:,} parameters ({counts[True] / total:.2%})"
-    return [f"trains     {' '.join(words)}: {share}"]
+    return [f"trainable  {' '.join(words)}: {share}"]
 
 
-def _show(value: Any) -> str:
+def _format(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

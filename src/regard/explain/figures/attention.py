@@ -117,7 +117,7 @@ def require_attention(subject: Subject) -> None:
 def permutation(
     text: str = "The man ate the fish", *, dim: int = 16, heads: int = 2, seed: int = 1
 ) -> Picture:
-    r"""Self-attention of words in another order: without positions the outputs only move along.
+    r"""Permutation equivariance: without positions, permuted inputs give permuted outputs.
 
         f(P X) = P f(X)      P a permutation matrix
 
@@ -150,8 +150,8 @@ def permutation(
     return Picture(
         title="Attention is permutation equivariant",
         caption="The outputs of self-attention for the words in two orders: without positions each "
-        "word has the same output wherever it stands, so the rows only move along. The third map: "
-        "what changes for each word when a sinusoid is added to the inputs.",
+        "word has the same output at every position, so the outputs are permuted as the inputs "
+        "are. The third map: what changes for each word when a sinusoid is added to the inputs.",
         panels=[
             heat("in order", words, y),
             heat("permuted", moved, permuted),

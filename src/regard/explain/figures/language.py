@@ -100,7 +100,7 @@ def shannon(
 
 
 def ngram_counts(symbols: Sequence[str], order: int) -> dict[tuple[str, ...], Counter[str]]:
-    """How often each symbol follows each history of order - 1 symbols, in a circle."""
+    """How often each symbol follows each history of order - 1 symbols; the text is circular."""
     if order == 0:
         return {(): Counter(dict.fromkeys(sorted(set(symbols)), 1))}
     counts: dict[tuple[str, ...], Counter[str]] = {}

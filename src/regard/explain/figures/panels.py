@@ -74,8 +74,8 @@ class Node:
     label: str
     parent: int | None  # index of the parent
     value: float  # log P of the path
-    kept: bool = True  # False: left by the search
-    best: bool = False  # on the path that wins
+    kept: bool = True  # False: pruned by the search
+    best: bool = False  # on the best path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
