@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
+
+from regard.cli import main
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -104,3 +107,17 @@ def test_every_notebook_has_the_cells_of_its_page():
         assert not any(
             output.output_type == "error" for c in stored.cells for output in c.get("outputs", [])
         )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # open(…).read()
+@pytest.mark.parametrize("name", ["csv-classifier", "series"])
+def test_a_dry_run_prints_what_the_page_shows(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cells = [cell for cell in tutorials.read_cells(name) if cell.kind != "prose"]
+    data, dry_run = cells[:2]
+    exec(data.source, {})
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit:
+        main(shlex.split(dry_run.source)[1:])
+    assert not exit.value.code
+    assert capsys.readouterr().out.strip() == dry_run.shown.strip(), "run `make tutorials`"
