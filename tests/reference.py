@@ -79,6 +79,25 @@ def shaw(table: list[Vector], max_distance: int) -> Score:
     return score
 
 
+def disentangled(
+    q_r: list[Vector], k_r: list[Vector], max_distance: int, buckets: int | None
+) -> Score:
+    """(q_i . k_j + q_i . K r_d + k_j . Q r_d) / sqrt(3 d), with logarithmic buckets."""
+
+    def row(distance: int) -> int:
+        reach, middle = (max_distance, None) if buckets is None else (buckets, buckets // 2)
+        if middle is not None and abs(distance) > middle:
+            share = math.log(abs(distance) / middle) / math.log((max_distance - 1) / middle)
+            distance = (1 if distance > 0 else -1) * (middle + math.ceil(share * (middle - 1)))
+        return max(0, min(2 * reach - 1, distance + reach))
+
+    def score(q: Vector, k: Vector, i: int, j: int) -> float:
+        d = row(i - j)
+        return (dot(q, k) + dot(q, k_r[d]) + dot(k, q_r[d])) / math.sqrt(3 * len(q))
+
+    return score
+
+
 def content(q: Vector, k: Vector, i: int = 0, j: int = 0) -> float:
     return dot(q, k) / math.sqrt(dot(q, q) * dot(k, k))
 

@@ -25,6 +25,15 @@ PAIR = {
     "decoder_ffn_dim": 40,
     "max_position_embeddings": 32,
 }
+DEBERTA = ENCODER | {
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "position_buckets": 4,
+    "max_relative_positions": 12,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
 T5 = {
     "vocab_size": 61,
     "d_model": 24,
@@ -54,7 +63,13 @@ SETTINGS = {  # a name of ours: the family, and what differs from the family's d
             "max_position_embeddings": 32,
         },
     ),
+    "camembert": ("camembert", ENCODER | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}),
     "albert": ("albert", ENCODER | {"embedding_size": 10}),
+    "deberta": ("deberta-v2", DEBERTA),
+    "deberta-wide": (
+        "deberta-v2",
+        DEBERTA | {"position_buckets": -1, "norm_rel_ebd": "none", "position_biased_input": True},
+    ),
     "t5": ("t5", T5),
     "t5-gated": ("t5", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "bart": ("bart", PAIR),
@@ -63,6 +78,7 @@ SETTINGS = {  # a name of ours: the family, and what differs from the family's d
         "bart",
         PAIR | {"encoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 20},
     ),
+    "mbart": ("mbart", PAIR | {"decoder_start_token_id": 2}),
     "marian": ("marian", MARIAN | {"activation_function": "swish"}),
     "marian-two": (
         "marian",
@@ -82,6 +98,10 @@ ENCODERS = [
     ("bert-tanh", "BertForMaskedLM"),
     *[("roberta", f"RobertaFor{head}") for head in HEADS],
     ("roberta", "RobertaModel"),
+    ("camembert", "CamembertForMaskedLM"),
+    *[("deberta", f"DebertaV2For{head}") for head in HEADS],
+    ("deberta", "DebertaV2Model"),
+    ("deberta-wide", "DebertaV2ForMaskedLM"),
     *[("distilbert", f"DistilBertFor{head}") for head in HEADS],
     ("distilbert", "DistilBertModel"),
     *[("albert", f"AlbertFor{head}") for head in ("PreTraining", *HEADS)],
@@ -94,6 +114,7 @@ WRITERS = [  # encoder–decoders that write tokens
     ("bart", "BartForConditionalGeneration"),
     ("bart-scaled", "BartForConditionalGeneration"),
     ("bart-unequal", "BartForConditionalGeneration"),
+    ("mbart", "MBartForConditionalGeneration"),
     ("marian", "MarianMTModel"),
     ("marian-two", "MarianMTModel"),
 ]

@@ -145,7 +145,7 @@ def test_what_has_no_place_here_is_refused_by_name(table, why):
     ("name", "fields", "obstacles"),
     [
         ("tiny-decoder", {"qk_norm": True}, ["gpt_neox", "qk_norm = True"]),
-        ("tiny-encoder-decoder", {}, ["marian", "norm_order = 'pre'"]),
+        ("tiny-encoder-decoder", {}, ["mbart", "position = 'sinusoidal'"]),
         ("modern", {"position": "alibi"}, ["llama", "position = 'alibi'"]),
         (
             "modern",

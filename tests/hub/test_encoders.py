@@ -240,6 +240,11 @@ def test_a_published_preset_is_of_its_family_and_of_no_other(name):
         ("albert", "embedding_size", 4096),
         ("t5", "feed_forward_proj", "gated-tanh"),
         ("bart", "normalize_before", True),
+        ("mbart", "normalize_before", False),
+        ("deberta-v2", "conv_kernel_size", 3),
+        ("deberta-v2", "norm_rel_ebd", "batch_norm"),
+        ("deberta-v2", "embedding_size", 128),
+        ("deberta-v2", "pos_att_type", "p2c"),
         ("marian", "static_position_embeddings", False),
     ],
 )

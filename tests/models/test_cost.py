@@ -33,6 +33,7 @@ CHANGES = [
     {"score": "general", "kv_heads": 2},
     {"score": "shaw", "position": "none"},
     {"score": "transformer_xl", "position": "none"},
+    {"score": {"kind": "disentangled", "max_distance": 8}, "position": "none"},
     {"qk_norm": True},
     {"norm_order": "post"},
     {"norm_order": "sandwich"},

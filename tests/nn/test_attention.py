@@ -133,9 +133,9 @@ def test_attention_with_shaw_scores_computes_the_formula():
 def test_attention_has_the_right_gradient_with_every_score(score):
     attention = Attention(4, 2, score=score)
     x = torch.randn(2, 3, 4, requires_grad=True)
-    inputs = AttentionInputs.of(
-        Mask.causal() & Mask.lengths(torch.tensor([3, 0])), torch.arange(3)[None]
-    )
+    distances = torch.randn(64, 4, requires_grad=True) if score == "disentangled" else None
+    mask = Mask.causal() & Mask.lengths(torch.tensor([3, 0]))
+    inputs = AttentionInputs.of(mask, torch.arange(3)[None], distances=distances)
     # the fused kernel's own backward differs from run to run in the last bits
     assert gradcheck(
         lambda x, *_: attention(x, inputs=inputs), (x, *attention.parameters()), nondet_tol=1e-12

@@ -6,11 +6,12 @@ from torch.autograd import gradcheck
 
 import reference
 from regard.config import make
-from regard.errors import ShapeError
+from regard.errors import ConfigError, ShapeError
 from regard.nn.score import (
     SCORES,
     Additive,
     Content,
+    Disentangled,
     Dot,
     General,
     Location,
@@ -22,10 +23,10 @@ from regard.nn.score import (
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def compare(score, formula):
+def compare(score, formula, *distances):
     q, k = torch.randn(2, 3, 6, 4), torch.randn(2, 3, 9, 4)
     at = torch.arange(9).unsqueeze(0)
-    scores = score(q, score.prepare(k), at[:, :6], at)
+    scores = score(q, score.prepare(k), at[:, :6], at, *distances)
     for row in range(2):
         for head in range(3):
             expected = [
@@ -79,6 +80,19 @@ def test_shaw_computes_the_formula_also_beyond_its_reach():
     compare(score, reference.shaw(score.relative.weight.tolist(), 3))
 
 
+@pytest.mark.parametrize(("max_distance", "buckets"), [(4, None), (9, 4), (12, 8)])
+def test_disentangled_computes_the_formula(max_distance, buckets):
+    score = Disentangled(4, max_distance, buckets)
+    q_r, k_r = torch.randn(2, 2 * score.reach, 4)
+    formula = reference.disentangled(q_r.tolist(), k_r.tolist(), max_distance, buckets)
+    compare(score, formula, *(r.expand(1, 3, -1, -1) for r in (q_r, k_r)))
+
+
+def test_disentangled_refuses_buckets_that_no_distance_needs():
+    with pytest.raises(ConfigError, match=r"buckets=10 must be at least 4 and less than .* = 8"):
+        Disentangled(4, max_distance=5, buckets=10)
+
+
 def test_a_cap_bends_the_scores_and_keeps_them_from_the_fused_kernel():
     assert ScaledDot(4).fused
     assert not ScaledDot(4, cap=0.5).fused
@@ -126,8 +140,9 @@ def test_every_score_has_the_right_gradient(name):
     q = torch.randn(1, 2, 3, 4, requires_grad=True)
     k = torch.randn(1, 2, 3, 4, requires_grad=True)
     parameters = tuple(score.parameters())
+    distances = torch.randn(2, 1, 2, 64, 4) if name == "disentangled" else ()
 
     def run(q, k, *parameters):
-        return score(q, score.prepare(k), at, at)
+        return score(q, score.prepare(k), at, at, *distances)
 
     assert gradcheck(run, (q, k, *parameters))

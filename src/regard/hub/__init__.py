@@ -11,9 +11,10 @@ are in `training/import_export.py`, which calls this package.
 """
 
 from regard.hub.families.albert import ALBERT
-from regard.hub.families.bart import BART
+from regard.hub.families.bart import BART, MBART
 from regard.hub.families.bert import BERT
 from regard.hub.families.bloom import BLOOM
+from regard.hub.families.deberta import DEBERTA
 from regard.hub.families.distilbert import DISTILBERT
 from regard.hub.families.gemma import GEMMA, GEMMA2, GEMMA3
 from regard.hub.families.gpt2 import GPT2
@@ -22,7 +23,7 @@ from regard.hub.families.llama import LLAMA, MISTRAL, PHI3, QWEN2, QWEN3
 from regard.hub.families.marian import MARIAN
 from regard.hub.families.opt import OPT
 from regard.hub.families.phi import PHI
-from regard.hub.families.roberta import ROBERTA
+from regard.hub.families.roberta import CAMEMBERT, ROBERTA
 from regard.hub.families.t5 import T5
 from regard.hub.families.vit import VIT
 from regard.hub.family import Family
@@ -44,10 +45,13 @@ MODEL_TYPES: dict[str, Family] = {
     "bloom": BLOOM,
     "bert": BERT,
     "roberta": ROBERTA,
+    "camembert": CAMEMBERT,
     "distilbert": DISTILBERT,
     "albert": ALBERT,
+    "deberta-v2": DEBERTA,
     "t5": T5,
     "bart": BART,
+    "mbart": MBART,
     "marian": MARIAN,
     "vit": VIT,
 }

@@ -32,7 +32,7 @@ from regard.nn.head import HEADS
 from regard.nn.init import INITS, deepnorm_gain
 from regard.nn.options import require_positive
 from regard.nn.position import POSITIONS
-from regard.nn.score import RELATIVE, SCORES
+from regard.nn.score import RELATIVE, SCORES, Disentangled
 from regard.nn.state import Inputs, KVCache, Source, TransformerState
 
 
@@ -443,6 +443,7 @@ def build_stack(
         )
         for _ in range(1 if config.shared_layers else layers)
     ]
+    score = blocks[0].attention.score
     every, chosen = config.global_every, config.global_layers or []
     return Stack(
         blocks,
@@ -454,5 +455,6 @@ def build_stack(
         embed_norm=norm(embed_dim) if config.embed_norm else None,
         project=None if embed_dim == config.dim else nn.Linear(embed_dim, config.dim),
         norm=norm(config.dim) if norm_order.final_norm else None,
+        distances=score.table(config.dim, norm) if isinstance(score, Disentangled) else None,
         dropout=config.dropout,
     )

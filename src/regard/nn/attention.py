@@ -155,6 +155,7 @@ class AttentionInputs:
     bias: Float[Tensor, "#batch heads time seen"] | None = None
     rotation: Rotation | None = None
     layer_position: Float[Tensor, "#batch time dim"] | None = None  # added to every layer's x
+    distances: Float[Tensor, "distances dim"] | None = None  # vectors that `Disentangled` reads
 
     @classmethod
     def of(
@@ -163,6 +164,7 @@ class AttentionInputs:
         query_positions: Int[Tensor, "#batch time"],
         key_positions: Int[Tensor, "#batch seen"] | None = None,
         position: Position | None = None,
+        distances: Float[Tensor, "distances dim"] | None = None,
     ) -> "AttentionInputs":
         """For queries at `query_positions` and keys at `key_positions` (None: the same)."""
         self_attention = key_positions is None
@@ -182,6 +184,7 @@ class AttentionInputs:
             bias,
             position.rotation(query_positions),
             position.embed(query_positions) if position.each_layer else None,
+            distances,
         )
 
     def dense(self) -> Bool[Tensor, "#batch 1 #time seen"] | None:
@@ -303,13 +306,22 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch heads time seen"]:
         """The attention weights, by the formula; of some heads if q and k are theirs only."""
         k = repeat_kv_heads(self.score.prepare(k), q.shape[1])
-        scores = self.score(q, k, inputs.query_positions, inputs.key_positions)
+        distances = self._project_distances(inputs)
+        scores = self.score(q, k, inputs.query_positions, inputs.key_positions, *distances)
         if inputs.bias is not None:
             bias = inputs.bias
             if inputs.allowed is not None:  # no -inf: `masked_softmax` applies the mask
                 bias = bias.masked_fill(~inputs.allowed, 0)
             scores = scores + bias
         return masked_softmax(scores, inputs.dense())
+
+    def _project_distances(self, inputs: AttentionInputs) -> tuple[Tensor, ...]:
+        """Q r and K r of the vectors of distances: (1, heads, distances, head_dim) each."""
+        if inputs.distances is None:
+            return ()
+        r = inputs.distances.unsqueeze(0)
+        k = repeat_kv_heads(split_heads(self.key(r), self.kv_heads), self.heads)
+        return split_heads(self.query(r), self.heads), k
 
     def _explicit(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """The formula step by step, for scores that no fused kernel computes."""

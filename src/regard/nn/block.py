@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.position import Position
+from regard.nn.score import DistanceTable
 from regard.nn.state import KVCache, TransformerState
 from regard.nn.tap import Carry, Tap
 
@@ -378,7 +379,7 @@ class Stack(nn.Module):
 
     `windows` holds the sliding window of each layer (None: all positions), and so the number of
     layers; with fewer blocks, they are reused in order (ALBERT has one). `project` maps embeddings
-    of another width to dim.
+    of another width to dim. `distances` are the vectors of disentangled attention.
     """
 
     def __init__(
@@ -390,10 +391,12 @@ class Stack(nn.Module):
         embed_norm: nn.Module | None = None,
         project: nn.Module | None = None,
         norm: nn.Module | None = None,
+        distances: DistanceTable | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.position = position
+        self.distances = distances
         self.embed_norm = embed_norm
         self.project = project
         self.blocks = nn.ModuleList(blocks)
@@ -432,12 +435,14 @@ class Stack(nn.Module):
         key_positions = None
         if state is not None and (seen := state.length_after(x.shape[1])) > x.shape[1]:
             key_positions = torch.arange(seen, device=x.device).unsqueeze(0)
+        distances = None if self.distances is None else self.distances()
         inputs_by_window = {
             window: AttentionInputs.of(
                 _in_window(mask, window),
                 positions,
                 key_positions,
                 self.position if window is None else self.position.in_window(),
+                distances,
             )
             for window in set(self.windows)
         }

@@ -168,8 +168,8 @@ class ClassHead(nn.Module):
     `pool` takes the first vector (BERT, ViT), the last one that is not padding (GPT, recurrent
     networks), the mean or the maximum. For a bidirectional recurrent network "ends" takes the last
     state of the forward half and the first of the backward half: each has read all tokens.
-    `hidden` is an extra layer h(y) = f(H y + c) with f = tanh (BERT, RoBERTa) or ReLU
-    (DistilBERT); with `relu` it is h(y) = relu(y), without weights.
+    `hidden` is an extra layer h(y) = f(H y + c) with f = tanh (BERT, RoBERTa), ReLU (DistilBERT)
+    or GELU (DeBERTa); with `relu` it is h(y) = relu(y), without weights.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class ClassHead(nn.Module):
         *,
         classes: int,
         pool: Literal["first", "last", "mean", "max", "ends"] = "first",
-        hidden: Literal["tanh", "relu"] | None = None,
+        hidden: Literal["tanh", "relu", "gelu"] | None = None,
         relu: bool = False,
         bias: bool = True,
     ) -> None:
@@ -189,7 +189,7 @@ class ClassHead(nn.Module):
             raise ConfigError("head 'classify': relu=true and hidden exclude each other; give one")
         self.pool, self.relu = pool, relu
         self.hidden = None if hidden is None else nn.Linear(dim, dim)
-        self.activation = torch.relu if hidden == "relu" else torch.tanh
+        self.activation = {"relu": torch.relu, "gelu": F.gelu}.get(hidden or "", torch.tanh)
         self.out = nn.Linear(dim, classes, bias=bias)
 
     def forward(

@@ -1,4 +1,4 @@
-"""Attention scores: dot product, additive, general, location, cosine, relative positions."""
+"""Attention scores: dot product, additive, general, location, cosine, relative, disentangled."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import ShapeError
+from regard.errors import ConfigError, ShapeError
 from regard.nn.loss import soft_cap
 from regard.nn.options import require_positive
 from regard.nn.position import Sinusoidal
@@ -254,6 +254,93 @@ class TransformerXL(Score):
         return self.scale * (content + by_distance.gather(-1, index))
 
 
+class Disentangled(Score):
+    r"""Disentangled attention: content and relative position have vectors of their own.
+
+        score(q_i, k_j) = (q_i . k_j + q_i . K r_d + k_j . Q r_d) / sqrt(3 head_dim)
+                           content     content to    position to
+                           to content  position      content
+        d = delta(i - j)
+
+    r has a learned vector for each distance, one table for all layers (`DistanceTable`); Q and K
+    are the layer's own projections of queries and keys, and `Attention` passes Q r and K r.
+    With `buckets`, distances beyond half of them share vectors in logarithmic steps:
+
+        delta(d) = d                                                               |d| <= m
+        delta(d) = sign(d) (m + ceil((m - 1) log(|d| / m) / log((M - 1) / m)))     else
+
+    with m = buckets / 2 and M = max_distance. He et al. 2021 (DeBERTa; versions 2 and 3). The paper
+    has delta(j - i) in the third term; this is delta(i - j), as in the authors' code.
+    """
+
+    def __init__(
+        self, head_dim: int, max_distance: int = 32, buckets: int | None = None, norm: bool = False
+    ) -> None:
+        super().__init__()
+        require_positive("score 'disentangled'", max_distance=max_distance, buckets=buckets)
+        if buckets is not None and not 4 <= buckets < 2 * max_distance - 2:
+            raise ConfigError(
+                f"score 'disentangled': buckets={buckets} must be at least 4 and less than "
+                f"2 max_distance - 2 = {2 * max_distance - 2}; leave it out for none"
+            )
+        self.scale, self.norm = (3 * head_dim) ** -0.5, norm
+        self.max_distance, self.buckets = max_distance, buckets
+
+    @property
+    def reach(self) -> int:
+        """The number of vectors for distances in one direction."""
+        return self.max_distance if self.buckets is None else self.buckets
+
+    def table(self, dim: int, norm: Callable[[int], nn.Module]) -> "DistanceTable":
+        """The vectors of distances, which all layers of a stack share."""
+        return DistanceTable(2 * self.reach, dim, norm(dim) if self.norm else None)
+
+    def forward(
+        self,
+        q: Queries,
+        k: Keys,
+        query_positions: Int[Tensor, "#batch time"],
+        key_positions: Int[Tensor, "#batch seen"],
+        q_distances: Float[Tensor, "1 heads distances head_dim"] | None = None,
+        k_distances: Float[Tensor, "1 heads distances head_dim"] | None = None,
+    ) -> Scores:
+        """The three terms, scaled; Q r and K r are those of every distance."""
+        assert q_distances is not None
+        assert k_distances is not None
+        i, j = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)
+        index = self.delta(i - j).unsqueeze(1)  # (batch, 1, time, seen)
+        content_to_content = q @ k.mT
+        by_distance = q @ k_distances.mT  # (batch, heads, time, distances)
+        content_to_position = by_distance.gather(-1, index.expand(*q.shape[:-1], -1))
+        by_distance = k @ q_distances.mT  # (batch, heads, seen, distances)
+        position_to_content = by_distance.gather(-1, index.mT.expand(*k.shape[:-1], -1)).mT
+        return self.scale * (content_to_content + content_to_position + position_to_content)
+
+    def delta(self, distance: Int[Tensor, "*any"]) -> Int[Tensor, "*any"]:
+        """The row of the table for each distance i - j."""
+        bucket = distance
+        if self.buckets is not None:
+            middle = self.buckets // 2
+            far = distance.abs().clamp_min(middle) / middle
+            widest = torch.log(torch.tensor((self.max_distance - 1) / middle, dtype=far.dtype))
+            log = middle + torch.ceil(far.log() / widest.item() * (middle - 1)).long()
+            bucket = torch.where(distance.abs() <= middle, distance, distance.sign() * log)
+        return (bucket + self.reach).clamp(0, 2 * self.reach - 1)
+
+
+class DistanceTable(nn.Module):
+    """A learned vector for each distance, normalised if there is a `norm`."""
+
+    def __init__(self, distances: int, dim: int, norm: nn.Module | None) -> None:
+        super().__init__()
+        self.count, self.vectors, self.norm = distances, nn.Embedding(distances, dim), norm
+
+    def forward(self) -> Float[Tensor, "distances dim"]:
+        """All vectors."""
+        r: Tensor = self.vectors(torch.arange(self.count, device=self.vectors.weight.device))
+        return r if self.norm is None else self.norm(r)
+
+
 SCORES: dict[str, Callable[..., Score]] = {
     "scaled_dot": ScaledDot,
     "dot": Dot,
@@ -263,6 +350,8 @@ SCORES: dict[str, Callable[..., Score]] = {
     "location": Location,
     "shaw": Shaw,
     "transformer_xl": TransformerXL,
+    "disentangled": Disentangled,
 }
-RELATIVE = frozenset({"shaw", "transformer_xl"})  # depend on distances: self-attention only
+# depend on distances: self-attention only
+RELATIVE = frozenset({"shaw", "transformer_xl", "disentangled"})
 LEARNED_MATRIX = frozenset({"additive", "general"})  # applied to q or k: not with RoPE

@@ -1,9 +1,11 @@
 """BART (Lewis et al. 2020): encoder-decoder for generation, classification, span extraction.
 
 Post-norm with learned positions that start at row 2, a norm after the embeddings and a bias on
-the logits. Marian shares its layers, their names and most settings.
+the logits. Marian shares its layers, their names and most settings. mBART (Liu et al. 2020) and
+BARThez (Kamal Eddine et al. 2021) are pre-norm, with a norm at the end of both stacks.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from regard.config import kind_of
@@ -34,7 +36,11 @@ SEPARATE_EMBEDDINGS = {
     "encoder.embed_tokens": "source_embed.token",
     "decoder.embed_tokens": "embed.token",
 }
-STACK = {"embed_positions": "position.table", "layernorm_embedding": "embed_norm"}
+STACK = {
+    "embed_positions": "position.table",
+    "layernorm_embedding": "embed_norm",
+    "layer_norm": "norm",
+}
 FIELDS = {
     "max_position_embeddings": "context",
     "d_model": "dim",
@@ -131,4 +137,15 @@ BART = Family(
     rules=rules,
     read_settings=read_settings,
     write_settings=write_settings,
+)
+MBART = replace(
+    BART,
+    name="mbart",
+    heads={name.replace("Bart", "MBart"): head for name, head in BART.heads.items()},
+    constants={**BART.constants, "norm_order": "pre"},
+    supported_values={
+        **BART.supported_values,
+        "normalize_before": True,
+        "add_final_layer_norm": True,
+    },
 )

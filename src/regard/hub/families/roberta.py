@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019): masked language model, classifier, tagger, span extraction.
+"""RoBERTa (Liu et al. 2019) and CamemBERT (Martin et al. 2020): the heads of BERT.
 
 Differs from BERT: other heads, and the first position is row pad_token_id + 1 of the position
 table. Export adds or removes unused rows before it to match the tokenizer's padding id, which
@@ -86,4 +86,10 @@ ROBERTA = Family(
     read_settings=_read,
     write_settings=_write,
     shift_positions=shift_positions,
+)
+CAMEMBERT = replace(
+    ROBERTA,
+    name="camembert",
+    heads={name.replace("Roberta", "Camembert"): head for name, head in ROBERTA.heads.items()},
+    defaults=ROBERTA.defaults | {"vocab_size": 30522},
 )

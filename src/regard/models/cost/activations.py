@@ -10,11 +10,15 @@ from regard.nn.attention import Attention
 from regard.nn.block import ACTIVATIONS, Block, FeedForward, GatedFeedForward, RMSNorm, Stack
 from regard.nn.position import T5, ALiBi, Rotary
 from regard.nn.recurrent import Cell
-from regard.nn.score import Additive, Score, Shaw, TransformerXL
+from regard.nn.score import Additive, Disentangled, Score, Shaw, TransformerXL
 
 # Values saved per query-key pair by a score without a fused kernel: for each head, and once.
 EXPLICIT = (3, 0)
-PAIRS: dict[type[Score], tuple[int, int]] = {Shaw: (2, 2), TransformerXL: (4, 2)}
+PAIRS: dict[type[Score], tuple[int, int]] = {
+    Shaw: (2, 2),
+    TransformerXL: (4, 2),
+    Disentangled: (2, 2),
+}
 
 
 def activation_bytes(model: nn.Module, time: int, *, mixed: bool) -> tuple[int, int]:

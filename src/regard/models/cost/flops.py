@@ -16,7 +16,15 @@ from regard.models.cost.parts import (
 from regard.nn.attention import Attention
 from regard.nn.head import Head, TagHead
 from regard.nn.recurrent_attention import RecurrentAttention
-from regard.nn.score import Additive, General, Location, Score, Shaw, TransformerXL
+from regard.nn.score import (
+    Additive,
+    Disentangled,
+    General,
+    Location,
+    Score,
+    Shaw,
+    TransformerXL,
+)
 
 
 def forward_flops(model: nn.Module, time: int) -> int:
@@ -102,6 +110,9 @@ def _attend_flops(attention: Attention | RecurrentAttention, keys: int, queries:
     if isinstance(score, TransformerXL):  # a key for every distance, in both directions
         distances = 2 * keys - 1
         extra = 2 * distances * (q_width + score.distance.weight.numel() / queries)
+    if isinstance(score, Disentangled):  # Q r and K r, and their products with keys and queries
+        weights = sum(part.weight.numel() for part in (attention.query, attention.key))
+        extra = 4 * score.reach * (q_width + (q_width * keys + weights) / queries)
     return 2 * (q_width + v_width) * keys + extra
 
 

@@ -78,6 +78,8 @@ ALIASES = {  # the name of a family alone is an alias of its most common size
     "bert": "bert-base",
     "roberta": "roberta-base",
     "albert": "albert-base",
+    "camembert": "camembert-base",
+    "deberta": "deberta-v3-base",
     "t5": "t5-base",
     "bart": "bart-base",
     "marian": "marian-en-de",

@@ -1,4 +1,4 @@
-"""Bidirectional encoders for masked language modelling: BERT, RoBERTa, DistilBERT, ALBERT."""
+"""Bidirectional encoders for masked language modelling: BERT, RoBERTa, ALBERT, DeBERTa, …"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,6 +44,31 @@ def roberta(dim: int = 768, layers: int = 12, heads: int = 12) -> TransformerCon
     )
 
 
+def mbert() -> TransformerConfig:
+    """Multilingual BERT (Devlin et al. 2018; cased): BERT base on 104 languages."""
+    return replace(bert(), vocab_size=119_547)
+
+
+def camembert(dim: int = 768, layers: int = 12, heads: int = 12) -> TransformerConfig:
+    """Martin et al. 2020: RoBERTa on French, with SentencePiece."""
+    return replace(roberta(dim, layers, heads), vocab_size=32_005)
+
+
+def deberta_v3(dim: int = 768, layers: int = 12, heads: int = 12) -> TransformerConfig:
+    """He et al. 2021 (DeBERTa, version 3): BERT with disentangled attention in 256 logarithmic
+    buckets of distances, no positions in the embeddings and no segments.
+    """
+    score = {"kind": "disentangled", "max_distance": 512, "buckets": 256, "norm": True}
+    return replace(
+        bert(dim, layers, heads),
+        vocab_size=128_100,
+        norm_eps=1e-7,
+        segments=0,
+        position="none",
+        score=score,
+    )
+
+
 def distilbert() -> TransformerConfig:
     """Sanh et al. 2019, section 3: every other layer of BERT base, and no segments."""
     return replace(bert(layers=6), segments=0)
@@ -70,6 +95,13 @@ ENCODERS: dict[str, Callable[[], TransformerConfig]] = {
     "bert-large": partial(bert, 1024, 24, 16),
     "roberta-base": roberta,
     "roberta-large": partial(roberta, 1024, 24, 16),
+    "mbert": mbert,
+    "camembert-base": camembert,
+    "camembert-large": partial(camembert, 1024, 24, 16),
+    "deberta-v3-xsmall": partial(deberta_v3, 384, 12, 6),
+    "deberta-v3-small": partial(deberta_v3, 768, 6, 12),
+    "deberta-v3-base": deberta_v3,
+    "deberta-v3-large": partial(deberta_v3, 1024, 24, 16),
     "distilbert": distilbert,
     "albert-base": albert,
     "albert-large": partial(albert, 1024, 24, 16),

@@ -1,4 +1,4 @@
-"""Encoder-decoders: T5, BART and Marian."""
+"""Encoder-decoders: T5, BART, BARThez and Marian."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,6 +60,13 @@ def bart(dim: int, layers: int, heads: int) -> TransformerConfig:
     )
 
 
+def barthez(dim: int, layers: int, heads: int) -> TransformerConfig:
+    """Kamal Eddine et al. 2021: BART on French with SentencePiece, pre-norm as mBART is, with a
+    norm at the end of both stacks.
+    """
+    return replace(bart(dim, layers, heads), vocab_size=50_002, norm_order="pre")
+
+
 def marian(vocab_size: int) -> TransformerConfig:
     """Marian's base Transformer (Junczys-Dowmunt et al. 2018) as in OPUS-MT (Tiedemann &
     Thottingal 2020): SiLU, sines before cosines.
@@ -93,6 +100,7 @@ ENCODER_DECODERS: dict[str, Callable[[], TransformerConfig]] = {
     "t5-v1.1-xxl": partial(t5_v1_1, 4096, 24, 64, 10_240),
     "bart-base": partial(bart, 768, 6, 12),
     "bart-large": partial(bart, 1024, 12, 16),
+    "barthez": partial(barthez, 768, 6, 12),
     "marian-en-de": partial(marian, 58_101),
     "marian-en-fr": partial(marian, 59_514),
 }

@@ -1,0 +1,145 @@
+"""DeBERTa, versions 2 and 3 (He et al. 2021): masked language model, classifier, tagger, span.
+
+BERT with disentangled attention, whose vectors of distances all layers share. Versions with a
+convolution beside the first layer (v2 xlarge and xxlarge) and with projections of their own for
+distances are refused.
+"""
+
+from typing import Any
+
+from regard.config import kind_of
+from regard.errors import ConfigError
+from regard.hub.families import bert
+from regard.hub.family import Family, Settings, read_activation
+from regard.hub.weight_mapping import Rule, module_rules
+from regard.models.compatibility import option
+from regard.nn.score import SCORES
+
+BODY = {
+    **bert.EMBEDDINGS,
+    "encoder.rel_embeddings": "encoder.distances.vectors",
+    "encoder.LayerNorm": "encoder.distances.norm",
+}
+PROJECTIONS = ("attention.self.query", "attention.self.key", "attention.self.value")
+LAYER = {
+    f"{name}_proj" if name in PROJECTIONS else name: internal
+    for name, internal in bert.LAYER.items()
+}
+HEADS = {
+    "masked": {
+        "cls.predictions.transform.dense": "head.dense",
+        "cls.predictions.transform.LayerNorm": "head.norm",
+        "cls.predictions": "head",
+        "cls.predictions.decoder": "head",
+    },
+    "classify": {"pooler.dense": "head.hidden", "classifier": "head.out"},
+    "tag": {"classifier": "head.out"},
+    "span": {"qa_outputs": "head.out"},
+}
+BOTH_TERMS = {"c2p", "p2c"}  # content to position and position to content
+RELATIVE = {  # settings of disentangled attention
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+}
+
+
+def _rules(config: Any) -> list[Rule]:
+    return [
+        *module_rules(BODY),
+        *module_rules(LAYER, "encoder.layer.{i}.", "encoder.blocks.{i}."),
+        *module_rules(HEADS.get(kind_of(config.head)[0], {})),
+    ]
+
+
+def _read(hf: Settings) -> Settings:
+    if hf["embedding_size"] not in (None, hf["hidden_size"]):
+        raise ConfigError(
+            f"embedding_size={hf['embedding_size']} is not supported: it must be hidden_size"
+        )
+    return {
+        "ffn": read_activation(hf["hidden_act"]),
+        "position": "learned" if hf["position_biased_input"] else "none",
+        "score": _read_score(hf),
+    }
+
+
+def _read_score(hf: Settings) -> Any:
+    terms = hf["pos_att_type"] or []
+    terms = terms.split("|") if isinstance(terms, str) else terms
+    if not hf["relative_attention"] and not terms:
+        return "scaled_dot"
+    if not hf["relative_attention"] or {*terms} != BOTH_TERMS or not hf["share_att_key"]:
+        raise ConfigError(
+            f"relative_attention={hf['relative_attention']} with pos_att_type="
+            f"{'|'.join(terms)} and share_att_key={hf['share_att_key']} is not supported: only "
+            "relative_attention with p2c|c2p and share_att_key=true, as in versions 2 and 3"
+        )
+    longest = hf["max_relative_positions"]
+    score = {
+        "kind": "disentangled",
+        "max_distance": longest if longest > 0 else hf["max_position_embeddings"],
+    }
+    if hf["position_buckets"] > 0:
+        score["buckets"] = hf["position_buckets"]
+    if hf["norm_rel_ebd"] == "layer_norm":
+        score["norm"] = True
+    return score
+
+
+def _write(config: Any) -> Settings:
+    settings = bert.write_settings(config) | {
+        "position_biased_input": kind_of(config.position)[0] == "learned"
+    }
+    if kind_of(config.score)[0] != "disentangled":
+        return settings
+    return settings | {
+        **RELATIVE,
+        "max_relative_positions": option(config.score, SCORES, "max_distance"),
+        "position_buckets": option(config.score, SCORES, "buckets") or -1,
+        "norm_rel_ebd": "layer_norm" if option(config.score, SCORES, "norm") else "none",
+    }
+
+
+DEBERTA = Family(
+    name="deberta-v2",
+    heads={
+        "DebertaV2ForMaskedLM": bert.masked,
+        "DebertaV2Model": "none",
+        "DebertaV2ForSequenceClassification": {"kind": "classify", "hidden": "gelu"},
+        "DebertaV2ForTokenClassification": "tag",
+        "DebertaV2ForQuestionAnswering": "span",
+    },
+    fields=bert.FIELDS,
+    rules=_rules,
+    prefix="deberta.",
+    constants=bert.CONSTANTS,
+    supported_values={
+        "tie_word_embeddings": True,
+        "legacy": True,
+        "pooler_hidden_act": "gelu",
+        "norm_rel_ebd": ("none", "layer_norm"),
+        "conv_kernel_size": (0, None),
+    },
+    defaults=bert.DEFAULTS
+    | {
+        "vocab_size": 128100,
+        "hidden_size": 1536,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 24,
+        "intermediate_size": 6144,
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-7,
+        "relative_attention": False,
+        "max_relative_positions": -1,
+        "position_buckets": -1,
+        "position_biased_input": True,
+        "pos_att_type": None,
+        "share_att_key": False,
+        "norm_rel_ebd": "none",
+        "embedding_size": None,
+    },
+    ignored_tensors=("embeddings.position_ids", "embeddings.position_embeddings.weight"),
+    read_settings=_read,
+    write_settings=_write,
+)
