@@ -85,3 +85,37 @@ def test_an_attached_layer_computes_the_same_without_a_compiler():
     attach_fused_layers(model)
     assert torch.equal(model(ids), expected)
     describe(model)  # decoding paths know what is attached
+
+
+def test_a_window_on_a_cpu_is_computed_in_blocks():
+    torch.manual_seed(0)
+    config = TransformerConfig(
+        vocab_size=11, dim=32, layers=2, heads=4, kv_heads=2, context=50, window=9
+    )
+    model, ids = Transformer(config), torch.randint(0, 11, (2, 50))
+    expected = model(ids)
+    gradients = torch.autograd.grad(expected.logsumexp(-1).sum(), list(model.parameters()))
+    sparse_attention.attach_window_blocks(model)
+    actual = model(ids)
+    torch.testing.assert_close(actual, expected)
+    actual_gradients = torch.autograd.grad(actual.logsumexp(-1).sum(), list(model.parameters()))
+    torch.testing.assert_close(actual_gradients, gradients, rtol=1e-4, atol=1e-5)
+    describe(model)  # decoding paths know what is attached
+
+
+def test_blocks_are_for_one_text_with_a_narrow_causal_window():
+    window = Mask.causal() & Mask.window(16)
+    column = torch.arange(64).unsqueeze(0)
+    assert sparse_attention.suits_blocks(AttentionInputs.of(window, column))
+    assert sparse_attention.suits_blocks(AttentionInputs.of(window, column + 5))
+    restarted = torch.cat([column[:, :32], column[:, :32]], dim=1)
+    for mask, queries, keys in (
+        (window, column[:, :63], None),  # fewer than four windows
+        (window, column[:, 32:], column),  # a KV cache
+        (window, restarted, None),
+        (Mask.window(16), column, None),
+        (window & Mask.lengths(torch.tensor([40])), column, None),
+    ):
+        assert not sparse_attention.suits_blocks(AttentionInputs.of(mask, queries, keys))
+    alibi = AttentionInputs.of(window, column, None, ALiBi(4))
+    assert not sparse_attention.suits_blocks(alibi)

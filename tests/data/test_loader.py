@@ -14,9 +14,9 @@ from regard.data.loader import (
     sequential_blocks,
     sliding_windows,
 )
-from regard.data.permutation import permute
 from regard.data.token_store import PairStore, TokenStore
 from regard.errors import ConfigError, DataError
+from regard.seeds import permute
 
 
 def text_of(length: int) -> TokenStore:

@@ -13,11 +13,13 @@ from regard.accel.select import (
     pack,
     training_path,
 )
+from regard.accel.sparse_attention import attach_window_blocks
 
 __all__ = [
     "DecodingPath",
     "Snapshot",
     "TrainingPath",
+    "attach_window_blocks",
     "compile_for_training",
     "decoding_path",
     "pack",

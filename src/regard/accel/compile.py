@@ -168,7 +168,12 @@ def _sparse_attention(
     return original(attention, q, k, v, inputs)
 
 
-ATTACHED = (_fused_feed_forward, _split_gradient_qkv, _sparse_attention)
+ATTACHED = (
+    _fused_feed_forward,
+    _split_gradient_qkv,
+    _sparse_attention,
+    sparse_attention.attend_in_blocks,
+)
 
 
 def _compiles_large_matmul(x: Tensor, weight: Tensor) -> bool:

@@ -1,17 +1,21 @@
-"""Attention on CUDA with masks, ALiBi or soft caps, without a dense T x T tensor.
+"""Attention with masks, ALiBi or soft caps, without computing all T x T scores.
 
 `scaled_dot_product_attention` takes causal masks as a flag, and every other mask or bias as a dense
-tensor, of which it computes all of it. FlashAttention has sliding windows; FlexAttention compiles
-any mask and score into its kernel and skips blocks of keys that no query of a block may attend to.
+tensor, of which it computes all of it. On CUDA, FlashAttention has sliding windows; FlexAttention
+compiles any mask and score into its kernel and skips blocks of keys that no query of a block may
+attend to. On a CPU, queries of a sliding window attend block by block to the keys of two blocks.
 A window of w then costs T w, not T^2.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from regard.nn.attention import Attention, AttentionInputs, Mask
+from regard.nn.block import Stack
 from regard.nn.position import ALiBi, Position
 from regard.nn.score import Dot
 
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 BLOCK = 128  # queries and keys per block of FlexAttention
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 FLASH_HEAD_DIM = 256  # at most
+WINDOWS_PER_TEXT = 4  # from this many windows on, blocks are faster on a CPU
 
 
 def supports(attention: Attention, position: Position) -> bool:
@@ -95,6 +100,73 @@ def causal_window(q: Tensor, k: Tensor, v: Tensor, width: int, scale: float) -> 
         window_size_right=0,
     )
     return y
+
+
+def attach_window_blocks(model: nn.Module) -> None:
+    """Let the sliding-window attention of a model on a CPU skip the keys outside of the window."""
+    stacks = [part for part in model.modules() if isinstance(part, Stack)]
+    for block in (block for stack in stacks if any(stack.windows) for block in stack.layers):
+        attention = block.attention
+        if attention.score.fused:
+            attention._fused = partial(attend_in_blocks, attention)  # type: ignore[method-assign]
+
+
+def attend_in_blocks(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs
+) -> Tensor:
+    """`Attention._fused`, block by block where the mask is a sliding window."""
+    if torch.compiler.is_compiling() or not suits_blocks(inputs):
+        return Attention._fused(attention, q, k, v, inputs)
+    assert inputs.mask.width is not None
+    dropout = attention.dropout if attention.training else 0.0
+    return causal_window_blocks(
+        q, k, v, inputs.mask.width, scale=attention.score.scale, dropout=dropout
+    )
+
+
+def suits_blocks(inputs: AttentionInputs) -> bool:
+    """Whether `causal_window_blocks` computes attention with these inputs, and faster."""
+    mask, positions = inputs.mask, inputs.query_positions
+    if not mask.only_causal_window or mask.width is None or inputs.bias is not None:
+        return False
+    time = positions.shape[1]
+    if time < WINDOWS_PER_TEXT * mask.width or inputs.key_positions is not positions:
+        return False
+    return bool((positions.diff(dim=1) == 1).all())  # a window counts positions, not columns
+
+
+def causal_window_blocks(
+    q: Tensor, k: Tensor, v: Tensor, width: int, *, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """Attention over the last `width` positions; (batch, heads, time, head_dim).
+
+    The queries of a block of `width` positions need the keys of their own and the previous block.
+    """
+    batch, time = q.shape[0], q.shape[2]
+    blocks = -(-time // width)
+    padding = blocks * width - time
+
+    def per_block(x: Tensor) -> Tensor:  # (batch blocks, heads, positions, head_dim)
+        return x.transpose(1, 2).flatten(0, 1)
+
+    def with_previous(x: Tensor) -> Tensor:
+        padded = F.pad(x, (0, 0, width, padding)).unflatten(2, (blocks + 1, width))
+        return per_block(torch.cat([padded[:, :, :-1], padded[:, :, 1:]], dim=3))
+
+    queries = F.pad(q, (0, 0, 0, padding)).unflatten(2, (blocks, width))
+    distance = torch.arange(width).unsqueeze(1) + width - torch.arange(2 * width)
+    allowed = ((distance >= 0) & (distance < width)).repeat(blocks, 1, 1, 1)
+    allowed[0, ..., :width] = False  # there is no block before the first
+    y = F.scaled_dot_product_attention(
+        per_block(queries),
+        with_previous(k),
+        with_previous(v),
+        attn_mask=allowed.repeat(batch, 1, 1, 1),
+        dropout_p=dropout,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return y.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :time]
 
 
 def block_mask(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> "BlockMask":

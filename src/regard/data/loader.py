@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.permutation import permute
 from regard.data.token_store import PairStore, TokenStore
 from regard.errors import ConfigError, DataError
-from regard.seeds import shuffle_key
+from regard.seeds import permute, shuffle_key
 
 T = TypeVar("T")
 

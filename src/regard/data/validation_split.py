@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from regard.data.permutation import permute
 from regard.errors import ConfigError, DataError
+from regard.seeds import permute
 
 Rows = TypeVar("Rows", bound=Any)  # data with `name`, `description`, a length and `subset`
 

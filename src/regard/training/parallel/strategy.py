@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regard.accel import compile_for_training, training_path
+from regard.accel import attach_window_blocks, compile_for_training, training_path
 from regard.config import TrainConfig
 from regard.data.batch import Batch
 from regard.errors import CheckpointError
@@ -349,6 +349,8 @@ def make_strategy(
     """Combine a model with its task, on its device, for this number of ranks."""
     if settings.activation_checkpointing:
         checkpoint_activations(model)
+    if device.type == "cpu":
+        attach_window_blocks(model)
     objective = Objective(model, data.task)
     strategy: ParallelStrategy
     if ranks.world_size == 1:

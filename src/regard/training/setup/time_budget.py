@@ -13,7 +13,7 @@ from itertools import chain, cycle, islice
 
 import torch
 
-from regard.accel import training_path
+from regard.accel import attach_window_blocks, training_path
 from regard.accel.cuda_graph import WARM_UP_STEPS
 from regard.config import RunConfig, TrainConfig, kind_of
 from regard.models.build import build_model, count_parameters, describe, is_closed_form, resolve
@@ -139,6 +139,8 @@ def _seconds_per_step(
     model = build_model(resolve(config.model)).to(device)
     if settings.activation_checkpointing:
         checkpoint_activations(model)
+    if device.type == "cpu":
+        attach_window_blocks(model)
     objective = Objective(model, data.task)
     strategy = SingleProcess(objective)
     if compiled:
