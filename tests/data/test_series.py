@@ -99,6 +99,9 @@ def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
             "2020-04-30",
         ),
         ("date,x\n2019-12-31,1\n2020-01-31,2\n", "a row a month", 12, "2020-02-29"),
+        ("Tag;x\n30.1.1981;1,5\n31.01.1981;2,5\n", "a row every day", 7, "1981-02-01"),
+        ("Zeit;x\n1.2.81 ;1\n2.2.81;2\n", "left out: Zeit", None, None),
+        ("t;x\n31.12.1980 23:00;1\n01.01.1981 00:00;2\n", "every hour", 24, "1981-01-01 01:00:00"),
         ("date,x\n2020-01-30,1\n2020-02-29,2\n", "a row a month", 12, "2020-03-30"),
         ("date,x\n2020-02-17,1\n2020-03-16,2\n", "every 2,419,200 seconds", None, "2020-04-13"),
         (
@@ -132,6 +135,9 @@ def test_dates_are_read_and_continued(tmp_path, rows, note, season, after):
     opened = open_data(write_file(tmp_path / "a.csv", rows))
     assert len(opened.column_names) == 1
     assert note in opened.description
+    if after is None:
+        assert opened.dates is None
+        return
     assert opened.dates.season == season
     assert opened.dates.after(1) == [after]
 

@@ -23,6 +23,7 @@ STEPS = {1: "second", MINUTE: "minute", HOUR: "hour", DAY: "day", WEEK: "week"}
 MONTHS = {1: "month", 3: "quarter", 12: "year"}  # steps in months
 SHORTEST_MONTH = 28 * DAY
 _ISO = re.compile(r"\s*\d{4}-\d")  # not 20160701, which is a number
+_DOTTED = re.compile(r"\s*(\d{1,2})\.(\d{1,2})\.(\d{4})\b(.*)")  # 31.12.2016 23:00
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +131,19 @@ class Dates:
 def read_dates(table: Table, rows: Sequence[Row]) -> tuple[Dates | None, set[int]]:
     """The dates of the rows of a table, and the columns that hold them.
 
-    A column of ISO dates, or three of day, month and year: by their names, or the first three
-    columns of a table without a header if they are increasing dates. Raises `DataError` for a
-    cell that is not a date, and for dates that do not increase.
+    A column of dates (ISO, or 31.12.2016), or three of day, month and year: by their names, or the
+    first three columns of a table without a header if they are increasing dates. Raises `DataError`
+    for a cell that is not a date, and for dates that do not increase.
     """
     first = rows[0][1]
-    columns = [index for index, cell in enumerate(first) if _iso(cell) is not None]
+    columns = [index for index, cell in enumerate(first) if _date(cell) is not None]
     if columns:
         column = columns[0]
 
-        def iso(row: Sequence[Any]) -> datetime | None:
-            return _iso(row[column])
+        def single(row: Sequence[Any]) -> datetime | None:
+            return _date(row[column])
 
-        return _checked(table, rows, (column,), iso), {column}
+        return _checked(table, rows, (column,), single), {column}
     three = _three_columns(table, rows)
     if three is None:
         return None, set()
@@ -194,8 +195,13 @@ def _checked(table: Table, rows: Sequence[Row], columns: tuple[int, ...], parse:
     return Dates(names, values, tuple(number for number, _ in rows))
 
 
-def _iso(cell: Any) -> datetime | None:
-    if not isinstance(cell, str) or not _ISO.match(cell):
+def _date(cell: Any) -> datetime | None:
+    if not isinstance(cell, str):
+        return None
+    if dotted := _DOTTED.match(cell):
+        day, month, year, time = dotted.groups()
+        cell = f"{year}-{month:0>2}-{day:0>2}{time}"
+    if not _ISO.match(cell):
         return None
     with suppress(ValueError, OverflowError):  # a time zone may lead beyond the year 9999
         return _utc(datetime.fromisoformat(cell.strip()))
