@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from regard.errors import ShapeError
 from regard.explain import heads_overview, heatmap
-from regard.explain.render.label import cells, clusters, strongest, truncate, visible
+from regard.explain.render.token_text import cells, clusters, strongest, truncate, visible
 
 COLOURS = re.compile(r"\x1b\[(48;5;\d+|0)m")
 HOSTILE = ["\x1b[2J", "\x07", "\x9b31m", "\u202eabc", "a\rb", "\u2028", "\ud800", "\x00", "\u0301"]

@@ -10,7 +10,7 @@ from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError
 from regard.training import budget
 from regard.training.budget import StepBudget, TimeBudget, TimePlan
-from regard.training.evaluation import EvaluationPlan
+from regard.training.evaluation_plan import EvaluationPlan
 from regard.training.events import RunFinished
 from regard.training.optim import schedule
 from regard.training.parallel.ranks import SINGLE

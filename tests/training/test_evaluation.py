@@ -18,7 +18,7 @@ from regard.pipelines import prepare_training, validation_metrics
 from regard.tasks import Label, Tag
 from regard.tasks.metrics import better
 from regard.training import budget, train_state
-from regard.training.evaluation import plan_evaluations, with_best_metric
+from regard.training.evaluation_plan import plan_evaluations, with_best_metric
 from regard.training.events import Evaluated, RunFinished
 from regard.training.run import begin
 from regard.training.storage.run_folder import RunFolder

@@ -11,8 +11,8 @@ from regard.api.pictures import by_length_curves, forecast_curves, history_curve
 from regard.api.run import Run, load
 from regard.config import Choice, kind_of, to_table
 from regard.errors import RegardError
+from regard.explain.data_frame import data_frame
 from regard.explain.render.figure import encode, page, save, to_svg
-from regard.explain.tables import data_frame
 from regard.html import html_table
 from regard.models.build import resolve
 from regard.pipelines.base import Progress

@@ -4,20 +4,17 @@ import csv
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.data.columns import find_input, text_pair
-from regard.data.conll import SUFFIXES as CONLL
-from regard.data.conll import read_conll
-from regard.data.spans import from_squad, is_squad
 from regard.data.table_files import is_table, read_table
-from regard.data.tables import IMAGE_SUFFIXES, Table
-from regard.data.text_files import looks_like_path, preview, read_lines, scan, suffix
+from regard.data.tables import Table
+from regard.data.text_files import looks_like_path, preview, read_lines, scan
 from regard.errors import ConfigError, DataError
 from regard.files.atomic import atomic_file
+from regard.pipelines.base import Inputs
 
 if TYPE_CHECKING:
     from regard.api.run import Run
@@ -30,14 +27,6 @@ ADDED = ("prediction", "probability")  # columns that predictions add
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What to predict from: the rows of a file, each with its input."""
-
-    description: str  # what was read, and which column
-    rows: Iterator[tuple[Row, Any]]  # the columns of a row, and its input
-
-
 def read_inputs(run: "Run", path: Path | str, column: str | None = None) -> Inputs:
     """The inputs in a file, for the task of a run.
 
@@ -45,21 +34,13 @@ def read_inputs(run: "Run", path: Path | str, column: str | None = None) -> Inpu
     CoNLL file. Images are the files of a folder.
     """
     path = Path(path)
-    kind = run.pipeline.name
-    if kind in ("images", "captions"):
-        return _image_files(path)
-    if kind == "series":
-        raise ConfigError("a series is forecast as a whole; give its file to `forecast`")
-    if kind == "spans" and is_squad(path):
-        return _questions(path)
+    inputs = run.pipeline.read_inputs(run.config, path)
+    if column is not None and (inputs is not None or not is_table(path)):
+        raise ConfigError(f"column={column!r}: {path} is not a table, so it has no columns")
+    if inputs is not None:
+        return inputs
     if is_table(path):
         return _table_rows(run, path, column)
-    if column is not None:
-        raise ConfigError(f"column={column!r}: {path} is not a table, so it has no columns")
-    if kind == "tags" and suffix(path) in CONLL:
-        file = read_conll(path, run.config.data.columns or ())
-        texts = (" ".join(words) for _, words, _ in file.rows)
-        return Inputs(file.description, (({"text": text}, text) for text in texts))
     if len(run.inputs) > 1:
         raise ConfigError(
             f"{path} is no table; an input of the run has {len(run.inputs)} texts: "
@@ -70,20 +51,20 @@ def read_inputs(run: "Run", path: Path | str, column: str | None = None) -> Inpu
 
 
 def _table_rows(run: "Run", path: Path, column: str | None) -> Inputs:
-    table, kind = read_table(path), run.pipeline.name
+    table = read_table(path)
     for name in ADDED:
         if name in table.columns:
             raise DataError(f"{path} has a column {name!r} already; rename it or leave it out")
-    data = run.config.data
     if len(run.inputs) > 1:
         return _two_texts(run, table, column)
-    name, note = find_input(table, kind, column, data.source if kind == "pairs" else data.text)
+    usual = run.pipeline.input_column(run.config)
+    name, note = find_input(table, run.pipeline.name, column, usual)
     index = table.column(name)
 
     def rows() -> Iterator[tuple[Row, Any]]:
         for number, cells in table.rows():
             row = dict(zip(table.columns, cells, strict=True))
-            yield row, _text(table.position(number), cells[index], kind)
+            yield row, _text(table.position(number), run.pipeline.cell_text(cells[index]))
 
     return Inputs(f"{table.format}; texts in column {name!r}{note}", rows())
 
@@ -101,22 +82,13 @@ def _two_texts(run: "Run", table: Table, column: str | None) -> Inputs:
         for number, cells in table.rows():
             row = dict(zip(table.columns, cells, strict=True))
             place = table.position(number)
-            yield row, tuple(_text(place, cells[index], "") for index in indices)
+            yield row, tuple(_text(place, cells[index]) for index in indices)
 
     names = " and ".join(repr(table.columns[index]) for index in indices)
     return Inputs(f"{table.format}; texts in columns {names}", rows())
 
 
-def _questions(path: Path) -> Inputs:
-    """The questions of a file in SQuAD's format."""
-    data = from_squad(path)
-    rows = (({"id": q.id, "question": q.text}, (q.text, q.context)) for q in data.rows)
-    return Inputs(data.description, rows)
-
-
-def _text(place: str, cell: Any, kind: str) -> str:
-    if kind == "tags" and isinstance(cell, list):
-        cell = " ".join(map(str, cell))
+def _text(place: str, cell: Any) -> str:
     if cell is not None and not isinstance(cell, str):
         raise DataError(f"{place}: a text is a string, not {preview(str(cell))}")
     if not (cell or "").strip():
@@ -124,23 +96,13 @@ def _text(place: str, cell: Any, kind: str) -> str:
     return str(cell)
 
 
-def _image_files(path: Path) -> Inputs:
-    if not path.is_dir():
-        raise DataError(f"{path} is not a folder; give a folder of images, or each image itself")
-    files = sorted(file for file in path.rglob("*") if suffix(file) in IMAGE_SUFFIXES)
-    if not files:
-        raise DataError(f"{path} holds no image ({' '.join(IMAGE_SUFFIXES)})")
-    return Inputs(f"{len(files):,} images", (({"file": str(file)}, file) for file in files))
-
-
 def input_lines(run: "Run", lines: Iterable[str], place: str) -> Iterator[tuple[Row, Any]]:
     """A text on each line, or the file of an image."""
-    kind = run.pipeline.name
     if len(run.inputs) > 1:
         return _tabbed_lines(run.inputs, lines, place)
-    name = "file" if kind in ("images", "captions") else "text"
+    name = "file" if run.pipeline.predicts_from_files else "text"
     return (
-        ({name: line}, _text(f"{place}, line {number}", line, kind))
+        ({name: line}, _text(f"{place}, line {number}", line))
         for number, line in enumerate(lines, 1)
     )
 
@@ -164,7 +126,7 @@ def input_texts(run: "Run", texts: Sequence[str]) -> Iterator[tuple[Row, Any]]:
     Raises for a text that is meant as a file.
     """
     names = run.inputs
-    for text in texts if run.pipeline.name not in ("images", "captions") else ():
+    for text in () if run.pipeline.predicts_from_files else texts:
         if looks_like_path(text):
             rows = f"to predict its rows: --data {text}"
             found = f"{text} is a file; {rows}" if os.path.exists(text) else f"no file {text}"

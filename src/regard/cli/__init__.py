@@ -15,6 +15,7 @@ from typing import Any, cast
 import typer
 
 from regard import api
+from regard.cli.arguments import with_common_options
 from regard.cli.chat import chat
 from regard.cli.compare import compare
 from regard.cli.diff import diff
@@ -28,7 +29,6 @@ from regard.cli.import_ import import_
 from regard.cli.info import info
 from regard.cli.merge import merge
 from regard.cli.neighbours import neighbours
-from regard.cli.options import with_common_options
 from regard.cli.output import settings as output_settings
 from regard.cli.overview import overview
 from regard.cli.plan import plan

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from regard import api
-from regard.cli.options import AdapterOption, Folder
+from regard.cli.arguments import AdapterOption, Folder
 from regard.cli.output import print_status, spinner, stdin_lines
 
 

@@ -12,9 +12,9 @@ from typer import Argument, Option
 from regard import api
 from regard.api.display import make_display
 from regard.api.units import with_prefix
+from regard.cli.arguments import Json, parse_data
 from regard.cli.by_length import as_groups, as_table
 from regard.cli.diff import print_columns, wrap_values
-from regard.cli.options import Json, parse_data
 from regard.cli.output import (
     align_columns,
     bold,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument
 
 from regard import api
-from regard.cli.options import Json
+from regard.cli.arguments import Json
 from regard.cli.output import align_columns, bold, format_value, print_json, spinner
 
 VALUE_WIDTH = 26  # columns of a value; a longer one is wrapped

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from regard import api
 from regard.api.units import with_prefix
-from regard.cli.options import Json
+from regard.cli.arguments import Json
 from regard.cli.output import align_columns, print_json, print_section, spinner
 
 

@@ -1,7 +1,7 @@
 """`regard edit`."""
 
 from regard import api
-from regard.cli.options import Folder, Json, Overrides
+from regard.cli.arguments import Folder, Json, Overrides
 from regard.cli.output import print_json, spinner
 from regard.config import check_overrides, parse_overrides
 

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from regard import api
 from regard.api.display import make_display
-from regard.cli.options import AdapterOption, Beam, Folder, Json, Penalty, parse_data
+from regard.cli.arguments import AdapterOption, Beam, Folder, Json, Penalty, parse_data
 from regard.cli.output import (
     align_columns,
     check_output_file,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from regard import api
-from regard.cli.options import Json
+from regard.cli.arguments import Json
 from regard.cli.output import (
     bold,
     check_output_file,
@@ -134,8 +134,8 @@ def explain(
 
 def attention_text(attention: "AttentionMap", head: int | None, *, alignment: bool) -> str:
     """A map for the terminal: one head, all heads as small maps, or for an alignment their mean."""
-    from regard.explain.render.label import strongest
     from regard.explain.render.terminal import heads_overview, heatmap
+    from regard.explain.render.token_text import strongest
 
     width, colour = terminal_width(), is_interactive(sys.stdout)
     high = strongest(0.0, len(attention.columns))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from regard import api
-from regard.cli.options import Folder, Json
+from regard.cli.arguments import Folder, Json
 from regard.cli.output import print_json, spinner
 
 

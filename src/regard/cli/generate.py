@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from regard import api
-from regard.cli.options import AdapterOption, Folder, Json, SearchOption
+from regard.cli.arguments import AdapterOption, Folder, Json, SearchOption
 from regard.cli.output import (
     check_output_file,
     dim,

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument
 
 from regard import api
-from regard.cli.options import Json
+from regard.cli.arguments import Json
 from regard.cli.output import align_columns, print_json, print_status, spinner
 
 

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from regard import api
 from regard.api.units import with_prefix
-from regard.cli.options import Json, Overrides
+from regard.cli.arguments import Json, Overrides
 from regard.cli.output import (
     align_columns,
     bold,

@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument
 
 from regard import api
-from regard.cli.options import AdapterOption, Folder, Json
+from regard.cli.arguments import AdapterOption, Folder, Json
 from regard.cli.output import print_json, spinner
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from regard import api
-from regard.cli.options import Folder, Json
+from regard.cli.arguments import Folder, Json
 from regard.cli.output import align_columns, print_json, spinner, text_for
 from regard.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from regard import api
-from regard.cli.options import AdapterOption, Folder, Json
+from regard.cli.arguments import AdapterOption, Folder, Json
 from regard.cli.output import (
     PICTURES,
     align_columns,

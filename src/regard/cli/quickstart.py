@@ -4,7 +4,7 @@ import shlex
 import sys
 
 from regard import api
-from regard.cli.options import Json, Out, Overrides
+from regard.cli.arguments import Json, Out, Overrides
 from regard.cli.output import (
     bold,
     dim,

@@ -5,7 +5,7 @@ from typing import Annotated
 from typer import Option
 
 from regard import api
-from regard.cli.options import Folder, Json, Overrides
+from regard.cli.arguments import Folder, Json, Overrides
 from regard.cli.output import spinner
 from regard.config import check_overrides, parse_overrides
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Argument
 
 from regard import api
-from regard.cli.options import Json
+from regard.cli.arguments import Json
 from regard.cli.output import bold, print_json, spinner, terminal_width
 
 KEY_WIDTH = 34

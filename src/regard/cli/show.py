@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from regard import api
-from regard.cli.options import Json
+from regard.cli.arguments import Json
 from regard.cli.output import (
     align_columns,
     check_output_file,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from regard import api
-from regard.cli.options import Json, Out, Overrides
+from regard.cli.arguments import Json, Out, Overrides
 from regard.cli.output import print_json, print_section, print_status, spinner
 from regard.config import check_overrides, parse_overrides, read_recipe
 from regard.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from regard import api
-from regard.cli.options import AdapterOption, Folder, SearchOption
+from regard.cli.arguments import AdapterOption, Folder, SearchOption
 from regard.cli.output import print_status, spinner, stdin_lines, text_for, warn_unknown
 
 BATCH = 64  # lines translated at once when they come from a file

@@ -9,10 +9,10 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
+from regard.explain.data_frame import data_frame
 from regard.explain.render.explorer import PAGE_STYLE, explorer
 from regard.explain.render.figure import check_suffix, encode, page, save
 from regard.explain.render.maps import draw_maps, head_names
-from regard.explain.tables import data_frame
 from regard.explain.trace import check_numbers
 
 if TYPE_CHECKING:

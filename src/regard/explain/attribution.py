@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, ShapeError, unknown
 from regard.explain.attention import attention_maps
-from regard.explain.render.label import css_colour, shade, visible
-from regard.explain.tables import data_frame
+from regard.explain.data_frame import data_frame
+from regard.explain.render.token_text import css_colour, shade, visible
 from regard.explain.trace import matching_modules, submodules, trace
 from regard.nn.attention import Attention, repeat_kv_heads
 from regard.text import Tokenizer

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError
+from regard.explain.data_frame import data_frame
 from regard.explain.render.curves import Curve, Panel, draw_curves
 from regard.explain.render.figure import encode, save
-from regard.explain.tables import data_frame
 from regard.explain.trace import matching_modules, run_eagerly
 from regard.html import html_table
 from regard.nn.state import Source

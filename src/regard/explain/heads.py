@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.explain.attention import attention_maps, text_stack
-from regard.explain.tables import data_frame
+from regard.explain.data_frame import data_frame
 from regard.html import html_table
 from regard.nn.block import Block
 from regard.nn.head import Head

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ConfigError, RegardError, ShapeError
-from regard.explain.tables import data_frame
+from regard.explain.data_frame import data_frame
 from regard.html import html_table
 from regard.nn.tap import StepTap, Tap
 

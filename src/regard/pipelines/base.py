@@ -105,6 +105,14 @@ class TrainingData(EvalData):
     fingerprint: str = ""  # of the data without its tokenizer; set by `prepare_training`
 
 
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What to predict from: the rows of a file, each with its input."""
+
+    description: str  # what was read, and which column
+    rows: Iterator[tuple[dict[str, Any], Any]]  # the columns of a row, and its input
+
+
 class Drawing(str):
     """A sample as text for a terminal, which is also a picture."""
 
@@ -128,6 +136,7 @@ class Pipeline:
     needs: ClassVar[str] = "data of its own kind"  # what its data is, in messages
     tokenizer_type: ClassVar[type | None] = None  # Tokenizer, PairTokenizers, or neither
     exclusive: ClassVar[bool] = False  # what it recognizes is never opened as another kind
+    predicts_from_files: ClassVar[bool] = False  # an input is an image file, not a text
     # options of the default task that are for the default model, not for one that the user chose
     model_task_options: ClassVar[tuple[str, ...]] = ()
 
@@ -223,6 +232,18 @@ class Pipeline:
     def inputs(self, config: RunConfig) -> tuple[str, ...]:
         """What a prediction takes, by name: a text, or two, as a question and its context."""
         return ("text",)
+
+    def read_inputs(self, config: RunConfig, path: Path) -> Inputs | None:
+        """The inputs in a file of a format of this kind; None: a text in each row or line."""
+        return None
+
+    def input_column(self, config: RunConfig) -> str | int | None:
+        """The column of the training data that holds the inputs."""
+        return config.data.text
+
+    def cell_text(self, cell: Any) -> Any:
+        """The text of a cell of a table."""
+        return cell
 
     def predict(self, run: TrainedModel, what: Any, *, top: int) -> Any:
         """The prediction of a trained model for one input (`Run.predict`)."""

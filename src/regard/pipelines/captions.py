@@ -29,6 +29,7 @@ from regard.nn.state import ImageSource
 from regard.pipelines.base import (
     TRANSLATING,
     EvalData,
+    Inputs,
     Pipeline,
     Progress,
     TrainedModel,
@@ -42,7 +43,7 @@ from regard.pipelines.batching import (
     rows_per_micro_batch,
     seeded_batches,
 )
-from regard.pipelines.images import input_pixels
+from regard.pipelines.images import image_files, input_pixels
 from regard.pipelines.tokenizer_cache import joint_tokenizer
 from regard.tasks import TASKS
 from regard.tasks.caption import Caption
@@ -61,6 +62,7 @@ class CaptionsPipeline(Pipeline):
     needs: ClassVar[str] = "a folder of images, with a table of their file names and captions"
     tokenizer_type: ClassVar[type | None] = Tokenizer
     exclusive: ClassVar[bool] = True
+    predicts_from_files: ClassVar[bool] = True
 
     def recognizes(self, path: Path) -> bool:
         """A folder of images, and in it one table with their names and captions."""
@@ -81,6 +83,10 @@ class CaptionsPipeline(Pipeline):
     def inputs(self, config: RunConfig) -> tuple[str, ...]:
         """An image."""
         return ("file",)
+
+    def read_inputs(self, config: RunConfig, path: Path) -> Inputs:
+        """The image files of a folder."""
+        return image_files(path)
 
     def defaults(self, data: Captions, task: Choice, *, gpu: bool) -> dict[str, Any]:
         """A recurrent network with soft attention over the cells of the image."""

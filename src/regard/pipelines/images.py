@@ -25,12 +25,14 @@ from regard.data.images import (
     resize,
 )
 from regard.data.loader import RowLoader
+from regard.data.tables import IMAGE_SUFFIXES
 from regard.data.text_files import suffix
 from regard.errors import ConfigError, DataError
 from regard.models.build import describe, resolve
 from regard.models.vision import Vision, VisionConfig
 from regard.pipelines.base import (
     EvalData,
+    Inputs,
     Pipeline,
     Progress,
     TrainedModel,
@@ -51,6 +53,7 @@ class ImagesPipeline(Pipeline):
     name: ClassVar[str] = "images"
     needs: ClassVar[str] = "images and their classes: .npz, IDX, or a folder per class"
     exclusive: ClassVar[bool] = True
+    predicts_from_files: ClassVar[bool] = True
 
     def recognizes(self, path: Path) -> bool:
         """An .npz file, a folder of MNIST's IDX files, or a folder of images for each class."""
@@ -196,6 +199,10 @@ class ImagesPipeline(Pipeline):
             )
         )
 
+    def read_inputs(self, config: RunConfig, path: Path) -> Inputs:
+        """The image files of a folder."""
+        return image_files(path)
+
     def predict(
         self, run: TrainedModel, what: str | Path | NDArray[Any], *, top: int
     ) -> list[list[tuple[str, float]]]:
@@ -224,6 +231,16 @@ def input_pixels(model: nn.Module, what: str | Path | NDArray[Any]) -> NDArray[n
     if isinstance(what, str | Path):
         return image_pixels(Path(what), sides, config.channels)
     return resize(as_pixels(np.array(what)[None], "the image"), sides)
+
+
+def image_files(folder: Path) -> Inputs:
+    """The image files of a folder, as inputs."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; give a folder of images, or each image itself")
+    files = sorted(file for file in folder.rglob("*") if suffix(file) in IMAGE_SUFFIXES)
+    if not files:
+        raise DataError(f"{folder} holds no image ({' '.join(IMAGE_SUFFIXES)})")
+    return Inputs(f"{len(files):,} images", (({"file": str(file)}, file) for file in files))
 
 
 def image_task(choice: Choice) -> Classify:

@@ -14,7 +14,7 @@ from torch import nn
 from regard.config import Choice, RunConfig, make, merge
 from regard.data.batch import Batch
 from regard.data.columns import Roles
-from regard.data.conll import SUFFIXES
+from regard.data.conll import SUFFIXES, read_conll
 from regard.data.labels import LabelKind, LabelledText, from_conll, from_table
 from regard.data.tables import Table
 from regard.data.text_files import suffix
@@ -27,6 +27,7 @@ from regard.models.transformer import TransformerConfig
 from regard.nn.loss import IGNORED
 from regard.pipelines.base import (
     EvalData,
+    Inputs,
     Pipeline,
     Progress,
     TrainedModel,
@@ -260,6 +261,18 @@ class TagsPipeline(LabelsPipeline):
         if not gpu:
             settings["train"] |= {"steps": 2000, "batch": 32, "lr": 5e-3}
         return {"task": {"kind": "tag", "word_dropout": 0.25}, **settings}
+
+    def read_inputs(self, config: RunConfig, path: Path) -> Inputs | None:
+        """The texts of a CoNLL file."""
+        if suffix(path) not in SUFFIXES:
+            return None
+        file = read_conll(path, config.data.columns or ())
+        texts = (" ".join(words) for _, words, _ in file.rows)
+        return Inputs(file.description, (({"text": text}, text) for text in texts))
+
+    def cell_text(self, cell: Any) -> Any:
+        """A text, or a list of its words."""
+        return " ".join(map(str, cell)) if isinstance(cell, list) else cell
 
     def train_defaults(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """Larger batches and a lower learning rate for other models."""

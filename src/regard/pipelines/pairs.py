@@ -197,6 +197,10 @@ class PairsPipeline(Pipeline):
             **translation_metrics(data, model, search=search, progress=progress),
         }
 
+    def input_column(self, config: RunConfig) -> str | int | None:
+        """The column of the sources."""
+        return config.data.source
+
     def predict(self, run: TrainedModel, what: str, *, top: int) -> str:
         """The translation of a sentence, by beam search."""
         return self.predict_batch(run, [what], top=top)[0]

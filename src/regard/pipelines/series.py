@@ -24,6 +24,7 @@ from regard.models.build import family_of, is_closed_form, resolve
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import (
     EvalData,
+    Inputs,
     Pipeline,
     Progress,
     TrainedModel,
@@ -208,6 +209,10 @@ class SeriesPipeline(Pipeline):
             for name, values in baselines.items()
             for metric, value in values.items()
         }
+
+    def read_inputs(self, config: RunConfig, path: Path) -> Inputs:
+        """A series is one input."""
+        raise ConfigError("a series is forecast as a whole; give its file to `forecast`")
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
         """The forecast after the first half of the validation series, and the actual values."""

@@ -23,6 +23,7 @@ from regard.models.build import describe, resolve
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import (
     EvalData,
+    Inputs,
     Pipeline,
     Progress,
     TrainedModel,
@@ -79,6 +80,14 @@ class SpansPipeline(Pipeline):
     def inputs(self, config: RunConfig) -> tuple[str, ...]:
         """A question and a context."""
         return ("question", "context")
+
+    def read_inputs(self, config: RunConfig, path: Path) -> Inputs | None:
+        """The questions of a file in SQuAD's format."""
+        if not is_squad(path):
+            return None
+        data = from_squad(path)
+        rows = (({"id": q.id, "question": q.text}, (q.text, q.context)) for q in data.rows)
+        return Inputs(data.description, rows)
 
     def defaults(self, data: Questions, task: Choice, *, gpu: bool) -> dict[str, Any]:
         """A small Transformer encoder with segments, over WordPiece."""

@@ -27,6 +27,9 @@ class Task:
     metric_names: ClassVar[tuple[str, ...]] = ("loss",)  # keys of `metrics` always present
     unit: ClassVar[str] = ""  # of the metrics, for messages, where it is not obvious
     loss_name: ClassVar[str] = "nats per target"  # what `loss` is, on the axis of a picture
+    # whether a limited evaluation takes the beginning of the data, not a sample of all of it
+    evaluates_beginning: ClassVar[bool] = False
+    reads_characters: ClassVar[bool] = False  # whether a batch may have the characters of words
     target_name: ClassVar[str] = "targets"  # the targets of an evaluation, in messages
     best_metric: ClassVar[str] = "loss"  # the metric that picks the best weights by default
     source_kind: ClassVar[str] = "text"  # what an encoder-decoder encodes: text or images
@@ -53,7 +56,7 @@ class Task:
         """The part of the validation data that an evaluation used; "" for all of it."""
         if targets >= total:
             return ""
-        first = "first " if cls.data_kind == "text" else ""  # others take a sample of all data
+        first = "first " if cls.evaluates_beginning else ""
         return f"{first}{targets:,} of {total:,} {cls.target_name}"
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
@@ -75,7 +78,7 @@ class Task:
                 f"needs a model that reads {self.source_kind}, not {source_kind}; choose another "
                 "model.preset or model.family"
             )
-        if getattr(model, "char_dim", 0) and self.data_kind != "tags":
+        if getattr(model, "char_dim", 0) and not self.reads_characters:
             raise ConfigError(
                 f"model.char_dim={cast(Any, model).char_dim} reads the characters of tagged "
                 f"words, but the task learns from {self.data_kind}; leave it out"

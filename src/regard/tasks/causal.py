@@ -34,6 +34,7 @@ class Causal(Task):
     """
 
     data_kind: ClassVar[str] = "text"
+    evaluates_beginning: ClassVar[bool] = True
     target_name: ClassVar[str] = "tokens"
     shapes: ClassVar[tuple[str, ...]] = ("decoder",)
     verbs: ClassVar[tuple[str, ...]] = ("generate", "search", "gradients")

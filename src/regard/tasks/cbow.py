@@ -23,6 +23,7 @@ class CBOWTask(Task):
     """
 
     data_kind: ClassVar[str] = "text"
+    evaluates_beginning: ClassVar[bool] = True
     target_name: ClassVar[str] = "words"
     shapes: ClassVar[tuple[str, ...]] = ("cbow",)
     verbs: ClassVar[tuple[str, ...]] = ("neighbours",)

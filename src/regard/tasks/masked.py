@@ -50,6 +50,7 @@ class Masked(Task):
     """
 
     data_kind: ClassVar[str] = "text"
+    evaluates_beginning: ClassVar[bool] = True
     target_name: ClassVar[str] = "tokens"
     shapes: ClassVar[tuple[str, ...]] = ("encoder",)
     verbs: ClassVar[tuple[str, ...]] = ("predict", "fill")

@@ -30,6 +30,7 @@ class Tag(Label):
     """
 
     data_kind: ClassVar[str] = "tags"
+    reads_characters: ClassVar[bool] = True
     target_name: ClassVar[str] = "words"
     best_metric: ClassVar[str] = "f1"
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")

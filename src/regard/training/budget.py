@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from regard.config import RunConfig, kind_of
-from regard.training.evaluation import EvaluationPlan
+from regard.training.evaluation_plan import EvaluationPlan
 from regard.training.optim import Schedule, schedule
 from regard.training.parallel.ranks import Ranks
 from regard.training.storage.checkpoint import Checkpoint

@@ -25,7 +25,7 @@ from regard.pipelines import prepare_training, tokenizer_fingerprint
 from regard.pipelines.base import Progress, TrainingData
 from regard.training.baseline import evaluate_baseline, evaluate_series_baselines
 from regard.training.budget import make_budget
-from regard.training.evaluation import plan_evaluations, with_best_metric
+from regard.training.evaluation_plan import plan_evaluations, with_best_metric
 from regard.training.events import Evaluated, Event, RunFinished, RunStarted
 from regard.training.log import Log
 from regard.training.loop import Step, train

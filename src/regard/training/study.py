@@ -6,7 +6,7 @@ from pathlib import Path
 from regard.config import RunConfig, flatten, to_table
 from regard.errors import ConfigError
 from regard.pipelines.base import Progress
-from regard.training.evaluation import with_best_metric
+from regard.training.evaluation_plan import with_best_metric
 from regard.training.events import Event
 from regard.training.parallel import launch
 from regard.training.run import begin, resume

@@ -20,7 +20,7 @@ from regard.models.presets import ModelConfig
 from regard.pipelines.base import Progress, TrainingData
 from regard.tasks.metrics import better
 from regard.training.budget import StepBudget
-from regard.training.evaluation import EvaluationPlan
+from regard.training.evaluation_plan import EvaluationPlan
 from regard.training.events import Evaluated, Event, RunFinished, TapStatistics, ThreadsChanged
 from regard.training.log import check_finite
 from regard.training.optim import (

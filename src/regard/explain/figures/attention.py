@@ -10,7 +10,7 @@ from regard.errors import ConfigError
 from regard.explain.attention import has_attention
 from regard.explain.figures.panels import Heat, Lines, Panel, Picture, Table
 from regard.explain.figures.subject import Subject
-from regard.explain.render.label import strongest
+from regard.explain.render.token_text import strongest
 from regard.explain.trace import trace
 from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.position import Sinusoidal

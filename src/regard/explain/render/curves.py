@@ -7,7 +7,7 @@ from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
 from regard.explain.render.figure import new_figure, style
-from regard.explain.render.label import truncate, visible
+from regard.explain.render.token_text import truncate, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

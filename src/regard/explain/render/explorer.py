@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.explain.render.label import strongest, visible
 from regard.explain.render.maps import html_maps
+from regard.explain.render.token_text import strongest, visible
 
 if TYPE_CHECKING:
     from regard.explain.attention_map import AttentionMap

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.explain.render.figure import new_figure, style
-from regard.explain.render.label import css_colour, shade, strongest, truncate, visible
+from regard.explain.render.token_text import css_colour, shade, strongest, truncate, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,9 +18,9 @@ from regard.explain.figures.panels import (
     Table,
     Tree,
 )
-from regard.explain.render.label import cells, truncate
 from regard.explain.render.panels import cell_text, label, visible_words
 from regard.explain.render.terminal import heatmap
+from regard.explain.render.token_text import cells, truncate
 
 BAR = 30  # cells of the longest bar
 LINES = 20  # rows of the table of a curve

@@ -21,7 +21,7 @@ from regard.explain.figures.panels import (
     Tree,
 )
 from regard.explain.render.figure import new_figure, style
-from regard.explain.render.label import truncate, visible
+from regard.explain.render.token_text import truncate, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

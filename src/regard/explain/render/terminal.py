@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.explain.render.label import (
+from regard.explain.render.token_text import (
     blend,
     cells,
     clusters,
